@@ -33,7 +33,6 @@ LEFT_OUT = {
     "records programs in processes of their own": (
         "test_collectors", "test_environment", "test_holders", "test_promises",
     ),
-    "torch.compile asks the driver itself": ("test_compilation",),
 }  # fmt: skip
 """Why modules that record in this process stay on the CPU."""
 

@@ -1,7 +1,7 @@
 """The callbacks for Lightning and the Hugging Face Trainer, with the real packages."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +22,6 @@ from tests.scripts.test_scripts import SCRIPTS, Step, stages_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks; none is ours
 
-Train = Callable[[Any], None]
 
 FRAMEWORKS = ["lightning_fit", "trainer"]
 

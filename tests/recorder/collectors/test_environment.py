@@ -129,8 +129,18 @@ def device() -> Iterator[pytest.MonkeyPatch]:
         del held
 
 
-def test_without_nvml_the_driver_tells_what_all_use(device: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    device.setattr(environment, "_nvml", lambda: None)
+class Unknowing(Nvml):
+    """Knows no device."""
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:  # noqa: N802
+        raise Nvml.NVMLError
+
+
+@pytest.mark.parametrize("nvml", [None, Unknowing({})], ids=["without NVML", "not known to NVML"])
+def test_the_driver_tells_what_all_use_where_nvml_does_not(
+    nvml: Nvml | None, device: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    device.setattr(environment, "_nvml", lambda: nvml)
     (reading,) = read_device_use(record_here(tmp_path, train).rank)
     assert (reading.used_bytes, reading.reserved_bytes) == (10 * GIB, RESERVED)
     assert reading.outside_bytes == 10 * GIB - RESERVED
@@ -146,18 +156,6 @@ def test_nvml_tells_what_this_process_uses_too(
     (reading,) = read_device_use(record_here(tmp_path, train).rank)
     assert (reading.used_bytes, reading.process_bytes) == (12 * GIB, process_bytes)
     assert nvml.asked == ["GPU-0a1b"]
-
-
-def test_a_device_that_nvml_does_not_know_is_asked_of_the_driver(device: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    nvml = Nvml({})
-
-    def refuse(_: str) -> str:
-        raise Nvml.NVMLError
-
-    device.setattr(nvml, "nvmlDeviceGetHandleByUUID", refuse)
-    device.setattr(environment, "_nvml", lambda: nvml)
-    (reading,) = read_device_use(record_here(tmp_path, train).rank)
-    assert reading.used_bytes == 10 * GIB
 
 
 def test_a_device_without_memory_of_pytorch_s_is_not_asked(tmp_path: Path) -> None:

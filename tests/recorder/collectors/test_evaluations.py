@@ -121,29 +121,22 @@ def train_beside_a_teacher(program: Program) -> None:
         program.optimizer.step()
 
 
-def accumulate(program: Program) -> None:
-    for place, (batch,) in enumerate(program.train_loader, start=1):
-        program.model(batch).square().mean().backward()
-        if place % 3 == 0:
-            program.optimizer.step()
-            program.optimizer.zero_grad()
-
-
 def look_at_the_data(program: Program) -> None:
     """As for the mean of the inputs: gradients are on, and no module is in evaluation mode."""
     assert sum(batch.sum() for (batch,) in program.loader) != 0
     program.train_epoch()
 
 
-@pytest.mark.parametrize("run", [Program.train_epoch, train_beside_a_teacher, accumulate, look_at_the_data])
+@pytest.mark.parametrize("run", [Program.train_epoch, train_beside_a_teacher, look_at_the_data])
 def test_what_trains_or_only_looks_at_the_data_is_no_evaluation(run: Callable[[Program], None], tmp_path: Path) -> None:
     assert none_of(record_here(tmp_path, partial(run, Program())))
 
 
-def test_an_evaluation_in_the_midst_of_an_epoch_divides_no_step(tmp_path: Path) -> None:
+def test_an_evaluation_before_the_first_step_or_in_the_midst_of_an_epoch_divides_no_step(tmp_path: Path) -> None:
     program = Program()
 
     def run() -> None:
+        program.evaluate()
         for place, (batch,) in enumerate(program.train_loader):
             program.model.train()
             program.optimizer.zero_grad()
@@ -153,20 +146,9 @@ def test_an_evaluation_in_the_midst_of_an_epoch_divides_no_step(tmp_path: Path) 
                 program.evaluate()
 
     recorded = record_here(tmp_path, run)
-    (evaluation,) = read_evaluations(recorded.rank)
-    assert (evaluation.num_batches, evaluation.after_step) == (NUM_EVALUATED, 2)
+    evaluations = read_evaluations(recorded.rank)
+    assert [(one.num_batches, one.after_step) for one in evaluations] == [(NUM_EVALUATED, -1), (NUM_EVALUATED, 2)]
     assert len(recorded.steps) == NUM_TRAINED
-
-
-def test_one_before_the_first_step_is_told_as_such(tmp_path: Path) -> None:
-    program = Program()
-
-    def run() -> None:
-        program.evaluate()
-        program.train_epoch()
-
-    (evaluation,) = evaluations_of(tmp_path, run)
-    assert evaluation.after_step == -1
 
 
 def test_of_a_long_evaluation_a_sample_of_the_readings_is_kept(tmp_path: Path) -> None:

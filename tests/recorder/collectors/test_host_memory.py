@@ -84,17 +84,22 @@ def test_a_program_that_fails_before_its_first_step_leaves_its_file_beside_the_r
     assert bytes_by_function(file)["fail"] >= 80_000_000
 
 
+def refused(folder: Path, *words: str) -> str:
+    """What `efprof record` says as it refuses; it starts and writes nothing."""
+    before = sorted(folder.iterdir())
+    done = subprocess.run(
+        [EFPROF, "record", *words, "--", "touch", "started"],
+        env=environment_of(folder / "home", {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}), cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sorted(folder.iterdir()) == before
+    return done.stderr
+
+
 def test_memray_that_is_not_installed_is_named_before_anything_is_started(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['memray'] = None")
-    home = tmp_path / "home"
-    done = subprocess.run(
-        [EFPROF, "record", "--host-memory", "--", sys.executable, "-c", "open('started', 'w')"],
-        env=environment_of(home, {"PYTHONPATH": str(tmp_path)}), cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr == "efprof: --host-memory needs memray, which is not installed: run 'pip install memray'.\n"
-    assert not (tmp_path / "started").exists()
-    assert not home.exists()
+    said = "efprof: --host-memory needs memray, which is not installed: run 'pip install memray'.\n"
+    assert refused(tmp_path, "--host-memory") == said
 
 
 def test_the_windows_of_the_cuda_allocator_stay_beside_it() -> None:
@@ -105,12 +110,6 @@ def test_the_windows_of_the_cuda_allocator_stay_beside_it() -> None:
 
 @pytest.mark.parametrize("more", [(), ("--windows", "none")], ids=" ".join)
 def test_a_trace_that_is_asked_for_by_its_steps_is_refused_beside_it(more: tuple[str, ...], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [EFPROF, "record", "--host-memory", "--trace-steps", "5:7", *more, "--", "touch", "started"],
-        env=environment_of(tmp_path / "home", {}), cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
+    assert refused(tmp_path, "--host-memory", "--trace-steps", "5:7", *more) == (
         "efprof: --trace-steps and --host-memory both need Python's one profile hook; record twice, once with each.\n"
     )
-    assert list(tmp_path.iterdir()) == [], "nothing was started"

@@ -108,18 +108,6 @@ def keep_error() -> None:
     str(kept)
 
 
-def make_class() -> None:
-    values = torch.ones(NUM_NUMBERS)
-
-    class Local:
-        """Keeps itself, as every class does."""
-
-        def read(self) -> torch.Tensor:
-            return values
-
-    Local()
-
-
 @pytest.mark.parametrize(
     ("make", "paths"),
     [
@@ -139,12 +127,6 @@ def test_a_cycle_is_named_as_code_that_its_author_knows(
     assert cycle.count == 3
     assert (cycle.tensors, cycle.tensor_bytes) == (1, 4 * NUM_NUMBERS)
     assert any(link.file == "tests/recorder/holders/test_cycles.py" for link in cycle.links)
-
-
-def test_a_class_made_in_a_function_keeps_itself(tmp_path: Path) -> None:
-    make_class()
-    (cycle, *_) = look(tmp_path)
-    assert any(link.kind == "class" and link.owner == "make_class.<locals>.Local" for link in cycle.links)
 
 
 def test_what_lies_between_two_objects_is_told(tmp_path: Path) -> None:

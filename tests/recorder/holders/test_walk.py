@@ -24,7 +24,6 @@ from efprof.recorder.holders.walk import Walk
 from efprof.recorder.launch.in_code import Recording
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
-from tests.support.patience import MAX_WAIT_S
 
 
 class Trainer:
@@ -201,24 +200,6 @@ def test_attributes_and_hooks_of_a_tensor_are_its_own(tmp_path: Path) -> None:
     assert walked(tmp_path, hooked) == {"main.kept": 1, "Tensor._backward_hooks": 3}
 
 
-def test_attributes_of_a_thread_are_found_in_every_thread(tmp_path: Path) -> None:
-    local, is_set, is_walked = threading.local(), threading.Event(), threading.Event()
-    local.losses = [torch.ones(1)]
-
-    def work() -> None:
-        local.outputs = [torch.ones(1)]
-        is_set.set()
-        is_walked.wait(MAX_WAIT_S)
-
-    elsewhere = threading.Thread(target=work)
-    elsewhere.start()
-    is_set.wait(MAX_WAIT_S)
-    found = walked(tmp_path, local)
-    is_walked.set()
-    elsewhere.join()
-    assert found == {"main.kept": 2}
-
-
 def a_cache(maxsize: int | None) -> object:
     @functools.lru_cache(maxsize=maxsize)
     def cached(step: int, *_: object) -> torch.Tensor:
@@ -241,6 +222,12 @@ def in_a_context_variable(tensor: torch.Tensor) -> ContextVar[Any]:
     return variable
 
 
+def of_a_thread(tensor: torch.Tensor) -> threading.local:
+    attributes = threading.local()
+    attributes.kept = [tensor]
+    return attributes
+
+
 def in_a_queue(tensor: torch.Tensor) -> "queue.SimpleQueue[torch.Tensor]":
     waiting: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
     waiting.put(tensor)
@@ -252,6 +239,7 @@ def in_a_queue(tensor: torch.Tensor) -> "queue.SimpleQueue[torch.Tensor]":
     [
         in_a_context_variable,
         in_a_queue,
+        of_a_thread,
         lambda one: numpy.array([[None], [one]], dtype=object),
         lambda one: map(str, [one]),
         lambda one: UserDict({1: one}),

@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.hooks.loop_hooks import replace
-from tests.recorder.recording import HARDLY_ANY_IN_FULL, open_session, record_here, running_session, stages
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, open_session, record_here, running_session
 from tests.recorder.training import make_loader, make_model, make_training, train, train_plainly
 
 OWNERS = (
@@ -82,32 +82,6 @@ def test_light_steps_have_no_hooks_on_modules(tmp_path: Path) -> None:
         train_plainly(25)
         assert session.loop.light.is_on
         assert num_global_hooks() == at_start - 2
-
-
-class Encoder(torch.nn.Sequential):
-    """A model of a class of its own."""
-
-
-class Critic(torch.nn.Sequential):
-    """Another one, which comes later."""
-
-
-def test_a_model_that_joins_another_one_late_is_seen(tmp_path: Path) -> None:
-    joins, num_steps = 30, 60
-
-    def train_both() -> None:
-        models = [Encoder(torch.nn.Linear(3, 1)), Critic(torch.nn.Linear(3, 1))]
-        optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
-        for number, (inputs, targets) in enumerate(make_loader(num_steps)):
-            for model, optimizer in list(zip(models, optimizers, strict=True))[: 2 if number >= joins else 1]:
-                optimizer.zero_grad()
-                (model(inputs) - targets).square().mean().backward()
-                optimizer.step()
-
-    steps = record_here(tmp_path, train_both).steps
-    one = ["forward", "backward", "optimizer"]
-    assert [stages(step) for step in steps[1:joins]] == [["data", *one]] * 29
-    assert [stages(step) for step in steps[joins + 1 :]] == [["data", *one, *one]] * 29
 
 
 def test_a_loader_that_makes_an_iterator_of_its_own_works(tmp_path: Path) -> None:

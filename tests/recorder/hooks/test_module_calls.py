@@ -79,17 +79,3 @@ def test_a_call_that_the_program_puts_in_meanwhile_is_called_and_outlives_the_re
     assert len(called) == 30
     assert vars(kind)["__call__"] is call
     assert [stages(step) for step in recorded.steps[40:]] == [UPDATE] * 20
-
-
-def test_a_model_that_is_called_by_another_way_is_seen_at_last(tmp_path: Path) -> None:
-    model = Plain(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-
-    def train_by_name() -> None:
-        for _ in range(MANY):
-            optimizer.zero_grad()
-            model.__call__(torch.ones(2, 3)).square().mean().backward()
-            optimizer.step()
-
-    recorded = record_here(tmp_path, train_by_name)
-    assert [stages(step) for step in recorded.steps[20:]] == [UPDATE] * 40

@@ -11,8 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
-from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
+from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here, stages
 from tests.recorder.training import make_loader, make_training, make_weight, train
+
+HERE = Path(__file__).name
 
 
 def descend(gradients: list[float], dtype: torch.dtype = torch.float32) -> Callable[[], None]:
@@ -150,7 +152,10 @@ def test_a_gradient_counts_however_backward_is_given_it(tmp_path: Path) -> None:
             backward((weight * 2).sum(), (weight * 3).sum(), torch.tensor(0.5), torch.tensor(-1.0))
             optimizer.step()
 
-    assert numbers_of(record_here(tmp_path, train)) == [(loss, norm) for _, loss, norm in BACKWARD]
+    recorded = record_here(tmp_path, train)
+    assert numbers_of(recorded) == [(loss, norm) for _, loss, norm in BACKWARD]
+    assert [stages(step) for step in recorded.steps] == [["backward", "optimizer"]] * len(BACKWARD)
+    assert all((step.backward_site or "").startswith(f"tests/recorder/numbers/{HERE}:") for step in recorded.steps)
 
 
 def test_nan_and_inf_in_gradients_are_counted(tmp_path: Path) -> None:

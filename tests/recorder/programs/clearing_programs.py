@@ -128,18 +128,6 @@ def master_weights() -> None:
         optimizer.step()
 
 
-def overwrite_in_place() -> None:
-    """What backward adds up is not what the optimizer gets."""
-    model = model_of()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(LENGTH):
-        loss_of(model).backward()
-        for one in model.parameters():
-            assert one.grad is not None
-            one.grad.copy_(torch.sign(one.grad)).mul_(0.1)
-        optimizer.step()
-
-
 def attack_first(*, freezes: bool) -> None:
     """A first pass is for the gradient of the inputs only; what it left is cleared before the second."""
     model = model_of()
@@ -153,19 +141,6 @@ def attack_first(*, freezes: bool) -> None:
         in_place(model)
         model(inputs.detach() + inputs.grad).square().mean().backward()
         optimizer.step()
-
-
-def take_turns(*, set_to_none: bool) -> None:
-    """Two models that have nothing to do with each other; the second one's gradients are cleared late."""
-    first, second = model_of(), model_of()
-    of_first, of_second = (torch.optim.Adam(one.parameters()) for one in (first, second))
-    for _ in range(LENGTH):
-        of_first.zero_grad(set_to_none=set_to_none)
-        loss_of(first).backward()
-        of_second.zero_grad(set_to_none=set_to_none)
-        of_first.step()
-        loss_of(second).backward()
-        of_second.step()
 
 
 def of_ranks(*, clears: bool) -> None:
@@ -217,15 +192,6 @@ def sparse_rows() -> None:
         optimizer.step()
 
 
-def step_twice() -> None:
-    """Without a pass in between there is nothing to clear."""
-    model = model_of()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loss_of(model).backward()
-    for _ in range(LENGTH):
-        optimizer.step()
-
-
 def clear_every(*, num_steps: int) -> None:
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -254,16 +220,12 @@ HEALTHY: dict[str, Program] = {
     "closure": partial(with_closure, clears=True),
     "line search": partial(with_closure, clears=True, line_search_fn="strong_wolfe"),
     "master weights": master_weights,
-    "overwritten in place": overwrite_in_place,
     "attack": partial(attack_first, freezes=False),
     "attack on a frozen model": partial(attack_first, freezes=True),
-    "two models": partial(take_turns, set_to_none=True),
-    "two models, in place": partial(take_turns, set_to_none=False),
     "ranks": partial(of_ranks, clears=True),
     "hooks": step_in_hooks,
     "assigned": new_tensors_each_time,
     "sparse": sparse_rows,
-    "no backward": step_twice,
     "every other step": partial(clear_every, num_steps=2),
     "every ninth step": partial(clear_every, num_steps=9),
 }

@@ -1,4 +1,4 @@
-"""A shortage of memory, or Ctrl-C: whether it ended the training, or that went on and ended by something else; its code."""
+"""A shortage of memory, or Ctrl-C: whether it ended the training, or that went on and ended by something else."""
 
 import subprocess
 import sys
