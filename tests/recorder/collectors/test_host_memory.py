@@ -87,10 +87,9 @@ def test_a_program_that_fails_before_its_first_step_leaves_its_file_beside_the_r
 def refused(folder: Path, *words: str) -> str:
     """What `efprof record` says as it refuses; it starts and writes nothing."""
     before = sorted(folder.iterdir())
-    done = subprocess.run(
-        [EFPROF, "record", *words, "--", "touch", "started"],
-        env=environment_of(folder / "home", {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}), cwd=folder, capture_output=True, text=True,
-    )  # fmt: skip
+    environment = environment_of(folder / "home", {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"})
+    words = (EFPROF, "record", *words, "--", "touch", "started")
+    done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert sorted(folder.iterdir()) == before
     return done.stderr
