@@ -1,7 +1,7 @@
 """The callbacks for Lightning and the Hugging Face Trainer, with the real packages."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +22,6 @@ from tests.scripts.test_scripts import SCRIPTS, Step, stages_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks; none is ours
 
-Train = Callable[[Any], None]
 
 FRAMEWORKS = ["lightning_fit", "trainer"]
 
@@ -112,15 +111,6 @@ def test_the_callback_changes_no_loss_and_leaves_no_hook(framework: str, capsys:
 def test_a_wrong_option_is_told_when_the_callback_is_made(framework: str) -> None:
     with pytest.raises(EfprofError, match="--windows 'no' is not 'default' or 'none'"):
         load(framework)[1](windows="no")
-
-
-def test_two_fits_with_one_callback_are_two_runs(home: Path) -> None:
-    script, callback = load("lightning_fit")
-    recorder = callback(windows="none")
-    for _ in range(2):
-        script.main([recorder])
-    runs = list((home / "runs").iterdir())
-    assert [described(Recorded(folder=run)) for run in runs] == [expected_of("lightning_fit")] * 2
 
 
 def fit(module: Any, loader: Any, **settings: Any) -> None:

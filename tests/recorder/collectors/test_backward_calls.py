@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from efprof.artifacts.events import BackwardCalls, CollectorStopped
 from efprof.recorder.collectors import backward_calls
@@ -51,21 +50,8 @@ def needless(program: Program) -> torch.Tensor:
     return loss
 
 
-def needless_by_position(program: Program) -> torch.Tensor:
-    loss = program.losses()[0]
-    torch.autograd.backward(loss, None, True)
-    return loss
-
-
 def released_at_its_end(program: Program) -> None:
     program.losses()[0].backward(retain_graph=True)
-
-
-def needless_around_checkpoint(program: Program) -> torch.Tensor:
-    features = torch.randn(ROWS, WIDTH, requires_grad=True)
-    loss = checkpoint(program.trunk, features, use_reentrant=True).mean()
-    loss.backward(retain_graph=True)
-    return loss
 
 
 def plain(program: Program) -> None:
@@ -76,11 +62,6 @@ def both_losses(program: Program) -> None:
     first, second = program.losses()
     first.backward(retain_graph=True)
     second.backward()
-
-
-def losses_in_a_loop(program: Program) -> None:
-    for loss in program.losses():
-        loss.backward(retain_graph=True)
 
 
 def gradient_of_the_trunk(program: Program) -> None:
@@ -132,30 +113,20 @@ def calls_in(folder: Path, work: Pass) -> list[BackwardCalls]:
     return list({event.site: event for event in recorded(folder, work).events(BackwardCalls)}.values())
 
 
-@pytest.mark.parametrize("work", [needless, needless_by_position, released_at_its_end, needless_around_checkpoint])
-def test_a_graph_that_nobody_needs_is_let_go_without_a_second_run(tmp_path: Path, work: Pass) -> None:
-    event = calls_in(tmp_path, work)[0]
-    assert (event.num_calls, event.num_retained, event.num_run_again) == (NUM_STEPS, NUM_STEPS, 0)
-    assert event.num_watched == NUM_STEPS
-    assert event.num_released >= NUM_STEPS - 1
-
-
-def test_whether_it_reaches_the_next_step_is_seen(tmp_path: Path) -> None:
-    (later,), (at_its_end,) = calls_in(tmp_path / "a", needless), calls_in(tmp_path / "b", released_at_its_end)
-    assert later.num_released_later >= NUM_STEPS - 2
+def test_a_graph_that_nobody_needs_is_let_go_without_a_second_run(tmp_path: Path) -> None:
+    (event,), (at_its_end,) = calls_in(tmp_path / "a", needless), calls_in(tmp_path / "b", released_at_its_end)
+    for one in (event, at_its_end):
+        assert (one.num_calls, one.num_retained, one.num_run_again) == (NUM_STEPS, NUM_STEPS, 0)
+        assert one.num_watched == NUM_STEPS
+        assert one.num_released >= NUM_STEPS - 1
+    assert event.num_released_later >= NUM_STEPS - 2, "the next step is reached before it goes"
     assert at_its_end.num_released_later == 0
-
-
-def test_the_line_and_the_bytes_that_a_graph_holds_are_told(tmp_path: Path) -> None:
-    (event,) = calls_in(tmp_path, needless)
     assert event.site == f"tests/recorder/collectors/{HERE.name}:{line_of(HERE, 'needless')}:needless"
     batch, before, after = (4 * ROWS * WIDTH for _ in range(3))
     assert event.kept_bytes == batch + before + after, "the batch, and what is before and behind the softplus"
 
 
-@pytest.mark.parametrize(
-    "work", [both_losses, losses_in_a_loop, gradient_of_the_trunk, carried_over, second_derivatives]
-)
+@pytest.mark.parametrize("work", [both_losses, gradient_of_the_trunk, carried_over, second_derivatives])
 def test_whatever_runs_a_node_again_is_seen(tmp_path: Path, work: Pass) -> None:
     event = calls_in(tmp_path, work)[0]
     assert event.num_retained == event.num_calls
@@ -174,35 +145,24 @@ def test_a_pass_that_begins_at_an_edge_or_comes_from_a_generator_is_not_watched(
         assert (event.num_retained, event.num_watched) == (NUM_STEPS, 0)
 
 
-def test_without_the_argument_nothing_is_watched(tmp_path: Path) -> None:
-    (event,) = calls_in(tmp_path, plain)
+def test_without_the_argument_nothing_is_watched_and_what_something_holds_does_not_go(tmp_path: Path) -> None:
+    (event,), (held,) = calls_in(tmp_path / "a", plain), calls_in(tmp_path / "b", kept_in_a_list)
     assert (event.num_calls, event.num_retained, event.num_watched) == (NUM_STEPS, 0, 0)
+    assert (held.num_watched, held.num_released) == (NUM_STEPS, 0)
 
 
-def test_a_graph_that_something_holds_does_not_go(tmp_path: Path) -> None:
-    (event,) = calls_in(tmp_path, kept_in_a_list)
-    assert (event.num_watched, event.num_released) == (NUM_STEPS, 0)
+def test_leaves_that_keep_a_gradient_with_a_graph_are_counted_and_named_until_it_is_taken_away(tmp_path: Path) -> None:
+    (left,), (taken,) = calls_in(tmp_path / "a", left_on_its_leaf), calls_in(tmp_path / "b", taken_from_its_leaf)
+    assert (left.num_created, left.num_cycles, left.leaf) == (NUM_STEPS, NUM_STEPS, "inputs")
+    assert (taken.num_created, taken.num_cycles) == (NUM_STEPS, 0)
+    assert taken.num_released >= NUM_STEPS - 1, "the last step's parameters have their gradients still"
 
 
-def test_leaves_that_keep_a_gradient_with_a_graph_are_counted_and_named(tmp_path: Path) -> None:
-    (event,) = calls_in(tmp_path, left_on_its_leaf)
-    assert (event.num_created, event.num_cycles, event.leaf) == (NUM_STEPS, NUM_STEPS, "inputs")
-
-
-def test_a_leaf_whose_gradient_is_taken_away_goes(tmp_path: Path) -> None:
-    (event,) = calls_in(tmp_path, taken_from_its_leaf)
-    assert (event.num_created, event.num_cycles) == (NUM_STEPS, 0)
-    assert event.num_released >= NUM_STEPS - 1, "the last step's parameters have their gradients still"
-
-
-def test_a_graph_that_is_too_large_is_not_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward_calls, "MAX_NODES", 4)
-    (event,) = calls_in(tmp_path, needless)
-    assert (event.num_retained, event.num_watched) == (NUM_STEPS, 0)
-
-
-def test_watching_ends_with_its_allowance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward_calls, "MAX_SECONDS", 0.0)
+@pytest.mark.parametrize(("limit", "least"), [("MAX_NODES", 4), ("MAX_SECONDS", 0.0)])
+def test_neither_a_graph_that_is_too_large_nor_one_beyond_the_allowance_is_watched(
+    limit: str, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backward_calls, limit, least)
     (event,) = calls_in(tmp_path, needless)
     assert (event.num_retained, event.num_watched) == (NUM_STEPS, 0)
 

@@ -61,10 +61,6 @@ def looked_up(data: torch.Tensor) -> Iterator[torch.Tensor]:
         yield functional.embedding(torch.randint(ROWS, (BATCH,)), data)
 
 
-def split(data: torch.Tensor) -> Iterator[torch.Tensor]:
-    yield from data.split(BATCH)
-
-
 def loaded(data: torch.Tensor) -> Iterator[torch.Tensor]:
     for (batch,) in DataLoader(TensorDataset(data), batch_size=BATCH):
         yield batch
@@ -104,37 +100,26 @@ def use_in(folder: Path, batches: Batches) -> DeviceTensor | None:
     return next((one for event in events for one in event.tensors if one.num_bytes == ALL), None)
 
 
-@pytest.mark.parametrize("batches", [sliced, indexed, looked_up, split, loaded])
+@pytest.mark.parametrize("batches", [sliced, indexed, looked_up, loaded])
 def test_each_step_is_seen_to_use_another_part(tmp_path: Path, batches: Batches) -> None:
     use = use_in(tmp_path, batches)
     assert use is not None
     assert (use.is_varied, use.is_written) == (True, False)
     assert use.taken_bytes == pytest.approx(2 * PART, abs=PART), "two steps, and at most a batch asked for ahead"
+    site = f"tests/recorder/collectors/{HERE.name}:{line_of(HERE, 'sliced')}:sliced"
+    assert (use.sites == [site]) == (batches is sliced)
 
 
-def test_the_line_that_takes_a_part_is_named(tmp_path: Path) -> None:
-    use = use_in(tmp_path, sliced)
+@pytest.mark.parametrize(
+    ("batches", "num_bytes", "is_varied", "is_written"),
+    [(whole, 2 * ALL, False, False), (cut_to_fit, 2 * PART, False, False), (written, 2 * PART, True, True)],
+)
+def test_what_is_used_as_a_whole_cut_to_fit_or_written_to_is_told(
+    batches: Batches, num_bytes: int, is_varied: bool, is_written: bool, tmp_path: Path
+) -> None:
+    use = use_in(tmp_path, batches)
     assert use is not None
-    assert use.sites == [f"tests/recorder/collectors/{HERE.name}:{line_of(HERE, 'sliced')}:sliced"]
-
-
-def test_what_is_used_as_a_whole_is_taken_as_a_whole(tmp_path: Path) -> None:
-    use = use_in(tmp_path, whole)
-    assert use is not None
-    assert use.taken_bytes == 2 * ALL
-    assert not use.is_varied
-
-
-def test_what_is_cut_to_fit_is_always_the_same_part(tmp_path: Path) -> None:
-    use = use_in(tmp_path, cut_to_fit)
-    assert use is not None
-    assert not use.is_varied
-
-
-def test_what_steps_write_to_is_told(tmp_path: Path) -> None:
-    use = use_in(tmp_path, written)
-    assert use is not None
-    assert use.is_written
+    assert (use.taken_bytes, use.is_varied, use.is_written) == (num_bytes, is_varied, is_written)
 
 
 def test_to_ask_for_its_shape_is_no_use(tmp_path: Path) -> None:
@@ -150,12 +135,6 @@ def test_parameters_and_buffers_are_no_data(tmp_path: Path) -> None:
     assert found.isdisjoint({model.weight.data_ptr(), table.data_ptr()})
 
 
-def test_little_data_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_data, "LEAST_BYTES", 2**50)
-    (event,) = recorded(tmp_path, sliced).events(DeviceData)
-    assert (event.tensors, event.why_not) == ([], "")
-
-
 class Mode(TorchFunctionMode):
     """The program's own, which counts what it sees."""
 
@@ -166,20 +145,36 @@ class Mode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_mode_of_the_program_is_left_alone(tmp_path: Path) -> None:
-    def train_within() -> None:
-        with Mode():
-            train(sliced)
+def train_within_a_mode() -> None:
+    with Mode():
+        train(sliced)
 
-    (event,) = record_here(tmp_path, train_within).events(DeviceData)
-    assert (event.tensors, event.why_not) == ([], "a mode of the program's own was on")
+
+@pytest.mark.parametrize(
+    ("program", "replaced", "why_not"),
+    [
+        (partial(train, sliced), {"LEAST_BYTES": 2**50}, ""),
+        (train_within_a_mode, {}, "a mode of the program's own was on"),
+        (
+            partial(train, sliced),
+            {"_has_compiled": lambda: True},
+            "the program is compiled, which a mode would have done anew",
+        ),
+    ],
+    ids=["little data", "a mode of the program", "compiled code"],
+)
+def test_what_is_left_alone_is_told_with_the_reason(
+    program: Callable[[], None],
+    replaced: dict[str, Any],
+    why_not: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in replaced.items():
+        monkeypatch.setattr(device_data, name, value)
+    (event,) = record_here(tmp_path, program).events(DeviceData)
+    assert (event.tensors, event.why_not) == ([], why_not)
     assert _get_current_function_mode_stack() == []
-
-
-def test_compiled_code_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_data, "_has_compiled", lambda: True)
-    (event,) = recorded(tmp_path, sliced).events(DeviceData)
-    assert (event.tensors, event.why_not) == ([], "the program is compiled, which a mode would have done anew")
 
 
 def test_what_is_to_be_compiled_is_known_before_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,16 +198,6 @@ def test_a_mode_that_each_step_enters_still_works(tmp_path: Path) -> None:
     assert _get_current_function_mode_stack() == []
 
 
-def test_an_error_of_ours_does_not_reach_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ValueError("ours")
-
-    monkeypatch.setattr(device_data, "_tensors_in", fail)
-    found = record_here(tmp_path, partial(train, sliced))
-    assert len(found.steps) == NUM_STEPS
-    assert [event.collector for event in found.events(CollectorStopped)] == ["device_data"]
-
-
 def test_training_is_the_same_with_and_without_the_watch(tmp_path: Path) -> None:
     def losses(run: Callable[[Callable[[], None]], object]) -> list[float]:
         found: list[float] = []
@@ -222,8 +207,3 @@ def test_training_is_the_same_with_and_without_the_watch(tmp_path: Path) -> None
     alone, watched = losses(lambda work: work()), losses(partial(record_here, tmp_path))
     assert len(alone) == NUM_STEPS
     assert alone == watched
-
-
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    recorded(tmp_path, sliced)
-    assert _get_current_function_mode_stack() == []

@@ -1,15 +1,21 @@
-"""What run.json keeps of the process that trains."""
+"""What run.json keeps of the process that trains, and how much of its device all use beside what PyTorch reserved."""
 
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.readings import read_device_use
 from efprof.recorder.collectors import environment
+from efprof.units import GIB, MIB
 from tests.recorder.conftest import Begin
 from tests.recorder.recording import Recorded, record_command, record_here
+from tests.simulated_cuda.cuda import SimulatedCuda
 
 
 def train() -> None:
@@ -33,20 +39,14 @@ for _ in range(3):
 """
 
 
-def test_versions_and_settings_of_the_process_are_kept(tmp_path: Path) -> None:
-    run = record_here(tmp_path, train).run
-    assert run.versions["torch"] == torch.__version__
-    assert run.versions["python"] == sys.version.split()[0]
-    assert run.settings["intra-op threads"] == str(torch.get_num_threads())
-    assert run.settings["default dtype"] == "torch.float32"
-    assert run.memory_source
-
-
-def test_a_package_is_named_only_if_the_program_imported_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_kept_and_versions_of_what_the_program_imported_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "transformers", raising=False)
     run = record_here(tmp_path, train).run
     assert "transformers" not in run.versions
     assert run.versions["numpy"] == sys.modules["numpy"].__version__
+    assert run.settings["default dtype"] == "torch.float32"
 
 
 def test_a_setting_that_torch_refuses_to_tell_is_left_out_and_the_others_are_kept(begin: Begin) -> None:
@@ -64,19 +64,6 @@ def test_settings_of_cuda_are_read_by_names_that_torch_knows() -> None:
     for name, read in environment.cuda_readers().items():
         if name not in NEEDS_A_DEVICE:
             assert str(read()), name
-
-
-def test_a_setting_that_this_torch_has_no_name_for_costs_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environment, "_has_cuda", lambda: True)
-    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
-    monkeypatch.delattr(torch.cuda.memory, "get_per_process_memory_fraction")
-    recorded = record_here(tmp_path, train)
-    assert recorded.events(CollectorStopped) == []
-    wanted = {"intra-op threads", *environment.cuda_readers()} - {"memory fraction"}
-    assert wanted <= recorded.run.settings.keys()
-    assert "memory fraction" not in recorded.run.settings
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
@@ -98,14 +85,83 @@ def test_the_users_configuration_is_kept_without_its_secrets(tmp_path: Path) -> 
     assert run.configuration == {"lr": "0.1", "hub.token": "<hidden>", "hub.url": "https://<hidden>@host"}
 
 
-def test_settings_of_the_file_are_options_and_flags_win(tmp_path: Path) -> None:
-    settings = '[record]\nname = "from-file"\n'
-    assert record_with_settings(tmp_path, settings).run.name == "from-file"
-    (tmp_path / "second").mkdir()
-    assert record_with_settings(tmp_path / "second", settings, "--name", "from-flag").run.name == "from-flag"
-
-
 def test_a_wrong_setting_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "efprof.toml").write_text("[record]\nwindow = 'none'\n")
     with pytest.raises(FileNotFoundError):
         record_command(tmp_path / "home", ["true"], working_folder=tmp_path)
+
+
+PROPERTIES = SimpleNamespace(uuid="0a1b", name="Simulated", total_memory=80 * GIB)
+
+RESERVED = 64 * MIB
+
+
+class Nvml:
+    """A device of 80 GiB, 12 of them in use; `processes` use it."""
+
+    class NVMLError(Exception): ...
+
+    def __init__(self, processes: dict[int, int | None]) -> None:
+        self.processes = processes
+        self.asked: list[str] = []
+
+    def nvmlInit(self) -> None: ...  # noqa: N802
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:  # noqa: N802
+        self.asked.append(name)
+        return name
+
+    def nvmlDeviceGetMemoryInfo(self, _: str) -> Any:  # noqa: N802
+        return SimpleNamespace(total=80 * GIB, used=12 * GIB)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, _: str) -> list[Any]:  # noqa: N802
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.processes.items()]
+
+
+@pytest.fixture
+def device() -> Iterator[pytest.MonkeyPatch]:
+    """The program has reserved 64 MiB of a device that all together use 10 GiB of."""
+    with SimulatedCuda().in_place(), pytest.MonkeyPatch.context() as patched:
+        held = torch.zeros(RESERVED, dtype=torch.uint8, device="cuda")
+        patched.setattr(torch.cuda, "get_device_properties", lambda _: PROPERTIES)
+        patched.setattr(torch.cuda, "mem_get_info", lambda _: (70 * GIB, 80 * GIB))
+        yield patched
+        del held
+
+
+class Unknowing(Nvml):
+    """Knows no device."""
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:  # noqa: N802
+        raise Nvml.NVMLError
+
+
+@pytest.mark.parametrize("nvml", [None, Unknowing({})], ids=["without NVML", "not known to NVML"])
+def test_the_driver_tells_what_all_use_where_nvml_does_not(
+    nvml: Nvml | None, device: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    device.setattr(environment, "_nvml", lambda: nvml)
+    (reading,) = read_device_use(record_here(tmp_path, train).rank)
+    assert (reading.used_bytes, reading.reserved_bytes) == (10 * GIB, RESERVED)
+    assert reading.outside_bytes == 10 * GIB - RESERVED
+    assert reading.process_bytes is None
+
+
+@pytest.mark.parametrize("process_bytes", [9 * GIB, None], ids=["told", "in a container that hides process ids"])
+def test_nvml_tells_what_this_process_uses_too(
+    process_bytes: int | None, device: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nvml = Nvml({1: 3 * GIB, os.getpid(): process_bytes})
+    device.setattr(environment, "_nvml", lambda: nvml)
+    (reading,) = read_device_use(record_here(tmp_path, train).rank)
+    assert (reading.used_bytes, reading.process_bytes) == (12 * GIB, process_bytes)
+    assert nvml.asked == ["GPU-0a1b"]
+
+
+def test_a_device_without_memory_of_pytorch_s_is_not_asked(tmp_path: Path) -> None:
+    """Asking the driver would create a context there."""
+    with SimulatedCuda().in_place() as cuda:
+        cuda.initialize()
+        recorded = record_here(tmp_path, train)
+    assert not (recorded.rank / environment.DEVICE_USE_FILE).exists()
+    assert cuda.contexts == set()

@@ -93,33 +93,21 @@ def test_gradients_turned_off_for_the_model_s_call_alone_are_seen_in_evaluation_
     assert first.num_batches == NUM_EVALUATED
 
 
-def test_a_loop_that_is_left_is_told_as_far_as_it_came(tmp_path: Path) -> None:
-    program = Program()
+class Breaking(Program):
+    """Leaves the loop; a class, as an instance with a function of its own would lie in a cycle with its workers."""
 
     @torch.no_grad()
-    def evaluate() -> None:
-        for place, (batch,) in enumerate(program.loader, start=1):
-            program.model(batch)
-            if place == 7:
+    def evaluate(self) -> None:
+        for place, (batch,) in enumerate(self.loader, start=1):
+            self.model(batch)
+            if place == 5:
                 break
 
-    program.evaluate = evaluate  # type: ignore[method-assign]
-    first, second = evaluations_of(tmp_path, program.run)
-    assert first.num_batches == 7
-    assert second.num_batches == 7
 
-
-def test_workers_that_are_kept_keep_the_iterator_but_not_the_evaluation_open(tmp_path: Path) -> None:
-    class Breaking(Program):  # whose workers end with it: one that had its own function set would lie in a cycle
-        @torch.no_grad()
-        def evaluate(self) -> None:
-            for place, (batch,) in enumerate(self.loader, start=1):
-                self.model(batch)
-                if place == 5:
-                    break
-
-    first, second = evaluations_of(tmp_path, Breaking(num_workers=1, persistent_workers=True).run)
-    assert first.num_batches == 5
+@pytest.mark.parametrize("loading", [{}, {"num_workers": 1, "persistent_workers": True}], ids=["", "workers are kept"])
+def test_a_loop_that_is_left_is_told_as_far_as_it_came(loading: dict[str, object], tmp_path: Path) -> None:
+    first, second = evaluations_of(tmp_path, Breaking(**loading).run)
+    assert (first.num_batches, second.num_batches) == (5, 5)
     assert second.after_step == 2 * NUM_TRAINED - 1
 
 
@@ -133,29 +121,22 @@ def train_beside_a_teacher(program: Program) -> None:
         program.optimizer.step()
 
 
-def accumulate(program: Program) -> None:
-    for place, (batch,) in enumerate(program.train_loader, start=1):
-        program.model(batch).square().mean().backward()
-        if place % 3 == 0:
-            program.optimizer.step()
-            program.optimizer.zero_grad()
-
-
 def look_at_the_data(program: Program) -> None:
     """As for the mean of the inputs: gradients are on, and no module is in evaluation mode."""
     assert sum(batch.sum() for (batch,) in program.loader) != 0
     program.train_epoch()
 
 
-@pytest.mark.parametrize("run", [Program.train_epoch, train_beside_a_teacher, accumulate, look_at_the_data])
+@pytest.mark.parametrize("run", [Program.train_epoch, train_beside_a_teacher, look_at_the_data])
 def test_what_trains_or_only_looks_at_the_data_is_no_evaluation(run: Callable[[Program], None], tmp_path: Path) -> None:
     assert none_of(record_here(tmp_path, partial(run, Program())))
 
 
-def test_an_evaluation_in_the_midst_of_an_epoch_divides_no_step(tmp_path: Path) -> None:
+def test_an_evaluation_before_the_first_step_or_in_the_midst_of_an_epoch_divides_no_step(tmp_path: Path) -> None:
     program = Program()
 
     def run() -> None:
+        program.evaluate()
         for place, (batch,) in enumerate(program.train_loader):
             program.model.train()
             program.optimizer.zero_grad()
@@ -165,20 +146,9 @@ def test_an_evaluation_in_the_midst_of_an_epoch_divides_no_step(tmp_path: Path) 
                 program.evaluate()
 
     recorded = record_here(tmp_path, run)
-    (evaluation,) = read_evaluations(recorded.rank)
-    assert (evaluation.num_batches, evaluation.after_step) == (NUM_EVALUATED, 2)
+    evaluations = read_evaluations(recorded.rank)
+    assert [(one.num_batches, one.after_step) for one in evaluations] == [(NUM_EVALUATED, -1), (NUM_EVALUATED, 2)]
     assert len(recorded.steps) == NUM_TRAINED
-
-
-def test_one_before_the_first_step_is_told_as_such(tmp_path: Path) -> None:
-    program = Program()
-
-    def run() -> None:
-        program.evaluate()
-        program.train_epoch()
-
-    (evaluation,) = evaluations_of(tmp_path, run)
-    assert evaluation.after_step == -1
 
 
 def test_of_a_long_evaluation_a_sample_of_the_readings_is_kept(tmp_path: Path) -> None:

@@ -47,23 +47,6 @@ def bytes_by_function(file: Path) -> dict[str, int]:
     return found
 
 
-def train() -> None:
-    weight = torch.ones(1, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    kept = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        weight.sum().backward()
-        optimizer.step()
-        kept.append(torch.zeros(5_000_000, dtype=torch.uint8))
-
-
-def test_memray_reads_what_a_training_allocated(tmp_path: Path) -> None:
-    recorded = record_here(tmp_path / "run", train, host_memory=True)
-    assert bytes_by_function(recorded.rank / "host.memray")["train"] >= 15_000_000
-    assert list(recorded.folder.glob("host-*")) == []
-
-
 def test_memray_reads_what_a_program_allocated_until_it_was_killed_and_no_trace_is_taken_beside_it(
     tmp_path: Path,
 ) -> None:
@@ -72,6 +55,7 @@ def test_memray_reads_what_a_program_allocated_until_it_was_killed_and_no_trace_
     recorded = record_command(tmp_path / "home", command, options=("--host-memory",))
     assert recorded.run.ended == "killed"
     assert bytes_by_function(recorded.rank / "host.memray")["hoard"] >= 15_000_000
+    assert list(recorded.folder.glob("host-*")) == []
     assert len(recorded.steps) >= 11, "the one that was killed in may be missing"
     assert recorded.events(WindowOpened) == []
     assert [step.step for step in recorded.steps if step.window] == []
@@ -100,17 +84,21 @@ def test_a_program_that_fails_before_its_first_step_leaves_its_file_beside_the_r
     assert bytes_by_function(file)["fail"] >= 80_000_000
 
 
+def refused(folder: Path, *words: str) -> str:
+    """What `efprof record` says as it refuses; it starts and writes nothing."""
+    before = sorted(folder.iterdir())
+    environment = environment_of(folder / "home", {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"})
+    words = (EFPROF, "record", *words, "--", "touch", "started")
+    done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sorted(folder.iterdir()) == before
+    return done.stderr
+
+
 def test_memray_that_is_not_installed_is_named_before_anything_is_started(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['memray'] = None")
-    home = tmp_path / "home"
-    done = subprocess.run(
-        [EFPROF, "record", "--host-memory", "--", sys.executable, "-c", "open('started', 'w')"],
-        env=environment_of(home, {"PYTHONPATH": str(tmp_path)}), cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr == "efprof: --host-memory needs memray, which is not installed: run 'pip install memray'.\n"
-    assert not (tmp_path / "started").exists()
-    assert not home.exists()
+    said = "efprof: --host-memory needs memray, which is not installed: run 'pip install memray'.\n"
+    assert refused(tmp_path, "--host-memory") == said
 
 
 def test_the_windows_of_the_cuda_allocator_stay_beside_it() -> None:
@@ -121,12 +109,6 @@ def test_the_windows_of_the_cuda_allocator_stay_beside_it() -> None:
 
 @pytest.mark.parametrize("more", [(), ("--windows", "none")], ids=" ".join)
 def test_a_trace_that_is_asked_for_by_its_steps_is_refused_beside_it(more: tuple[str, ...], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [EFPROF, "record", "--host-memory", "--trace-steps", "5:7", *more, "--", "touch", "started"],
-        env=environment_of(tmp_path / "home", {}), cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
+    assert refused(tmp_path, "--host-memory", "--trace-steps", "5:7", *more) == (
         "efprof: --trace-steps and --host-memory both need Python's one profile hook; record twice, once with each.\n"
     )
-    assert list(tmp_path.iterdir()) == [], "nothing was started"

@@ -37,13 +37,6 @@ class Batches:
         return make_batch()
 
 
-class Data:
-    """What makes iterators of another class."""
-
-    def __iter__(self) -> Batches:
-        return Batches()
-
-
 class Yielding:
     """What iterates by a generator function."""
 
@@ -56,19 +49,6 @@ class Yielding:
                 yield make_batch()
         finally:
             self.num_closed += 1
-
-
-class Epochs:
-    """An iterator of numbers."""
-
-    def __init__(self) -> None:
-        self.numbers = iter(range(4))
-
-    def __iter__(self) -> "Epochs":
-        return self
-
-    def __next__(self) -> int:
-        return next(self.numbers)
 
 
 class Trainer:
@@ -92,12 +72,6 @@ def by_name() -> None:
         trainer.step(*batch)
 
 
-def enumerated() -> None:
-    trainer, batches = Trainer(), Batches()
-    for _, batch in enumerate(batches, start=1):
-        trainer.step(*batch)
-
-
 def asked_for() -> None:
     trainer, batches = Trainer(), Batches()
     for _ in range(NUM_STEPS):
@@ -108,8 +82,7 @@ FED: dict[str, Callable[[], object]] = {
     "by name": by_name,
     "by attribute": lambda: Trainer().fit(),
     "by class": lambda: Trainer().fit(Batches()),
-    "by what it makes": lambda: Trainer().fit(Data()),
-    "enumerated": enumerated,
+    "enumerated": lambda: Trainer().fit(batch for _, batch in enumerate(Batches(), start=1)),
     "sliced": lambda: Trainer().fit(itertools.islice(iter(Batches(2 * NUM_STEPS)), NUM_STEPS)),
     "asked for": asked_for,
     "chained": lambda: Trainer().fit(itertools.chain(Batches(6), Batches(NUM_STEPS - 6))),
@@ -152,12 +125,6 @@ def test_steps_begin_where_the_iterator_is_asked_for_a_batch(name: str, record: 
     assert [step.samples for step in steps] == [0] * 4 + [BATCH] * (NUM_STEPS - 4)
 
 
-def test_many_short_steps_are_seen_like_few(record: Record) -> None:
-    steps = record(lambda: Trainer().fit(Batches(120)))
-    assert [stages(step) for step in steps[4:]] == [PLAIN] * 116
-    assert {step.samples for step in steps[4:]} == {BATCH}
-
-
 def test_an_inner_loop_over_parts_of_a_batch_is_passed_over(record: Record) -> None:
     steps = record(in_an_outer_loop)
     assert [step.micro_batches for step in steps] == [2] * NUM_STEPS
@@ -193,16 +160,8 @@ def made() -> Iterator[Batch]:
         yield make_batch()
 
 
-GENERATORS: dict[str, Callable[[], Iterable[Batch]]] = {
-    "a generator's call": made,
-    "a generator expression": lambda: (make_batch() for _ in range(LONG)),
-    "an enumerated one": lambda: map(operator.itemgetter(1), enumerate(made())),
-}
-
-
-@pytest.mark.parametrize("name", GENERATORS)
-def test_what_a_generator_that_runs_already_takes_is_no_stage(name: str, record: Record) -> None:
-    steps = record(lambda: Trainer().fit(GENERATORS[name]()))
+def test_what_a_generator_that_runs_already_takes_is_no_stage(record: Record) -> None:
+    steps = record(lambda: Trainer().fit(map(operator.itemgetter(1), enumerate(made()))))
     assert [stages(step) for step in steps] == [UPDATE] * LONG
     assert {(step.samples, step.loader, step.micro_batches) for step in steps} == {(0, None, 1)}
 
@@ -237,21 +196,6 @@ def test_tensors_that_another_function_iterates_over_feed_nobody(record: Record)
     assert vars(Batches)["__next__"] is of_batches
 
 
-def test_an_iterator_of_what_holds_no_tensor_is_left_alone(record: Record) -> None:
-    advance, seen = Epochs.__next__, []
-
-    def train() -> None:
-        trainer = Trainer()
-        for epoch in Epochs():
-            for _ in range(3):
-                trainer.step(*make_batch())
-            seen.append((epoch, vars(Epochs)["__next__"] is advance))
-
-    steps = record(train)
-    assert [stages(step) for step in steps] == [UPDATE] * 12
-    assert seen == [(0, False), (1, True), (2, True), (3, True)]
-
-
 def test_an_iterator_that_feeds_several_steps_at_a_time_is_left_alone_again(record: Record) -> None:
     advance = Batches.__next__
     seen = []
@@ -267,13 +211,6 @@ def test_an_iterator_that_feeds_several_steps_at_a_time_is_left_alone_again(reco
     assert len(steps) == 18
     assert seen[-2:] == [True, True]
     assert [stages(step) for step in steps[-6:]] == [UPDATE] * 6
-
-
-def test_the_class_is_as_it_was_in_the_end(record: Record) -> None:
-    advance, start = Batches.__next__, Yielding.__iter__
-    record(by_name)
-    assert vars(Batches)["__next__"] is advance
-    assert vars(Yielding)["__iter__"] is start
 
 
 def test_an_error_in_the_iterator_reaches_the_program(record: Record) -> None:

@@ -1,6 +1,5 @@
 """What the garbage collector frees: noted where it is much, its cycle named once, and the program none the wiser."""
 
-import asyncio
 import gc
 import signal
 import weakref
@@ -19,7 +18,7 @@ from efprof.recorder.holders.cycles import Cycles
 from efprof.recorder.holders.garbage import look_at_garbage, may_look
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
-from tests.recorder.recording import Recorded, open_session, record_here
+from tests.recorder.recording import record_here
 from tests.recorder.training import make_weight
 
 NUM_NUMBERS = 250_000
@@ -87,17 +86,6 @@ class Watched:
         Watched.finalized += 1
 
 
-class Awaited(asyncio.Future[None]):
-    """Refers to itself by an attribute that Python hides."""
-
-    def __init__(self) -> None:
-        loop = asyncio.new_event_loop()
-        loop.close()
-        super().__init__(loop=loop)
-        self.me = self
-        self.values = torch.ones(NUM_NUMBERS)
-
-
 def look(tmp_path: Path) -> list[Cycle]:
     return look_at_garbage(2, Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
 
@@ -120,24 +108,11 @@ def keep_error() -> None:
     str(kept)
 
 
-def make_class() -> None:
-    values = torch.ones(NUM_NUMBERS)
-
-    class Local:
-        """Keeps itself, as every class does."""
-
-        def read(self) -> torch.Tensor:
-            return values
-
-    Local()
-
-
 @pytest.mark.parametrize(
     ("make", "paths"),
     [
         (Step, PATHS),
         (Listener, {"Listener.callback -> Listener"}),
-        (Awaited, {"Awaited -> Awaited"}),
         (close_over_itself, {"close_over_itself.<locals>.visit.visit -> close_over_itself.<locals>.visit"}),
         (keep_error, {"keep_error.kept -> ValueError.__traceback__ -> keep_error"}),
     ],
@@ -152,12 +127,6 @@ def test_a_cycle_is_named_as_code_that_its_author_knows(
     assert cycle.count == 3
     assert (cycle.tensors, cycle.tensor_bytes) == (1, 4 * NUM_NUMBERS)
     assert any(link.file == "tests/recorder/holders/test_cycles.py" for link in cycle.links)
-
-
-def test_a_class_made_in_a_function_keeps_itself(tmp_path: Path) -> None:
-    make_class()
-    (cycle, *_) = look(tmp_path)
-    assert any(link.kind == "class" and link.owner == "make_class.<locals>.Local" for link in cycle.links)
 
 
 def test_what_lies_between_two_objects_is_told(tmp_path: Path) -> None:
@@ -210,40 +179,24 @@ def test_a_look_out_of_time_finds_nothing_and_keeps_nothing(tmp_path: Path, monk
     assert values() is None
 
 
-def switch_off() -> Callable[[], object]:
-    gc.disable()
-    return gc.enable
+USES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "is off": (gc.disable, gc.enable),
+    "debugs": (lambda: gc.set_debug(gc.DEBUG_UNCOLLECTABLE), lambda: gc.set_debug(0)),
+    "has frozen": (gc.freeze, gc.unfreeze),
+    "is watched": (lambda: gc.callbacks.append(lambda phase, info: None), gc.callbacks.pop),
+    "keeps garbage": (lambda: gc.garbage.append("kept"), gc.garbage.clear),
+}
+"""Each with what undoes it."""
 
 
-def debug() -> Callable[[], object]:
-    gc.set_debug(gc.DEBUG_UNCOLLECTABLE)
-    return lambda: gc.set_debug(0)
-
-
-def freeze() -> Callable[[], object]:
-    gc.freeze()
-    return gc.unfreeze
-
-
-def watch() -> Callable[[], object]:
-    gc.callbacks.append(lambda phase, info: None)
-    return gc.callbacks.pop
-
-
-def keep_garbage() -> Callable[[], object]:
-    gc.garbage.append("kept")
-    return gc.garbage.clear
-
-
-@pytest.mark.parametrize("use", [switch_off, debug, freeze, watch, keep_garbage])
-def test_a_program_that_uses_the_collector_itself_is_left_alone(
-    use: Callable[[], Callable[[], object]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", USES)
+def test_a_program_that_uses_the_collector_itself_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gc.unfreeze()
     monkeypatch.undo()  # what is frozen counts here
     gc.callbacks.append(lambda phase, info: None)  # the recorder's
     assert may_look()
-    undo = use()
+    use, undo = USES[name]
+    use()
     try:
         assert not may_look()
     finally:
@@ -349,19 +302,3 @@ def test_ctrl_c_within_a_collection_reaches_the_program(tmp_path: Path, monkeypa
     recorded = record_here(tmp_path, train_and_collect)
     assert caught == [0]
     assert recorded.events(CollectorStopped) == []
-
-
-def test_an_error_of_ours_at_a_collection_stops_the_collector_and_not_the_training(tmp_path: Path) -> None:
-    session = open_session(tmp_path)
-    session.start()
-    try:
-        train(big_step, num_steps=2)()
-        session.memory.read = lambda: ()  # type: ignore[method-assign]
-        gc.collect()
-        gc.collect()
-    finally:
-        session.memory.choose_again()
-        session.end()
-    (stopped,) = Recorded(folder=tmp_path).events(CollectorStopped)
-    assert stopped.collector == "cycles"
-    assert gc.callbacks == []

@@ -1,19 +1,21 @@
-"""Who holds tensors: found by name, and let go again."""
+"""Who holds tensors: found by name, with what their graphs keep, and let go again."""
 
 import asyncio
 import collections
 import sys
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from efprof.recorder.holders import holder_count as census_module
 from efprof.recorder.holders.holder_count import Census
-from efprof.recorder.holders.paths import Held
+from efprof.recorder.holders.paths import Clock, Held, Nodes
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 
@@ -71,39 +73,12 @@ def test_what_the_variables_of_a_notebook_keep_is_counted(tmp_path: Path, monkey
     assert held["attribute", "Trainer.losses"].file == "<ipython-input-1-abc>"
 
 
-def fail_with_activations(weight: torch.Tensor) -> None:
-    activations = big_loss(weight)
-    raise ValueError(f"{activations.dim()}")
-
-
-def keep_errors(tmp_path: Path) -> dict[tuple[str, str], Held]:
-    weight = torch.ones(1, requires_grad=True)
-    failures = []
-    history = [big_loss(weight)]
-    for _ in range(3):
-        try:
-            fail_with_activations(weight)
-        except ValueError as error:
-            failures.append(error)
-    held = count(tmp_path)
-    failures.clear()
-    history.clear()
-    return held
-
-
 def keep_losses(tmp_path: Path) -> dict[tuple[str, str], Held]:
     weight = torch.ones(1, requires_grad=True)
     history = [big_loss(weight) for _ in range(3)]
     held = count(tmp_path)
     history.clear()
     return held
-
-
-def test_a_kept_error_keeps_the_variables_of_the_functions_it_came_through(tmp_path: Path) -> None:
-    held = keep_errors(tmp_path)
-    assert held["local", "keep_errors.failures"].tensors == 6, "of each error the result, and the argument"
-    assert held["local", "keep_errors.failures"].graph_bytes >= 3 * 40_000
-    assert held["local", "keep_errors.history"].tensors == 1
 
 
 def test_a_local_list_is_counted_with_its_tensors_bytes_and_graph(tmp_path: Path) -> None:
@@ -114,13 +89,17 @@ def test_a_local_list_is_counted_with_its_tensors_bytes_and_graph(tmp_path: Path
     assert held.file == __file__
 
 
-def drop_after_counting(tmp_path: Path) -> tuple[int, "weakref.ref[torch.Tensor]", "weakref.ref[torch.Tensor]"]:
+def drop_while_running(tmp_path: Path) -> list[object]:
     kept, listed = torch.ones(3), [torch.ones(3)]
     refs = weakref.ref(kept), weakref.ref(listed[0])
-    num_held = len(count(tmp_path))
+    count(tmp_path)
     del kept
     listed.clear()
-    return num_held, *refs
+    return [ref() for ref in refs]  # this frame still runs, and might keep a snapshot of its locals
+
+
+def test_the_count_keeps_nothing_alive_nor_does_a_counted_frame(tmp_path: Path) -> None:
+    assert drop_while_running(tmp_path) == [None, None]
 
 
 def keep_views(tmp_path: Path) -> dict[tuple[str, str], Held]:
@@ -136,25 +115,6 @@ def keep_views(tmp_path: Path) -> dict[tuple[str, str], Held]:
 
 def test_a_view_of_which_torch_tells_no_graph_is_counted_all_the_same(tmp_path: Path) -> None:
     assert keep_views(tmp_path)["local", "keep_views.views"].tensors == 1
-
-
-def test_the_count_keeps_nothing_alive(tmp_path: Path) -> None:
-    num_held, kept, listed = drop_after_counting(tmp_path)
-    assert num_held >= 2
-    assert kept() is None
-    assert listed() is None
-
-
-def drop_while_running(tmp_path: Path) -> bool:
-    kept = torch.ones(3)
-    last = weakref.ref(kept)
-    count(tmp_path)
-    del kept
-    return last() is None  # this frame still runs, and might keep a snapshot of its locals
-
-
-def test_a_counted_frame_keeps_no_snapshot_of_its_locals(tmp_path: Path) -> None:
-    assert drop_while_running(tmp_path)
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="from 3.13 on, locals() returns a copy")
@@ -192,40 +152,22 @@ class Lazy:
         raise AssertionError(f"the census asked for {name}")
 
 
-def keep_a_proxy(tmp_path: Path) -> dict[tuple[str, str], Held]:
-    proxy = Lazy()
-    held = count(tmp_path)
-    del proxy
-    return held
-
-
-def test_a_lazy_proxy_is_not_woken(tmp_path: Path) -> None:
-    assert ("attribute", "Lazy.tensor") in keep_a_proxy(tmp_path)
-
-
 class Awaited(asyncio.Future[None]):
     """Python hides the dict that its attributes lie in."""
 
 
-def keep_a_future(tmp_path: Path) -> dict[tuple[str, str], Held]:
-    losses, loop = [torch.ones(3)], asyncio.new_event_loop()
+def keep_odd_objects(tmp_path: Path) -> dict[tuple[str, str], Held]:
+    losses, loop, proxy = [torch.ones(3)], asyncio.new_event_loop(), Lazy()
     future = Awaited(loop=loop)
     try:
         return count(tmp_path)
     finally:
         loop.close()
-        del losses, future
+        del losses, future, proxy
 
 
-def test_what_hides_its_attributes_is_passed_over(tmp_path: Path) -> None:
-    assert ("local", "keep_a_future.losses") in keep_a_future(tmp_path)
-
-
-def keeping() -> Generator[None, torch.Tensor, None]:
-    """Keeps what is sent to it in a local."""
-    kept = []
-    while True:
-        kept.append((yield))
+def test_a_lazy_proxy_is_not_woken_and_what_hides_its_attributes_is_passed_over(tmp_path: Path) -> None:
+    assert {("attribute", "Lazy.tensor"), ("local", "keep_odd_objects.losses")} <= keep_odd_objects(tmp_path).keys()
 
 
 def count_within_a_loop(tmp_path: Path) -> dict[tuple[str, str], Held]:
@@ -245,29 +187,6 @@ def count_within_a_loop(tmp_path: Path) -> dict[tuple[str, str], Held]:
 def test_a_local_of_a_generator_that_no_variable_holds_is_named(tmp_path: Path) -> None:
     held = count_within_a_loop(tmp_path)["local", "count_within_a_loop.<locals>.batches.given"]
     assert (held.tensors, held.name, held.file) == (3, "given", __file__), "each counted once"
-
-
-def count_with_a_generator(tmp_path: Path) -> dict[tuple[str, str], Held]:
-    """Within one that runs, and with one that a variable holds."""
-
-    def running() -> Generator[int]:
-        kept = torch.ones(3)
-        yield len(held.update(count(tmp_path)) or held)
-        del kept
-
-    held: dict[tuple[str, str], Held] = {}
-    named = keeping()
-    next(named)
-    named.send(torch.ones(3))
-    next(running())
-    named.close()
-    return held
-
-
-def test_a_generator_that_runs_or_has_a_name_is_counted_once(tmp_path: Path) -> None:
-    held = {path: one.tensors for (_, path), one in count_with_a_generator(tmp_path).items()}
-    assert held["keeping.kept"] == 1
-    assert held["count_with_a_generator.<locals>.running.kept"] == 1
 
 
 class Bank(torch.nn.Module):
@@ -320,3 +239,95 @@ def test_what_a_finalizer_was_given_is_found(tmp_path: Path) -> None:
     for finalizer in finalizers:
         finalizer.detach()
     assert held["global", "weakref.finalize"].tensors == 3
+
+
+def held_by(*tensors: torch.Tensor) -> Held:
+    """What a variable with these tensors would hold."""
+    held = Held(path="kept", scope="local", owner="main", name="kept", file=None, type="list")
+    held.add(list(tensors))
+    held.add_graphs(Nodes(), Clock(float("inf")))
+    return held
+
+
+def test_a_checkpoint_is_not_computed_again() -> None:
+    calls = []
+
+    def block(value: torch.Tensor) -> torch.Tensor:
+        calls.append(value)
+        return value.square().sin()
+
+    result = checkpoint(block, torch.ones(1000, requires_grad=True), use_reentrant=False).sum()
+    held = held_by(result)
+    assert held.graph_nodes == 4
+    assert len(calls) == 1, "the forward pass alone"
+
+
+def test_what_the_program_packed_a_saved_tensor_into_is_counted_as_it_is() -> None:
+    unpacked = []
+
+    def pack(tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+        return "half", tensor.half()
+
+    def unpack(packed: Any) -> torch.Tensor:
+        unpacked.append(packed)
+        return torch.Tensor(packed[1].float())
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        result = (torch.ones(1000, requires_grad=True) + 1).square().sum()
+    assert held_by(result).graph_bytes == 2000 + 4000, "what was packed, and the input"
+    assert unpacked == []
+
+
+def test_what_torch_func_puts_around_a_tensor_has_no_storage_and_ends_no_count() -> None:
+    counted = []
+
+    def loss_of(weight: torch.Tensor) -> torch.Tensor:
+        loss = (weight + 1).square().sum()
+        counted.append(held_by(loss).graph_nodes)
+        return loss
+
+    torch.func.grad(loss_of)(torch.ones(1000))
+    assert counted == [4]
+
+
+def summed_square() -> torch.Tensor:
+    return (torch.ones(1000, requires_grad=True) + 2).square().sum()
+
+
+def test_a_graph_that_a_backward_pass_has_freed_keeps_its_input_and_the_gradient() -> None:
+    result = summed_square()
+    assert held_by(result).graph_bytes == 8000
+    result.backward()
+    assert held_by(result).graph_bytes == 8000, "the input, and its gradient"
+
+
+class Doubled(torch.autograd.Function):
+    """An operation of the program's own."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(value * 1)
+        return value * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 2
+
+
+def test_what_an_operation_of_the_programs_own_saves_is_counted_until_it_is_freed() -> None:
+    doubled: Callable[[torch.Tensor], torch.Tensor] = Doubled.apply
+    result = doubled(torch.ones(1000, requires_grad=True) + 1).sum()
+    assert held_by(result).graph_bytes == 2 * 4000
+    result.backward(torch.ones(()), retain_graph=False)
+    assert held_by(result).graph_bytes == 2 * 4000, "the input, and its gradient"
+
+
+def test_a_graph_that_several_holders_share_counts_for_each() -> None:
+    shared = summed_square()
+    nodes, clock = Nodes(), Clock(float("inf"))
+    for _ in range(2):
+        held = Held(path="kept", scope="local", owner="main", name="kept", file=None, type="list")
+        held.add([shared + 1])
+        held.add_graphs(nodes, clock)
+        assert held.graph_nodes == 5
+        assert held.graph_bytes == 8000

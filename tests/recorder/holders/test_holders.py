@@ -1,11 +1,8 @@
 """When holders are counted, within what time, and which lines are seen to make them grow."""
 
-import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
-from weakref import ref
 
 import pytest
 import torch
@@ -14,7 +11,6 @@ from efprof.artifacts.events import Census as CensusEvent
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.holders import Change, Container, Count, Counted, Watched, read_counts, read_watches
 from efprof.recorder.holders import holder_count as census_module
-from efprof.recorder.holders.grown_containers import Grown, GrownContainers
 from efprof.recorder.holders.growth_watch import GrowthWatch
 from efprof.recorder.holders.holder_count import Census
 from efprof.recorder.holders.paths import Clock, Held, Nodes
@@ -32,66 +28,37 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(census_module, "MAX_SECONDS", 20.0)
 
 
-@pytest.fixture
-def _hurry(_patience: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too little time for 400,000 objects."""
-    monkeypatch.setattr(census_module, "MAX_SECONDS", 0.2)
-
-
-class Sample:
-    """An element of a data set in memory."""
-
-    def __init__(self) -> None:
-        self.texts = ["a", "b"]
-        self.place = object()
-
-
-def big_loss(weight: torch.Tensor) -> torch.Tensor:
-    """A loss whose graph keeps 40 kB."""
-    return (weight * torch.ones(10_000)).square().mean()
+def count(tmp_path: Path) -> Census:
+    census = Census(Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
+    census.count()
+    return census
 
 
 def keep_many(tmp_path: Path) -> Census:
-    """With a data set of more objects than a census has time for, before the list that is asked about."""
-    dataset = [Sample() for _ in range(400_000)]
-    history = [torch.ones(3)]
-    census = Census(Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
-    census.count()
-    del dataset
+    """More tensors than a census has time for, before the list that is asked about."""
+    dataset, history = [torch.ones(1)] * 400_000, [torch.ones(3)]
+    census = count(tmp_path)
+    dataset.clear()
     history.clear()
     return census
 
 
-@pytest.mark.usefixtures("_hurry")
-def test_a_census_of_a_heap_too_large_says_so_and_counts_what_stands_beside_it(tmp_path: Path) -> None:
+def test_a_census_without_time_says_so_marks_what_it_did_not_end_and_counts_what_stands_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(census_module, "MAX_SECONDS", 0.2)
     census = keep_many(tmp_path)
     assert census.is_partial
+    assert ("local", "keep_many.dataset") in census.cut
+    assert 0 < census.held["local", "keep_many.dataset"].tensors < 400_000
     assert census.held["local", "keep_many.history"].tensors == 1
     assert ("local", "keep_many.history") not in census.cut
 
 
-def keep_tensors(tmp_path: Path) -> Census:
-    """With more tensors than a census has time for."""
-    dataset = [torch.ones(1)] * 400_000
-    census = Census(Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
-    census.count()
-    dataset.clear()
-    return census
-
-
-@pytest.mark.usefixtures("_hurry")
-def test_a_variable_that_is_not_counted_to_its_end_is_marked(tmp_path: Path) -> None:
-    census = keep_tensors(tmp_path)
-    assert ("local", "keep_tensors.dataset") in census.cut
-    assert 0 < census.held["local", "keep_tensors.dataset"].tensors < 400_000
-
-
 def keep_losses(tmp_path: Path) -> Census:
     """Each of which has a graph of its own."""
-    weight = torch.ones(1, requires_grad=True)
-    history = [big_loss(weight) for _ in range(6)]
-    census = Census(Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
-    census.count()
+    history = [torch.ones(1, requires_grad=True).square() for _ in range(6)]
+    census = count(tmp_path)
     history.clear()
     return census
 
@@ -144,6 +111,7 @@ def fed_line(begin_folder: Path) -> int:
     [
         (programs.DICT_IN_HELPER, "__main__.cache", "dict"),
         (programs.HOOK_WITH_ALIAS, "Taps.d['last']", "list"),
+        (programs.CALLBACK_DEQUE, "Callback.recent", "deque"),
         (programs.BUFFERS, "Sequential._buffers", "dict"),
         (programs.LRU_CACHE, "Extractor.features.cache_info", "lru_cache"),
         (programs.METRICS, "Metrics.losses", "list"),
@@ -259,19 +227,11 @@ def test_what_is_bounded_does_not_grow_between_two_counts(begin: Begin) -> None:
     counts = read_counts(recorded.rank)[:2]
     kept = {"train.cache", "train.window", "train.recent", "features.cache_info"}
     assert [kept - {one.path for one in count.holders} for count in counts] == [set()] * 2
+    cache = holder_at(counts[1], "features.cache_info")
+    assert cache is not None
+    assert (cache.type, cache.length, cache.max_length) == ("lru_cache", 8, 8)
     assert [one for count in counts for one in count.containers if one.path] == []
     assert [one for one in watched(recorded) if one.changes] == []
-
-
-def test_a_limit_is_told_while_it_is_not_reached_and_when_it_is(begin: Begin) -> None:
-    second = read_counts(record(begin, programs.FILLING_DEQUE).rank)[1]
-    holder, container = holder_at(second, "train.recent"), container_at(second, "train.recent")
-    assert holder is not None
-    assert container is not None
-    assert holder.max_length == container.max_length == 1000
-    limited = holder_at(second, "features.cache_info")
-    assert limited is not None
-    assert (limited.type, limited.length, limited.max_length) == ("lru_cache", 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -383,18 +343,6 @@ def test_a_watch_that_raises_costs_a_sentence_and_no_step(tmp_path: Path, monkey
     assert sys.gettrace() is None
 
 
-def test_a_count_that_raises_costs_a_sentence_and_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ValueError("as a test would have it")
-
-    monkeypatch.setattr(Census, "count", fail)
-    recorded = record_here(tmp_path, train_for(45))
-    assert len(recorded.steps) == 45
-    (stopped,) = recorded.events(CollectorStopped)
-    assert stopped.collector == "holders"
-    assert "as a test would have it" in stopped.reason
-
-
 def train_for(num_steps: int, kept: list[torch.Tensor] | None = None) -> Callable[[], None]:
     """A training that keeps as many tensors in a list, if there is one."""
 
@@ -419,26 +367,6 @@ def test_all_counts_are_taken_when_asked_for_whatever_they_cost(
     assert [count.moment for count in counts] == ["end"], "which no step waits for"
     asked = read_counts(record_here(tmp_path / "b", train_for(45), holders=True).rank)
     assert [count.moment for count in asked] == ["step", "step", "end"]
-
-
-def test_to_look_for_the_recorder_s_own_containers_keeps_no_caller_alive() -> None:
-    """A loader's iterator among its variables would keep the workers, until Python collects garbage."""
-    calls: list[ref[FunctionType]] = []
-
-    def count() -> None:
-        def kept() -> None: ...
-
-        calls.append(ref(kept))
-        containers, value = GrownContainers(object()), [1, 2]
-        containers.grown[id(value)] = Grown(value=value, length=2, length_before=1)
-        containers.leave_out_others()
-
-    gc.disable()
-    try:
-        count()
-        assert calls[0]() is None
-    finally:
-        gc.enable()
 
 
 def test_the_last_step_of_a_function_that_is_over_is_not_counted_as_if_it_went_on(begin: Begin) -> None:

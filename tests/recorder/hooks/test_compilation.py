@@ -1,27 +1,21 @@
 """What `torch.compile` makes of a program, with and without the recorder; and its steps."""
 
-import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from time import perf_counter_ns
 from typing import Any
 
 import pytest
-import torch
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.hooks.module_calls import CompiledFunction, CompiledFunctions
-from efprof.recorder.loop.open_step import Span
 from tests.recorder.conftest import Begin
 from tests.recorder.programs import compiled_programs
 from tests.recorder.programs.compiled_programs import NUM_STEPS, PROGRAMS
@@ -30,11 +24,9 @@ from tests.recorder.recording import (
     PLAIN,
     UPDATE,
     Recorded,
-    open_session,
     record_command,
     stages,
 )
-from tests.recorder.training import error_of, make_loader
 from tests.support.patience import MAX_WAIT_S
 
 ROOT = Path(__file__).parents[3]
@@ -104,22 +96,14 @@ def test_steps_and_stages_are_seen(name: str, steps: dict[str, list[StepRecord]]
     found = [stages(step) for number, step in enumerate(steps[name]) if number not in begun]
     assert [list(dict.fromkeys(each)) for each in found] == [PLAIN] * len(found)
     assert {step.micro_batches for step in steps[name][1:]} == {1}
-
-
-def test_the_first_model_of_a_program_is_seen_from_its_first_step_on(steps: dict[str, list[StepRecord]]) -> None:
-    assert [stages(step) for step in steps["whole_model"]] == [["data", *PLAIN]] + [PLAIN] * (NUM_STEPS - 1)
+    if name == "whole_model":
+        assert stages(steps[name][0]) == ["data", *PLAIN], "the first model of a program, from its first step on"
 
 
 def test_the_compiler_has_nothing_to_say_of_the_recorder(both: Both) -> None:
     assert "global hooks" not in both.recording.errors
     assert "efprof/recorder" not in both.recording.errors
     assert both.recording.events(CollectorStopped) == []
-
-
-def test_the_windows_are_those_that_were_asked_for(both: Both) -> None:
-    assert [step.step for step in both.recording.steps if step.window] == [
-        number for end in BOUNDS[1:] for number in (end - 2, end - 1)
-    ]
 
 
 DEFAULT_BACKEND = """
@@ -173,131 +157,43 @@ def test_the_default_backend_makes_the_same_under_the_recorder_and_within_a_wind
     assert [stages(step) for step in recording.steps[1:]] == [UPDATE] * 9, "the first call shows what it does"
 
 
-def train_steps(num_steps: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Stops between the passes of each step."""
-    (inputs, targets), *_ = make_loader(1)
-    for _ in range(num_steps):
-        error_of(model, inputs, targets).backward()
-        yield
-        optimizer.step()
-
-
-WITHOUT_LOADER = """
+WHOLE_STEPS = """
+import time
 import torch
 
 model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.Linear(16, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+wait = torch.compiler.disable(lambda: time.sleep(0.005))
 
 @torch.compile(backend="aot_eager")
 def step(inputs):
-    loss = model(inputs).square().mean()
-    loss.backward()
+    for part in inputs.chunk({num_passes}):
+        wait()
+        loss = model(part).square().mean()
+        loss.backward()
+    wait()
     optimizer.step()
     optimizer.zero_grad()
     return loss
 
-for inputs in torch.randn(12, 16, 16):
+for inputs in torch.randn(60, 16, 16):
     step(inputs)
 """
 
 
-def test_a_whole_step_compiled_in_a_loop_without_a_loader_begins_with_its_forward_pass(begin: Begin) -> None:
-    child = begin(WITHOUT_LOADER)
+@pytest.mark.parametrize("num_passes", [1, 2])
+def test_the_stages_of_a_step_that_is_compiled_as_a_whole_are_what_runs_before_and_after_its_passes(
+    num_passes: int, begin: Begin
+) -> None:
+    child = begin(WHOLE_STEPS.format(num_passes=num_passes), overhead=HARDLY_ANY_IN_FULL)
     assert child.wait() == 0, child.errors
     steps = Recorded(folder=child.folder).steps
-    assert [stages(step) for step in steps[1:]] == [UPDATE] * 11, "the first call shows what it does"
-    assert steps[5].gradient_norm is not None
-
-
-class CompiledSteps:
-    """Whole steps as the compiler leaves them: backward is seen, and nothing else."""
-
-    def __init__(self, num_passes: int = 1) -> None:
-        self.num_passes = num_passes
-        self.weight = torch.ones(3, requires_grad=True)
-        self.optimizer = torch.optim.SGD([self.weight], lr=0.01)
-        self.calls: list[list[int]] = []
-        """Of each, in ns: when it began, began and ended each backward pass, and returned."""
-
-    def __call__(self, factor: float = 1.0) -> None:
-        instants = [perf_counter_ns()]
-        self.optimizer.zero_grad()
-        for _ in range(self.num_passes):
-            loss = (self.weight * factor).square().sum()
-            if factor > 1e9:
-                raise FloatingPointError("this batch is bad")
-            instants.append(perf_counter_ns())
-            loss.backward()
-            instants.append(perf_counter_ns())
-        torch.optim.SGD.step.__wrapped__(self.optimizer)  # type: ignore[attr-defined]
-        self.calls.append([*instants, perf_counter_ns()])
-
-
-@contextmanager
-def called(functions: CompiledFunctions, function: CompiledFunction) -> Iterator[None]:
-    functions.began(function)
-    try:
-        yield
-    finally:
-        functions.ended(function)
-    if not function.is_known:
-        functions.returned(function, None)
-
-
-@pytest.mark.parametrize("num_passes", [1, 2])
-@pytest.mark.parametrize("has_loader", [True, False])
-def test_the_stages_of_a_compiled_step_are_what_ran_before_and_after_its_passes(
-    num_passes: int, has_loader: bool, tmp_path: Path
-) -> None:
-    session, function, step = open_session(tmp_path), CompiledFunction(), CompiledSteps(num_passes)
-    spans: list[list[Span]] = []
-    session.start()
-    session.subscribe(session.loop.step_ended, "test", lambda step, _: spans.append(list(step.spans)))
-    functions = CompiledFunctions(session.loop)
-    try:
-        for _ in make_loader(40) if has_loader else range(40):
-            with called(functions, function):
-                step()
-    finally:
-        session.end()
-    steps = Recorded(folder=tmp_path).steps
-    data = ["data"] if has_loader else []
-    assert [stages(one) for one in steps[1:]] == [[*data, *["forward", "backward"] * num_passes, "optimizer"]] * 39
-    assert {one.micro_batches for one in steps} == {num_passes}
-    assert sum(one.gradient_norm is not None for one in steps[1:]) > 10, "they are there when the update begins"
-    for found, instants in zip(spans[1:], step.calls[1:], strict=True):
-        ran = list(pairwise(instants))
-        for (stage, start, end), (began, ended) in zip(found[len(data) :], ran, strict=True):
-            is_within = began <= start and end <= ended
-            assert is_within if stage == "backward" else start <= began and ended <= end
-
-
-def test_a_compiled_step_that_raised_before_its_backward_pass_updated_nothing(tmp_path: Path) -> None:
-    session, function, step = open_session(tmp_path), CompiledFunction(), CompiledSteps()
-    session.start()
-    functions = CompiledFunctions(session.loop)
-    try:
-        for number, _ in enumerate(make_loader(8)):
-            with contextlib.suppress(FloatingPointError), called(functions, function):
-                step(1e10 if number == 4 else 1.0)
-    finally:
-        session.end()
-    steps = Recorded(folder=tmp_path).steps
-    assert [one.micro_batches for one in steps] == [1] * 7
-    assert stages(steps[4]) == ["data", "forward", *PLAIN]
-
-
-def test_a_compiled_step_is_counted_in_light_steps_too(tmp_path: Path) -> None:
-    session, function, step = open_session(tmp_path, overhead=HARDLY_ANY_IN_FULL), CompiledFunction(), CompiledSteps()
-    session.start()
-    functions = CompiledFunctions(session.loop)
-    try:
-        for _ in range(60):
-            with called(functions, function):
-                step()
-    finally:
-        session.end()
-    steps = Recorded(folder=tmp_path).steps
-    assert sum(not one.is_full for one in steps) > 20
-    assert [one.micro_batches for one in steps] == [1] * 60
+    assert [one.micro_batches for one in steps] == [num_passes] * 60
     assert all(one.loss is not None for one in steps)
+    full = [one for one in steps[1:] if one.is_full]  # the first call shows what it does
+    assert 10 < len(full) < 40
+    assert [stages(one) for one in full] == [[*["forward", "backward"] * num_passes, "optimizer"]] * len(full)
+    assert all(span.end_us - span.start_us > 5000 for one in full for span in one.spans if span.stage != "backward"), (
+        "each has waited"
+    )
+    assert all(one.gradient_norm is not None for one in full)

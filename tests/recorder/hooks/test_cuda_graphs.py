@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped
-from tests.recorder.recording import PLAIN, boundaries, record_here, stages
+from tests.recorder.recording import PLAIN, UPDATE, boundaries, record_here, stages
 from tests.recorder.training import BATCH, make_loader, make_model, make_training, train, train_step
 
 NUM_REPLAYS = 5
@@ -22,6 +22,11 @@ class PretendedGraph:
     def replay(self) -> None: ...
 
 
+@pytest.fixture
+def _pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
+
+
 def captured(model: torch.nn.Module) -> PretendedGraph:
     """A whole step of this model."""
     graph, optimizer = PretendedGraph(), torch.optim.SGD(model.parameters(), lr=0.01)
@@ -32,10 +37,11 @@ def captured(model: torch.nn.Module) -> PretendedGraph:
     return graph
 
 
-def train_by_graph(graph: torch.cuda.CUDAGraph) -> None:
+def train_by_graph(graph: torch.cuda.CUDAGraph, *, has_loader: bool) -> None:
     """A few steps as usual, one captured, and the rest by replaying it."""
     model, optimizer = make_training()
-    train(model, make_loader(3), optimizer)
+    loader = make_loader(3)
+    train(model, loader if has_loader else list(loader), optimizer)
     inputs = torch.ones(BATCH, 3)
     graph.capture_begin()
     train_step(model, optimizer, inputs, inputs.sum(1, keepdim=True))
@@ -44,22 +50,22 @@ def train_by_graph(graph: torch.cuda.CUDAGraph) -> None:
         graph.replay()
 
 
-def test_capturing_is_no_step_and_each_replay_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
-    recorded = record_here(tmp_path, lambda: train_by_graph(PretendedGraph()))
+@pytest.mark.usefixtures("_pretended")
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_capturing_is_no_step_and_each_replay_is_one(has_loader: bool, tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, lambda: train_by_graph(PretendedGraph(), has_loader=has_loader))
     assert recorded.events(CollectorStopped) == []
-    assert [stages(step) for step in recorded.steps[:3]] == [["data", *PLAIN], PLAIN, PLAIN]
+    assert [stages(step) for step in recorded.steps[:3]] == (
+        [["data", *PLAIN], PLAIN, PLAIN] if has_loader else [UPDATE] * 3
+    )
     replays = recorded.steps[3:]
     assert [stages(step) for step in replays] == [[]] * NUM_REPLAYS, "the stages of a replay cannot be told apart"
     assert [(step.samples, step.micro_batches) for step in replays] == [(0, 1)] * NUM_REPLAYS
     assert [boundaries(step) for step in replays] == [["post_optimizer_step"]] * NUM_REPLAYS
 
 
-def test_a_replay_for_each_batch_makes_steps_with_the_data_stage_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
-
+@pytest.mark.usefixtures("_pretended")
+def test_a_replay_for_each_batch_makes_steps_with_the_data_stage_alone(tmp_path: Path) -> None:
     def train_by_replays() -> None:
         graphs = [captured(make_model()) for _ in range(2)]
         for _ in make_loader(NUM_REPLAYS):
@@ -71,58 +77,8 @@ def test_a_replay_for_each_batch_makes_steps_with_the_data_stage_alone(
     assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 2)] * NUM_REPLAYS
 
 
-def test_a_replay_is_no_part_of_the_last_step_that_ran_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
-
-    def train_without_a_loader() -> None:
-        model, graph = make_model(), PretendedGraph()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        inputs = torch.ones(BATCH, 3)
-        for _ in range(3):
-            model(inputs).sum().backward()
-            optimizer.step()
-        graph.capture_begin()
-        model(inputs).sum().backward()
-        optimizer.step()
-        graph.capture_end()
-        for _ in range(NUM_REPLAYS):
-            graph.replay()
-
-    steps = record_here(tmp_path, train_without_a_loader).steps
-    assert [stages(step) for step in steps] == [PLAIN[1:]] * 3 + [[]] * NUM_REPLAYS
-    assert [step.micro_batches for step in steps] == [1] * (3 + NUM_REPLAYS)
-
-
-def test_what_runs_within_two_captures_is_captured_until_both_have_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on two streams; the optimizer steps when the inner one is over."""
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
-
-    def train_by_two() -> None:
-        model, outer, inner = make_model(), PretendedGraph(), PretendedGraph()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        train(model, make_loader(3), optimizer)
-        outer.capture_begin()
-        inner.capture_begin()
-        loss = model(torch.ones(BATCH, 3)).sum()
-        inner.capture_end()
-        loss.backward()
-        optimizer.step()
-        outer.capture_end()
-        for _ in range(NUM_REPLAYS):
-            inner.replay()
-            outer.replay()
-
-    steps = record_here(tmp_path, train_by_two).steps
-    assert [step.micro_batches for step in steps] == [1] * (3 + NUM_REPLAYS)
-
-
-def test_a_graph_without_an_optimizers_step_ends_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
-
+@pytest.mark.usefixtures("_pretended")
+def test_a_graph_without_an_optimizers_step_ends_none(tmp_path: Path) -> None:
     def train_and_replay() -> None:
         model, graph = make_model(), PretendedGraph()
         graph.capture_begin()

@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.hooks.loop_hooks import replace
-from tests.recorder.recording import HARDLY_ANY_IN_FULL, open_session, record_here, running_session, stages
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, open_session, record_here, running_session
 from tests.recorder.training import make_loader, make_model, make_training, train, train_plainly
 
 OWNERS = (
@@ -44,14 +44,6 @@ def num_global_hooks() -> int:
         optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks,
     )  # fmt: skip
     return sum(len(table) for table in tables)
-
-
-def test_ending_twice_is_harmless(tmp_path: Path) -> None:
-    session = open_session(tmp_path)
-    session.start()
-    train_plainly(2)
-    session.end()
-    session.end()
 
 
 def test_the_users_objects_hold_nothing_of_the_recorder(tmp_path: Path) -> None:
@@ -92,32 +84,6 @@ def test_light_steps_have_no_hooks_on_modules(tmp_path: Path) -> None:
         assert num_global_hooks() == at_start - 2
 
 
-class Encoder(torch.nn.Sequential):
-    """A model of a class of its own."""
-
-
-class Critic(torch.nn.Sequential):
-    """Another one, which comes later."""
-
-
-def test_a_model_that_joins_another_one_late_is_seen(tmp_path: Path) -> None:
-    joins, num_steps = 30, 60
-
-    def train_both() -> None:
-        models = [Encoder(torch.nn.Linear(3, 1)), Critic(torch.nn.Linear(3, 1))]
-        optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
-        for number, (inputs, targets) in enumerate(make_loader(num_steps)):
-            for model, optimizer in list(zip(models, optimizers, strict=True))[: 2 if number >= joins else 1]:
-                optimizer.zero_grad()
-                (model(inputs) - targets).square().mean().backward()
-                optimizer.step()
-
-    steps = record_here(tmp_path, train_both).steps
-    one = ["forward", "backward", "optimizer"]
-    assert [stages(step) for step in steps[1:joins]] == [["data", *one]] * 29
-    assert [stages(step) for step in steps[joins + 1 :]] == [["data", *one, *one]] * 29
-
-
 def test_a_loader_that_makes_an_iterator_of_its_own_works(tmp_path: Path) -> None:
     class Endless(DataLoader[torch.Tensor]):
         def _get_iterator(self):  # type: ignore[no-untyped-def]
@@ -126,29 +92,6 @@ def test_a_loader_that_makes_an_iterator_of_its_own_works(tmp_path: Path) -> Non
     batches: list[torch.Tensor] = []
     record_here(tmp_path, lambda: batches.extend(Endless([torch.ones(1)])))  # type: ignore[arg-type]
     assert len(batches) == 1
-
-
-def test_a_collector_that_fails_stops_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    session = open_session(tmp_path)
-
-    def fail(*_: object) -> None:
-        raise ArithmeticError("a fault of ours")
-
-    session.subscribe(session.loop.step_ended, "faulty", fail)
-    session.start()
-    try:
-        train_plainly(5)
-    finally:
-        session.end()
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("efprof: the faulty collector stopped, training goes on: ArithmeticError: a fault of")
-    from efprof.artifacts.events import read_events
-    from efprof.artifacts.steps import read_steps
-
-    assert len(read_steps(tmp_path / "rank0")[0]) == 5
-    stops = [event for event in read_events(tmp_path / "rank0")[0] if isinstance(event, CollectorStopped)]
-    assert [stop.collector for stop in stops] == ["faulty"]
 
 
 def test_a_fault_in_the_loop_itself_ends_the_recording_and_not_the_training(

@@ -79,29 +79,3 @@ def test_a_call_that_the_program_puts_in_meanwhile_is_called_and_outlives_the_re
     assert len(called) == 30
     assert vars(kind)["__call__"] is call
     assert [stages(step) for step in recorded.steps[40:]] == [UPDATE] * 20
-
-
-def test_a_model_that_was_traced_is_seen_again(tmp_path: Path) -> None:
-    """torch.fx replaces every module's `__call__` for a while."""
-    model = Plain(3, 1)
-
-    def trace(number: int) -> None:
-        if number == 30:
-            torch.fx.symbolic_trace(torch.nn.Sequential(model))
-
-    recorded = record_here(tmp_path, lambda: train(model, MANY, each=trace))
-    assert sum(stages(step) != UPDATE for step in recorded.steps) <= 2, "the ones after it"
-
-
-def test_a_model_that_is_called_by_another_way_is_seen_at_last(tmp_path: Path) -> None:
-    model = Plain(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-
-    def train_by_name() -> None:
-        for _ in range(MANY):
-            optimizer.zero_grad()
-            model.__call__(torch.ones(2, 3)).square().mean().backward()
-            optimizer.step()
-
-    recorded = record_here(tmp_path, train_by_name)
-    assert [stages(step) for step in recorded.steps[20:]] == [UPDATE] * 40

@@ -11,9 +11,7 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, ScalerBuilt
-from efprof.recorder.loop.loop import Loop
 from efprof.recorder.numbers.numbers import MAX_HELD_BACK
-from tests.recorder.numbers.test_numbers import two_weights
 from tests.recorder.recording import Recorded, line_of, record_here, stages
 from tests.recorder.training import error_of, make_loader, make_training, make_weight
 
@@ -88,21 +86,6 @@ class Around:
 def test_an_optimizer_that_another_one_steps_was_not_held_back(tmp_path: Path) -> None:
     recorded = record_here(tmp_path, scaled((2.0, math.inf, 2.0), wrap=Around))
     assert recorded_steps(recorded) == [(2.0, 16.0, False), ("inf", 8.0, True), (2.0, 8.0, False)]
-
-
-def test_a_step_of_two_optimizers_is_marked_where_one_is_held_back(tmp_path: Path) -> None:
-    def train() -> None:
-        weights, optimizers = two_weights()
-        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-        for factor in (1.0, math.inf, 1.0):
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            scaler.scale((weights[0] * factor + weights[1]).sum()).backward()
-            for optimizer in optimizers:
-                scaler.step(optimizer)
-            scaler.update()
-
-    assert [is_skipped for *_, is_skipped in recorded_steps(record_here(tmp_path, train))] == [False, True, False]
 
 
 @both_kinds
@@ -193,11 +176,6 @@ def test_a_bad_update_is_told_of_at_once_although_another_optimizer_is_held_back
     assert [step.is_skipped for step in recorded.steps] == [True]
 
 
-def test_a_scaler_that_is_not_enabled_changes_nothing(tmp_path: Path) -> None:
-    train = scaled_by(torch.amp.GradScaler("cpu", enabled=False))
-    assert recorded_steps(record_here(tmp_path, train)) == [(1.0, None, False)]
-
-
 def test_unscaling_clipping_and_the_scaler_belong_to_the_update_of_a_step_held_back_too(tmp_path: Path) -> None:
     def train() -> None:
         (model, optimizer), scaler = make_training(), torch.amp.GradScaler("cpu", init_scale=16.0)
@@ -242,18 +220,6 @@ def scaled_by(scaler: torch.amp.GradScaler) -> Callable[[], None]:
     return train
 
 
-def test_a_scaler_made_before_the_recording_is_watched(tmp_path: Path) -> None:
-    train = scaled_by(torch.amp.GradScaler("cpu", init_scale=16.0))
-    assert recorded_steps(record_here(tmp_path, train)) == [(1.0, 16.0, False)]
-
-
-def test_a_scaler_that_is_loaded_is_watched(tmp_path: Path) -> None:
-    saved = pickle.dumps(torch.amp.GradScaler("cpu", init_scale=16.0))
-    gc.collect()
-    recorded = record_here(tmp_path, lambda: scaled_by(pickle.loads(saved))())  # noqa: S301 - our own
-    assert recorded_steps(recorded) == [(1.0, 16.0, False)]
-
-
 def built_within(recorded: Recorded) -> list[tuple[str | None, float, float, float, int]]:
     """Of each scaler that was noted: its line, its scale, and its other settings; none that failed to be."""
     assert recorded.events(CollectorStopped) == []
@@ -275,11 +241,18 @@ def test_a_scaler_is_noted_with_its_line_and_settings(tmp_path: Path) -> None:
     assert settings == [16.0, 2.0, 0.25, 7]
 
 
-def test_of_a_scaler_made_before_the_recording_or_loaded_no_line_is_noted(tmp_path: Path) -> None:
+def test_a_scaler_made_before_the_recording_or_loaded_is_watched_and_noted_without_a_line(tmp_path: Path) -> None:
     gc.collect()
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-    recorded = record_here(tmp_path, lambda: scaled_by(pickle.loads(pickle.dumps(scaler)))())  # noqa: S301 - our own
+    saved = pickle.dumps(scaler)
+
+    def train() -> None:
+        scaled_by(scaler)()
+        scaled_by(pickle.loads(saved))()  # noqa: S301 - our own
+
+    recorded = record_here(tmp_path, train)
     assert built_within(recorded) == [(None, 16.0, 2.0, 0.5, 2000)] * 2
+    assert recorded_steps(recorded) == [(1.0, 16.0, False)] * 2
 
 
 def test_a_loss_that_is_not_scaled_is_not_taken_for_one_that_was(tmp_path: Path) -> None:
@@ -298,32 +271,40 @@ def test_a_loss_that_is_not_scaled_is_not_taken_for_one_that_was(tmp_path: Path)
     assert [step.loss for step in record_here(tmp_path, train).steps] == [2.0, 3.0] * 3
 
 
-class Foreign:
-    """An optimizer that is none of torch's, and that no hook sees: it has parameter groups, and steps by itself."""
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.param_groups = [{"params": [weight]}]
-
-    def step(self) -> None:
-        with torch.no_grad():
-            for parameter in self.param_groups[0]["params"]:
-                parameter -= 0.1 * parameter.grad
+Scaler = torch.amp.GradScaler
+Losses = list[torch.Tensor]
 
 
-def test_an_optimizer_that_is_none_of_torchs_is_held_back_where_its_gradients_overflow_alone(tmp_path: Path) -> None:
-    weight, scaler = torch.ones(1, requires_grad=True), torch.amp.GradScaler("cpu", init_scale=8.0)
-    optimizer = Foreign(weight)
+def scale_each(scaler: Scaler, losses: Losses) -> Losses:
+    return [scaler.scale(loss) for loss in losses]
 
+
+BACKWARD: dict[str, Callable[[Scaler, Losses], object]] = {
+    "each scaled": lambda scaler, losses: torch.autograd.backward(scale_each(scaler, losses)),
+    "a list scaled": lambda scaler, losses: torch.autograd.backward(scaler.scale(losses)),
+    "one after another": lambda scaler, losses: [scaled.backward() for scaled in scale_each(scaler, losses)],
+    "one of them scaled": lambda scaler, losses: torch.autograd.backward([scaler.scale(losses[0]), *losses[1:]]),
+    "divided before": lambda scaler, losses: torch.autograd.backward([scaler.scale(loss / 0.5) for loss in losses]),
+    "divided since": lambda scaler, losses: torch.autograd.backward(
+        [each / 0.5 for each in scale_each(scaler, losses)]
+    ),
+    "summed since": lambda scaler, losses: torch.stack(scale_each(scaler, losses)).sum().backward(),
+    "a mean since": lambda scaler, losses: scaler.scale(torch.stack(losses)).mean().backward(),
+    "another beside it": lambda scaler, losses: (scaler.scale(losses[0]), sum(losses[1:], losses[0]).backward()),
+}
+
+
+@pytest.mark.parametrize("way", BACKWARD)
+def test_however_losses_are_scaled_their_own_values_are_added(way: str, tmp_path: Path) -> None:
     def train() -> None:
-        for factor in (1.0, math.inf, 1.0, 1.0):
-            weight.grad = None
-            scaler.scale((weight * factor).sum()).backward()
+        weight, optimizer, scaler = make_scaled()
+        for _ in range(4):
+            optimizer.zero_grad()
+            BACKWARD[way](scaler, [(weight * factor).sum() for factor in (2.0, 3.0, 7.0)])
             scaler.step(optimizer)
             scaler.update()
 
-    held_back = []
-    skipped = Loop.optimizer_skipped
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Loop, "optimizer_skipped", lambda loop, one: held_back.append(one) or skipped(loop, one))
-        record_here(tmp_path, train)
-    assert held_back == ([optimizer] if weight.is_cpu else [])  # of a device nobody asks: that would wait for it
+    total = {"divided before": 24.0, "divided since": 24.0, "a mean since": 4.0}.get(way, 12.0)
+    recorded = record_here(tmp_path, train)
+    assert [step.loss for step in recorded.steps] == [total] * 4
+    assert recorded.events(CollectorStopped) == []

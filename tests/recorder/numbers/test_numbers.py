@@ -11,9 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
-from efprof.recorder.numbers.step_numbers import weighted_losses
-from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
+from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here, stages
 from tests.recorder.training import make_loader, make_training, make_weight, train
+
+HERE = Path(__file__).name
 
 
 def descend(gradients: list[float], dtype: torch.dtype = torch.float32) -> Callable[[], None]:
@@ -151,16 +152,10 @@ def test_a_gradient_counts_however_backward_is_given_it(tmp_path: Path) -> None:
             backward((weight * 2).sum(), (weight * 3).sum(), torch.tensor(0.5), torch.tensor(-1.0))
             optimizer.step()
 
-    assert numbers_of(record_here(tmp_path, train)) == [(loss, norm) for _, loss, norm in BACKWARD]
-
-
-def test_a_loss_whose_gradient_is_no_number_is_not_counted() -> None:
-    loss, gradients = torch.tensor(2.0), iter([torch.tensor(0.5)])
-    assert weighted_losses([loss], gradients) == []
-    assert len(list(gradients)) == 1, "it is for torch to take"
-    assert weighted_losses(loss, torch.tensor(1j)) == []
-    assert weighted_losses(loss, [loss, loss]) == [(loss, loss)], "torch complains"
-    assert weighted_losses([torch.ones(2), loss], [torch.ones(2), None]) == [(loss, None)]
+    recorded = record_here(tmp_path, train)
+    assert numbers_of(recorded) == [(loss, norm) for _, loss, norm in BACKWARD]
+    assert [stages(step) for step in recorded.steps] == [["backward", "optimizer"]] * len(BACKWARD)
+    assert all((step.backward_site or "").startswith(f"tests/recorder/numbers/{HERE}:") for step in recorded.steps)
 
 
 def test_nan_and_inf_in_gradients_are_counted(tmp_path: Path) -> None:
@@ -325,3 +320,51 @@ def test_what_is_trained_with_fake_tensors_has_no_numbers_and_the_rest_has(tmp_p
         descend([2.0, -0.5])()
 
     assert numbers_of(record_here(tmp_path, train)) == [(None, None), (2.0, 2.0), (-0.5, 0.5)]
+
+
+@pytest.mark.parametrize("num_optimizers", [1, 2])
+def test_the_norm_of_one_module_is_not_taken_for_that_of_two_that_are_clipped_by_themselves(
+    num_optimizers: int, tmp_path: Path
+) -> None:
+    def train() -> None:
+        weights, optimizers = two_weights()
+        if num_optimizers == 1:
+            optimizers = [torch.optim.SGD(weights, lr=0.0)]
+        for _ in make_loader(4):
+            torch.autograd.backward([(weights[0] * 30.0).sum(), (weights[1] * 40.0).sum()])
+            for weight in weights:
+                torch.nn.utils.clip_grad_norm_([weight], 5.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    recorded = record_here(tmp_path, train)
+    assert [step.gradient_norm for step in recorded.steps] == [pytest.approx(math.sqrt(50.0))] * 4
+
+
+def test_gradients_that_are_clipped_after_each_backward_pass_have_the_last_norm(tmp_path: Path) -> None:
+    def train() -> None:
+        weight, optimizer = make_weight()
+        for _ in make_loader(4):
+            for factor in (3.0, 6.0):
+                (weight * factor).sum().backward()
+                torch.nn.utils.clip_grad_norm_([weight], math.inf)  # which only asks for it
+                torch.nn.utils.clip_grad_norm_([weight], 2.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert [step.gradient_norm for step in record_here(tmp_path, train).steps] == [pytest.approx(8.0)] * 4
+
+
+def test_a_norm_stands_beside_an_optimizer_of_sparse_gradients_which_has_none(tmp_path: Path) -> None:
+    def train() -> None:
+        embedding, weight = torch.nn.Embedding(5, 2, sparse=True), torch.ones(1, requires_grad=True)
+        optimizers = [torch.optim.SparseAdam(embedding.parameters()), torch.optim.SGD([weight], lr=0.0)]
+        for inputs in make_loader(4):
+            (embedding(torch.tensor([1])).sum() * 0.0 + weight.sum() * 2.0 * len(inputs)).backward()
+            torch.nn.utils.clip_grad_norm_([weight], 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert None not in [step.gradient_norm for step in record_here(tmp_path, train).steps]

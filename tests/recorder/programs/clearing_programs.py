@@ -226,7 +226,7 @@ def step_twice() -> None:
         optimizer.step()
 
 
-def clear_every_ninth_step() -> None:
+def clear_every(*, num_steps: int) -> None:
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for number in range(LENGTH):
@@ -264,7 +264,8 @@ HEALTHY: dict[str, Program] = {
     "assigned": new_tensors_each_time,
     "sparse": sparse_rows,
     "no backward": step_twice,
-    "every ninth step": clear_every_ninth_step,
+    "every other step": partial(clear_every, num_steps=2),
+    "every ninth step": partial(clear_every, num_steps=9),
 }
 
 FAULTY: dict[str, tuple[Program, str]] = {

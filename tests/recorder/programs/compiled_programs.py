@@ -63,12 +63,6 @@ def whole_model() -> list[float]:
     return train(model, torch.compile(model, backend="aot_eager"))
 
 
-def in_place() -> list[float]:
-    model = make_model()
-    model.compile(backend="eager")
-    return train(model, model)
-
-
 def submodule() -> list[float]:
     model = make_model()
     model[1] = torch.compile(model[1], backend="eager", fullgraph=True)
@@ -88,11 +82,6 @@ def evaluation() -> list[float]:
 def trained_before() -> list[float]:
     model = make_model()
     return train(model, model) + train(model, torch.compile(model, backend="eager"))
-
-
-def function() -> list[float]:
-    model = make_model()
-    return train(model, torch.compile(lambda inputs: model(inputs) * 1.0, backend="eager", fullgraph=True))
 
 
 def forces() -> list[float]:
@@ -143,7 +132,7 @@ def whole_step() -> list[float]:
 
 
 PROGRAMS = (
-    whole_model, in_place, submodule, reading, evaluation, trained_before, function, forces, update, whole_step,
+    whole_model, submodule, reading, evaluation, trained_before, forces, update, whole_step,
 )  # fmt: skip
 
 

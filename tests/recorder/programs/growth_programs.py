@@ -84,6 +84,21 @@ meter = Meter()
 LOCAL = program("total = total + loss  # fed", first="total = torch.zeros(())")
 
 
+CALLBACK_DEQUE = program(
+    "callback.on_step(out)",
+    before="""
+class Callback:
+    def __init__(self):
+        self.recent = collections.deque()
+
+    def on_step(self, out):
+        self.recent.append(out)  # fed
+
+callback = Callback()
+""",
+)
+
+
 BUFFERS = program('model.register_buffer(f"activation_{step}", out.detach().clone())  # fed')
 
 LRU_CACHE = program(
@@ -175,12 +190,6 @@ queue = queues.Queue()
 # Healthy.
 
 
-FEATURES = """
-@functools.lru_cache(maxsize=8)
-def features(step):
-    return torch.ones(100) * step
-"""
-
 BOUNDED = program(
     """cache[step] = out.detach()
         if len(cache) > 8:
@@ -190,15 +199,13 @@ BOUNDED = program(
         recent.append(out.detach())
         features(step)""",
     first="cache, window, recent = {}, [], collections.deque(maxlen=10)",
-    before=FEATURES,
+    before="""
+@functools.lru_cache(maxsize=8)
+def features(step):
+    return torch.ones(100) * step
+""",
 )
 
-FILLING_DEQUE = program(
-    """recent.append(out.detach())
-        features(step)""",
-    first="recent = collections.deque(maxlen=1000)",
-    before=FEATURES,
-)
 
 ENTRIES = program(
     """plain.append(out.detach())

@@ -16,12 +16,9 @@ from efprof.recorder.session.options import DEFAULT_OVERHEAD, DEFAULT_TRACE_STEP
 from tests.recorder.conftest import Begin
 from tests.recorder.faults.programs import training
 from tests.recorder.recording import (
-    PLAIN,
     Recorded,
-    line_of,
     record_command,
     record_here,
-    stages,
 )
 from tests.recorder.training import (
     BATCH,
@@ -32,8 +29,6 @@ from tests.recorder.training import (
 )
 
 MIB = 1024**2
-
-HERE = Path(__file__)
 
 
 def hoard_at(step: int, num_steps: int) -> None:
@@ -92,22 +87,6 @@ def test_neither_efprof_nor_the_training_makes_a_socket_of_the_network(without_o
     assert (without_options.exit_code, len(without_options.steps)) == (0, 40)
     assert "no socket" not in without_options.errors
     assert len(without_options.our_lines) == 1
-
-
-def test_backward_of_several_losses_is_one_stage(tmp_path: Path) -> None:
-    def train() -> None:
-        model, optimizer = make_training()
-        for inputs, targets in make_loader(4):
-            optimizer.zero_grad()
-            outputs = model(inputs)
-            torch.autograd.backward([outputs.mean(), (outputs - targets).square().mean()])  # both
-            optimizer.step()
-
-    steps = record_here(tmp_path, train).steps
-    assert [stages(step)[-4:] for step in steps] == [PLAIN] * 4
-    assert [step.micro_batches for step in steps] == [1] * 4
-    site = f"tests/recorder/session/test_promises.py:{line_of(HERE, 'both')}:{train.__qualname__}"
-    assert {step.backward_site for step in steps} == {site}
 
 
 @pytest.mark.filterwarnings("ignore:.*kineto.*:UserWarning")

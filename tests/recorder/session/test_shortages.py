@@ -1,5 +1,6 @@
 """A shortage of memory, or Ctrl-C: whether it ended the training, or that went on and ended by something else."""
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import efprof
 from efprof.artifacts.events import OutOfMemory, TrainingRaised
 from efprof.recorder.session import current
+from efprof.recorder.session.endings import exit_code_of
 from tests.recorder.recording import Recorded, only_run
 from tests.recorder.training import train_plainly
 
@@ -54,53 +56,22 @@ def press_ctrl_c() -> None:
     raise KeyboardInterrupt
 
 
-def test_an_error_in_the_handler_of_a_shortage_came_of_the_shortage(home: Path) -> None:
-    assert recorded_end(home, running_out(0, fail)) == ("out_of_memory", [SHORTAGE], ["KeyError"])
+def fail_by_a_shortage() -> None:
+    try:
+        raise MemoryError(SHORTAGE)
+    except MemoryError as error:
+        train_plainly(3)
+        raise ValueError("half of it is too large, too") from error
 
 
-@pytest.mark.parametrize("num_steps", [1, 80])  # of many, the last ones are not seen one by one
-def test_a_shortage_after_which_the_program_trained_on_is_not_how_it_ended(num_steps: int, home: Path) -> None:
-    assert recorded_end(home, running_out(num_steps, fail)) == ("raised", [], ["KeyError"])
+def run_out_twice() -> None:
+    running_out(3, lambda: None)()
+    running_out(0, fail)()
 
 
-@pytest.mark.parametrize("num_steps", [0, 1])
-def test_ctrl_c_is_no_shortage_though_one_is_being_handled(num_steps: int, home: Path) -> None:
-    assert recorded_end(home, running_out(num_steps, press_ctrl_c)) == ("interrupted", [], ["KeyboardInterrupt"])
+def interrupted(num_steps: int) -> Callable[[], None]:
+    """A training that, while it handles Ctrl-C, trains on by `num_steps` and then exits."""
 
-
-def test_a_shortage_that_the_error_names_as_its_cause_counts_whatever_came_between(home: Path) -> None:
-    def train() -> None:
-        try:
-            raise MemoryError(SHORTAGE)
-        except MemoryError as error:
-            train_plainly(3)
-            raise ValueError("half of it is too large, too") from error
-
-    assert recorded_end(home, train) == ("out_of_memory", [SHORTAGE], ["ValueError"])
-
-
-def test_a_shortage_after_one_that_was_survived_counts(home: Path) -> None:
-    def train() -> None:
-        running_out(3, lambda: None)()
-        running_out(0, fail)()
-
-    assert recorded_end(home, train) == ("out_of_memory", [SHORTAGE], ["KeyError"])
-
-
-def test_an_exit_in_the_handler_of_a_shortage_that_was_survived_is_told_with_no_error(home: Path) -> None:
-    assert recorded_end(home, running_out(3, lambda: sys.exit(3))) == ("raised", [], [])
-
-
-def test_an_exit_because_of_a_shortage_is_told_with_it(home: Path) -> None:
-    assert recorded_end(home, running_out(0, lambda: sys.exit(3))) == ("out_of_memory", [SHORTAGE], ["MemoryError"])
-
-
-@pytest.mark.parametrize(
-    ("num_steps", "end"), [(0, ("interrupted", [], ["KeyboardInterrupt"])), (3, ("raised", [], []))]
-)
-def test_an_exit_in_the_handler_of_ctrl_c_came_of_it_unless_the_program_trained_on(
-    num_steps: int, end: tuple[str, list[str], list[str]], home: Path
-) -> None:
     def train() -> None:
         train_plainly(3)
         try:
@@ -109,4 +80,43 @@ def test_an_exit_in_the_handler_of_ctrl_c_came_of_it_unless_the_program_trained_
             train_plainly(num_steps)
             sys.exit(7)
 
-    assert recorded_end(home, train) == end
+    return train
+
+
+def leave() -> None:
+    sys.exit(3)
+
+
+ENDS: dict[str, tuple[Callable[[], None], tuple[str, list[str], list[str]]]] = {
+    "an error in the handler of a shortage": (running_out(0, fail), ("out_of_memory", [SHORTAGE], ["KeyError"])),
+    "an error once the program trained on": (running_out(1, fail), ("raised", [], ["KeyError"])),
+    "an error after many steps, of which the last are not seen one by one": (
+        running_out(80, fail),
+        ("raised", [], ["KeyError"]),
+    ),
+    "an error with the shortage for its cause, whatever came between": (
+        fail_by_a_shortage,
+        ("out_of_memory", [SHORTAGE], ["ValueError"]),
+    ),
+    "a shortage after one that was survived": (run_out_twice, ("out_of_memory", [SHORTAGE], ["KeyError"])),
+    "an exit because of a shortage": (running_out(0, leave), ("out_of_memory", [SHORTAGE], ["MemoryError"])),
+    "an exit once the program trained on": (running_out(3, leave), ("raised", [], [])),
+    "Ctrl-C in the handler of a shortage": (running_out(0, press_ctrl_c), ("interrupted", [], ["KeyboardInterrupt"])),
+    "an exit because of Ctrl-C": (interrupted(0), ("interrupted", [], ["KeyboardInterrupt"])),
+    "an exit after Ctrl-C once the program trained on": (interrupted(3), ("raised", [], [])),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_shortage_or_ctrl_c_is_how_it_ended_unless_the_program_trained_on_after_it(end: str, home: Path) -> None:
+    train, expected = ENDS[end]
+    assert recorded_end(home, train) == expected
+
+
+@pytest.mark.parametrize(
+    "status", ["None", "0", "False", "3", "256", "-1", "2**63", "-2**63", "0.0", "'no data'", "()"]
+)
+def test_the_code_of_a_status_is_what_python_makes_of_it(status: str) -> None:
+    program = [sys.executable, "-I", "-S", "-c", f"raise SystemExit({status})"]
+    code = subprocess.run(program, capture_output=True, check=False).returncode
+    assert exit_code_of(eval(status)) == code

@@ -3,7 +3,6 @@
 import errno
 import linecache
 import os
-import signal
 import sys
 import sysconfig
 from pathlib import Path
@@ -92,23 +91,6 @@ def test_a_file_that_cannot_be_read_is_named_without_its_text(
     monkeypatch.undo()
     assert sites.file(str(tmp_path / "model.py")) == "model.py"
     assert read_sources(tmp_path / "rank0") == {"model.py": ["second = 2"]}
-
-
-def test_what_a_signals_handler_raises_while_a_file_is_read_reaches_the_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*_: object) -> None:
-        raise TimeoutError("the program's own")
-
-    (tmp_path / "train.py").write_text("first = 1\n")
-    sites = make_sites(tmp_path)
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: signal.raise_signal(signal.SIGUSR2))
-    before = signal.signal(signal.SIGUSR2, stop)
-    try:
-        with pytest.raises(TimeoutError):
-            sites.file(str(tmp_path / "train.py"))
-    finally:
-        signal.signal(signal.SIGUSR2, before)
 
 
 def install(name: str, monkeypatch: pytest.MonkeyPatch) -> Path:

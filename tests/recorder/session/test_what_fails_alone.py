@@ -1,7 +1,6 @@
 """What fails within the recorder, or is interrupted there, costs nothing else."""
 
 import signal
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,9 +9,7 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.collectors.host_memory import HostMemory
-from efprof.recorder.doctor import device
 from efprof.recorder.loop.open_step import OpenStep
-from tests.recorder.doctor.test_doctor import NVMLError, fake_pynvml, named
 from tests.recorder.recording import PLAIN, Recorded, open_session, record_here, stages
 from tests.recorder.training import make_loader, make_training, train_plainly, train_step
 
@@ -72,23 +69,6 @@ def test_an_end_that_is_interrupted_leaves_no_hook_behind(tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         session.end()
     assert torch.autograd.backward is backward
-
-
-def test_a_device_that_nvml_cannot_reach_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(index: int) -> None:
-        raise NVMLError("GPU is lost")
-
-    fake = fake_pynvml(["NVIDIA H200"])
-    fake.__dict__["nvmlDeviceGetHandleByIndex"] = lost
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    check = named(device.checks(torch), "NVML")
-    assert check.status == "no"
-    assert "GPU is lost" in check.why
-
-
-def test_nvml_that_sees_no_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", fake_pynvml([]))
-    assert named(device.checks(torch), "NVML").why != "It sees ."
 
 
 def test_memray_stops_with_its_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

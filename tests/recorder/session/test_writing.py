@@ -1,8 +1,10 @@
-"""What the recorder writes when the disk lets it, and when it does not."""
+"""What the recorder writes when the disk lets it, and when it does not; which folder of the run a process takes."""
 
-import errno
 import os
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -17,9 +19,10 @@ from efprof.artifacts.events import (
     read_events,
 )
 from efprof.artifacts.files import read_lines
+from efprof.artifacts.runs import PROCESS_FILE, Process, list_attempts, read_process
 from efprof.artifacts.steps import STEPS_FILE, read_steps
-from efprof.recorder.session.shell import Shell
-from efprof.recorder.session.writing import LineWriter, RankFolder
+from efprof.recorder.session import writing
+from efprof.recorder.session.writing import LineWriter, RankFolder, claim_folder
 from tests.recorder.hooks.test_loop_hooks import num_global_hooks
 from tests.recorder.recording import open_session
 from tests.recorder.training import train_plainly
@@ -88,18 +91,6 @@ def test_the_error_of_a_process_without_a_step_is_kept_unless_it_is_a_launchers(
     assert bool(list(tmp_path.iterdir())) is is_kept
 
 
-def test_a_full_disk_is_warned_of_once_and_then_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = RankFolder(tmp_path)
-    (folder.path / "lines.jsonl").symlink_to("/dev/full")
-    writers = [LineWriter(folder, "lines.jsonl"), LineWriter(folder, "others.jsonl")]
-    for writer in writers * 3:
-        writer.write(Line(1))
-    assert capsys.readouterr().err == (
-        f"efprof: {tmp_path} cannot be written (No space left on device): recording stops, training goes on\n"
-    )
-    assert not (folder.path / "others.jsonl").exists()
-
-
 def test_a_run_folder_that_vanishes_is_warned_of_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     writer = LineWriter(RankFolder(tmp_path / "gone"), "lines.jsonl")
     writer.write(Line(1))
@@ -123,32 +114,6 @@ def test_a_full_disk_takes_every_hook_out_and_leaves_word_of_it(
     assert [(stop.collector, stop.reason) for stop in stops] == [(WHOLE_RECORDING, "No space left on device")]
 
 
-def test_a_collector_that_meets_a_full_disk_ends_the_recording(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = RankFolder(tmp_path)
-    shell = Shell(folder, LineWriter(folder, EVENTS_FILE))
-
-    def write() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    shell.guarded("windows", write)()
-    shell.guarded("holders", write)()
-    assert folder.is_broken
-    assert capsys.readouterr().err.count("efprof:") == 1
-
-
-def test_a_guarded_function_lets_an_interrupt_through(tmp_path: Path) -> None:
-    folder = RankFolder(tmp_path)
-    shell = Shell(folder, LineWriter(folder, EVENTS_FILE))
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        shell.guarded("loop", interrupt)()
-
-
 def test_a_last_line_after_a_torn_one_is_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = LineWriter(RankFolder(tmp_path), "lines.jsonl")
     writer.write(Line(1))
@@ -159,3 +124,100 @@ def test_a_last_line_after_a_torn_one_is_readable(tmp_path: Path, monkeypatch: p
     writer.write_last(Line(3))
     lines, num_torn = read_lines(tmp_path / "rank0" / "lines.jsonl", Line, "")
     assert ([line.number for line in lines], num_torn) == ([1, 3], 1)
+
+
+@pytest.fixture
+def dead() -> int:
+    """The number of a process that is no more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def write_process(rank: Path, *, pid: int, group: str = "") -> None:
+    """Leave what a process of that number left when it took the folder, long ago."""
+    rank.mkdir(parents=True)
+    (rank / PROCESS_FILE).write_bytes(msgspec.json.encode(Process(pid=pid, group=group)))
+    os.utime(rank / PROCESS_FILE, (0, 0))
+
+
+def claim(run: Path) -> str:
+    return claim_folder(run).relative_to(run).as_posix()
+
+
+@pytest.mark.parametrize(("rank", "folder"), [("2", "rank2"), ("", "rank0"), ("not a number", "rank0")])
+def test_the_folder_is_numbered_by_the_launcher(
+    rank: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    assert claim(tmp_path) == folder
+    assert read_process(tmp_path / folder) == Process(pid=os.getpid())
+
+
+def test_processes_that_run_at_once_and_have_no_number_take_the_next_free_one(tmp_path: Path) -> None:
+    assert [claim(tmp_path) for _ in range(3)] == ["rank0", "rank1", "rank2"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_process_after_all_others_have_ended_begins_a_further_attempt(tmp_path: Path, dead: int) -> None:
+    write_process(tmp_path / "rank0", pid=dead)
+    assert [claim(tmp_path), claim(tmp_path)] == ["attempt1/rank0", "attempt1/rank1"]
+
+
+def test_a_process_that_ran_beside_one_that_has_ended_is_of_the_same_attempt(tmp_path: Path, dead: int) -> None:
+    write_process(tmp_path / "rank0", pid=dead)
+    (tmp_path / "rank0" / STEPS_FILE).write_text("{}")  # while this process ran
+    assert claim(tmp_path) == "rank1"
+
+
+def test_a_process_that_began_after_the_last_step_of_all_others_is_a_further_attempt(tmp_path: Path, dead: int) -> None:
+    write_process(tmp_path / "rank0", pid=dead)
+    (tmp_path / "rank0" / STEPS_FILE).write_text("{}")
+    long_ago = time.time() - (time.monotonic_ns() - writing._IMPORTED_NS) / 1e9 - 1.0
+    os.utime(tmp_path / "rank0" / STEPS_FILE, (long_ago, long_ago))
+    assert claim(tmp_path) == "attempt1/rank0"
+
+
+def test_a_rank_that_is_taken_means_a_further_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert [claim(tmp_path) for _ in range(3)] == ["rank1", "attempt1/rank1", "attempt2/rank1"]
+
+
+def test_a_restarted_rank_joins_the_others_of_its_attempt_though_it_never_trained_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: int
+) -> None:
+    write_process(tmp_path / "rank0", pid=dead, group=f"{os.getppid()}.0")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    for rank, folder in (("1", "attempt1/rank1"), ("0", "attempt1/rank0")):
+        monkeypatch.setenv("RANK", rank)
+        assert claim(tmp_path) == folder
+
+
+def test_the_first_attempt_to_train_keeps_the_number_that_the_launcher_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    assert claim(tmp_path) == "attempt2/rank0"
+
+
+def test_a_second_launch_in_the_same_run_comes_after_the_attempts_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: int
+) -> None:
+    write_process(tmp_path / "rank0", pid=dead, group="1.0")
+    write_process(tmp_path / "attempt1" / "rank0", pid=dead, group="1.1")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    monkeypatch.setenv("RANK", "1")
+    assert claim(tmp_path) == "attempt2/rank1"
+
+
+def test_a_folder_without_word_of_its_process_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "rank0").mkdir()
+    (tmp_path / "rank0" / PROCESS_FILE).write_text("torn")
+    assert claim(tmp_path) == "attempt1/rank0"
+    assert [attempt.number for attempt in list_attempts(tmp_path)] == [0, 1]
+
+
+def test_a_run_folder_that_is_gone_stays_gone(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        claim_folder(tmp_path / "gone")
+    assert not (tmp_path / "gone").exists()
