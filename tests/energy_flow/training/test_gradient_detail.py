@@ -26,13 +26,6 @@ def test_each_layer_has_one_norm_over_its_own_parameters_without_the_loss_scale(
     assert detail.arrived()[0].norms == pytest.approx({"0": 13 / 1024, "2": 5 / 1024})
 
 
-def test_only_every_so_many_steps_are_measured() -> None:
-    detail = GradientDetail(_model(), interval=3)
-    for step in range(1, 8):
-        detail.measure(step, ONE)
-    assert [measured.step for measured in detail.drain()] == [3, 6]
-
-
 def test_a_layer_without_a_gradient_is_left_out_and_one_not_finite_told_from_the_others() -> None:
     model = _model()
     model[0].zero_grad()
