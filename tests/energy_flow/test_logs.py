@@ -1,6 +1,5 @@
 import io
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,16 +16,8 @@ from energy_flow.logs import (
     set_up_logging,
 )
 
+pytestmark = pytest.mark.usefixtures("_package_logger")
 LOGGER = logging.getLogger("energy_flow.training.somewhere")
-
-
-@pytest.fixture(autouse=True)
-def package_logger() -> Iterator[logging.Logger]:
-    """The package's logger, which is as it was afterwards."""
-    logger = logging.getLogger("energy_flow")
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield logger
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 def _said(level_name: str, *, rank: int = 0) -> list[str]:

@@ -35,10 +35,6 @@ def test_a_users_pairs_are_read_back_as_they_were_written(
     assert np.array_equal(sample.target_embedding.numpy(), teacher.embed(["zwei Käfer"])[0])
 
 
-def test_no_more_pairs_are_kept_than_configured(dataset: PairDataset, config: EnergyConfig) -> None:
-    assert len(dataset) == config.data.max_pairs
-
-
 def test_dropping_words_embeds_the_words_that_are_left(augmented_dataset: PairDataset) -> None:
     teacher = build_teacher(augmented_dataset.files.manifest.teacher)
     is_changed = []

@@ -1,11 +1,9 @@
 """A run that is killed, again and again, ends with the bits of one that never was."""
 
-import json
 import random
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +11,9 @@ from safetensors.torch import load_file
 
 from energy_flow.data.dataset import PairDataset
 from energy_flow.training.checkpoint_folder import find_checkpoints
+from energy_flow.training.observation import METRICS_NAME
 from tests.energy_flow.training.started_trainings import InSave, Starter, options
+from tests.energy_flow.training.step_numbers import without_timings
 from tests.support.patience import MAX_WAIT_S
 
 NUM_STEPS = 18
@@ -26,8 +26,6 @@ RUNS = {
     ],
     "float16": ["runtime.precision=float16", "scaler.growth_interval=2", "scaler.init_scale=65536"],
 }
-MEASURED = ("_ms", "_bytes", "_per_second", "_percent")
-"""How the names of those metrics end that differ from run to run."""
 NUM_TRIALS = 2
 LAST_OPERATION = 30
 """On files, that a training comes to before it is killed: those of three saves. More and it would come to its end."""
@@ -57,14 +55,8 @@ def trainings(dataset: PairDataset, starter: Starter) -> Trainings:
     return Trainings(starter, dataset)
 
 
-def _steps(out: Path) -> list[dict[str, Any]]:
-    """What the run wrote of its steps, but for time and memory."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.endswith(MEASURED)} for line in lines]
-
-
 def _assert_same(out: Path, unbroken: Path) -> None:
-    assert _steps(out) == _steps(unbroken)
+    assert without_timings(out / METRICS_NAME) == without_timings(unbroken / METRICS_NAME)
     weights, expected = (load_file(find_checkpoints(folder)[0] / "model.safetensors") for folder in (out, unbroken))
     assert weights.keys() == expected.keys()
     assert [name for name, weight in expected.items() if not torch.equal(weights[name], weight)] == []
@@ -78,7 +70,8 @@ def test_a_run_killed_at_any_instant_ends_with_the_bits_of_an_unbroken_one(
     started = time.monotonic()
     assert trainings.train(tmp_path / "unbroken", settings)
     duration_s = time.monotonic() - started
-    assert [step["step"] for step in _steps(tmp_path / "unbroken")] == list(range(1, NUM_STEPS + 1))
+    steps = without_timings(tmp_path / "unbroken" / METRICS_NAME)
+    assert [step["step"] for step in steps] == list(range(1, NUM_STEPS + 1))
     dice, num_kills = random.Random(0), 0
     for number in range(NUM_TRIALS):
         out, has_ended = tmp_path / str(number), False

@@ -118,14 +118,6 @@ def test_the_mode_comes_back_after_an_error_too(config: EnergyConfig) -> None:
     assert model.training
 
 
-def test_half_precision_validates_nearly_alike(config: EnergyConfig, dataset: PairDataset) -> None:
-    model, batches = build_model(config), _batches(dataset, [8, 8])
-    exact = validate(model, batches, CPU, IN_FLOAT32)
-    assert validate(model, batches, CPU, torch.autocast("cpu", torch.bfloat16)).cosine == pytest.approx(
-        exact.cosine, abs=0.02
-    )
-
-
 def test_one_line_says_it_all() -> None:
     validation = Validation(cosine=0.25, retrieval_accuracy=0.5, token_accuracy=0.125, num_pairs=8)
     assert str(validation) == "validation on 8 pairs  cosine 0.2500  retrieval 50.0%  tokens 12.5%"
