@@ -81,10 +81,11 @@ def test_a_checkpoint_holds_weights_buffers_and_every_setting_in_files_of_their_
     config: EnergyConfig, tmp_path: Path
 ) -> None:
     run = Run(0)
-    weights = load_file(run.write(tmp_path, config) / "model.safetensors")
+    folder = run.write(tmp_path, config)
+    weights = load_file(folder / "model.safetensors")
     assert weights.keys() == run.model.state_dict().keys()
     assert torch.equal(weights["1.running_var"], run.model[1].running_var)
-    state = torch.load(Run(0).write(tmp_path, config) / "state.pt", weights_only=True)
+    state = torch.load(folder / "state.pt", weights_only=True)
     assert state["config"] == dataclasses.asdict(config)
 
 
@@ -119,13 +120,11 @@ def test_a_learning_rate_that_is_a_number_comes_back_and_other_settings_are_thos
 ) -> None:
     Run(0).write(tmp_path, config)
     run = Run(1, learning_rate=0.5)
+    (group,) = run.optimizer.param_groups
+    group["weight_decay"] = 0.25
     run.load(tmp_path, config)
-    assert run.optimizer.param_groups[0]["lr"] == LEARNING_RATE
-    Run(0).write(tmp_path, config)
-    run = Run(1)
-    run.optimizer.param_groups[0]["weight_decay"] = 0.25
-    run.load(tmp_path, config)
-    assert run.optimizer.param_groups[0]["weight_decay"] == 0.25
+    (group,) = run.optimizer.param_groups
+    assert (group["lr"], group["weight_decay"]) == (LEARNING_RATE, 0.25)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt"])
@@ -193,12 +192,10 @@ def test_settings_of_speed_and_length_may_differ_and_those_that_make_it_another_
     run.write(tmp_path, load_config("debug", assignments=changes))
     run.load(tmp_path, config)
     assert caplog.records == []
-    run = Run(0)
     run.write(tmp_path, load_config("debug", assignments=["training.seed=3", "optimizer.learning_rate=0.5"]))
     with caplog.at_level(logging.WARNING):
         run.load(tmp_path, config)
     assert "optimizer.learning_rate: 0.5 there, 0.003 here; training.seed: 3 there, 0 here" in caplog.text
-    run = Run(0)
     falling = "optimizer.final_learning_rate_share=0.1"
     run.write(tmp_path, load_config("debug", assignments=[falling, "training.steps=40"]))
     run.load(tmp_path, load_config("debug", assignments=[falling, "training.steps=80"]))

@@ -70,8 +70,6 @@ def test_a_model_that_answers_right_has_full_marks_and_finds_either_of_equal_tar
     assert dataclasses.asdict(validation) == pytest.approx(
         {"cosine": 1, "retrieval_accuracy": 1, "token_accuracy": 1, "num_pairs": 8}
     )
-    model = build_model(config)
-    _answering(model, monkeypatch, turned=0)
     twice = dataset[[3, 3, 4]]
     assert validate(model, [twice], CPU, IN_FLOAT32).retrieval_accuracy == 1
 
