@@ -1,21 +1,24 @@
 """Moves all flows of a batch from the input surface through the lattice onto the output surface."""
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from energy_flow.core.compilation import compiled
 from energy_flow.core.energy_carrier import Carried, EnergyCarrier
 from energy_flow.core.flow_storage import Ended, Flows, split
 from energy_flow.core.lattice import Lattice
 from energy_flow.core.simple_neuron import SimpleNeuron
 from energy_flow.energy_config import EnergyConfig
+from energy_flow.errors import EnergyFlowError
 from energy_flow.late_read import LateRead
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 _LAUNCH_FEATURES = 4  # energy and the three normalised coordinates
 
 
@@ -53,7 +56,7 @@ class FlowProcessor(nn.Module):
         self.neuron = SimpleNeuron(config.lattice.cell_channels, config.carrier.neuron_size)
         self.carrier = EnergyCarrier(config.carrier, config.flow)
         self.start = nn.Linear(_LAUNCH_FEATURES, config.carrier.hidden_size)
-        self._compiled_advance = compiled(self.advance) if config.runtime.compile else None
+        self._compiled_advance = _compiled(self.advance) if config.runtime.compile else None
 
     def forward(self, surface: Tensor) -> FlowResult:
         """Carry input surfaces [batch, height, width] to output surfaces of the same shape."""
@@ -172,3 +175,35 @@ class FlowProcessor(nn.Module):
         counts.push(None, tally.num_travelling)
         arrived = counts.arrived()
         return math.ceil(int(arrived[-1][1]) / lot) * lot if arrived else num_flows
+
+
+def _compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """`function`, compiled at its first call for any numbers of rows; anew only for what is not a matter of sizes.
+
+    Raises:
+        EnergyFlowError: when this machine cannot compile: at once, or at the first call where a compiler is missing.
+
+    """
+    from torch._dynamo.exc import BackendCompilerFailed  # takes seconds to import
+
+    try:
+        fast = torch.compile(function, dynamic=True)
+    except RuntimeError as error:
+        raise _cannot_compile(error) from error
+
+    @wraps(function)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return fast(*args, **kwargs)
+        except BackendCompilerFailed as error:
+            raise _cannot_compile(error.inner_exception) from error
+
+    return run
+
+
+def _cannot_compile(error: Exception) -> EnergyFlowError:
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    return EnergyFlowError(
+        f"runtime.compile=true does not work on this machine ({reason}): set runtime.compile=false, "
+        "or install what torch.compile builds with, g++ for the CPU and triton for CUDA"
+    )

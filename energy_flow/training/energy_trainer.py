@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from energy_flow.data.batch import Batch
+from energy_flow.data.batch import Batch, DeviceCopy
 from energy_flow.data.dataset import PairDataset
-from energy_flow.data.device_copy import DeviceCopy
 from energy_flow.data.loader import batches_per_epoch, build_loader, build_validation_loader
 from energy_flow.energy_config import EnergyConfig
 from energy_flow.errors import EnergyFlowError

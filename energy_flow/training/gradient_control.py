@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from energy_flow.energy_config import EnergyConfig, OptimizerConfig
 from energy_flow.training.gradient_detail import GradientDetail
 from energy_flow.training.learning_rate import LearningRateBackoff, LearningRateSchedule
-from energy_flow.training.running_state import RunningState
 
 Health = Literal["healthy", "high", "critical"]
 
@@ -70,7 +69,7 @@ class GradientControl:
         self._settings, self._lowest_scale = config.optimizer, config.scaler.lowest_scale
         self._schedule = LearningRateSchedule(config.optimizer, config.training.steps, device)
         self._backoff = LearningRateBackoff(config.backoff, device) if config.backoff.window else None
-        self._running_state = RunningState(model)
+        self._running_state = _RunningState(model)
         self._is_distributed = is_distributed
         # A rank that left out its backward alone would keep the others waiting for its gradients.
         self._may_look = device.type == "cpu" and not is_distributed
@@ -168,3 +167,31 @@ def gradient_health(norm: float, optimizer: OptimizerConfig) -> Health:
     if norm < optimizer.high_gradient_norm:
         return "healthy"
     return "high" if norm < optimizer.critical_gradient_norm else "critical"
+
+
+class _RunningState:
+    """Keeps persistent buffers, such as BatchNorm's, as they were before a step, to put them back where it is skipped.
+
+    Each costs its memory once more and two small operations a step, also one that no forward pass writes to:
+    BatchNorm writes without raising its buffers' version, so that only their content would tell. Constants had
+    better be buffers that are not persistent; a model without persistent ones pays nothing.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Remember the buffers of `model` that go into its checkpoints."""
+        self._model = model
+        persistent = model.state_dict().keys()
+        self._names = [name for name, _ in model.named_buffers() if name in persistent]
+        self.remember()
+
+    def remember(self) -> None:
+        """Take the buffers' present state as the one from before the step; needed after loading a checkpoint."""
+        self._before = {name: self._model.get_buffer(name).detach().clone() for name in self._names}
+
+    @torch.no_grad()
+    def settle(self, is_skipped: Tensor) -> None:
+        """End a step: put the buffers back where `is_skipped` ([] bool) holds, and remember them for the next."""
+        for name, before in self._before.items():
+            buffer = self._model.get_buffer(name)
+            torch.where(is_skipped, before, buffer, out=buffer)
+            before.copy_(buffer)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from energy_flow.data.batch import Batch
-from energy_flow.data.device_copy import DeviceCopy
+from energy_flow.data.batch import Batch, DeviceCopy
 from energy_flow.model import EnergyFlowModel, Prediction
 from energy_flow.processes import ALONE, Processes, sum_over_processes
 from energy_flow.text_bridge.tokens import PADDING

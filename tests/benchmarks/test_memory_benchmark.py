@@ -34,14 +34,6 @@ def test_a_made_history_is_as_long_as_wanted_and_replays_exactly(made: Any) -> N
     assert replayed.match_share == 1
 
 
-def test_a_made_history_begins_with_empty_memory_and_ends_with_its_segments(made: Any) -> None:
-    history = history_of(msgspec.convert(made, Snapshot), device=0)
-    assert not history.extents
-    assert not history.live
-    reserved = sum(segment["total_size"] for segment in made["segments"])
-    assert reserved == sum(event["size"] for event in made["device_traces"][0] if event["action"] == "segment_alloc")
-
-
 def test_stacks_are_shared_as_torch_shares_them(made: Any) -> None:
     events = made["device_traces"][0]
     lists = {id(event["frames"]) for event in events}

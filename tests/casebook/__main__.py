@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -31,7 +31,6 @@ from efprof.commands.report import analyse
 from efprof.model import CodeEdit, Report
 from efprof.units import format_bytes, format_ms
 from tests.casebook._cases import Case, all_cases
-from tests.casebook._edits import edited
 from tests.casebook._scores import Score, both_read_until, findings, measured, predicted, until_step
 
 EFPROF = Path(sys.executable).with_name("efprof")
@@ -105,6 +104,17 @@ def record_fixed(case: Case, runs: Path, sick: Report) -> Report | None:
     program.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(edited(case.path.read_text(), edits))
     return record(case, runs, "fixed", program)
+
+
+def edited(text: str, edits: Sequence[CodeEdit]) -> str:
+    """The text with every edit made; raises ValueError where the lines are not those that an edit was made for."""
+    lines = text.splitlines()
+    for edit in sorted(edits, key=lambda edit: -edit.line):
+        old = edit.old.splitlines()
+        if lines[edit.line - 1 : edit.line - 1 + len(old)] != old:
+            raise ValueError(f"line {edit.line} is not {edit.old!r}")
+        lines[edit.line - 1 : edit.line - 1 + len(old)] = edit.new.splitlines()
+    return "\n".join([*lines, ""])
 
 
 def score(case: Case, sick: Report, healthy: Report, fixed: Report | None) -> Score:

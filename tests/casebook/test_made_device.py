@@ -11,6 +11,7 @@ from efprof.commands.report import analyse
 from efprof.recorder.collectors import device_data
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS, parse_steps
 from tests.casebook._cases import Case, all_cases
+from tests.casebook._scores import findings
 from tests.recorder.recording import record_here
 from tests.simulated_cuda.cuda import SimulatedCuda
 from tests.support.builders import GPU
@@ -57,22 +58,16 @@ def record(case: Case, folder: Path, *, is_healthy: bool) -> None:
         hook.remove()
 
 
-def findings_in(folder: Path, name: str, *, is_healthy: bool) -> list[tuple[str, str]]:
-    """(audit id, blamed place) of every finding; no audit may break."""
-    record(CASES[name], folder, is_healthy=is_healthy)
-    report = analyse(folder, CASES[name].budget_bytes)
+@pytest.mark.parametrize("is_healthy", [False, True], ids=["sick", "healthy"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_fault_is_found_on_the_marked_line_and_in_the_healthy_twin_nothing(
+    name: str, is_healthy: bool, tmp_path: Path
+) -> None:
+    """No audit may break, either."""
+    case = CASES[name]
+    record(case, tmp_path / "run", is_healthy=is_healthy)
+    report = analyse(tmp_path / "run", case.budget_bytes)
     assert [result.audit_id for result in report.audits if result.status == "errored"] == []
-    told = [result for result in report.audits if result.audit_id not in BY_THE_CLOCK]
-    return [(result.audit_id, str(finding.blame)) for result in told for finding in result.findings]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_fault_is_found_on_the_marked_line_and_nothing_else(name: str, tmp_path: Path) -> None:
-    ((audit, line),) = CASES[name].faults
-    found = findings_in(tmp_path / "run", name, is_healthy=False)
-    assert found == [(audit, f"tests/casebook/{name}.py:{line}")]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_its_healthy_twin_has_no_finding(name: str, tmp_path: Path) -> None:
-    assert findings_in(tmp_path / "run", name, is_healthy=True) == []
+    found = [(audit, str(finding.blame)) for audit, finding in findings(report) if audit not in BY_THE_CLOCK]
+    planted = [(audit, f"tests/casebook/{name}.py:{line}") for audit, line in case.faults]
+    assert found == ([] if is_healthy else planted)

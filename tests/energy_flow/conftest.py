@@ -1,5 +1,7 @@
 """One small dataset, built once, and the debug configuration, for all tests of the trainer."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,15 @@ def augmented_dataset(augmented_config: EnergyConfig, dataset: PairDataset) -> P
 @pytest.fixture(scope="session")
 def starter(tmp_path_factory: pytest.TempPathFactory) -> Starter:
     return Starter(tmp_path_factory.mktemp("said"))
+
+
+@pytest.fixture
+def _package_logger() -> Iterator[None]:
+    """The package's logger is as it was afterwards."""
+    logger = logging.getLogger("energy_flow")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
 
 
 @pytest.fixture

@@ -1,13 +1,10 @@
 import io
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 from energy_flow.logs import (
     LEVELS,
-    PERFORMANCE,
-    PROFILING,
     TRAINING,
     Every,
     EverySeconds,
@@ -17,16 +14,8 @@ from energy_flow.logs import (
     set_up_logging,
 )
 
+pytestmark = pytest.mark.usefixtures("_package_logger")
 LOGGER = logging.getLogger("energy_flow.training.somewhere")
-
-
-@pytest.fixture(autouse=True)
-def package_logger() -> Iterator[logging.Logger]:
-    """The package's logger, which is as it was afterwards."""
-    logger = logging.getLogger("energy_flow")
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield logger
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 def _said(level_name: str, *, rank: int = 0) -> list[str]:
@@ -37,19 +26,11 @@ def _said(level_name: str, *, rank: int = 0) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_the_levels_of_detail_lie_between_debug_and_info_and_have_names() -> None:
-    assert logging.DEBUG < PROFILING < PERFORMANCE < TRAINING < logging.INFO
-    assert [logging.getLevelName(level) for level in (PROFILING, PERFORMANCE, TRAINING)] == [
-        "PROFILING",
-        "PERFORMANCE",
-        "TRAINING",
-    ]
-
-
 @pytest.mark.parametrize(
     ("level_name", "said"),
     [
         ("profiling", ["at profiling", "at performance", "at training", "at info", "warning: at warning"]),
+        ("performance", ["at performance", "at training", "at info", "warning: at warning"]),
         ("training", ["at training", "at info", "warning: at warning"]),
         ("info", ["at info", "warning: at warning"]),
         ("warning", ["warning: at warning"]),

@@ -52,13 +52,6 @@ def test_every_epoch_holds_every_pair_once_in_an_order_of_its_own_and_of_its_see
     assert list(RunSampler(10, batch_size=4, num_batches=7, seed=1, first_batch=5)) == whole[5:]
 
 
-def test_a_plain_loader_over_the_dataset_gives_batches_too(dataset: PairDataset) -> None:
-    batch = next(iter(DataLoader(dataset, batch_size=4)))
-    assert isinstance(batch, Batch)
-    assert batch.input_embedding.shape == (4, 768)
-    assert torch.equal(batch.target_tokens[2], dataset[2].target_tokens)
-
-
 def test_the_loader_s_settings_reach_it_and_memory_is_pinned_for_cuda_alone(dataset: PairDataset) -> None:
     settings = ["data.num_workers=2", "data.prefetch_factor=3", "data.persistent_workers=true", "data.pin_memory=true"]
     config = load_config("debug", assignments=settings)

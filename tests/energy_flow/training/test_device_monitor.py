@@ -15,7 +15,6 @@ from energy_flow.training.device_monitor import (
     DeviceMonitor,
     DeviceReading,
     GpuSample,
-    format_bytes,
     gpu_reader,
     host_rss_bytes,
     total_memory,
@@ -46,12 +45,12 @@ class Nvml:
             assert self.asked.wait_for(lambda: self.num_asked >= number, timeout=MAX_WAIT_S)
 
 
-def _monitor(*, read_gpu: Nvml | None = None, in_use: int | None = None, total: int | None = 10 * GIB) -> DeviceMonitor:
+def _monitor(*, read_gpu: Nvml | None = None, in_use: int | None = None) -> DeviceMonitor:
     reading = DeviceReading(allocated_bytes=1, reserved_bytes=in_use, host_rss_bytes=3)
-    return DeviceMonitor(GPU, RUNTIME, read_memory=lambda: reading, read_gpu=read_gpu, total_bytes=total)
+    return DeviceMonitor(GPU, RUNTIME, read_memory=lambda: reading, read_gpu=read_gpu, total_bytes=10 * GIB)
 
 
-def test_a_reading_holds_the_newest_sample_of_the_gpu() -> None:
+def test_a_reading_holds_the_newest_sample_of_the_gpu_and_none_once_it_stops_answering() -> None:
     nvml = Nvml(lambda number: GpuSample(utilisation_percent=number, used_bytes=7))
     with _monitor(read_gpu=nvml) as monitor:
         nvml.wait_until_asked(3)
@@ -60,9 +59,6 @@ def test_a_reading_holds_the_newest_sample_of_the_gpu() -> None:
     assert dataclasses.replace(reading, gpu_utilisation_percent=None) == DeviceReading(
         allocated_bytes=1, host_rss_bytes=3, gpu_used_bytes=7
     )
-
-
-def test_a_gpu_that_stops_answering_has_no_utilisation_any_more() -> None:
     nvml = Nvml(lambda number: GpuSample(utilisation_percent=50, used_bytes=7) if number == 1 else None)
     with _monitor(read_gpu=nvml) as monitor:
         nvml.wait_until_asked(3)
@@ -85,7 +81,12 @@ def test_a_cpu_has_no_thread_and_the_process_s_memory(config: EnergyConfig) -> N
     assert reading.host_rss_bytes is not None
 
 
-def test_memory_above_the_share_is_warned_of_once_with_the_figures(caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_above_the_share_and_none_below_is_warned_of_once_with_the_figures(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for in_use in (5 * GIB, None):
+        _monitor(in_use=in_use).read()
+    assert caplog.records == []
     monitor = _monitor(in_use=6 * GIB)
     for _ in range(3):
         monitor.read()
@@ -94,14 +95,6 @@ def test_memory_above_the_share_is_warned_of_once_with_the_figures(caplog: pytes
         "runtime.memory_warning_share=0.5; lower training.batch_size, or set flow.checkpoint_steps to a few steps"
     ]
     assert caplog.records[0].levelno == logging.WARNING
-
-
-@pytest.mark.parametrize(("in_use", "total"), [(5 * GIB, 10 * GIB), (None, 10 * GIB)])
-def test_memory_within_the_share_is_not_warned_of(
-    in_use: int | None, total: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    _monitor(in_use=in_use, total=total).read()
-    assert caplog.records == []
 
 
 def test_no_other_device_and_none_without_its_package_is_asked_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,23 +108,17 @@ class NvmlError(Exception):
 
 
 @pytest.mark.parametrize("error", [NvmlError("not supported"), RuntimeError("no driver")])
-def test_an_error_of_nvml_is_no_sample(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_s_numbers_become_a_sample_and_its_errors_none(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(device: torch.device) -> int:
         raise error
 
-    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NvmlError))
-    monkeypatch.setattr(torch.cuda, "utilization", fails)
-    read = gpu_reader(GPU)
-    assert read is not None
-    assert read() is None
-
-
-def test_nvml_s_numbers_become_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NvmlError))
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 83)
     monkeypatch.setattr(torch.cuda, "device_memory_used", lambda device: 5 * GIB)
     read = gpu_reader(GPU)
     assert read() == GpuSample(utilisation_percent=83, used_bytes=5 * GIB)
+    monkeypatch.setattr(torch.cuda, "utilization", fails)
+    assert read() is None
 
 
 def test_resident_memory_grows_with_what_the_process_holds() -> None:
@@ -149,11 +136,6 @@ def test_a_container_s_limit_is_the_total(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert total_memory(CPU) == machine
     monkeypatch.setattr(device_monitor, "_CGROUP_LIMITS", (tmp_path / "none", tmp_path / "limit"))
     assert total_memory(CPU) == 1048576
-
-
-@pytest.mark.parametrize(("size", "text"), [(512 * 2**20, "512 MiB"), (3.14 * GIB, "3.1 GiB")])
-def test_bytes_are_said_in_the_unit_that_fits(size: float, text: str) -> None:
-    assert format_bytes(size) == text
 
 
 @pytest.mark.gpu

@@ -1,7 +1,5 @@
 import math
 
-import pytest
-
 from energy_flow.training.epoch_summary import Epochs, EpochSummary, StepOutcome
 
 
@@ -24,15 +22,6 @@ def test_an_epoch_is_summed_up_with_the_last_step_that_began_in_it() -> None:
         6: (4, 1),
     }
     assert _finished(Epochs(batches_per_epoch=2, accumulation=4), range(1, 4)) == {1: (1, 1), 2: (3, 1), 3: (5, 1)}
-
-
-@pytest.mark.parametrize("num_past", range(13))
-def test_a_run_that_goes_on_sums_up_each_epoch_as_one_that_never_stopped(num_past: int) -> None:
-    whole = Epochs(batches_per_epoch=5, accumulation=1)
-    expected = [whole.add(_outcome(step, loss=1 / step)) for step in range(1, 13)]
-    past = [_outcome(step, loss=1 / step) for step in range(1, num_past + 1)]
-    rest = Epochs(batches_per_epoch=5, accumulation=1, past=past)
-    assert [rest.add(_outcome(step, loss=1 / step)) for step in range(num_past + 1, 13)] == expected[num_past:]
 
 
 def test_the_means_are_over_finite_losses_and_taken_steps_and_a_batch_s_time_is_a_part() -> None:

@@ -56,12 +56,16 @@ def _write(config: EnergyConfig, folder: Path, *steps: StepMetrics) -> None:
             write(step)
 
 
-def test_every_number_of_a_step_is_in_its_group_and_all_are_one_record(
+def test_every_number_of_a_step_is_in_its_group_and_a_run_that_goes_on_drops_the_later_steps(
     config: EnergyConfig, writers: list[Writer], tmp_path: Path
 ) -> None:
-    steps = [metrics(step, loss=2.0, gradient_norm=3.0, wait_ms=5.0, reserved_bytes=6) for step in (4, 5)]
+    steps = [
+        metrics(step, loss=2.0, gradient_norm=3.0, wait_ms=5.0, reserved_bytes=6, skip_reason="none") for step in (4, 5)
+    ]
     _write(config, tmp_path, steps[0], dataclasses.replace(steps[1], is_skipped=True))
-    (step, numbers), (next_step, next_numbers) = writers[0].records
+    (writer,) = writers
+    assert (writer.folder, writer.purge_step, writer.is_closed) == (str(tmp_path), 4, True)
+    (step, numbers), (next_step, next_numbers) = writer.records
     assert (step, next_step) == (4, 5)
     assert numbers["loss/loss"] == 2
     assert numbers["loss/text_loss"] == 0.5
@@ -69,21 +73,8 @@ def test_every_number_of_a_step_is_in_its_group_and_all_are_one_record(
     assert numbers["time/wait_ms"] == 5
     assert numbers["memory/reserved_bytes"] == 6
     assert [numbers["training/is_skipped"], next_numbers["training/is_skipped"]] == [0, 1]
-
-
-def test_what_has_no_number_is_left_out(config: EnergyConfig, writers: list[Writer], tmp_path: Path) -> None:
-    _write(config, tmp_path, metrics(4, skip_reason="loss not finite", allocated_bytes=None))
-    ((_, numbers),) = writers[0].records
-    assert {tag.partition("/")[2] for tag in numbers}.isdisjoint({"step", "skip_reason", "allocated_bytes"})
-
-
-def test_a_run_that_goes_on_drops_the_later_steps_and_closes_at_its_end(
-    config: EnergyConfig, writers: list[Writer], tmp_path: Path
-) -> None:
-    _write(config, tmp_path, metrics(21))
-    (writer,) = writers
-    assert (writer.folder, writer.purge_step, writer.is_closed) == (str(tmp_path), 21, True)
-    assert [step for step, _ in writer.records] == [21]
+    names = {tag.partition("/")[2] for tag in numbers}
+    assert names.isdisjoint({"step", "skip_reason", "allocated_bytes"}), "what has no number is left out"
 
 
 def test_tensorboard_reads_what_was_written(config: EnergyConfig, tmp_path: Path) -> None:
@@ -97,18 +88,14 @@ def test_tensorboard_reads_what_was_written(config: EnergyConfig, tmp_path: Path
     assert losses == [(1, 1.0), (2, 0.5)]
 
 
-def test_nothing_is_written_where_tensorboard_is_not_installed(
-    config: EnergyConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("setting", ["auto", "off"])
+def test_nothing_is_written_where_it_is_off_or_tensorboard_is_not_installed(
+    config: EnergyConfig, writers: list[Writer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    if setting == "auto":
+        monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.summary_pb2", None)
+    config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, tensorboard=setting))
     with open_event_files(config, tmp_path / "events", first_step=0) as listeners:
         assert listeners == []
-    assert not (tmp_path / "events").exists()
-
-
-def test_nothing_is_written_where_it_is_off(config: EnergyConfig, writers: list[Writer], tmp_path: Path) -> None:
-    off = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, tensorboard="off"))
-    with open_event_files(off, tmp_path, first_step=0) as listeners:
-        assert listeners == []
     assert writers == []
+    assert not (tmp_path / "events").exists()

@@ -1,4 +1,3 @@
-import io
 import math
 
 import pytest
@@ -49,19 +48,6 @@ def test_a_norm_that_is_not_finite_changes_nothing(bad: float) -> None:
     _shares(seen, [1.0, bad, 2.0, 3.0, bad, 50.0, bad, 1.0, bad])
     for name, value in spared.state_dict().items():
         assert torch.equal(seen.state_dict()[name], value), name
-
-
-def test_a_backoff_goes_on_from_its_saved_state() -> None:
-    whole, first = LearningRateBackoff(BACKOFF, CPU), LearningRateBackoff(BACKOFF, CPU)
-    _shares(whole, [1.0, 1.0, 1.0, 9.0])
-    _shares(first, [1.0, 1.0, 1.0, 9.0])
-    file = io.BytesIO()
-    torch.save(first.state_dict(), file)
-    file.seek(0)
-    resumed = LearningRateBackoff(BACKOFF, CPU)
-    resumed.load_state_dict(torch.load(file, weights_only=True))
-    rest = [1.0, 6.0, 1.0, 1.0, 1.0, 1.0]
-    assert _shares(resumed, rest) == _shares(whole, rest)
 
 
 def test_the_history_of_another_window_is_dropped_and_the_lowered_rate_kept() -> None:

@@ -1,11 +1,10 @@
 """A run that is killed, again and again, ends with the bits of one that never was."""
 
-import json
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,9 @@ from safetensors.torch import load_file
 
 from energy_flow.data.dataset import PairDataset
 from energy_flow.training.checkpoint_folder import find_checkpoints
+from energy_flow.training.observation import METRICS_NAME
 from tests.energy_flow.training.started_trainings import InSave, Starter, options
+from tests.energy_flow.training.step_numbers import without_timings
 from tests.support.patience import MAX_WAIT_S
 
 NUM_STEPS = 18
@@ -26,45 +27,30 @@ RUNS = {
     ],
     "float16": ["runtime.precision=float16", "scaler.growth_interval=2", "scaler.init_scale=65536"],
 }
-MEASURED = ("_ms", "_bytes", "_per_second", "_percent")
-"""How the names of those metrics end that differ from run to run."""
+Train = Callable[..., bool]
 NUM_TRIALS = 2
 LAST_OPERATION = 30
 """On files, that a training comes to before it is killed: those of three saves. More and it would come to its end."""
 
 
-class Trainings:
-    """Trains over one dataset, and kills."""
+@pytest.fixture
+def train(dataset: PairDataset, starter: Starter) -> Train:
+    """Train, from a checkpoint if there is one, and kill it then or there; whether it came to its end first."""
 
-    def __init__(self, starter: Starter, dataset: PairDataset) -> None:
-        self.starter, self.dataset = starter, dataset
-
-    def train(
-        self, out: Path, settings: list[str], *, after_s: float = MAX_WAIT_S, last_operation: int | None = None
-    ) -> bool:
-        """Train, from a checkpoint if there is one, and kill it then or there; whether it came to its end first."""
-        arguments = options("debug", out, [*ALWAYS, *settings], "--data", str(self.dataset.folder))
+    def start(out: Path, settings: list[str], after_s: float = MAX_WAIT_S, last_operation: int | None = None) -> bool:
+        arguments = options("debug", out, [*ALWAYS, *settings], "--data", str(dataset.folder))
         arguments += ["--resume"] if find_checkpoints(out) else []
         dies_at = InSave(last_operation, out / "checkpoints") if last_operation else None
-        training = self.starter.start(arguments, dies_at=dies_at)
+        training = starter.start(arguments, dies_at=dies_at)
         exit_code = training.end(after_s)
         assert exit_code in (0, -signal.SIGKILL), training.said
         return exit_code == 0
 
-
-@pytest.fixture(scope="module")
-def trainings(dataset: PairDataset, starter: Starter) -> Trainings:
-    return Trainings(starter, dataset)
-
-
-def _steps(out: Path) -> list[dict[str, Any]]:
-    """What the run wrote of its steps, but for time and memory."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.endswith(MEASURED)} for line in lines]
+    return start
 
 
 def _assert_same(out: Path, unbroken: Path) -> None:
-    assert _steps(out) == _steps(unbroken)
+    assert without_timings(out / METRICS_NAME) == without_timings(unbroken / METRICS_NAME)
     weights, expected = (load_file(find_checkpoints(folder)[0] / "model.safetensors") for folder in (out, unbroken))
     assert weights.keys() == expected.keys()
     assert [name for name, weight in expected.items() if not torch.equal(weights[name], weight)] == []
@@ -73,21 +59,22 @@ def _assert_same(out: Path, unbroken: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
 def test_a_run_killed_at_any_instant_ends_with_the_bits_of_an_unbroken_one(
-    trainings: Trainings, tmp_path: Path, settings: list[str]
+    train: Train, tmp_path: Path, settings: list[str]
 ) -> None:
     started = time.monotonic()
-    assert trainings.train(tmp_path / "unbroken", settings)
+    assert train(tmp_path / "unbroken", settings)
     duration_s = time.monotonic() - started
-    assert [step["step"] for step in _steps(tmp_path / "unbroken")] == list(range(1, NUM_STEPS + 1))
+    steps = without_timings(tmp_path / "unbroken" / METRICS_NAME)
+    assert [step["step"] for step in steps] == list(range(1, NUM_STEPS + 1))
     dice, num_kills = random.Random(0), 0
     for number in range(NUM_TRIALS):
         out, has_ended = tmp_path / str(number), False
         while not has_ended:
             is_in_save = dice.random() < 0.5
             if is_in_save:
-                has_ended = trainings.train(out, settings, last_operation=dice.randrange(1, LAST_OPERATION))
+                has_ended = train(out, settings, last_operation=dice.randrange(1, LAST_OPERATION))
             else:
-                has_ended = trainings.train(out, settings, after_s=dice.uniform(0, duration_s / 2))
+                has_ended = train(out, settings, after_s=dice.uniform(0, duration_s / 2))
             num_kills += not has_ended
         _assert_same(out, tmp_path / "unbroken")
     assert num_kills > NUM_TRIALS

@@ -2,9 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from energy_flow.energy_config import EnergyConfig
-from energy_flow.model import build_model
-from energy_flow.training.stage_times import CudaClock, HostClock, NoClock, StageMs, StageTimes, stage_times
+from energy_flow.training.stage_times import CudaClock, HostClock, NoClock, StageMs, StageTimes
 from tests.gpu.cuda_runs import synchronisation_is_an_error
 
 
@@ -89,24 +87,6 @@ def test_a_forward_outside_of_its_stage_or_that_fails_is_not_timed() -> None:
     assert times.read(times.take()).energy is None
 
 
-def test_the_hooks_are_gone_afterwards(config: EnergyConfig) -> None:
-    model = build_model(config)
-    with stage_times(model, torch.device("cpu")):
-        assert model.flows._forward_hooks
-        assert model.decoder._forward_pre_hooks
-    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
-
-
-def test_the_parts_of_the_model_s_forward_are_timed_on_the_host(config: EnergyConfig) -> None:
-    model = build_model(config)
-    with stage_times(model, torch.device("cpu")) as times, times.forward():
-        surface = torch.zeros(2, config.lattice.height, config.lattice.width)
-        model.flows(surface)
-        model.decoder(surface, torch.zeros(2, 5, dtype=torch.long))
-    read = times.read(times.take())
-    assert 0 < read.energy + read.text_bridge <= read.forward
-
-
 def test_unknown_are_a_stage_not_passed_and_a_device_that_cannot_be_asked(events: type[Event]) -> None:
     times = StageTimes(NoClock())
     with times.forward():
@@ -120,16 +100,6 @@ def test_unknown_are_a_stage_not_passed_and_a_device_that_cannot_be_asked(events
     events.num_passed = 3
     assert times.read(times.take()) == StageMs(forward=1)
     assert HostClock().elapsed_ms(1.0, 1.25) == 250
-
-
-def test_events_that_were_read_are_used_again(events: type[Event]) -> None:
-    times = StageTimes(CudaClock(events))
-    for _ in range(5):
-        with times.forward():
-            pass
-        events.num_passed += 2
-        assert times.read(times.take()) == StageMs(forward=1)
-    assert len(events.made) == 2
 
 
 @pytest.mark.gpu

@@ -81,16 +81,15 @@ def test_a_run_that_only_skips_is_warned_of_as_one_but_not_each_time(caplog: pyt
     )
 
 
-def test_a_critical_gradient_norm_is_warned_of_but_not_each_time(caplog: pytest.LogCaptureFixture) -> None:
-    assert _said(caplog, _steps(range(3, 100), gradient_norm=12.5), level=logging.INFO) == [
-        (
-            logging.WARNING,
-            "the gradient norm of step 3 is 12.5, above optimizer.critical_gradient_norm=10; "
-            "lower optimizer.learning_rate if it stays there",
-        )
-    ]
-
-
-def test_a_high_gradient_norm_is_said_at_level_training_but_not_each_time(caplog: pytest.LogCaptureFixture) -> None:
-    said = _said(caplog, _steps(range(3, 100), gradient_norm=7.0), level=TRAINING, log_interval=1000)
-    assert said == [(TRAINING, "the gradient norm of step 3 is 7, above optimizer.high_gradient_norm=5")]
+@pytest.mark.parametrize(
+    ("norm", "level", "told"),
+    [
+        (12.5, logging.WARNING, "optimizer.critical_gradient_norm=10; lower optimizer.learning_rate if it stays there"),
+        (7.0, TRAINING, "optimizer.high_gradient_norm=5"),
+    ],
+)
+def test_a_high_or_critical_gradient_norm_is_told_but_not_each_time(
+    caplog: pytest.LogCaptureFixture, norm: float, level: int, told: str
+) -> None:
+    said = _said(caplog, _steps(range(3, 100), gradient_norm=norm), level=TRAINING, log_interval=1000)
+    assert said == [(level, f"the gradient norm of step 3 is {norm:g}, above {told}")]

@@ -70,8 +70,6 @@ def test_a_model_that_answers_right_has_full_marks_and_finds_either_of_equal_tar
     assert dataclasses.asdict(validation) == pytest.approx(
         {"cosine": 1, "retrieval_accuracy": 1, "token_accuracy": 1, "num_pairs": 8}
     )
-    model = build_model(config)
-    _answering(model, monkeypatch, turned=0)
     twice = dataset[[3, 3, 4]]
     assert validate(model, [twice], CPU, IN_FLOAT32).retrieval_accuracy == 1
 
@@ -116,14 +114,6 @@ def test_the_mode_comes_back_after_an_error_too(config: EnergyConfig) -> None:
     with pytest.raises(ValueError, match="no pairs"):
         validate(model, [], CPU, IN_FLOAT32)
     assert model.training
-
-
-def test_half_precision_validates_nearly_alike(config: EnergyConfig, dataset: PairDataset) -> None:
-    model, batches = build_model(config), _batches(dataset, [8, 8])
-    exact = validate(model, batches, CPU, IN_FLOAT32)
-    assert validate(model, batches, CPU, torch.autocast("cpu", torch.bfloat16)).cosine == pytest.approx(
-        exact.cosine, abs=0.02
-    )
 
 
 def test_one_line_says_it_all() -> None:

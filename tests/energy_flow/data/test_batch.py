@@ -3,9 +3,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from energy_flow.config_parsing import load_config
-from energy_flow.data.batch import Batch
+from energy_flow.data.batch import Batch, DeviceCopy
 from energy_flow.data.dataset import PairDataset
-from energy_flow.data.device_copy import DeviceCopy
 from energy_flow.data.loader import build_loader
 
 
