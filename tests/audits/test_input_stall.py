@@ -61,10 +61,6 @@ def test_a_loader_that_keeps_up_and_short_waits_are_silent(tmp_path):
     )
     assert examination.findings == ()
     assert examine(tmp_path / "third", data_ms=2.5, loader={"num_workers": 2}).findings == ()
-    assert examine(tmp_path / "another", data_ms=1.3, forward_ms=0.5, backward_ms=0.5).findings == ()
-    stages = {"forward_ms": 0.8, "backward_ms": 0.9, "optimizer_ms": 0.6, "other_ms": 0.14}
-    examination = examine(tmp_path / "fourth", data_ms=1.64, **stages, cpu_us=2_810.0, num_cpus=2)
-    assert examination.findings == ()
 
 
 def test_the_workers_are_computed_from_those_that_are_busy_and_by_the_mean_wait(tmp_path):
@@ -115,11 +111,10 @@ def test_waits_at_the_start_of_epochs_ask_for_workers_that_stay(tmp_path):
     assert finding.gain.step_ms == pytest.approx(4 * 89.8 / 95)
 
 
-@pytest.mark.parametrize("steps_that_wait", [(20, 33, 47), (20,)])
-def test_waits_that_are_not_those_of_epochs_are_silent(tmp_path, steps_that_wait):
+def test_waits_that_are_not_those_of_epochs_are_silent(tmp_path):
     loader = {"num_workers": 2, "num_batches": 20}
     examination = examine(
-        tmp_path / "run", steps=100, loader=loader, data_ms=lambda s: 200.0 if s in steps_that_wait else 0.2
+        tmp_path / "run", steps=100, loader=loader, data_ms=lambda s: 200.0 if s in (20, 33, 47) else 0.2
     )
     assert examination.findings == ()
 
