@@ -67,12 +67,9 @@ def test_widths_add_up_to_the_lines_of_the_segment_and_a_piece_goes_on_in_the_ne
     assert sum(one.width for one in rectangles) == pytest.approx(250)  # two lines and a half
     assert row.frames == ((0, 100, 0), (0, 100, LINE_PIXELS + GAP_PIXELS), (0, 50, 2 * (LINE_PIXELS + GAP_PIXELS)))
     assert row.height == 3 * LINE_PIXELS + 2 * GAP_PIXELS
-    layers = {layer.fill: layer.rectangles for layer in only_row(picture_of(row_of(*PIECES))).layers}
-    assert [(one.left, one.width, one.top) for one in layers["alert"]] == [
-        (70, 30, 0),
-        (0, 50, LINE_PIXELS + GAP_PIXELS),
-    ]
-    assert len({one.note for one in layers["alert"]}) == 1
+    (blamed,) = [layer.rectangles for layer in row.layers if layer.fill == "alert"]
+    assert [(one.left, one.width, one.top) for one in blamed] == [(70, 30, 0), (0, 50, LINE_PIXELS + GAP_PIXELS)]
+    assert len({one.note for one in blamed}) == 1
 
 
 def test_fills_tell_owner_and_state_and_the_legend_has_words_for_all() -> None:
@@ -122,16 +119,6 @@ def test_the_summary_has_the_exact_totals_and_a_row_without_bytes_the_height_of_
         == "250 MiB in 1 segment: 140 MiB in use, 10.0 MiB rounding and slack behind blocks, 100 MiB stranded."
     )
     assert only_row(picture_of(row_of())).height == LINE_PIXELS
-
-
-def test_the_page_draws_every_rectangle_with_a_note() -> None:
-    page = page_of(map_of(row_of(*PIECES)))
-    rectangles = drawn(page)
-    assert sum(float(str(one["width"]).rstrip("%")) for one in rectangles) == pytest.approx(250)
-    notes = json.loads(notes_of(page))
-    assert {int(str(one["data-n"])) for one in rectangles} == set(range(len(notes)))
-    assert page.open == []
-    assert len(page.ids) == len(set(page.ids))
 
 
 def test_every_hatching_that_is_used_is_defined() -> None:

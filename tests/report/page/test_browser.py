@@ -64,11 +64,10 @@ def test_opens_complete_and_without_complaint(
     page.close()
 
 
-@pytest.mark.parametrize("width", [390, 1280])
 def test_every_picture_that_is_not_closed_is_drawn_without_scrolling(
-    browser: "Browser", files: dict[str, Path], width: int
+    browser: "Browser", files: dict[str, Path]
 ) -> None:
-    page = open_page(browser, files["report"], width, "light", [])
+    page = open_page(browser, files["report"], 390, "light", [])
     page.wait_for_function(
         "() => [...document.querySelectorAll('.interactive')]"
         ".every(e => e.closest('details') || e.querySelector('.main-svg'))"
