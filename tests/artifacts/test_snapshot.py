@@ -1,7 +1,6 @@
 """Snapshots of CUDA's allocator: whatever a file holds, it is read or refused, and nothing of it is run."""
 
 import copyreg
-import io
 import os
 import pickle
 import pickletools
@@ -338,31 +337,3 @@ def test_a_snapshot_of_which_bytes_were_spoilt_is_read_or_refused(
         at = data.draw(st.integers(0, len(content) - 1))
         content[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
     read_bytes(folder, bytes(content))
-
-
-letters = st.text(max_size=3) | st.just("\udcff")
-numbers = st.integers() | st.floats()
-values = st.recursive(
-    st.none() | st.booleans() | numbers | letters | st.binary(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(letters | st.integers(), inner, max_size=3),
-    max_leaves=4,
-)
-
-
-def nodes_of(content: Any) -> list[tuple[Any, Any]]:
-    """Every place within a snapshot: the container and the key."""
-    keys = list(content) if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else []
-    return [node for key in keys for node in ((content, key), *nodes_of(content[key]))]
-
-
-@settings(max_examples=150)
-@given(data=st.data(), value=values, key=letters)
-def test_a_snapshot_that_holds_something_else_anywhere_is_read_or_refused(
-    folder: Path, data: st.DataObject, value: Any, key: str
-) -> None:
-    content = pickle.load(io.BytesIO(pickle.dumps(SNAPSHOT)))  # noqa: S301
-    container, place = data.draw(st.sampled_from(nodes_of(content)))
-    container[place] = value
-    if isinstance(container, dict):
-        container[key] = value
-    try_to_read(written(folder, content))

@@ -11,7 +11,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.audits.nonfinite_loss import nonfinite_loss
 from efprof.audits.skipped_updates import skipped_updates
 from efprof.facts.run.run import Run
-from efprof.model import CodeEdit, ConfigurationValue, Finding, NotRecorded, ThinEvidence
+from efprof.model import CodeEdit, Finding, NotRecorded, ThinEvidence
 from tests.support.builders import START_NS, make_step, write_run
 
 TRAIN = """\
@@ -89,16 +89,6 @@ def test_a_scaler_whose_state_was_loaded_is_mended_by_hand(tmp_path: Path) -> No
     fix = found_in(tmp_path, scaled_steps(OFTEN), built(init_scale=1024.0)).fix
     assert (fix.applicability, fix.changes) == ("manual", ())
     assert "in the saved state too" in fix.summary
-
-
-def test_a_scaler_that_a_framework_makes_has_its_settings_named_without_a_file(tmp_path: Path) -> None:
-    source = TRAIN.replace('torch.amp.GradScaler("cuda", growth_interval=10)', "Trainer()")
-    finding = found_in(tmp_path, scaled_steps(OFTEN), source=source)
-    assert str(finding.blame) == "train.py:2"
-    assert finding.fix.changes == (
-        ConfigurationValue(name="init_scale", old="65536.0", new="4096.0"),
-        ConfigurationValue(name="growth_interval", old="10", new="2000"),
-    )
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,8 @@ def test_other_versions_are_not_comparable_unless_forced(
     add_run(store, "feature", versions={"python": "3.11.9", "torch": "2.6.0"})
     assert efprof_compare(monkeypatch, "main", "feature") == 4
     assert "torch: 2.13.0 in base, 2.6.0 in head" in capsys.readouterr().err
-    assert efprof_compare(monkeypatch, "main", "feature", "--force") == 0
+    assert efprof_compare(monkeypatch, "main", "feature", "--force", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["differences"] == ["torch: 2.13.0 in base, 2.6.0 in head"]
 
 
 @pytest.mark.parametrize(

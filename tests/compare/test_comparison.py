@@ -9,18 +9,6 @@ from efprof.model import AuditResult, NotComparable
 from tests.compare.reports import RUN, failed_audit, make_finding, make_metric, make_report, step_metric
 
 PEAK = make_metric("peak_allocated_bytes", "bytes", 100e6, budget=0.005)
-LARGER_PEAK = make_metric("peak_allocated_bytes", "bytes", 110e6, budget=0.005)
-
-
-def test_a_larger_peak_fails_unless_a_budget_lets_it_pass_and_is_worse_all_the_same() -> None:
-    comparison = compare_reports(make_report(PEAK), make_report(LARGER_PEAK), forced=False)
-    assert comparison.is_failed
-    assert comparison.metrics[0].effect == pytest.approx(0.1)
-    comparison = compare_reports(
-        make_report(PEAK), make_report(LARGER_PEAK), forced=False, budgets={"peak_allocated_bytes": 0.2}
-    )
-    assert not comparison.is_failed
-    assert comparison.metrics[0].verdict == "worse"
 
 
 def test_a_budget_makes_a_gate_of_a_metric_that_is_only_shown() -> None:
@@ -35,14 +23,6 @@ def test_a_run_against_itself_is_neither_better_nor_worse() -> None:
     comparison = compare_reports(report, report, forced=False)
     assert {metric.verdict for metric in comparison.metrics} == {"unclear", "same"}
     assert [finding.change for finding in comparison.findings] == ["kept"]
-
-
-def test_refuses_another_machine_by_what_differs_unless_forced() -> None:
-    head = make_report(devices=("NVIDIA A100",))
-    with pytest.raises(NotComparable, match=r"differ in devices: NVIDIA H200 in base, NVIDIA A100 in head: .*--force"):
-        compare_reports(make_report(), head, forced=False)
-    comparison = compare_reports(make_report(), head, forced=True)
-    assert comparison.differences == ("devices: NVIDIA H200 in base, NVIDIA A100 in head",)
 
 
 def test_refuses_runs_without_steps_even_when_forced_and_a_head_that_crashed_fails_the_gate() -> None:

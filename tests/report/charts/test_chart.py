@@ -1,24 +1,20 @@
 """Pictures as plain data."""
 
 import dataclasses
-import json
 import math
 
 from efprof.model import BOUNDARIES, MemorySample, Series, SeriesLine, StageBand, Timeline
 from efprof.report.charts.chart import MAX_BAND_ROWS, Band, Chart, Layer, label_rows, scale_for, thin
 from efprof.report.charts.evidence_charts import series_chart
-from efprof.report.charts.pictures import figure_of, label_text
+from efprof.report.charts.pictures import figure_of
 from efprof.report.charts.timeline_charts import MAX_BARS, memory_chart, number_charts, time_chart
 from efprof.report.tables import MAX_STEPS, is_broken, left_out_sentence, step_table
 from efprof.report.wording import show
 from efprof.units import MIB
 from tests.report.report_sample import (
-    HOSTILE,
     make_measurements,
     make_steps,
     make_window_memory,
-    memory_finding,
-    time_finding,
 )
 
 
@@ -120,14 +116,6 @@ def test_axes_take_the_largest_fitting_unit() -> None:
     assert scale_for([], "bytes_per_step").unit == "B/step"
     assert scale_for([90_000.0], "ms").unit == "s"
     assert scale_for([400_000.0], "ms").unit == "min"
-
-
-def test_plotly_gets_no_markup_and_no_numbers_that_json_lacks() -> None:
-    for evidence in (*memory_finding().evidence, *time_finding().evidence):
-        if isinstance(evidence, Series):
-            text = json.dumps(figure_of(series_chart(evidence)), allow_nan=False)
-            assert "<script" not in text
-    assert label_text(HOSTILE).startswith("&lt;script&gt;alert(")
 
 
 def test_the_step_table_keeps_first_last_and_broken_steps() -> None:

@@ -52,20 +52,16 @@ def test_the_recorded_one_comes_first_then_by_need_and_what_fails_last() -> None
     assert places == sorted(places)
 
 
-def test_widths_are_shares_of_the_largest_and_bands_end_within_the_picture() -> None:
+def test_widths_are_shares_of_the_largest_or_the_limit_and_bands_end_within_the_picture() -> None:
     page = page_of(evidence_of(RECORDED, BEST))
     assert shares_of(page, "bar-fill") == [[100], [75]]
     assert shares_of(page, "bar-band") == [[62.5, 25]], "one without a band claims none"
     assert "6.00 GiB 5.00 GiB to 7.00 GiB" in page.text
     (band,) = shares_of(page_of(evidence_of(choice("a", 5, 4, 20))), "bar-band")
     assert sum(band) == 100
-
-
-def test_the_limit_is_on_the_same_scale_and_named() -> None:
     page = page_of(evidence_of(RECORDED, BEST, limit=16))
     assert "the device: 16.0 GiB" in page.text
-    assert shares_of(page, "bar-limit") == [[100], [100]]
-    assert shares_of(page, "bar-fill")[0] == [50]
+    assert (shares_of(page, "bar-limit"), shares_of(page, "bar-fill")[0]) == ([[100], [100]], [50])
 
 
 def test_the_page_says_every_word_and_keeps_hostile_labels_text() -> None:
