@@ -188,12 +188,6 @@ def given_back(program: TimedProgram) -> None:
     program.free(data)
 
 
-def put_late(program: TimedProgram) -> None:
-    program.begin()
-    program.put_data(800 * MIB)
-    program.step()
-
-
 def below_the_peak(program: TimedProgram) -> None:
     program.free(program.at_top(TAKEN).malloc(3_000 * MIB))
     program.empty_cache()
@@ -202,8 +196,8 @@ def below_the_peak(program: TimedProgram) -> None:
     program.step()
 
 
-@pytest.mark.parametrize("run_program", [weights, given_back, put_late, below_the_peak])
-def test_what_is_a_models_or_does_not_stay_or_comes_late_or_raises_no_peak_is_no_fault(
+@pytest.mark.parametrize("run_program", [weights, given_back, below_the_peak])
+def test_what_is_a_models_or_does_not_stay_or_raises_no_peak_is_no_fault(
     run_program: Callable[[TimedProgram], None], tmp_path: Path
 ) -> None:
     program = TimedProgram()

@@ -26,7 +26,7 @@ def test_a_run_against_itself_is_neither_better_nor_worse() -> None:
 
 
 def test_refuses_runs_without_steps_even_when_forced_and_a_head_that_crashed_fails_the_gate() -> None:
-    with pytest.raises(NotComparable, match=r"head \(20260101T120000Z-train-abc123\) holds no finished step"):
+    with pytest.raises(NotComparable, match=r"head \(20260301T101500-train-a1b2c3\) holds no finished step"):
         compare_reports(make_report(), make_report(num_steps=0), forced=True)
     crashed = make_report(num_steps=0, ended="raised")
     with pytest.raises(NotComparable, match="neither base nor head holds a finished step"):
@@ -110,7 +110,7 @@ def test_a_finding_is_neither_gone_nor_added_where_its_audit_could_not_look() ->
     blind = AuditResult(audit_id="blocking_scalar_read", status="not_applicable", reason="steps.jsonl is missing.")
     (change,) = compare_findings(base, make_report(audits=(blind,)))
     assert change.change == "unchecked"
-    assert change.message == "Each step waits for the device. Not looked for in head: steps.jsonl is missing."
+    assert change.message == f"{READ.message} Not looked for in head: steps.jsonl is missing."
     (change,) = compare_findings(make_report(), make_report(audits=(failed_audit("input_stall", STALL),)))
     assert change.change == "unchecked"
     assert change.message.endswith("Not looked for in base: its report has no such check.")

@@ -1,16 +1,17 @@
 """The page in a real browser, at the width of a phone and of a desk, light and dark; and its map of segments."""
 
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from efprof.model import AuditResult
 from efprof.report.page.html import render_comparison_html, render_html
-from tests.report.browsing import needs_browser, new_page
 from tests.report.report_sample import make_clean_report, make_comparison, make_report, make_segment_map, memory_finding
+from tests.support.patience import MAX_WAIT_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -22,7 +23,32 @@ WIDER = """() => [...document.querySelectorAll('body *')].filter(e => {
     if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(p).overflowX)) return false;
   return true; }).map(e => e.tagName + '.' + e.className)"""
 
-pytestmark = needs_browser
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        not CHROMIUM.exists() or importlib.util.find_spec("playwright") is None,
+        reason="Opens pages in a browser: needs Debian's chromium (apt-get install chromium) and playwright.",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=MAX_WAIT_S * 1000)
+        yield browser
+        browser.close()
+
+
+def new_page(browser: "Browser", **options: Any) -> "Page":
+    """A page in a context of its own with these options, which closes with it."""
+    page = browser.new_page(**options)
+    page.set_default_timeout(MAX_WAIT_S * 1000)
+    return page
 
 
 @pytest.fixture(scope="module")
