@@ -70,6 +70,7 @@ def test_other_versions_are_not_comparable_unless_forced(
     ("arguments", "message"),
     [
         (("main", "featrue"), "did you mean 'feature'"),
+        (("main", "main"), "BASE and HEAD are the same run, 20260101T120000Z-main: record"),
         (("main", "feature", "--budget", "step=5"), "did you mean 'step_ms'"),
         (("main", "feature", "--budget", "step_ms=-1"), "'step_ms=-1' is not METRIC=PERCENT"),
     ],
@@ -96,22 +97,13 @@ def test_two_runs_alike_are_fine_and_json_is_printed_alone(
     assert comparison["base"]["branch"] == "main"
 
 
-def test_the_name_after_out_decides_the_form(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_after_out_decides_the_form_and_a_page_without_one_goes_to_the_reports(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add_run(store, "feature")
     efprof_compare(monkeypatch, "main", "feature", "--out", "change.md")
     efprof_compare(monkeypatch, "main", "feature", "--out", "change.html")
     assert Path("change.md").read_text().startswith("## efprof")
     assert Path("change.html").read_text().startswith("<!doctype html>")
-
-
-def test_a_page_without_a_name_goes_to_the_reports(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_run(store, "feature")
     efprof_compare(monkeypatch, "main", "feature", "--format", "html")
     assert Path("reports/20260101T120000Z-main-to-20260101T120000Z-feature.html").exists()
-
-
-def test_a_run_is_not_compared_with_itself(
-    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert efprof_compare(monkeypatch, "main", "latest") == 2
-    assert "BASE and HEAD are the same run, 20260101T120000Z-main: record" in capsys.readouterr().err
