@@ -44,6 +44,7 @@ def test_a_pyproject_without_our_table_is_passed_over(tmp_path: Path) -> None:
         ("[record]\nbogus = 1\n", "there is no setting 'record.bogus'; there are "),
         ("[recrod]\n", "there is no setting 'recrod'; did you mean 'record'?"),
         ("[record]\nholders = 'yes'\n", "'record.holders' is wrong: expected `bool`, got `str`."),
+        ("record = 3\n", "'record' is wrong: expected `object`, got `int`."),
         ("[record\n", "efprof.toml is not valid TOML"),
         ("configuration = 'missing.toml'\n", "missing.toml, which is not a file."),
     ],

@@ -154,6 +154,15 @@ def test_an_explosion_is_clipped_at_the_norm_before_it(tmp_path: Path) -> None:
     assert "clip_grad_norm_(model.parameters(), max_norm=0.4)" in str(finding.fix.changes)
 
 
+def test_an_explosion_within_a_few_steps_is_clipped_at_the_first_norm(tmp_path: Path) -> None:
+    norms = [20.0, 5e4, 4e9, "inf"]
+    exploding = [make_step(step, backward_site=BACKWARD, gradient_norm=norms[min(step, 3)]) for step in range(40)]
+    power = seen("PowBackward0").suspects
+    event = NonFiniteSeen(at_ns=START_NS, step=3, what="loss", value="inf", site=BACKWARD, suspects=power)
+    (finding,) = nonfinite_loss(run_with(tmp_path, steps=exploding, events=[event])).findings
+    assert "max_norm=20" in str(finding.fix.changes)
+
+
 def test_bad_data_is_blamed_on_the_statement_that_divided_to_make_it(tmp_path: Path) -> None:
     source = TRAIN.replace("        loss = divergence", "        x = x / x.std()\n        loss = divergence")
     event = seen("AddmmBackward0", 7)

@@ -16,7 +16,7 @@ from efprof.units import MIB
 from tests.audits.growing_runs import counts_of, plain, seen, watch_of
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program, beside, run_of
 from tests.facts.peak.test_peak_composition import BEFORE, MODEL, STEP, stacked_blocks
-from tests.support.builders import loader_built, make_step, make_steps, write_run
+from tests.support.builders import GPU, loader_built, make_step, make_steps, write_run
 
 
 def in_pieces() -> Program:
@@ -61,6 +61,15 @@ def test_true_shortage_blames_the_request_and_halves_the_micro_batch(tmp_path: P
     assert (filled.bars[0].label, filled.bars[0].num_bytes) == (f"train.py:{CACHE}", 480 * MIB)
     assert "and the driver had 32.0 MiB; memory was truly short" in finding.message
     assert "No setting of the allocator that was tried would have served the request" in finding.fix.summary
+
+
+def test_what_the_driver_has_beyond_a_limit_of_the_program_itself_is_no_free_memory(tmp_path: Path) -> None:
+    program = truly_short()
+    program.entries[-1].device_free = GPU.total_bytes - 480 * MIB
+    limit = {"memory fraction": str(512 * MIB / GPU.total_bytes)}
+    finding = only_finding(run_of(tmp_path, program, settings=limit, ended="out_of_memory"))
+    assert finding.headline == "Out of memory"
+    assert "and the driver had 32.0 MiB; memory was truly short" in finding.message
 
 
 def test_free_memory_in_pieces_is_told_with_the_setting_that_survives_and_the_batch_beside_it(tmp_path: Path) -> None:
@@ -145,6 +154,9 @@ def test_what_filled_memory_is_told_where_a_window_shows_it(tmp_path: Path) -> N
 
 
 def test_where_the_steps_tell_no_batch_it_is_to_be_smaller_and_no_gain_claimed(tmp_path: Path) -> None:
+    run = ended(tmp_path / "host", configuration={})
+    (run.rank_folder / STEPS_FILE).unlink()
+    assert "Take smaller micro-batches" in only_finding(run).fix.summary
     foreign = run_of(tmp_path / "foreign", truly_short())
     (foreign.rank_folder / STEPS_FILE).unlink()
     finding = only_finding(foreign)

@@ -115,6 +115,14 @@ def test_a_copy_is_kept_of_a_large_storage(tmp_path: Path) -> None:
     assert "`.item()`" in finding.fix.summary
 
 
+def test_what_a_library_keeps_is_left_to_a_person(tmp_path: Path) -> None:
+    handler = {"path": "MemoryHandler.buffer", "owner": "MemoryHandler", "name": "buffer"}
+    watches = [watch_of(seen(is_within_call=True))]
+    fix = finding_of(tmp_path, watches=watches, holder=lambda n: graphs(n, **handler)).fix
+    assert (fix.applicability, fix.changes) == ("manual", ())
+    assert "Log a number (`.item()`)" in fix.summary
+
+
 def test_it_says_that_the_run_ran_out(tmp_path: Path) -> None:
     finding = finding_of(tmp_path, ended="out_of_memory")
     assert "ended this run at step 59" in finding.message

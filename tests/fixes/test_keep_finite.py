@@ -18,6 +18,7 @@ def fix_of(operation: str, code: str, dtype: str = "float32", line: int | None =
         ("log", "loss = torch.log(p / q)", "loss = torch.log((p / q).clamp_min(1e-06))"),
         ("sqrt", "s = var.sqrt()", "s = var.clamp_min(1e-06).sqrt()"),
         ("div", "y = x / x.sum(-1, keepdim=True)", "y = x / x.sum(-1, keepdim=True).clamp_min(1e-06)"),
+        ("div", "y = torch.div(x, n)", "y = torch.div(x, n.clamp_min(1e-06))"),
         ("div", "y = x.div(n + m)", "y = x.div((n + m).clamp_min(1e-06))"),
         ("pow", "y = x ** 0.5", "y = x.clamp_min(1e-06) ** 0.5"),
         ("exp", "std = torch.exp(0.5 * logvar)", "std = torch.exp((0.5 * logvar).clamp_max(88))"),

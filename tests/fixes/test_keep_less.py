@@ -118,6 +118,7 @@ def test_of_a_small_part_of_a_storage_a_copy_is_kept() -> None:
         ("cache[key] = loss", "cache", "loss", None),
         ("total += loss", "total", "loss", None),
         ("self.total = self.total + loss", "total", "loss", None),
+        ("total = loss + total", "total", "loss", None),
         ("out, state = cell(x, state)", "state", "cell(x, state)", "state"),
         ("bank = torch.cat([bank, x])", "bank", "torch.cat([bank, x])", None),
         ("for x in data:\n    history.append(x)", "history", None, None),

@@ -31,8 +31,13 @@ def test_where_no_option_is_known_none_is_made_up_and_it_says_what_the_place_is_
         "command sets the size of a micro-batch, now `batch_size` in train.py; if nothing in it does, the program "
         "needs an option for that"
     )
-    command = fit_command(["python", "train.py", "--num-batches", "16", "--name", "my run"], 16, 900 * MIB)
-    assert command == ("efprof fit --budget 900MiB -- python train.py --num-batches 16 --name 'my run'", False)
+    command = fit_command(
+        ["python", "train.py", "--batch-size", "32", "--num-batches", "16", "--name", "my run"], 16, 900 * MIB
+    )
+    assert command == (
+        "efprof fit --budget 900MiB -- python train.py --batch-size 32 --num-batches 16 --name 'my run'",
+        False,
+    )
 
 
 LOADER = {"num_workers": 0, "persistent_workers": False}

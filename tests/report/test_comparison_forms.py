@@ -46,6 +46,8 @@ def test_what_never_gates_is_named_below_with_its_change_or_both_sides() -> None
     assert verdict.headline == "Head is the same as base within what these runs can tell."
     assert "Worse without a gate: reads from 36 to 40.5." in verdict.details
     assert "Better without a gate: memory growth -100.0 %." in verdict.details
+    verdict = comparison_verdict(compared(growth))
+    assert verdict.headline == "Head is better than base: memory growth -100.0 %.", "nothing gates, so each decides"
 
 
 def test_another_statistic_of_a_metric_that_gates_is_not_named_beside_it() -> None:

@@ -179,6 +179,10 @@ def test_a_picture_of_the_window_stands_under_memory_over_time_and_not_twice(pag
     page = Page(render_html(report_of(finding, audit_id="oversized_peak")))
     assert "picture-window" not in page.ids
     assert page.text.count("Memory by what it is for, in step 40") == 1
+    measurements = dataclasses.replace(make_measurements(), timeline=Timeline(steps=(), memory=()))
+    page = Page(render_html(make_report(measurements=measurements)))
+    assert "picture-memory" not in page.ids
+    assert "picture-window" in page.ids
 
 
 def test_every_picture_has_its_figure_and_name_and_plotly_is_there_only_with_them(page: Page) -> None:
