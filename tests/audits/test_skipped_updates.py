@@ -85,6 +85,14 @@ def test_it_blames_the_line_that_makes_the_scaler_and_sets_the_scale_that_held(t
     assert 0.0 < low < gain.step_ms < high
 
 
+def test_what_is_set_already_is_not_suggested(tmp_path: Path) -> None:
+    made = built(init_scale=4096.0, growth_interval=3000, backoff_factor=0.99)
+    fix = found_in(tmp_path, scaled_steps(OFTEN), made).fix
+    assert fix.summary.endswith(
+        "less often: backoff_factor: 0.99 -> 0.5, in the saved state too, which was loaded over these."
+    )
+
+
 def test_a_scaler_whose_state_was_loaded_is_mended_by_hand(tmp_path: Path) -> None:
     fix = found_in(tmp_path, scaled_steps(OFTEN), built(init_scale=1024.0)).fix
     assert (fix.applicability, fix.changes) == ("manual", ())

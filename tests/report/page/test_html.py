@@ -22,6 +22,7 @@ from tests.report.report_sample import (
     make_comparison,
     make_measurements,
     make_report,
+    make_run,
     make_window_memory,
     memory_finding,
     read_until,
@@ -227,7 +228,9 @@ def test_a_comparison_shows_its_verdict_first_and_alone_needs_no_pictures() -> N
     assert len(page.all("tr")) == 4
 
 
-def test_code_in_a_sentence_is_code() -> None:
+def test_the_command_is_quoted_and_code_in_a_sentence_is_code() -> None:
+    text = Page(render_html(make_report(run=make_run(command=("python", "my train.py"))))).text
+    assert "Command python 'my train.py'" in text
     fault = dataclasses.replace(memory_finding(), message="`<b>` & an odd ` stay text")
     assert "<code>&lt;b&gt;</code> &amp; an odd ` stay text" in render_html(report_of(fault))
 
