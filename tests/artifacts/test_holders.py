@@ -1,4 +1,4 @@
-"""Counts of holders and what was seen of their lines, read back; recordings from before, too."""
+"""Counts of holders, what was seen of their lines, and cycles of garbage, read back; recordings from before, too."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from efprof.artifacts.holders import Change, Container, Count, Counted, Watch, Watched, read_counts, read_watches
+from efprof.artifacts.holders import (
+    CYCLES_FILE,
+    Change,
+    CollectedGarbage,
+    Container,
+    Count,
+    Counted,
+    Cycle,
+    CycleLink,
+    LargeCollection,
+    Watch,
+    Watched,
+    read_counts,
+    read_cycles,
+    read_watches,
+)
 from efprof.model import NotRecorded, UnreadableInput
 
 COUNTED = Counted(
@@ -88,3 +103,25 @@ def test_what_efprof_never_wrote_is_refused_by_name(text: str, tmp_path: Path) -
     (tmp_path / "holders-1.json").write_text(text)
     with pytest.raises(UnreadableInput, match=r"holders-1\.json"):
         read_counts(tmp_path)
+
+
+def link(owner: str, name: str) -> CycleLink:
+    return CycleLink(kind="attribute", owner=owner, name=name, file="train.py", can_be_weak=True)
+
+
+def cycle_of(*links: CycleLink) -> Cycle:
+    return Cycle(links=list(links), count=12, tensors=3, tensor_bytes=1000, graph_nodes=0, graph_bytes=0)
+
+
+def test_a_missing_and_a_foreign_file_are_refused_by_name_and_what_was_written_is_read(tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match=r"cycles-1\.json is missing"):
+        read_cycles(tmp_path)
+    (tmp_path / CYCLES_FILE).write_text('{"num_read": "many"}')
+    with pytest.raises(UnreadableInput, match=r"cycles-1\.json is not what efprof writes"):
+        read_cycles(tmp_path)
+    collection = LargeCollection(at_ns=1, generation=0, before_bytes=200, freed_bytes=100, seconds=0.001)
+    cycle = cycle_of(link("Step", "noise"), link("Noise", "step"))
+    assert cycle.path == "Step.noise -> Noise.step -> Step"
+    found = CollectedGarbage(num_read=9, num_large=1, collections=[collection], cycles=[cycle])
+    (tmp_path / CYCLES_FILE).write_bytes(msgspec.json.encode(found))
+    assert read_cycles(tmp_path) == found

@@ -1,13 +1,16 @@
-"""Finding runs on disk."""
+"""Finding runs on disk, and run.json, which the launcher and each rank of a run change."""
 
+import threading
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from efprof.artifacts.run_file import Git
+from efprof.artifacts.run_file import Git, RunFile, change_run_file, read_run_file, write_run_file
 from efprof.artifacts.runs import find_run, list_runs, runs_folder
 from efprof.model import UnreadableInput
-from tests.support.builders import write_run
+from tests.support.builders import make_run_file, write_run
 
 
 @pytest.fixture
@@ -32,29 +35,24 @@ def add_run(store: Path, second: int, name: str = "train", branch: str = "main",
     return store / run_id
 
 
-def test_runs_lie_under_the_variable_where_it_is_set(store: Path) -> None:
+def test_runs_lie_under_the_variable_or_the_nearest_store_or_where_the_first_will_be(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert runs_folder() == store
-
-
-def test_runs_lie_under_the_nearest_parent_that_has_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("EFPROF_HOME", raising=False)
+    monkeypatch.delenv("EFPROF_HOME")
+    assert runs_folder() == tmp_path / ".efprof/runs"
     (tmp_path / "project/.efprof").mkdir(parents=True)
     (tmp_path / "project/source/deep").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "project/source/deep")
     assert runs_folder() == tmp_path / "project/.efprof/runs"
 
 
-def test_a_folder_without_a_store_is_where_the_first_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("EFPROF_HOME", raising=False)
-    monkeypatch.chdir(tmp_path)
-    assert runs_folder() == tmp_path / ".efprof/runs"
-
-
 def test_lists_the_newest_first_and_leaves_out_what_is_no_run(store: Path) -> None:
     paths = [add_run(store, second) for second in (1, 3, 2)]
-    (store / "empty").mkdir()
+    (store / "20250101T000000Z-train-000000").mkdir()
     (store / "notes.txt").write_text("not a run")
     assert [path for path, _ in list_runs()] == [paths[1], paths[2], paths[0]]
+    assert find_run("latest") == find_run("main") == paths[1]
 
 
 def test_finds_the_newest_run_without_a_name_and_one_by_its_id_or_the_beginning_of_it(store: Path) -> None:
@@ -94,7 +92,7 @@ def test_a_folder_of_the_current_folder_does_not_hide_a_branch_of_that_name(stor
     assert find_run("main") == path
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("mian", "main"), ("trian", "train"), ("featrue/fast", "feature/fast")])
+@pytest.mark.parametrize(("wrong", "right"), [("trian", "train"), ("featrue/fast", "feature/fast")])
 def test_names_the_nearest_run_or_branch(store: Path, wrong: str, right: str) -> None:
     add_run(store, 1)
     add_run(store, 2, branch="feature/fast")
@@ -106,7 +104,6 @@ def test_names_the_nearest_run_or_branch(store: Path, wrong: str, right: str) ->
     ("content", "message"),
     [
         (None, "is empty"),
-        ("", "is not a complete run file"),
         ('{"schema_version": 1, "run_id": "2026', "is not a complete run file"),
         ('{"schema_version": 99}', "schema version 99"),
     ],
@@ -122,15 +119,27 @@ def test_a_folder_that_cannot_be_read_is_refused_by_name(store: Path, content: s
             find_run(name)
 
 
-def test_an_old_folder_that_cannot_be_read_does_not_hide_the_newest_run(store: Path) -> None:
-    (store / "20250101T000000Z-train-000000").mkdir()
-    path = add_run(store, 1)
-    assert find_run("latest") == find_run("main") == path
-
-
 def test_a_folder_that_is_no_run_is_refused_by_name(store: Path, tmp_path: Path) -> None:
     add_run(store, 1)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/notes.txt").write_text("not a run")
     with pytest.raises(UnreadableInput, match=r"other is not a run folder"):
         find_run("other")
+
+
+def test_changes_of_two_processes_at_once_are_both_kept(tmp_path: Path) -> None:
+    write_run_file(tmp_path, make_run_file(ended="running"))
+    has_read = threading.Event()
+
+    def end_slowly(run: RunFile) -> RunFile:
+        has_read.set()
+        time.sleep(0.3)
+        return msgspec.structs.replace(run, ended="raised")
+
+    other = threading.Thread(target=change_run_file, args=(tmp_path, end_slowly))  # a lock of its own, as a process has
+    other.start()
+    has_read.wait()
+    change_run_file(tmp_path, lambda run: msgspec.structs.replace(run, versions={"torch": "2.13.0"}))
+    other.join()
+    run = read_run_file(tmp_path)
+    assert (run.ended, run.versions) == ("raised", {"torch": "2.13.0"})

@@ -1,10 +1,11 @@
-"""efprof.toml and [tool.efprof]: found, checked, and beaten by flags."""
+"""efprof.toml and [tool.efprof]: found, checked, and beaten by flags; and the user's own configuration file."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from efprof.artifacts.settings import RecordSettings, Settings, merge, read_settings
+from efprof.artifacts.settings import MAX_BYTES, RecordSettings, Settings, merge, read_configuration, read_settings
 from efprof.model import EfprofError
 
 
@@ -40,10 +41,8 @@ def test_a_pyproject_without_our_table_is_passed_over(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("[record]\nholder = true\n", "there is no setting 'record.holder'; did you mean 'record.holders'?"),
-        ("[record]\nhost-memory = true\n", "no setting 'record.host-memory'; did you mean 'record.host_memory'?"),
         ("[record]\nbogus = 1\n", "there is no setting 'record.bogus'; there are "),
         ("[recrod]\n", "there is no setting 'recrod'; did you mean 'record'?"),
-        ("config = 'a.toml'\n", "there is no setting 'config'; did you mean 'configuration'?"),
         ("[record]\nholders = 'yes'\n", "'record.holders' is wrong: expected `bool`, got `str`."),
         ("record = 3\n", "'record' is wrong: expected `object`, got `int`."),
         ("[record\n", "efprof.toml is not valid TOML"),
@@ -71,3 +70,56 @@ def test_flags_win_over_the_file_and_windows_named_by_one_over_all_it_says_of_th
     wanted = merge(RecordSettings(windows="none"), {"trace_steps": "5:7"})
     assert wanted == {"windows": "default", "trace_steps": "5:7", "memory_steps": "none", "triggers": "none"}
     assert merge(RecordSettings(trace_steps="5:7", triggers="none"), {"windows": "default"}) == {"windows": "default"}
+
+
+def read(folder: Path, name: str, text: str) -> dict[str, str]:
+    (folder / name).write_text(text)
+    return read_configuration([folder / name])
+
+
+FORMS = {
+    "train.toml": 'lr = 1e-3\n[data]\nnum_workers = 4\npath = "a b"\nsizes = [1, 2]\nshuffle = true\n',
+    "train.json": '{"lr": 1e-3, "data": {"num_workers": 4, "path": "a b", "sizes": [1, 2], "shuffle": true}}',
+    "train.yaml": "lr: 0.001\ndata:\n  num_workers: 4\n  path: a b\n  sizes: [1, 2]\n  shuffle: yes\n",
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_each_form_is_read_into_the_same_keys_and_texts(name: str, tmp_path: Path) -> None:
+    assert read(tmp_path, name, FORMS[name]) == {
+        "lr": "0.001", "data.num_workers": "4", "data.path": "a b", "data.sizes": "[1, 2]", "data.shuffle": "true",
+    }  # fmt: skip
+
+
+def test_a_list_of_tables_and_keys_of_several_files_are_named_by_place(tmp_path: Path) -> None:
+    text = "[[layers]]\nsize = 8\n[[layers]]\nsize = 16\n"
+    assert read(tmp_path, "a.toml", text) == {"layers.0.size": "8", "layers.1.size": "16"}
+    (tmp_path / "model.toml").write_text("size = 8\n")
+    (tmp_path / "data.json").write_text('{"size": 9}')
+    values = read_configuration([tmp_path / "model.toml", tmp_path / "data.json"])
+    assert values == {"model.toml:size": "8", "data.json:size": "9"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("train.ini", "[a]\nb = 1\n"), ("train.toml", "a ="), ("train.yaml", "a: !!python/object:os.system {}"),
+     ("train.json", "[1]"), ("deep.json", "[" * 5000)],
+)  # fmt: skip
+def test_what_is_of_no_known_form_is_kept_as_text(name: str, text: str, tmp_path: Path) -> None:
+    assert read(tmp_path, name, text) == {name: text}
+
+
+def test_yaml_that_holds_itself_or_grows_without_end_does_no_harm(tmp_path: Path) -> None:
+    assert len(read(tmp_path, "self.yaml", "a: &a {b: *a}\n")) == 1
+    doubling = "a0: &a0 {x: 1, y: 2}\n" + "".join(f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}\n" for n in range(1, 19))
+    assert list(read(tmp_path, "laughs.yaml", doubling)) == ["laughs.yaml"]
+
+
+def test_too_large_a_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(EfprofError, match=r"more than 256 KiB \(.*big.toml\)"):
+        read(tmp_path, "big.toml", "#" * (MAX_BYTES + 1))
+
+
+def test_yaml_without_its_library_is_kept_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert read(tmp_path, "a.yaml", "b: 1\n") == {"a.yaml": "b: 1\n"}

@@ -1,7 +1,6 @@
 """Snapshots of CUDA's allocator: whatever a file holds, it is read or refused, and nothing of it is run."""
 
 import copyreg
-import io
 import os
 import pickle
 import pickletools
@@ -81,11 +80,14 @@ def test_what_a_snapshot_says_is_read(tmp_path: Path) -> None:
     (segment,) = snapshot.segments
     assert (segment.address, segment.total_size, segment.segment_type) == (0x7F0000000000, 2 * MIB, "small")
     assert (segment.segment_pool_id, segment.is_expandable, segment.stream, segment.device) == ((0, 1), False, 0, 0)
-    assert [block.requested_size for block in segment.blocks] == [100, 7, 0]
+    assert [(block.requested_size, block.is_active) for block in segment.blocks] == [(100, True), (7, True), (0, False)]
     (first, second, failure), nothing = snapshot.device_traces
     assert (first.action, first.addr, first.size, first.time_us) == ("segment_alloc", 0x7F0000000000, 2 * MIB, 1)
     assert (first.pool_id, second.pool_id) == ((0, 1), None)
+    assert first.frames == FRAMES
+    assert first.frames is second.frames, "a stack is kept once"
     assert (failure.action, failure.device_free, failure.size) == ("oom", 5 * MIB, 9 * MIB)
+    assert (failure.frames, failure.time_us) == (None, None)
     assert nothing == []
     assert snapshot.settings.configuration == "max_split_size_mb:128"
     assert snapshot.settings.max_split_size == 128 * MIB
@@ -98,30 +100,18 @@ def test_every_protocol_that_torch_wrote_reads_the_same(tmp_path: Path, protocol
     assert read_snapshot(written(tmp_path, SNAPSHOT, protocol=protocol)) == expected
 
 
-def test_active_blocks_and_shared_stacks_and_events_without_them_are_read(tmp_path: Path) -> None:
-    (segment,) = read_snapshot(written(tmp_path, SNAPSHOT)).segments
-    assert [block.is_active for block in segment.blocks] == [True, True, False]
-    first, second, _ = read_snapshot(written(tmp_path, SNAPSHOT)).device_traces[0]
-    assert first.frames == FRAMES
-    assert first.frames is second.frames
-    failure = read_snapshot(written(tmp_path, SNAPSHOT)).device_traces[0][2]
-    assert (failure.frames, failure.time_us) == (None, None)
-
-
 def test_snapshots_of_older_torches_are_read(tmp_path: Path) -> None:
     snapshot = read_snapshot(written(tmp_path, SNAPSHOT["segments"]))
     assert snapshot.segments == read_snapshot(written(tmp_path, SNAPSHOT)).segments
     assert snapshot.device_traces == []
     assert snapshot.settings is None
     blocks = [{"size": size, "state": "inactive"} for size in (512, 1024, 4096)]
-    segments = [{"address": 4096, "total_size": 5632, "blocks": blocks}]
-    (segment,) = read_snapshot(written(tmp_path, segments)).segments
+    (segment,) = read_snapshot(written(tmp_path, [{"address": 4096, "total_size": 5632, "blocks": blocks}])).segments
     assert [block.address for block in segment.blocks] == [4096, 4608, 5632]
     history = [{"addr": 4096, "real_size": 500, "frames": FRAMES}]
     blocks = [{"size": 512, "state": "active_allocated", "history": history}]
     (segment,) = read_snapshot(written(tmp_path, [{"address": 4096, "total_size": 512, "blocks": blocks}])).segments
     assert [(block.address, block.is_active) for block in segment.blocks] == [(4096, True)]
-    assert read_snapshot(written(tmp_path, {"segments": [], "device_traces": []})).settings is None
 
 
 def test_what_a_newer_torch_adds_is_passed_over(tmp_path: Path) -> None:
@@ -140,22 +130,13 @@ def test_what_a_newer_torch_adds_is_passed_over(tmp_path: Path) -> None:
     ("content", "named"),
     [
         (5, "int"),
-        (None, "null"),
-        ("segments", "str"),
         ({}, "segments"),
         ([1], "$.segments[0]"),
-        ({"segments": {}}, "$.segments"),
         ({"segments": [{"total_size": 1}]}, "blocks"),
         ({"segments": [{"total_size": "1", "blocks": []}]}, "$.segments[0].total_size"),
-        ({"segments": [{"total_size": True, "blocks": []}]}, "$.segments[0].total_size"),
-        ({"segments": [{"total_size": 1.5, "blocks": []}]}, "$.segments[0].total_size"),
         ({"segments": [{"total_size": 1, "blocks": [{"size": 1}]}]}, "$.segments[0].blocks[0]"),
         ({"segments": [{"total_size": 1, "blocks": [], "segment_pool_id": (0, 1, 2)}]}, "$.segments[0].segment_pool"),
-        ({"segments": [], "device_traces": [{}]}, "$.device_traces[0]"),
-        ({"segments": [], "device_traces": [[{"action": 1, "size": 1}]]}, "$.device_traces[0][0].action"),
-        ({"segments": [], "device_traces": [[{"action": "alloc", "size": None}]]}, "$.device_traces[0][0].size"),
         ({"segments": [], "device_traces": [[{"action": "alloc", "size": -1}]]}, "$.device_traces[0][0].size"),
-        ({"segments": [], "allocator_settings": {"max_split_size": "no"}}, "$.allocator_settings.max_split_size"),
         ({"segments": [], "allocator_settings": {"garbage_collection_threshold": 10**400}}, "$.allocator_settings"),
         ({"segments": [], 1: 2}, "str"),
     ],
@@ -173,14 +154,9 @@ def test_a_missing_file_a_folder_and_a_list_that_holds_itself_are_no_snapshots(t
     refusal_of(written(tmp_path, {"segments": [], "\udcff": 1}))
 
 
-@pytest.mark.parametrize("text", [b"", b"\x80", b"{}", b'{"segments": []}', b"\x1f\x8b\x08\x00", b"PK\x03\x04"])
-def test_a_file_that_is_no_pickle_is_refused(tmp_path: Path, text: bytes) -> None:
-    assert "no whole pickle" in refusal_of(written(tmp_path, text))
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_a_file_that_was_cut_off_anywhere_is_refused(tmp_path: Path, protocol: int) -> None:
-    whole = pickle.dumps(SNAPSHOT, protocol=protocol)
+def test_a_file_that_is_no_pickle_or_was_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
+    assert "no whole pickle" in refusal_of(written(tmp_path, b'{"segments": []}'))
+    whole = pickle.dumps(SNAPSHOT, protocol=4)
     for length in range(0, len(whole), 17):
         assert "no whole pickle" in refusal_of(written(tmp_path, whole[:length]))
 
@@ -241,13 +217,8 @@ def payloads(command: str) -> dict[str, bytes]:
         "OBJ": b"(cos\nsystem\n" + quoted + b"o.",
         "NEWOBJ": b"\x80\x02csubprocess\nPopen\n" + text_of("touch") + b"\x85\x81.",
         "BUILD": b"\x80\x02ctypes\nSimpleNamespace\n)R}" + text_of("__setstate__") + b"cos\nsystem\nsb" + text + b"b.",
-        "eval": pickle.dumps(Reduced(eval, f"__import__('os').system({command!r})")),
         "a name with a dot": b"\x80\x04" + text_of("shutil") + text_of("os.system") + b"\x93" + text + b"\x85R.",
         "within a stack of a snapshot": pickle.dumps(within, 4),
-        "before what looks like a snapshot": b"\x80\x02cos\nsystem\n"
-        + text
-        + b"\x85R0"
-        + pickle.dumps(SNAPSHOT, 2)[2:],
     }
 
 
@@ -269,13 +240,9 @@ def test_python_would_have_run_it(tmp_path: Path, name: str) -> None:
     assert trace.exists()
 
 
-def test_the_name_that_it_asks_for_is_told(tmp_path: Path) -> None:
+def test_the_name_that_it_asks_for_is_told_and_what_would_do_no_harm_is_refused_too(tmp_path: Path) -> None:
     assert "asks for os.system," in refusal_of(written(tmp_path, b"cos\nsystem\n."))
-
-
-@pytest.mark.parametrize("harmless", [{1, 2}, complex(1, 2), Path("x"), pickle.PickleError])
-def test_what_would_do_no_harm_is_refused_too(tmp_path: Path, harmless: Any) -> None:
-    refusal_of(written(tmp_path, [harmless], protocol=2))
+    refusal_of(written(tmp_path, [complex(1, 2)], protocol=2))
 
 
 @pytest.mark.parametrize("module", ["o\ns", "\x1b[2J\x1b[H", "\udcff", "m" * 5000])
@@ -293,18 +260,11 @@ def test_an_object_that_lies_outside_the_pickle_is_refused(tmp_path: Path, opera
 
 @pytest.mark.parametrize("operation", [b"\x82\xf0", b"\x83\xf0\x00", b"\x84\xf0\x00\x00\x00"])
 def test_an_extension_that_is_registered_is_not_run(tmp_path: Path, operation: bytes) -> None:
+    """Nor when it was used before: Python keeps what it has looked up once, and then asks no unpickler."""
     trace = tmp_path / "it-ran"
     path = written(tmp_path, b"\x80\x02" + operation + text_of(f"touch {trace}") + b"\x85R.")
     with extension():
         assert "asks for" in refusal_of(path)
-    assert not trace.exists()
-
-
-def test_an_extension_that_was_used_before_is_not_run_either(tmp_path: Path) -> None:
-    """Python keeps what it has looked up once, and then asks no unpickler."""
-    trace = tmp_path / "it-ran"
-    path = written(tmp_path, b"\x80\x02\x82\xf0" + text_of(f"touch {trace}") + b"\x85R.")
-    with extension():
         pickle.loads(b"\x80\x02\x82\xf0.")  # noqa: S301
         try_to_read(path)
     assert not trace.exists()
@@ -348,12 +308,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("spoilt")
 
 
-@settings(max_examples=150)
-@given(content=st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(folder: Path, content: bytes) -> None:
-    read_bytes(folder, content)
-
-
 opcodes = [opcode.code.encode("latin-1") for opcode in pickletools.opcodes]
 arguments = [
     b"\x00",
@@ -383,31 +337,3 @@ def test_a_snapshot_of_which_bytes_were_spoilt_is_read_or_refused(
         at = data.draw(st.integers(0, len(content) - 1))
         content[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
     read_bytes(folder, bytes(content))
-
-
-letters = st.text(max_size=3) | st.just("\udcff")
-numbers = st.integers() | st.floats()
-values = st.recursive(
-    st.none() | st.booleans() | numbers | letters | st.binary(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(letters | st.integers(), inner, max_size=3),
-    max_leaves=4,
-)
-
-
-def nodes_of(content: Any) -> list[tuple[Any, Any]]:
-    """Every place within a snapshot: the container and the key."""
-    keys = list(content) if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else []
-    return [node for key in keys for node in ((content, key), *nodes_of(content[key]))]
-
-
-@settings(max_examples=150)
-@given(data=st.data(), value=values, key=letters)
-def test_a_snapshot_that_holds_something_else_anywhere_is_read_or_refused(
-    folder: Path, data: st.DataObject, value: Any, key: str
-) -> None:
-    content = pickle.load(io.BytesIO(pickle.dumps(SNAPSHOT)))  # noqa: S301
-    container, place = data.draw(st.sampled_from(nodes_of(content)))
-    container[place] = value
-    if isinstance(container, dict):
-        container[key] = value
-    try_to_read(written(folder, content))

@@ -11,7 +11,7 @@ from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
 from efprof.units import MIB
 from tests.facts.allocations import allocation
-from tests.support.builders import GPU, START_NS, make_steps, write_run
+from tests.support.builders import START_NS, make_steps, write_run
 
 TRAIN = """\
 def train(model, optimizer):
@@ -82,28 +82,6 @@ def test_blames_the_loss_over_a_large_vocabulary_and_predicts_by_replay_what_spl
     assert low < finding.gain.peak_bytes < high
 
 
-def attention(input_mebibytes: int) -> Window:
-    """Two lines of one function hand each other matrices of 60; what comes in and goes out is of the size given."""
-    window = Window()
-    window.forward(1, input_mebibytes, MODEL, "Linear")
-    window.forward(2, 60, LOSS, "Attention")
-    window.backward(3, 60, "train.py:5:train", "Attention")
-    window.backward(4, 60, LOSS, "Attention")
-    window.backward(3, -60, LOSS, "Attention")
-    window.backward(5, input_mebibytes, LOSS, "Attention")
-    window.backward(4, -60, LOSS, "Attention")
-    window.backward(5, -input_mebibytes, MODEL, "Linear")
-    return window
-
-
-def test_lines_of_one_function_that_hand_each_other_a_large_matrix_are_one_fault_unless_its_input_is_as_large(
-    tmp_path: Path,
-) -> None:
-    (finding,) = backward_peak(attention(2).run(tmp_path / "small")).findings
-    assert str(finding.blame) == "train.py:4"
-    assert backward_peak(attention(60).run(tmp_path / "large")).findings == ()
-
-
 # What a window sees: (stage, address, MiB, line, module); negative MiB are given back.
 F, B = Window.forward, Window.backward
 SILENT = {
@@ -129,15 +107,6 @@ def test_what_backward_needs_is_silent(moves: list[Any], tmp_path: Path) -> None
     for make, *move in moves:
         make(window, *move)
     assert backward_peak(window.run(tmp_path)).findings == ()
-
-
-def test_on_a_device_it_tells_the_same(tmp_path: Path) -> None:
-    on_device = large_vocabulary().run(tmp_path / "cuda", devices=[GPU], memory_source="CUDA allocator")
-    (there,), (here,) = (
-        backward_peak(on_device).findings,
-        backward_peak(large_vocabulary().run(tmp_path / "cpu")).findings,
-    )
-    assert (there.blame, there.message, there.fix) == (here.blame, here.message, here.fix)
 
 
 def test_without_allocations_it_names_what_is_missing(tmp_path: Path) -> None:

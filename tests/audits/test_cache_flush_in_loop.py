@@ -8,7 +8,6 @@ import pytest
 from efprof.artifacts.steps import SiteCalls, StepRecord
 from efprof.audits.cache_flush_in_loop import cache_flush_in_loop
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.device.allocation_retries import what_flushes_give_back
 from efprof.facts.run.run import Run
 from efprof.model import CodeEdit, NotRecorded
 from efprof.units import MIB
@@ -80,12 +79,6 @@ def test_a_call_that_is_all_of_its_block_leaves_the_block_valid(tmp_path: Path) 
 def test_now_and_then_and_on_a_cpu_the_call_is_no_fault(tmp_path: Path) -> None:
     assert cache_flush_in_loop(run_of(tmp_path / "run", every=20)).findings == ()
     assert cache_flush_in_loop(run_of(tmp_path / "second", source="C allocator (malloc)")).findings == ()
-
-
-def test_what_is_given_back_is_counted_by_flush(tmp_path: Path) -> None:
-    returned_bytes, asked_again_bytes = what_flushes_give_back(run_of(tmp_path / "run")) or (0, 0)
-    assert returned_bytes == 40.0 * MIB
-    assert asked_again_bytes == pytest.approx(40 * MIB * 2 / 3), "of three; the last is followed by nothing"
 
 
 def test_a_run_without_steps_names_what_it_needs(tmp_path: Path) -> None:

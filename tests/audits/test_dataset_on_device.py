@@ -139,7 +139,7 @@ def test_what_steps_use_in_another_way_is_no_data_set(tmp_path: Path, used: dict
     assert dataset_on_device(run_of(tmp_path / "run", program, events=[seen(program, **used)])).findings == ()
 
 
-def test_slices_are_moved_where_they_are_taken_and_two_moves_of_one_line_stay_valid(tmp_path: Path) -> None:
+def test_slices_are_moved_where_they_are_taken(tmp_path: Path) -> None:
     (finding,) = dataset_on_device(run_of(tmp_path / "run", training(800 * MIB), text=SLICED)).findings
     assert finding.fix.applicability == "review"
     assert finding.fix.changes == (
@@ -153,11 +153,6 @@ def test_slices_are_moved_where_they_are_taken_and_two_moves_of_one_line_stay_va
             new="        batch = images[start : start + 64].to(device, non_blocking=True)",
         ),
     )  # fmt: skip
-    text = SLICED.replace("images = read().to(device)", "images, é = (a - b).to(device), c.to(device)")
-    (finding,) = dataset_on_device(run_of(tmp_path / "second", training(800 * MIB), text=text)).findings
-    (moved, _) = finding.fix.changes
-    assert isinstance(moved, CodeEdit)
-    assert moved.new == "    images, é = (a - b).pin_memory(), c.pin_memory()"
 
 
 @pytest.mark.parametrize(("num_bytes", "severity"), [(40_000, "high"), (20_000, "medium"), (5_000, "low")])
@@ -193,12 +188,6 @@ def given_back(program: TimedProgram) -> None:
     program.free(data)
 
 
-def put_late(program: TimedProgram) -> None:
-    program.begin()
-    program.put_data(800 * MIB)
-    program.step()
-
-
 def below_the_peak(program: TimedProgram) -> None:
     program.free(program.at_top(TAKEN).malloc(3_000 * MIB))
     program.empty_cache()
@@ -207,8 +196,8 @@ def below_the_peak(program: TimedProgram) -> None:
     program.step()
 
 
-@pytest.mark.parametrize("run_program", [weights, given_back, put_late, below_the_peak])
-def test_what_is_a_models_or_does_not_stay_or_comes_late_or_raises_no_peak_is_no_fault(
+@pytest.mark.parametrize("run_program", [weights, given_back, below_the_peak])
+def test_what_is_a_models_or_does_not_stay_or_raises_no_peak_is_no_fault(
     run_program: Callable[[TimedProgram], None], tmp_path: Path
 ) -> None:
     program = TimedProgram()
@@ -217,14 +206,8 @@ def test_what_is_a_models_or_does_not_stay_or_comes_late_or_raises_no_peak_is_no
 
 
 def test_little_data_is_no_fault(tmp_path: Path) -> None:
-    few = dataset_on_device(run_of(tmp_path / "few", training(LEAST_BYTES - MIB)))
-    program = TimedProgram()
-    program.of_the_model(MODEL).malloc(4_000 * MIB)
-    program.put_data(400 * MIB)
-    program.begin()
-    program.step()
-    small_share = dataset_on_device(run_of(tmp_path / "share", program))
-    assert (few.findings, small_share.findings) == ((), ())
+    few = dataset_on_device(run_of(tmp_path, training(LEAST_BYTES - MIB)))
+    assert few.findings == ()
     assert few.looked_at == "63.0 MiB that stay from before the first step on, put there by 1 of your lines"
 
 

@@ -30,15 +30,15 @@ HEAP, PYTHON = 400 * MIB, 220 * MIB
 
 
 def growing(
-    num_steps: int = 120, *, python_bytes: float = MIB, tensor_bytes: int = 0, gap: int = 1, **fields: Any
+    num_steps: int = 120, *, python_bytes: float = MIB, tensor_bytes: int = 0, **fields: Any
 ) -> list[StepRecord]:
-    """Steps that leave so much behind; memory is read in every `gap`-th."""
+    """Steps that leave so much behind."""
     steps = []
     for number in range(num_steps):
         step = make_step(number, backward_site=BACKWARD, **fields)
         allocated = 300 * MIB + tensor_bytes * number
         heap = HEAP + tensor_bytes * number
-        step.memory = [BoundaryMemory("post_optimizer_step", 1000.0, allocated, heap)] if number % gap == 0 else []
+        step.memory = [BoundaryMemory("post_optimizer_step", 1000.0, allocated, heap)]
         step.rss_bytes = PYTHON + heap + round(python_bytes * number)
         steps.append(step)
     return steps
@@ -71,12 +71,6 @@ def test_it_blames_the_line_that_was_seen_to_fill_the_container_and_claims_no_pe
     series = [each for each in finding.evidence if isinstance(each, Series)]
     assert series[0].lines[0].y[0] == PYTHON
     assert series[1].title == "What train.log has"
-
-
-def test_where_no_line_was_seen_the_containers_owner_is_blamed_and_it_is_said(tmp_path: Path) -> None:
-    finding = only_finding(run_of(tmp_path / "run", growing(), watches=[]))
-    assert finding.blame.text == "def train(model, loader, optimizer):"
-    assert "The line that feeds it is not known: " in finding.message
 
 
 def test_what_containers_were_counted_to_take_is_told_however_unevenly_resident_memory_rises(tmp_path: Path) -> None:
@@ -112,29 +106,17 @@ def test_it_tells_when_the_host_is_full_only_up_to_a_hundred_times_the_recording
     assert finding.severity == "medium"
     finding = only_finding(run_of(tmp_path / "second", growing(120)))
     assert "last until" not in finding.message
-    assert "used up" not in str(finding.evidence)
     assert finding.severity == "low"
-    assert only_finding(run_of(tmp_path / "third", growing(python_bytes=4 * MIB))).severity == "high"
 
 
 def test_where_tensors_grow_as_much_it_is_told_of_once_and_said_that_there_is_growth(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", growing(tensor_bytes=2 * MIB, python_bytes=0), per_step=0)
-    assert growing_host_memory(run).findings == ()
-    assert len(memory_growth(run).findings) == 1
-    run = run_of(tmp_path / "second", growing(tensor_bytes=MIB), per_step=0)
+    run = run_of(tmp_path / "run", growing(tensor_bytes=MIB), per_step=0)
     assert growing_host_memory(run).findings == ()
     assert len(memory_growth(run).findings) == 1
     assert growing_host_memory(run).looked_at.endswith("which grows no more than tensors do")
 
 
-@pytest.mark.parametrize("tensor_bytes", [400 * KIB, 900 * KIB])
-def test_a_smaller_leak_of_tensors_does_not_hide_a_larger_one_of_the_hosts(tensor_bytes: int, tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", growing(tensor_bytes=tensor_bytes))
-    assert str(only_finding(run).blame) == "train.py:8"
-    assert len(memory_growth(run).findings) == 1
-
-
-def test_a_heap_in_pieces_and_a_full_cache_and_what_is_collected_are_no_growth_of_objects(tmp_path: Path) -> None:
+def test_a_heap_in_pieces_and_a_full_cache_are_no_growth_of_objects(tmp_path: Path) -> None:
     steps = growing(python_bytes=0)
     for step in steps:
         step.rss_bytes += step.step * MIB
@@ -144,19 +126,14 @@ def test_a_heap_in_pieces_and_a_full_cache_and_what_is_collected_are_no_growth_o
     for step in steps:
         step.rss_bytes += min(step.step, 60) * 3 * MIB
     assert growing_host_memory(run_of(tmp_path / "second", steps, per_step=0)).findings == ()
-    steps = growing(python_bytes=0)
-    for step in steps:
-        step.rss_bytes += step.step % 50 * 4 * MIB
-    assert growing_host_memory(run_of(tmp_path / "third", steps, per_step=0)).findings == ()
 
 
-@pytest.mark.parametrize("python_bytes", [0, 0.3 * MIB])
-def test_where_memory_shows_little_of_what_was_counted_nobody_can_tell(python_bytes: float, tmp_path: Path) -> None:
+def test_where_memory_shows_little_of_what_was_counted_nobody_can_tell(tmp_path: Path) -> None:
     """Entries may be shared with others, and their size is sampled."""
     with pytest.raises(
         ThinEvidence, match=r"was counted to take 1\.00 MiB more per step, of which memory of the host "
     ):
-        growing_host_memory(run_of(tmp_path / "run", growing(python_bytes=python_bytes)))
+        growing_host_memory(run_of(tmp_path / "run", growing(python_bytes=0.3 * MIB)))
 
 
 def test_on_a_device_the_hosts_whole_memory_counts_and_takes_a_larger_rise(tmp_path: Path) -> None:
@@ -169,13 +146,11 @@ def test_on_a_device_the_hosts_whole_memory_counts_and_takes_a_larger_rise(tmp_p
     assert growing_host_memory(run).findings == ()
 
 
-def test_a_run_that_is_short_or_seldom_read_or_without_resident_memory_is_not_judged(tmp_path: Path) -> None:
+def test_a_run_that_is_short_or_without_resident_memory_is_not_judged(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="read 9 times after warm-up"):
         growing_host_memory(run_of(tmp_path / "run", growing(13)))
-    with pytest.raises(ThinEvidence, match="record a longer run"):
-        growing_host_memory(run_of(tmp_path / "second", growing(gap=10)))
     steps = growing()
     for step in steps:
         step.rss_bytes = 0
     with pytest.raises(NotRecorded, match="record the run on Linux"):
-        growing_host_memory(run_of(tmp_path / "third", steps))
+        growing_host_memory(run_of(tmp_path / "second", steps))

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from efprof.artifacts.holders import Count
 from efprof.audits.growing_tensors import growing_tensors
 from efprof.audits.memory_growth import memory_growth
 from efprof.audits.retained_graph import retained_graph
@@ -33,12 +32,6 @@ def test_it_blames_the_line_that_was_seen_and_bounds_the_holder(tmp_path: Path) 
     assert finding.headline == "`history` keeps tensors"
 
 
-def test_counts_alone_are_evidence_where_memory_shows_no_trend(tmp_path: Path) -> None:
-    finding = finding_of(tmp_path, steps=leaking_steps(bytes_per_step=0))
-    assert "retained memory alone does not show it" in finding.message
-    assert finding.gain.peak_bytes == pytest.approx(60 * MIB, rel=0.01)
-
-
 def test_in_a_short_run_it_says_that_a_buffer_may_still_be_filling(tmp_path: Path) -> None:
     assert "if it is a buffer, it may still be filling: it has 60 entries" in finding_of(tmp_path / "short").message
     counts = counts_of(plain, steps=(19, 39, 79, 159, 249))
@@ -50,7 +43,6 @@ def test_in_a_short_run_it_says_that_a_buffer_may_still_be_filling(tmp_path: Pat
     ("entries", "tensors", "kind", "expected"),
     [
         (4, 4, "list", "make it `collections.deque(maxlen=400)`"),  # four entries of 256 KiB per step
-        (4, 4, "list", "400 entries take 1 %"),
         (0, 2, "defaultdict", "200 tensors take 1 %"),
         (0, 0, "Tensor", "What 100 steps add takes 1 %"),
     ],
@@ -66,31 +58,17 @@ def test_the_bound_counts_what_the_holder_counts(
     assert "(`.cpu()`)" in finding.fix.summary
 
 
-@pytest.mark.parametrize("kept", ["x[:8, 0]", "x.detach()"])
-def test_of_a_small_part_of_a_large_storage_a_copy_is_kept(kept: str, tmp_path: Path) -> None:
-    source = SOURCE.replace("append(x)", f"append({kept})")
+def test_of_a_small_part_of_a_large_storage_a_copy_is_kept(tmp_path: Path) -> None:
+    source = SOURCE.replace("append(x)", "append(x[:8, 0])")
     sources = {"train.py": source.replace("loss.backward()\n", "loss.backward(); x.square()\n")}
     finding = finding_of(tmp_path, holder=lambda n: plain(n, value_bytes=1024 * n), sources=sources)
-    assert f"history.append({kept}.clone())" in str(finding.fix.changes)
+    assert "history.append(x[:8, 0].clone())" in str(finding.fix.changes)
     assert finding.fix.applicability == "safe"
     assert finding.gain.peak_bytes == pytest.approx(59 * MIB, rel=0.01)
 
 
-def test_what_is_no_plain_tensor_is_bounded_and_not_copied(tmp_path: Path) -> None:
-    finding = finding_of(tmp_path, holder=lambda n: plain(n, value_bytes=1024 * n, entry=["Record"]))
-    assert finding.fix.applicability == "manual"
-
-
-@pytest.mark.parametrize(
-    "counts",
-    [
-        counts_of(lambda n: plain(n, type="deque", max_length=500)),
-        counts_of(lambda n: plain(min(n, 40))),
-        [*counts_of(plain), Count(step=59, moment="loader_began", holders=[])],
-    ],
-    ids=["limit", "full", "cleared at the epoch's end"],
-)
-def test_what_is_bounded_is_silent_and_named(counts: list[Count], tmp_path: Path) -> None:
+def test_what_is_bounded_is_silent_and_named(tmp_path: Path) -> None:
+    counts = counts_of(lambda n: plain(n, type="deque", max_length=500))
     run = leaking_run(tmp_path, counts=counts, steps=leaking_steps(bytes_per_step=0))
     examination = growing_tensors(run)
     assert examination.findings == ()
@@ -99,10 +77,8 @@ def test_what_is_bounded_is_silent_and_named(counts: list[Count], tmp_path: Path
 
 def test_a_run_of_a_buffer_that_may_fill_or_without_counts_is_not_judged(tmp_path: Path) -> None:
     counts = counts_of(lambda n: plain({20: 100, 40: 160, 60: 180}[n], type="dict"))
-    for name, steps in (("still", leaking_steps(bytes_per_step=0)), ("growing", leaking_steps())):
-        run = leaking_run(tmp_path / name, counts=counts, steps=steps)
-        with pytest.raises(ThinEvidence, match=r"`train.history` .* it may still be filling; record a longer run"):
-            growing_tensors(run)
+    with pytest.raises(ThinEvidence, match=r"`train.history` .* it may still be filling; record a longer run"):
+        growing_tensors(leaking_run(tmp_path / "first", counts=counts))
     with pytest.raises(ThinEvidence, match="a trend needs 20"):
         growing_tensors(leaking_run(tmp_path / "second", counts=[], watches=[], steps=leaking_steps(10)))
 

@@ -19,7 +19,6 @@ from tests.audits.growing_runs import (
     TRAIN,
     containers_of,
     counts_of,
-    graphs,
     leaking_run,
     leaking_steps,
     plain,
@@ -86,9 +85,8 @@ def test_where_a_library_keeps_what_nobody_can_size_the_line_that_feeds_it_is_bl
 
 
 def test_a_bounded_holder_that_explains_the_growth_is_no_finding(tmp_path: Path) -> None:
-    run = leaking_run(tmp_path, lambda n: plain(n, type="deque", max_length=500))
-    examination = memory_growth(run)
-    assert examination.findings == growing_tensors(run).findings == ()
+    examination = memory_growth(leaking_run(tmp_path, lambda n: plain(n, type="deque", max_length=500)))
+    assert examination.findings == ()
     assert "`history` is bounded: its maximum length is 500: that is what grows" in examination.looked_at
 
 
@@ -137,7 +135,7 @@ def test_the_line_whose_allocations_survive_is_blamed(tmp_path: Path) -> None:
     assert "; most of it is allocated by this line and still alive a step later." in finding.message, "after the end"
 
 
-def test_a_gradient_that_leads_back_to_its_tensor_is_blamed_unless_a_variable_keeps_it(tmp_path: Path) -> None:
+def test_a_gradient_that_leads_back_to_its_tensor_is_blamed(tmp_path: Path) -> None:
     calls = BackwardCalls(
         at_ns=START_NS, step=9, site="train.py:5:train", num_calls=9, num_created=9, num_cycles=6, leaf="x"
     )
@@ -147,29 +145,20 @@ def test_a_gradient_that_leads_back_to_its_tensor_is_blamed_unless_a_variable_ke
     assert finding.headline == "The gradient of `x` leads back to its own tensor"
     assert "`x.grad = None`" in finding.fix.summary
     assert "6 tensors" in str(finding.evidence)
-    calls = BackwardCalls(at_ns=START_NS, step=9, site="train.py:5:train", num_created=9, num_cycles=6)
-    run = leaking_run(tmp_path / "second", graphs, events=[calls])
-    assert memory_growth(run).findings == ()
-    assert len(retained_graph(run).findings) == 1
 
 
 def test_without_any_holder_the_loop_is_named_and_the_doubt_said_by_this_audit_alone(tmp_path: Path) -> None:
     run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN})
     (finding,) = memory_growth(run).findings
     assert str(finding.blame) == "train.py:6"
+    assert finding.message.startswith("Memory grows 1.00 MiB per step")
     assert "not known" in finding.message
-    run = write_run(tmp_path / "second", steps=leaking_steps(), sources={"train.py": TRAIN})
-    (finding,) = memory_growth(run).findings
     assert "holders were not counted" in finding.fix.summary
+    assert "over the recorded steps" in finding.gain.explanation
+    assert "last read" not in finding.message
     for audit in (retained_graph, growing_tensors):
         with pytest.raises(ThinEvidence, match="memory grows, and nobody counted what keeps it"):
             audit(run)
-    (finding,) = memory_growth(
-        write_run(tmp_path / "third", steps=leaking_steps(), sources={"train.py": TRAIN})
-    ).findings
-    assert finding.message.startswith("Memory grows 1.00 MiB per step")
-    assert "over the recorded steps" in finding.gain.explanation
-    assert "last read" not in finding.message
 
 
 def test_what_was_read_too_seldom_to_tell_is_not_judged_and_the_option_that_mends_it_named(tmp_path: Path) -> None:
@@ -180,11 +169,6 @@ def test_what_was_read_too_seldom_to_tell_is_not_judged_and_the_option_that_mend
         step.window = "trace-1"
     with pytest.raises(ThinEvidence, match=r"after 16 of 24 steps .* 'efprof record --windows none'"):
         memory_growth(write_run(tmp_path / "second", steps=steps))
-    steps = leaking_steps(60)
-    for step in steps:
-        step.memory = []
-    with pytest.raises(ThinEvidence, match=r"after 0 of 60 steps .* record a longer run"):
-        memory_growth(write_run(tmp_path / "third", steps=steps))
 
 
 def read_early(*, bytes_per_step: int = MIB) -> list[StepRecord]:
@@ -227,12 +211,3 @@ def test_an_end_is_foretold_not_far_beyond_what_was_recorded_unless_it_makes_it_
     (finding,) = memory_growth(write_run(tmp_path / "second", steps=steps, sources={"train.py": TRAIN})).findings
     assert finding.severity == "high"
     assert "will end this run at step ~4,000" in finding.message
-
-
-def test_where_a_graph_was_not_counted_to_its_end_nothing_more_is_told_here(tmp_path: Path) -> None:
-    """The count ran out of time in it: what it keeps may be all that grows."""
-    holder = lambda n: graphs(n, is_cut=True, graph_bytes=MIB + n, tensor_bytes=MIB * n // 4)  # noqa: E731
-    run = leaking_run(tmp_path, holder)
-    (finding,) = retained_graph(run).findings
-    assert "Memory grows 1.00 MiB per step because `history` keeps" in finding.message
-    assert memory_growth(run).findings == ()

@@ -101,11 +101,6 @@ def test_gradients_that_hold_a_graph_for_nothing_are_found(tmp_path: Path) -> No
     assert any("torch.autograd.grad(..., create_graph=True) returns" in text for text in paragraphs)
 
 
-def test_each_line_that_keeps_a_graph_for_nothing_is_told(tmp_path: Path) -> None:
-    run = run_of(tmp_path, calls(), calls(site="train.py:4:train"), calls(site="train.py:5:train", num_run_again=9))
-    assert [str(finding.blame) for finding in needless_retain_graph(run).findings] == ["train.py:6", "train.py:4"]
-
-
 def test_what_was_not_watched_is_missing_or_thin_evidence_and_a_run_without_the_argument_passes(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match="backward_calls"):
         needless_retain_graph(run_of(tmp_path))

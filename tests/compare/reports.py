@@ -6,33 +6,19 @@ from typing import Any
 from efprof.model import (
     AuditResult,
     Finding,
-    Fix,
-    Gain,
     Measurements,
     Metric,
     Report,
-    RunIdentity,
     SourceLine,
     Timeline,
 )
+from tests.report.report_sample import make_run, numbers_finding
 
-RUN = RunIdentity(
-    run_id="20260101T120000Z-train-abc123",
-    path="/home/user/project/.efprof/runs/20260101T120000Z-train-abc123",
-    name="train",
+RUN = make_run(
     command=("python", "train.py", "--epochs", "1"),
-    started="2026-01-01T12:00:00.000+00:00",
-    duration_s=12.5,
-    ended="finished",
-    exit_code=0,
-    branch="main",
-    commit="3f2c1abd0e9f8a7b6c5d4e3f2a1b0c9d8e7f6a5b",
-    is_dirty=False,
-    devices=("NVIDIA H200",),
-    num_ranks=1,
-    num_steps=100,
     environment=(("torch", "2.13.0"), ("cpu", "AMD EPYC, 8 cores"), ("working folder", "/home/user/project")),
     configuration=(("batch_size", "64"),),
+    num_steps=100,
 )
 
 
@@ -67,14 +53,5 @@ def failed_audit(audit_id: str, *findings: Finding) -> AuditResult:
 
 def make_finding(text: str, *, line: int = 10, **fields: Any) -> Finding:
     """A finding that blames the line with this text."""
-    defaults: dict[str, Any] = {
-        "blame": SourceLine(file="train.py", line=line, function="train", text=text),
-        "category": "time",
-        "headline": "A scalar is read in the step",
-        "message": "Each step waits for the device.",
-        "fix": Fix(summary="Read it once per epoch.", applicability="manual"),
-        "gain": Gain(basis="model", explanation="The wait goes away."),
-        "evidence": (),
-        "severity": "medium",
-    }
-    return Finding(**{**defaults, **fields})
+    blame = SourceLine(file="train.py", line=line, function="train", text=text)
+    return replace(numbers_finding(), blame=blame, **fields)

@@ -45,14 +45,6 @@ def efprof_compare(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
     return stop.value.code
 
 
-def test_two_runs_alike_are_fine(
-    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    add_run(store, "feature")
-    assert efprof_compare(monkeypatch, "main", "feature") == 0
-    assert "step time (20th percentile)" in capsys.readouterr().out
-
-
 def test_strict_takes_unclear_for_an_answer_of_its_own(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_run(store, "feature", forward_ms=5.0)
     assert efprof_compare(monkeypatch, "main", "feature", "--strict") == 3
@@ -70,13 +62,15 @@ def test_other_versions_are_not_comparable_unless_forced(
     add_run(store, "feature", versions={"python": "3.11.9", "torch": "2.6.0"})
     assert efprof_compare(monkeypatch, "main", "feature") == 4
     assert "torch: 2.13.0 in base, 2.6.0 in head" in capsys.readouterr().err
-    assert efprof_compare(monkeypatch, "main", "feature", "--force") == 0
+    assert efprof_compare(monkeypatch, "main", "feature", "--force", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["differences"] == ["torch: 2.13.0 in base, 2.6.0 in head"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("main", "featrue"), "did you mean 'feature'"),
+        (("main", "main"), "BASE and HEAD are the same run, 20260101T120000Z-main: record"),
         (("main", "feature", "--budget", "step=5"), "did you mean 'step_ms'"),
         (("main", "feature", "--budget", "step_ms=-1"), "'step_ms=-1' is not METRIC=PERCENT"),
     ],
@@ -93,30 +87,23 @@ def test_wrong_usage_is_named_and_exits_with_two(
     assert message in capsys.readouterr().err
 
 
-def test_prints_json_alone(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_alike_are_fine_and_json_is_printed_alone(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     add_run(store, "feature")
-    efprof_compare(monkeypatch, "main", "feature", "--json")
+    assert efprof_compare(monkeypatch, "main", "feature", "--json") == 0
     comparison = json.loads(capsys.readouterr().out)
     assert comparison["metrics"][0]["name"] == "step_ms"
     assert comparison["base"]["branch"] == "main"
 
 
-def test_the_name_after_out_decides_the_form(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_after_out_decides_the_form_and_a_page_without_one_goes_to_the_reports(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add_run(store, "feature")
     efprof_compare(monkeypatch, "main", "feature", "--out", "change.md")
     efprof_compare(monkeypatch, "main", "feature", "--out", "change.html")
     assert Path("change.md").read_text().startswith("## efprof")
     assert Path("change.html").read_text().startswith("<!doctype html>")
-
-
-def test_a_page_without_a_name_goes_to_the_reports(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_run(store, "feature")
     efprof_compare(monkeypatch, "main", "feature", "--format", "html")
     assert Path("reports/20260101T120000Z-main-to-20260101T120000Z-feature.html").exists()
-
-
-def test_a_run_is_not_compared_with_itself(
-    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert efprof_compare(monkeypatch, "main", "latest") == 2
-    assert "BASE and HEAD are the same run, 20260101T120000Z-main: record" in capsys.readouterr().err

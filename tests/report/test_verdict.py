@@ -1,12 +1,21 @@
-"""The three lines, the counts and the header."""
+"""The three lines, the order of findings, how a run ended, the counts and the header."""
 
 import dataclasses
 from typing import Any
 
 import pytest
 
-from efprof.model import AuditResult, Measurements, Report, Timeline
-from efprof.report.verdict import count_audits, counts_phrase, describe_verdict, header_items
+from efprof.model import AuditResult, Finding, Gain, Measurements, Report, RunError, RunIdentity, SourceLine, Timeline
+from efprof.report.verdict import (
+    MAX_MESSAGE,
+    count_audits,
+    counts_phrase,
+    describe_verdict,
+    ending_sentence,
+    error_phrase,
+    header_items,
+    rank_findings,
+)
 from tests.report.report_sample import (
     make_clean_report,
     make_report,
@@ -69,8 +78,10 @@ def test_a_clean_run_says_what_was_looked_at_and_a_run_that_none_could_look_at_i
     assert lines.tone == "none"
     audit = AuditResult(audit_id="reads", status="not_applicable", reason="Needs a trace.")
     assert describe_verdict(make_report(audits=(audit,))).verdict == "Nothing can be said about this run."
-    report = make_report(run=make_run(ended="raised", num_steps=0), audits=(), measurements=EMPTY)
-    assert describe_verdict(report).why == "No training step was recorded."
+    report = make_report(run=make_run(ended="raised", exit_code=2, num_steps=0), audits=(), measurements=EMPTY)
+    lines = describe_verdict(report)
+    assert "The run stopped with an error of its own before it finished a step (exit code 2)." in lines.verdict
+    assert lines.why == "No training step was recorded."
 
 
 def test_the_peak_of_a_run_whose_memory_was_read_early_is_told_up_to_that_step() -> None:
@@ -86,3 +97,62 @@ def test_counts_name_every_status_and_the_header_groups_equal_devices() -> None:
     )
     run = make_run(devices=("H200", "H200"), num_ranks=2)
     assert header_items(run) == ("train.py", "main@3f2c1ab+dirty", "2 x H200", "2 ranks", "64 steps", "finished")
+
+
+def ranked_headlines(*findings: Finding) -> list[str]:
+    audit = AuditResult(audit_id="some_audit", status="failed", reason="", findings=findings)
+    return [item.finding.headline for item in rank_findings(make_report(audits=(audit,)))]
+
+
+def test_severity_comes_before_gain_and_gains_of_different_kinds_are_compared_as_shares() -> None:
+    small = dataclasses.replace(time_finding(), severity="high", gain=Gain(basis="model", explanation=""))
+    large = dataclasses.replace(memory_finding(), severity="medium")
+    assert ranked_headlines(large, small) == [small.headline, large.headline]
+    assert ranked_headlines(time_finding(), memory_finding()) == [memory_finding().headline, time_finding().headline]
+
+
+def test_why_the_run_ended_comes_before_everything() -> None:
+    small = dataclasses.replace(time_finding(), severity="low", gain=Gain(basis="model", explanation=""))
+    audits = (
+        AuditResult(audit_id="oversized_peak", status="failed", reason="", findings=(memory_finding(),)),
+        AuditResult(audit_id="out_of_memory", status="failed", reason="", findings=(small,)),
+    )
+    ended = make_report(audits=audits, run=make_run(ended="out_of_memory"))
+    assert [item.audit_id for item in rank_findings(ended)] == ["out_of_memory", "oversized_peak"]
+    survived = make_report(audits=audits)
+    assert [item.audit_id for item in rank_findings(survived)] == ["oversized_peak", "out_of_memory"]
+
+
+LINE = SourceLine(file="train.py", line=22, function="main", text="raise ValueError(x)")
+ERROR = RunError(kind="ValueError", message="no such shape", step=5, stage="forward", blame=LINE)
+
+
+def clean(run: RunIdentity) -> Report:
+    return dataclasses.replace(make_clean_report(), run=run)
+
+
+def test_a_run_that_a_signal_ended_names_it() -> None:
+    assert "was killed by SIGKILL after" in ending_sentence(make_run(ended="killed", exit_code=137))
+
+
+def test_the_error_that_ended_a_run_is_its_why_and_its_line_the_blame_before_a_finding_about_time() -> None:
+    lines = describe_verdict(clean(run=make_run(ended="raised", exit_code=1, error=ERROR)))
+    assert lines.why == "ValueError in the forward stage of step 5: no such shape."
+    assert lines.blame == LINE
+    assert lines.next.startswith("Mend what the error names: ")
+    audits = tuple(audit for audit in make_report().audits if audit.audit_id == "blocking_scalar_read")
+    lines = describe_verdict(make_report(audits=audits, run=make_run(ended="raised", exit_code=1, error=ERROR)))
+    assert lines.blame == LINE
+
+
+def test_a_long_message_is_cut() -> None:
+    error = RunError(kind="ValueError", message="x" * 5000, step=5, stage=None, blame=None)
+    assert len(error_phrase(make_run(ended="raised", error=error))) < MAX_MESSAGE + 50
+
+
+def test_a_run_that_goes_on_is_not_called_sound_and_memory_that_ran_out_points_to_its_line() -> None:
+    lines = describe_verdict(clean(run=make_run(ended="running", exit_code=None)))
+    assert lines.tone != "none"
+    assert "Report again when it has ended" in lines.next
+    lines = describe_verdict(clean(run=make_run(ended="out_of_memory", exit_code=1, error=ERROR)))
+    assert lines.next.startswith("Ask for less memory at that line")

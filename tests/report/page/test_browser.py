@@ -1,13 +1,17 @@
-"""The page in a real browser, at the width of a phone and of a desk, light and dark."""
+"""The page in a real browser, at the width of a phone and of a desk, light and dark; and its map of segments."""
 
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from efprof.model import AuditResult
 from efprof.report.page.html import render_comparison_html, render_html
-from tests.report.browsing import needs_browser, new_page
-from tests.report.report_sample import make_clean_report, make_comparison, make_report
+from tests.report.report_sample import make_clean_report, make_comparison, make_report, make_segment_map, memory_finding
+from tests.support.patience import MAX_WAIT_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -19,7 +23,32 @@ WIDER = """() => [...document.querySelectorAll('body *')].filter(e => {
     if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(p).overflowX)) return false;
   return true; }).map(e => e.tagName + '.' + e.className)"""
 
-pytestmark = needs_browser
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        not CHROMIUM.exists() or importlib.util.find_spec("playwright") is None,
+        reason="Opens pages in a browser: needs Debian's chromium (apt-get install chromium) and playwright.",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=MAX_WAIT_S * 1000)
+        yield browser
+        browser.close()
+
+
+def new_page(browser: "Browser", **options: Any) -> "Page":
+    """A page in a context of its own with these options, which closes with it."""
+    page = browser.new_page(**options)
+    page.set_default_timeout(MAX_WAIT_S * 1000)
+    return page
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +93,10 @@ def test_opens_complete_and_without_complaint(
     page.close()
 
 
-@pytest.mark.parametrize("width", [390, 1280])
 def test_every_picture_that_is_not_closed_is_drawn_without_scrolling(
-    browser: "Browser", files: dict[str, Path], width: int
+    browser: "Browser", files: dict[str, Path]
 ) -> None:
-    page = open_page(browser, files["report"], width, "light", [])
+    page = open_page(browser, files["report"], 390, "light", [])
     page.wait_for_function(
         "() => [...document.querySelectorAll('.interactive')]"
         ".every(e => e.closest('details') || e.querySelector('.main-svg'))"
@@ -121,4 +149,59 @@ def test_print_shows_all_pictures_in_light_colours(browser: "Browser", files: di
         " return titles.every(title => title && title.style.fill === probe.style.color); }"
     )
     assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
+    page.close()
+
+
+HEIGHT = 5000
+"""All of the page: scrolling would take the note away."""
+SHOWN = ".map-view:not([hidden])"
+
+
+def write_page(folder: Path, num_blocks: int, num_segments: int) -> Path:
+    """With a map of segments as its only evidence."""
+    fault = replace(memory_finding(), evidence=(make_segment_map(num_blocks, num_segments),))
+    audit = AuditResult(audit_id="a", status="failed", reason="", findings=(fault,))
+    path = folder / "page.html"
+    path.write_text(render_html(make_report(audits=(audit,))), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def map_page(browser: "Browser", tmp_path: Path) -> "Iterator[Page]":
+    page = new_page(browser, viewport={"width": 1000, "height": HEIGHT})
+    page.goto(write_page(tmp_path, 6, 3).as_uri())
+    yield page
+    page.close()
+
+
+def test_one_instant_is_shown_until_one_turns_to_the_other(map_page: "Page") -> None:
+    views, buttons = map_page.locator(".map-view"), map_page.locator(".map-switch button")
+    assert [views.nth(place).is_visible() for place in (0, 1)] == [True, False]
+    buttons.nth(1).click()
+    assert [views.nth(place).is_visible() for place in (0, 1)] == [False, True]
+    assert [buttons.nth(place).get_attribute("aria-pressed") for place in (0, 1)] == ["false", "true"]
+
+
+def test_both_instants_are_printed(map_page: "Page") -> None:
+    map_page.emulate_media(media="print")
+    assert [map_page.locator(".map-view").nth(place).is_visible() for place in (0, 1)] == [True, True]
+
+
+def test_what_one_points_at_is_told_until_one_leaves(map_page: "Page") -> None:
+    told = map_page.locator(".map-told")
+    box = map_page.locator(f"{SHOWN} [data-n]").first.bounding_box()
+    map_page.mouse.move(box["x"] + 3, box["y"] + 5)
+    assert told.text_content() == map_page.evaluate("JSON.parse(document.querySelector('[id$=-notes]').textContent)[0]")
+    assert told.is_visible()
+    map_page.mouse.move(1, 1)
+    assert not told.is_visible()
+
+
+def test_two_hundred_segments_with_five_thousand_blocks_are_drawn_by_the_page_itself(
+    browser: "Browser", tmp_path: Path
+) -> None:
+    """Nothing has to run or arrive first: that would take as long as torch's own viewer takes for its map."""
+    page = new_page(browser, viewport={"width": 1000, "height": 900}, java_script_enabled=False)
+    page.goto(write_page(tmp_path, 25, 200).as_uri())
+    assert page.locator(f"{SHOWN} [data-n]").count() >= 5000
     page.close()

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from efprof.model import AuditResult, EfprofError, Evidence, Finding, Measurements, Report, Timeline
+from efprof.model import AuditResult, EfprofError, Evidence, Finding, Gain, Measurements, Report, Timeline
 from efprof.report.charts.chart import Chart, Layer
 from efprof.report.charts.pictures import svg_of
-from efprof.report.page.html import render_comparison_html, render_html
-from efprof.report.wording import anchor_of
+from efprof.report.page.html import gain_lines, render_comparison_html, render_html
+from efprof.report.verdict import rank_findings
+from efprof.units import MIB
 from tests.report.report_sample import (
     HOSTILE,
     certain_finding,
@@ -133,7 +134,6 @@ def test_cards_come_ranked_and_link_to_themselves_by_anchors_that_survive_moved_
     moved = dataclasses.replace(memory_finding(), blame=dataclasses.replace(memory_finding().blame, line=99))
     other = Page(render_html(report_of(moved, audit_id="memory_growth")))
     assert other.all("article")[0]["id"] == page.all("article")[0]["id"]
-    assert other.all("article")[0]["id"] == anchor_of("memory_growth:train.py::train_epoch::history.append(loss)")
 
 
 def test_equal_keys_get_anchors_of_their_own_and_no_curve_no_empty_frame() -> None:
@@ -173,14 +173,6 @@ def test_gains_carry_basis_interval_and_share_and_the_share_of_an_early_peak_say
     assert "33.0 MiB to 33.0 MiB" not in text
 
 
-def test_every_check_shows_its_status_and_the_cost_of_recording_is_said(page: Page) -> None:
-    assert "not applicable backward_peak Needs memory-0.pickle" in page.text
-    assert "broke broken_audit KeyError" in page.text
-    assert "passed input_stall 64 steps waited 0.2 ms for data." in page.text
-    assert "By its own clock, recording cost 140 us per step (0.4 % of the step) outside windows" in page.text
-    assert "2 windows took 1.90 s." in page.text
-
-
 def test_a_picture_of_the_window_stands_under_memory_over_time_and_not_twice(page: Page) -> None:
     assert page.ids.index("memory") < page.ids.index("picture-window") < page.ids.index("time")
     assert "Memory by what it is for, in step 40" in page.text
@@ -192,7 +184,6 @@ def test_a_picture_of_the_window_stands_under_memory_over_time_and_not_twice(pag
     page = Page(render_html(make_report(measurements=measurements)))
     assert "picture-memory" not in page.ids
     assert "picture-window" in page.ids
-    assert "#memory" in {link["href"] for link in page.all("a")}
 
 
 def test_every_picture_has_its_figure_and_name_and_plotly_is_there_only_with_them(page: Page) -> None:
@@ -208,26 +199,20 @@ def test_every_picture_has_its_figure_and_name_and_plotly_is_there_only_with_the
     assert "plotly" not in Page(render_html(make_report(measurements=bare, audits=()))).ids
 
 
-def test_the_same_report_gives_the_same_bytes(source: str) -> None:
-    assert render_html(make_report()) == source
-
-
-def test_a_clean_run_says_what_was_looked_for_and_a_bad_ending_is_in_the_verdict() -> None:
+def test_a_clean_run_says_what_was_looked_for_and_every_check_shows_its_status(page: Page) -> None:
     text = Page(render_html(make_clean_report())).text
     assert "No fault was found." in text
     assert "None. Looked for memory_growth , blocking_scalar_read , nonfinite_loss" in text
-    text = Page(render_html(make_report(run=make_run(ended="out_of_memory", exit_code=1)))).text
-    assert "Verdict The run ran out of memory after 64 steps (exit code 1). Memory grows" in text
+    assert "not applicable backward_peak Needs memory-0.pickle" in page.text
+    assert "broke broken_audit KeyError" in page.text
+    assert "By its own clock, recording cost 140 us per step (0.4 % of the step) outside windows" in page.text
 
 
-def test_a_long_run_renders_a_few_hundred_rows_and_memory_of_every_step_of_a_short_one() -> None:
+def test_a_long_run_renders_a_few_hundred_rows() -> None:
     measurements: Any = make_measurements(700)
     page = Page(render_html(make_report(measurements=measurements, audits=())))
     assert len(page.all("tr")) < 630
     assert re.search(r"\d+ steps between the first 50 and the last 100 left out", page.text)
-    page = Page(render_html(make_report()))
-    assert "Memory of every step: 320 rows" in page.text
-    assert "Largest jump: " in page.text
 
 
 def test_a_comparison_shows_its_verdict_first_and_alone_needs_no_pictures() -> None:
@@ -276,3 +261,22 @@ def test_without_matplotlib_a_static_page_says_what_to_install(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(EfprofError, match=r"pip install 'efprof\[static\]'"):
         render_html(make_report(), is_static=True)
+
+
+def gain_line(**fields: Any) -> tuple[str, str]:
+    """The amount and the details of the one line of a card whose fix lowers the peak by 300 MiB."""
+    gain = Gain(basis="measured bound", explanation="", peak_bytes=300 * MIB, **fields)
+    report = read_until(report_of(dataclasses.replace(memory_finding(), gain=gain)), 59)
+    (ranked,) = rank_findings(report)
+    (shown,) = gain_lines(ranked.finding, report)
+    return shown
+
+
+def test_what_holds_up_to_a_step_is_told_as_the_least_and_what_holds_for_the_whole_run_as_it_is() -> None:
+    interval = (250.0 * MIB, 390.0 * MIB)
+    amount, details = gain_line(peak_bytes_interval=interval, until_step=59)
+    assert amount == "saves at least 250 MiB of peak memory"
+    assert details.startswith("300 MiB (250 MiB to 390 MiB) up to step 59, ")
+    amount, details = gain_line(peak_bytes_interval=interval)
+    assert amount == "saves about 300 MiB of peak memory"
+    assert details.startswith("250 MiB to 390 MiB, ")

@@ -1,8 +1,8 @@
-"""Operands kept where their operation is finite, edited in the user's own line."""
+"""Operands kept where their operation is finite, and clipping put in ahead of the optimizer's step."""
 
 import pytest
 
-from efprof.fixes.keep_finite import keep_operand_finite
+from efprof.fixes.keep_finite import clip_gradients, keep_operand_finite
 from efprof.model import CodeEdit, Fix, SourceFile
 
 
@@ -15,7 +15,6 @@ def fix_of(operation: str, code: str, dtype: str = "float32", line: int | None =
     ("operation", "code", "expected"),
     [
         ("log", "loss = -p.log().mean()", "loss = -p.clamp_min(1e-06).log().mean()"),
-        ("log", "loss = (p / q).log()", "loss = (p / q).clamp_min(1e-06).log()"),
         ("log", "loss = torch.log(p / q)", "loss = torch.log((p / q).clamp_min(1e-06))"),
         ("sqrt", "s = var.sqrt()", "s = var.clamp_min(1e-06).sqrt()"),
         ("div", "y = x / x.sum(-1, keepdim=True)", "y = x / x.sum(-1, keepdim=True).clamp_min(1e-06)"),
@@ -44,3 +43,27 @@ def test_what_is_not_plain_or_without_a_remedy_gets_no_edit() -> None:
     assert fix_of("log", "loss = p.log()", line=None).changes == ()
     assert fix_of("div", "y = x / 0.0").changes == ()
     assert "addmm" in fix_of("addmm", "y = layer(x)").summary
+
+
+LOOP = """\
+for x, y in loader:
+    loss = model(x)
+    loss.backward()
+    scheduler.step()
+    optimizer.step()
+"""
+
+
+def test_clips_ahead_of_the_step_where_the_parameters_are_plain_and_it_is_not_there_already() -> None:
+    code = "optimizer = SGD(model.parameters())\n" + LOOP
+    fix = clip_gradients(SourceFile("train.py", code.splitlines()), 4, 0.3871)
+    new = "    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.39)\n    optimizer.step()"
+    assert fix.changes == (CodeEdit(file="train.py", line=6, old="    optimizer.step()", new=new),)
+    assert fix.applicability == "review"
+    fix = clip_gradients(SourceFile("train.py", LOOP.splitlines()), 3, 12.3)
+    assert (fix.applicability, fix.changes) == ("manual", ())
+    assert "12" in fix.summary
+    code = LOOP.replace("scheduler.step()", "torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)")
+    fix = clip_gradients(SourceFile("train.py", code.splitlines()), 3, 1.0)
+    assert fix.changes == ()
+    assert "learning rate" in fix.summary

@@ -1,9 +1,10 @@
-"""The plain text summary."""
+"""The plain text summary and the Markdown form."""
 
 import dataclasses
+import re
 
 from efprof.model import AuditResult
-from efprof.report.text_forms import VERDICT_WIDTH, render_text
+from efprof.report.text_forms import VERDICT_WIDTH, code, code_block, escape, prose, render_markdown, render_text, table
 from tests.report.report_sample import HOSTILE, certain_finding, make_clean_report, make_report, time_finding
 
 
@@ -15,22 +16,14 @@ def test_at_most_twenty_lines_however_much_was_found() -> None:
     assert "and 26 more in the page" in text
 
 
-def test_findings_come_in_ranked_order_with_place_and_gain_and_long_paths_keep_their_end() -> None:
+def test_text_has_ranked_findings_with_place_and_gain_and_no_escape_codes() -> None:
     lines = render_text(make_report()).splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("  1  HIGH"))
     assert "Losses are kept with their graphs" in lines[first]
     assert "train.py:88   saves about 3.75 GiB (3.52 GiB to 3.81 GiB) of peak memory, by replay" in lines[first + 1]
     assert "The step waits for a scalar" in lines[first + 2]
-    assert "train.py:102   saves about 11.4 ms" in render_text(make_report())
-
-
-def test_an_interval_that_reads_as_its_value_is_left_out() -> None:
-    audit = AuditResult(audit_id="growing", status="failed", reason="", findings=(certain_finding(),))
-    assert "saves about 33.0 MiB of peak memory" in render_text(make_report(audits=(audit,)))
-
-
-def test_nothing_outside_can_send_escape_codes_to_the_terminal() -> None:
-    assert "\x1b" not in render_text(make_report())
+    assert "train.py:102   saves about 11.4 ms" in lines[first + 3]
+    assert "\x1b" not in "".join(lines)
 
 
 def test_a_long_verdict_is_cut_after_a_word_so_that_no_number_loses_digits() -> None:
@@ -45,3 +38,29 @@ def test_a_clean_run_is_short() -> None:
     text = render_text(make_clean_report())
     assert "No fault was found." in text
     assert "0 findings; 3 checks passed, 0 not applicable" in text
+
+
+def test_no_markup_from_outside_survives() -> None:
+    text = render_markdown(make_report())
+    outside_code = re.sub(r"(`+).*?\1", "", text, flags=re.DOTALL)
+    assert "<script>" in text
+    assert "<script>" not in outside_code
+    assert "\x1b" not in text
+
+
+def test_markdown_has_ranked_findings_with_their_changes_as_a_diff() -> None:
+    text = render_markdown(make_report())
+    places = [
+        text.index(f"## {rank}. {title}") for rank, title in ((1, "High: Losses"), (2, "High: The step"), (3, "Medium"))
+    ]
+    assert places == sorted(places)
+    assert "```diff\n-         history.append(loss)\n+         history.append(loss.item())\n```" in text
+    assert "Median step 36.0 ms, peak memory " in text
+    assert " GiB read from the CUDA allocator" in text
+
+
+def test_code_in_a_sentence_keeps_its_spaces_and_with_backticks_stays_code() -> None:
+    assert prose("because `a_b` keeps 3 * 4") == r"because `a_b` keeps 3 \* 4"
+    assert code("a``b") == "``` a``b ```"
+    assert code_block("py", "```").startswith("````py\n")
+    assert table(("a",), [(escape("x|y\nz"),)]).splitlines()[-1] == r"| x\|y z |"
