@@ -1,13 +1,14 @@
 """Replays: every address and segment of a history is foretold, from whatever state it began with."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Segment, Snapshot, read_snapshot
 from efprof.artifacts.snapshot import Block as SnapshotBlock
 from efprof.facts.allocator.history import History, devices_of, history_of
-from efprof.facts.allocator.replay import Replay, Replayer, replay
+from efprof.facts.allocator.replay import Replay, replay
 from efprof.facts.allocator.settings import MIB, NUM_INTERVALS, AllocatorSettings
 from efprof.model import NotRecorded
 from tests.facts.allocator.recording import Recording, any_size, even_size, run_at_random
@@ -100,43 +101,24 @@ def test_a_file_that_was_made_by_hand_is_not_replayed() -> None:
 # Whole recordings.
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_a_program_is_foretold_from_its_first_request_on(kind: str) -> None:
+ON_A_FULL_DEVICE = {"capacity": 600 * MIB}
+PROGRAMS: list[tuple[str, dict[str, Any], list[tuple[int, int]]]] = [
+    *((kind, {}, [DEFAULT_POOL]) for kind in EVERY_KIND),
+    *((kind, ON_A_FULL_DEVICE, [DEFAULT_POOL]) for kind in [*EVERY_KIND, "garbage collected"]),
+    *((kind, {}, [DEFAULT_POOL, (0, 1), (3, 0)]) for kind in ("default", "expandable")),  # no event names the pools
+    *((kind, {**ON_A_FULL_DEVICE, "names_pools": True}, [DEFAULT_POOL, (0, 1)]) for kind in EVERY_KIND),
+]
+"""The settings, how it is recorded, and the pools."""
+
+
+@pytest.mark.parametrize(("kind", "recorded", "pools"), PROGRAMS)
+def test_a_program_is_foretold_from_its_first_request_on_whatever_pools_it_has_and_on_a_full_device(
+    kind: str, recorded: dict[str, Any], pools: list[tuple[int, int]]
+) -> None:
+    settings = EVERY_KIND.get(kind, AllocatorSettings(garbage_collection_threshold=0.5, memory_fraction=0.8))
     for seed in SEEDS:
-        recording = Recording(EVERY_KIND[kind])
-        run_at_random(recording, seed, sizes=any_size)
-        assert_foretold(replayed(recording), seed)
-
-
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_a_program_on_a_device_that_was_full_is_foretold(kind: str) -> None:
-    for seed in SEEDS:
-        recording = Recording(EVERY_KIND[kind], capacity=600 * MIB)
-        run_at_random(recording, seed, sizes=any_size)
-        assert_foretold(replayed(recording), seed)
-
-
-def test_a_program_whose_garbage_was_collected_is_foretold() -> None:
-    settings = AllocatorSettings(garbage_collection_threshold=0.5, memory_fraction=0.8)
-    for seed in SEEDS:
-        recording = Recording(settings, capacity=1024 * MIB)
-        run_at_random(recording, seed, sizes=any_size)
-        assert_foretold(replayed(recording), seed)
-
-
-@pytest.mark.parametrize("kind", ["default", "expandable"])
-def test_memory_of_private_pools_is_foretold_though_no_event_names_them(kind: str) -> None:
-    for seed in SEEDS:
-        recording = Recording(EVERY_KIND[kind])
-        run_at_random(recording, seed, sizes=any_size, private_ids=[DEFAULT_POOL, (0, 1), (3, 0)])
-        assert_foretold(replayed(recording), seed)
-
-
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_memory_of_private_pools_that_events_name_is_foretold_on_a_full_device(kind: str) -> None:
-    for seed in SEEDS:
-        recording = Recording(EVERY_KIND[kind], capacity=600 * MIB, names_pools=True)
-        run_at_random(recording, seed, sizes=any_size, private_ids=[DEFAULT_POOL, (0, 1)])
+        recording = Recording(settings, **recorded)
+        run_at_random(recording, seed, sizes=any_size, private_ids=pools)
         assert_foretold(replayed(recording), seed)
 
 
@@ -328,28 +310,6 @@ def test_an_event_that_is_missing_or_comes_twice_breaks_nothing(kind: str) -> No
         except NotRecorded:
             continue
         assert result.allocations > 0
-
-
-def test_what_is_given_back_twice_or_more_than_was_free_breaks_nothing() -> None:
-    recording = Recording(EXPANDABLE)
-    blocks = [recording.malloc(20 * MIB) for _ in range(4)]
-    recording.free(blocks[0])
-    recording.allocator.release_cached()
-    history = history_of(recording.snapshot(), 0)
-    unmapped = next(entry for entry in history.entries if entry.action == "segment_unmap")
-    unmapped.size = 60 * MIB
-    replayer = Replayer(history)
-    replayer.play(len(history.entries))
-    assert replayer.allocator.reserved == 60 * MIB
-    recording = Recording(DEFAULT)
-    recording.free(recording.malloc(30 * MIB))
-    recording.empty_cache()
-    recording.entries.append(recording.entries[-1])
-    recording.malloc(20 * MIB)
-    try:
-        replayed(recording)
-    except NotRecorded:
-        return
 
 
 def test_a_request_beyond_any_device_in_memory_that_is_not_there_ends_in_a_sentence() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_gain
-from efprof.facts.growth.trend import block_minima, is_leak, theil_sen, without_window_residue
-from efprof.model import Gain, ThinEvidence
+from efprof.facts.growth.trend import block_minima, is_leak, theil_sen
+from efprof.model import Gain
 from efprof.recorder.budget.sampling import LightStep, Sampling
 from efprof.units import KIB, MIB
 from tests.support.builders import make_step, write_run
@@ -78,25 +78,6 @@ def test_a_fall_within_a_few_early_steps_does_not_make_the_interval_of_a_long_le
     read = ((20, 117_872), (28, 118_002), (34, 117_692), (299, 121_606), (1375, 137_384))
     trend = theil_sen([(step, size * KIB) for step, size in read])
     assert 13 * KIB <= trend.low <= trend.slope <= trend.high <= 17 * KIB
-
-
-def test_what_a_window_leaves_behind_is_taken_out() -> None:
-    stretches = [[(0, 100), (1, 100), (2, 100)], [(5, 170), (6, 170), (9, 170)]]
-    assert without_window_residue(stretches, 0.0) == [(step, 100) for step in (0, 1, 2, 5, 6, 9)]
-
-
-def test_a_leak_keeps_its_slope_across_windows(tmp_path: Path) -> None:
-    steps = [
-        make_step(
-            step,
-            allocated_bytes=[LEVEL + MIB * step + (7 * MIB if step > 30 else 0)] * 5,
-            window="window-1" if step in (28, 29, 30) else None,
-        )
-        for step in range(60)
-    ]
-    growth = write_run(tmp_path, steps=steps).get(MemoryGrowth)
-    assert growth.fit.trend.slope == pytest.approx(MIB, rel=0.01)
-    assert growth.fit.rise_bytes == pytest.approx(59 * MIB, rel=0.02)
 
 
 @settings(max_examples=25)
@@ -209,27 +190,6 @@ def test_a_cache_that_is_full_by_half_time_hardly_ever_alarms_however_seldom_mem
         steps = [make_step(step, allocated_bytes=[sizes[step]] * 5 if step in sizes else []) for step in range(300)]
         alarmed += write_run(tmp_path / str(number), steps=steps).get(MemoryGrowth).is_growing
     assert alarmed <= 3  # 10 where six tenths of the way were enough
-
-
-def test_too_few_steps_are_thin_evidence(tmp_path: Path) -> None:
-    run = write_run(tmp_path, steps=[make_step(step) for step in range(19)])
-    with pytest.raises(ThinEvidence, match="19 of 19 steps"):
-        run.get(MemoryGrowth)
-
-
-def test_a_plateau_that_windows_cut_and_small_slopes_are_no_growth(tmp_path: Path) -> None:
-    """A cache that is full by step 200, read at 200, 299 and 400 alone, a window before each of the last two."""
-    read = {*range(20), *range(20, 200, 12), 200, 299, 400, 480, 560}
-    steps = [
-        make_step(
-            step,
-            allocated_bytes=[LEVEL + MIB * min(step, 200) // 2] * 5 if step in read else [],
-            window="trace-1" if step in (30, 31, 290, 291, 390, 391) else None,
-        )
-        for step in range(600)
-    ]
-    assert not write_run(tmp_path, steps=steps).get(MemoryGrowth).is_growing
-    assert not alarms([LEVEL + 5 * KIB * step for step in range(60)])
 
 
 def leaking_step(step: int, needed: int, **fields: Any) -> StepRecord:
