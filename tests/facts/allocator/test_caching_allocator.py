@@ -409,13 +409,3 @@ def test_whole_pages_are_unmapped_and_mapped_again_from_the_lowest_address_where
     device.free(first)
     device.allocator.release_cached()
     assert device.malloc(21 * MIB).address == start + 40 * MIB
-
-
-def test_an_expandable_segment_of_which_nothing_is_mapped_gives_up_its_addresses() -> None:
-    device = Device(EXPANDABLE)
-    block = device.malloc(20 * MIB)
-    device.free(block)
-    device.allocator.release_cached()
-    assert list(block.pool.unmapped_of(0)) == []
-    device.malloc(20 * MIB)
-    assert len(device.ranges) == 2

@@ -160,49 +160,6 @@ def test_a_gap_of_up_to_a_mib_behind_a_block_belongs_to_it_and_a_wider_one_is_fr
     assert [live.size for live in history.live] == [5 * MIB]
 
 
-def with_slack_before_a_free_block() -> tuple[Recording, int]:
-    """A block of 5 MiB of which half a MiB is unused, and behind it 5 MiB that are free."""
-    recording = Recording(DEFAULT)
-    wide, next_to_it, last = recording.malloc(5 * MIB), recording.malloc(5 * MIB), recording.malloc(10 * MIB)
-    recording.free(wide)
-    tight = recording.malloc(5 * MIB - MIB // 2)
-    assert tight.size == 5 * MIB
-    recording.free(next_to_it)
-    first_entry = len(recording.entries)
-    recording.malloc(4 * MIB)
-    recording.free(tight)
-    recording.free(last)
-    recording.malloc(10 * MIB)
-    return recording, first_entry
-
-
-def test_what_is_placed_behind_a_block_while_it_lives_tells_where_it_ends() -> None:
-    recording, first_entry = with_slack_before_a_free_block()
-    history = history_of(recording.snapshot(first_entry=first_entry), 0)
-    assert [live.size for live in history.live] == [5 * MIB, 10 * MIB]
-    assert_foretold(replay(history))
-
-
-def test_a_block_beyond_the_limit_to_splitting_has_all_of_its_segment() -> None:
-    recording = Recording(LIMITED)
-    recording.free(recording.malloc(60 * MIB))
-    held = recording.malloc(45 * MIB)
-    first_entry = len(recording.entries)
-    recording.malloc(12 * MIB)
-    recording.free(held)
-    assert_foretold(replayed(recording, first_entry))
-
-
-def test_addresses_below_what_was_mapped_at_the_beginning_are_mapped_again() -> None:
-    recording = Recording(EXPANDABLE)
-    low, _ = recording.malloc(20 * MIB), recording.malloc(20 * MIB)
-    recording.free(low)
-    recording.empty_cache()
-    first_entry = len(recording.entries)
-    recording.malloc(20 * MIB)
-    assert_foretold(replayed(recording, first_entry))
-
-
 def test_a_start_state_holds_what_was_given_back_since_and_what_was_there_all_along() -> None:
     recording = Recording(DEFAULT)
     block = recording.malloc(30 * MIB)
@@ -224,21 +181,6 @@ def test_a_start_state_holds_what_was_given_back_since_and_what_was_there_all_al
 
 
 # Requests that failed.
-
-
-def test_what_a_failed_request_had_mapped_is_foretold() -> None:
-    """It had mapped one page when there was no other; all that was free was then unmapped, in vain."""
-    recording = Recording(EXPANDABLE, capacity=80 * MIB)
-    first, second, third, _ = (recording.malloc(20 * MIB) for _ in range(4))
-    recording.free(first)
-    recording.free(third)
-    recording.empty_cache()
-    recording.free(second)
-    recording.malloc(512)
-    assert recording.attempt(60 * MIB) is None
-    assert [entry.action for entry in recording.entries[-3:]] == ["segment_map", "segment_unmap", "oom"]
-    recording.malloc(20 * MIB)
-    assert_foretold(replayed(recording))
 
 
 def test_after_a_release_the_free_blocks_are_not_searched_again() -> None:

@@ -97,31 +97,23 @@ def test_a_setting_is_run_on_what_was_there_before_the_first_event() -> None:
     assert program.run(EXPANDABLE).peak_reserved_bytes == 140 * MIB
 
 
-def test_what_a_cold_start_misses_widens_the_upper_end_of_other_settings_only() -> None:
-    program = cached_before()
-    assert program.recorded.peak_reserved_high_bytes == program.recorded.peak_reserved_bytes == 100 * MIB
-    other = program.run(parse_configuration("max_split_size_mb:200"))
-    assert (other.peak_reserved_bytes, other.peak_reserved_high_bytes) == (20 * MIB, 100 * MIB)
-
-
-def cached_before() -> WhatIf:
-    """Memory that was cached when the recording began, of which it needs little."""
+def test_the_recorded_settings_are_tried_cold_too_and_what_that_misses_widens_the_upper_end_of_others() -> None:
+    """Memory was cached when the recording began, of which it needs little."""
     recording = Recording(DEFAULT)
     recording.free(recording.malloc(100 * MIB))
     first_entry = len(recording.entries)
     recording.malloc(5 * MIB)
-    return what_if(recording, first_entry=first_entry)
-
-
-def test_the_recorded_settings_are_tried_cold_too_unless_the_recording_began_cold() -> None:
-    program = cached_before()
+    program = what_if(recording, first_entry=first_entry)
+    assert program.recorded.peak_reserved_high_bytes == program.recorded.peak_reserved_bytes == 100 * MIB
+    other = program.run(parse_configuration("max_split_size_mb:200"))
+    assert (other.peak_reserved_bytes, other.peak_reserved_high_bytes) == (20 * MIB, 100 * MIB)
     cold = program.recorded_cold
     assert (program.recorded.peak_reserved_bytes, cold.peak_reserved_bytes) == (100 * MIB, 20 * MIB)
-    assert cold == program.run(parse_configuration("max_split_size_mb:200")), "which changes nothing here"
+    assert cold == other, "which changes nothing here"
     assert program.saved_bytes(cold) == 0
     recording = Recording(DEFAULT)
     recording.malloc(100 * MIB)
-    assert what_if(recording).recorded_cold is None
+    assert what_if(recording).recorded_cold is None, "it began cold"
 
 
 @pytest.mark.parametrize("first_address", [0x302000000, 1 << 36, FIRST_ADDRESS])

@@ -14,8 +14,6 @@ from efprof.facts.allocator.settings import MIB, AllocatorSettings, parse_config
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.gpu_estimate.from_cpu import (
     AllocationTrace,
-    OlderMemory,
-    assumptions_about,
     history_from,
     older_memory,
     passage_of,
@@ -102,25 +100,6 @@ def test_a_batch_is_returned_after_the_next_is_there_and_a_gradient_before_the_b
     assert kinds(passage_at(ONE_STEP), returns_early=True) == ["-4", "-12", "+4", "+30", "+12", "-30"]
 
 
-def test_what_the_last_of_two_steps_leaves_is_returned_in_the_first_of_the_next_round() -> None:
-    records = [make_step(0), make_step(1)]
-    moves = events_at(records[0].started_ns, ((0.5, BATCH, 4 * MIB), (2.0, ACTIVATION, 2 * MIB)))
-    moves += events_at(
-        records[1].started_ns,
-        ((0.5, BATCH, 4 * MIB), (0.6, BATCH + 10, MIB), (2.0, ACTIVATION, 2 * MIB), (4.0, BATCH + 10, -MIB)),
-    )
-    window = replay(AllocationWindow(name="", events=tuple(moves)), records)
-    assert kinds(passage_of(window), returns_early=False)[:3] == ["+4", "-4", "+2"]
-
-
-def test_what_the_next_window_has_no_like_of_is_returned_at_its_end() -> None:
-    first, second = passage_at(((2.0, 1, MIB),)), passage_at(((2.0, 2, 2 * MIB),))
-    entries = play([first, second], first=(), at_optimizer=(), num_rounds=1)
-    assert [(entry.action, entry.size) for entry in entries] == [
-        ("alloc", MIB), ("alloc", 2 * MIB), ("free_completed", 0),
-    ]  # fmt: skip
-
-
 def test_the_optimizers_state_is_made_in_the_first_round_only_and_after_the_backward_pass() -> None:
     passage = passage_at((*ONE_STEP, (14.0, 5, 1), (14.5, 5, -1)))
     entries = play([passage], first=(7,), at_optimizer=(8,), in_optimizer=(9,), num_rounds=2)
@@ -132,7 +111,10 @@ def test_the_optimizers_state_is_made_in_the_first_round_only_and_after_the_back
 
 
 def test_what_is_older_is_told_by_gradients_and_the_first_step(tmp_path: Path) -> None:
-    older = one_step_run(tmp_path).get(GpuEstimate).older
+    estimate = one_step_run(tmp_path).get(GpuEstimate)
+    older, *others, everything = estimate.older, *estimate.assumptions
+    assert sum(everything.first) + sum(everything.at_optimizer) + older.carried_bytes == 300 * MIB
+    assert all(sum(one.first) + sum(one.at_optimizer) == older.seen_bytes for one in others)
     assert (older.parameter_bytes, older.state_bytes, older.gradient_bytes) == (12 * MIB, 24 * MIB, 0)
     assert (older.boundary_bytes, older.carried_bytes) == (300 * MIB, 16 * MIB)
     assert older.rest_bytes == (300 - 12 - 24 - 16) * MIB
@@ -213,24 +195,6 @@ def test_no_less_is_reserved_than_was_in_use_and_more_rounds_never_lower_it(
         peaks.append(program.run(settings).peak_reserved_low_bytes)
         assert peaks[-1] >= peak_allocated_bytes(entries, settings)
     assert peaks == sorted(peaks)
-
-
-@given(
-    st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**10)
-)
-def test_the_blocks_of_every_assumption_sum_to_what_they_stand_for(
-    parameters: int, gradients: int, states: int, carried: int, boundary: int
-) -> None:
-    third = parameters // 3
-    older = OlderMemory(
-        parameter_bytes=parameters, gradient_bytes=gradients, state_bytes=states, carried_bytes=carried,
-        boundary_bytes=boundary, sizes=tuple(size for size in (third, parameters - third) if size),
-    )  # fmt: skip
-    *others, everything = assumptions_about(older)
-    for assumption in others:
-        assert sum(assumption.first) + sum(assumption.at_optimizer) == older.seen_bytes
-    total = sum(everything.first) + sum(everything.at_optimizer) + carried
-    assert total == max(boundary, older.seen_bytes + carried)
 
 
 # What real programs recorded.
