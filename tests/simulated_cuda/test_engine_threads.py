@@ -18,7 +18,7 @@ from tests.recorder.recording import (
     record_script,
     stages,
 )
-from tests.recorder.training import error_of, make_loader, make_model, train, train_step
+from tests.recorder.training import error_of, make_loader, make_model, train
 from tests.simulated_cuda.cuda import SimulatedCuda
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -226,30 +226,6 @@ def test_a_thread_that_trains_in_the_place_of_ours_has_the_devices_thread_work_f
     assert len(recorded.steps) == NUM_STEPS
     assert [one.micro_batches for one in recorded.steps[1:]] == [1] * (NUM_STEPS - 1), "the first pass began unseen"
     assert recorded.events(OtherThreadTrained) == []
-
-
-def test_a_thread_that_goes_backward_for_itself_is_none_of_autograds(tmp_path: Path) -> None:
-    """Its hooks run within its own call, while the recorded thread is in none."""
-    model, other = make_model(), make_model()
-    optimizer, others = sgd(model.parameters()), sgd(other.parameters())
-    next(other.parameters()).register_post_accumulate_grad_hook(lambda _: others.step())
-
-    def train_other() -> None:
-        for inputs, targets in make_loader(5):
-            error_of(other, inputs, targets).backward()
-            others.zero_grad()
-
-    def train() -> None:
-        for number, batch in enumerate(make_loader(20)):
-            train_step(model, optimizer, *batch)
-            if number == 10:
-                thread = threading.Thread(target=train_other)
-                thread.start()
-                thread.join()
-
-    recorded = record_here(tmp_path, train)
-    assert len(recorded.steps) == 20
-    assert recorded.events(OtherThreadTrained)[-1].num_updates == 5
 
 
 DEEP = f"""

@@ -4,14 +4,11 @@ import multiprocessing
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from efprof.artifacts.events import CollectorStopped
-from efprof.recorder.numbers.step_numbers import outside_modes
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here, stages
 from tests.recorder.training import make_loader, make_training, train_step
@@ -111,22 +108,6 @@ def test_a_thread_has_the_devices_too_and_a_forked_process_has_none(cuda: Simula
 
 def make_on(device: str | None) -> str:
     return str(torch.ones(3, device=device).device)
-
-
-def test_what_is_done_outside_the_modes_of_a_program_is_done_on_the_device(cuda: SimulatedCuda) -> None:
-    seen: list[str] = []
-
-    class Watching(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func._schema.name)
-            return func(*args, **(kwargs or {}))
-
-    value = torch.ones(3, device="cuda")
-    with Watching():
-        with outside_modes():
-            doubled = value * 2
-        value.sum()
-    assert (doubled.device.type, seen) == ("cuda", ["aten::sum"])
 
 
 def test_a_value_that_is_asked_for_waits_for_the_device(cuda: SimulatedCuda) -> None:

@@ -9,9 +9,10 @@ from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Segment, Snapshot, re
 from efprof.artifacts.snapshot import Block as SnapshotBlock
 from efprof.facts.allocator.history import History, devices_of, history_of
 from efprof.facts.allocator.replay import Replay, replay
-from efprof.facts.allocator.settings import MIB, NUM_INTERVALS, AllocatorSettings
+from efprof.facts.allocator.settings import MIB, AllocatorSettings
 from efprof.model import NotRecorded
 from tests.facts.allocator.recording import Recording, any_size, even_size, run_at_random
+from tests.facts.allocator.test_caching_allocator import EVERY_KIND
 
 SNAPSHOTS = Path(__file__).parents[3].parent / "shared" / "data" / "snapshots"
 """Of real programs, as they were published; too large to be kept here."""
@@ -41,16 +42,9 @@ MADE_BY_HAND = "facebookresearch+mosaic__test_snapshots_output.pickle"
 
 DEFAULT = AllocatorSettings()
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
-LIMITED = AllocatorSettings(max_split_bytes=40 * MIB)
-EVERY_KIND = {
-    "default": DEFAULT,
-    "expandable": EXPANDABLE,
-    "max_split": LIMITED,
-    "max_split and expandable": AllocatorSettings(max_split_bytes=40 * MIB, expandable_segments=True),
-    "roundup": AllocatorSettings(divisions=(4,) * NUM_INTERVALS),
-    "large segments": AllocatorSettings(large_segment_bytes=64 * MIB),
-    "large pages": AllocatorSettings(large_segment_bytes=64 * MIB, expandable_segments=True),
-}
+KINDS = (
+    "default", "expandable", "max_split", "max_split and expandable", "roundup", "large segments", "large pages",
+)  # fmt: skip
 SEEDS = range(24)
 
 
@@ -103,10 +97,10 @@ def test_a_file_that_was_made_by_hand_is_not_replayed() -> None:
 
 ON_A_FULL_DEVICE = {"capacity": 600 * MIB}
 PROGRAMS: list[tuple[str, dict[str, Any], list[tuple[int, int]]]] = [
-    *((kind, {}, [DEFAULT_POOL]) for kind in EVERY_KIND),
-    *((kind, ON_A_FULL_DEVICE, [DEFAULT_POOL]) for kind in [*EVERY_KIND, "garbage collected"]),
+    *((kind, {}, [DEFAULT_POOL]) for kind in KINDS),
+    *((kind, ON_A_FULL_DEVICE, [DEFAULT_POOL]) for kind in [*KINDS, "garbage collected"]),
     *((kind, {}, [DEFAULT_POOL, (0, 1), (3, 0)]) for kind in ("default", "expandable")),  # no event names the pools
-    *((kind, {**ON_A_FULL_DEVICE, "names_pools": True}, [DEFAULT_POOL, (0, 1)]) for kind in EVERY_KIND),
+    *((kind, {**ON_A_FULL_DEVICE, "names_pools": True}, [DEFAULT_POOL, (0, 1)]) for kind in KINDS),
 ]
 """The settings, how it is recorded, and the pools."""
 
@@ -115,9 +109,8 @@ PROGRAMS: list[tuple[str, dict[str, Any], list[tuple[int, int]]]] = [
 def test_a_program_is_foretold_from_its_first_request_on_whatever_pools_it_has_and_on_a_full_device(
     kind: str, recorded: dict[str, Any], pools: list[tuple[int, int]]
 ) -> None:
-    settings = EVERY_KIND.get(kind, AllocatorSettings(garbage_collection_threshold=0.5, memory_fraction=0.8))
     for seed in SEEDS:
-        recording = Recording(settings, **recorded)
+        recording = Recording(EVERY_KIND[kind], **recorded)
         run_at_random(recording, seed, sizes=any_size, private_ids=pools)
         assert_foretold(replayed(recording), seed)
 
@@ -125,7 +118,7 @@ def test_a_program_is_foretold_from_its_first_request_on_whatever_pools_it_has_a
 # Recordings that begin in the middle, as those of a ring buffer do.
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_program_is_foretold_from_any_event_on(kind: str) -> None:
     for seed in SEEDS:
         recording = Recording(EVERY_KIND[kind])

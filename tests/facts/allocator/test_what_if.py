@@ -163,9 +163,6 @@ def test_what_was_released_for_a_request_tells_the_size_and_is_not_released_wher
     assert [kind for kind, *_ in what_if(recording).script.operations] == [ALLOCATE, FREE, ALLOCATE]
     larger = what_if(recording, capacity=1024 * MIB).recorded
     assert (larger.peak_reserved_bytes, larger.calls.num_frees) == (140 * MIB, 0)
-    recording = Recording(DEFAULT, capacity=100 * MIB)
-    recording.free(recording.malloc(60 * MIB))
-    recording.malloc(80 * MIB)
     program = what_if(recording)
     assert program.capacity == 80 * MIB
     assert program.recorded.peak_reserved_bytes == 80 * MIB
