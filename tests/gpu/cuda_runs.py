@@ -24,6 +24,7 @@ ALWAYS_KEPT = ("run.json", "steps.jsonl", "events.jsonl", "sources.jsonl", "devi
 KEPT_WHERE_SMALL = ("holders-", "watch-", "trace-", "memory-", "allocations-")
 
 needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 
 @contextmanager

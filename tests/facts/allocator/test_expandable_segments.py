@@ -1,5 +1,7 @@
 """Expandable segments: which there were when a recording began, and where their addresses end, which no file tells."""
 
+import random
+
 import pytest
 
 from efprof.facts.allocator.caching_allocator import UNKNOWN_DEVICE_BYTES
@@ -47,6 +49,17 @@ def test_the_second_one_begins_at_the_lowest_address_that_is_known_of_it() -> No
     assert recording.attempt(400 * MIB) is None
     recording.malloc(130 * MIB)
     assert replayed(recording, first_entry).match_share == 1
+
+
+@pytest.mark.parametrize("seed", [280, 735])
+def test_addresses_that_the_model_has_given_to_another_break_nothing(seed: int) -> None:
+    chance = random.Random(seed)
+    capacity = chance.choice([512, 1024, 2048]) * MIB
+    recording = Recording(EXPANDABLE, capacity=capacity, device_bytes=int(capacity * chance.choice([1, 1, 1.05])))
+    run_at_random(recording, seed, sizes=any_size, num_operations=chance.randrange(100, 400), streams=(0,))
+    first_entry = len(recording.entries)
+    run_at_random(recording, seed + 100_000, sizes=any_size, num_operations=chance.randrange(50, 400), streams=(0,))
+    assert replayed(recording, first_entry).allocations > 0
 
 
 # The size of the device: where memory was short, they are foretold only by one who knows it.

@@ -75,12 +75,6 @@ def test_a_block_holds_the_request_and_is_a_multiple_of_512_bytes_under_any_divi
     assert rounded % 512 == 0
 
 
-@given(sizes, sizes, divisions)
-def test_a_larger_request_never_gets_a_smaller_block(one: int, other: int, numbers: list[int]) -> None:
-    settings = with_divisions(*numbers)
-    assert rounded_bytes(min(one, other), settings) <= rounded_bytes(max(one, other), settings)
-
-
 def test_a_block_is_small_up_to_one_mib_as_rounded() -> None:
     assert is_small(rounded_bytes(MIB - 100, AllocatorSettings()))
     assert is_small(rounded_bytes(MIB, AllocatorSettings()))

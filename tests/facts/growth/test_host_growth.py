@@ -30,21 +30,6 @@ def test_a_leak_that_first_fills_what_was_free_is_a_leak(tmp_path: Path) -> None
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), noise=st.floats(0, 30 * MIB), jumps=st.integers(0, 4))
-def test_the_noise_of_healthy_programs_never_alarms(
-    seed: int, noise: float, jumps: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Measured: up to 26 MiB up and down, and now and then a step that stays, such as a library's cache."""
-    draw = random.Random(seed)
-    steps = growing(python_bytes=0)
-    jumping = [draw.randrange(120) for _ in range(jumps)]
-    for step in steps:
-        risen = sum(step.step >= at for at in jumping) * 12 * MIB
-        step.rss_bytes += round(abs(draw.gauss(0, noise))) + risen
-    assert not run_of(tmp_path_factory.mktemp("run"), steps).get(HostGrowth).is_growing
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 10**6), noise=st.floats(0, 30 * MIB), jumps=st.integers(0, 4))
 def test_a_run_of_twenty_steps_is_told_of_a_plain_line_only(
     seed: int, noise: float, jumps: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

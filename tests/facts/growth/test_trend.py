@@ -66,12 +66,6 @@ def test_a_real_slope_alarms(seed: int, num_steps: int, slope: float, unevenness
     assert alarms(sizes)
 
 
-@given(slope=st.integers(-1000, 1000), level=st.integers(0, 10**6), num_points=st.integers(5, 20))
-def test_the_trend_of_a_line_is_that_line(slope: int, level: int, num_points: int) -> None:
-    trend = theil_sen([(at, level + slope * at) for at in range(num_points)])
-    assert (trend.slope, trend.low, trend.high, trend.level) == (slope, slope, slope, level)
-
-
 def test_a_fall_within_a_few_early_steps_does_not_make_the_interval_of_a_long_leak_begin_below_nothing() -> None:
     # What a list of logged tensors left after each step, in KiB: a profiler's window gave memory back before step 34.
     read = ((20, 117_872), (28, 118_002), (34, 117_692), (299, 121_606), (1375, 137_384))
