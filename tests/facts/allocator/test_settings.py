@@ -157,16 +157,13 @@ def test_what_was_set_later_comes_before_what_the_text_says_and_the_segments_tel
     assert recorded_settings(recorded, is_expandable=False) == AllocatorSettings(expandable_segments=True)
 
 
-def test_recorded_divisions_are_by_the_mib_of_their_interval_and_others_passed_over() -> None:
+def test_recorded_divisions_are_by_the_mib_of_their_interval_and_the_largest_number_is_no_limit() -> None:
     recorded = Settings(roundup_power2_divisions={"1": 0, "2": 4, "32768": 8})
     assert recorded_settings(recorded, is_expandable=False).divisions == intervals((1, 0), (1, 4), (13, 0), (1, 8))
     recorded = Settings(roundup_power2_divisions={"²": 8})
     assert recorded_settings(recorded, is_expandable=False).divisions == intervals((16, 0))
-
-
-@pytest.mark.parametrize("number", [-1, (1 << 63) - 1, (1 << 64) - 1])
-def test_no_limit_to_splitting_is_written_as_minus_one_or_as_the_largest_number(number: int) -> None:
-    assert recorded_settings(Settings(max_split_size=number), is_expandable=False).max_split_bytes is None
+    for number in (-1, (1 << 63) - 1, (1 << 64) - 1):  # no limit to splitting
+        assert recorded_settings(Settings(max_split_size=number), is_expandable=False).max_split_bytes is None
 
 
 def test_the_driver_s_own_allocator_is_not_foretold() -> None:

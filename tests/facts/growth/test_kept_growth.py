@@ -158,12 +158,6 @@ def test_two_lists_with_lines_of_their_own_are_two_and_what_reaches_a_growing_st
     assert (one.path, one.aliases) == ("Cell.state", ("train.loss",))
 
 
-def test_detached_scalars_that_keep_large_storages_are_told_as_views(tmp_path: Path) -> None:
-    one = kept_in(leaking_run(tmp_path, lambda step: plain(step, value_bytes=4 * step)))
-    assert one.is_view
-    assert one.value_rate == pytest.approx(4.0)
-
-
 def test_containers_of_no_tensors_grow_by_their_entries_and_a_shorter_one_is_bounded(tmp_path: Path) -> None:
     watches = [watch_of(seen(), path="train.log", number=7)]
     run = leaking_run(tmp_path, counts=containers_of(), watches=watches)

@@ -69,7 +69,6 @@ def test_the_layers_add_up_to_what_was_there_and_what_is_alive_and_the_stages_ar
     assert totals[0] == totals[-1] == BEFORE
     assert max(totals) == BEFORE + 47 * MIB
     assert {line.x for line in series.lines} == {series.lines[0].x}
-    series = picture_of(run_of(tmp_path / "second", stacked_blocks()))
     assert [(band.stage, band.start, band.end, band.step) for band in series.bands] == [
         ("data", 0.0, 1.0, STEP),
         ("forward", 1.0, 5.0, STEP),
@@ -108,7 +107,6 @@ def test_the_fullest_of_several_windows_is_shown_unless_its_start_is_not_known(t
     series = picture_of(write_run(tmp_path, steps=steps, sources=SOURCES, allocations=windows))
     assert series.title.endswith("in step 6")
     assert {band.step for band in series.bands} == {STEP + 1}
-    windows = [stacked_blocks(num_blocks=2).events, a_step_later(stacked_blocks(num_blocks=4))]
     steps = [window_step(STEP), make_step(STEP + 1, window="trace-2", allocated_bytes=[])]
     series = picture_of(write_run(tmp_path / "second", steps=steps, sources=SOURCES, allocations=windows))
     assert series.title.endswith("in step 5")
