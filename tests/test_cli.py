@@ -39,20 +39,14 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     ("words", "said"),
     [
         ("record --", "there is no command: write it after two dashes"),
-        ("record", "there is no command: write it after two dashes"),
         ("record --nane x -- true", "there is no option '--nane'; did you mean '--name'?"),
-        ("record --window none -- true", "there is no option '--window'; did you mean '--windows'?"),
         ("record --name", "option '--name' requires an argument."),
         ("recrod", "there is no command 'efprof recrod'; did you mean 'record'?"),
-        ("reprot", "there is no command 'efprof reprot'; did you mean 'report'?"),
         ("--nope", "there is no option '--nope'; 'efprof --help' lists those that there are."),
         ("record --windows 5:7 -- true", "--windows '5:7' is not"),
-        ("record --trace-steps 5 -- true", "--trace-steps '5' is not"),
         ("record --trace-steps 7:5 -- true", "--trace-steps '7:5' is not"),
-        ("record --memory-steps 7:5 -- true", "--memory-steps '7:5' is not"),
         ("record --trace-steps 5:9 --memory-steps 8:9 -- true", "--trace-steps and --memory-steps both name step 8"),
         ("record --triggers slow -- true", "--triggers 'slow' is not"),
-        ("record --trace-steps 1:2:3 -- true", "--trace-steps '1:2:3' is not"),
         ("record -- no-such-program", "the program 'no-such-program' is not on PATH"),
         ("report a b", "got unexpected extra argument (b); write 'efprof report [OPTIONS] [RUN]'."),
         ("report --format xml", "--format 'xml' is not one of 'text', 'json', 'markdown', 'html'."),
@@ -60,18 +54,15 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         ("report --json --format html", "--json and --format html contradict each other"),
         ("report --budget 0", "--budget '0' is not a size above zero; write one such as 24GiB"),
         ("report /no/run", "there is no run '/no/run'"),
-        ("report no.pickle", "there is no run 'no.pickle'"),
-        ("report none", "there is no run 'none'"),
         ("compare a", "HEAD is missing; write 'efprof compare [OPTIONS] BASE HEAD'."),
         ("compare a b --budgt x=1", "there is no option '--budgt'; did you mean '--budget'?"),
         ("compare a b --budget step_ms", "--budget 'step_ms' is not METRIC=PERCENT"),
         ("compare no.pickle b", "there is no run 'no.pickle'"),
         ("fit -- true {batch}", "--budget is missing; write 'efprof fit --budget SIZE [OPTIONS] -- COMMAND...'."),
         ("fit --budget 1G -- true", "the command must name the batch size as {batch}"),
-        ("fit --budget 0 -- true {batch}", "--budget '0' is not a size above zero"),
         ("fit --budget 1G --max-batch 0 -- true {batch}", "--max-batch 0 is not in the range x>=1."),
         ("fit --budget 1G --min-batch x -- true {batch}", "--min-batch 'x' is not a valid integer"),
-        ("doctor x", "got unexpected extra argument (x); write 'efprof doctor [OPTIONS]'."),
+        ("xyzzy", "there is no command 'efprof xyzzy'; there are allocator, compare, doctor, fit, record, report."),
         ("allocator rply", "there is no command 'efprof allocator rply'; did you mean 'replay'?"),
         ("allocator xyzzy", "there is no command 'efprof allocator xyzzy'; there are replay, what-if."),
         ("allocator replay", "FILE is missing; write 'efprof allocator replay [OPTIONS] FILE'."),
@@ -94,11 +85,6 @@ def test_debug_shows_the_traceback_of_an_error(tmp_path: Path) -> None:
     assert "Traceback" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("efprof: the program 'no-such-program'")
     assert done.returncode == 2, "1 would say that a gate failed"
-
-
-def test_a_command_like_no_other_is_answered_with_all_there_are(answer: Answer) -> None:
-    known = "allocator, compare, doctor, fit, record, report"
-    assert answer("xyzzy")[2] == f"efprof: there is no command 'efprof xyzzy'; there are {known}.\n"
 
 
 def test_the_commands_own_options_are_left_to_it(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", ["efprof", "energy_flow", "tests", "benchmarks"])
-def test_every_folder_can_be_taken_in_at_a_glance(package: str) -> None:
+def test_every_folder_can_be_taken_in_at_a_glance_and_one_of_a_package_says_what_is_in_it(package: str) -> None:
     folders = {path.parent for path in sources(package)}
     entries = {
         str(folder.relative_to(ROOT)): [
@@ -142,36 +142,20 @@ def test_every_folder_can_be_taken_in_at_a_glance(package: str) -> None:
     }
     too_many = {folder: len(found) for folder, found in entries.items() if len(found) > MOST_ENTRIES}
     assert set(too_many) <= MAY_HAVE_MORE, too_many
+    if package in ("efprof", "energy_flow"):
+        inits = [path for path in sources(package) if path.name == "__init__.py"]
+        assert [str(path) for path in inits if not ast.get_docstring(ast.parse(path.read_text()))] == []
 
 
-@pytest.mark.parametrize("package", ["efprof", "energy_flow"])
-def test_every_folder_says_what_is_in_it(package: str) -> None:
-    silent = [
-        str(path.relative_to(ROOT))
-        for path in sources(package)
-        if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text()))
-    ]
-    assert silent == []
-
-
-def test_only_the_recorder_imports_torch() -> None:
+def test_only_the_recorder_imports_torch_and_nothing_energy_flow() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in sources("efprof")
-        if layer_of(path) != "recorder"
         for name in imports(path)
-        if name.split(".")[0] in ONLY_IN_RECORD
+        if name.split(".")[0] in ({"energy_flow"} if layer_of(path) == "recorder" else ONLY_IN_RECORD | {"energy_flow"})
     ]
     assert wrong == []
-
-
-def test_efprof_never_imports_energy_flow() -> None:
-    wrong = [
-        str(path.relative_to(ROOT))
-        for path in sources("efprof")
-        if named_in_text(path, "energy_flow") or any(name.split(".")[0] == "energy_flow" for name in imports(path))
-    ]
-    assert wrong == []
+    assert [str(path) for path in sources("efprof") if named_in_text(path, "energy_flow")] == []
 
 
 def test_energy_flow_knows_of_efprof_only_in_one_audit_that_imports_the_model() -> None:

@@ -68,7 +68,7 @@ def metadata(wheel: Path, names: set[str]) -> Message:
         return email.message_from_bytes(archive.read(name))
 
 
-def test_it_holds_every_file_of_both_packages(names: set[str]) -> None:
+def test_it_holds_every_file_of_both_packages_and_nothing_beside_them_but_its_metadata(names: set[str]) -> None:
     files = {
         str(path.relative_to(ROOT))
         for package in PACKAGES
@@ -84,9 +84,6 @@ def test_it_holds_every_file_of_both_packages(names: set[str]) -> None:
         "efprof/recorder/launch/startup/sitecustomize.py",
         "energy_flow/py.typed",
     } <= names
-
-
-def test_it_holds_nothing_beside_them_but_its_metadata(names: set[str]) -> None:
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
 
@@ -118,13 +115,12 @@ def efprof_command(installed: Path, folder: Path, *arguments: str) -> str:
     return run(str(installed / "bin/efprof"), *arguments, folder=folder, PYTHONPATH=str(installed))
 
 
-def test_the_installed_files_are_those_that_run(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_files_are_those_that_run_and_say_their_version_and_commands(
+    installed: Path, tmp_path: Path
+) -> None:
     program = "import efprof, energy_flow; print(efprof.__file__); print(energy_flow.__file__)"
     said = run(sys.executable, "-c", program, folder=tmp_path, PYTHONPATH=str(installed))
     assert said.split() == [str(installed / package / "__init__.py") for package in PACKAGES]
-
-
-def test_version_and_help_are_printed(installed: Path, tmp_path: Path) -> None:
     assert efprof_command(installed, tmp_path, "--version") == f"efprof, version {efprof.__version__}\n"
     commands = efprof_command(installed, tmp_path, "--help").split("Commands:\n")[1]
     found = [line.split()[0] for line in commands.splitlines()]

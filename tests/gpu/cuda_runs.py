@@ -1,19 +1,17 @@
-"""What the tests on a CUDA device share: when they run, where results go, how a snapshot is read."""
+"""What the tests on a CUDA device share: when they run, where results go, how a history is read."""
 
-import io
 import os
-import pickle
 import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from efprof.artifacts.snapshot import Entry, read_snapshot
 from tests.recorder.recording import Recorded, record_command
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +22,7 @@ ALWAYS_KEPT = ("run.json", "steps.jsonl", "events.jsonl", "sources.jsonl", "devi
 KEPT_WHERE_SMALL = ("holders-", "watch-", "trace-", "memory-", "allocations-")
 
 needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 
 @contextmanager
@@ -36,13 +35,6 @@ def synchronisation_is_an_error() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Reads snapshots, which hold plain values only."""
-
-    def find_class(self, module: str, name: str) -> object:
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a snapshot")
 
 
 def results_folder() -> Path:
@@ -63,14 +55,10 @@ def keep_fixture(recorded: Recorded, name: str) -> None:
             shutil.copyfile(path, target)
 
 
-def read_snapshot(path: Path) -> Any:
-    return _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
-
-
-def events_of(snapshot: Any) -> list[dict[str, Any]]:
-    """The history of the one device that has any."""
-    (events,) = [events for events in snapshot["device_traces"] if events]
-    return events  # type: ignore[no-any-return]
+def events_of(path: Path) -> list[Entry]:
+    """The history in this snapshot of the one device that has any."""
+    (events,) = [events for events in read_snapshot(path).device_traces if events]
+    return events
 
 
 def record_text(folder: Path, text: str, *options: str, environment: Mapping[str, str] | None = None) -> Recorded:

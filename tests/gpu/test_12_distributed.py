@@ -13,7 +13,7 @@ import torch
 from efprof.artifacts.events import CollectorStopped, read_events
 from efprof.artifacts.readings import read_device_use
 from efprof.artifacts.steps import read_steps
-from tests.gpu.cuda_runs import keep_fixture, needs_cuda
+from tests.gpu.cuda_runs import keep_fixture, needs_cuda, needs_two
 from tests.recorder.recording import Recorded, record_command
 from tests.support.patience import MAX_WAIT_S
 
@@ -23,8 +23,6 @@ pytestmark = [
         not (torch.distributed.is_available() and torch.distributed.is_nccl_available()), reason="needs NCCL"
     ),
 ]
-
-needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 NUM_STEPS = 30
 
@@ -120,10 +118,8 @@ def test_every_rank_has_its_own_steps_losses_and_device_and_recording_adds_nothi
         assert [step.micro_batches for step in steps] == [1] * NUM_STEPS
         assert [step.loss for step in steps] == told["losses"] == pytest.approx(bare["losses"], rel=1e-4)
         assert [one for one in read_events(runs.rank(number))[0] if isinstance(one, CollectorStopped)] == []
-    for told, bare in zip(runs.told, runs.bare, strict=True):
         assert told["collectives"] == bare["collectives"] != {}
         assert told["waits"] <= bare["waits"]
-    for number, (told, bare) in enumerate(zip(runs.told, runs.bare, strict=True)):
         assert {reading.device for reading in read_device_use(runs.rank(number))} == {number}
         assert told["contexts"] == bare["contexts"]
-        assert all(here.allocated_bytes > 0 for one in read_steps(runs.rank(number))[0] for here in one.memory)
+        assert all(here.allocated_bytes > 0 for one in steps for here in one.memory)

@@ -9,12 +9,10 @@ import torch
 
 from efprof.recorder.windows.cuda_memory import CudaHistory
 from efprof.units import MIB
-from tests.gpu.cuda_runs import needs_cuda, results_folder, synchronisation_is_an_error
+from tests.gpu.cuda_runs import needs_cuda, needs_two, results_folder, synchronisation_is_an_error
 from tests.simulated_cuda.cuda import FACTORIES
 
 pytestmark = needs_cuda
-
-needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 LONG = 10**9
 """Cycles: half a second or more."""

@@ -68,7 +68,6 @@ def test_the_window_s_allocations_are_the_device_s_and_add_up_to_what_the_alloca
     assert backward
     known = [event for event in backward if any("energy_flow" in site for site in event.forward_stack)]
     assert sum(event.num_bytes for event in known) >= 0.9 * sum(event.num_bytes for event in backward)
-    events = read_allocations(recorded.rank / "allocations-1.parquet").events
     differences = []
     for step in (step for step in recorded.steps if step.window == "trace-1"):
         places = [(step.started_ns + here.at_us * 1000, here.allocated_bytes) for here in step.memory]

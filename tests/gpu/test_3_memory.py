@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from efprof.artifacts.events import CollectorStopped, OutOfMemory, WindowClosed, WindowOpened
-from tests.gpu.cuda_runs import TRAIN_PLAINLY, events_of, needs_cuda, read_snapshot, record_text
+from efprof.artifacts.snapshot import read_snapshot
+from tests.gpu.cuda_runs import TRAIN_PLAINLY, events_of, needs_cuda, record_text
 from tests.recorder.recording import Recorded, line_of
 
 pytestmark = needs_cuda
@@ -33,21 +34,21 @@ def test_windows_of_both_kinds_take_turns_and_leave_none_open(recorded: Recorded
 def test_the_first_window_starts_cold_with_the_model_s_weights_and_replays_from_an_empty_device(
     recorded: Recorded,
 ) -> None:
-    events = events_of(read_snapshot(recorded.rank / "memory-1.pickle"))
-    assert events[0]["action"] == "segment_alloc", "nothing was allocated before"
-    weight = next(event for event in events if event["action"] == "alloc" and event["size"] == PARAMETER_BYTES)
-    assert any(frame["filename"].endswith("train.py") for frame in weight["frames"])
+    events = events_of(recorded.rank / "memory-1.pickle")
+    assert events[0].action == "segment_alloc", "nothing was allocated before"
+    weight = next(event for event in events if event.action == "alloc" and event.size == PARAMETER_BYTES)
+    assert any(frame["filename"].endswith("train.py") for frame in weight.frames or ())
     live: dict[int, int] = {}
-    for event in events_of(read_snapshot(recorded.rank / "memory-1.pickle")):
-        if event["action"] == "alloc":
-            live[event["addr"]] = event["size"]
-        elif event["action"] == "free_completed":
-            assert live.pop(event["addr"]) == event["size"]
+    for event in events:
+        if event.action == "alloc":
+            live[event.addr] = event.size
+        elif event.action == "free_completed":
+            assert live.pop(event.addr) == event.size
 
 
 def test_a_later_window_holds_its_own_steps_alone(recorded: Recorded) -> None:
-    events = events_of(read_snapshot(recorded.rank / "memory-2.pickle"))
-    times = [event["time_us"] for event in events if event["action"] == "alloc"]
+    events = events_of(recorded.rank / "memory-2.pickle")
+    times = [event.time_us or 0 for event in events if event.action == "alloc"]
     first, after = recorded.steps[6], recorded.steps[8]
     assert first.started_ns / 1000 - 1000 <= times[0]
     assert times[-1] <= after.started_ns / 1000 + 1000
@@ -61,7 +62,7 @@ def test_a_program_that_records_the_history_itself_keeps_its_own(tmp_path: Path)
     text = TRAIN_PLAINLY.replace("STEPS", "8").replace("import torch\n", f"import torch\n{before}") + after
     recorded = record_text(tmp_path, text)
     assert recorded.exit_code == 0, recorded.errors
-    assert len(events_of(read_snapshot(own))) > 100
+    assert len(events_of(own)) > 100
     (stopped,) = recorded.events(CollectorStopped)
     assert "records the allocator's history itself" in stopped.reason
 
@@ -86,9 +87,9 @@ def test_out_of_memory_leaves_a_snapshot_of_that_moment(tmp_path: Path, last: in
     assert event.requested_bytes == 2**45
     assert f"train.py:{line_of(tmp_path / 'train.py', 'request')}:" in event.site
     snapshot = read_snapshot(recorded.rank / "memory-out-of-memory.pickle")
-    assert snapshot["segments"]
-    failed = [entry for trace in snapshot["device_traces"] for entry in trace if entry["action"] == "oom"]
-    assert [entry["size"] for entry in failed] == ([2**45] if last == 2 else [])
+    assert snapshot.segments
+    failed = [entry for trace in snapshot.device_traces for entry in trace if entry.action == "oom"]
+    assert [entry.size for entry in failed] == ([2**45] if last == 2 else [])
 
 
 def test_a_program_that_survives_running_out_of_memory_ends_well(tmp_path: Path) -> None:

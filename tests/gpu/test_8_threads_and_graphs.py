@@ -92,52 +92,48 @@ def train_around(between: Callable[[Callable[[], None]], object]) -> Callable[[s
     return train
 
 
-def assert_all_steps_are_there(found: Recorded) -> None:
+def fail_to_begin(_: object) -> None:
+    with torch.cuda.stream(torch.cuda.default_stream()), pytest.raises(RuntimeError):
+        torch.cuda.CUDAGraph().capture_begin()
+    assert not torch.cuda.is_current_stream_capturing()
+
+
+def capture_within(step: Callable[[], None]) -> None:
+    graph, other = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    with pytest.raises(RuntimeError):
+        other.capture_begin()
+    with suppress(RuntimeError):  # that may have spoiled the capture
+        step()
+    with suppress(RuntimeError):
+        graph.capture_end()
+
+
+def capture_by_another_class(step: Callable[[], None]) -> None:
+    """`torch.accelerator.Graph` goes to the driver without `torch.cuda.CUDAGraph`."""
+    graph = torch.accelerator.Graph()
+    graph.capture_begin()
+    assert torch.cuda.is_current_stream_capturing()
+    step()
+    graph.capture_end()
+    graph.replay()
+    torch.cuda.synchronize()
+
+
+needs_graph = pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="needs torch.accelerator.Graph")
+
+
+@in_full_and_light
+@pytest.mark.parametrize(
+    "between", [fail_to_begin, capture_within, pytest.param(capture_by_another_class, marks=needs_graph)]
+)
+def test_a_capture_that_cannot_begin_or_is_within_another_or_of_another_class_has_nothing_of_ours_in_it(
+    between: Callable[[Callable[[], None]], object], overhead: float, tmp_path: Path
+) -> None:
+    found = recorded_on("cuda", tmp_path, train_around(between), overhead)
     assert [one.micro_batches for one in found.steps] == [1] * NUM_STEPS
     assert all(isinstance(one.loss, float) for one in found.steps)
     assert all(span.device_us is not None for one in found.steps for span in one.spans)
-
-
-@in_full_and_light
-def test_a_capture_that_cannot_begin_stops_no_recording(overhead: float, tmp_path: Path) -> None:
-    def fail_to_begin(_: object) -> None:
-        with torch.cuda.stream(torch.cuda.default_stream()), pytest.raises(RuntimeError):
-            torch.cuda.CUDAGraph().capture_begin()
-        assert not torch.cuda.is_current_stream_capturing()
-
-    assert_all_steps_are_there(recorded_on("cuda", tmp_path, train_around(fail_to_begin), overhead))
-
-
-@in_full_and_light
-def test_a_capture_within_a_capture_stops_no_recording(overhead: float, tmp_path: Path) -> None:
-    def capture_within(step: Callable[[], None]) -> None:
-        graph, other = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        with pytest.raises(RuntimeError):
-            other.capture_begin()
-        with suppress(RuntimeError):  # that may have spoiled the capture
-            step()
-        with suppress(RuntimeError):
-            graph.capture_end()
-
-    assert_all_steps_are_there(recorded_on("cuda", tmp_path, train_around(capture_within), overhead))
-
-
-@in_full_and_light
-@pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="needs torch.accelerator.Graph")
-def test_a_step_that_another_class_captures_has_nothing_of_ours_in_it(overhead: float, tmp_path: Path) -> None:
-    """`torch.accelerator.Graph` goes to the driver without `torch.cuda.CUDAGraph`."""
-
-    def capture(step: Callable[[], None]) -> None:
-        graph = torch.accelerator.Graph()
-        graph.capture_begin()
-        assert torch.cuda.is_current_stream_capturing()
-        step()
-        graph.capture_end()
-        graph.replay()
-        torch.cuda.synchronize()
-
-    assert_all_steps_are_there(recorded_on("cuda", tmp_path, train_around(capture), overhead))
 
 
 def test_an_event_of_a_capture_cannot_be_asked_for(tmp_path: Path) -> None:

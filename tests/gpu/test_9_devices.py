@@ -12,12 +12,10 @@ from efprof.artifacts.allocations import read_allocations
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.readings import read_device_use
 from efprof.recorder.numbers.late_values import LateValues, on_device
-from tests.gpu.cuda_runs import needs_cuda, record_text, synchronisation_is_an_error
+from tests.gpu.cuda_runs import needs_cuda, needs_two, record_text, synchronisation_is_an_error
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, open_session, record_here
 
 pytestmark = needs_cuda
-
-needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 NUM_STEPS = 30
 

@@ -138,11 +138,6 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Give the current stream of a device a kernel of this length."""
         self._streams[self.current if device is None else device].give(milliseconds * 1e6)
 
-    def place(self, tensor: torch.Tensor, device: int) -> torch.Tensor:
-        """Have the tensor lie there from now on."""
-        self._homes[tensor.untyped_storage()._cdata] = device
-        return tensor
-
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where a tensor lies, as `tensor.device` says it here."""
         home = None if getattr(self._thread, "is_computing", False) else self._home(tensor)

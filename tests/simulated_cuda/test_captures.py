@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,39 +74,35 @@ def assert_all_steps_are_there(found: Recorded, *, num_updates: int = 2) -> None
     assert all(span.device_us is not None for one in steps for span in one.spans)
 
 
-def test_a_capture_that_cannot_begin_stops_no_recording(cuda: SimulatedCuda, tmp_path: Path) -> None:
-    def fail_to_begin(_: Step) -> None:
-        with cuda.captured_by_the_driver(), pytest.raises(RuntimeError, match="capturing"):
-            torch.cuda.CUDAGraph().capture_begin()
-
-    assert_all_steps_are_there(recorded(tmp_path, fail_to_begin))
+def fail_to_begin(cuda: SimulatedCuda, _: Step) -> None:
+    with cuda.captured_by_the_driver(), pytest.raises(RuntimeError, match="capturing"):
+        torch.cuda.CUDAGraph().capture_begin()
 
 
-def test_a_capture_within_a_capture_stops_no_recording(cuda: SimulatedCuda, tmp_path: Path) -> None:
-    def capture_within(step: Step) -> None:
-        batch, graph, other = make_batch(), torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        with pytest.raises(RuntimeError, match="capturing"):
-            other.capture_begin()
-        step(*batch)
+def capture_within(_: SimulatedCuda, step: Step) -> None:
+    batch, graph, other = make_batch(), torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    with pytest.raises(RuntimeError, match="capturing"):
+        other.capture_begin()
+    step(*batch)
+    graph.capture_end()
+
+
+def capture_a_read(_: SimulatedCuda, step: Step) -> None:
+    batch, graph = make_batch(), torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    step(*batch)
+    with suppress(RuntimeError):
+        batch[0].sum().item()
+    with pytest.raises(RuntimeError, match="previous error"):
         graph.capture_end()
 
-    assert_all_steps_are_there(recorded(tmp_path, capture_within))
 
-
-def test_a_capture_that_fails_stops_no_recording(cuda: SimulatedCuda, tmp_path: Path) -> None:
-    def capture_a_read(step: Step) -> None:
-        batch, graph = make_batch(), torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        step(*batch)
-        with suppress(RuntimeError):
-            batch[0].sum().item()
-        with pytest.raises(RuntimeError, match="previous error"):
-            graph.capture_end()
-        with pytest.raises(RuntimeError, match="not begun"):
-            graph.capture_end()
-
-    assert_all_steps_are_there(recorded(tmp_path, capture_a_read))
+@pytest.mark.parametrize("between", [fail_to_begin, capture_within, capture_a_read])
+def test_a_capture_that_cannot_begin_or_is_within_another_or_fails_stops_no_recording(
+    between: Callable[[SimulatedCuda, Step], None], cuda: SimulatedCuda, tmp_path: Path
+) -> None:
+    assert_all_steps_are_there(recorded(tmp_path, partial(between, cuda)))
 
 
 @pytest.mark.parametrize("scales", [False, True], ids=["plain", "scaled"])

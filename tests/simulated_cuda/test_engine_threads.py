@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-import efprof
 from efprof.artifacts.events import CollectorStopped, OtherThreadTrained
-from efprof.recorder.session import current
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
 from tests.recorder.recording import (
     HARDLY_ANY_IN_FULL,
@@ -20,9 +18,8 @@ from tests.recorder.recording import (
     record_script,
     stages,
 )
-from tests.recorder.training import error_of, make_loader, make_model, train, train_step
+from tests.recorder.training import error_of, make_loader, make_model, train
 from tests.simulated_cuda.cuda import SimulatedCuda
-from tests.support.patience import MAX_WAIT_S
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -231,63 +228,6 @@ def test_a_thread_that_trains_in_the_place_of_ours_has_the_devices_thread_work_f
     assert recorded.events(OtherThreadTrained) == []
 
 
-def test_a_thread_that_goes_backward_for_itself_is_none_of_autograds(tmp_path: Path) -> None:
-    """Its hooks run within its own call, while the recorded thread is in none."""
-    model, other = make_model(), make_model()
-    optimizer, others = sgd(model.parameters()), sgd(other.parameters())
-    next(other.parameters()).register_post_accumulate_grad_hook(lambda _: others.step())
-
-    def train_other() -> None:
-        for inputs, targets in make_loader(5):
-            error_of(other, inputs, targets).backward()
-            others.zero_grad()
-
-    def train() -> None:
-        for number, batch in enumerate(make_loader(20)):
-            train_step(model, optimizer, *batch)
-            if number == 10:
-                thread = threading.Thread(target=train_other)
-                thread.start()
-                thread.join()
-
-    recorded = record_here(tmp_path, train)
-    assert len(recorded.steps) == 20
-    assert recorded.events(OtherThreadTrained)[-1].num_updates == 5
-
-
-def test_a_thread_that_asks_for_gradients_beside_takes_no_step_from_ours(tmp_path: Path) -> None:
-    """While both wait for a pass, nobody knows for whom autograd's thread works; the optimizer tells."""
-    over, is_asking, met = threading.Event(), threading.Event(), list[bool]()
-
-    def before() -> None:
-        session = current.session
-        assert session is not None
-        met.append(bool(session.loop.steps.others._passing))
-
-    with SimulatedCuda().in_place():
-
-        def ask() -> None:
-            model = make_model().to("cuda")
-            while not over.is_set():
-                model(torch.ones(4, 3, device="cuda")).sum().backward()
-                is_asking.set()
-
-        def train() -> None:
-            thread = threading.Thread(target=ask, daemon=True)
-            thread.start()
-            try:
-                assert is_asking.wait(MAX_WAIT_S)
-                step_all_in_the_last_hook("cuda", before)
-            finally:
-                over.set()
-                thread.join()
-
-        recorded = record_here(tmp_path, train)
-    assert any(met), "both waited at once"
-    assert recorded.events(OtherThreadTrained) == []
-    assert len(recorded.steps) == NUM_STEPS
-
-
 DEEP = f"""
 import os, threading, torch
 
@@ -331,17 +271,3 @@ def test_a_thread_that_the_real_engine_makes_works_for_ours(tmp_path: Path) -> N
     assert recorded.output.splitlines()[-1] == "{(False, False, False)}", recorded.errors
     assert [one.micro_batches for one in recorded.steps] == [1] * NUM_STEPS
     assert recorded.events(OtherThreadTrained) == []
-
-
-def test_stages_that_the_program_names_hold_passes_within_passes(tmp_path: Path) -> None:
-    def train(device: str) -> None:
-        model = Checkpointed(is_reentrant=True).to(device)
-        optimizer = sgd(model.parameters())
-        for batch in batches(device):
-            with efprof.stage("backward"):
-                error_of(model, *batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    steps = recorded_on("cuda", tmp_path, train).steps
-    assert [one.micro_batches for one in steps] == [1] * NUM_STEPS

@@ -7,10 +7,6 @@ import pytest
 from tests.support.record_fixtures import RUNS, cases_named
 
 
-def test_the_named_cases_are_recorded_and_no_other() -> None:
-    assert [case.name for case in cases_named(["input_stall", "backward_peak"])] == ["input_stall", "backward_peak"]
-
-
 def test_without_names_it_is_every_case_that_has_its_runs_in_the_repository() -> None:
     recorded = {Path(folder).name.removesuffix("-sick") for folder in RUNS.glob("*-sick")}
     assert {case.name for case in cases_named([])} == recorded

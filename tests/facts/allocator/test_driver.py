@@ -31,6 +31,7 @@ def history(*kinds: tuple[str, int, int], num_plain: int = 20, has_times: bool =
 def test_a_call_takes_what_lies_between_it_and_the_event_before_less_what_lies_between_any_two() -> None:
     costs = driver_costs(history(("segment_alloc", 9, 400), ("segment_free", 7, 1000)))
     assert costs.of(Calls(num_allocs=5)) == pytest.approx(5 * 0.4)
+    assert costs.of(Calls(num_allocs=1, num_retries=3)) == pytest.approx(0.4), "retries are no calls of their own"
     assert costs.of(Calls(num_allocs=5, num_frees=2)) == pytest.approx(5 * 0.4 + 2 * 1.0)
 
 
@@ -42,21 +43,10 @@ def test_one_call_that_the_program_did_something_long_before_changes_nothing() -
 
 
 @pytest.mark.parametrize("num_calls", [0, LEAST_CALLS - 1])
-def test_of_a_kind_with_few_calls_nothing_is_known(num_calls: int) -> None:
+def test_of_a_kind_with_few_calls_or_calls_without_times_nothing_is_known(num_calls: int) -> None:
     costs = driver_costs(history(("segment_alloc", 9, 400), ("segment_map", num_calls, 150)))
     assert costs.of(Calls(num_maps=1)) is None
     assert costs.of(Calls(num_allocs=1, num_maps=1)) is None, "a sum of which a part is not known"
     assert costs.of(Calls(num_allocs=1)) is not None
-
-
-def test_events_without_times_tell_nothing() -> None:
     costs = driver_costs(history(("segment_alloc", 9, 400), has_times=False))
-    assert costs.of(Calls(num_allocs=1)) is None
-
-
-def test_no_calls_take_no_time_whatever_is_known() -> None:
-    assert driver_costs([]).of(Calls()) == 0
-
-
-def test_retries_are_no_calls_of_their_own() -> None:
-    assert driver_costs(history(("segment_alloc", 9, 400))).of(Calls(num_allocs=1, num_retries=3)) == pytest.approx(0.4)
+    assert (costs.of(Calls(num_allocs=1)), costs.of(Calls())) == (None, 0), "no calls take no time whatever is known"

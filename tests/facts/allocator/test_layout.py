@@ -87,12 +87,10 @@ def test_kinds_of_segments_and_sites_of_the_stacks_that_asked_are_told() -> None
     small, private = at_end(recording)
     assert (small.is_small, small.is_private, small.is_expandable) == (True, False, False)
     assert (private.is_small, private.is_private, private.is_expandable) == (False, True, False)
-    recording = Recording(DEFAULT)
-    recording.malloc(20 * MIB)
-    history = history_from(recording)
-    last = len(history.entries) - 1
-    (layout,) = layouts_at(history, [last], lambda frames: f"{frames[0]['filename']}:{frames[0]['line']}:f")[last]
-    assert layout.pieces[0].site == "train.py:12:f"
+    last = len(recording.entries) - 1
+    site_of = lambda frames: f"{frames[0]['filename']}:{frames[0]['line']}:f"  # noqa: E731
+    layouts = layouts_at(history_from(recording), [last], site_of)[last]
+    assert [layout.pieces[0].site for layout in layouts] == ["train.py:12:f"] * 2
 
 
 def test_before_the_first_event_there_is_what_the_recording_found() -> None:

@@ -1,16 +1,18 @@
 """Replays: every address and segment of a history is foretold, from whatever state it began with."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Segment, Snapshot, read_snapshot
 from efprof.artifacts.snapshot import Block as SnapshotBlock
 from efprof.facts.allocator.history import History, devices_of, history_of
-from efprof.facts.allocator.replay import Replay, Replayer, replay
-from efprof.facts.allocator.settings import MIB, NUM_INTERVALS, AllocatorSettings
+from efprof.facts.allocator.replay import Replay, replay
+from efprof.facts.allocator.settings import MIB, AllocatorSettings
 from efprof.model import NotRecorded
 from tests.facts.allocator.recording import Recording, any_size, even_size, run_at_random
+from tests.facts.allocator.test_caching_allocator import EVERY_KIND
 
 SNAPSHOTS = Path(__file__).parents[3].parent / "shared" / "data" / "snapshots"
 """Of real programs, as they were published; too large to be kept here."""
@@ -40,16 +42,9 @@ MADE_BY_HAND = "facebookresearch+mosaic__test_snapshots_output.pickle"
 
 DEFAULT = AllocatorSettings()
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
-LIMITED = AllocatorSettings(max_split_bytes=40 * MIB)
-EVERY_KIND = {
-    "default": DEFAULT,
-    "expandable": EXPANDABLE,
-    "max_split": LIMITED,
-    "max_split and expandable": AllocatorSettings(max_split_bytes=40 * MIB, expandable_segments=True),
-    "roundup": AllocatorSettings(divisions=(4,) * NUM_INTERVALS),
-    "large segments": AllocatorSettings(large_segment_bytes=64 * MIB),
-    "large pages": AllocatorSettings(large_segment_bytes=64 * MIB, expandable_segments=True),
-}
+KINDS = (
+    "default", "expandable", "max_split", "max_split and expandable", "roundup", "large segments", "large pages",
+)  # fmt: skip
 SEEDS = range(24)
 
 
@@ -100,50 +95,30 @@ def test_a_file_that_was_made_by_hand_is_not_replayed() -> None:
 # Whole recordings.
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_a_program_is_foretold_from_its_first_request_on(kind: str) -> None:
+ON_A_FULL_DEVICE = {"capacity": 600 * MIB}
+PROGRAMS: list[tuple[str, dict[str, Any], list[tuple[int, int]]]] = [
+    *((kind, {}, [DEFAULT_POOL]) for kind in KINDS),
+    *((kind, ON_A_FULL_DEVICE, [DEFAULT_POOL]) for kind in [*KINDS, "garbage collected"]),
+    *((kind, {}, [DEFAULT_POOL, (0, 1), (3, 0)]) for kind in ("default", "expandable")),  # no event names the pools
+    *((kind, {**ON_A_FULL_DEVICE, "names_pools": True}, [DEFAULT_POOL, (0, 1)]) for kind in KINDS),
+]
+"""The settings, how it is recorded, and the pools."""
+
+
+@pytest.mark.parametrize(("kind", "recorded", "pools"), PROGRAMS)
+def test_a_program_is_foretold_from_its_first_request_on_whatever_pools_it_has_and_on_a_full_device(
+    kind: str, recorded: dict[str, Any], pools: list[tuple[int, int]]
+) -> None:
     for seed in SEEDS:
-        recording = Recording(EVERY_KIND[kind])
-        run_at_random(recording, seed, sizes=any_size)
-        assert_foretold(replayed(recording), seed)
-
-
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_a_program_on_a_device_that_was_full_is_foretold(kind: str) -> None:
-    for seed in SEEDS:
-        recording = Recording(EVERY_KIND[kind], capacity=600 * MIB)
-        run_at_random(recording, seed, sizes=any_size)
-        assert_foretold(replayed(recording), seed)
-
-
-def test_a_program_whose_garbage_was_collected_is_foretold() -> None:
-    settings = AllocatorSettings(garbage_collection_threshold=0.5, memory_fraction=0.8)
-    for seed in SEEDS:
-        recording = Recording(settings, capacity=1024 * MIB)
-        run_at_random(recording, seed, sizes=any_size)
-        assert_foretold(replayed(recording), seed)
-
-
-@pytest.mark.parametrize("kind", ["default", "expandable"])
-def test_memory_of_private_pools_is_foretold_though_no_event_names_them(kind: str) -> None:
-    for seed in SEEDS:
-        recording = Recording(EVERY_KIND[kind])
-        run_at_random(recording, seed, sizes=any_size, private_ids=[DEFAULT_POOL, (0, 1), (3, 0)])
-        assert_foretold(replayed(recording), seed)
-
-
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_memory_of_private_pools_that_events_name_is_foretold_on_a_full_device(kind: str) -> None:
-    for seed in SEEDS:
-        recording = Recording(EVERY_KIND[kind], capacity=600 * MIB, names_pools=True)
-        run_at_random(recording, seed, sizes=any_size, private_ids=[DEFAULT_POOL, (0, 1)])
+        recording = Recording(EVERY_KIND[kind], **recorded)
+        run_at_random(recording, seed, sizes=any_size, private_ids=pools)
         assert_foretold(replayed(recording), seed)
 
 
 # Recordings that begin in the middle, as those of a ring buffer do.
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_program_is_foretold_from_any_event_on(kind: str) -> None:
     for seed in SEEDS:
         recording = Recording(EVERY_KIND[kind])
@@ -178,49 +153,6 @@ def test_a_gap_of_up_to_a_mib_behind_a_block_belongs_to_it_and_a_wider_one_is_fr
     assert [live.size for live in history.live] == [5 * MIB]
 
 
-def with_slack_before_a_free_block() -> tuple[Recording, int]:
-    """A block of 5 MiB of which half a MiB is unused, and behind it 5 MiB that are free."""
-    recording = Recording(DEFAULT)
-    wide, next_to_it, last = recording.malloc(5 * MIB), recording.malloc(5 * MIB), recording.malloc(10 * MIB)
-    recording.free(wide)
-    tight = recording.malloc(5 * MIB - MIB // 2)
-    assert tight.size == 5 * MIB
-    recording.free(next_to_it)
-    first_entry = len(recording.entries)
-    recording.malloc(4 * MIB)
-    recording.free(tight)
-    recording.free(last)
-    recording.malloc(10 * MIB)
-    return recording, first_entry
-
-
-def test_what_is_placed_behind_a_block_while_it_lives_tells_where_it_ends() -> None:
-    recording, first_entry = with_slack_before_a_free_block()
-    history = history_of(recording.snapshot(first_entry=first_entry), 0)
-    assert [live.size for live in history.live] == [5 * MIB, 10 * MIB]
-    assert_foretold(replay(history))
-
-
-def test_a_block_beyond_the_limit_to_splitting_has_all_of_its_segment() -> None:
-    recording = Recording(LIMITED)
-    recording.free(recording.malloc(60 * MIB))
-    held = recording.malloc(45 * MIB)
-    first_entry = len(recording.entries)
-    recording.malloc(12 * MIB)
-    recording.free(held)
-    assert_foretold(replayed(recording, first_entry))
-
-
-def test_addresses_below_what_was_mapped_at_the_beginning_are_mapped_again() -> None:
-    recording = Recording(EXPANDABLE)
-    low, _ = recording.malloc(20 * MIB), recording.malloc(20 * MIB)
-    recording.free(low)
-    recording.empty_cache()
-    first_entry = len(recording.entries)
-    recording.malloc(20 * MIB)
-    assert_foretold(replayed(recording, first_entry))
-
-
 def test_a_start_state_holds_what_was_given_back_since_and_what_was_there_all_along() -> None:
     recording = Recording(DEFAULT)
     block = recording.malloc(30 * MIB)
@@ -242,21 +174,6 @@ def test_a_start_state_holds_what_was_given_back_since_and_what_was_there_all_al
 
 
 # Requests that failed.
-
-
-def test_what_a_failed_request_had_mapped_is_foretold() -> None:
-    """It had mapped one page when there was no other; all that was free was then unmapped, in vain."""
-    recording = Recording(EXPANDABLE, capacity=80 * MIB)
-    first, second, third, _ = (recording.malloc(20 * MIB) for _ in range(4))
-    recording.free(first)
-    recording.free(third)
-    recording.empty_cache()
-    recording.free(second)
-    recording.malloc(512)
-    assert recording.attempt(60 * MIB) is None
-    assert [entry.action for entry in recording.entries[-3:]] == ["segment_map", "segment_unmap", "oom"]
-    recording.malloc(20 * MIB)
-    assert_foretold(replayed(recording))
 
 
 def test_after_a_release_the_free_blocks_are_not_searched_again() -> None:
@@ -328,28 +245,6 @@ def test_an_event_that_is_missing_or_comes_twice_breaks_nothing(kind: str) -> No
         except NotRecorded:
             continue
         assert result.allocations > 0
-
-
-def test_what_is_given_back_twice_or_more_than_was_free_breaks_nothing() -> None:
-    recording = Recording(EXPANDABLE)
-    blocks = [recording.malloc(20 * MIB) for _ in range(4)]
-    recording.free(blocks[0])
-    recording.allocator.release_cached()
-    history = history_of(recording.snapshot(), 0)
-    unmapped = next(entry for entry in history.entries if entry.action == "segment_unmap")
-    unmapped.size = 60 * MIB
-    replayer = Replayer(history)
-    replayer.play(len(history.entries))
-    assert replayer.allocator.reserved == 60 * MIB
-    recording = Recording(DEFAULT)
-    recording.free(recording.malloc(30 * MIB))
-    recording.empty_cache()
-    recording.entries.append(recording.entries[-1])
-    recording.malloc(20 * MIB)
-    try:
-        replayed(recording)
-    except NotRecorded:
-        return
 
 
 def test_a_request_beyond_any_device_in_memory_that_is_not_there_ends_in_a_sentence() -> None:

@@ -25,17 +25,13 @@ def intervals(*runs: tuple[int, int]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-@pytest.mark.parametrize("text", ["", "  ", "expandable_segments:False"])
-def test_what_is_not_said_is_as_torch_has_it(text: str) -> None:
-    assert parse_configuration(text) == AllocatorSettings()
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("  ", AllocatorSettings()),
+        ("expandable_segments:False", AllocatorSettings()),
         ("expandable_segments:True", AllocatorSettings(expandable_segments=True)),
         ("max_split_size_mb:128", AllocatorSettings(max_split_bytes=128 * MIB)),
-        ("max_split_size_mb:20", AllocatorSettings(max_split_bytes=20 * MIB)),
         ("large_segment_size_mb:11", AllocatorSettings(large_segment_bytes=11 * MIB)),
         ("max_non_split_rounding_mb:20", AllocatorSettings(max_non_split_rounding_bytes=20 * MIB)),
         ("garbage_collection_threshold:0.8", AllocatorSettings(garbage_collection_threshold=0.8)),
@@ -44,7 +40,7 @@ def test_what_is_not_said_is_as_torch_has_it(text: str) -> None:
         ("roundup_power2_divisions:8", AllocatorSettings(divisions=intervals((16, 8)))),
     ],
 )
-def test_each_key_sets_what_it_names(text: str, expected: AllocatorSettings) -> None:
+def test_each_key_sets_what_it_names_and_nothing_else(text: str, expected: AllocatorSettings) -> None:
     assert parse_configuration(text) == expected
 
 
@@ -70,27 +66,17 @@ def test_order_blanks_and_commas_too_many_do_not_matter_and_the_last_of_two_coun
     ("value", "expected"),
     [
         ("[256:1,512:2,1024:4,>:8]", intervals((9, 1), (1, 2), (1, 4), (5, 8))),
-        ("[ 256 : 1 , 512 : 2 , 1024 : 4 , > : 8 ]", intervals((9, 1), (1, 2), (1, 4), (5, 8))),
         ("[256:4]", intervals((9, 4), (7, 0))),  # the first fills all below it, and nothing above
         ("[256:4,1024:2]", intervals((9, 4), (1, 0), (1, 2), (5, 0))),  # what lies between two is not rounded
-        ("[256:4,>:0]", intervals((9, 4), (7, 0))),
         ("[512:2,256:1]", intervals((8, 2), (1, 1), (1, 2), (6, 0))),
-        ("[1:4]", intervals((1, 4), (15, 0))),
         ("[65536:2]", intervals((16, 2))),  # what is beyond the last interval means the last
-        ("[256:1,]", intervals((9, 1), (7, 0))),
         ("[]", intervals((16, 0))),
         ("[>:8]", intervals((1, 0), (15, 8))),  # '>' is what comes after the last one named, the first if none is
     ],
 )
 def test_divisions_may_be_listed_by_interval(value: str, expected: tuple[int, ...]) -> None:
-    assert parse_configuration(f"roundup_power2_divisions:{value}").divisions == expected
-
-
-def test_commas_within_brackets_separate_no_settings() -> None:
-    settings = parse_configuration("max_split_size_mb:64,roundup_power2_divisions:[256:1,>:2],expandable_segments:True")
-    assert settings == AllocatorSettings(
-        max_split_bytes=64 * MIB, divisions=intervals((9, 1), (7, 2)), expandable_segments=True
-    )
+    found = parse_configuration(f"max_split_size_mb:64,roundup_power2_divisions:{value},expandable_segments:True")
+    assert found == AllocatorSettings(max_split_bytes=64 * MIB, divisions=expected, expandable_segments=True)
 
 
 @pytest.mark.parametrize(
@@ -98,31 +84,20 @@ def test_commas_within_brackets_separate_no_settings() -> None:
     [
         ("max_split_size:128", "max_split_size"),
         ("max_split_size_mb", "max_split_size_mb"),
-        ("max_split_size_mb:", "max_split_size_mb"),
-        (":128", "''"),
         ("max_split_size_mb:19", "at least 20"),
-        ("max_split_size_mb:-1", "-1"),
         ("max_split_size_mb:128.5", "128.5"),
-        ("max_split_size_mb:64MB", "64MB"),
         ("max_split_size_mb:63,large_segment_size_mb:64", "at least 64"),
         ("large_segment_size_mb:10", "at least 11"),
         ("max_non_split_rounding_mb:19", "at least 20"),
         ("large_segment_size_mb:64,max_non_split_rounding_mb:32", "at least 64"),
         ("expandable_segments:true", "'True' or 'False'"),
-        ("expandable_segments:1", "'True' or 'False'"),
-        ("garbage_collection_threshold:0", "between 0 and 1"),
         ("garbage_collection_threshold:1", "between 0 and 1"),
-        ("garbage_collection_threshold:1.5", "between 0 and 1"),
-        ("garbage_collection_threshold:nan", "between 0 and 1"),
         ("garbage_collection_threshold:often", "often"),
         ("per_process_memory_fraction:1.01", "between 0 and 1"),
         ("per_process_memory_fraction:-0.5", "between 0 and 1"),
         ("roundup_power2_divisions:3", "power of two"),
-        ("roundup_power2_divisions:0", "power of two"),
-        ("roundup_power2_divisions:-4", "power of two"),
         ("roundup_power2_divisions:[256:3]", "power of two"),
         ("roundup_power2_divisions:[300:2]", "power of two"),
-        ("roundup_power2_divisions:[0:2]", "power of two"),
         ("roundup_power2_divisions:[256]", "256"),
         ("roundup_power2_divisions:[256:1", "bracket"),
         ("expandable_segments=True", "is written 'expandable_segments:True'"),
@@ -163,13 +138,10 @@ def test_a_threshold_needs_a_fraction_and_a_block_too_large_to_split_a_large_seg
     assert AllocatorSettings(max_non_split_rounding_bytes=30 * MIB).oversize_slack_bytes == 30 * MIB
 
 
-@pytest.mark.parametrize("is_expandable", [False, True])
-def test_where_a_file_tells_no_settings_its_segments_do(is_expandable: bool) -> None:
-    settings = recorded_settings(None, is_expandable=is_expandable)
-    assert settings == AllocatorSettings(expandable_segments=is_expandable)
-
-
-def test_what_was_set_later_comes_before_what_the_text_says() -> None:
+def test_what_was_set_later_comes_before_what_the_text_says_and_the_segments_tell_where_nothing_else_does() -> None:
+    for is_expandable in (False, True):
+        settings = recorded_settings(None, is_expandable=is_expandable)
+        assert settings == AllocatorSettings(expandable_segments=is_expandable)
     recorded = Settings(
         configuration="expandable_segments:True,max_split_size_mb:64,garbage_collection_threshold:0.5",
         expandable_segments=False, max_split_size=128 * MIB, garbage_collection_threshold=0.75,
@@ -185,22 +157,13 @@ def test_what_was_set_later_comes_before_what_the_text_says() -> None:
     assert recorded_settings(recorded, is_expandable=False) == AllocatorSettings(expandable_segments=True)
 
 
-def test_recorded_divisions_are_by_the_mib_of_their_interval_and_others_passed_over() -> None:
+def test_recorded_divisions_are_by_the_mib_of_their_interval_and_the_largest_number_is_no_limit() -> None:
     recorded = Settings(roundup_power2_divisions={"1": 0, "2": 4, "32768": 8})
     assert recorded_settings(recorded, is_expandable=False).divisions == intervals((1, 0), (1, 4), (13, 0), (1, 8))
     recorded = Settings(roundup_power2_divisions={"²": 8})
     assert recorded_settings(recorded, is_expandable=False).divisions == intervals((16, 0))
-
-
-@pytest.mark.parametrize("number", [-1, (1 << 63) - 1, (1 << 64) - 1])
-def test_no_limit_to_splitting_is_written_as_minus_one_or_as_the_largest_number(number: int) -> None:
-    assert recorded_settings(Settings(max_split_size=number), is_expandable=False).max_split_bytes is None
-
-
-@given(st.dictionaries(st.text(max_size=3), st.sampled_from([0, 2, 8]), max_size=3))
-def test_intervals_of_any_name_are_read(recorded: dict[str, int]) -> None:
-    settings = recorded_settings(Settings(roundup_power2_divisions=recorded), is_expandable=False)
-    assert len(settings.divisions) == NUM_INTERVALS
+    for number in (-1, (1 << 63) - 1, (1 << 64) - 1):  # no limit to splitting
+        assert recorded_settings(Settings(max_split_size=number), is_expandable=False).max_split_bytes is None
 
 
 def test_the_driver_s_own_allocator_is_not_foretold() -> None:

@@ -1,7 +1,10 @@
 """What a recorded program would reserve under other settings, or on another device."""
 
+import random
+
 import pytest
 
+from efprof.facts.allocator.advice import warnings_about
 from efprof.facts.allocator.history import devices_of, history_of
 from efprof.facts.allocator.replay import replay
 from efprof.facts.allocator.script import ALLOCATE, ATTEMPT, EMPTY_CACHE, FREE, sized_history
@@ -12,6 +15,7 @@ from tests.facts.allocator.test_replay import REPLAYABLE, real
 
 DEFAULT = AllocatorSettings()
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
+LIMITED = AllocatorSettings(max_split_bytes=40 * MIB)
 OTHERS = ["expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:8", "large_segment_size_mb:64"]
 
 
@@ -37,42 +41,21 @@ def test_under_the_recorded_settings_the_peak_of_a_real_program_is_the_recorded_
         assert_ordered(recorded.recorded)
 
 
-@pytest.mark.parametrize("name", [REPLAYABLE[0], REPLAYABLE[1], REPLAYABLE[-1]])
-def test_the_likely_peak_of_a_real_program_lies_between_the_lowest_and_the_highest(name: str) -> None:
-    snapshot = real(name)
-    for device in devices_of(snapshot):
-        program = WhatIf(history_of(snapshot, device))
-        for text in OTHERS:
-            assert_ordered(program.run(parse_configuration(text)))
-
-
-def test_a_limit_to_splitting_makes_expandable_segments_reserve_more() -> None:
-    program = WhatIf(history_of(real(REPLAYABLE[0]), 2))
-    alone = program.run(parse_configuration("expandable_segments:True"))
-    together = program.run(parse_configuration("expandable_segments:True,max_split_size_mb:128"))
-    assert together.peak_reserved_low_bytes > alone.peak_reserved_high_bytes
-
-
 # Recordings of known programs.
 
 
-@pytest.mark.parametrize("settings", [DEFAULT, EXPANDABLE, AllocatorSettings(max_split_bytes=40 * MIB)])
-def test_the_recorded_peak_lies_between_the_lowest_and_the_highest(settings: AllocatorSettings) -> None:
+@pytest.mark.parametrize(
+    ("settings", "capacity"),
+    [(DEFAULT, None), (EXPANDABLE, None), (LIMITED, None), (DEFAULT, 600 * MIB), (LIMITED, 600 * MIB)],
+)
+def test_the_recorded_peak_lies_between_the_lowest_and_the_highest_or_the_end_of_the_device(
+    settings: AllocatorSettings, capacity: int | None
+) -> None:
     for seed in range(10):
-        recording = Recording(settings)
+        recording = Recording(settings, capacity=capacity)
         run_at_random(recording, seed, sizes=any_size)
-        outcome = what_if(recording).recorded
-        peak = recording.allocator.peak_reserved
-        assert outcome.peak_reserved_low_bytes <= peak <= outcome.peak_reserved_high_bytes, f"of seed {seed}"
-
-
-@pytest.mark.parametrize("settings", [DEFAULT, AllocatorSettings(max_split_bytes=40 * MIB)])
-def test_a_device_that_was_full_is_as_full_again(settings: AllocatorSettings) -> None:
-    for seed in range(10):
-        recording = Recording(settings, capacity=600 * MIB)
-        run_at_random(recording, seed, sizes=any_size)
-        outcome = what_if(recording).recorded
-        assert outcome.peak_reserved_low_bytes <= recording.allocator.peak_reserved <= 600 * MIB, f"of seed {seed}"
+        outcome, peak = what_if(recording).recorded, recording.allocator.peak_reserved
+        assert outcome.peak_reserved_low_bytes <= peak <= (capacity or outcome.peak_reserved_high_bytes), f"seed {seed}"
 
 
 @pytest.mark.parametrize("text", OTHERS)
@@ -114,31 +97,23 @@ def test_a_setting_is_run_on_what_was_there_before_the_first_event() -> None:
     assert program.run(EXPANDABLE).peak_reserved_bytes == 140 * MIB
 
 
-def test_what_a_cold_start_misses_widens_the_upper_end_of_other_settings_only() -> None:
-    program = cached_before()
-    assert program.recorded.peak_reserved_high_bytes == program.recorded.peak_reserved_bytes == 100 * MIB
-    other = program.run(parse_configuration("max_split_size_mb:200"))
-    assert (other.peak_reserved_bytes, other.peak_reserved_high_bytes) == (20 * MIB, 100 * MIB)
-
-
-def cached_before() -> WhatIf:
-    """Memory that was cached when the recording began, of which it needs little."""
+def test_the_recorded_settings_are_tried_cold_too_and_what_that_misses_widens_the_upper_end_of_others() -> None:
+    """Memory was cached when the recording began, of which it needs little."""
     recording = Recording(DEFAULT)
     recording.free(recording.malloc(100 * MIB))
     first_entry = len(recording.entries)
     recording.malloc(5 * MIB)
-    return what_if(recording, first_entry=first_entry)
-
-
-def test_the_recorded_settings_are_tried_cold_too_unless_the_recording_began_cold() -> None:
-    program = cached_before()
+    program = what_if(recording, first_entry=first_entry)
+    assert program.recorded.peak_reserved_high_bytes == program.recorded.peak_reserved_bytes == 100 * MIB
+    other = program.run(parse_configuration("max_split_size_mb:200"))
+    assert (other.peak_reserved_bytes, other.peak_reserved_high_bytes) == (20 * MIB, 100 * MIB)
     cold = program.recorded_cold
     assert (program.recorded.peak_reserved_bytes, cold.peak_reserved_bytes) == (100 * MIB, 20 * MIB)
-    assert cold == program.run(parse_configuration("max_split_size_mb:200")), "which changes nothing here"
+    assert cold == other, "which changes nothing here"
     assert program.saved_bytes(cold) == 0
     recording = Recording(DEFAULT)
     recording.malloc(100 * MIB)
-    assert what_if(recording).recorded_cold is None
+    assert what_if(recording).recorded_cold is None, "it began cold"
 
 
 @pytest.mark.parametrize("first_address", [0x302000000, 1 << 36, FIRST_ADDRESS])
@@ -153,12 +128,6 @@ def test_where_the_recorded_memory_lies_makes_no_difference(first_address: int) 
         recording.malloc(30 * MIB)
     outcome = what_if(recording, first_entry=first_entry).recorded
     assert outcome.peak_reserved_low_bytes == outcome.peak_reserved_high_bytes == 120 * MIB
-
-
-def test_the_same_question_is_answered_the_same_way() -> None:
-    recording = Recording(DEFAULT)
-    run_at_random(recording, 1, sizes=any_size)
-    assert what_if(recording).run(EXPANDABLE) == what_if(recording).run(EXPANDABLE)
 
 
 # Memory that was given back.
@@ -194,9 +163,6 @@ def test_what_was_released_for_a_request_tells_the_size_and_is_not_released_wher
     assert [kind for kind, *_ in what_if(recording).script.operations] == [ALLOCATE, FREE, ALLOCATE]
     larger = what_if(recording, capacity=1024 * MIB).recorded
     assert (larger.peak_reserved_bytes, larger.calls.num_frees) == (140 * MIB, 0)
-    recording = Recording(DEFAULT, capacity=100 * MIB)
-    recording.free(recording.malloc(60 * MIB))
-    recording.malloc(80 * MIB)
     program = what_if(recording)
     assert program.capacity == 80 * MIB
     assert program.recorded.peak_reserved_bytes == 80 * MIB
@@ -282,3 +248,38 @@ def test_addresses_do_not_run_out_sooner_than_they_did_where_a_retry_is_all_that
     assert what_if.capacity == 380 * MIB
     assert not what_if.recorded.is_out_of_memory
     assert what_if.recorded.peak_reserved_bytes == 380 * MIB
+
+
+# What is said of settings that hurt each other, on a device that has enough memory and on one that has not.
+
+ALONE = parse_configuration("expandable_segments:True")
+PAIR = parse_configuration("expandable_segments:True,max_split_size_mb:64")
+
+
+def program(capacity: int | None = None, *, seed: int = 0) -> WhatIf:
+    """Blocks of 3 to 150 MiB that come and go: with the limit much more would be reserved."""
+    recording, choices = Recording(AllocatorSettings(expandable_segments=True)), random.Random(seed)
+    for _ in range(300):
+        if recording.live and choices.random() < 0.45:
+            recording.free(choices.choice(recording.live))
+        else:
+            recording.malloc(choices.choice([3, 5, 20, 90, 150]) * MIB)
+    return WhatIf(history_of(recording.snapshot(), 0), capacity=capacity)
+
+
+def said_of_pair(what_if: WhatIf) -> str:
+    (warning,) = warnings_about(PAIR, what_if)
+    return warning.partition("; here ")[2]
+
+
+def test_where_the_device_has_enough_the_difference_is_told_in_bytes() -> None:
+    assert program().run_cold(PAIR).peak_reserved_bytes - program().run_cold(ALONE).peak_reserved_bytes == 1740 * MIB
+    assert said_of_pair(program()) == "they reserve 1.70 GiB more than without the limit."
+
+
+@pytest.mark.parametrize(("share", "seed"), [(1.02, 0), (1.1, 0), (1.0, 5)])
+def test_where_the_devices_end_cuts_a_peak_off_no_difference_is_told(share: float, seed: int) -> None:
+    what_if = program(int(share * program(seed=seed).run_cold(ALONE).peak_reserved_bytes), seed=seed)
+    pair = what_if.run_cold(PAIR)
+    assert pair.is_out_of_memory or pair.calls.num_retries
+    assert said_of_pair(what_if) == ""

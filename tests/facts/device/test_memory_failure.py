@@ -65,12 +65,12 @@ def test_blocks_keep_the_stacks_they_got_in_a_window_and_others_are_told_by_equa
 
 
 def test_the_failed_request_meets_the_free_blocks_as_they_were_and_no_setting_is_tried(tmp_path: Path) -> None:
-    failure = failed(tmp_path, without_history(filled())).get(FailureState).device.failure
+    device = failed(tmp_path, without_history(filled())).get(FailureState).device
+    assert (device.trials, device.best) == ([], None)
+    failure = device.failure
     assert (failure.requested_bytes, failure.device_free_bytes) == (300 * MIB, 8 * MIB)
     assert failure.piece_bytes == (ACTIVATION,) * 4
     assert failure.site == f"train.py:{OUTPUT}:train", "the line of the error"
-    device = failed(tmp_path / "second", without_history(filled())).get(FailureState).device
-    assert (device.trials, device.best) == ([], None)
     failure = failed(tmp_path / "third", without_history(filled()), 2 * MIB).get(FailureState).device.failure
     assert failure.piece_bytes == ()
 
@@ -80,37 +80,28 @@ def test_a_profilers_window_tells_lines_by_the_size_of_the_block(tmp_path: Path)
     events = [allocation(START_NS, 1, ACTIVATION, f"train.py:{OUTPUT}:train")]
     program = Program(AllocatorSettings(), capacity=512 * MIB)
     program.malloc(ACTIVATION - 100)
-    (one,) = failed(tmp_path, without_history(program), allocations=[events]).get(FailureState).sizes
+    other = Program(AllocatorSettings())
+    other.at(CACHE).malloc(MIB)  # no line is named of a size that no window has
+    state = failed(tmp_path / "other", without_history(program), snapshots=[other.snapshot()]).get(FailureState)
+    assert [one.likely for one in state.sizes] == [Counter()]
+    (one,) = failed(tmp_path / "same", without_history(program), allocations=[events]).get(FailureState).sizes
     assert (one.requested_bytes, one.num_bytes) == (ACTIVATION - 100, ACTIVATION)
     assert (one.likely, one.window) == (Counter({f"train.py:{OUTPUT}": 1}), "allocations-1.parquet")
-
-
-def test_where_no_window_has_the_size_no_line_is_named(tmp_path: Path) -> None:
-    other = Program(AllocatorSettings())
-    other.at(CACHE).malloc(MIB)
-    state = failed(tmp_path, without_history(filled()), snapshots=[other.snapshot()]).get(FailureState)
-    assert [one.likely for one in state.sizes] == [Counter(), Counter()]
-
-
-def test_the_request_is_known_to_the_byte_where_the_message_rounds_it(tmp_path: Path) -> None:
-    exact = 1_320_157_184
-    message = "CUDA out of memory. Tried to allocate 1.23 GiB. GPU 0 has a total capacity of"
-    run = failed(tmp_path, without_history(filled()), exact, message=message)
-    assert run.get(MemoryFailure).requested_bytes == exact
 
 
 @pytest.mark.parametrize(
     ("message", "num_bytes"),
     [
+        ("CUDA out of memory. Tried to allocate 1.23 GiB. GPU 0 has a total capacity of", 1_320_157_184),
         ("CUDA out of memory. Tried to allocate 80.00 MiB. GPU 0 has", 80 * MIB),
         ("Allocation on device 0 would exceed allowed memory.\nRequested               : 4.00 GiB\n", 4 << 30),
         ("CUDA error: out of memory", None),
     ],
-)  # fmt: skip
-def test_another_shortages_size_is_not_taken_for_that_of_the_error(
+)
+def test_the_request_is_known_to_the_byte_where_the_message_rounds_it_and_another_shortage_s_is_not_taken_for_it(
     message: str, num_bytes: int | None, tmp_path: Path
 ) -> None:
-    run = failed(tmp_path, without_history(filled()), 300 * MIB, message=message)
+    run = failed(tmp_path, without_history(filled()), 1_320_157_184, message=message)
     assert run.get(MemoryFailure).requested_bytes == num_bytes
 
 

@@ -51,11 +51,6 @@ def test_a_segment_is_a_row_with_its_pieces_by_address() -> None:
     assert_whole(found)
 
 
-def test_functions_of_one_line_are_one_owner_and_no_line_is_named_so() -> None:
-    layouts = [segment(0, used(MIB, A), used(MIB, "train.py:3:<lambda>"), used(MIB, None))]
-    assert map_of([("now", layouts)], None, "map").owners == ("train.py:3", NO_LINE)
-
-
 def test_segments_take_whole_lines_by_their_share_of_the_memory_and_alike_ones_a_line_each() -> None:
     found = map_of([("now", [segment(0, used(1600 * MIB)), segment(2000 * MIB, used(2 * MIB))])], None, "map")
     assert found.line_bytes == 100 * MIB
@@ -64,8 +59,10 @@ def test_segments_take_whole_lines_by_their_share_of_the_memory_and_alike_ones_a
 
 
 def test_many_segments_of_one_size_share_a_row_end_to_end() -> None:
-    layouts = [segment(n, used(5 * MIB), stranded(15 * MIB)) for n in range(MOST_ROWS + 6)]
-    (row,) = only_rows(map_of([("now", layouts)], None, "map"))
+    layouts = [segment(n, used(5 * MIB, None), stranded(15 * MIB)) for n in range(MOST_ROWS + 6)]
+    found = map_of([("now", layouts)], None, "map")
+    assert found.owners == (NO_LINE,)
+    (row,) = only_rows(found)
     assert (row.num_segments, row.are_summed) == (30, False)
     assert [one.state for one in row.stretches] == ["used", "stranded"] * 30
 

@@ -14,8 +14,6 @@ from efprof.facts.allocator.settings import MIB, AllocatorSettings, parse_config
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.gpu_estimate.from_cpu import (
     AllocationTrace,
-    OlderMemory,
-    assumptions_about,
     history_from,
     older_memory,
     passage_of,
@@ -74,13 +72,10 @@ def passage_at(moves: tuple[tuple[float, int, int], ...]) -> AllocationTrace:
 # What a window asks for.
 
 
-def test_what_is_made_and_returned_while_data_is_fetched_stays_on_the_host() -> None:
+def test_what_the_fetch_returns_stays_on_the_host_and_a_backward_pass_leaves_gradients() -> None:
     passage = passage_at(ONE_STEP)
     assert [num_bytes // MIB for _, num_bytes in passage.moves] == [4, 30, 12, 0]
     assert passage.left_bytes == 16 * MIB
-
-
-def test_what_outlives_the_fetch_is_on_the_device_and_a_backward_pass_leaves_gradients() -> None:
     passage = passage_at(((0.5, 1, MIB), (2.0, 1, -MIB)))
     assert [num_bytes for _, num_bytes in passage.moves] == [MIB, 0]
     passage = passage_at(((2.0, 1, 5), (6.0, 2, 7), (6.5, 3, 9), (7.0, 2, -7), (14.0, 3, -9)))
@@ -100,31 +95,9 @@ def kinds(passage: AllocationTrace, *, returns_early: bool) -> list[str]:
     return [f"{signs[entry.action]}{sizes[entry.addr] // MIB}" for entry in entries[len(passage.moves) :]]
 
 
-def test_a_batch_is_returned_after_the_next_is_there_and_a_gradient_before_the_backward_pass() -> None:
+def test_a_batch_is_returned_after_the_next_is_there_and_a_gradient_before_the_backward_pass_or_both_early() -> None:
     assert kinds(passage_at(ONE_STEP), returns_early=False) == ["+4", "-4", "+30", "-12", "+12", "-30"]
-
-
-def test_what_the_last_of_two_steps_leaves_is_returned_in_the_first_of_the_next_round() -> None:
-    records = [make_step(0), make_step(1)]
-    moves = events_at(records[0].started_ns, ((0.5, BATCH, 4 * MIB), (2.0, ACTIVATION, 2 * MIB)))
-    moves += events_at(
-        records[1].started_ns,
-        ((0.5, BATCH, 4 * MIB), (0.6, BATCH + 10, MIB), (2.0, ACTIVATION, 2 * MIB), (4.0, BATCH + 10, -MIB)),
-    )
-    window = replay(AllocationWindow(name="", events=tuple(moves)), records)
-    assert kinds(passage_of(window), returns_early=False)[:3] == ["+4", "-4", "+2"]
-
-
-def test_returned_early_they_are_gone_before_the_next_step() -> None:
     assert kinds(passage_at(ONE_STEP), returns_early=True) == ["-4", "-12", "+4", "+30", "+12", "-30"]
-
-
-def test_what_the_next_window_has_no_like_of_is_returned_at_its_end() -> None:
-    first, second = passage_at(((2.0, 1, MIB),)), passage_at(((2.0, 2, 2 * MIB),))
-    entries = play([first, second], first=(), at_optimizer=(), num_rounds=1)
-    assert [(entry.action, entry.size) for entry in entries] == [
-        ("alloc", MIB), ("alloc", 2 * MIB), ("free_completed", 0),
-    ]  # fmt: skip
 
 
 def test_the_optimizers_state_is_made_in_the_first_round_only_and_after_the_backward_pass() -> None:
@@ -137,38 +110,25 @@ def test_the_optimizers_state_is_made_in_the_first_round_only_and_after_the_back
 # What was there before.
 
 
-def test_what_is_older_is_told_by_gradients_and_the_first_step_and_sums_to_the_boundary(tmp_path: Path) -> None:
-    older = one_step_run(tmp_path).get(GpuEstimate).older
+def test_what_is_older_is_told_by_gradients_and_the_first_step(tmp_path: Path) -> None:
+    estimate = one_step_run(tmp_path).get(GpuEstimate)
+    older, *others, everything = estimate.older, *estimate.assumptions
+    assert sum(everything.first) + sum(everything.at_optimizer) + older.carried_bytes == 300 * MIB
+    assert all(sum(one.first) + sum(one.at_optimizer) == older.seen_bytes for one in others)
     assert (older.parameter_bytes, older.state_bytes, older.gradient_bytes) == (12 * MIB, 24 * MIB, 0)
     assert (older.boundary_bytes, older.carried_bytes) == (300 * MIB, 16 * MIB)
     assert older.rest_bytes == (300 - 12 - 24 - 16) * MIB
     assert (older.sizes, older.state_blocks) == ((12 * MIB,), [12 * MIB, 12 * MIB])
-    estimate = one_step_run(tmp_path / "second").get(GpuEstimate)
-    everything = estimate.assumptions[-1]
-    older = estimate.older
-    assert sum(everything.first) + sum(everything.at_optimizer) + older.carried_bytes == 300 * MIB
 
 
-def test_a_rise_that_is_nearly_a_multiple_of_the_parameters_is_one(tmp_path: Path) -> None:
+def test_a_rise_that_is_nearly_a_multiple_of_the_parameters_is_one_and_gradients_may_be_kept(tmp_path: Path) -> None:
     near = one_step_run(tmp_path / "near", state_bytes=round(23.8 * MIB)).get(GpuEstimate).older
     assert near.state_bytes == 24 * MIB
     far = one_step_run(tmp_path / "far", state_bytes=16 * MIB).get(GpuEstimate).older
     assert (far.state_bytes, far.state_blocks) == (16 * MIB, [12 * MIB, 4 * MIB])
-
-
-def test_gradients_that_no_step_makes_are_kept_from_before(tmp_path: Path) -> None:
-    older = one_step_run(tmp_path, gradient_bytes=100 * MIB, state_bytes=0).get(GpuEstimate).older
-    assert (older.parameter_bytes, older.gradient_bytes) == (100 * MIB, 100 * MIB)
-    assert older.sizes == (100 * MIB,)
-
-
-def test_a_window_that_nobody_read_the_memory_of_has_no_boundary(tmp_path: Path) -> None:
-    records = steps()
-    records[5].memory = []
-    run = write_run(tmp_path / "run", steps=records)
-    write_allocations(run.rank_folder, 1, events_at(records[5].started_ns, ONE_STEP))
-    older = run.get(GpuEstimate).older
-    assert (older.boundary_bytes, older.rest_bytes) == (None, 0)
+    kept = one_step_run(tmp_path / "kept", gradient_bytes=100 * MIB, state_bytes=0).get(GpuEstimate).older
+    assert (kept.parameter_bytes, kept.gradient_bytes) == (100 * MIB, 100 * MIB), "which no step makes"
+    assert kept.sizes == (100 * MIB,)
 
 
 def test_a_window_of_the_first_step_shows_the_optimizers_state_itself() -> None:
@@ -235,24 +195,6 @@ def test_no_less_is_reserved_than_was_in_use_and_more_rounds_never_lower_it(
         peaks.append(program.run(settings).peak_reserved_low_bytes)
         assert peaks[-1] >= peak_allocated_bytes(entries, settings)
     assert peaks == sorted(peaks)
-
-
-@given(
-    st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**10)
-)
-def test_the_blocks_of_every_assumption_sum_to_what_they_stand_for(
-    parameters: int, gradients: int, states: int, carried: int, boundary: int
-) -> None:
-    third = parameters // 3
-    older = OlderMemory(
-        parameter_bytes=parameters, gradient_bytes=gradients, state_bytes=states, carried_bytes=carried,
-        boundary_bytes=boundary, sizes=tuple(size for size in (third, parameters - third) if size),
-    )  # fmt: skip
-    *others, everything = assumptions_about(older)
-    for assumption in others:
-        assert sum(assumption.first) + sum(assumption.at_optimizer) == older.seen_bytes
-    total = sum(everything.first) + sum(everything.at_optimizer) + carried
-    assert total == max(boundary, older.seen_bytes + carried)
 
 
 # What real programs recorded.

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from efprof.commands.report import analyse, render
 from efprof.facts.allocator.settings import MIB
 from efprof.facts.gpu_estimate import gpu_estimate
-from efprof.facts.gpu_estimate.gpu_estimate import NUM_ROUNDS, GpuEstimate
+from efprof.facts.gpu_estimate.gpu_estimate import NUM_ROUNDS, TITLE, GpuEstimate, gpu_overview
 from efprof.facts.run.run import open_run
-from efprof.model import NotRecorded
+from efprof.model import Numbers
 from tests.facts.gpu_estimate.test_from_cpu import RUNS, events_at, one_step_run, steps
-from tests.support.builders import GPU, make_steps, write_allocations, write_run
+from tests.support.builders import make_steps, write_allocations, write_run
 
 
 def test_the_peak_of_one_step_and_each_assumption_move_as_worked_out_by_hand(tmp_path: Path) -> None:
@@ -18,30 +19,33 @@ def test_the_peak_of_one_step_and_each_assumption_move_as_worked_out_by_hand(tmp
     24 MiB, so that the next activation gets 30 of its own. Most is in use in the second forward pass: 12 and 24, the
     batch's 4, the last step's gradient of 12, and 30.
     """
-    estimate = one_step_run(tmp_path).get(GpuEstimate)
+    run = one_step_run(tmp_path)
+    estimate = run.get(GpuEstimate)
     outcome = estimate.default.outcome
     assert outcome.peak_reserved_bytes == (12 + 20 + 30 + 30) * MIB
     assert outcome.calls.num_allocs == 4
     assert estimate.peak_allocated_bytes == (12 + 24 + 4 + 12 + 30) * MIB
-    # At once the optimizer needs 12 MiB more.
-    peaks = [num_bytes // MIB for _, num_bytes in one_step_run(tmp_path / "second").get(GpuEstimate).assumed_peaks]
-    assert peaks[:3] == [92, 92, 104]
+    peaks = [num_bytes // MIB for _, num_bytes in estimate.assumed_peaks]
+    assert peaks[:3] == [92, 92, 104], "at once the optimizer needs 12 MiB more"
     assert peaks[3] > 92 + (300 - 12 - 24 - 16)
-
-
-@pytest.mark.parametrize(
-    ("capacity_mib", "fits"), [(80, "no"), (91, "unclear"), (103, "unclear"), (200, "unclear"), (1000, "yes")]
-)
-def test_whether_it_fits_is_said_only_where_all_assumptions_agree(tmp_path: Path, capacity_mib: int, fits: str) -> None:
-    estimate = one_step_run(tmp_path).get(GpuEstimate)
-    assert estimate.fits(estimate.default, capacity_mib * MIB) == fits
-
-
-def test_the_band_holds_the_likely_figure_under_each_setting(tmp_path: Path) -> None:
-    estimate = one_step_run(tmp_path).get(GpuEstimate)
     for one in (estimate.default, *estimate.trials):
         assert one.low_bytes <= one.outcome.peak_reserved_bytes <= one.high_bytes, one.configuration
         assert one.outcome.peak_reserved_bytes >= estimate.peak_allocated_bytes
+    (numbers,) = [one for one in gpu_overview(run) if isinstance(one, Numbers)]
+    assert numbers.numbers[0].value == outcome.peak_reserved_bytes, "the report says what the command says"
+    assert numbers.numbers[0].interval == (estimate.default.low_bytes, estimate.default.high_bytes)
+
+
+def test_the_page_calls_it_an_estimate_and_says_what_is_missing_where_somebody_asked_and_a_window_is_there(
+    tmp_path: Path,
+) -> None:
+    recorded = RUNS / "oversized_peak-sick"
+    assert TITLE not in render(analyse(recorded), "html")
+    page = render(analyse(recorded, has_gpu_estimate=True), "html")
+    assert TITLE in page
+    assert "nothing of this ran on a GPU" in page
+    write_run(tmp_path, steps=make_steps(1))
+    assert TITLE not in render(analyse(tmp_path, has_gpu_estimate=True), "html")
 
 
 @pytest.mark.parametrize(("most_events", "names"), [(50_000, [1, 2]), (3, [2])])
@@ -54,15 +58,6 @@ def test_of_long_windows_only_the_fullest_is_played(
         write_allocations(run.rank_folder, number, events_at(0, ((1.0, 1, size), (2.0, 1, -size))))
     found = run.get(GpuEstimate).window_names
     assert found == tuple(f"allocations-{number}.parquet" for number in names)
-
-
-def test_a_run_without_windows_or_on_a_gpu_is_not_estimated(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", steps=make_steps(3))
-    with pytest.raises(NotRecorded, match=r"^allocations-<n>.parquet is missing; record the run without"):
-        run.get(GpuEstimate)
-    run = write_run(tmp_path / "second", steps=make_steps(3), devices=[GPU], memory_source="CUDA allocator")
-    with pytest.raises(NotRecorded, match="recorded on a CUDA device"):
-        run.get(GpuEstimate)
 
 
 # What real programs recorded.

@@ -13,16 +13,6 @@ from efprof.units import KIB, MIB
 from tests.audits.test_growing_host_memory import growing, run_of
 
 
-def test_a_leak_keeps_its_slope_across_windows(tmp_path: Path) -> None:
-    steps = growing()
-    for step in steps:
-        step.rss_bytes += 30 * MIB if step.step > 31 else 0
-        step.window = "trace-2" if step.step in (30, 31) else None
-    growth = run_of(tmp_path, steps).get(HostGrowth)
-    assert growth.fit.trend.slope == pytest.approx(MIB, rel=0.01)
-    assert growth.fit.rise_bytes == pytest.approx(118 * MIB, rel=0.02)
-
-
 def test_what_the_program_lets_go_of_at_its_end_is_no_reading(tmp_path: Path) -> None:
     steps = growing()
     steps[-1].rss_bytes -= 500 * MIB
@@ -36,31 +26,6 @@ def test_a_leak_that_first_fills_what_was_free_is_a_leak(tmp_path: Path) -> None
     for step in steps:
         step.rss_bytes = levels[step.step // 12 * 12]
     assert run_of(tmp_path, steps).get(HostGrowth).is_growing
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 10**6), noise=st.floats(0, 30 * MIB), jumps=st.integers(0, 4))
-def test_the_noise_of_healthy_programs_never_alarms(
-    seed: int, noise: float, jumps: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Measured: up to 26 MiB up and down, and now and then a step that stays, such as a library's cache."""
-    draw = random.Random(seed)
-    steps = growing(python_bytes=0)
-    jumping = [draw.randrange(120) for _ in range(jumps)]
-    for step in steps:
-        risen = sum(step.step >= at for at in jumping) * 12 * MIB
-        step.rss_bytes += round(abs(draw.gauss(0, noise))) + risen
-    assert not run_of(tmp_path_factory.mktemp("run"), steps).get(HostGrowth).is_growing
-
-
-@settings(max_examples=40)
-@given(seed=st.integers(0, 10**6), slope=st.floats(MIB, 50 * MIB))
-def test_a_real_slope_alarms(seed: int, slope: float, tmp_path_factory: pytest.TempPathFactory) -> None:
-    draw = random.Random(seed)
-    steps = growing(python_bytes=slope)
-    for step in steps:
-        step.rss_bytes += round(draw.uniform(0, 4 * MIB))
-    assert run_of(tmp_path_factory.mktemp("run"), steps).get(HostGrowth).is_growing
 
 
 @settings(max_examples=60)

@@ -158,12 +158,6 @@ def test_two_lists_with_lines_of_their_own_are_two_and_what_reaches_a_growing_st
     assert (one.path, one.aliases) == ("Cell.state", ("train.loss",))
 
 
-def test_detached_scalars_that_keep_large_storages_are_told_as_views(tmp_path: Path) -> None:
-    one = kept_in(leaking_run(tmp_path, lambda step: plain(step, value_bytes=4 * step)))
-    assert one.is_view
-    assert one.value_rate == pytest.approx(4.0)
-
-
 def test_containers_of_no_tensors_grow_by_their_entries_and_a_shorter_one_is_bounded(tmp_path: Path) -> None:
     watches = [watch_of(seen(), path="train.log", number=7)]
     run = leaking_run(tmp_path, counts=containers_of(), watches=watches)
@@ -177,25 +171,6 @@ def test_containers_of_no_tensors_grow_by_their_entries_and_a_shorter_one_is_bou
     counts.append(Count(step=79, moment="step", holders=[], containers=[shorter]))
     (one,) = leaking_run(tmp_path / "second", counts=counts).get(KeptGrowth).containers
     assert one.verdict == "bounded"
-
-
-def test_a_run_recorded_before_lines_were_watched_still_reports_its_holders(tmp_path: Path) -> None:
-    old = {
-        "step_before": 9, "step_after": 13,
-        "holders": [
-            {"path": "train.history", "scope": "local", "owner": "train", "name": "history", "file": "train.py",
-             "type": "list", "length_before": 10, "length_after": 14, "tensors_before": 10, "tensors_after": 14,
-             "tensor_bytes_before": 10 * MIB, "tensor_bytes_after": 14 * MIB, "graph_nodes_before": 0,
-             "graph_nodes_after": 0, "graph_bytes_before": 0, "graph_bytes_after": 0, "max_length": None},
-        ],
-    }  # fmt: skip
-    run = write_run(tmp_path, steps=make_steps(20))
-    (run.rank_folder / "holders-1.json").write_bytes(msgspec.json.encode(old))
-    one = kept_in(run)
-    assert (one.verdict, one.kind, one.unseen) == (
-        "leak", "tensors", "lines were not observed when this run was recorded",
-    )  # fmt: skip
-    assert one.rate.slope == MIB
 
 
 def test_an_entry_of_a_dictionary_is_spelled_as_the_program_does(tmp_path: Path) -> None:

@@ -54,17 +54,8 @@ def test_their_time_and_what_each_batch_leaves_behind_and_a_peak_above_training_
         "The run's highest memory is an evaluation's, not a step's: 220 MiB after step 9, read between batches" in notes
     )
     assert "80.0 MiB above the highest that was read of a step (140 MiB)" in notes
-
-
-def test_the_line_of_what_was_measured_names_a_higher_peak_of_an_evaluation(tmp_path: Path) -> None:
-    higher, lower = run_of(tmp_path / "higher", evaluation(kept=3)), run_of(tmp_path / "lower", evaluation())
-    assert "peak memory 140 MiB (220 MiB in an evaluation) read from" in render(analyse(higher.folder), "text")
-    assert "in an evaluation" not in render(analyse(lower.folder), "text")
-
-
-def test_the_allocator_s_own_mark_is_not_called_a_reading(tmp_path: Path) -> None:
-    notes = notes_of(tmp_path, evaluation(peak_bytes=300 * MIB, is_peak_exact=True))
-    assert "300 MiB after step 9, 160 MiB above" in notes
+    notes = notes_of(tmp_path / "third", evaluation(peak_bytes=300 * MIB, is_peak_exact=True))
+    assert "300 MiB after step 9, 160 MiB above" in notes, "the allocator's own mark is no reading"
 
 
 def test_what_rises_once_or_is_small_or_below_training_is_told_by_its_time_alone(tmp_path: Path) -> None:
@@ -78,20 +69,20 @@ def test_what_rises_once_or_is_small_or_below_training_is_told_by_its_time_alone
 def test_a_run_without_evaluations_has_no_section(tmp_path: Path) -> None:
     run = write_run(tmp_path, steps=make_steps(5))
     assert evaluations_of(run) == ()
-    assert 'id="evaluation"' not in render(analyse(run.folder), "html")
+    report = analyse(run.folder)
+    assert 'id="evaluation"' not in render(report, "html")
+    assert "in an evaluation" not in render(report, "text")
 
 
-def test_a_section_has_a_row_for_each_and_of_many_the_last_are_shown(tmp_path: Path) -> None:
-    page = render(analyse(run_of(tmp_path, evaluation(kept=3), evaluation(kept=2, after_step=19)).folder), "html")
+def test_every_form_of_the_report_has_them_and_a_section_of_many_shows_the_last(tmp_path: Path) -> None:
+    report = analyse(run_of(tmp_path, evaluation(kept=3), evaluation(kept=2, after_step=19)).folder)
+    assert "peak memory 140 MiB (220 MiB in an evaluation) read from" in render(report, "text")
+    assert "## Evaluation" in render(report, "markdown")
+    found, _ = msgspec.json.decode(render(report, "json"))["measurements"]["evaluations"]
+    assert found["kept_bytes_per_batch"] == 3 * MIB
+    page = render(report, "html")
     assert '<h2 id="evaluation-title">Evaluation</h2>' in page
     assert "Memory through an evaluation" in page
     assert page.count("<td><code>train.py:2</code></td>") == 2
     page = render(analyse(run_of(tmp_path / "second", *(evaluation() for _ in range(80))).folder), "html")
     assert "The last 50 of 80" in page
-
-
-def test_json_and_markdown_have_them_too(tmp_path: Path) -> None:
-    report = analyse(run_of(tmp_path, evaluation(kept=3)).folder)
-    (found,) = msgspec.json.decode(render(report, "json"))["measurements"]["evaluations"]
-    assert found["kept_bytes_per_batch"] == 3 * MIB
-    assert "## Evaluation" in render(report, "markdown")

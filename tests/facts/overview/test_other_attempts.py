@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from efprof.artifacts.events import EVENTS_FILE, Event, RecordingEnded, TrainingRaised
 from efprof.artifacts.run_file import write_run_file
@@ -46,35 +47,23 @@ def test_the_run_is_its_last_attempt_that_finished_a_step(tmp_path: Path) -> Non
     )
 
 
-def test_a_run_of_one_attempt_says_nothing(tmp_path: Path) -> None:
-    write_run_file(tmp_path, make_run_file())
-    write_rank(tmp_path / "rank0", 3, ENDED)
-    assert warnings_of(open_run(tmp_path)) == ()
-
-
-def test_the_first_rank_that_raised_is_told(tmp_path: Path) -> None:
-    write_rank(tmp_path / "rank0", 7, raised("RuntimeError", at_ns=8, step=7), ENDED)
-    write_rank(tmp_path / "rank1", 6)
-    write_rank(tmp_path / "rank2", 7, raised("KeyError", at_ns=6, step=6, message=""), ENDED)
-    (sentence,) = warnings_of(open_with_second_attempt(tmp_path))
-    assert sentence.endswith(": attempt 1 was ended by KeyError at step 6.")
-
-
-def test_an_attempt_that_was_killed_says_at_which_step(tmp_path: Path) -> None:
-    write_rank(tmp_path / "rank0", 7, ENDED)
-    write_rank(tmp_path / "rank1", 6)
-    (sentence,) = warnings_of(open_with_second_attempt(tmp_path))
-    assert sentence.endswith(": attempt 1 was killed at step 6.")
-
-
-def test_an_attempt_that_a_signal_ended_names_it(tmp_path: Path) -> None:
-    write_rank(tmp_path / "rank0", 4, RecordingEnded(at_ns=1, step=4, signal="SIGTERM"))
-    (sentence,) = warnings_of(open_with_second_attempt(tmp_path))
-    assert "attempt 1 was ended by SIGTERM at step 4." in sentence
-
-
-def test_an_attempt_that_ended_well_is_told_with_its_steps(tmp_path: Path) -> None:
-    write_rank(tmp_path / "rank0", 4, ENDED)
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [
+        ([(4, ENDED)], "ended after 4 steps"),
+        ([(7, ENDED), (6,)], "was killed at step 6"),
+        ([(4, RecordingEnded(at_ns=1, step=4, signal="SIGTERM"))], "was ended by SIGTERM at step 4"),
+        (
+            [(7, raised("RuntimeError", at_ns=8, step=7), ENDED), (6,), (7, raised("KeyError", step=6, message=""))],
+            "was ended by KeyError at step 6",  # of the rank that raised first
+        ),
+    ],
+)
+def test_how_an_attempt_ended_is_told_by_its_ranks(
+    ranks: list[tuple[int, *tuple[Event, ...]]], told: str, tmp_path: Path
+) -> None:
+    for number, (num_steps, *events) in enumerate(ranks):
+        write_rank(tmp_path / f"rank{number}", num_steps, *events)
     assert warnings_of(open_with_second_attempt(tmp_path)) == (
-        "This run trained in one process after another; the report is about attempt 2: attempt 1 ended after 4 steps.",
+        f"This run trained in one process after another; the report is about attempt 2: attempt 1 {told}.",
     )

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from efprof.artifacts.allocations import AllocationEvent
-from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, categories_of
 from efprof.facts.peak.peak_composition import PeakComposition, PeakReduction
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
@@ -164,13 +163,6 @@ def test_no_way_predicts_more_than_there_was_or_less_than_what_stays(
     run = run_of(tmp_path_factory.mktemp("run"), stacked_blocks(num_blocks, inner, output))
     peak = run.get(PeakComposition)
     assert all(BEFORE <= one.peak_bytes <= peak.peak_bytes for one in peak.ways)
-
-
-def test_every_block_has_one_category_and_the_categories_add_up_at_the_peak(tmp_path: Path) -> None:
-    run = run_of(tmp_path, stacked_blocks())
-    window: LiveWindow = run.get(LiveMemory).windows[0]
-    assert len(categories_of(window)) == len(window.events)
-    assert sum(run.get(PeakComposition).at_peak.values()) == window.peak_bytes
 
 
 def test_a_window_in_no_step_whose_memory_was_read_is_not_judged(tmp_path: Path) -> None:

@@ -3,13 +3,22 @@
 import dataclasses
 from pathlib import Path
 
-import pytest
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from efprof.artifacts.allocations import AllocationEvent
 from efprof.artifacts.steps import StepRecord
-from efprof.facts.peak.window_memory import MOST_DRAWN, WindowMemory
-from efprof.facts.run.run import Run, open_run
-from efprof.model import NotRecorded, Series, SeriesLine
+from efprof.facts.peak.window_memory import (
+    MOST_DRAWN,
+    MOST_INSTANTS,
+    WindowMemory,
+    changes_of,
+    drawn_instants,
+    sums_at,
+)
+from efprof.facts.run.run import Run
+from efprof.model import Series, SeriesLine
 from efprof.units import MIB
 from tests.facts.peak.test_peak_composition import (
     BEFORE,
@@ -60,7 +69,6 @@ def test_the_layers_add_up_to_what_was_there_and_what_is_alive_and_the_stages_ar
     assert totals[0] == totals[-1] == BEFORE
     assert max(totals) == BEFORE + 47 * MIB
     assert {line.x for line in series.lines} == {series.lines[0].x}
-    series = picture_of(run_of(tmp_path / "second", stacked_blocks()))
     assert [(band.stage, band.start, band.end, band.step) for band in series.bands] == [
         ("data", 0.0, 1.0, STEP),
         ("forward", 1.0, 5.0, STEP),
@@ -93,27 +101,24 @@ def test_a_layer_names_the_forward_line_of_backward_or_says_that_no_line_of_the_
     assert note_at(activations, 3) == "none of your lines made it"
 
 
-def test_a_window_of_several_steps_is_shown_from_the_first_to_the_last(tmp_path: Path) -> None:
-    events = [*stacked_blocks().events, *a_step_later(stacked_blocks())]
-    steps = [window_step(STEP), window_step(STEP + 1)]
-    series = picture_of(write_run(tmp_path, steps=steps, sources=SOURCES, allocations=[events]))
-    assert series.title.endswith("in steps 5 to 6")
-    assert {band.step for band in series.bands} == {STEP, STEP + 1}
-    assert series.lines[0].x[-1] == 1015.0
-
-
 def test_the_fullest_of_several_windows_is_shown_unless_its_start_is_not_known(tmp_path: Path) -> None:
     windows = [stacked_blocks(num_blocks=2).events, a_step_later(stacked_blocks(num_blocks=4))]
     steps = [window_step(STEP), window_step(STEP + 1, window="trace-2")]
     series = picture_of(write_run(tmp_path, steps=steps, sources=SOURCES, allocations=windows))
     assert series.title.endswith("in step 6")
-    windows = [stacked_blocks(num_blocks=2).events, a_step_later(stacked_blocks(num_blocks=4))]
+    assert {band.step for band in series.bands} == {STEP + 1}
     steps = [window_step(STEP), make_step(STEP + 1, window="trace-2", allocated_bytes=[])]
     series = picture_of(write_run(tmp_path / "second", steps=steps, sources=SOURCES, allocations=windows))
     assert series.title.endswith("in step 5")
 
 
-def test_what_is_not_known_of_the_start_or_the_steps_is_left_out(tmp_path: Path) -> None:
+def test_a_window_of_several_steps_is_shown_whole_and_what_is_not_known_of_it_is_left_out(tmp_path: Path) -> None:
+    events = [*stacked_blocks().events, *a_step_later(stacked_blocks())]
+    steps = [window_step(STEP), window_step(STEP + 1)]
+    series = picture_of(write_run(tmp_path / "both", steps=steps, sources=SOURCES, allocations=[events]))
+    assert series.title.endswith("in steps 5 to 6")
+    assert {band.step for band in series.bands} == {STEP, STEP + 1}
+    assert series.lines[0].x[-1] == 1015.0
     steps = [make_step(STEP, allocated_bytes=[])]
     series = picture_of(write_run(tmp_path, steps=steps, sources=SOURCES, allocations=[stacked_blocks().events]))
     assert [line.label for line in series.lines] == ["activations", "work space"]
@@ -135,14 +140,28 @@ def test_a_long_window_is_drawn_from_few_points_with_its_peak(tmp_path: Path) ->
     assert note_at(work, work.x[work.y.index(700.0 * MIB)]) == "model.py:10 has 700 MiB of it"
 
 
-def test_a_run_without_a_window_has_no_such_picture(tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match="allocations"):
-        picture_of(write_run(tmp_path, steps=[make_step(0)]))
+# A long history is drawn from few instants, and none of its heights is lost.
 
 
-def test_a_recorded_run_shows_what_its_model_keeps_for_backward() -> None:
-    series = picture_of(open_run(RUNS / "oversized_peak-sick"))
-    activations = line_of(series, "activations")
-    highest = activations.notes[activations.y.index(max(activations.y))]
-    assert highest.startswith("tests/casebook/oversized_peak.py:")
-    assert [band.stage for band in series.bands if band.stage != "other"][-3:] == ["forward", "backward", "optimizer"]
+def test_a_short_history_is_drawn_whole_and_of_a_long_one_ends_peaks_and_valleys() -> None:
+    assert list(drawn_instants(np.arange(500), 20, 420)) == list(range(20, 420))
+    values = np.arange(100_000) % 1000
+    values[54_321], values[67_890] = 5_000, -5_000
+    drawn = drawn_instants(values, 10, 99_000)
+    assert len(drawn) <= MOST_INSTANTS - 2
+    assert {10, 54_321, 67_890, 98_999} <= set(drawn)
+    assert list(drawn) == sorted(set(drawn))
+
+
+@given(
+    moves=st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 30), st.integers(-50, 50)), min_size=1),
+    places=st.sets(st.integers(-1, 30), min_size=1),
+)
+def test_what_an_owner_has_is_the_sum_of_its_changes_so_far(
+    moves: list[tuple[int, int, int]], places: set[int]
+) -> None:
+    drawn = np.array(sorted(places))
+    sums = sums_at(drawn, [changes_of(*map(list, zip(*moves, strict=True)))], 4)
+    for owner in range(4):
+        for column, place in enumerate(drawn):
+            assert sums[owner, column] == sum(amount for whose, at, amount in moves if whose == owner and at <= place)

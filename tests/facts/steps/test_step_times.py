@@ -1,12 +1,22 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from efprof.artifacts.steps import StageSpan
+from efprof.artifacts.steps import SiteCalls, StageSpan
+from efprof.facts.overview.measurements import measurements_of
 from efprof.facts.run.run import open_run
-from efprof.facts.steps.step_times import MAX_WARM_UP_STEPS, StepTimes, num_warm_up_steps, within_idle
+from efprof.facts.steps.step_times import (
+    NUM_RESAMPLES,
+    StepTimes,
+    median_interval,
+    quantile_change_intervals,
+    resample,
+    stall_lines,
+    within_idle,
+)
 from efprof.model import STAGES, Gain, NotRecorded, ThinEvidence
 from tests.support.builders import make_busy_step, make_step, make_steps, on_device, write_run
 
@@ -33,8 +43,6 @@ def test_the_recorder_s_own_time_is_no_part_of_other_and_no_longer_than_what_is_
     times = write_run(tmp_path / "run", steps=steps).get(StepTimes)
     assert [time.of("other") for time in times.every] == [pytest.approx(0.1), 0.0]
     assert [time.total_ms for time in times.every] == [15.5, 15.5]
-    steps = [make_step(0, other_ms=0.5, recorder_us=400.0), make_step(1, other_ms=0.5, recorder_us=600.0)]
-    times = write_run(tmp_path / "second", steps=steps).get(StepTimes)
     assert [time.recorder_ms for time in times.every] == [pytest.approx(0.4), pytest.approx(0.5)]
 
 
@@ -58,13 +66,6 @@ def test_without_finished_steps_there_are_no_times_and_few_are_thin_evidence(tmp
         file.write('{"step": 4, "sta')
     times = run.get(StepTimes)
     assert (len(times.every), times.num_torn) == (4, 1)
-
-
-@given(st.integers(0, 100_000))
-def test_warm_up_never_takes_more_than_half_of_the_run(num_steps):
-    dropped = num_warm_up_steps(num_steps)
-    assert 0 <= dropped <= min(MAX_WARM_UP_STEPS, num_steps / 2)
-    assert dropped >= 3 or num_steps < 6
 
 
 def time_of(folder, step):
@@ -132,3 +133,49 @@ def test_a_gain_is_no_more_than_the_device_was_idle_where_its_times_are_known(tm
     within = within_idle(run, Gain(basis="measured bound", explanation="all of it", step_ms=3.0))
     assert (within.step_ms, within.step_ms_interval) == (3.0, (0.0, 3.0))
     assert within.explanation == "all of it; how much of it the device was busy is not known"
+
+
+# Intervals by resampling.
+
+
+def test_the_same_samples_give_the_same_interval_and_resamples_keep_neighbours_together():
+    samples = list(np.random.default_rng(1).normal(10, 1, 50))
+    assert median_interval(samples) == median_interval(samples)
+    resampled = resample(range(64), np.random.default_rng(0))
+    assert resampled.shape == (NUM_RESAMPLES, 64)
+    followers = (resampled[:, 1:] - resampled[:, :-1]) % 64 == 1
+    assert followers.mean() > 0.7  # blocks of four: three of four steps are followed by their neighbour
+
+
+def test_the_interval_of_a_change_holds_the_true_change_nearly_always():
+    generator = np.random.default_rng(2)
+    num_held = 0
+    for _ in range(60):
+        early, late = generator.normal(10, 1, 40), generator.normal(15, 1, 40)
+        _, (low, high) = quantile_change_intervals(list(early), list(late), 0.5)
+        num_held += low <= 5.0 <= high
+    assert num_held >= 52
+
+
+# Which lines stalled the step.
+
+SOURCE = "import gc\n\ndef train():\n    gc.collect()\n    torch.cuda.empty_cache()\n"
+
+
+def stalls(step):
+    """One collection of 10 ms in every other step, and two calls of 1 ms in each."""
+    collected = [SiteCalls(site="train.py:4:train", call="gc.collect", count=1, us=10_000.0)] if step % 2 else []
+    return [*collected, SiteCalls(site="train.py:5:train", call="torch.cuda.empty_cache", count=2, us=2000.0)]
+
+
+def test_the_calls_of_a_line_are_averaged_over_the_steady_steps(tmp_path):
+    run = write_run(tmp_path / "run", steps=make_steps(43, stalls=stalls), sources={"train.py": SOURCE})
+    lines = stall_lines(run)
+    assert [(str(line.blame), line.blame.text, line.call) for line in lines] == [
+        ("train.py:4", "gc.collect()", "gc.collect"),
+        ("train.py:5", "torch.cuda.empty_cache()", "torch.cuda.empty_cache"),
+    ]
+    assert [line.count_per_step for line in lines] == [pytest.approx(0.5), pytest.approx(2.0)]
+    assert [line.step_ms for line in lines] == [pytest.approx(5.0), pytest.approx(2.0)]
+    assert measurements_of(run).stalls == lines
+    assert stall_lines(write_run(tmp_path / "second", steps=make_steps(10))) == ()
