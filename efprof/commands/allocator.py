@@ -120,7 +120,6 @@ def _run_folder(file: Path) -> Path | None:
 
 
 def _files(file: Path) -> "list[Path]":
-    """Those of a folder with one per rank, by their ranks."""
     from efprof.artifacts.runs import as_run
     from efprof.facts.run.run import open_run
 
@@ -163,7 +162,6 @@ def _print(result: Any, render: "Callable[[Any], str]", *, is_json: bool) -> Non
 
 
 def render_replay(device: "DeviceReplay") -> str:
-    """Some lines for a device."""
     from efprof.units import format_bytes
 
     if device.reason is not None:

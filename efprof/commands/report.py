@@ -200,7 +200,6 @@ class Progress:
             print(_CLEARED, end="", file=sys.stderr, flush=True)
 
     def say(self, what: str) -> None:
-        """It does this from now on."""
         if sys.stderr.isatty() and time.monotonic() - self._start >= PATIENCE_S:
             self._is_shown = True
             print(f"{_CLEARED}{what} ...", end="", file=sys.stderr, flush=True)

@@ -1,6 +1,5 @@
 """Two reports -> what changed between their runs; what must be equal for that, a branch may change everything else."""
 
-import difflib
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +16,7 @@ from efprof.model import (
     NotComparable,
     Report,
     RunIdentity,
+    nearest_to,
 )
 
 EQUAL_ENVIRONMENT = ("cpu", "python", "torch", "cuda")
@@ -51,9 +51,7 @@ def compare_reports(
         known = dict.fromkeys(metric.name for side in (base, head) for metric in side.measurements.metrics)
         for name in budgets:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known) or 'none'}."
-                raise EfprofError(f"--budget: there is no metric '{name}'; {hint}")
+                raise EfprofError(f"--budget: there is no metric '{name}'; {nearest_to(name, known)}")
         base, head = _with_budgets(base, budgets), _with_budgets(head, budgets)
     return Comparison(
         base=base.run,

@@ -145,7 +145,6 @@ def compare_metrics(base: Report, head: Report) -> tuple[MetricChange, ...]:
 
 
 def has_failed(report: Report) -> bool:
-    """Whether the recorded command did not get through."""
     return report.run.ended in FAILED_ENDINGS
 
 

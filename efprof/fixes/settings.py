@@ -4,10 +4,9 @@ import ast
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TypeGuard
 
-from efprof.fixes.source_edit import set_arguments, text_of, written_arguments
-from efprof.model import Change, ConfigurationValue, EnvironmentVariable, Fix, SourceFile
+from efprof.fixes.source_edit import calls_on, set_arguments, text_of, written_arguments
+from efprof.model import Change, ConfigurationValue, EnvironmentVariable, Fix, SourceFile, called_name
 from efprof.units import GIB, MIB
 
 NUM_BEFORE_WORKERS = 5
@@ -52,7 +51,7 @@ def set_scaler_arguments(
 
     Their file is left out where another call makes the scaler, as a framework's does.
     """
-    calls = [node for node in ast.walk(file.tree) if _makes_scaler(node) and node.lineno == line]
+    calls = [call for call in calls_on(file.tree, line) if called_name(call).endswith(SCALER)]
     is_plain = len(calls) == 1 and not any(isinstance(argument, ast.Starred) for argument in calls[0].args)
     num_before = int(_takes_a_device(calls[0], file.tree)) if is_plain else 0
     edit = set_arguments(file, calls[0], new, num_before=num_before) if is_plain else None
@@ -102,19 +101,7 @@ def set_allocator(old: str, new: str, *, caution: str = "") -> Fix:
 
 def _find_call(tree: ast.Module, line: int) -> ast.Call | None:
     """The call of something named like a loader on that line, or of the loader's own constructor in a subclass."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.lineno == line]
-    for call in calls:
-        match call.func:
-            case ast.Name(id=name) | ast.Attribute(attr=name) if name.endswith("Loader") or name == "__init__":
-                return call
-    return None
-
-
-def _makes_scaler(node: ast.AST) -> TypeGuard[ast.Call]:
-    match node:
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            return name.endswith(SCALER)
-    return False
+    return next((call for call in calls_on(tree, line) if called_name(call).endswith(("Loader", "__init__"))), None)
 
 
 def _takes_a_device(call: ast.Call, tree: ast.Module) -> bool:

@@ -63,6 +63,14 @@ def parsed(text: str) -> ast.Module | None:
         return None
 
 
+def called_name(node: ast.AST) -> str:
+    """The last name of what is called; empty where the node is no call."""
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name
+    return ""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentVariable:
     """A variable to set before the command; `old` is None where it is unset."""

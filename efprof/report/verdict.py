@@ -130,7 +130,6 @@ class AuditCounts:
 
 
 def describe_verdict(report: Report) -> VerdictLines:
-    """What is wrong, why, and what to do next."""
     ranked = rank_findings(report)
     lead = _leading_finding(report.run, ranked)
     ending = ending_sentence(report.run)
@@ -197,7 +196,6 @@ def measured_phrase(report: Report) -> str:
 
 
 def overhead_phrase(report: Report) -> str:
-    """What recording cost, in time per step and as a share of the step."""
     overhead = report.measurements.overhead
     if overhead is None:
         return "The cost of recording was not measured."

@@ -87,7 +87,6 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """No stream needs it any more."""
         block.is_allocated = False
         self.allocated -= block.size
         merge(block)
@@ -287,7 +286,6 @@ class CachingAllocator:
         return self._capacity is None or self.reserved + num_bytes <= self._capacity
 
     def reserve(self, num_bytes: int) -> None:
-        """So much is the driver's no more."""
         self.reserved += num_bytes
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 

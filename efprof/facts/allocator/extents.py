@@ -27,7 +27,6 @@ class Extent:
 
     @property
     def end(self) -> int:
-        """The first address behind it."""
         return self.address + self.num_bytes
 
     @property
@@ -52,7 +51,6 @@ class Extents:
         return [self._by_address[address] for address in self._addresses]
 
     def holding(self, address: int) -> Extent | None:
-        """The one that has this address."""
         index = bisect_right(self._addresses, address) - 1
         extent = self._by_address[self._addresses[index]] if index >= 0 else None
         return extent if extent is not None and address < extent.end else None

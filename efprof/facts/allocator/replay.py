@@ -82,7 +82,6 @@ class Replayer:
 
     @property
     def result(self) -> Replay:
-        """How far the model told it right up to here."""
         return Replay(
             allocations=self._num_allocations,
             addresses_equal=self._num_equal,

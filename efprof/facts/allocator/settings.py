@@ -1,11 +1,10 @@
 """The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF spells them, and how it rounds requests by them."""
 
-import difflib
 from dataclasses import dataclass, replace
 from typing import Final
 
 from efprof.artifacts.snapshot import Settings
-from efprof.model import EfprofError
+from efprof.model import EfprofError, nearest_to
 
 MIB: Final = 1024**2
 NUM_INTERVALS: Final = 16
@@ -126,9 +125,7 @@ def _items(text: str) -> list[tuple[str, str]]:
         if not colon or not value:
             raise BadConfiguration(f"'{key}' has no value; settings are written 'key:value', with commas between them.")
         if key not in KNOWN_KEYS:
-            near = difflib.get_close_matches(key, sorted(KNOWN_KEYS), n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(sorted(KNOWN_KEYS))}."
-            raise BadConfiguration(f"'{key}' is no setting of the allocator; {hint}")
+            raise BadConfiguration(f"'{key}' is no setting of the allocator; {nearest_to(key, sorted(KNOWN_KEYS))}")
     return [(key, value) for key, _, value in pairs]
 
 

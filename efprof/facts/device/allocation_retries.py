@@ -263,7 +263,6 @@ def _numbers(retries: AllocationRetries) -> Numbers:
 
 
 def _table(tried: RetryTrials) -> Table:
-    """The recorded settings first."""
     what_if, cold = tried.what_if, tried.what_if.recorded_cold
     outcomes = [(f"{what_if.recorded_configuration or DEFAULT} (as recorded)", what_if.recorded)]
     outcomes += [] if cold is None else [(COLD, cold)]

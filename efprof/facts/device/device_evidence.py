@@ -75,7 +75,6 @@ def composition_numbers(instant: Instant, title: str) -> Numbers:
 
 
 def owner_map(instant: Instant, blame: SourceLine | None, title: str) -> MemoryMap:
-    """Who has the memory, by line, and what nobody has."""
     owners, rest = instant.owners[:MOST_BARS], instant.owners[MOST_BARS:]
     labels = [NO_LINE if owner.site is None else place_of(owner.site) for owner in owners]
     bars = [
@@ -135,7 +134,6 @@ def reserved_series(
 
 
 def how_replay_is_known(device: DeviceHistory) -> Narrative:
-    """How far the model can be trusted here, and where it may be wrong."""
     replay, script = device.replay, device.what_if.script
     cold = "" if not script.num_live else (
         " The recording began when memory was in use already: under other settings the replay starts cold with what "

@@ -163,7 +163,6 @@ class DeviceHistory:
 
     @cached_property
     def best(self) -> Trial | None:
-        """The one to take, where one is clearly better than what was set."""
         return best_of(self.what_if, self.trials)
 
 

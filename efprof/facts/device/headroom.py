@@ -129,7 +129,6 @@ def own_limit(run: Run) -> str:
 
 
 def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
-    """How the device's memory divides, what that rests on, and when it is wrong."""
     sizes = [
         (f"memory of {headroom.device}", headroom.total_bytes),
         ("used by others, or outside of the allocator", headroom.outside_bytes),

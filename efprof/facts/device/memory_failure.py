@@ -82,7 +82,6 @@ class FailureState:
 
 
 def evidence_of_device(run: Run, device: DeviceHistory, failure: Failure, blame: SourceLine) -> tuple[Evidence, ...]:
-    """What filled the device, where it lay, and what other settings would have done."""
     most_held = run.get(Sources).line(failure.most_held_site) if failure.most_held_site else None
     return (
         reserved_series(device, ((float(failure.instant.index + 1), "the failed request"),), most_held),

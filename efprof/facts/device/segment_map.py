@@ -46,7 +46,6 @@ def device_overview(run: Run) -> tuple[Evidence, ...]:
 
 
 def _overview_of(device: DeviceHistory) -> tuple[Evidence, ...]:
-    """What is worth seeing of a device that nothing is wrong with."""
     number = device.history.device
     mark = (float(device.peak_index + 1), "peak")
     return (

@@ -113,7 +113,6 @@ class GpuEstimate:
 
     @cached_property
     def trials(self) -> tuple[Estimate, ...]:
-        """Under the others that are worth a try."""
         return tuple(self.under(text) for text in worth_a_try(self.what_if))
 
     def under(self, configuration: str) -> Estimate:

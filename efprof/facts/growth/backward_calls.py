@@ -97,7 +97,6 @@ class RetainedBackward:
 
 
 def graph_evidence(found: NeedlessGraph) -> tuple[Evidence, ...]:
-    """What a graph holds, and how we know that nobody needs it."""
     calls = found.calls
     paragraphs = (
         f"Each node of {calls.num_watched} graphs that this line kept was watched: no later call of backward, nor of "

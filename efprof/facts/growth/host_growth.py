@@ -132,7 +132,6 @@ def host_limits(run: Run) -> RunLimits:
 
 
 def host_growth_evidence(run: Run, blame: SourceLine) -> tuple[Evidence, ...]:
-    """The curve, the line, the rate, what was counted, and how that is known."""
     growth = run.get(HostGrowth)
     what = "outside of tensors and the C heap, " if growth.is_heap_read else ""
     containers, sizes = growth.containers, growth.containers[0].sizes

@@ -120,7 +120,6 @@ def counted_series(kept: Sequence[RetainedTensors]) -> Series:
 
 
 def kept_table(kept: Sequence[RetainedTensors]) -> Table:
-    """Each with its counts, the lines seen to feed and to empty it, and what speaks against a leak."""
     return Table(
         title="What grew, and the lines that were seen to change it",
         columns=("held by", "type", "entries", "growth per step", "fed by", "emptied by", "what speaks against a leak"),

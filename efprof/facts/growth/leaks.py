@@ -95,7 +95,6 @@ class Leaks:
         )
 
     def of_kind(self, kind: Kind) -> list[Leak]:
-        """Those that keep graphs, or tensors alone."""
         return [leak for leak in self.leaks if leak.kind == kind]
 
     @property

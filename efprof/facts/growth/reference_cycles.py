@@ -113,7 +113,6 @@ def cycle_gain(sawtooth: CycleSawtooth) -> Gain:
 
 
 def cycle_numbers(sawtooth: CycleSawtooth, cycle: Cycle | None) -> Numbers:
-    """How high it piles up, how often it is collected, and what one such cycle holds."""
     held = cycle and (
         ("such cycles found at one look", cycle.count, "count"),
         ("tensors that one of them holds", cycle.tensors, "count"),

@@ -208,7 +208,6 @@ def wait_severity(waits: InputWaits, certain_share: float, gain: Gain) -> Severi
 
 
 def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:
-    """The picture, what the advice was computed from, and how that is known."""
     marks = tuple((float(step), "workers started") for step in waits.restarts)
     numbers = Numbers.of(
         "The loader and the machine",

@@ -8,8 +8,18 @@ from efprof.artifacts.events import SuspectOperation
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.numbers.operation_lines import forward_operations, operation_of, sites_of_node
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import MODULE, Sources, called_name, name_of, placed_nodes
-from efprof.model import Narrative, NotRecorded, Numbers, Series, SeriesLine, SourceLine, Table, ThinEvidence
+from efprof.facts.source.sources import MODULE, Sources, name_of, placed_nodes
+from efprof.model import (
+    Narrative,
+    NotRecorded,
+    Numbers,
+    Series,
+    SeriesLine,
+    SourceLine,
+    Table,
+    ThinEvidence,
+    called_name,
+)
 
 BAD_DATA = "data that is NaN or Inf already"
 """How the recorder calls what comes into the graph from outside."""
@@ -131,7 +141,6 @@ def loss_series(found: NonFinite) -> Series:
 
 
 def loss_numbers(found: NonFinite) -> Numbers:
-    """The first bad step, how many followed, and the gradient norm before it."""
     assert found.first_step is not None
     return Numbers.of(
         "When and how much",

@@ -69,7 +69,6 @@ class SkippedSteps:
 
     @property
     def share(self) -> float:
-        """How many of the steps were skipped."""
         return len(self.skipped) / max(1, self.num_steps)
 
     @property
@@ -119,7 +118,6 @@ class SkippedSteps:
 
 
 def skip_evidence(found: SkippedSteps) -> tuple[Evidence, ...]:
-    """The scale, what the advice was computed from, and how that is known."""
     interval = found.scaler.growth_interval if found.scaler else None
     numbers = Numbers.of(
         f"Steps after the first {SEARCH_STEPS}",

@@ -158,7 +158,6 @@ class BackwardJump:
 
 
 def peak_map(run: Run, jump: BackwardJump, blamed: Temporaries) -> MemoryMap:
-    """What is alive at the peak, by the user's line and whether forward or backward made it."""
     sites, events = sites_of(jump.window, run.get(Sources)), jump.window.events
     sizes: Counter[tuple[str, str]] = Counter()
     for block in jump.window.alive_after(jump.window.peak_index):

@@ -132,7 +132,6 @@ def budget_after_failure(run: Run, peak: PeakComposition) -> int:
 
 
 def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:
-    """What is alive at the peak: what was there before, then by line and what it is for."""
     held = [Bar(label=f"{name} (about)", num_bytes=size) for name, size in peak.held.items()]
     rest = peak.before_bytes - sum(peak.held.values())
     bars = [
@@ -149,7 +148,6 @@ def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:
 
 
 def table_of_ways(peak: PeakComposition, budget_bytes: int) -> Table:
-    """Each with the peak that is predicted for it, lowest first."""
     ordered = sorted(peak.ways, key=lambda way: way.peak_bytes)
     return Table(
         title=f"Ways to a lower peak than {format_bytes(peak.peak_bytes)}; {format_bytes(budget_bytes)} is wished for",

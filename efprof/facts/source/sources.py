@@ -82,7 +82,6 @@ class Sources:
         return self._trees[file]
 
     def file(self, name: str) -> SourceFile:
-        """What was recorded of a file."""
         return SourceFile(name, self.files.get(name, ()))
 
     def _qualified(self, file: str, line: int, name: str) -> str:
@@ -167,14 +166,6 @@ def name_of(expression: ast.AST) -> str | None:
 def mentions(expression: ast.AST, name: str) -> bool:
     """Whether a variable or attribute of that name is read anywhere in the expression."""
     return any(name_of(node) == name for node in ast.walk(expression) if isinstance(node, ast.Name | ast.Attribute))
-
-
-def called_name(node: ast.AST) -> str:
-    """The last name of what is called; empty where the node is no call."""
-    match node:
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            return name
-    return ""
 
 
 def _functions_of(tree: ast.Module) -> Iterator[_Function]:

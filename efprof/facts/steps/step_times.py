@@ -55,7 +55,6 @@ class StepTime:
         return self.record.step
 
     def of(self, stage: str) -> float:
-        """Milliseconds of one stage."""
         return self.stage_ms[STAGES.index(stage)]
 
     def blocking_ms(self, stage: str) -> float:
