@@ -110,16 +110,16 @@ def _peak_bytes(run: Run) -> int | None:
 
     On a CPU the boundaries count all of the process: what the tensors took is played anew from the window's events.
     """
+    memory = run.find(DeviceMemory, UnreadableInput)
+    if memory is not None:
+        return max(device.replay.peak_reserved_recorded_bytes for device in memory.devices)
+    estimate = run.find(GpuEstimate, UnreadableInput, ThinEvidence)
+    if estimate is not None:
+        return estimate.peak_allocated_bytes
     peaks: list[int] = []
-    with contextlib.suppress(NotRecorded, UnreadableInput):
-        peaks += [device.replay.peak_reserved_recorded_bytes for device in run.get(DeviceMemory).devices]
-    if not peaks:
-        with contextlib.suppress(NotRecorded, UnreadableInput, ThinEvidence):
-            peaks.append(run.get(GpuEstimate).peak_allocated_bytes)
-    if not peaks:
-        for rank in run.rank_folders:
-            with contextlib.suppress(NotRecorded, UnreadableInput):
-                peaks += [reading.allocated_bytes for step in read_steps(rank)[0] for reading in step.memory]
+    for rank in run.rank_folders:
+        with contextlib.suppress(NotRecorded, UnreadableInput):
+            peaks += [reading.allocated_bytes for step in read_steps(rank)[0] for reading in step.memory]
     return max(peaks, default=None)
 
 

@@ -51,6 +51,7 @@ from efprof.model.report import (
     Metric,
     MetricChange,
     Overhead,
+    Presence,
     Report,
     RunError,
     RunIdentity,

@@ -247,12 +247,15 @@ class MetricChange:
     reason: str
 
 
+Presence = Literal["added", "unchecked", "kept", "gone"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FindingChange:
     """A finding by its key, and which side has it; `unchecked` where the other side could not be looked at."""
 
     key: str
-    change: Literal["added", "gone", "kept", "unchecked"]
+    change: Presence
     audit_id: str
     headline: str
     location: str

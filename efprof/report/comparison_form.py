@@ -3,15 +3,15 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-from efprof.model import Comparison, FindingChange, MetricChange, RunIdentity, Verdict
+from efprof.model import Comparison, FindingChange, MetricChange, Presence, RunIdentity, Verdict
 from efprof.report.text_forms import code, escape, prose, table
 from efprof.report.verdict import revision
 from efprof.report.wording import count_of, one_line, shorten, shorten_path, show
 from efprof.units import format_change, format_factor, format_signed_percent
 
-CHANGES: Final[tuple[Literal["added", "unchecked", "gone", "kept"], ...]] = ("added", "unchecked", "gone", "kept")
+CHANGES: Final[tuple[Presence, ...]] = ("added", "unchecked", "gone", "kept")
 TABLE_CAPTION: Final = (
     "Of each run the median over its steps, where the name says no other statistic; IQR is the interquartile range of "
     "the steps. A change is head over base, with its interval where there is one."

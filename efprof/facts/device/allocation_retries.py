@@ -19,16 +19,10 @@ from efprof.facts.device.headroom import device_capacity
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
 from efprof.facts.steps.step_times import StepTimes, quantile_change_intervals
-from efprof.model import Evidence, Narrative, NotRecorded, Numbers, Table, UnreadableInput
+from efprof.model import BOUNDARIES, Evidence, Narrative, NotRecorded, Numbers, Table, UnreadableInput
 from efprof.units import format_interval, format_ms, in_brackets
 
-STAGE_BEFORE: Final = {
-    "pre_forward": "data",
-    "post_forward_pre_backward": "forward",
-    "pre_backward": "forward",
-    "post_backward": "backward",
-    "post_optimizer_step": "optimizer",
-}
+STAGE_BEFORE: Final = dict(zip(BOUNDARIES, ("data", "forward", "forward", "backward", "optimizer"), strict=True))
 """The stage that ends at a boundary; what lies between two steps ends with the next one's fetch."""
 LEAST_COMPARED: Final = 5
 """Steps on either side, to tell how much longer those with a retry take."""

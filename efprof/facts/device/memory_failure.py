@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -192,16 +191,14 @@ def _windows(run: Run, device: DeviceHistory) -> list[tuple[str, dict[int, Lines
     """
     asked: list[tuple[str, list[tuple[int, str | None]]]] = []
     number, rank = device.history.device, device.file.rpartition("/")[0]
-    with suppress(NotRecorded, UnreadableInput):
-        for one in run.get(DeviceMemory).devices:
-            if (one.history.device, one.file.rpartition("/")[0]) == (number, rank):
-                allocs = [entry for entry in one.history.entries if entry.action == "alloc"]
-                asked.append((one.file, [(entry.size, one.lines.site(entry.frames)) for entry in allocs]))
-    with suppress(NotRecorded, UnreadableInput):
-        if rank in ("", run.rank_folder.name):
-            for window in reversed(run.get(LiveMemory).windows):
-                sizes = [event.num_bytes for event in window.events]
-                asked.append((window.name, list(zip(sizes, sites_of(window, run.get(Sources)), strict=True))))
+    memory, live = run.find(DeviceMemory, UnreadableInput), run.find(LiveMemory, UnreadableInput)
+    for one in memory.devices if memory else ():
+        if (one.history.device, one.file.rpartition("/")[0]) == (number, rank):
+            allocs = [entry for entry in one.history.entries if entry.action == "alloc"]
+            asked.append((one.file, [(entry.size, one.lines.site(entry.frames)) for entry in allocs]))
+    for window in reversed(live.windows) if live and rank in ("", run.rank_folder.name) else ():
+        sizes = [event.num_bytes for event in window.events]
+        asked.append((window.name, list(zip(sizes, sites_of(window, run.get(Sources)), strict=True))))
     windows = []
     for name, requests in asked:
         lines: defaultdict[int, Lines] = defaultdict(Lines)

@@ -42,18 +42,16 @@ def segment_map(
 
 def device_overview(run: Run) -> tuple[Evidence, ...]:
     """What a run's snapshots show of each device whose history can be replayed; raises NotRecorded, UnreadableInput."""
-    return tuple(one for device in run.get(DeviceMemory).trusted for one in _overview_of(device))
-
-
-def _overview_of(device: DeviceHistory) -> tuple[Evidence, ...]:
-    number = device.history.device
-    mark = (float(device.peak_index + 1), "peak")
-    return (
-        reserved_series(device, (mark,)),
-        composition_numbers(device.peak, f"Device {number}: reserved memory at its peak"),
-        segment_map(device, device.peak, "at the peak", None, f"Device {number}, segment by segment"),
-        trial_bars(device),
-    )
+    shown: list[Evidence] = []
+    for device in run.get(DeviceMemory).trusted:
+        name, mark = f"Device {device.history.device}", (float(device.peak_index + 1), "peak")
+        shown += [
+            reserved_series(device, (mark,)),
+            composition_numbers(device.peak, f"{name}: reserved memory at its peak"),
+            segment_map(device, device.peak, "at the peak", None, f"{name}, segment by segment"),
+            trial_bars(device),
+        ]
+    return tuple(shown)
 
 
 def map_of(views: Sequence[tuple[str, Sequence[SegmentLayout]]], highlighted: str | None, title: str) -> SegmentMap:

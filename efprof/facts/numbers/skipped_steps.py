@@ -27,16 +27,15 @@ MOST_GROWTH, MOST_BACKOFF = 2.0, 0.5
 class SkippedSteps:
     """Of the steps after the search for a scale, up to the first whose loss or gradient is not finite by itself.
 
-    `num_steps` are those of which a skip would be known, `skipped` those that were, `num_late` and `num_late_skipped`
-    the same of their second half. `scales` are (step, scale after it) of all full steps, none where nothing was scaled.
+    `num_steps` are those of which a skip would be known, `skipped` those that were, `late_share` how many of their
+    second half. `scales` are (step, scale after it) of all full steps, none where nothing was scaled.
     `skipped_ms` is the typical length of a skipped step, `lost_ms_interval` what skipping took of each step on average.
     `scaler` is None where none, or several that differ, were seen to be made; `site` is its line, or that of backward.
     """
 
     num_steps: int
     skipped: tuple[int, ...]
-    num_late: int
-    num_late_skipped: int
+    late_share: float
     scales: tuple[tuple[int, float], ...]
     skipped_ms: float
     lost_ms_interval: tuple[float, float]
@@ -57,8 +56,7 @@ class SkippedSteps:
         return cls(
             num_steps=len(after),
             skipped=tuple(time.step for time in skipped),
-            num_late=len(late),
-            num_late_skipped=sum(time.record.is_skipped for time in late),
+            late_share=sum(time.record.is_skipped for time in late) / max(1, len(late)),
             scales=scales,
             skipped_ms=skipped_ms,
             lost_ms_interval=mean_interval([skipped_ms * time.record.is_skipped for time in after] or [0.0]),
@@ -70,11 +68,6 @@ class SkippedSteps:
     @property
     def share(self) -> float:
         return len(self.skipped) / max(1, self.num_steps)
-
-    @property
-    def late_share(self) -> float:
-        """The same of the second half."""
-        return self.num_late_skipped / max(1, self.num_late)
 
     @property
     def lowest_scale(self) -> float:

@@ -214,11 +214,9 @@ def _temporaries(
     for block, (event, origin) in enumerate(zip(window.events, origins, strict=True)):
         if event.num_bytes > 0 and block not in needed and origin is not None:
             by_origin.setdefault(origin, []).append(block)
-    found: dict[_Origin, list[int]] = {}
-    for block in at_peak:
-        origin = origins[block]
-        if origin is not None:
-            found.setdefault(origin, []).append(block)
+    alive = set(at_peak)
+    there = {origin: [block for block in blocks if block in alive] for origin, blocks in by_origin.items()}
+    found = {origin: blocks for origin, blocks in there.items() if blocks}
     made = [
         _made(window, stretch, blocks, by_origin, origins, origin, frozenset({origin}))
         for origin, blocks in found.items()

@@ -98,15 +98,11 @@ def _lines_of(window: LiveWindow, step: int, chains: Sequence[Chain]) -> Iterato
                 if not window.events[index].is_backward:
                     for depth in range(1, len(chains[index]) + 1):
                         beneath.setdefault(chains[index][:depth], []).append(index)
-    by_site: dict[str, tuple[Chain, list[int]]] = {}
-    for chain, events in beneath.items():
-        known = by_site.get(chain[-1])
-        if known is None or len(chain) < len(known[0]):
-            by_site[chain[-1]] = (chain, sorted({*(known[1] if known else ()), *events}))
-        else:
-            by_site[chain[-1]] = (known[0], sorted({*known[1], *events}))
-    for site, (chain, events) in by_site.items():
-        yield site, chain, events
+    by_site: dict[str, list[Chain]] = {}
+    for chain in beneath:
+        by_site.setdefault(chain[-1], []).append(chain)
+    for site, alike in by_site.items():
+        yield site, min(alike, key=len), sorted({event for chain in alike for event in beneath[chain]})
 
 
 def _within(chain: Chain, loop_site: str | None) -> Chain:
