@@ -178,7 +178,7 @@ def render_replay(device: "DeviceReplay") -> str:
 
 def render_predictions(device: "DevicePredictions") -> str:
     """A table for a device, the best configuration first said."""
-    from efprof.facts.device.device_evidence import COLD, DEFAULT, ONE_LAYOUT
+    from efprof.facts.device.other_settings import COLD, DEFAULT, ONE_LAYOUT
 
     if device.reason is not None:
         return f"device {device.device}: no prediction. {device.reason}"
@@ -199,7 +199,7 @@ def render_predictions(device: "DevicePredictions") -> str:
 
 def render_estimate(device: "DeviceEstimate") -> str:
     """What would be reserved on a GPU, what that holds, and why it may be wrong."""
-    from efprof.facts.device.device_evidence import DEFAULT
+    from efprof.facts.device.other_settings import DEFAULT
     from efprof.units import format_bytes
 
     predictions = list(device.predictions)

@@ -1,11 +1,12 @@
 """A fault that was found: the line at fault, the changes that mend it, what they save; and the result of looking."""
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Self
 
+from efprof.model.errors import ThinEvidence
 from efprof.model.evidence import Evidence
 
 Severity = Literal["high", "medium", "low"]
@@ -167,6 +168,19 @@ class Examination:
 
     looked_at: str
     findings: tuple[Finding, ...] = ()
+
+    @classmethod
+    def of(cls, looked_at: str, makes: Sequence[Callable[[], Finding]]) -> Self:
+        """With the findings that can be made, and why others cannot; raises ThinEvidence where none can."""
+        findings, reasons = [], []
+        for make in makes:
+            try:
+                findings.append(make())
+            except ThinEvidence as thin:
+                reasons.append(str(thin).rstrip("."))
+        if reasons and not findings:
+            raise ThinEvidence(f"{'; '.join(reasons)}.")
+        return cls(looked_at="; ".join([looked_at, *reasons]), findings=tuple(findings))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,9 +13,9 @@ from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import REQUESTS, capacity_of
 from efprof.facts.allocator.settings import in_effect, parse_configuration
 from efprof.facts.allocator.what_if import WhatIf
-from efprof.facts.device.device_evidence import COLD, DEFAULT
 from efprof.facts.device.device_memory import FEW_CANDIDATES, MANY_EVENTS, DeviceHistory, DeviceMemory
 from efprof.facts.device.headroom import device_capacity
+from efprof.facts.device.other_settings import COLD, DEFAULT
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
 from efprof.facts.steps.step_times import StepTimes, quantile_change_intervals

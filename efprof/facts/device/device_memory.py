@@ -165,6 +165,11 @@ class DeviceHistory:
     def best(self) -> Trial | None:
         return best_of(self.what_if, self.trials)
 
+    @property
+    def survivor(self) -> Trial | None:
+        """The same, where that serves all requests."""
+        return None if self.best is None or self.best.outcome.is_out_of_memory else self.best
+
 
 def _failure(
     entry: Entry, instant: Instant, pieces: tuple[int, ...], lines: UserLines, limit_bytes: int | None

@@ -6,7 +6,7 @@ import msgspec
 
 from efprof.artifacts.readings import DEVICE_USE_FILE, DeviceUse
 from efprof.commands.report import analyse, render
-from efprof.facts.device.device_evidence import device_use_evidence
+from efprof.facts.device.device_use import device_use_evidence
 from efprof.facts.run.run import Run
 from efprof.units import GIB
 from tests.support.builders import GPU, make_steps, write_run

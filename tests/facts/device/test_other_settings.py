@@ -1,4 +1,4 @@
-"""What is shown of a device: the settings as bars, and the map of its segments, from a recorded run."""
+"""The recorded requests under other settings, as bars and in words; and the map of segments, of a recorded run."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from efprof.facts.allocator import what_if
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.device.device_evidence import ONE_LAYOUT, how_replay_is_known, trial_bars
+from efprof.facts.device.other_settings import ONE_LAYOUT, how_replay_is_known, trial_bars
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.device.segment_map import segment_map
 from efprof.model import SourceLine
