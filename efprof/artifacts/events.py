@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Any, Literal, TypeVar, Union
 
 import msgspec
 
@@ -19,6 +19,9 @@ class Event(msgspec.Struct, kw_only=True, tag_field="kind"):
 
     at_ns: int
     step: int
+
+
+E = TypeVar("E", bound=Event)
 
 
 class LoaderBuilt(Event, tag="loader_built"):
@@ -152,10 +155,7 @@ class RecordingEnded(Event, tag="recording_ended"):
 
 
 class RecordingCost(Event, tag="recording_cost"):
-    """What the recording had cost by its own clock when it ended, in seconds by what it was spent on.
-
-    It may cost `allowance_s` at the start, and then a `share` of the time.
-    """
+    """Seconds by what they were spent on; it may cost `allowance_s` at the start, then a `share` of the time."""
 
     allowance_s: float
     share: float
@@ -168,10 +168,7 @@ class StepsWithoutOptimizer(Event, tag="steps_without_optimizer"):
 
 
 class OtherThreadTrained(Event, tag="other_thread_trained"):
-    """A thread that is not recorded stepped an optimizer while another one trained, which is.
-
-    Written at the first such update, and again at the end, when it is known how many there were.
-    """
+    """A thread that is not recorded trained too: written at its first update, and at the end with their number."""
 
     num_updates: int | None = None
 
@@ -260,6 +257,11 @@ def _requested_bytes(message: str) -> int | None:
         return None
     number, unit = found.groups()
     return int(number) if unit == "bytes" else int(float(number) * (1 << _EXPONENTS[unit]))
+
+
+def events_of(rank_folder: Path, kind: type[E]) -> list[E]:
+    """Those of one kind, in order."""
+    return [event for event in read_events(rank_folder)[0] if isinstance(event, kind)]
 
 
 def read_events(rank_folder: Path) -> tuple[list[Event], int]:

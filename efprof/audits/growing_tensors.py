@@ -53,9 +53,7 @@ def _finding(run: Run, leak: Leak) -> Finding:
 
 
 def _bound(run: Run, leak: Leak) -> Fix:
-    """The largest holder's, in entries, in tensors where its length says nothing, and in steps of one that grows; the
-    others that the line feeds are named.
-    """
+    """In entries, in tensors where the length says nothing, in steps of one that grows; the others are named."""
     one, limits = leak.kept[0], run.get(RunLimits)
     counts = ((one.entries_added, "entries"), (one.tensors_added, "tensors"), (one.num_steps, "steps"))
     number, unit = next(pair for pair in counts if pair[0] > 0)

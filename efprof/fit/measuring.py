@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from efprof.artifacts.events import WindowClosed, read_events
+from efprof.artifacts.events import WindowClosed, events_of
 from efprof.artifacts.steps import read_steps
 from efprof.facts.device.device_memory import DeviceMemory
 from efprof.facts.gpu_estimate.gpu_estimate import GpuEstimate
@@ -87,7 +87,7 @@ def _is_enough(rank: Path) -> bool:
         steps, _ = read_steps(rank)
     except (NotRecorded, UnreadableInput):
         return False
-    closed = [event for event in read_events(rank)[0] if isinstance(event, WindowClosed)]
+    closed = events_of(rank, WindowClosed)
     return len(steps) >= NUM_STEPS and bool(closed)
 
 

@@ -150,11 +150,7 @@ def keep_copies(file: SourceFile, value: ast.expr, name: str) -> Fix:
 
 
 def keep_fewer(name: str, kind: str, most: int, unit: str, *, elsewhere: str, others: Sequence[str] = ()) -> Fix:
-    """Bound a holder that keeps no graphs; only a person knows how much of it is needed.
-
-    `most` of its `unit` (`entries`, `tensors`; of a tensor that grows, `steps`) take a hundredth of the memory. The
-    line feeds the `others`, too.
-    """
+    """`most` of its `unit` (entries, tensors, steps) take 1 % of the memory; the line feeds the `others`, too."""
     ways = [HOW[kind].format(most=most)] if kind in HOW and unit == "entries" else []
     ways += ["keep numbers instead of tensors (`.item()`)"]
     take = f"What {most:,} steps add takes" if unit == "steps" else f"{most:,} {unit} take"

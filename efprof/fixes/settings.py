@@ -28,10 +28,7 @@ VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 def set_loader_arguments(
     file: SourceFile, line: int, *, old: Mapping[str, object], new: Mapping[str, object]
 ) -> tuple[Change, ...]:
-    """The edit of the call where its text allows one, else the settings to change, each under its name in the call.
-
-    `old` and `new` map the arguments of DataLoader to their values.
-    """
+    """The edit of the call, else the settings by their names in it; `old` and `new` map DataLoader's arguments."""
     call = _find_call(file.tree, line)
     edit = set_arguments(file, call, new, num_before=NUM_BEFORE_WORKERS) if call else None
     return (edit,) if edit else tuple(loader_setting(file, line, name, old[name], new[name]) for name in new)
@@ -47,10 +44,7 @@ def loader_setting(file: SourceFile, line: int, name: str, old: object, new: obj
 def set_scaler_arguments(
     file: SourceFile, line: int, *, old: Mapping[str, object], new: Mapping[str, object]
 ) -> tuple[Change, ...]:
-    """The edit of the one call on that line that makes a scaler, where its text allows one; else the settings.
-
-    Their file is left out where another call makes the scaler, as a framework's does.
-    """
+    """The edit of the call that makes a scaler, else the settings, without a file where a framework makes it."""
     calls = [call for call in calls_on(file.tree, line) if called_name(call).endswith(SCALER)]
     is_plain = len(calls) == 1 and not any(isinstance(argument, ast.Starred) for argument in calls[0].args)
     num_before = int(_takes_a_device(calls[0], file.tree)) if is_plain else 0

@@ -30,10 +30,7 @@ TENSOR_METHODS = frozenset(
 
 
 def drop_graph(file: SourceFile, line: int, *, told: str, is_graph_of_gradients: bool) -> Fix:
-    """Take out the arguments by which the call on that line was `told` to keep its graph.
-
-    An edit where the line has one call of backward, which is given all such arguments as a plain `True`.
-    """
+    """Take `told` out; an edit where the line has one call of backward, given such arguments as a plain `True`."""
     every = [node for node in ast.walk(file.tree) if isinstance(node, ast.Call) and called_name(node) in BACKWARD_NAMES]
     calls = [call for call in every if call.lineno <= line <= (call.end_lineno or call.lineno)]
     given = [one for one in calls[0].keywords if one.arg in KEEPING] if len(calls) == 1 else []

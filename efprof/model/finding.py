@@ -146,11 +146,7 @@ class Gain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Blame, message, fix, predicted gain and evidence: all of them, always.
-
-    `headline` is a few words naming the fault (a card's title); `message` is one sentence about this run:
-    what happens, where, how much.
-    """
+    """`headline` names the fault (a card's title); `message` says in one sentence what happens where, how much."""
 
     blame: SourceLine
     category: Category
@@ -185,11 +181,7 @@ class Examination:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditResult:
-    """What one audit says of one run.
-
-    `reason` says what was looked at where it passed, which file is missing and how to record it where it is
-    not applicable, and which error it met where it broke.
-    """
+    """`reason` says what was looked at, which file is missing and how to record it, or which error it met."""
 
     audit_id: str
     status: AuditStatus

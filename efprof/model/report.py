@@ -264,10 +264,7 @@ class FindingChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Metrics side by side, and findings added, gone and kept.
-
-    `differences` names what differs in machine or configuration where the comparison was forced.
-    """
+    """`differences` names what differs in machine or configuration where the comparison was forced."""
 
     base: RunIdentity
     head: RunIdentity

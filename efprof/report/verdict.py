@@ -49,10 +49,7 @@ RECORDING: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankedFinding:
-    """A finding with its place, counted from 1, and the identity it keeps in the next report of the same code.
-
-    `anchor` is its place on the page; equal keys get numbered ones.
-    """
+    """A finding with its place from 1, its key in other reports of the same code, and its anchor on the page."""
 
     rank: int
     key: str

@@ -76,10 +76,7 @@ def recorded_settings(recorded: Settings | None, *, is_expandable: bool) -> Allo
 
 
 def parse_configuration(text: str) -> AllocatorSettings:
-    """Read a string such as `expandable_segments:True,max_split_size_mb:128`, by torch 2.13's rules.
-
-    Raises BadConfiguration where torch would refuse it.
-    """
+    """As torch 2.13 reads it (`expandable_segments:True,max_split_size_mb:128`); raises BadConfiguration."""
     values = dict(_items(text))
     if values.get("backend", "native") != "native":
         raise BadConfiguration(

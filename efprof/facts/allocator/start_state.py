@@ -94,10 +94,7 @@ def _kind_of(extent: Extent) -> Kind:
 
 
 def _pieces(start: int, extents: list[Extent], live: list[LiveBlock], end: int = 0) -> Iterator[Found]:
-    """The blocks within these mapped stretches, in order; before, between and behind them nothing is mapped.
-
-    `end` is where the addresses end that the last one may grow into.
-    """
+    """The blocks of these mapped stretches; nothing is mapped between them, nor behind them up to `end`."""
     at = start
     for extent in extents:
         if extent.address > at:

@@ -30,10 +30,7 @@ RANGE_GAP: Final = 1 << 42
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What the model says of one setting, over the layouts that were tried.
-
-    `stranded_bytes` is what was reserved and not in use when most was reserved.
-    """
+    """Over the layouts that were tried; `stranded_bytes` was reserved and not in use when most was reserved."""
 
     peak_reserved_bytes: int
     peak_reserved_low_bytes: int
@@ -108,10 +105,7 @@ class WhatIf:
 
     @cached_property
     def recorded_cold(self) -> Outcome | None:
-        """Under the recorded settings, started cold as the others are, to compare them with.
-
-        None where the recording itself began cold.
-        """
+        """Under the recorded settings, started cold as the others are; None where the recording itself began cold."""
         return _outcome(self._cold, missed_bytes=self.missed_bytes) if self._cold else None
 
     @cached_property

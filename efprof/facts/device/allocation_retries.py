@@ -30,11 +30,7 @@ LEAST_COMPARED: Final = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocationRetries:
-    """Retries in the steady steps, by step and by stage.
-
-    `slower_ms` is by how much the median step with a retry takes longer than the median one without; None where either
-    kind is too rare to tell.
-    """
+    """In the steady steps; the median step with one takes `slower_ms` longer, None where either kind is too rare."""
 
     num_steps: int
     middle_step: int
@@ -151,8 +147,30 @@ class RetryAdvice:
 
 def retry_evidence(retries: AllocationRetries, advice: RetryAdvice, *, has_history: bool) -> tuple[Evidence, ...]:
     """All of it; `has_history` tells that a recorded history holds requests that were tried again."""
-    settings = () if advice.tried is None else (_table(advice.tried),)
-    return (_numbers(retries), *settings, _narrative(has_history=has_history))
+    line = (
+        "The line is that of the request which, in the recorded history, was served once memory had been given back."
+        if has_history
+        else "No recorded history holds a retry, so the stage is known by the counter at its boundaries, and the line "
+        "only as far as the stage has one."
+    )
+    return (
+        Numbers.of(
+            "Retries of the allocator",
+            ("steps after warm-up", float(retries.num_steps), "count"),
+            ("steps with a retry", float(len(retries.by_step)), "count"),
+            *((f"retries in the {stage} stage", float(count), "count") for stage, count in retries.by_stage),
+            ("steps with a retry take longer by", retries.slower_ms, "ms", retries.slower_interval_ms),
+        ),
+        *(() if advice.tried is None else (_table(advice.tried),)),
+        Narrative.of(
+            "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
+            "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow, "
+            "and one retry away from running out of memory.",
+            f"The allocator counts them; the counter was read at every boundary. {line}",
+            "Where other processes use the same device, it may be they who fill it. Steps with a retry may take longer "
+            "for what causes both, such as a longer batch.",
+        ),
+    )
 
 
 def how_much_slower(retries: AllocationRetries) -> str:
@@ -246,16 +264,6 @@ def _trials(device: DeviceHistory, what_if: WhatIf) -> list[Trial]:
     return [replace(trial, configuration=name) for name, trial in zip(names, trials, strict=True)]
 
 
-def _numbers(retries: AllocationRetries) -> Numbers:
-    return Numbers.of(
-        "Retries of the allocator",
-        ("steps after warm-up", float(retries.num_steps), "count"),
-        ("steps with a retry", float(len(retries.by_step)), "count"),
-        *((f"retries in the {stage} stage", float(count), "count") for stage, count in retries.by_stage),
-        ("steps with a retry take longer by", retries.slower_ms, "ms", retries.slower_interval_ms),
-    )
-
-
 def _table(tried: RetryTrials) -> Table:
     what_if, cold = tried.what_if, tried.what_if.recorded_cold
     outcomes = [(f"{what_if.recorded_configuration or DEFAULT} (as recorded)", what_if.recorded)]
@@ -274,21 +282,4 @@ def _table(tried: RetryTrials) -> Table:
             )
             for name, outcome in outcomes
         ),
-    )
-
-
-def _narrative(*, has_history: bool) -> Narrative:
-    line = (
-        "The line is that of the request which, in the recorded history, was served once memory had been given back."
-        if has_history
-        else "No recorded history holds a retry, so the stage is known by the counter at its boundaries, and the line "
-        "only as far as the stage has one."
-    )
-    return Narrative.of(
-        "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
-        "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow, "
-        "and one retry away from running out of memory.",
-        f"The allocator counts them; the counter was read at every boundary. {line}",
-        "Where other processes use the same device, it may be they who fill it. Steps with a retry may take longer "
-        "for what causes both, such as a longer batch.",
     )

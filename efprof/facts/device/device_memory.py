@@ -37,9 +37,7 @@ PYTHON_FILE: Final = re.compile(r"\.py$|^<ipython|^<stdin|ipykernel_")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """A request that failed, rounded up to a block's size; what the driver said was free, as far as the program may
-    take it; and all there was then.
-    """
+    """A failed request, rounded to a block's size; what the driver had free for it; and all there was then."""
 
     requested_bytes: int
     device_free_bytes: int | None
@@ -102,10 +100,7 @@ class UserLines:
 
 
 class DeviceHistory:
-    """One device's memory through one snapshot. `file` is the snapshot's name.
-
-    `limit_bytes` is what the program lets itself take of the device, None without a limit.
-    """
+    """Through the snapshot `file`; `limit_bytes` is what the program lets itself take, None without a limit."""
 
     def __init__(self, file: str, history: History, lines: UserLines, *, limit_bytes: int | None = None) -> None:
         self.file = file

@@ -95,10 +95,7 @@ class Headroom:
 
 
 def device_capacity(run: Run) -> int | None:
-    """What the first device had for this program: free at the first step, or reserved already. None without CUDA.
-
-    It is never more than the program lets itself take.
-    """
+    """Free at the first step or reserved already, of what the program lets itself take of it; None without CUDA."""
     if not run.run_file.devices or "CUDA" not in run.run_file.memory_source:
         return None
     device = run.run_file.devices[0]

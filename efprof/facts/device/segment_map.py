@@ -72,10 +72,7 @@ def device_overview(run: Run) -> tuple[Evidence, ...]:
 def reserved_series(
     device: DeviceHistory, marks: tuple[tuple[float, str], ...], blame: SourceLine | None = None
 ) -> Series:
-    """Reserved memory, and below it what tensors asked for, by the user's line, over the recorded events.
-
-    The blamed one is highlighted, as it is in the map of the segments.
-    """
+    """What is reserved, and below it what tensors asked for, by line, over the recorded events."""
     found = device.lines_over_time
     curves = (
         SeriesLine(label=label, x=found.num_events, y=sizes, is_highlighted=f"/{blame}".endswith(f"/{label}"))

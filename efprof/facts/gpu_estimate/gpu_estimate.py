@@ -151,10 +151,7 @@ class GpuEstimate:
 
 
 def gpu_overview(run: Run) -> tuple[Evidence, ...]:
-    """What a report says of it. Other settings take seconds: `efprof allocator what-if RUN` tries them.
-
-    Raises NotRecorded where no allocation window was recorded, or the run was on a CUDA device.
-    """
+    """What a report says of it; raises NotRecorded without an allocation window, or where the run was on CUDA."""
     estimate = run.get(GpuEstimate)
     default = estimate.default
     numbers = Numbers.of(
@@ -175,10 +172,7 @@ class EstimatedPrediction(Prediction, kw_only=True):
 
 
 class DeviceEstimate(msgspec.Struct, kw_only=True):
-    """The device that nobody has.
-
-    Of what is older than the windows, `rest_bytes` is what no step is evidence of; None where the total is not known.
-    """
+    """`rest_bytes`, of what is older than the windows, is what no step is evidence of; None where unknown."""
 
     device: int
     replayable: bool
@@ -212,10 +206,7 @@ def replay_run(folder: Path) -> FileReplay:
 
 
 def estimate_run(folder: Path, configurations: tuple[str, ...], *, capacity: int | None = None) -> RunEstimate:
-    """Try the configurations, or those that are worth a try where none is given.
-
-    Raises UnreadableInput, NotRecorded where there is no allocation window, and BadConfiguration.
-    """
+    """The configurations, or those worth a try; raises UnreadableInput, NotRecorded, BadConfiguration."""
     program = open_run(folder).get(GpuEstimate)
     estimates = tuple(program.under(text) for text in configurations) or program.trials
     best, older = best_of(program.what_if, estimates), program.older

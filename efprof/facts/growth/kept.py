@@ -149,9 +149,7 @@ def _seen_at(changes: Sequence[Change]) -> str:
 
 
 def rate_of(sizes: Sequence[Size]) -> Trend:
-    """Bytes per step from the first of at least two counts to the last, between the slowest and the fastest pair of
-    neighbours.
-    """
+    """Bytes per step from the first count to the last, between the slowest and the fastest pair of neighbours."""
     first, last = sizes[0], sizes[-1]
     slope = (last.num_bytes - first.num_bytes) / max(1, last.step - first.step)
     spaced = pairwise(_spaced(sizes))

@@ -43,10 +43,7 @@ LEAST_STEPS = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryGrowth:
-    """Retained bytes at the end of steps and their trend, and whether that is a leak.
-
-    `is_rising` where it is none, and yet rises to the end: not evenly enough, or ever slower.
-    """
+    """Retained bytes and their trend; `is_rising` where it is no leak and yet rises: unevenly, or ever slower."""
 
     fit: Fit
     is_growing: bool

@@ -42,10 +42,7 @@ _LIKELIHOOD: tuple[Value, ...] = ("self", "back", "named", "made")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CycleSawtooth:
-    """The large collections that are comparable; `peak_bytes` is the run's, as far as it was read.
-
-    `steps_apart` is the median number of steps from one to the next; 0 where there are none.
-    """
+    """The comparable large collections, the median steps between them (0 without), and the run's peak as read."""
 
     garbage: CollectedGarbage
     teeth: tuple[LargeCollection, ...]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from efprof.artifacts.events import LoaderBuilt, read_events
+from efprof.artifacts.events import LoaderBuilt, events_of
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, part_of_steps
@@ -169,7 +169,7 @@ class InputWaits:
 def loader_of(run: Run, records: Sequence[StepRecord]) -> LoaderBuilt | None:
     """The loader that fed most of these steps; None where it was not seen being built."""
     numbers = Counter(record.loader for record in records if record.loader is not None).most_common(1)
-    built = [event for event in read_events(run.rank_folder)[0] if isinstance(event, LoaderBuilt)]
+    built = events_of(run.rank_folder, LoaderBuilt)
     return next((event for event in built for number, _ in numbers if event.loader == number), None)
 
 

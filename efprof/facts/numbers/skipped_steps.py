@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from efprof.artifacts.events import ScalerBuilt, read_events
+from efprof.artifacts.events import ScalerBuilt, events_of
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.run.run import Run
@@ -164,7 +164,7 @@ def _typical_ms(skipped: Sequence[StepTime]) -> float:
 
 
 def _scaler(run: Run) -> ScalerBuilt | None:
-    built = [event for event in read_events(run.rank_folder)[0] if isinstance(event, ScalerBuilt)]
+    built = events_of(run.rank_folder, ScalerBuilt)
     alike = {(one.site, one.init_scale, one.growth_factor, one.backoff_factor, one.growth_interval) for one in built}
     return built[-1] if len(alike) == 1 else None
 

@@ -44,10 +44,7 @@ def regions_of(
     sources: Sources,
     loop_site: str | None,
 ) -> list[Region]:
-    """Every line with activations beneath it whose calls can be told from each other.
-
-    `chains` are those of `chains_of`; `loop_site` is a line of the function that trains.
-    """
+    """Lines with activations beneath them whose calls can be told apart; `loop_site` is where the training loops."""
     found: dict[str, list[Call]] = {}
     unclear: set[str] = set()
     steps = sorted({stretch.step for stretch in window.stretches if stretch.stage == "forward"})

@@ -26,7 +26,6 @@ class Sources:
     """The lines of every recorded file by its name."""
 
     files: dict[str, list[str]]
-    _trees: dict[str, ast.Module | None] = field(default_factory=dict, compare=False)
     _functions: dict[str, tuple["_Function", ...]] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -77,9 +76,7 @@ class Sources:
 
     def tree(self, file: str) -> ast.Module | None:
         """The syntax tree of a recorded file, None where it is missing or was written for another Python."""
-        if file not in self._trees:
-            self._trees[file] = parsed("\n".join(self.files[file])) if file in self.files else None
-        return self._trees[file]
+        return parsed("\n".join(self.files[file])) if file in self.files else None
 
     def file(self, name: str) -> SourceFile:
         return SourceFile(name, self.files.get(name, ()))

@@ -147,9 +147,7 @@ def _stage_bands(
 
 
 def _steps_before_pauses(timeline: Timeline) -> set[int]:
-    """The steps that no other followed at once: the recorder opened or closed a window or counted what keeps tensors
-    alive, or the program did something of its own, such as an evaluation.
-    """
+    """Those after which a window, a count of holders, or something of the program's own ran, as an evaluation."""
     turns = {step for first, last, _ in timeline.windows for step in (first - 1, last)}
     return turns | {
         step.step
