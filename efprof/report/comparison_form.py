@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 from efprof.model import Comparison, FindingChange, MetricChange, Presence, RunIdentity, Verdict
 from efprof.report.text_forms import code, escape, prose, table
@@ -36,8 +36,9 @@ def comparison_verdict(comparison: Comparison) -> ComparisonVerdict:
     Metrics that gate decide; the others only where no metric gates.
     """
     metrics = [metric for metric in comparison.metrics if metric.budget is not None] or comparison.metrics
-    by_word = {word: [metric for metric in metrics if metric.verdict == word] for word in _WORDS}
-    word: Verdict = "unclear"
+    word: Verdict
+    by_word = {word: [metric for metric in metrics if metric.verdict == word] for word in get_args(Verdict)}
+    word = "unclear"
     if by_word["worse"] or comparison.is_failed:
         word = "worse"
     elif by_word["better"]:
@@ -120,9 +121,6 @@ def render_comparison_markdown(comparison: Comparison) -> str:
             rows = "\n".join(f"- {prose(f.headline)}, {code(f.location)}: {prose(f.message)}" for f in findings)
             parts.append(f"### Findings {change}\n\n{rows}")
     return "\n\n".join(parts) + "\n"
-
-
-_WORDS: Final[tuple[Verdict, ...]] = ("better", "worse", "same", "unclear")
 
 
 def _sentence(word: Verdict, named: str) -> str:

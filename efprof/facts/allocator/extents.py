@@ -45,7 +45,12 @@ class Extents:
         self.lows: dict[Kind, set[int]] = {}
         """By kind, where stretches began: the lowest tell where ranges begin, which last while any of it is mapped."""
         for segment in segments:
-            self.add(_extent_of(segment))
+            extent = Extent(
+                address=segment.address, num_bytes=segment.total_size, stream=segment.stream,
+                is_small=segment.segment_type == "small", private_id=segment.segment_pool_id,
+                is_expandable=segment.is_expandable,
+            )  # fmt: skip
+            self.add(extent)
 
     def by_address(self) -> list[Extent]:
         return [self._by_address[address] for address in self._addresses]
@@ -142,14 +147,6 @@ def released_extent(entry: Entry, settings: AllocatorSettings, known: Known) -> 
     return Extent(
         address=entry.addr, num_bytes=entry.size, stream=entry.stream, is_small=is_one_small,
         private_id=private_id, is_expandable=is_expandable,
-    )  # fmt: skip
-
-
-def _extent_of(segment: Segment) -> Extent:
-    return Extent(
-        address=segment.address, num_bytes=segment.total_size, stream=segment.stream,
-        is_small=segment.segment_type == "small", private_id=segment.segment_pool_id,
-        is_expandable=segment.is_expandable,
     )  # fmt: skip
 
 

@@ -146,9 +146,7 @@ class InputWaits:
         training_ms, worker_ms = self.rest_ms + HANDOVER_MS, self.production_ms / num_workers
         best_ms = self.best_step_ms_with(num_workers)
         own_ms = self._work_ms() - self.production_ms
-        num_training = (
-            min(float(self.num_cpus), own_ms / self.rest_ms) if self.rest_ms else 1.0
-        )  # where it does not wait
+        num_training = min(float(self.num_cpus), own_ms / self.rest_ms) if self.rest_ms else 1.0
         num_busy = num_training + max(1.0, min(num_workers, self.production_ms / best_ms))
         on_shared_cores = min(1.0, max(0.0, num_busy - self.num_cpus / 2))
         on_shared_processors = min(1.0, max(0.0, num_busy - self.num_cpus))

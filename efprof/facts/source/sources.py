@@ -49,17 +49,13 @@ class Sources:
             if frame and (f"/{file}".endswith(f"/{frame['file']}") or frame["file"].endswith(f"/{file}"))
         ]
 
-    def text(self, file: str, line: int) -> str:
-        """The line without its indentation; empty where the file was not recorded."""
-        lines = self.files.get(file, [])
-        return lines[line - 1].strip() if 0 < line <= len(lines) else ""
-
     def line(self, site: str) -> SourceLine:
-        """The source line of a site (`file:line:function`)."""
+        """The source line of a site (`file:line:function`); without text where the file was not recorded."""
         file, line, function = split_site(site)
-        text, function = self.text(file, line), self._qualified(file, line, function)
+        lines, function = self.files.get(file, []), self._qualified(file, line, function)
+        text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
         start = max((around.first for around in self._around(file, line)), default=1)
-        above = self.files.get(file, [])[start - 1 : line - 1] if text else []
+        above = lines[start - 1 : line - 1] if text else []
         ordinal = sum(other.strip() == text for other in above)  # in the innermost function
         return SourceLine(file=file, line=line, function=function, text=text, ordinal=ordinal)
 

@@ -2,6 +2,7 @@
 
 import base64
 import functools
+import inspect
 import math
 import shlex
 import textwrap
@@ -238,15 +239,6 @@ def _environment(is_static: bool) -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=_printable,
     )
-    wordings = (
-        show,
-        show_interval,
-        wording.count_of,
-        wording.one_line,
-        wording.sentence,
-        wording.change_name,
-        wording.change_sides,
-    )
     parts = (
         charts_of,
         of_kind,
@@ -257,7 +249,8 @@ def _environment(is_static: bool) -> jinja2.Environment:
         in_order,
         segment_picture.segment_picture,
     )
-    environment.filters |= {each.__name__: each for each in (*wordings, *parts)}
+    environment.filters |= {name: each for name, each in vars(wording).items() if inspect.isfunction(each)}
+    environment.filters |= {each.__name__: each for each in parts}
     environment.filters |= {
         "shell": shlex.join,
         "prose": _prose,
