@@ -82,7 +82,7 @@ def parse_configuration(text: str) -> AllocatorSettings:
         raise BadConfiguration(
             "backend:cudaMallocAsync is an allocator of CUDA's own, which keeps none of these rules."
         )
-    large = _megabytes(values, "large_segment_size_mb", above=10) or 20 * MIB
+    large = _megabytes(values, "large_segment_size_mb", at_least=11) or 20 * MIB
     fraction = values.get("per_process_memory_fraction")
     threshold = values.get("garbage_collection_threshold")
     rounding = values.get("roundup_power2_divisions")
@@ -132,12 +132,11 @@ def _is_true(value: str, key: str) -> bool:
     return value == "True"
 
 
-def _megabytes(values: dict[str, str], key: str, *, above: int = 0, at_least: int = 1) -> int | None:
+def _megabytes(values: dict[str, str], key: str, *, at_least: int = 1) -> int | None:
     if key not in values:
         return None
-    least = max(above + 1, at_least)
-    if not values[key].isdecimal() or int(values[key]) < least:
-        raise BadConfiguration(f"{key} must be a whole number of MiB, at least {least}, not '{values[key]}'.")
+    if not values[key].isdecimal() or int(values[key]) < at_least:
+        raise BadConfiguration(f"{key} must be a whole number of MiB, at least {at_least}, not '{values[key]}'.")
     return int(values[key]) * MIB
 
 

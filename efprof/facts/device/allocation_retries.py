@@ -123,29 +123,22 @@ class RetryTrials:
     best: Trial | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RetryAdvice:
-    """The recorded histories, none without a snapshot; and of the first one that a setting helps, what it does.
-
-    `tried` is None where no replay under the recorded settings has a retry: of what would spare it nothing is known.
-    """
-
-    devices: tuple[DeviceHistory, ...]
-    tried: RetryTrials | None
-
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Replay the recorded requests under other settings; never raises NotRecorded."""
-        memory = run.find(DeviceMemory, UnreadableInput)
-        devices = memory.devices if memory else ()
-        tried: RetryTrials | None = None
-        for device in devices:
-            if device.replay.is_trusted and (tried is None or tried.best is None):
-                tried = _try(device, _what_if(run, device)) or tried
-        return cls(devices=devices, tried=tried)
+def recorded_devices(run: Run) -> tuple[DeviceHistory, ...]:
+    """None without a snapshot that can be read."""
+    memory = run.find(DeviceMemory, UnreadableInput)
+    return memory.devices if memory else ()
 
 
-def retry_evidence(retries: AllocationRetries, advice: RetryAdvice, *, has_history: bool) -> tuple[Evidence, ...]:
+def retry_trials(run: Run) -> RetryTrials | None:
+    """Of the first device that a setting helps; None where no replay under the recorded settings has a retry."""
+    tried: RetryTrials | None = None
+    for device in recorded_devices(run):
+        if device.replay.is_trusted and (tried is None or tried.best is None):
+            tried = _try(device, _what_if(run, device)) or tried
+    return tried
+
+
+def retry_evidence(retries: AllocationRetries, tried: RetryTrials | None, *, has_history: bool) -> tuple[Evidence, ...]:
     """All of it; `has_history` tells that a recorded history holds requests that were tried again."""
     line = (
         "The line is that of the request which, in the recorded history, was served once memory had been given back."
@@ -161,7 +154,7 @@ def retry_evidence(retries: AllocationRetries, advice: RetryAdvice, *, has_histo
             *((f"retries in the {stage} stage", float(count), "count") for stage, count in retries.by_stage),
             ("steps with a retry take longer by", retries.slower_ms, "ms", retries.slower_interval_ms),
         ),
-        *(() if advice.tried is None else (_table(advice.tried),)),
+        *(() if tried is None else (_table(tried),)),
         Narrative.of(
             "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
             "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow, "
@@ -189,8 +182,7 @@ def what_flushes_give_back(run: Run) -> tuple[float, float] | None:
 
     None where no snapshot tells; flushes that gave nothing back leave no trace in a history, and are not counted.
     """
-    memory = run.find(DeviceMemory, UnreadableInput)
-    pairs = [pair for device in (memory.devices if memory else ()) for pair in flushes_in(device.history)]
+    pairs = [pair for device in recorded_devices(run) for pair in flushes_in(device.history)]
     if not pairs:
         return None
     return sum(returned for returned, _ in pairs) / len(pairs), sum(map(min, pairs)) / len(pairs)

@@ -186,8 +186,7 @@ def _left(tooth: LargeCollection) -> int:
 
 
 def _closed(cycle: Cycle, sources: Sources) -> ClosedCycle | None:
-    trees = [(file, tree) for file in sources.files if (tree := sources.tree(file)) is not None]
-    placed = [(file, one) for file, tree in trees for one in placed_nodes(tree)]
+    placed = [(file, one) for file in sources.files for one in placed_nodes(sources.tree(file))]
     statements = sorted(_statements(cycle, placed), key=lambda statement: statement.rank)
     blame = next((sources.line(f"{one.file}:{one.line}:{one.function}") for one in statements), None)
     for link in cycle.links:

@@ -236,8 +236,8 @@ def _when_wrong(cause: NonFiniteCause) -> str:
 
 def _made_above(line: SourceLine, sources: Sources, first: int) -> SourceLine | None:
     """The last such statement above `line` in its function; its name is passed on below it, from line `first` on."""
-    tree = sources.tree(line.file)
-    inside = [one.node for one in placed_nodes(tree) if one.function == (line.function or MODULE)] if tree else []
+    nodes = placed_nodes(sources.tree(line.file))
+    inside = [one.node for one in nodes if one.function == (line.function or MODULE)]
     calls = [node for node in inside if isinstance(node, ast.Call) and first <= node.lineno <= line.line]
     passed = [(given.id, given.lineno) for call in calls for given in call.args if isinstance(given, ast.Name)]
     made = 0

@@ -2,16 +2,14 @@
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from efprof.artifacts.events import ScalerBuilt, events_of
-from efprof.artifacts.steps import StepRecord
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.run.run import Run
-from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval
+from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, usual_backward_site
 from efprof.model import Evidence, Narrative, Numbers, Series, SeriesLine
 
 SEARCH_STEPS = 50
@@ -61,7 +59,7 @@ class SkippedSteps:
             skipped_ms=skipped_ms,
             lost_ms_interval=mean_interval([skipped_ms * time.record.is_skipped for time in after] or [0.0]),
             scaler=scaler,
-            site=(scaler.site if scaler else None) or _backward_site([time.record for time in skipped]),
+            site=(scaler.site if scaler else None) or usual_backward_site(time.record for time in skipped),
             is_resumed=scaler is not None and bool(scales) and not _begins_with(scaler, scales[0][1]),
         )
 
@@ -167,11 +165,6 @@ def _scaler(run: Run) -> ScalerBuilt | None:
     built = events_of(run.rank_folder, ScalerBuilt)
     alike = {(one.site, one.init_scale, one.growth_factor, one.backoff_factor, one.growth_interval) for one in built}
     return built[-1] if len(alike) == 1 else None
-
-
-def _backward_site(records: Sequence[StepRecord]) -> str | None:
-    sites = Counter(record.backward_site for record in records if record.backward_site is not None)
-    return sites.most_common(1)[0][0] if sites else None
 
 
 def _begins_with(scaler: ScalerBuilt, scale: float) -> bool:

@@ -139,12 +139,9 @@ def _period(marks: Sequence[object]) -> int | None:
 
 def _is_in_loop(site: str, sources: Sources) -> bool:
     file, line, _ = split_site(site)
-    tree = sources.tree(file)
-    if tree is None:
-        return False
     inside = [
         node
-        for node in ast.walk(tree)
+        for node in ast.walk(sources.tree(file))
         if isinstance(node, ast.For | ast.While | ast.FunctionDef | ast.ListComp | ast.GeneratorExp)
         and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]

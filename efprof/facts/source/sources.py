@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 from efprof.artifacts.run_file import read_sources
 from efprof.facts.run.run import Run
-from efprof.model import Snippet, SourceFile, SourceLine, parsed
+from efprof.model import Snippet, SourceFile, SourceLine
 
 CONTEXT_LINES = 3
 """Lines shown above and below the one that matters: enough to recognise a place, few enough for a phone."""
@@ -70,16 +70,16 @@ class Sources:
             highlighted=blame.line,
         )
 
-    def tree(self, file: str) -> ast.Module | None:
-        """The syntax tree of a recorded file, None where it is missing or was written for another Python."""
-        return parsed("\n".join(self.files[file])) if file in self.files else None
+    def tree(self, file: str) -> ast.Module:
+        """The syntax of a recorded file; empty where it is missing, or was written for another Python."""
+        return self.file(file).tree
 
     def file(self, name: str) -> SourceFile:
         return SourceFile(name, self.files.get(name, ()))
 
     def _qualified(self, file: str, line: int, name: str) -> str:
         """`Trainer.step` for `step`: torch's profiler knows a function's own name only, or that of a comprehension."""
-        if self.tree(file) is None or name == MODULE or ("." in name and not COMPREHENSION.search(name)):
+        if not self.tree(file).body or name == MODULE or ("." in name and not COMPREHENSION.search(name)):
             return name
         around = [function.name for function in self._around(file, line) if function.name]
         if COMPREHENSION.search(name):
@@ -89,8 +89,7 @@ class Sources:
     def _around(self, file: str, line: int) -> list["_Function"]:
         """The functions that the line lies in, an outer one before its inner ones."""
         if file not in self._functions:
-            tree = self.tree(file)
-            self._functions[file] = () if tree is None else tuple(_functions_of(tree))
+            self._functions[file] = tuple(_functions_of(self.tree(file)))
         return [function for function in self._functions[file] if function.first <= line <= function.last]
 
 
@@ -115,8 +114,7 @@ def place_of(site: str) -> str:
 
 def definition_of(sources: Sources, file: str | None, owner: str | None) -> SourceLine | None:
     """Where a class or function of that qualified name is defined; None where it is not the user's."""
-    tree = sources.tree(file) if file else None
-    for placed in placed_nodes(tree) if tree else ():
+    for placed in placed_nodes(sources.tree(file)) if file else ():
         node = placed.node
         if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue

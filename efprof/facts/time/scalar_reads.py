@@ -152,7 +152,7 @@ def is_cut_on_host(line: SourceLine, sources: Sources) -> bool:
     numbers: the text does not tell.
     """
     tree = sources.tree(line.file)
-    if tree is None or any(ELSEWHERE.search(text) for lines in sources.files.values() for text in lines):
+    if not tree.body or any(ELSEWHERE.search(text) for lines in sources.files.values() for text in lines):
         return False
     nested = f"{line.function}.<locals>."
     inside = [one.node for one in placed_nodes(tree) if f"{one.function}.<locals>.".startswith(nested)]
