@@ -40,7 +40,11 @@ def test_whether_it_fits_is_said_only_where_all_assumptions_agree(tmp_path: Path
 def test_the_band_holds_the_likely_figure_under_each_setting(tmp_path: Path) -> None:
     estimate = one_step_run(tmp_path).get(GpuEstimate)
     for one in (estimate.default, *estimate.trials):
-        assert one.low_bytes <= one.outcome.peak_reserved_bytes <= one.high_bytes, one.configuration
+        assert (
+            one.outcome.peak_reserved_low_bytes
+            <= one.outcome.peak_reserved_bytes
+            <= one.outcome.peak_reserved_high_bytes
+        ), one.configuration
         assert one.outcome.peak_reserved_bytes >= estimate.peak_allocated_bytes
 
 
@@ -73,8 +77,12 @@ def test_every_recording_is_estimated_and_settles(folder: Path, monkeypatch: pyt
     estimate = open_run(folder).get(GpuEstimate)
     default = estimate.default
     assert estimate.peak_allocated_bytes <= default.outcome.peak_reserved_bytes
-    assert default.low_bytes <= default.outcome.peak_reserved_bytes <= default.high_bytes
-    assert default.high_bytes >= (estimate.older.boundary_bytes or 0)
+    assert (
+        default.outcome.peak_reserved_low_bytes
+        <= default.outcome.peak_reserved_bytes
+        <= default.outcome.peak_reserved_high_bytes
+    )
+    assert default.outcome.peak_reserved_high_bytes >= (estimate.older.boundary_bytes or 0)
     monkeypatch.setattr(gpu_estimate, "NUM_ROUNDS", NUM_ROUNDS + 1)
     longer = open_run(folder).get(GpuEstimate)
     longer.assumptions = longer.assumptions[:1]  # the likely one, of which a seventh round must add nothing

@@ -18,7 +18,10 @@ def test_it_says_what_the_command_says_under_the_default_settings() -> None:
     (numbers,) = [one for one in gpu_overview(run) if isinstance(one, Numbers)]
     default = run.get(GpuEstimate).default
     assert numbers.numbers[0].value == default.outcome.peak_reserved_bytes
-    assert numbers.numbers[0].interval == (default.low_bytes, default.high_bytes)
+    assert numbers.numbers[0].interval == (
+        default.outcome.peak_reserved_low_bytes,
+        default.outcome.peak_reserved_high_bytes,
+    )
 
 
 def test_the_page_calls_it_an_estimate_and_says_what_is_missing_where_somebody_asked() -> None:
