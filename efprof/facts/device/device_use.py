@@ -7,7 +7,7 @@ from efprof.model import Evidence, Numbers, Series, SeriesLine
 
 def device_use_evidence(run: Run) -> tuple[Evidence, ...]:
     """The numbers, and the curve where there are several readings; empty where none were made."""
-    every = read_device_use(run.rank_folder)
+    every = read_device_use(run.rank_folder) if run.rank_folders else []
     if not every:
         return ()
     readings = [reading for reading in every if reading.device == every[-1].device]

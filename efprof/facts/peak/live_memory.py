@@ -163,7 +163,7 @@ def window_peaks(run: Run) -> tuple[int, ...]:
     """Bytes in use at the highest instant of each allocation window, what was there before it included.
 
     Boundaries of a step's stages miss that instant. Empty where no allocations were recorded, or a file is broken, of
-    which the warnings tell; raises NotRecorded where no step was finished.
+    which the warnings tell.
     """
     windows = windows_placed(run) if run.find(LiveMemory, UnreadableInput) else []
     return tuple(before + window.peak_bytes for window, before in windows if before is not None)
