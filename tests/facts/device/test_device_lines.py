@@ -7,9 +7,9 @@ import pytest
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.device import device_memory
-from efprof.facts.device.segment_map import reserved_series
 from efprof.facts.device.device_lines import MOST_LINES, NO_LINE, OTHER_LINES, lines_over_time
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
+from efprof.facts.device.segment_map import reserved_series
 from efprof.facts.peak.window_memory import MOST_INSTANTS
 from efprof.units import MIB
 from tests.facts.allocator.recording import Recording

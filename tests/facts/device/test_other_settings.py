@@ -6,8 +6,8 @@ import pytest
 
 from efprof.facts.allocator import what_if
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.device.other_settings import ONE_LAYOUT, how_replay_is_known, trial_bars
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
+from efprof.facts.device.other_settings import ONE_LAYOUT, how_replay_is_known, trial_bars
 from efprof.facts.device.segment_map import segment_map
 from efprof.model import SourceLine
 from efprof.units import GIB, MIB
