@@ -58,11 +58,11 @@ def read_allocations(path: Path) -> AllocationWindow:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         why = first.removeprefix(f"Could not open Parquet input source '{path}': ").partition(".")[0]
         raise UnreadableInput(f"{path} is not a whole allocation window ({why}); record the run again.") from None
+
+    @cache
+    def sites(joined: str) -> tuple[str, ...]:
+        return tuple(joined.split(SEPARATOR)) if joined else ()
+
     for name in ("stack", "forward_stack", "modules"):
-        columns[name] = list(map(_sites, columns[name]))
+        columns[name] = list(map(sites, columns[name]))
     return AllocationWindow(name=path.name, events=tuple(map(AllocationEvent, *columns.values())))
-
-
-@cache
-def _sites(joined: str) -> tuple[str, ...]:
-    return tuple(joined.split(SEPARATOR)) if joined else ()
