@@ -17,12 +17,10 @@ class LazyGroup(commands.NamingGroup):
     """Imports a subcommand only when it is called, so that `--help` stays fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of the files in `commands/`."""
         del ctx
         return sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The click command of that name in the file of that name."""
         if cmd_name not in self.list_commands(ctx):
             return None
         module = importlib.import_module(f"efprof.commands.{cmd_name}")

@@ -47,10 +47,7 @@ def make_report(
     warnings: tuple[str, ...] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """One result per audit, whatever happens in it, beside the measurements that hold for any run.
-
-    `say` is told what is done next.
-    """
+    """One result per audit, whatever happens in it, beside what holds of any run; `say` is told what is done next."""
     results = []
     for number, (audit_id, audit) in enumerate(audits.items(), start=1):
         say(f"audit {number} of {len(audits)}, {audit_id}")

@@ -22,10 +22,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """The other way round, in upper or lower case: `24GiB` and `24G` are binary, `24GB` decimal, `24` and `24B` bytes.
-
-    Raises ValueError where it is no such size, or too large a one.
-    """
+    """`24GiB` and `24G` are binary, `24GB` decimal, `24` and `24B` bytes, in any case; else raises ValueError."""
     found = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*(?:([KMGT])(IB|B)?|B)?", text.strip().upper())
     if found is None:
         raise ValueError(f"no size: {text!r}")

@@ -1,13 +1,14 @@
 """allocations-<n>.parquet: allocations of the host, or of the CUDA device where there is one, with their lines."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 
 from efprof.artifacts.files import numbered_files
 from efprof.model import UnreadableInput
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class AllocationEvent:
     """One allocation (`num_bytes` > 0) or release (< 0) by torch, of host memory or of the current CUDA device's.
 
@@ -34,9 +35,7 @@ class AllocationWindow:
     events: tuple[AllocationEvent, ...]
 
 
-ALLOCATION_COLUMNS = (
-    "time_ns", "address", "num_bytes", "operation", "stack", "forward_stack", "modules", "is_backward",
-)  # fmt: skip
+ALLOCATION_COLUMNS = tuple(field.name for field in fields(AllocationEvent))
 SEPARATOR = "\n"
 """Between the sites of a stack; no file name that Python imports from holds it."""
 
@@ -54,31 +53,16 @@ def read_allocations(path: Path) -> AllocationWindow:
     try:
         with parquet.ParquetFile(path) as file:  # `read_table` imports pyarrow's data sets, and pandas: 0.3 s
             table = file.read(columns=list(ALLOCATION_COLUMNS))
-        columns = [table.column(name).to_pylist() for name in ALLOCATION_COLUMNS]
+        columns = {name: table.column(name).to_pylist() for name in ALLOCATION_COLUMNS}
     except (OSError, KeyError, pyarrow.ArrowException) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         why = first.removeprefix(f"Could not open Parquet input source '{path}': ").partition(".")[0]
         raise UnreadableInput(f"{path} is not a whole allocation window ({why}); record the run again.") from None
-    split: dict[str, tuple[str, ...]] = {"": ()}
-    events = [
-        AllocationEvent(
-            time_ns=time_ns,
-            address=address,
-            num_bytes=num_bytes,
-            operation=operation,
-            stack=_sites(stack, split),
-            forward_stack=_sites(forward_stack, split),
-            modules=_sites(modules, split),
-            is_backward=is_backward,
-        )
-        for time_ns, address, num_bytes, operation, stack, forward_stack, modules, is_backward in zip(
-            *columns, strict=True
-        )
-    ]
-    return AllocationWindow(name=path.name, events=tuple(events))
 
+    @cache
+    def sites(joined: str) -> tuple[str, ...]:
+        return tuple(joined.split(SEPARATOR)) if joined else ()
 
-def _sites(joined: str, seen: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
-    if joined not in seen:
-        seen[joined] = tuple(joined.split(SEPARATOR))
-    return seen[joined]
+    for name in ("stack", "forward_stack", "modules"):
+        columns[name] = list(map(sites, columns[name]))
+    return AllocationWindow(name=path.name, events=tuple(map(AllocationEvent, *columns.values())))

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar, Union
 
 import msgspec
 
@@ -14,12 +14,17 @@ WHOLE_RECORDING = "recording"
 """What stops where the disk refuses; a collector's name otherwise."""
 
 
-class _Event(msgspec.Struct, kw_only=True, tag_field="kind"):
+class Event(msgspec.Struct, kw_only=True, tag_field="kind"):
+    """Each kind is a class below."""
+
     at_ns: int
     step: int
 
 
-class LoaderBuilt(_Event, tag="loader_built"):
+E = TypeVar("E", bound=Event)
+
+
+class LoaderBuilt(Event, tag="loader_built"):
     """A DataLoader was constructed at `site` (`file:line:function`), or, where it was before, is first used there."""
 
     loader: int
@@ -32,7 +37,7 @@ class LoaderBuilt(_Event, tag="loader_built"):
     num_batches: int | None
 
 
-class ScalerBuilt(_Event, tag="scaler_built"):
+class ScalerBuilt(Event, tag="scaler_built"):
     """A gradient scaler that is enabled was made at `site`, None where nobody saw it; its settings are those then."""
 
     site: str | None
@@ -42,14 +47,14 @@ class ScalerBuilt(_Event, tag="scaler_built"):
     growth_interval: int
 
 
-class WindowOpened(_Event, tag="window_opened"):
+class WindowOpened(Event, tag="window_opened"):
     """A costly collector was turned on before this step."""
 
     window: str
     why: str
 
 
-class WindowClosed(_Event, tag="window_closed"):
+class WindowClosed(Event, tag="window_closed"):
     """It was turned off after this step; `seconds` is what starting, stopping and writing took."""
 
     window: str
@@ -72,7 +77,7 @@ class SuspectOperation(msgspec.Struct, kw_only=True):
     dtype: str
 
 
-class NonFiniteSeen(_Event, tag="nonfinite_seen"):
+class NonFiniteSeen(Event, tag="nonfinite_seen"):
     """A loss or gradient was NaN or Inf; `site` is the line that called backward or the optimizer.
 
     One that `is_late` was told by a device when backward had freed the graph: no suspects were looked for.
@@ -85,7 +90,7 @@ class NonFiniteSeen(_Event, tag="nonfinite_seen"):
     is_late: bool = False
 
 
-class OutOfMemory(_Event, tag="out_of_memory"):
+class OutOfMemory(Event, tag="out_of_memory"):
     """The exception that ended the run said that memory ran out.
 
     `requested_bytes` is the request that failed; None where the message does not tell, as Python's own never does.
@@ -102,7 +107,7 @@ class OutOfMemory(_Event, tag="out_of_memory"):
             self.requested_bytes = _requested_bytes(self.message)
 
 
-class DeviceShortage(_Event, tag="device_shortage"):
+class DeviceShortage(Event, tag="device_shortage"):
     """Requests that CUDA's allocator could not serve, most of which a program survives: the first, and at the end all.
 
     `num_failed` there were; the fields before it are of the last of them, as the allocator told it, in bytes that it
@@ -116,7 +121,7 @@ class DeviceShortage(_Event, tag="device_shortage"):
     num_rejected: int = 0
 
 
-class TrainingRaised(_Event, tag="training_raised"):
+class TrainingRaised(Event, tag="training_raised"):
     """The exception that ended the run, with the user's lines of its traceback, outermost first."""
 
     error: str
@@ -125,7 +130,7 @@ class TrainingRaised(_Event, tag="training_raised"):
     sites: list[str]
 
 
-class StepInterrupted(_Event, tag="step_interrupted"):
+class StepInterrupted(Event, tag="step_interrupted"):
     """The run ended within this step, in `stage`, at this memory."""
 
     stage: str
@@ -133,14 +138,14 @@ class StepInterrupted(_Event, tag="step_interrupted"):
     reserved_bytes: int
 
 
-class CollectorStopped(_Event, tag="collector_stopped"):
+class CollectorStopped(Event, tag="collector_stopped"):
     """A collector met an error and was turned off; training went on. `WHOLE_RECORDING` where it was all of them."""
 
     collector: str
     reason: str
 
 
-class RecordingEnded(_Event, tag="recording_ended"):
+class RecordingEnded(Event, tag="recording_ended"):
     """The recorder closed in good order, before the program ended; `signal` names what ended the program, if one did.
 
     Where a rank has no such event, it was killed without notice.
@@ -149,11 +154,8 @@ class RecordingEnded(_Event, tag="recording_ended"):
     signal: str | None = None
 
 
-class RecordingCost(_Event, tag="recording_cost"):
-    """What the recording had cost by its own clock when it ended, in seconds by what it was spent on.
-
-    It may cost `allowance_s` at the start, and then a `share` of the time.
-    """
+class RecordingCost(Event, tag="recording_cost"):
+    """Seconds by what they were spent on; it may cost `allowance_s` at the start, then a `share` of the time."""
 
     allowance_s: float
     share: float
@@ -161,27 +163,24 @@ class RecordingCost(_Event, tag="recording_cost"):
     num_full_steps: int
 
 
-class StepsWithoutOptimizer(_Event, tag="steps_without_optimizer"):
+class StepsWithoutOptimizer(Event, tag="steps_without_optimizer"):
     """Parameters changed though no torch optimizer stepped: steps end where the program goes on after such a change."""
 
 
-class OtherThreadTrained(_Event, tag="other_thread_trained"):
-    """A thread that is not recorded stepped an optimizer while another one trained, which is.
-
-    Written at the first such update, and again at the end, when it is known how many there were.
-    """
+class OtherThreadTrained(Event, tag="other_thread_trained"):
+    """A thread that is not recorded trained too: written at its first update, and at the end with their number."""
 
     num_updates: int | None = None
 
 
-class Census(_Event, tag="census"):
+class Census(Event, tag="census"):
     """The holders of tensors were counted."""
 
     file: str
     seconds: float
 
 
-class GradientClearing(_Event, tag="gradient_clearing"):
+class GradientClearing(Event, tag="gradient_clearing"):
     """What became of an optimizer's gradients between its steps.
 
     `cleared`: they were gone; `changed`: in place or for others, by whom nobody knows; `kept`: neither, before
@@ -199,7 +198,7 @@ class GradientClearing(_Event, tag="gradient_clearing"):
     step_site: str | None = None
 
 
-class BackwardCalls(_Event, tag="backward_calls"):
+class BackwardCalls(Event, tag="backward_calls"):
     """What was seen so far of the calls of backward at `site`, in steps recorded in full; a later one replaces it.
 
     `num_retained` of them were told to keep their graph, `num_created` by `create_graph=True`. Of those `num_watched`
@@ -238,34 +237,12 @@ class DeviceTensor(msgspec.Struct, kw_only=True):
     sites: list[str]
 
 
-class DeviceData(_Event, tag="device_data"):
+class DeviceData(Event, tag="device_data"):
     """What `num_steps` steps used of tensors on a device that were no part of a model; or `why_not`: nobody looked."""
 
     num_steps: int
     tensors: list[DeviceTensor]
     why_not: str = ""
-
-
-Event = (
-    LoaderBuilt
-    | ScalerBuilt
-    | StepsWithoutOptimizer
-    | OtherThreadTrained
-    | WindowOpened
-    | WindowClosed
-    | NonFiniteSeen
-    | OutOfMemory
-    | DeviceShortage
-    | TrainingRaised
-    | StepInterrupted
-    | CollectorStopped
-    | RecordingEnded
-    | RecordingCost
-    | Census
-    | GradientClearing
-    | BackwardCalls
-    | DeviceData
-)
 
 
 _REQUEST = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate|Requested +:) (\d+(?:\.\d*)?) ([KMGTPE]iB|bytes)")
@@ -282,9 +259,15 @@ def _requested_bytes(message: str) -> int | None:
     return int(number) if unit == "bytes" else int(float(number) * (1 << _EXPONENTS[unit]))
 
 
+def events_of(rank_folder: Path, kind: type[E]) -> list[E]:
+    """Those of one kind, in order."""
+    return [event for event in read_events(rank_folder)[0] if isinstance(event, kind)]
+
+
 def read_events(rank_folder: Path) -> tuple[list[Event], int]:
     """All whole lines of events.jsonl in order, and how many were torn or unknown."""
     path = rank_folder / EVENTS_FILE
     if not path.exists():
         return [], 0
-    return read_lines(path, Event, "record the run with 'efprof record -- COMMAND'.")  # type: ignore[arg-type]
+    kinds: Any = Union[tuple(Event.__subclasses__())]  # noqa: UP007  # of as many as there are
+    return read_lines(path, kinds, "record the run with 'efprof record -- COMMAND'.")

@@ -33,8 +33,9 @@ class DeviceUse(msgspec.Struct, kw_only=True):
 
 
 def read_device_use(rank_folder: Path) -> list[DeviceUse]:
-    """All whole lines in order; raises NotRecorded where there are none."""
-    return read_lines(rank_folder / DEVICE_USE_FILE, DeviceUse, "it is written where a CUDA device trains.")[0]
+    """All whole lines in order; empty where no CUDA device trained."""
+    path = rank_folder / DEVICE_USE_FILE
+    return read_lines(path, DeviceUse, "record the run again.")[0] if path.exists() else []
 
 
 class ProcessMemory(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -57,10 +57,7 @@ class Host(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RunFile(msgspec.Struct, kw_only=True, frozen=True):
-    """The whole of run.json. `versions`, `devices` and `memory_source` are filled in by the training process.
-
-    The first of the devices is the one that it trains on.
-    """
+    """All of run.json; the training process fills in `versions`, `memory_source` and `devices`, its own first."""
 
     schema_version: int
     run_id: str

@@ -1,6 +1,5 @@
 """The store of recorded runs, which run a name means, and its rank folders; files from elsewhere, as a run."""
 
-import difflib
 import os
 import pickle
 import re
@@ -15,7 +14,7 @@ import msgspec
 
 from efprof.artifacts.run_file import RUN_FILE, SCHEMA_VERSION, RunFile, read_run_file, write_run_file
 from efprof.artifacts.steps import STEPS_FILE
-from efprof.model import UnreadableInput
+from efprof.model import UnreadableInput, nearest_to
 
 HOME_VARIABLE = "EFPROF_HOME"
 HOME_FOLDER = ".efprof"
@@ -190,8 +189,7 @@ def _why_not_found(name: str, runs: list[tuple[Path, RunFile]]) -> str:
     if name and fitting:
         return f"'{name}' fits {len(fitting)} runs, {fitting[0]} the newest; write more of the id."
     known = [word for _, run in runs for word in (run.run_id, run.name, run.git and run.git.branch) if word]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"the newest is {runs[0][1].run_id}."
+    hint = nearest_to(name, known, f"the newest is {runs[0][1].run_id}.")
     return f"there is no run, branch or commit '{name}' in {runs_folder()}; {hint}"
 
 

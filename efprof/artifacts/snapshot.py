@@ -105,10 +105,7 @@ class Snapshot(msgspec.Struct):
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Read a snapshot of torch 2.1 to 2.13; nothing that the file names is imported, and nothing in it is run.
-
-    Raises UnreadableInput where it is no snapshot.
-    """
+    """A snapshot of torch 2.1 to 2.13, nothing of which is imported or run; raises UnreadableInput."""
     try:
         num_bytes = path.stat().st_size
         with (

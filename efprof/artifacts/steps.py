@@ -13,9 +13,7 @@ STEPS_FILE = "steps.jsonl"
 
 
 class SiteCalls(msgspec.Struct, kw_only=True):
-    """Calls at one line that copy tensor values to Python, or make a step wait (`torch.cuda.empty_cache`); `us` is the
-    time spent inside them.
-    """
+    """Calls at one line that copy values to Python, or make a step wait (`torch.cuda.empty_cache`); `us` in all."""
 
     site: str
     call: str
@@ -183,10 +181,7 @@ def light_records_of(line: LightLine) -> Iterator[StepRecord]:
 
 
 def read_steps(rank_folder: Path) -> tuple[list[StepRecord], int]:
-    """All steps of steps.jsonl, and the number of torn lines.
-
-    Where a step has two lines, the later one is whole: the device's numbers come late.
-    """
+    """All steps, and the number of torn lines. Of two lines of a step the later is whole: the device tells late."""
     how_to_record = "record the run with 'efprof record -- COMMAND'."
     lines: list[StepRecord | LightLine | AlikeSteps]
     lines, num_torn = read_lines(rank_folder / STEPS_FILE, StepRecord, how_to_record, LightLine, AlikeSteps)

@@ -4,10 +4,12 @@ from collections import Counter
 
 from efprof.facts.device.allocation_retries import (
     AllocationRetries,
-    RetryAdvice,
+    RetryTrials,
     how_much_slower,
+    recorded_devices,
     retried_requests,
     retry_evidence,
+    retry_trials,
 )
 from efprof.facts.device.headroom import own_limit, smaller_micro_batch
 from efprof.facts.run.run import Run
@@ -53,8 +55,8 @@ def allocation_retries(run: Run) -> Examination:
 
 
 def _finding(run: Run, retries: AllocationRetries) -> Finding:
-    sources, advice, gain = run.get(Sources), run.get(RetryAdvice), within_idle(run, _gain(retries))
-    requests = ((device, entry) for device in advice.devices for entry in retried_requests(device.history))
+    sources, tried, gain = run.get(Sources), retry_trials(run), within_idle(run, _gain(retries))
+    requests = ((device, entry) for device in recorded_devices(run) for entry in retried_requests(device.history))
     sites = Counter(device.lines.site(entry.frames) for device, entry in requests)  # None is a thread without Python
     blame, whose = _blame(run, retries, sites)
     stage, count = retries.by_stage[0]
@@ -67,9 +69,9 @@ def _finding(run: Run, retries: AllocationRetries) -> Finding:
         headline="The allocator runs out and tries again",
         message=f"The device's memory ran out {often}, {where}, and more was found only by giving the cache back; "
         f"{whose}{how_much_slower(retries)}.",
-        fix=_fix(run, advice),
+        fix=_fix(run, tried),
         gain=gain,
-        evidence=(*retry_evidence(retries, advice, has_history=bool(sites)), sources.snippet(blame)),
+        evidence=(*retry_evidence(retries, tried, has_history=bool(sites)), sources.snippet(blame)),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )
 
@@ -102,9 +104,8 @@ def _gain(retries: AllocationRetries) -> Gain:
     )
 
 
-def _fix(run: Run, advice: RetryAdvice) -> Fix:
-    tried, best = advice.tried, None if advice.tried is None else advice.tried.best
-    if tried is not None and best is not None:
+def _fix(run: Run, tried: RetryTrials | None) -> Fix:
+    if tried is not None and (best := tried.best) is not None:
         recorded, count = tried.what_if, best.outcome.calls.num_retries
         retries = f"{count} {'retry' if count == 1 else 'retries'} instead of {tried.num_recorded}"
         spared = f"Replayed under it, the recorded requests need {retries}."

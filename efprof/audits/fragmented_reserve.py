@@ -3,17 +3,9 @@
 from functools import partial
 
 from efprof.facts.allocator.advice import Trial
-from efprof.facts.device.device_evidence import (
-    composition_numbers,
-    examination_of,
-    how_replay_is_known,
-    line_of,
-    owner_map,
-    reserved_series,
-    trial_bars,
-)
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
-from efprof.facts.device.segment_map import segment_map
+from efprof.facts.device.other_settings import how_replay_is_known, trial_bars
+from efprof.facts.device.segment_map import composition_numbers, line_of, owner_map, reserved_series, segment_map
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.settings import set_allocator
@@ -53,7 +45,7 @@ def fragmented_reserve(run: Run) -> Examination:
     num_requests = sum(device.replay.allocations for device in devices)
     looked_at = f"{num_requests:,} requests replayed under {1 + max(len(device.trials) for device in devices)} settings"
     better = [(device, best) for device in devices if (best := _better(device)) is not None]
-    return examination_of(looked_at, [partial(_finding, run, device, best) for device, best in better])
+    return Examination.of(looked_at, [partial(_finding, run, device, best) for device, best in better])
 
 
 def _better(device: DeviceHistory) -> Trial | None:

@@ -1,5 +1,7 @@
 """A variable that keeps more tensors after every step, none of them with a graph."""
 
+from functools import partial
+
 from efprof.facts.growth.leaks import Leak, Leaks, leak_finding
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
@@ -30,11 +32,7 @@ def growing_tensors(run: Run) -> Examination:
     The measured slope times the steps recorded: what is saved where none are kept. Where memory shows no trend, the
     bytes that were counted.
     """
-    leaks = run.get(Leaks)
-    found = tuple(_finding(run, leak) for leak in leaks.of_kind("tensors"))
-    if not found:
-        leaks.abstain_if_unclear("tensors")
-    return Examination(looked_at=leaks.looked_at(), findings=found)
+    return run.get(Leaks).examine("tensors", partial(_finding, run))
 
 
 def _finding(run: Run, leak: Leak) -> Finding:
@@ -53,9 +51,7 @@ def _finding(run: Run, leak: Leak) -> Finding:
 
 
 def _bound(run: Run, leak: Leak) -> Fix:
-    """The largest holder's, in entries, in tensors where its length says nothing, and in steps of one that grows; the
-    others that the line feeds are named.
-    """
+    """In entries, in tensors where the length says nothing, in steps of one that grows; the others are named."""
     one, limits = leak.kept[0], run.get(RunLimits)
     counts = ((one.entries_added, "entries"), (one.tensors_added, "tensors"), (one.num_steps, "steps"))
     number, unit = next(pair for pair in counts if pair[0] > 0)

@@ -1,28 +1,28 @@
 """A request that the device could not serve."""
 
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from efprof.facts.allocator.advice import Trial
-from efprof.facts.device.device_evidence import examination_of, what_is_missing, why_it_failed
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, Failure
 from efprof.facts.device.memory_failure import (
     FailureState,
+    blamed_site,
     evidence_of_device,
     evidence_of_state,
     failure_evidence,
     most_alive_site,
     what_failed,
     what_is_likely,
+    why_it_failed,
+    why_no_setting_helps,
 )
+from efprof.facts.device.other_settings import replayed_gain
 from efprof.facts.device.smaller_step import fit_step, gain_of, shortage_at_end, shortage_on
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, catches_out_of_memory
 from efprof.facts.source.sources import Sources
 from efprof.fixes.settings import set_allocator
-from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, ThinEvidence, UnreadableInput
-from efprof.units import format_bytes
+from efprof.model import Examination, Finding, Fix, NotRecorded, ThinEvidence, UnreadableInput
 
 
 def out_of_memory(run: Run) -> Examination:
@@ -46,23 +46,18 @@ def out_of_memory(run: Run) -> Examination:
     --------------
     What the replay under that setting reserves less, or what the smaller micro-batch is expected to take less.
     """
-    devices = _devices(run)
+    devices: tuple[DeviceHistory, ...] = ()
+    try:
+        devices = run.get(DeviceMemory).trusted
+    except (NotRecorded, UnreadableInput):
+        if run.run_file.ended != "out_of_memory":  # else that tells of the failure itself
+            raise
     makes = [partial(_finding, run, device, device.failure) for device in devices if device.failure is not None]
     if not makes and run.run_file.ended == "out_of_memory":
         makes = [partial(_at_end, run, run.get(MemoryFailure))]
     num_requests = sum(device.replay.allocations for device in devices)
     looked_at = f"{num_requests:,} requests on {len(devices)} {'device' if len(devices) == 1 else 'devices'}"
-    return examination_of(looked_at if devices else "the error that ended the run", makes)
-
-
-def _devices(run: Run) -> tuple[DeviceHistory, ...]:
-    """None of a run whose end tells of the failure itself, where no snapshot does."""
-    try:
-        return run.get(DeviceMemory).trusted
-    except (NotRecorded, UnreadableInput):
-        if run.run_file.ended != "out_of_memory":
-            raise
-        return ()
+    return Examination.of(looked_at if devices else "the error that ended the run", makes)
 
 
 def _at_end(run: Run, failure: MemoryFailure) -> Finding:
@@ -95,13 +90,7 @@ def _by_error(run: Run, failure: MemoryFailure) -> Finding:
 
 
 def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
-    site = failure.site or _site_of_error(run, device) or failure.most_held_site
-    if site is None:
-        raise ThinEvidence(
-            f"a request for {format_bytes(failure.requested_bytes)} failed, but no stack of device "
-            f"{device.history.device} in {device.file} names a line of yours; record with stacks."
-        )
-    blame = run.get(Sources).line(site)
+    blame, shortage = run.get(Sources).line(blamed_site(run, device, failure)), shortage_on(run, device, failure)
     headline = "Out of memory: free memory lies in pieces" if failure.is_fragmentation else "Out of memory"
     is_survived = catches_out_of_memory(run)
     return Finding(
@@ -109,43 +98,19 @@ def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
         category="memory",
         headline=f"{headline}, and the program went on" if is_survived else headline,
         message=why_it_failed(device, failure),
-        fix=_fix(run, device, failure),
-        gain=_gain(run, device, failure),
+        fix=_fix(device, failure, fit_step(run, shortage)),
+        gain=gain_of(run, shortage) if device.survivor is None else replayed_gain(device, device.survivor),
         evidence=evidence_of_device(run, device, failure, blame),
         severity="low" if is_survived else "high",
     )
 
 
-def _site_of_error(run: Run, device: DeviceHistory) -> str | None:
-    """A backward pass asks in a thread without Python; its error comes out of the line that called it."""
-    with suppress(NotRecorded):
-        error = run.get(MemoryFailure)
-        return error.site if device.file.rpartition("/")[0] in ("", error.rank_folder.name) else None
-    return None
-
-
-def _survivor(device: DeviceHistory) -> Trial | None:
-    return device.best if device.best is not None and not device.best.outcome.is_out_of_memory else None
-
-
-def _fix(run: Run, device: DeviceHistory, failure: Failure) -> Fix:
+def _fix(device: DeviceHistory, failure: Failure, smaller: Fix) -> Fix:
     """The allocator's setting where that alone would have served; the batch then only in words, should it not do."""
-    survivor, smaller = _survivor(device), fit_step(run, shortage_on(run, device, failure))
+    survivor = device.survivor
     if survivor is not None:
         old = device.what_if.recorded_configuration
         fallback = f"Should that not be enough: {smaller.summary}" if smaller.changes else ""
         return set_allocator(old, survivor.configuration, caution=" ".join([*survivor.warnings, fallback]).strip())
-    tried = f"No setting of the allocator that was tried would have served the request: {what_is_missing(failure)}."
-    if not device.trials:
-        tried = f"No history tells whether a setting of the allocator would have served it: {what_is_missing(failure)}."
-    return replace(smaller, summary=f"{smaller.summary} {tried}" if smaller.changes else f"{tried} {smaller.summary}")
-
-
-def _gain(run: Run, device: DeviceHistory, failure: Failure) -> Gain:
-    if (survivor := _survivor(device)) is None:
-        return gain_of(run, shortage_on(run, device, failure))
-    return Gain(
-        basis="replay",
-        explanation="the recorded requests replayed: under these settings all are served, the failed one too",
-        peak_bytes=max(0, device.what_if.saved_bytes(survivor.outcome)),
-    )
+    sentences = [why_no_setting_helps(device, failure), smaller.summary]
+    return replace(smaller, summary=" ".join(reversed(sentences) if smaller.changes else sentences))

@@ -1,6 +1,7 @@
 """A variable that keeps tensors together with the autograd graphs that made them."""
 
 import dataclasses
+from functools import partial
 
 from efprof.facts.growth.leaks import Leak, Leaks, leak_finding
 from efprof.facts.run.run import Run
@@ -43,11 +44,7 @@ def retained_graph(run: Run) -> Examination:
     The measured slope times the steps recorded, less the tensors themselves, which detaching leaves where they are;
     where memory shows no trend, the bytes that were counted.
     """
-    leaks = run.get(Leaks)
-    found = tuple(_finding(run, leak) for leak in leaks.of_kind("graphs"))
-    if not found:
-        leaks.abstain_if_unclear("graphs")
-    return Examination(looked_at=leaks.looked_at(), findings=found)
+    return run.get(Leaks).examine("graphs", partial(_finding, run))
 
 
 def _finding(run: Run, leak: Leak) -> Finding:

@@ -1,16 +1,13 @@
 """One file per subcommand: it parses, calls and prints; no logic. Here is what all groups of them do alike."""
 
-import difflib
-
 import click
 
-from efprof.model import EfprofError
+from efprof.model import EfprofError, nearest_to
 
 WRONG_USAGE = EfprofError.exit_code
 
 
 def print_json(result: object) -> None:
-    """What was found, for a program to read."""
     import msgspec
 
     click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
@@ -32,7 +29,5 @@ class NamingGroup(click.Group):
         """Raises EfprofError with the nearest name, or all where none is near."""
         names = self.list_commands(ctx)
         if args[0] not in names and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(args[0], names, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names)}."
-            raise EfprofError(f"there is no command '{ctx.command_path} {args[0]}'; {hint}")
+            raise EfprofError(f"there is no command '{ctx.command_path} {args[0]}'; {nearest_to(args[0], names)}")
         return super().resolve_command(ctx, args)

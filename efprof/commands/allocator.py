@@ -120,7 +120,6 @@ def _run_folder(file: Path) -> Path | None:
 
 
 def _files(file: Path) -> "list[Path]":
-    """Those of a folder with one per rank, by their ranks."""
     from efprof.artifacts.runs import as_run
     from efprof.facts.run.run import open_run
 
@@ -163,7 +162,6 @@ def _print(result: Any, render: "Callable[[Any], str]", *, is_json: bool) -> Non
 
 
 def render_replay(device: "DeviceReplay") -> str:
-    """Some lines for a device."""
     from efprof.units import format_bytes
 
     if device.reason is not None:
@@ -180,7 +178,7 @@ def render_replay(device: "DeviceReplay") -> str:
 
 def render_predictions(device: "DevicePredictions") -> str:
     """A table for a device, the best configuration first said."""
-    from efprof.facts.device.device_evidence import COLD, DEFAULT, ONE_LAYOUT
+    from efprof.facts.device.other_settings import COLD, DEFAULT, ONE_LAYOUT
 
     if device.reason is not None:
         return f"device {device.device}: no prediction. {device.reason}"
@@ -201,7 +199,7 @@ def render_predictions(device: "DevicePredictions") -> str:
 
 def render_estimate(device: "DeviceEstimate") -> str:
     """What would be reserved on a GPU, what that holds, and why it may be wrong."""
-    from efprof.facts.device.device_evidence import DEFAULT
+    from efprof.facts.device.other_settings import DEFAULT
     from efprof.units import format_bytes
 
     predictions = list(device.predictions)

@@ -58,7 +58,6 @@ def fit(budget: int, max_batch: int | None, min_batch: int, is_json: bool, comma
 
 
 def render_run(batch: int, peak_bytes: int | None, budget: int) -> str:
-    """A line while it goes on."""
     from efprof.units import format_bytes
 
     if peak_bytes is None:

@@ -113,9 +113,9 @@ def _say_where(folder: Path, exit_code: int) -> None:
 
 def _holds_training(folder: Path) -> bool:
     """Steps, or the error that came before the first one; a loader or a module may serve an evaluation alone."""
-    from efprof.artifacts.events import TrainingRaised, read_events
+    from efprof.artifacts.events import TrainingRaised, events_of
     from efprof.artifacts.runs import list_attempts
 
     attempts = list_attempts(folder)
-    events = (event for attempt in attempts for rank in attempt.rank_folders for event in read_events(rank)[0])
-    return any(attempt.has_steps for attempt in attempts) or any(isinstance(event, TrainingRaised) for event in events)
+    ranks = [rank for attempt in attempts for rank in attempt.rank_folders]
+    return any(attempt.has_steps for attempt in attempts) or any(events_of(rank, TrainingRaised) for rank in ranks)

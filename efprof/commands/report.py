@@ -101,7 +101,7 @@ def analyse(
     `say` is told what is done next. With `has_gpu_estimate` the report of a run on a CPU says what it would take on a
     GPU, which may take longer than all the rest.
     """
-    from efprof.facts.device.device_evidence import device_use_evidence
+    from efprof.facts.device.device_use import device_use_evidence
     from efprof.facts.device.segment_map import device_overview
     from efprof.facts.overview.identity import identify
     from efprof.facts.overview.measurements import measurements_of
@@ -200,7 +200,6 @@ class Progress:
             print(_CLEARED, end="", file=sys.stderr, flush=True)
 
     def say(self, what: str) -> None:
-        """It does this from now on."""
         if sys.stderr.isatty() and time.monotonic() - self._start >= PATIENCE_S:
             self._is_shown = True
             print(f"{_CLEARED}{what} ...", end="", file=sys.stderr, flush=True)

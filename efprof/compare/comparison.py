@@ -1,11 +1,10 @@
 """Two reports -> what changed between their runs; what must be equal for that, a branch may change everything else."""
 
-import difflib
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Literal
+from typing import get_args
 
 from efprof.compare.verdicts import compare_metrics, has_failed
 from efprof.model import (
@@ -15,8 +14,10 @@ from efprof.model import (
     Finding,
     FindingChange,
     NotComparable,
+    Presence,
     Report,
     RunIdentity,
+    nearest_to,
 )
 
 EQUAL_ENVIRONMENT = ("cpu", "python", "torch", "cuda")
@@ -51,9 +52,7 @@ def compare_reports(
         known = dict.fromkeys(metric.name for side in (base, head) for metric in side.measurements.metrics)
         for name in budgets:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known) or 'none'}."
-                raise EfprofError(f"--budget: there is no metric '{name}'; {hint}")
+                raise EfprofError(f"--budget: there is no metric '{name}'; {nearest_to(name, known)}")
         base, head = _with_budgets(base, budgets), _with_budgets(head, budgets)
     return Comparison(
         base=base.run,
@@ -88,8 +87,7 @@ def compare_findings(base: Report, head: Report) -> tuple[FindingChange, ...]:
     kept = [_change(key, "kept", *of_head[key]) for key in _sorted(of_head) if key in of_base]
     added = [_missing(key, *of_head[key], "added", base, "base") for key in _sorted(of_head) if key not in of_base]
     gone = [_missing(key, *of_base[key], "gone", head, "head") for key in _sorted(of_base) if key not in of_head]
-    order = ("added", "unchecked", "kept", "gone")
-    return tuple(sorted((*added, *kept, *gone), key=lambda finding: order.index(finding.change)))
+    return tuple(sorted((*added, *kept, *gone), key=lambda finding: get_args(Presence).index(finding.change)))
 
 
 def _with_budgets(report: Report, budgets: Mapping[str, float]) -> Report:
@@ -136,7 +134,7 @@ def _sorted(findings: dict[str, _Located]) -> list[str]:
 
 
 def _missing(
-    key: str, audit: AuditResult, finding: Finding, change: Literal["added", "gone"], other: Report, side: str
+    key: str, audit: AuditResult, finding: Finding, change: Presence, other: Report, side: str
 ) -> FindingChange:
     """A finding the other run does not have: because it is not there, or because nobody could look."""
     there = next((result for result in other.audits if result.audit_id == audit.audit_id), None)
@@ -146,13 +144,7 @@ def _missing(
     return _change(key, "unchecked", audit, finding, f" Not looked for in {side}: {why}")
 
 
-def _change(
-    key: str,
-    change: Literal["added", "gone", "kept", "unchecked"],
-    audit: AuditResult,
-    finding: Finding,
-    remark: str = "",
-) -> FindingChange:
+def _change(key: str, change: Presence, audit: AuditResult, finding: Finding, remark: str = "") -> FindingChange:
     return FindingChange(
         key=key,
         change=change,

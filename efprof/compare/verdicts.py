@@ -145,7 +145,6 @@ def compare_metrics(base: Report, head: Report) -> tuple[MetricChange, ...]:
 
 
 def has_failed(report: Report) -> bool:
-    """Whether the recorded command did not get through."""
     return report.run.ended in FAILED_ENDINGS
 
 
@@ -195,11 +194,6 @@ def _judge_count(base: Side, head: Side) -> Judgement:
     if abs(change) < CLEAR_COUNT:
         return Judgement(verdict="unclear", reason=f"Two runs of the same code differ by less than {CLEAR_COUNT}.")
     return Judgement(verdict=_direction(change), reason="Counted, not sampled.")
-
-
-def _judge_nothing(base: Side, head: Side) -> Judgement:
-    del base, head
-    return Judgement(verdict="unclear", reason="There is no rule for this unit.")
 
 
 def _direction(change: float) -> Verdict:
@@ -289,7 +283,11 @@ _MEAN = Statistic(name="mean", phrase="mean", estimate=statistics.fmean)
 """It sees slow-downs that come now and then, to which low percentiles are blind."""
 _FASTEST_FIFTH = Statistic(name="p20", phrase="20th percentile", estimate=percentile_20)
 _HIGHEST = Statistic(name="highest", phrase="highest", estimate=max)
-_UNKNOWN = Rule(shown=_MEDIAN, gated=(_MEDIAN,), judge=_judge_nothing)
+_UNKNOWN = Rule(
+    shown=_MEDIAN,
+    gated=(_MEDIAN,),
+    judge=lambda *_: Judgement(verdict="unclear", reason="There is no rule for this unit."),
+)
 _TIME = Rule(
     shown=_MEDIAN,
     gated=(_FASTEST_FIFTH, _MEAN),

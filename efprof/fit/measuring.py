@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from efprof.artifacts.events import WindowClosed, read_events
+from efprof.artifacts.events import WindowClosed, events_of
 from efprof.artifacts.steps import read_steps
 from efprof.facts.device.device_memory import DeviceMemory
 from efprof.facts.gpu_estimate.gpu_estimate import GpuEstimate
@@ -87,7 +87,7 @@ def _is_enough(rank: Path) -> bool:
         steps, _ = read_steps(rank)
     except (NotRecorded, UnreadableInput):
         return False
-    closed = [event for event in read_events(rank)[0] if isinstance(event, WindowClosed)]
+    closed = events_of(rank, WindowClosed)
     return len(steps) >= NUM_STEPS and bool(closed)
 
 
@@ -110,16 +110,16 @@ def _peak_bytes(run: Run) -> int | None:
 
     On a CPU the boundaries count all of the process: what the tensors took is played anew from the window's events.
     """
+    memory = run.find(DeviceMemory, UnreadableInput)
+    if memory is not None:
+        return max(device.replay.peak_reserved_recorded_bytes for device in memory.devices)
+    estimate = run.find(GpuEstimate, UnreadableInput, ThinEvidence)
+    if estimate is not None:
+        return estimate.peak_allocated_bytes
     peaks: list[int] = []
-    with contextlib.suppress(NotRecorded, UnreadableInput):
-        peaks += [device.replay.peak_reserved_recorded_bytes for device in run.get(DeviceMemory).devices]
-    if not peaks:
-        with contextlib.suppress(NotRecorded, UnreadableInput, ThinEvidence):
-            peaks.append(run.get(GpuEstimate).peak_allocated_bytes)
-    if not peaks:
-        for rank in run.rank_folders:
-            with contextlib.suppress(NotRecorded, UnreadableInput):
-                peaks += [reading.allocated_bytes for step in read_steps(rank)[0] for reading in step.memory]
+    for rank in run.rank_folders:
+        with contextlib.suppress(NotRecorded, UnreadableInput):
+            peaks += [reading.allocated_bytes for step in read_steps(rank)[0] for reading in step.memory]
     return max(peaks, default=None)
 
 

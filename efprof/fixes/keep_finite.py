@@ -116,7 +116,8 @@ def clamp_operand(file: SourceFile, line: int, remedy: Remedy) -> CodeEdit | Non
 def clip_gradients(file: SourceFile, backward_line: int, usual_norm: float) -> Fix:
     """Clip at the usual norm, to two digits; where the file clips already, lower."""
     max_norm = round(usual_norm, 1 - math.floor(math.log10(usual_norm)))
-    if not file.tree.body or clips_already(file.tree):
+    names = (getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(file.tree))
+    if not file.tree.body or not CLIPPING.isdisjoint(names):
         return Fix.by_hand(
             f"Clip at max_norm={max_norm:g}, the usual norm before the explosion, or lower the learning rate."
         )
@@ -126,14 +127,6 @@ def clip_gradients(file: SourceFile, backward_line: int, usual_norm: float) -> F
         "review",
         f"Clip the gradients at {max_norm:g}, their usual norm before the explosion, ahead of the optimizer's step; "
         "under a gradient scaler call `scaler.unscale_(optimizer)` first.",
-    )
-
-
-def clips_already(tree: ast.Module) -> bool:
-    return any(
-        (isinstance(node, ast.Attribute) and node.attr in CLIPPING)
-        or (isinstance(node, ast.Name) and node.id in CLIPPING)
-        for node in ast.walk(tree)
     )
 
 

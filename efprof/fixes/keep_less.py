@@ -150,11 +150,7 @@ def keep_copies(file: SourceFile, value: ast.expr, name: str) -> Fix:
 
 
 def keep_fewer(name: str, kind: str, most: int, unit: str, *, elsewhere: str, others: Sequence[str] = ()) -> Fix:
-    """Bound a holder that keeps no graphs; only a person knows how much of it is needed.
-
-    `most` of its `unit` (`entries`, `tensors`; of a tensor that grows, `steps`) take a hundredth of the memory. The
-    line feeds the `others`, too.
-    """
+    """`most` of its `unit` (entries, tensors, steps) take 1 % of the memory; the line feeds the `others`, too."""
     ways = [HOW[kind].format(most=most)] if kind in HOW and unit == "entries" else []
     ways += ["keep numbers instead of tensors (`.item()`)"]
     take = f"What {most:,} steps add takes" if unit == "steps" else f"{most:,} {unit} take"
@@ -233,7 +229,13 @@ def without_traceback(file: SourceFile, name: str, error: ast.expr) -> Fix:
 def caught_error(value: ast.expr | None, tree: ast.Module) -> ast.Name | None:
     """The name of an error in the handler that caught it: `error`, or that of `(step, error)`."""
     parts = value.elts if isinstance(value, ast.Tuple | ast.List) else [value]
-    errors = [part for part in parts if isinstance(part, ast.Name) and _is_caught(part, tree)]
+    handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+    errors = [
+        part
+        for part in parts
+        if isinstance(part, ast.Name)
+        if any(one.name == part.id and one.lineno <= part.lineno <= (one.end_lineno or 0) for one in handlers)
+    ]
     return errors[0] if len(errors) == 1 else None
 
 
@@ -318,11 +320,6 @@ def _device_of(call: ast.Call) -> str | None:
         case ast.Call(func=ast.Attribute(attr="cuda"), args=[], keywords=[]):
             return "'cuda'"
     return None
-
-
-def _is_caught(value: ast.Name, tree: ast.Module) -> bool:
-    handlers = (node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler))
-    return any(node.name == value.id and node.lineno <= value.lineno <= (node.end_lineno or 0) for node in handlers)
 
 
 def _may_be_none(tree: ast.Module, value: ast.Name) -> bool:

@@ -4,10 +4,9 @@ import ast
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TypeGuard
 
-from efprof.fixes.source_edit import set_arguments, text_of, written_arguments
-from efprof.model import Change, ConfigurationValue, EnvironmentVariable, Fix, SourceFile
+from efprof.fixes.source_edit import calls_on, set_arguments, text_of, written_arguments
+from efprof.model import Change, ConfigurationValue, EnvironmentVariable, Fix, SourceFile, called_name
 from efprof.units import GIB, MIB
 
 NUM_BEFORE_WORKERS = 5
@@ -29,10 +28,7 @@ VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 def set_loader_arguments(
     file: SourceFile, line: int, *, old: Mapping[str, object], new: Mapping[str, object]
 ) -> tuple[Change, ...]:
-    """The edit of the call where its text allows one, else the settings to change, each under its name in the call.
-
-    `old` and `new` map the arguments of DataLoader to their values.
-    """
+    """The edit of the call, else the settings by their names in it; `old` and `new` map DataLoader's arguments."""
     call = _find_call(file.tree, line)
     edit = set_arguments(file, call, new, num_before=NUM_BEFORE_WORKERS) if call else None
     return (edit,) if edit else tuple(loader_setting(file, line, name, old[name], new[name]) for name in new)
@@ -48,11 +44,8 @@ def loader_setting(file: SourceFile, line: int, name: str, old: object, new: obj
 def set_scaler_arguments(
     file: SourceFile, line: int, *, old: Mapping[str, object], new: Mapping[str, object]
 ) -> tuple[Change, ...]:
-    """The edit of the one call on that line that makes a scaler, where its text allows one; else the settings.
-
-    Their file is left out where another call makes the scaler, as a framework's does.
-    """
-    calls = [node for node in ast.walk(file.tree) if _makes_scaler(node) and node.lineno == line]
+    """The edit of the call that makes a scaler, else the settings, without a file where a framework makes it."""
+    calls = [call for call in calls_on(file.tree, line) if called_name(call).endswith(SCALER)]
     is_plain = len(calls) == 1 and not any(isinstance(argument, ast.Starred) for argument in calls[0].args)
     num_before = int(_takes_a_device(calls[0], file.tree)) if is_plain else 0
     edit = set_arguments(file, calls[0], new, num_before=num_before) if is_plain else None
@@ -102,19 +95,7 @@ def set_allocator(old: str, new: str, *, caution: str = "") -> Fix:
 
 def _find_call(tree: ast.Module, line: int) -> ast.Call | None:
     """The call of something named like a loader on that line, or of the loader's own constructor in a subclass."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.lineno == line]
-    for call in calls:
-        match call.func:
-            case ast.Name(id=name) | ast.Attribute(attr=name) if name.endswith("Loader") or name == "__init__":
-                return call
-    return None
-
-
-def _makes_scaler(node: ast.AST) -> TypeGuard[ast.Call]:
-    match node:
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            return name.endswith(SCALER)
-    return False
+    return next((call for call in calls_on(tree, line) if called_name(call).endswith(("Loader", "__init__"))), None)
 
 
 def _takes_a_device(call: ast.Call, tree: ast.Module) -> bool:

@@ -9,6 +9,10 @@ ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.List, ast.Tuple, 
 """Expressions that a method call may follow without parentheses around them."""
 
 
+def calls_on(tree: ast.Module, line: int) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.lineno == line]
+
+
 def replace_expression(file: SourceFile, expression: ast.expr, new_text: str) -> CodeEdit:
     """The edit that puts `new_text` where `expression` stands."""
     return replace_parts(file, expression, [(expression, new_text)])

@@ -3,10 +3,9 @@
 import ast
 import builtins
 from collections.abc import Callable, Sequence
-from typing import TypeGuard
 
-from efprof.fixes.source_edit import replace_expression, text_of
-from efprof.model import CodeEdit, Fix, SourceFile, SourceLine
+from efprof.fixes.source_edit import calls_on, replace_expression, text_of
+from efprof.model import CodeEdit, Fix, SourceFile, SourceLine, called_name
 
 BACKWARD_NAMES = frozenset({"backward", "manual_backward"})
 """`Tensor.backward`, `torch.autograd.backward`, and what Accelerate and Lightning call theirs; all hand these on."""
@@ -31,11 +30,9 @@ TENSOR_METHODS = frozenset(
 
 
 def drop_graph(file: SourceFile, line: int, *, told: str, is_graph_of_gradients: bool) -> Fix:
-    """Take out the arguments by which the call on that line was `told` to keep its graph.
-
-    An edit where the line has one call of backward, which is given all such arguments as a plain `True`.
-    """
-    calls = [node for node in ast.walk(file.tree) if _is_backward(node, line)]
+    """Take `told` out; an edit where the line has one call of backward, given such arguments as a plain `True`."""
+    every = [node for node in ast.walk(file.tree) if isinstance(node, ast.Call) and called_name(node) in BACKWARD_NAMES]
+    calls = [call for call in every if call.lineno <= line <= (call.end_lineno or call.lineno)]
     given = [one for one in calls[0].keywords if one.arg in KEEPING] if len(calls) == 1 else []
     is_plain = bool(given) and all(isinstance(one.value, ast.Constant) and one.value.value is True for one in given)
     edit = _without(file, calls[0], given) if is_plain else None
@@ -75,11 +72,7 @@ def checkpoint_call(file: SourceFile, line: int) -> CodeEdit | None:
     and where the file does not know `torch` by its name.
     """
     torch_names = _imported_from_torch(file.tree)
-    calls = [
-        node
-        for node in ast.walk(file.tree)
-        if isinstance(node, ast.Call) and node.lineno == line and _is_of_the_user(node.func, torch_names)
-    ]
+    calls = [call for call in calls_on(file.tree, line) if _is_of_the_user(call.func, torch_names)]
     above = ast.Module([node for node in file.tree.body if isinstance(node, ast.Import)], [])
     if len(calls) != 1 or "torch" not in _imported_from_torch(above):
         return None
@@ -92,13 +85,6 @@ def checkpoint_call(file: SourceFile, line: int) -> CodeEdit | None:
     given = [text_of(file, argument) for argument in arguments]
     inside = ", ".join([text_of(file, call.func), *given, "use_reentrant=False"])
     return replace_expression(file, call, f"torch.utils.checkpoint.checkpoint({inside})")
-
-
-def _is_backward(node: ast.AST, line: int) -> TypeGuard[ast.Call]:
-    match node:
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            return name in BACKWARD_NAMES and node.lineno <= line <= (node.end_lineno or node.lineno)
-    return False
 
 
 def _without(file: SourceFile, call: ast.Call, dropped: Sequence[ast.keyword]) -> CodeEdit | None:

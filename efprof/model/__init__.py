@@ -1,6 +1,6 @@
 """The vocabulary every layer shares; it imports nothing else of efprof. All that is imported here is for others."""
 
-from efprof.model.errors import EfprofError, NotComparable, NotRecorded, ThinEvidence, UnreadableInput
+from efprof.model.errors import EfprofError, NotComparable, NotRecorded, ThinEvidence, UnreadableInput, nearest_to
 from efprof.model.evidence import (
     Alternative,
     Alternatives,
@@ -37,6 +37,7 @@ from efprof.model.finding import (
     Severity,
     SourceFile,
     SourceLine,
+    called_name,
     parsed,
 )
 from efprof.model.report import (
@@ -50,6 +51,7 @@ from efprof.model.report import (
     Metric,
     MetricChange,
     Overhead,
+    Presence,
     Report,
     RunError,
     RunIdentity,

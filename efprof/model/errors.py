@@ -1,5 +1,8 @@
 """The errors efprof raises on purpose; each message is one sentence that says what to do."""
 
+import difflib
+from collections.abc import Collection
+
 
 class EfprofError(Exception):
     """Anything a user can mend: its message names the file or option and what to do."""
@@ -23,3 +26,9 @@ class NotRecorded(EfprofError):
 
 class ThinEvidence(EfprofError):
     """An audit abstains, saying why: too few steps, too wide an interval."""
+
+
+def nearest_to(name: str, known: Collection[str], otherwise: str = "") -> str:
+    """`did you mean 'step_ms'?` for a name that is not among those known; where none is near, all of them, or that."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean '{near[0]}'?" if near else otherwise or f"there are {', '.join(known) or 'none'}."

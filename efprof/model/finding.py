@@ -1,11 +1,12 @@
 """A fault that was found: the line at fault, the changes that mend it, what they save; and the result of looking."""
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Self
 
+from efprof.model.errors import ThinEvidence
 from efprof.model.evidence import Evidence
 
 Severity = Literal["high", "medium", "low"]
@@ -61,6 +62,14 @@ def parsed(text: str) -> ast.Module | None:
         return ast.parse(text)
     except SyntaxError:
         return None
+
+
+def called_name(node: ast.AST) -> str:
+    """The last name of what is called; empty where the node is no call."""
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,11 +146,7 @@ class Gain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Blame, message, fix, predicted gain and evidence: all of them, always.
-
-    `headline` is a few words naming the fault (a card's title); `message` is one sentence about this run:
-    what happens, where, how much.
-    """
+    """`headline` names the fault (a card's title); `message` says in one sentence what happens where, how much."""
 
     blame: SourceLine
     category: Category
@@ -160,14 +165,23 @@ class Examination:
     looked_at: str
     findings: tuple[Finding, ...] = ()
 
+    @classmethod
+    def of(cls, looked_at: str, makes: Sequence[Callable[[], Finding]]) -> Self:
+        """With the findings that can be made, and why others cannot; raises ThinEvidence where none can."""
+        findings, reasons = [], []
+        for make in makes:
+            try:
+                findings.append(make())
+            except ThinEvidence as thin:
+                reasons.append(str(thin).rstrip("."))
+        if reasons and not findings:
+            raise ThinEvidence(f"{'; '.join(reasons)}.")
+        return cls(looked_at="; ".join([looked_at, *reasons]), findings=tuple(findings))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditResult:
-    """What one audit says of one run.
-
-    `reason` says what was looked at where it passed, which file is missing and how to record it where it is
-    not applicable, and which error it met where it broke.
-    """
+    """`reason` says what was looked at, which file is missing and how to record it, or which error it met."""
 
     audit_id: str
     status: AuditStatus

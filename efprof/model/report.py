@@ -247,12 +247,15 @@ class MetricChange:
     reason: str
 
 
+Presence = Literal["added", "unchecked", "kept", "gone"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FindingChange:
     """A finding by its key, and which side has it; `unchecked` where the other side could not be looked at."""
 
     key: str
-    change: Literal["added", "gone", "kept", "unchecked"]
+    change: Presence
     audit_id: str
     headline: str
     location: str
@@ -261,10 +264,7 @@ class FindingChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Metrics side by side, and findings added, gone and kept.
-
-    `differences` names what differs in machine or configuration where the comparison was forced.
-    """
+    """`differences` names what differs in machine or configuration where the comparison was forced."""
 
     base: RunIdentity
     head: RunIdentity

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, get_args
 
-from efprof.model import Comparison, FindingChange, MetricChange, RunIdentity, Verdict
+from efprof.model import Comparison, FindingChange, MetricChange, Presence, RunIdentity, Verdict
 from efprof.report.text_forms import code, escape, prose, table
 from efprof.report.verdict import revision
 from efprof.report.wording import count_of, one_line, shorten, shorten_path, show
 from efprof.units import format_change, format_factor, format_signed_percent
 
-CHANGES: Final[tuple[Literal["added", "unchecked", "gone", "kept"], ...]] = ("added", "unchecked", "gone", "kept")
+CHANGES: Final[tuple[Presence, ...]] = ("added", "unchecked", "gone", "kept")
 TABLE_CAPTION: Final = (
     "Of each run the median over its steps, where the name says no other statistic; IQR is the interquartile range of "
     "the steps. A change is head over base, with its interval where there is one."
@@ -36,8 +36,9 @@ def comparison_verdict(comparison: Comparison) -> ComparisonVerdict:
     Metrics that gate decide; the others only where no metric gates.
     """
     metrics = [metric for metric in comparison.metrics if metric.budget is not None] or comparison.metrics
-    by_word = {word: [metric for metric in metrics if metric.verdict == word] for word in _WORDS}
-    word: Verdict = "unclear"
+    word: Verdict
+    by_word = {word: [metric for metric in metrics if metric.verdict == word] for word in get_args(Verdict)}
+    word = "unclear"
     if by_word["worse"] or comparison.is_failed:
         word = "worse"
     elif by_word["better"]:
@@ -120,9 +121,6 @@ def render_comparison_markdown(comparison: Comparison) -> str:
             rows = "\n".join(f"- {prose(f.headline)}, {code(f.location)}: {prose(f.message)}" for f in findings)
             parts.append(f"### Findings {change}\n\n{rows}")
     return "\n\n".join(parts) + "\n"
-
-
-_WORDS: Final[tuple[Verdict, ...]] = ("better", "worse", "same", "unclear")
 
 
 def _sentence(word: Verdict, named: str) -> str:

@@ -114,10 +114,7 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
 
 
 def memory_table(memory: Sequence[MemorySample]) -> Table:
-    """Every boundary of the steps that are shown; deltas are against the boundary before.
-
-    Where they are too many: the first, the last, and between them those with the largest jumps.
-    """
+    """All boundaries, or of the first steps, the last and the largest jumps; deltas are against the boundary before."""
     deltas = [None, *(after.allocated_bytes - before.allocated_bytes for before, after in pairwise(memory))]
     changes = list(zip(memory, deltas, strict=False))
     jumps: dict[int, float] = {}

@@ -48,7 +48,6 @@ PATH_WIDTH: Final = 60
 
 
 def render_text(report: Report) -> str:
-    """The header, the three lines of verdict, the findings and what was measured; no path, no colour."""
     lines = [
         "efprof   " + "   ".join(shorten_path(item, PATH_WIDTH) for item in header_items(report.run)),
         *_verdict_lines(report),

@@ -49,10 +49,7 @@ RECORDING: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankedFinding:
-    """A finding with its place, counted from 1, and the identity it keeps in the next report of the same code.
-
-    `anchor` is its place on the page; equal keys get numbered ones.
-    """
+    """A finding with its place from 1, its key in other reports of the same code, and its anchor on the page."""
 
     rank: int
     key: str
@@ -130,7 +127,6 @@ class AuditCounts:
 
 
 def describe_verdict(report: Report) -> VerdictLines:
-    """What is wrong, why, and what to do next."""
     ranked = rank_findings(report)
     lead = _leading_finding(report.run, ranked)
     ending = ending_sentence(report.run)
@@ -197,7 +193,6 @@ def measured_phrase(report: Report) -> str:
 
 
 def overhead_phrase(report: Report) -> str:
-    """What recording cost, in time per step and as a share of the step."""
     overhead = report.measurements.overhead
     if overhead is None:
         return "The cost of recording was not measured."

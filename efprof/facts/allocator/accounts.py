@@ -98,10 +98,7 @@ def replay_file(path: Path) -> FileReplay:
 
 
 def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int | None = None) -> FilePredictions:
-    """Try the configurations on each device, or those that are worth a try where none is given.
-
-    Raises UnreadableInput, and BadConfiguration where torch would refuse one.
-    """
+    """The configurations, or those worth a try, on each device; raises UnreadableInput, BadConfiguration."""
     snapshot = read_snapshot(path)
     devices = []
     for device in devices_of(snapshot) or [0]:

@@ -41,7 +41,11 @@ def worth_a_try(what_if: WhatIf) -> tuple[str, ...]:
 
 def try_configurations(what_if: WhatIf, configurations: Iterable[str]) -> list[Trial]:
     """Run each; raises BadConfiguration where torch would refuse one."""
-    return [_try(what_if, configuration) for configuration in configurations]
+    parsed = [(text, parse_configuration(text)) for text in configurations]
+    return [
+        Trial(configuration=text, outcome=what_if.run(settings), warnings=warnings_about(settings, what_if))
+        for text, settings in parsed
+    ]
 
 
 def best_of(what_if: WhatIf, trials: Iterable[Trial]) -> Trial | None:
@@ -93,13 +97,4 @@ def _about_pair(settings: AllocatorSettings, what_if: WhatIf) -> str:
         "expandable_segments and max_split_size_mb hurt together in most programs: a free stretch that has grown "
         "beyond the limit serves no small request any more, so new memory is mapped beside it"
         f"{here if more and not is_cut_off else ''}."
-    )
-
-
-def _try(what_if: WhatIf, configuration: str) -> Trial:
-    settings = parse_configuration(configuration)
-    return Trial(
-        configuration=configuration,
-        outcome=what_if.run(settings),
-        warnings=warnings_about(settings, what_if),
     )

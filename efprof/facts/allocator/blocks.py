@@ -46,7 +46,6 @@ class Block:
         return self.previous is None and self.following is None
 
     def leave_pool(self) -> None:
-        """It is free or unmapped, and becomes part of its neighbour."""
         if self.is_mapped:
             self.pool.remove(self)
         else:
@@ -84,27 +83,22 @@ class Pool:
         self._unmapped_by_address: dict[int, Block] = {}
 
     def add(self, block: Block) -> None:
-        """A block that is mapped is free."""
         block.free_since = self.num_lookups
         insort(self._free, (block.stream, block.size, block.address))
         self._by_address[block.address] = block
 
     def remove(self, block: Block) -> None:
-        """It is handed out, merged or released."""
         del self._free[bisect_left(self._free, (block.stream, block.size, block.address))]
         del self._by_address[block.address]
 
     def take(self, index: int) -> None:
-        """The block there is handed out."""
         del self._by_address[self._free.pop(index)[2]]
 
     def add_unmapped(self, block: Block) -> None:
-        """A stretch of addresses has no memory behind it."""
         insort(self._unmapped, (block.stream, block.address))
         self._unmapped_by_address[block.address] = block
 
     def remove_unmapped(self, block: Block) -> None:
-        """It is mapped, or merged with another."""
         del self._unmapped[bisect_left(self._unmapped, (block.stream, block.address))]
         del self._unmapped_by_address[block.address]
 
@@ -125,7 +119,6 @@ class Pool:
         return self._unmapped_by_address.get(address)
 
     def free_blocks(self) -> list[Block]:
-        """All of them, in order."""
         return [self._by_address[address] for _, _, address in self._free]
 
     def make_room(self, address: int, num_bytes: int) -> int:

@@ -68,10 +68,7 @@ class CachingAllocator:
     def malloc(
         self, requested: int, stream: int, private_id: tuple[int, int] = DEFAULT_POOL, *, has_searched: bool = False
     ) -> Block | None:
-        """Serve a request; None where the device has not enough memory.
-
-        `has_searched` tells that the free blocks were looked through before the latest ones became free.
-        """
+        """None where memory is short; `has_searched` where the free ones were looked through before the latest came."""
         size = self._rounded.get(requested)
         if size is None:
             size = self._rounded[requested] = rounded_bytes(requested, self.settings)
@@ -80,14 +77,17 @@ class CachingAllocator:
         block = block or self._new_block(pool, size, stream)
         if block is None:
             return None
-        if self.should_split(block, pool, size):
+        return self.hand_out(block, size, requested)
+
+    def hand_out(self, block: Block, size: int, requested: int) -> Block:
+        """The whole of a block that left its pool, or its lower part."""
+        if self._should_split(block, size):
             block = split(block, size)
         block.is_allocated, block.requested = True, requested
         self.allocated += block.size
         return block
 
     def free(self, block: Block) -> None:
-        """No stream needs it any more."""
         block.is_allocated = False
         self.allocated -= block.size
         merge(block)
@@ -273,10 +273,10 @@ class CachingAllocator:
     def _grows(self, pool: Pool) -> bool:
         return self.is_expandable and pool.private_id not in self.fixed_pools
 
-    def should_split(self, block: Block, pool: Pool, size: int) -> bool:
+    def _should_split(self, block: Block, size: int) -> bool:
         """Whether what a request leaves of a block goes back to the pool."""
         remaining = block.size - size
-        if pool.is_small or self._grows(pool):
+        if block.pool.is_small or self._grows(block.pool):
             return remaining >= MIN_BLOCK_BYTES
         limit = self.settings.max_split_bytes
         return (limit is None or size < limit) and remaining > SMALL_BYTES
@@ -287,7 +287,6 @@ class CachingAllocator:
         return self._capacity is None or self.reserved + num_bytes <= self._capacity
 
     def reserve(self, num_bytes: int) -> None:
-        """So much is the driver's no more."""
         self.reserved += num_bytes
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 

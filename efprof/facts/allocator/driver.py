@@ -23,17 +23,14 @@ class Calls:
 
     @property
     def num_taken(self) -> int:
-        """Times that the driver was asked for memory."""
         return self.num_allocs + self.num_maps
 
     @property
     def num_returned(self) -> int:
-        """Times that it was given memory back."""
         return self.num_frees + self.num_unmaps
 
     @property
     def total(self) -> int:
-        """All that wait for the driver."""
         return self.num_taken + self.num_returned
 
     @property

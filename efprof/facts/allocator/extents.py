@@ -27,7 +27,6 @@ class Extent:
 
     @property
     def end(self) -> int:
-        """The first address behind it."""
         return self.address + self.num_bytes
 
     @property
@@ -46,13 +45,17 @@ class Extents:
         self.lows: dict[Kind, set[int]] = {}
         """By kind, where stretches began: the lowest tell where ranges begin, which last while any of it is mapped."""
         for segment in segments:
-            self.add(_extent_of(segment))
+            extent = Extent(
+                address=segment.address, num_bytes=segment.total_size, stream=segment.stream,
+                is_small=segment.segment_type == "small", private_id=segment.segment_pool_id,
+                is_expandable=segment.is_expandable,
+            )  # fmt: skip
+            self.add(extent)
 
     def by_address(self) -> list[Extent]:
         return [self._by_address[address] for address in self._addresses]
 
     def holding(self, address: int) -> Extent | None:
-        """The one that has this address."""
         index = bisect_right(self._addresses, address) - 1
         extent = self._by_address[self._addresses[index]] if index >= 0 else None
         return extent if extent is not None and address < extent.end else None
@@ -144,14 +147,6 @@ def released_extent(entry: Entry, settings: AllocatorSettings, known: Known) -> 
     return Extent(
         address=entry.addr, num_bytes=entry.size, stream=entry.stream, is_small=is_one_small,
         private_id=private_id, is_expandable=is_expandable,
-    )  # fmt: skip
-
-
-def _extent_of(segment: Segment) -> Extent:
-    return Extent(
-        address=segment.address, num_bytes=segment.total_size, stream=segment.stream,
-        is_small=segment.segment_type == "small", private_id=segment.segment_pool_id,
-        is_expandable=segment.is_expandable,
     )  # fmt: skip
 
 

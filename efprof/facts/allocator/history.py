@@ -6,6 +6,7 @@ A snapshot tells of the end, and its trace of what led there: walked backwards, 
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
+from operator import itemgetter
 
 import msgspec
 
@@ -178,22 +179,19 @@ def _walk_back(history: History, extents: Extents, segments: list[Segment]) -> i
             num_lost += not extents.remove(entry.addr, entry.size)
         elif entry.action in RELEASE:
             num_lost += not extents.add(released_extent(entry, history.settings, known))
-    history.live = [_live_block(live[address]) for address in sorted(live)]
+    history.live = [
+        # Of all that was freed little was there before the first event, and only that is made a block.
+        one if isinstance(one, LiveBlock) else LiveBlock(
+            address=one.addr, requested=one.size, size=None, stream=one.stream, private_id=one.private_id
+        )
+        for _, one in sorted(live.items(), key=itemgetter(0))
+    ]  # fmt: skip
     for block in history.live:
         extent = extents.holding(block.address)
         if extent is not None:
             block.private_id = extent.private_id
     _size_live(history, extents)
     return num_lost
-
-
-def _live_block(found: LiveBlock | Entry) -> LiveBlock:
-    """Of all that was freed little was there before the first event, and only that is made a block."""
-    if isinstance(found, LiveBlock):
-        return found
-    return LiveBlock(
-        address=found.addr, requested=found.size, size=None, stream=found.stream, private_id=found.private_id
-    )
 
 
 def _size_live(history: History, extents: Extents) -> None:

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames
-from efprof.facts.allocator.blocks import Block, part_of, split
+from efprof.facts.allocator.blocks import Block, part_of
 from efprof.facts.allocator.caching_allocator import UNKNOWN_DEVICE_BYTES, CachingAllocator
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.settings import MIN_BLOCK_BYTES, is_small, rounded_bytes
@@ -48,10 +48,7 @@ class Replay:
 
 
 def replay(history: History) -> Replay:
-    """Replay a device's history from the state before its first event, with the addresses that the driver gave.
-
-    Raises NotRecorded where it tells what cannot have been.
-    """
+    """From the state before the first event, where the driver put things; NotRecorded of what cannot have been."""
     replayer = Replayer(history)
     replayer.play(len(history.entries))
     return replayer.result
@@ -82,7 +79,6 @@ class Replayer:
 
     @property
     def result(self) -> Replay:
-        """How far the model told it right up to here."""
         return Replay(
             allocations=self._num_allocations,
             addresses_equal=self._num_equal,
@@ -300,11 +296,7 @@ def _place(
         front.place_before(block)
         pool.add(front)
         block.address, block.size = address, block.size - front.size
-    if allocator.should_split(block, pool, size):
-        block = split(block, size)
-    block.is_allocated, block.requested = True, requested
-    allocator.allocated += block.size
-    return block
+    return allocator.hand_out(block, size, requested)
 
 
 def _widen(allocator: CachingAllocator, block: Block, num_bytes: int) -> None:

@@ -1,11 +1,10 @@
 """The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF spells them, and how it rounds requests by them."""
 
-import difflib
 from dataclasses import dataclass, replace
 from typing import Final
 
 from efprof.artifacts.snapshot import Settings
-from efprof.model import EfprofError
+from efprof.model import EfprofError, nearest_to
 
 MIB: Final = 1024**2
 NUM_INTERVALS: Final = 16
@@ -77,16 +76,13 @@ def recorded_settings(recorded: Settings | None, *, is_expandable: bool) -> Allo
 
 
 def parse_configuration(text: str) -> AllocatorSettings:
-    """Read a string such as `expandable_segments:True,max_split_size_mb:128`, by torch 2.13's rules.
-
-    Raises BadConfiguration where torch would refuse it.
-    """
+    """As torch 2.13 reads it (`expandable_segments:True,max_split_size_mb:128`); raises BadConfiguration."""
     values = dict(_items(text))
     if values.get("backend", "native") != "native":
         raise BadConfiguration(
             "backend:cudaMallocAsync is an allocator of CUDA's own, which keeps none of these rules."
         )
-    large = _megabytes(values, "large_segment_size_mb", above=10) or 20 * MIB
+    large = _megabytes(values, "large_segment_size_mb", at_least=11) or 20 * MIB
     fraction = values.get("per_process_memory_fraction")
     threshold = values.get("garbage_collection_threshold")
     rounding = values.get("roundup_power2_divisions")
@@ -126,9 +122,7 @@ def _items(text: str) -> list[tuple[str, str]]:
         if not colon or not value:
             raise BadConfiguration(f"'{key}' has no value; settings are written 'key:value', with commas between them.")
         if key not in KNOWN_KEYS:
-            near = difflib.get_close_matches(key, sorted(KNOWN_KEYS), n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(sorted(KNOWN_KEYS))}."
-            raise BadConfiguration(f"'{key}' is no setting of the allocator; {hint}")
+            raise BadConfiguration(f"'{key}' is no setting of the allocator; {nearest_to(key, sorted(KNOWN_KEYS))}")
     return [(key, value) for key, _, value in pairs]
 
 
@@ -138,12 +132,11 @@ def _is_true(value: str, key: str) -> bool:
     return value == "True"
 
 
-def _megabytes(values: dict[str, str], key: str, *, above: int = 0, at_least: int = 1) -> int | None:
+def _megabytes(values: dict[str, str], key: str, *, at_least: int = 1) -> int | None:
     if key not in values:
         return None
-    least = max(above + 1, at_least)
-    if not values[key].isdecimal() or int(values[key]) < least:
-        raise BadConfiguration(f"{key} must be a whole number of MiB, at least {least}, not '{values[key]}'.")
+    if not values[key].isdecimal() or int(values[key]) < at_least:
+        raise BadConfiguration(f"{key} must be a whole number of MiB, at least {at_least}, not '{values[key]}'.")
     return int(values[key]) * MIB
 
 

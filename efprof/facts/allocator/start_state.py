@@ -14,8 +14,8 @@ from efprof.facts.allocator.settings import page_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """A block of a range as it was found."""
+class Found:
+    """A block of a range, or a stretch of it that is free or unmapped."""
 
     address: int
     num_bytes: int
@@ -66,7 +66,7 @@ def _by_range(extents: list[Extent], known: list[int], num_bytes: int) -> list[t
 
 
 def _take_over(
-    allocator: CachingAllocator, range_: Range, pool: Pool, stream: int, pieces: Iterable[Piece]
+    allocator: CachingAllocator, range_: Range, pool: Pool, stream: int, pieces: Iterable[Found]
 ) -> dict[int, Block]:
     """Take over a range as it was found, piece by piece; gives the blocks that somebody has, by address."""
     blocks: dict[int, Block] = {}
@@ -93,15 +93,12 @@ def _kind_of(extent: Extent) -> Kind:
     return extent.kind
 
 
-def _pieces(start: int, extents: list[Extent], live: list[LiveBlock], end: int = 0) -> Iterator[Piece]:
-    """The blocks within these mapped stretches, in order; before, between and behind them nothing is mapped.
-
-    `end` is where the addresses end that the last one may grow into.
-    """
+def _pieces(start: int, extents: list[Extent], live: list[LiveBlock], end: int = 0) -> Iterator[Found]:
+    """The blocks of these mapped stretches; nothing is mapped between them, nor behind them up to `end`."""
     at = start
     for extent in extents:
         if extent.address > at:
-            yield Piece(address=at, num_bytes=extent.address - at, state="unmapped")
+            yield Found(address=at, num_bytes=extent.address - at, state="unmapped")
             at = extent.address
         first, last = (
             bisect_left(live, edge, key=lambda block: block.address) for edge in (extent.address, extent.end)
@@ -111,11 +108,11 @@ def _pieces(start: int, extents: list[Extent], live: list[LiveBlock], end: int =
             if block.address < at or block.address + block.size > extent.end:
                 continue  # an event that the file lost: what does not fit is left out
             if block.address > at:
-                yield Piece(address=at, num_bytes=block.address - at, state="free")
-            yield Piece(address=block.address, num_bytes=block.size, state="allocated", requested=block.requested)
+                yield Found(address=at, num_bytes=block.address - at, state="free")
+            yield Found(address=block.address, num_bytes=block.size, state="allocated", requested=block.requested)
             at = block.address + block.size
         if at < extent.end:
-            yield Piece(address=at, num_bytes=extent.end - at, state="free")
+            yield Found(address=at, num_bytes=extent.end - at, state="free")
             at = extent.end
     if at < end:
-        yield Piece(address=at, num_bytes=end - at, state="unmapped")
+        yield Found(address=at, num_bytes=end - at, state="unmapped")

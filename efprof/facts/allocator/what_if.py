@@ -1,7 +1,7 @@
 """What a recorded program would reserve under other settings of the allocator."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Final
@@ -30,10 +30,7 @@ RANGE_GAP: Final = 1 << 42
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What the model says of one setting, over the layouts that were tried.
-
-    `stranded_bytes` is what was reserved and not in use when most was reserved.
-    """
+    """Over the layouts that were tried; `stranded_bytes` was reserved and not in use when most was reserved."""
 
     peak_reserved_bytes: int
     peak_reserved_low_bytes: int
@@ -41,14 +38,6 @@ class Outcome:
     stranded_bytes: int
     calls: Calls
     is_out_of_memory: bool
-
-
-@dataclass(kw_only=True, slots=True)
-class _Layout:
-    peak_reserved: int
-    stranded: int
-    calls: Calls
-    num_failed: int
 
 
 class WhatIf:
@@ -108,30 +97,27 @@ class WhatIf:
 
     @cached_property
     def recorded_cold(self) -> Outcome | None:
-        """Under the recorded settings, started cold as the others are, to compare them with.
-
-        None where the recording itself began cold.
-        """
+        """Under the recorded settings, started cold as the others are; None where the recording itself began cold."""
         return _outcome(self._cold, missed_bytes=self.missed_bytes) if self._cold else None
 
     @cached_property
     def missed_bytes(self) -> int:
         """What the memory's state before the recording adds to the peak, under the recorded settings."""
-        return max(0, self.recorded.peak_reserved_bytes - _typical(self._cold).peak_reserved) if self._cold else 0
+        return max(0, self.recorded.peak_reserved_bytes - _typical(self._cold).peak_reserved_bytes) if self._cold else 0
 
     @cached_property
-    def _cold(self) -> list[_Layout]:
+    def _cold(self) -> list[Outcome]:
         """Of a cold start under the recorded settings; empty where the recording itself began cold."""
         if not self.script.num_live and not self._history.extents:
             return []
         return self._layouts(self._history.settings, is_warm=False)
 
-    def _layouts(self, settings: AllocatorSettings, *, is_warm: bool) -> list[_Layout]:
+    def _layouts(self, settings: AllocatorSettings, *, is_warm: bool) -> list[Outcome]:
         """By their peaks."""
         layouts = [self._run(settings, _ranges(seed), is_warm=is_warm) for seed in range(self.num_layouts)]
-        return sorted(layouts, key=lambda layout: layout.peak_reserved)
+        return sorted(layouts, key=lambda layout: layout.peak_reserved_bytes)
 
-    def _run(self, settings: AllocatorSettings, new_range: NewRange, *, is_warm: bool) -> _Layout:
+    def _run(self, settings: AllocatorSettings, new_range: NewRange, *, is_warm: bool) -> Outcome:
         allocator = CachingAllocator(settings, new_range, capacity=self.capacity)
         if self._history.settings.expandable_segments and self.capacity == self.script.capacity:
             # A retry tells only what the device has at least: addresses end where the replay found that they do.
@@ -144,7 +130,7 @@ class WhatIf:
             numbered = ((number, found.get(block.address)) for number, block in enumerate(self._history.live))
             blocks = {number: block for number, block in numbered if block is not None}
             first = self.script.num_live
-        num_failed = peak = stranded = 0
+        peak, stranded, has_failed = 0, 0, False
         for kind, number, num_bytes, stream, private_id in islice(self.script.operations, first, None):
             if kind == FREE:
                 freed = blocks.pop(number, None)
@@ -155,32 +141,33 @@ class WhatIf:
             else:
                 block = allocator.malloc(num_bytes, stream, private_id)
                 if block is None:
-                    num_failed += 1
+                    has_failed = True
                 elif kind == ATTEMPT:
                     allocator.free(block)
                 else:
                     blocks[number] = block
                 if allocator.reserved > peak:
                     peak, stranded = allocator.reserved, allocator.reserved - allocator.allocated
-        return _Layout(
-            peak_reserved=allocator.peak_reserved, stranded=stranded, calls=allocator.calls, num_failed=num_failed
+        return Outcome(
+            peak_reserved_bytes=allocator.peak_reserved,
+            peak_reserved_low_bytes=allocator.peak_reserved,
+            peak_reserved_high_bytes=allocator.peak_reserved,
+            stranded_bytes=stranded,
+            calls=allocator.calls,
+            is_out_of_memory=has_failed,
         )
 
 
-def _outcome(layouts: list[_Layout], *, missed_bytes: int) -> Outcome:
+def _outcome(layouts: list[Outcome], *, missed_bytes: int) -> Outcome:
     """Of layouts by their peaks; what a cold start misses is added to the upper end."""
-    typical = _typical(layouts)
-    return Outcome(
-        peak_reserved_bytes=typical.peak_reserved,
-        peak_reserved_low_bytes=layouts[0].peak_reserved,
-        peak_reserved_high_bytes=layouts[-1].peak_reserved + missed_bytes,
-        stranded_bytes=typical.stranded,
-        calls=typical.calls,
-        is_out_of_memory=typical.num_failed > 0,
+    return replace(
+        _typical(layouts),
+        peak_reserved_low_bytes=layouts[0].peak_reserved_bytes,
+        peak_reserved_high_bytes=layouts[-1].peak_reserved_bytes + missed_bytes,
     )
 
 
-def _typical(layouts: list[_Layout]) -> _Layout:
+def _typical(layouts: list[Outcome]) -> Outcome:
     return layouts[(len(layouts) - 1) // 2]
 
 

@@ -13,22 +13,16 @@ from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import REQUESTS, capacity_of
 from efprof.facts.allocator.settings import in_effect, parse_configuration
 from efprof.facts.allocator.what_if import WhatIf
-from efprof.facts.device.device_evidence import COLD, DEFAULT
 from efprof.facts.device.device_memory import FEW_CANDIDATES, MANY_EVENTS, DeviceHistory, DeviceMemory
 from efprof.facts.device.headroom import device_capacity
+from efprof.facts.device.other_settings import COLD, DEFAULT
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
 from efprof.facts.steps.step_times import StepTimes, quantile_change_intervals
-from efprof.model import Evidence, Narrative, NotRecorded, Numbers, Table, UnreadableInput
+from efprof.model import BOUNDARIES, Evidence, Narrative, NotRecorded, Numbers, Table, UnreadableInput
 from efprof.units import format_interval, format_ms, in_brackets
 
-STAGE_BEFORE: Final = {
-    "pre_forward": "data",
-    "post_forward_pre_backward": "forward",
-    "pre_backward": "forward",
-    "post_backward": "backward",
-    "post_optimizer_step": "optimizer",
-}
+STAGE_BEFORE: Final = dict(zip(BOUNDARIES, ("data", "forward", "forward", "backward", "optimizer"), strict=True))
 """The stage that ends at a boundary; what lies between two steps ends with the next one's fetch."""
 LEAST_COMPARED: Final = 5
 """Steps on either side, to tell how much longer those with a retry take."""
@@ -36,11 +30,7 @@ LEAST_COMPARED: Final = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocationRetries:
-    """Retries in the steady steps, by step and by stage.
-
-    `slower_ms` is by how much the median step with a retry takes longer than the median one without; None where either
-    kind is too rare to tell.
-    """
+    """In the steady steps; the median step with one takes `slower_ms` longer, None where either kind is too rare."""
 
     num_steps: int
     middle_step: int
@@ -133,32 +123,47 @@ class RetryTrials:
     best: Trial | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RetryAdvice:
-    """The recorded histories, none without a snapshot; and of the first one that a setting helps, what it does.
-
-    `tried` is None where no replay under the recorded settings has a retry: of what would spare it nothing is known.
-    """
-
-    devices: tuple[DeviceHistory, ...]
-    tried: RetryTrials | None
-
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Replay the recorded requests under other settings; never raises NotRecorded."""
-        memory = run.find(DeviceMemory, UnreadableInput)
-        devices = memory.devices if memory else ()
-        tried: RetryTrials | None = None
-        for device in devices:
-            if device.replay.is_trusted and (tried is None or tried.best is None):
-                tried = _try(device, _what_if(run, device)) or tried
-        return cls(devices=devices, tried=tried)
+def recorded_devices(run: Run) -> tuple[DeviceHistory, ...]:
+    """None without a snapshot that can be read."""
+    memory = run.find(DeviceMemory, UnreadableInput)
+    return memory.devices if memory else ()
 
 
-def retry_evidence(retries: AllocationRetries, advice: RetryAdvice, *, has_history: bool) -> tuple[Evidence, ...]:
+def retry_trials(run: Run) -> RetryTrials | None:
+    """Of the first device that a setting helps; None where no replay under the recorded settings has a retry."""
+    tried: RetryTrials | None = None
+    for device in recorded_devices(run):
+        if device.replay.is_trusted and (tried is None or tried.best is None):
+            tried = _try(device, _what_if(run, device)) or tried
+    return tried
+
+
+def retry_evidence(retries: AllocationRetries, tried: RetryTrials | None, *, has_history: bool) -> tuple[Evidence, ...]:
     """All of it; `has_history` tells that a recorded history holds requests that were tried again."""
-    settings = () if advice.tried is None else (_table(advice.tried),)
-    return (_numbers(retries), *settings, _narrative(has_history=has_history))
+    line = (
+        "The line is that of the request which, in the recorded history, was served once memory had been given back."
+        if has_history
+        else "No recorded history holds a retry, so the stage is known by the counter at its boundaries, and the line "
+        "only as far as the stage has one."
+    )
+    return (
+        Numbers.of(
+            "Retries of the allocator",
+            ("steps after warm-up", float(retries.num_steps), "count"),
+            ("steps with a retry", float(len(retries.by_step)), "count"),
+            *((f"retries in the {stage} stage", float(count), "count") for stage, count in retries.by_stage),
+            ("steps with a retry take longer by", retries.slower_ms, "ms", retries.slower_interval_ms),
+        ),
+        *(() if tried is None else (_table(tried),)),
+        Narrative.of(
+            "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
+            "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow, "
+            "and one retry away from running out of memory.",
+            f"The allocator counts them; the counter was read at every boundary. {line}",
+            "Where other processes use the same device, it may be they who fill it. Steps with a retry may take longer "
+            "for what causes both, such as a longer batch.",
+        ),
+    )
 
 
 def how_much_slower(retries: AllocationRetries) -> str:
@@ -177,8 +182,7 @@ def what_flushes_give_back(run: Run) -> tuple[float, float] | None:
 
     None where no snapshot tells; flushes that gave nothing back leave no trace in a history, and are not counted.
     """
-    memory = run.find(DeviceMemory, UnreadableInput)
-    pairs = [pair for device in (memory.devices if memory else ()) for pair in flushes_in(device.history)]
+    pairs = [pair for device in recorded_devices(run) for pair in flushes_in(device.history)]
     if not pairs:
         return None
     return sum(returned for returned, _ in pairs) / len(pairs), sum(map(min, pairs)) / len(pairs)
@@ -252,18 +256,7 @@ def _trials(device: DeviceHistory, what_if: WhatIf) -> list[Trial]:
     return [replace(trial, configuration=name) for name, trial in zip(names, trials, strict=True)]
 
 
-def _numbers(retries: AllocationRetries) -> Numbers:
-    return Numbers.of(
-        "Retries of the allocator",
-        ("steps after warm-up", float(retries.num_steps), "count"),
-        ("steps with a retry", float(len(retries.by_step)), "count"),
-        *((f"retries in the {stage} stage", float(count), "count") for stage, count in retries.by_stage),
-        ("steps with a retry take longer by", retries.slower_ms, "ms", retries.slower_interval_ms),
-    )
-
-
 def _table(tried: RetryTrials) -> Table:
-    """The recorded settings first."""
     what_if, cold = tried.what_if, tried.what_if.recorded_cold
     outcomes = [(f"{what_if.recorded_configuration or DEFAULT} (as recorded)", what_if.recorded)]
     outcomes += [] if cold is None else [(COLD, cold)]
@@ -281,21 +274,4 @@ def _table(tried: RetryTrials) -> Table:
             )
             for name, outcome in outcomes
         ),
-    )
-
-
-def _narrative(*, has_history: bool) -> Narrative:
-    line = (
-        "The line is that of the request which, in the recorded history, was served once memory had been given back."
-        if has_history
-        else "No recorded history holds a retry, so the stage is known by the counter at its boundaries, and the line "
-        "only as far as the stage has one."
-    )
-    return Narrative.of(
-        "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
-        "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow, "
-        "and one retry away from running out of memory.",
-        f"The allocator counts them; the counter was read at every boundary. {line}",
-        "Where other processes use the same device, it may be they who fill it. Steps with a retry may take longer "
-        "for what causes both, such as a longer batch.",
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from efprof.artifacts.events import DeviceData, read_events
+from efprof.artifacts.events import DeviceData, events_of
 from efprof.artifacts.snapshot import Frames
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.run.run import Run
@@ -28,10 +28,7 @@ LEAST_BYTES = 64 * 1024**2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceDataset:
-    """A line that puts a data set on a device, and what was still there of it at the peak and at the end.
-
-    `batch_bytes` is what a step reads of it, at the lines `use_sites`.
-    """
+    """What one line put there and is still there at the end; a step reads `batch_bytes` of it at `use_sites`."""
 
     device: DeviceHistory
     site: str
@@ -81,7 +78,7 @@ class DeviceDatasets:
 
 
 def _seen(run: Run) -> DeviceData:
-    seen = [event for event in read_events(run.rank_folder)[0] if isinstance(event, DeviceData)]
+    seen = events_of(run.rank_folder, DeviceData)
     if not seen:
         raise NotRecorded("events.jsonl tells of no device_data: record the run again with this efprof.")
     if seen[-1].why_not:

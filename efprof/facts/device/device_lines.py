@@ -37,10 +37,7 @@ class DeviceLines:
 
 
 def lines_over_time(history: History, site_of: Callable[[Frames], str | None], shown: Sequence[int]) -> DeviceLines:
-    """The lines that have most when tensors have most, and all others as one, at few enough instants to draw.
-
-    The entries of the indices `shown` are among them.
-    """
+    """The lines that have most when tensors do, all others as one, at few instants; those of `shown` are among them."""
     names, changes = _changes(history, site_of)
     alive = np.cumsum(np.where(changes.owners == RESERVED, 0, changes.amounts))[-len(history.entries) :]
     places = np.unique(np.array([-1, *drawn_instants(alive, 0, len(alive)), *shown]))

@@ -37,9 +37,7 @@ PYTHON_FILE: Final = re.compile(r"\.py$|^<ipython|^<stdin|ipykernel_")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """A request that failed, rounded up to a block's size; what the driver said was free, as far as the program may
-    take it; and all there was then.
-    """
+    """A failed request, rounded to a block's size; what the driver had free for it; and all there was then."""
 
     requested_bytes: int
     device_free_bytes: int | None
@@ -102,10 +100,7 @@ class UserLines:
 
 
 class DeviceHistory:
-    """One device's memory through one snapshot. `file` is the snapshot's name.
-
-    `limit_bytes` is what the program lets itself take of the device, None without a limit.
-    """
+    """Through the snapshot `file`; `limit_bytes` is what the program lets itself take, None without a limit."""
 
     def __init__(self, file: str, history: History, lines: UserLines, *, limit_bytes: int | None = None) -> None:
         self.file = file
@@ -163,8 +158,12 @@ class DeviceHistory:
 
     @cached_property
     def best(self) -> Trial | None:
-        """The one to take, where one is clearly better than what was set."""
         return best_of(self.what_if, self.trials)
+
+    @property
+    def survivor(self) -> Trial | None:
+        """The same, where that serves all requests."""
+        return None if self.best is None or self.best.outcome.is_out_of_memory else self.best
 
 
 def _failure(

@@ -95,10 +95,7 @@ class Headroom:
 
 
 def device_capacity(run: Run) -> int | None:
-    """What the first device had for this program: free at the first step, or reserved already. None without CUDA.
-
-    It is never more than the program lets itself take.
-    """
+    """Free at the first step or reserved already, of what the program lets itself take of it; None without CUDA."""
     if not run.run_file.devices or "CUDA" not in run.run_file.memory_source:
         return None
     device = run.run_file.devices[0]
@@ -129,15 +126,6 @@ def own_limit(run: Run) -> str:
 
 
 def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
-    """How the device's memory divides, what that rests on, and when it is wrong."""
-    sizes = [
-        (f"memory of {headroom.device}", headroom.total_bytes),
-        ("used by others, or outside of the allocator", headroom.outside_bytes),
-        ("reserved at most", headroom.peak_reserved_bytes),
-        ("allocated at most, at a stage's boundary", headroom.peak_allocated_bytes),
-        ("kept whatever the batch", headroom.fixed_bytes),
-        ("taken by each sample", headroom.sample_bytes),
-    ]
     paragraphs = (
         "What is allocated when a forward pass begins (parameters, optimizer state, what else the program keeps) does "
         f"not depend on the batch: {format_bytes(headroom.fixed_bytes)}. All else of the reserved peak is taken to "
@@ -149,7 +137,12 @@ def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
     return (
         Numbers.of(
             "What a batch takes of the device",
-            *((label, float(size), "bytes") for label, size in sizes),
+            (f"memory of {headroom.device}", float(headroom.total_bytes), "bytes"),
+            ("used by others, or outside of the allocator", float(headroom.outside_bytes), "bytes"),
+            ("reserved at most", float(headroom.peak_reserved_bytes), "bytes"),
+            ("allocated at most, at a stage's boundary", float(headroom.peak_allocated_bytes), "bytes"),
+            ("kept whatever the batch", float(headroom.fixed_bytes), "bytes"),
+            ("taken by each sample", headroom.sample_bytes, "bytes"),
             ("samples that would fit", float(headroom.largest_micro_batch), "count"),
         ),
         Narrative.of(*paragraphs),

@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -10,22 +9,16 @@ from efprof.artifacts.events import DeviceShortage
 from efprof.artifacts.snapshot import Block, Entry, Snapshot, read_snapshot
 from efprof.facts.allocator.history import history_before
 from efprof.facts.allocator.settings import SMALL_BYTES, SMALL_SEGMENT_BYTES
-from efprof.facts.device.device_evidence import (
-    composition_numbers,
-    device_use_evidence,
-    how_replay_is_known,
-    owner_map,
-    reserved_series,
-    trial_bars,
-)
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, Failure, UserLines, limit_bytes_of
-from efprof.facts.device.segment_map import segment_map
+from efprof.facts.device.device_use import device_use_evidence
+from efprof.facts.device.other_settings import how_replay_is_known, trial_bars
+from efprof.facts.device.segment_map import composition_numbers, owner_map, reserved_series, segment_map
 from efprof.facts.peak.live_memory import LiveMemory, sites_of
 from efprof.facts.peak.peak_composition import PeakComposition, most_by_line, peak_bars
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, RunLimits
 from efprof.facts.source.sources import Sources, place_of, split_site
-from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table, UnreadableInput
+from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table, ThinEvidence, UnreadableInput
 from efprof.units import format_bytes, format_share
 
 SNAPSHOT: Final = "memory-out-of-memory.pickle"
@@ -81,8 +74,59 @@ class FailureState:
         return cls(device=device, sizes=tuple(_sizes(run, snapshot, device)))
 
 
+def blamed_site(run: Run, device: DeviceHistory, failure: Failure) -> str:
+    """Who asked; a backward pass asks in a thread without Python, and its error comes out of the line that called it.
+
+    Where that is not known either, the line that had most of the device; raises ThinEvidence where no line is known.
+    """
+    error, rank = run.find(MemoryFailure), device.file.rpartition("/")[0]
+    is_this_one = error is not None and rank in ("", error.rank_folder.name)
+    site = failure.site or (error.site if error and is_this_one else None) or failure.most_held_site
+    if site is None:
+        raise ThinEvidence(
+            f"a request for {format_bytes(failure.requested_bytes)} failed, but no stack of device "
+            f"{device.history.device} in {device.file} names a line of yours; record with stacks."
+        )
+    return site
+
+
+def why_it_failed(device: DeviceHistory, failure: Failure) -> str:
+    """In one or two sentences: what was asked for, what there was, and who had the rest."""
+    parts = failure.instant.composition
+    driver = failure.device_free_bytes
+    rest = "" if driver is None else f", and the driver had {format_bytes(driver)}"
+    why = "memory was there, but in pieces" if failure.is_fragmentation else "memory was truly short"
+    elsewhere = failure.free_bytes - failure.usable_bytes
+    where = f" ({format_bytes(elsewhere)} of that for other sizes, streams or pools)" if elsewhere else ""
+    most = next((owner for owner in failure.instant.owners if owner.site is not None), None)
+    held = ""
+    if most is not None and most.site is not None:
+        share = format_share(most.num_bytes / max(1, parts.reserved_bytes))
+        of_what = "Most" if most is failure.instant.owners[0] else "Of what stacks tell of, most"
+        held = f". {of_what} was held by {place_of(most.site)}: {format_bytes(most.num_bytes)} ({share})"
+    return (
+        f"Device {device.history.device} could not give {format_bytes(failure.requested_bytes)}: of "
+        f"{format_bytes(parts.reserved_bytes)} reserved {format_bytes(failure.free_bytes)} were free"
+        f"{where}, the largest piece {format_bytes(max(failure.piece_bytes, default=0))}{rest}; {why}{held}"
+    )
+
+
+def why_no_setting_helps(device: DeviceHistory, failure: Failure) -> str:
+    """And what must change at the line that holds most."""
+    tried = (
+        "No setting of the allocator that was tried would have served the request"
+        if device.trials
+        else "No history tells whether a setting of the allocator would have served it"
+    )
+    most = failure.instant.owners[0].site if failure.instant.owners else None
+    where = f" at {place_of(most)}, which holds most" if most else ""
+    if failure.is_fragmentation:
+        return f"{tried}: keep less{where}, so that larger pieces are free."
+    missing = failure.requested_bytes - (failure.device_free_bytes or 0) - failure.usable_bytes
+    return f"{tried}: it is {format_bytes(missing)} short at that moment; keep less{where}."
+
+
 def evidence_of_device(run: Run, device: DeviceHistory, failure: Failure, blame: SourceLine) -> tuple[Evidence, ...]:
-    """What filled the device, where it lay, and what other settings would have done."""
     most_held = run.get(Sources).line(failure.most_held_site) if failure.most_held_site else None
     return (
         reserved_series(device, ((float(failure.instant.index + 1), "the failed request"),), most_held),
@@ -193,16 +237,14 @@ def _windows(run: Run, device: DeviceHistory) -> list[tuple[str, dict[int, Lines
     """
     asked: list[tuple[str, list[tuple[int, str | None]]]] = []
     number, rank = device.history.device, device.file.rpartition("/")[0]
-    with suppress(NotRecorded, UnreadableInput):
-        for one in run.get(DeviceMemory).devices:
-            if (one.history.device, one.file.rpartition("/")[0]) == (number, rank):
-                allocs = [entry for entry in one.history.entries if entry.action == "alloc"]
-                asked.append((one.file, [(entry.size, one.lines.site(entry.frames)) for entry in allocs]))
-    with suppress(NotRecorded, UnreadableInput):
-        if rank in ("", run.rank_folder.name):
-            for window in reversed(run.get(LiveMemory).windows):
-                sizes = [event.num_bytes for event in window.events]
-                asked.append((window.name, list(zip(sizes, sites_of(window, run.get(Sources)), strict=True))))
+    memory, live = run.find(DeviceMemory, UnreadableInput), run.find(LiveMemory, UnreadableInput)
+    for one in memory.devices if memory else ():
+        if (one.history.device, one.file.rpartition("/")[0]) == (number, rank):
+            allocs = [entry for entry in one.history.entries if entry.action == "alloc"]
+            asked.append((one.file, [(entry.size, one.lines.site(entry.frames)) for entry in allocs]))
+    for window in reversed(live.windows) if live and rank in ("", run.rank_folder.name) else ():
+        sizes = [event.num_bytes for event in window.events]
+        asked.append((window.name, list(zip(sizes, sites_of(window, run.get(Sources)), strict=True))))
     windows = []
     for name, requests in asked:
         lines: defaultdict[int, Lines] = defaultdict(Lines)

@@ -1,18 +1,33 @@
-"""The map of a device's segments: every block in its place, coarse enough to be drawn."""
+"""A device's memory, to be seen: over time, at an instant by lines, and the map of its segments, block by block."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from efprof.facts.allocator.layout import FREE, Instant, Piece, SegmentLayout, totals_of
-from efprof.facts.device.device_evidence import composition_numbers, reserved_series, trial_bars
 from efprof.facts.device.device_lines import NO_LINE
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
+from efprof.facts.device.other_settings import trial_bars
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import place_of
-from efprof.model import Evidence, SegmentMap, SegmentRow, SegmentView, SourceLine, Stretch, StretchState
+from efprof.facts.source.sources import Sources, place_of
+from efprof.model import (
+    Bar,
+    Evidence,
+    MemoryMap,
+    Numbers,
+    SegmentMap,
+    SegmentRow,
+    SegmentView,
+    Series,
+    SeriesLine,
+    SourceLine,
+    Stretch,
+    StretchState,
+)
 from efprof.units import format_bytes
 
+MOST_BARS: Final = 8
 MOST_ROWS: Final = 24
 """More segments than that do not get a row each: those of one size share one. The recordings of public programs that
 were looked at had 2 to 1,722."""
@@ -42,19 +57,77 @@ def segment_map(
 
 def device_overview(run: Run) -> tuple[Evidence, ...]:
     """What a run's snapshots show of each device whose history can be replayed; raises NotRecorded, UnreadableInput."""
-    return tuple(one for device in run.get(DeviceMemory).trusted for one in _overview_of(device))
+    shown: list[Evidence] = []
+    for device in run.get(DeviceMemory).trusted:
+        name, mark = f"Device {device.history.device}", (float(device.peak_index + 1), "peak")
+        shown += [
+            reserved_series(device, (mark,)),
+            composition_numbers(device.peak, f"{name}: reserved memory at its peak"),
+            segment_map(device, device.peak, "at the peak", None, f"{name}, segment by segment"),
+            trial_bars(device),
+        ]
+    return tuple(shown)
 
 
-def _overview_of(device: DeviceHistory) -> tuple[Evidence, ...]:
-    """What is worth seeing of a device that nothing is wrong with."""
-    number = device.history.device
-    mark = (float(device.peak_index + 1), "peak")
-    return (
-        reserved_series(device, (mark,)),
-        composition_numbers(device.peak, f"Device {number}: reserved memory at its peak"),
-        segment_map(device, device.peak, "at the peak", None, f"Device {number}, segment by segment"),
-        trial_bars(device),
+def reserved_series(
+    device: DeviceHistory, marks: tuple[tuple[float, str], ...], blame: SourceLine | None = None
+) -> Series:
+    """What is reserved, and below it what tensors asked for, by line, over the recorded events."""
+    found = device.lines_over_time
+    curves = (
+        SeriesLine(label=label, x=found.num_events, y=sizes, is_highlighted=f"/{blame}".endswith(f"/{label}"))
+        for label, sizes in found.curves
     )
+    return Series(
+        title=f"Memory of device {device.history.device} over the recorded events, by your lines",
+        x_label="event of the allocator",
+        x_unit="count",
+        y_label="memory",
+        y_unit="bytes",
+        lines=(
+            *(replace(curve, stage="other") if curve.label == NO_LINE else curve for curve in curves),
+            SeriesLine(label="reserved", x=found.num_events, y=found.reserved, is_over_stack=True),
+        ),
+        is_stacked=True,
+        is_stepped=True,
+        marks=marks,
+    )
+
+
+def composition_numbers(instant: Instant, title: str) -> Numbers:
+    parts = instant.composition
+    numbers = [
+        ("reserved", parts.reserved_bytes),
+        ("asked for by tensors", parts.requested_bytes),
+        ("rounding", parts.rounding_bytes),
+        ("slack behind large blocks, which are not split for less than 1 MiB", parts.slack_bytes),
+        ("given back, waiting for another stream", parts.pending_bytes),
+        ("stranded: free in segments that something else holds", parts.stranded_bytes),
+        ("releasable: free in whole segments", parts.releasable_bytes),
+        ("largest free block", parts.largest_free_bytes),
+    ]
+    shown = [(label, float(value), "bytes") for label, value in numbers if value or label == "reserved"]
+    return Numbers.of(title, *shown)
+
+
+def owner_map(instant: Instant, blame: SourceLine | None, title: str) -> MemoryMap:
+    owners, rest = instant.owners[:MOST_BARS], instant.owners[MOST_BARS:]
+    labels = [NO_LINE if owner.site is None else place_of(owner.site) for owner in owners]
+    bars = [
+        Bar(label=label, num_bytes=owner.num_bytes, is_highlighted=blame is not None and label == str(blame))
+        for label, owner in zip(labels, owners, strict=True)
+    ]
+    if rest:
+        bars.append(Bar(label=f"{len(rest)} other lines", num_bytes=sum(owner.num_bytes for owner in rest)))
+    free = instant.composition.stranded_bytes + instant.composition.releasable_bytes
+    bars.append(Bar(label="nobody: cached by the allocator", num_bytes=free))
+    return MemoryMap(title=title, bars=tuple(sorted(bars, key=lambda bar: -bar.num_bytes)))
+
+
+def line_of(sources: Sources, instant: Instant) -> SourceLine | None:
+    """The user's line that holds most of the segments with free memory in them; None where no stack names one."""
+    held = [(owner.stranding_bytes, owner.num_bytes, owner.site) for owner in instant.owners if owner.site is not None]
+    return sources.line(max(held)[2]) if held else None
 
 
 def map_of(views: Sequence[tuple[str, Sequence[SegmentLayout]]], highlighted: str | None, title: str) -> SegmentMap:

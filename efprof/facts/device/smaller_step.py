@@ -71,10 +71,7 @@ class Shortage:
         return None if scaling is None or self.kept_bytes is None else self.kept_bytes + scaling // num_parts
 
     def parts_that_fit(self, micro_batch: int) -> int | None:
-        """How many equal parts to cut a micro-batch into, the fewest that fit: halves, then halves of these.
-
-        Two where nothing tells how many are needed; None where not even single samples fit.
-        """
+        """The fewest equal parts that fit; two where nothing tells, None where not even single samples do."""
         parts = list(_parts_of(micro_batch))
         if self.kept_bytes is None:
             return parts[0] if parts else None

@@ -1,7 +1,7 @@
 """What a run that was recorded on a CPU would reserve on a GPU: an estimate."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -56,14 +56,6 @@ NOT_REPLAYABLE = (
 Fit = Literal["yes", "no", "unclear"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate(Trial):
-    """Of one configuration. `outcome` is the likely one, low and high are over all assumptions and layouts."""
-
-    low_bytes: int
-    high_bytes: int
-
-
 class GpuEstimate:
     """The run's windows on a GPU that nobody has."""
 
@@ -108,30 +100,32 @@ class GpuEstimate:
         )
 
     @cached_property
-    def default(self) -> Estimate:
+    def default(self) -> Trial:
         return self.under("")
 
     @cached_property
-    def trials(self) -> tuple[Estimate, ...]:
-        """Under the others that are worth a try."""
+    def trials(self) -> tuple[Trial, ...]:
         return tuple(self.under(text) for text in worth_a_try(self.what_if))
 
-    def under(self, configuration: str) -> Estimate:
-        """Raises BadConfiguration where torch would refuse it."""
+    def under(self, configuration: str) -> Trial:
+        """The likely outcome, low and high over all assumptions and layouts; raises BadConfiguration."""
         settings = parse_configuration(configuration)
         outcomes = [what_if.run(settings) for what_if in self._what_ifs]
         is_default = settings == AllocatorSettings()
-        return Estimate(
+        likely = replace(
+            outcomes[0],
+            peak_reserved_low_bytes=min(outcome.peak_reserved_low_bytes for outcome in outcomes),
+            peak_reserved_high_bytes=max(outcome.peak_reserved_high_bytes for outcome in outcomes),
+        )
+        return Trial(
             configuration=configuration,
-            outcome=outcomes[0],
-            low_bytes=min(outcome.peak_reserved_low_bytes for outcome in outcomes),
-            high_bytes=max(outcome.peak_reserved_high_bytes for outcome in outcomes),
+            outcome=likely,
             warnings=() if is_default else warnings_about(settings, self.what_if),
         )
 
-    def fits(self, estimate: Estimate, capacity: int) -> Fit:
+    def fits(self, estimate: Trial, capacity: int) -> Fit:
         """Whether a device of so many bytes has room for the whole band, or under no assumption for what is in use."""
-        if estimate.high_bytes <= capacity:
+        if estimate.outcome.peak_reserved_high_bytes <= capacity:
             return "yes"
         in_use = (peak_allocated_bytes(self._entries(one), AllocatorSettings()) for one in self.assumptions)
         return "no" if min(in_use) > capacity else "unclear"
@@ -152,17 +146,15 @@ class GpuEstimate:
 
 
 def gpu_overview(run: Run) -> tuple[Evidence, ...]:
-    """What a report says of it. Other settings take seconds: `efprof allocator what-if RUN` tries them.
-
-    Raises NotRecorded where no allocation window was recorded, or the run was on a CUDA device.
-    """
+    """What a report says of it; raises NotRecorded without an allocation window, or where the run was on CUDA."""
     estimate = run.get(GpuEstimate)
-    default = estimate.default
+    default = estimate.default.outcome
+    ends = default.peak_reserved_low_bytes, default.peak_reserved_high_bytes
     numbers = Numbers.of(
         "Played by the model of CUDA's caching allocator, under its default settings",
-        ("peak reserved", default.outcome.peak_reserved_bytes, "bytes", (default.low_bytes, default.high_bytes)),
+        ("peak reserved", default.peak_reserved_bytes, "bytes", ends),
         ("most in use at once", estimate.peak_allocated_bytes, "bytes"),
-        ("idle at that peak", default.outcome.stranded_bytes, "bytes"),
+        ("idle at that peak", default.stranded_bytes, "bytes"),
     )
     return numbers, Narrative(title=TITLE, paragraphs=CAVEATS)
 
@@ -176,10 +168,7 @@ class EstimatedPrediction(Prediction, kw_only=True):
 
 
 class DeviceEstimate(msgspec.Struct, kw_only=True):
-    """The device that nobody has.
-
-    Of what is older than the windows, `rest_bytes` is what no step is evidence of; None where the total is not known.
-    """
+    """`rest_bytes`, of what is older than the windows, is what no step is evidence of; None where unknown."""
 
     device: int
     replayable: bool
@@ -213,10 +202,7 @@ def replay_run(folder: Path) -> FileReplay:
 
 
 def estimate_run(folder: Path, configurations: tuple[str, ...], *, capacity: int | None = None) -> RunEstimate:
-    """Try the configurations, or those that are worth a try where none is given.
-
-    Raises UnreadableInput, NotRecorded where there is no allocation window, and BadConfiguration.
-    """
+    """The configurations, or those worth a try; raises UnreadableInput, NotRecorded, BadConfiguration."""
     program = open_run(folder).get(GpuEstimate)
     estimates = tuple(program.under(text) for text in configurations) or program.trials
     best, older = best_of(program.what_if, estimates), program.older
@@ -241,14 +227,14 @@ def estimate_run(folder: Path, configurations: tuple[str, ...], *, capacity: int
     return RunEstimate(file=str(folder), estimate=True, devices=[device])
 
 
-def _prediction_of(program: GpuEstimate, estimate: Estimate, capacity: int | None) -> EstimatedPrediction:
+def _prediction_of(program: GpuEstimate, estimate: Trial, capacity: int | None) -> EstimatedPrediction:
     """What would be reserved with no limit, and whether the device has that."""
     outcome, fits = estimate.outcome, None if capacity is None else program.fits(estimate, capacity)
     return EstimatedPrediction(
         conf=estimate.configuration,
         peak_reserved_bytes=outcome.peak_reserved_bytes,
-        peak_reserved_low_bytes=estimate.low_bytes,
-        peak_reserved_high_bytes=estimate.high_bytes,
+        peak_reserved_low_bytes=outcome.peak_reserved_low_bytes,
+        peak_reserved_high_bytes=outcome.peak_reserved_high_bytes,
         stranded_bytes=outcome.stranded_bytes,
         device_allocs=outcome.calls.num_taken,
         device_frees=outcome.calls.num_returned,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from efprof.artifacts.events import BackwardCalls, GradientClearing, read_events
+from efprof.artifacts.events import BackwardCalls, GradientClearing, events_of
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
@@ -28,7 +28,7 @@ OF_CREATED = (
 
 def backward_calls(run: Run) -> list[BackwardCalls]:
     """All that was seen of each line that calls backward; raises NotRecorded of older runs, and without events."""
-    last = {one.site: one for one in read_events(run.rank_folder)[0] if isinstance(one, BackwardCalls)}
+    last = {one.site: one for one in events_of(run.rank_folder, BackwardCalls)}
     if not last:
         raise NotRecorded("events.jsonl tells of no backward_calls: record the run again with this efprof.")
     return list(last.values())
@@ -97,7 +97,6 @@ class RetainedBackward:
 
 
 def graph_evidence(found: NeedlessGraph) -> tuple[Evidence, ...]:
-    """What a graph holds, and how we know that nobody needs it."""
     calls = found.calls
     paragraphs = (
         f"Each node of {calls.num_watched} graphs that this line kept was watched: no later call of backward, nor of "
@@ -143,11 +142,8 @@ class UnclearedGradients:
 
     @classmethod
     def compute(cls, run: Run) -> Self:
-        """Read events.
-
-        Raises NotRecorded where no optimizer was watched for long enough, and ThinEvidence where none can be told of.
-        """
-        seen = [event for event in read_events(run.rank_folder)[0] if isinstance(event, GradientClearing)]
+        """Raises NotRecorded where no optimizer was watched long enough, ThinEvidence where none can be told of."""
+        seen = events_of(run.rank_folder, GradientClearing)
         if not seen:
             raise NotRecorded(
                 "events.jsonl does not say what becomes of the gradients; record 20 steps with 'efprof record', of an "

@@ -77,7 +77,6 @@ class UnattributedGrowth:
         return cls(blame=backward_line(run), why=why, advice=advice, is_guess=True)
 
     def evidence(self, run: Run) -> tuple[Evidence, ...]:
-        """The curve, the line, the rate, what was counted, and how that is known."""
         leaks, fit = run.get(Leaks), run.get(MemoryGrowth).fit
         counted, kept = leaks.missing, () if self.container is None else (self.container,)
         if leaks.grown is not None:

@@ -1,6 +1,5 @@
 """Whether the process's memory outside of tensors and of the C heap grows, and which containers were counted to."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -104,22 +103,20 @@ def outside_samples(records: Sequence[StepRecord], *, is_heap_read: bool) -> lis
 
 def may_be_pointers(run: Run) -> bool:
     """Whether what grows in the C heap is no more than containers of what grows outside of it have there."""
-    with contextlib.suppress(NotRecorded, ThinEvidence):
-        host = run.get(HostGrowth)
-        slope = run.get(MemoryGrowth).fit.trend.slope
-        is_told = host.is_growing or host.is_explained
-        return is_told and host.is_heap_read and slope <= MOST_POINTERS * host.fit.trend.slope
-    return False
+    host, memory = run.find(HostGrowth, ThinEvidence), run.find(MemoryGrowth, ThinEvidence)
+    if host is None or memory is None or not (host.is_growing or host.is_explained):
+        return False
+    return host.is_heap_read and memory.fit.trend.slope <= MOST_POINTERS * host.fit.trend.slope
 
 
 def is_told_of_tensors(run: Run) -> bool:
     """Whether tensors grow by as much: what keeps tensors keeps Python objects too."""
-    with contextlib.suppress(ThinEvidence):
-        leaks = run.get(Leaks)
-        held = sum(leak.rate.slope for leak in leaks.leaks)
-        slope = leaks.fit.trend.slope if leaks.fit and leaks.is_growing else 0.0
-        return max(held, slope) >= run.get(HostGrowth).fit.trend.slope > 0
-    return False
+    leaks = run.find(Leaks, ThinEvidence)
+    if leaks is None:
+        return False
+    held = sum(leak.rate.slope for leak in leaks.leaks)
+    slope = leaks.fit.trend.slope if leaks.fit and leaks.is_growing else 0.0
+    return max(held, slope) >= run.get(HostGrowth).fit.trend.slope > 0
 
 
 def host_limits(run: Run) -> RunLimits:
@@ -132,7 +129,6 @@ def host_limits(run: Run) -> RunLimits:
 
 
 def host_growth_evidence(run: Run, blame: SourceLine) -> tuple[Evidence, ...]:
-    """The curve, the line, the rate, what was counted, and how that is known."""
     growth = run.get(HostGrowth)
     what = "outside of tensors and the C heap, " if growth.is_heap_read else ""
     containers, sizes = growth.containers, growth.containers[0].sizes

@@ -120,7 +120,6 @@ def counted_series(kept: Sequence[RetainedTensors]) -> Series:
 
 
 def kept_table(kept: Sequence[RetainedTensors]) -> Table:
-    """Each with its counts, the lines seen to feed and to empty it, and what speaks against a leak."""
     return Table(
         title="What grew, and the lines that were seen to change it",
         columns=("held by", "type", "entries", "growth per step", "fed by", "emptied by", "what speaks against a leak"),
@@ -150,9 +149,7 @@ def _seen_at(changes: Sequence[Change]) -> str:
 
 
 def rate_of(sizes: Sequence[Size]) -> Trend:
-    """Bytes per step from the first of at least two counts to the last, between the slowest and the fastest pair of
-    neighbours.
-    """
+    """Bytes per step from the first count to the last, between the slowest and the fastest pair of neighbours."""
     first, last = sizes[0], sizes[-1]
     slope = (last.num_bytes - first.num_bytes) / max(1, last.step - first.step)
     spaced = pairwise(_spaced(sizes))

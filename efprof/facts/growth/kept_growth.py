@@ -58,10 +58,7 @@ class SeenLines:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptGrowth:
-    """All that grew, most bytes per step first, of tensors and graphs (`holders`) and of anything else (`containers`).
-
-    `num_counts` counts were taken, the last of them after step `last_step`.
-    """
+    """What grew, most bytes first: of tensors and graphs, and of all else; by `num_counts` up to step `last_step`."""
 
     holders: tuple[RetainedTensors, ...]
     containers: tuple[RetainedTensors, ...]

@@ -1,7 +1,6 @@
 """What leaks, by both kinds of evidence: things that were counted to grow, and the trend of memory."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -13,7 +12,8 @@ from efprof.facts.growth.trend import Fit, Trend
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.facts.source.sources import Sources, definition_of
-from efprof.model import Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence
+from efprof.facts.steps.step_times import usual_backward_site
+from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence
 from efprof.units import format_bytes, format_interval, in_brackets
 
 LEAST_SHARE: Final = 0.2
@@ -94,9 +94,12 @@ class Leaks:
             missing=" ".join(missing),
         )
 
-    def of_kind(self, kind: Kind) -> list[Leak]:
-        """Those that keep graphs, or tensors alone."""
-        return [leak for leak in self.leaks if leak.kind == kind]
+    def examine(self, kind: Kind, make: Callable[[Leak], Finding]) -> Examination:
+        """What leaks of a kind; raises ThinEvidence where nothing does for sure, and something may."""
+        found = tuple(make(leak) for leak in self.leaks if leak.kind == kind)
+        if not found:
+            self.abstain_if_unclear(kind)
+        return Examination(looked_at=self.looked_at(), findings=found)
 
     @property
     def bounded(self) -> list[RetainedTensors]:
@@ -166,10 +169,10 @@ def place_to_blame(run: Run, kept: RetainedTensors) -> SourceLine:
 
 def backward_line(run: Run) -> SourceLine:
     """The line of the loop that calls backward; raises ThinEvidence where none was recorded."""
-    sites = Counter(record.backward_site for record in read_steps(run.rank_folder)[0] if record.backward_site)
-    if not sites:
+    site = usual_backward_site(read_steps(run.rank_folder)[0])
+    if site is None:
         raise ThinEvidence("memory grows, and no line of the training loop was recorded to point at.")
-    return run.get(Sources).line(sites.most_common(1)[0][0])
+    return run.get(Sources).line(site)
 
 
 def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0, caution: str = "") -> Finding:

@@ -43,10 +43,7 @@ LEAST_STEPS = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryGrowth:
-    """Retained bytes at the end of steps and their trend, and whether that is a leak.
-
-    `is_rising` where it is none, and yet rises to the end: not evenly enough, or ever slower.
-    """
+    """Retained bytes and their trend; `is_rising` where it is no leak and yet rises: unevenly, or ever slower."""
 
     fit: Fit
     is_growing: bool
@@ -97,7 +94,6 @@ def _counted_after(run: Run) -> set[int]:
 
 
 def _too_few(num_read: int, records: Sequence[StepRecord]) -> str:
-    """Why there is no trend, and how to record one."""
     num_in_windows = sum(record.window is not None for record in records)
     is_enough = num_read + num_in_windows >= LEAST_STEPS
     how = "record with 'efprof record --windows none', so that all steps count" if is_enough else "record a longer run"
@@ -137,7 +133,6 @@ def growth_words(run: Run, fit: Fit, rate: Trend, why: str = "") -> str:
 
 
 def growth_numbers(limits: RunLimits, rate: Trend, fit: Fit | None) -> Numbers:
-    """The rate, the rise where memory shows it, and where that leads as far as that can be foreseen."""
     end = limits.end_step(rate.slope)
     return Numbers.of(
         "Growth",
@@ -159,7 +154,6 @@ def growth_evidence(
     how: Sequence[str],
     title: str = "Memory retained after each step",
 ) -> tuple[Evidence, ...]:
-    """The curve, the line, the rate, what was counted of what it feeds and of all that grew, and how that is known."""
     fitted = []
     if fit is not None:
         fitted = [
@@ -182,7 +176,6 @@ def growth_evidence(
 
 
 def _series(fit: Fit, title: str) -> Series:
-    """The staircase: bytes after each step outside windows, the trend, and where its fit begins."""
     ends = (float(fit.steps[fit.first_steady]), float(fit.steps[-1]))
     steps, sizes = tuple(map(float, fit.steps)), tuple(map(float, fit.sizes))
     line = tuple(fit.trend.level + fit.trend.slope * step for step in ends)

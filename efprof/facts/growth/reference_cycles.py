@@ -42,10 +42,7 @@ _LIKELIHOOD: tuple[Value, ...] = ("self", "back", "named", "made")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CycleSawtooth:
-    """The large collections that are comparable; `peak_bytes` is the run's, as far as it was read.
-
-    `steps_apart` is the median number of steps from one to the next; 0 where there are none.
-    """
+    """The comparable large collections, the median steps between them (0 without), and the run's peak as read."""
 
     garbage: CollectedGarbage
     teeth: tuple[LargeCollection, ...]
@@ -113,7 +110,6 @@ def cycle_gain(sawtooth: CycleSawtooth) -> Gain:
 
 
 def cycle_numbers(sawtooth: CycleSawtooth, cycle: Cycle | None) -> Numbers:
-    """How high it piles up, how often it is collected, and what one such cycle holds."""
     held = cycle and (
         ("such cycles found at one look", cycle.count, "count"),
         ("tensors that one of them holds", cycle.tensors, "count"),
@@ -190,8 +186,7 @@ def _left(tooth: LargeCollection) -> int:
 
 
 def _closed(cycle: Cycle, sources: Sources) -> ClosedCycle | None:
-    trees = [(file, tree) for file in sources.files if (tree := sources.tree(file)) is not None]
-    placed = [(file, one) for file, tree in trees for one in placed_nodes(tree)]
+    placed = [(file, one) for file in sources.files for one in placed_nodes(sources.tree(file))]
     statements = sorted(_statements(cycle, placed), key=lambda statement: statement.rank)
     blame = next((sources.line(f"{one.file}:{one.line}:{one.function}") for one in statements), None)
     for link in cycle.links:

@@ -126,7 +126,6 @@ def fit(
 
 
 def first_after_warm_up(steps: Sequence[int]) -> int:
-    """The place of the first step after it."""
     return max(LEAST_WARM_UP, bisect_left(steps, steps[0] + WARM_UP_SHARE * (steps[-1] + 1 - steps[0])))
 
 

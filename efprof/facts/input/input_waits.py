@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from efprof.artifacts.events import LoaderBuilt, read_events
+from efprof.artifacts.events import LoaderBuilt, events_of
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, part_of_steps
@@ -146,9 +146,7 @@ class InputWaits:
         training_ms, worker_ms = self.rest_ms + HANDOVER_MS, self.production_ms / num_workers
         best_ms = self.best_step_ms_with(num_workers)
         own_ms = self._work_ms() - self.production_ms
-        num_training = (
-            min(float(self.num_cpus), own_ms / self.rest_ms) if self.rest_ms else 1.0
-        )  # where it does not wait
+        num_training = min(float(self.num_cpus), own_ms / self.rest_ms) if self.rest_ms else 1.0
         num_busy = num_training + max(1.0, min(num_workers, self.production_ms / best_ms))
         on_shared_cores = min(1.0, max(0.0, num_busy - self.num_cpus / 2))
         on_shared_processors = min(1.0, max(0.0, num_busy - self.num_cpus))
@@ -169,7 +167,7 @@ class InputWaits:
 def loader_of(run: Run, records: Sequence[StepRecord]) -> LoaderBuilt | None:
     """The loader that fed most of these steps; None where it was not seen being built."""
     numbers = Counter(record.loader for record in records if record.loader is not None).most_common(1)
-    built = [event for event in read_events(run.rank_folder)[0] if isinstance(event, LoaderBuilt)]
+    built = events_of(run.rank_folder, LoaderBuilt)
     return next((event for event in built for number, _ in numbers if event.loader == number), None)
 
 
@@ -208,7 +206,6 @@ def wait_severity(waits: InputWaits, certain_share: float, gain: Gain) -> Severi
 
 
 def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:
-    """The picture, what the advice was computed from, and how that is known."""
     marks = tuple((float(step), "workers started") for step in waits.restarts)
     numbers = Numbers.of(
         "The loader and the machine",

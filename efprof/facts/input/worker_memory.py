@@ -75,7 +75,6 @@ class WorkerMemory:
 
     @property
     def last_step(self) -> int:
-        """When the workers were read last."""
         return max(worker.readings[-1][0] for worker in self.workers)
 
     def blame(self, run: Run) -> SourceLine:
@@ -89,7 +88,6 @@ class WorkerMemory:
         return run.get(Sources).line(site)
 
     def evidence(self, run: Run) -> tuple[Evidence, ...]:
-        """All of it, the picture first."""
         lines = (
             SeriesLine(
                 label=f"worker {worker.place}",

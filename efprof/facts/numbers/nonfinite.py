@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Self
 
-from efprof.artifacts.events import NonFiniteSeen, SuspectOperation, read_events
+from efprof.artifacts.events import NonFiniteSeen, SuspectOperation, events_of
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded, ThinEvidence
@@ -49,13 +49,13 @@ class NonFinite:
     def compute(cls, run: Run) -> Self:
         """Read steps and events; raises ThinEvidence where neither losses nor gradients were seen."""
         records = read_steps(run.rank_folder)[0]
-        seen = [event for event in read_events(run.rank_folder)[0] if isinstance(event, NonFiniteSeen)]
+        seen = events_of(run.rank_folder, NonFiniteSeen)
         if not records and not seen:
             raise NotRecorded("steps.jsonl holds no finished step; record a run that gets through one optimizer step.")
         if not seen and all(record.loss is None and record.gradient_norm is None for record in records):
             raise ThinEvidence("no step's loss or gradients were seen: backward was not called on a scalar.")
         harmless = _steps_of_scale_search(records) | _steps_thrown_away(records)
-        bad = [record for record in records if _badness(record) and record.step not in harmless]
+        bad = [record for record in records if badness(record) and record.step not in harmless]
         seen = [event for event in seen if event.step not in harmless]
         first = min([record.step for record in bad] + [event.step for event in seen], default=None)
         if first is None:
@@ -68,7 +68,7 @@ class NonFinite:
     ) -> Self:
         event = min(seen, key=lambda event: (event.step, not event.suspects), default=None)
         record = next((record for record in records if record.step == first), None)
-        what, value = (_badness(record) if record else None) or ("", "")
+        what, value = (badness(record) if record else None) or ("", "")
         before = [record for record in records if record.step < first]
         # Under a scaler the operation is looked for once that finds no scale. The training may have broken off there.
         is_bad_till_then = event is not None and set(range(first, event.step)) <= {record.step for record in bad}
@@ -107,7 +107,8 @@ class NonFinite:
         return ratio if ratio > EXPLOSION else None
 
 
-def _badness(record: StepRecord) -> tuple[str, str] | None:
+def badness(record: StepRecord) -> tuple[str, str] | None:
+    """What was not finite, and its value as it is spelled; None where all was."""
     for what, value in (("loss", record.loss), ("gradient", record.gradient_norm)):
         if value is not None and not math.isfinite(float(value)):
             return what, str(value)
@@ -121,7 +122,7 @@ def _steps_of_scale_search(records: Sequence[StepRecord]) -> set[int]:
     """
     stretches = [list(group) for is_held, group in groupby(records, key=_is_held_back) if is_held]
     after = records[len(stretches[0]) :] if stretches and stretches[0][0] is records[0] else ()
-    found_first = bool(after) and _badness(after[0]) is None
+    found_first = bool(after) and badness(after[0]) is None
     first, later = (stretches[:1], stretches[1:]) if found_first else ([], stretches)
     rest = len(records) - sum(len(stretch) + 1 for stretch in first)
     if sum(map(len, later)) >= LEAST_SHARE_SKIPPED * rest:
@@ -137,11 +138,11 @@ def _steps_thrown_away(records: Sequence[StepRecord]) -> set[int]:
         if record.is_skipped and record.scaler_scale is None and not math.isfinite(float(record.loss or 0)):
             waiting.add(record.step)
         elif not record.is_skipped:
-            thrown |= set() if _badness(record) else waiting
+            thrown |= set() if badness(record) else waiting
             waiting.clear()
     return thrown
 
 
 def _is_held_back(record: StepRecord) -> bool:
     is_scaled = record.is_skipped or record.scaler_scale is not None
-    return is_scaled and math.isfinite(float(record.loss or 0)) and _badness(record) is not None
+    return is_scaled and math.isfinite(float(record.loss or 0)) and badness(record) is not None

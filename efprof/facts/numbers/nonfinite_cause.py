@@ -8,8 +8,18 @@ from efprof.artifacts.events import SuspectOperation
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.numbers.operation_lines import forward_operations, operation_of, sites_of_node
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import MODULE, Sources, called_name, name_of, placed_nodes
-from efprof.model import Narrative, NotRecorded, Numbers, Series, SeriesLine, SourceLine, Table, ThinEvidence
+from efprof.facts.source.sources import MODULE, Sources, name_of, placed_nodes
+from efprof.model import (
+    Narrative,
+    NotRecorded,
+    Numbers,
+    Series,
+    SeriesLine,
+    SourceLine,
+    Table,
+    ThinEvidence,
+    called_name,
+)
 
 BAD_DATA = "data that is NaN or Inf already"
 """How the recorder calls what comes into the graph from outside."""
@@ -131,7 +141,6 @@ def loss_series(found: NonFinite) -> Series:
 
 
 def loss_numbers(found: NonFinite) -> Numbers:
-    """The first bad step, how many followed, and the gradient norm before it."""
     assert found.first_step is not None
     return Numbers.of(
         "When and how much",
@@ -227,8 +236,8 @@ def _when_wrong(cause: NonFiniteCause) -> str:
 
 def _made_above(line: SourceLine, sources: Sources, first: int) -> SourceLine | None:
     """The last such statement above `line` in its function; its name is passed on below it, from line `first` on."""
-    tree = sources.tree(line.file)
-    inside = [one.node for one in placed_nodes(tree) if one.function == (line.function or MODULE)] if tree else []
+    nodes = placed_nodes(sources.tree(line.file))
+    inside = [one.node for one in nodes if one.function == (line.function or MODULE)]
     calls = [node for node in inside if isinstance(node, ast.Call) and first <= node.lineno <= line.line]
     passed = [(given.id, given.lineno) for call in calls for given in call.args if isinstance(given, ast.Name)]
     made = 0

@@ -104,7 +104,7 @@ def _function_of(call: str, sources: Sources) -> tuple[str, str, ast.AST] | None
     for site in sources.sites_of_frame(call):
         file, line, name = split_site(site)
         tree = sources.tree(file)
-        if tree is None:
+        if not tree.body:
             continue
         definitions = [tree] if name == MODULE else [one for one in ast.walk(tree) if _begins_at(one, line, name)]
         if definitions:

@@ -2,16 +2,14 @@
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from efprof.artifacts.events import ScalerBuilt, read_events
-from efprof.artifacts.steps import StepRecord
+from efprof.artifacts.events import ScalerBuilt, events_of
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.run.run import Run
-from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval
+from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, usual_backward_site
 from efprof.model import Evidence, Narrative, Numbers, Series, SeriesLine
 
 SEARCH_STEPS = 50
@@ -27,16 +25,15 @@ MOST_GROWTH, MOST_BACKOFF = 2.0, 0.5
 class SkippedSteps:
     """Of the steps after the search for a scale, up to the first whose loss or gradient is not finite by itself.
 
-    `num_steps` are those of which a skip would be known, `skipped` those that were, `num_late` and `num_late_skipped`
-    the same of their second half. `scales` are (step, scale after it) of all full steps, none where nothing was scaled.
+    `num_steps` are those of which a skip would be known, `skipped` those that were, `late_share` how many of their
+    second half. `scales` are (step, scale after it) of all full steps, none where nothing was scaled.
     `skipped_ms` is the typical length of a skipped step, `lost_ms_interval` what skipping took of each step on average.
     `scaler` is None where none, or several that differ, were seen to be made; `site` is its line, or that of backward.
     """
 
     num_steps: int
     skipped: tuple[int, ...]
-    num_late: int
-    num_late_skipped: int
+    late_share: float
     scales: tuple[tuple[int, float], ...]
     skipped_ms: float
     lost_ms_interval: tuple[float, float]
@@ -57,25 +54,18 @@ class SkippedSteps:
         return cls(
             num_steps=len(after),
             skipped=tuple(time.step for time in skipped),
-            num_late=len(late),
-            num_late_skipped=sum(time.record.is_skipped for time in late),
+            late_share=sum(time.record.is_skipped for time in late) / max(1, len(late)),
             scales=scales,
             skipped_ms=skipped_ms,
             lost_ms_interval=mean_interval([skipped_ms * time.record.is_skipped for time in after] or [0.0]),
             scaler=scaler,
-            site=(scaler.site if scaler else None) or _backward_site([time.record for time in skipped]),
+            site=(scaler.site if scaler else None) or usual_backward_site(time.record for time in skipped),
             is_resumed=scaler is not None and bool(scales) and not _begins_with(scaler, scales[0][1]),
         )
 
     @property
     def share(self) -> float:
-        """How many of the steps were skipped."""
         return len(self.skipped) / max(1, self.num_steps)
-
-    @property
-    def late_share(self) -> float:
-        """The same of the second half."""
-        return self.num_late_skipped / max(1, self.num_late)
 
     @property
     def lowest_scale(self) -> float:
@@ -119,7 +109,6 @@ class SkippedSteps:
 
 
 def skip_evidence(found: SkippedSteps) -> tuple[Evidence, ...]:
-    """The scale, what the advice was computed from, and how that is known."""
     interval = found.scaler.growth_interval if found.scaler else None
     numbers = Numbers.of(
         f"Steps after the first {SEARCH_STEPS}",
@@ -173,14 +162,9 @@ def _typical_ms(skipped: Sequence[StepTime]) -> float:
 
 
 def _scaler(run: Run) -> ScalerBuilt | None:
-    built = [event for event in read_events(run.rank_folder)[0] if isinstance(event, ScalerBuilt)]
+    built = events_of(run.rank_folder, ScalerBuilt)
     alike = {(one.site, one.init_scale, one.growth_factor, one.backoff_factor, one.growth_interval) for one in built}
     return built[-1] if len(alike) == 1 else None
-
-
-def _backward_site(records: Sequence[StepRecord]) -> str | None:
-    sites = Counter(record.backward_site for record in records if record.backward_site is not None)
-    return sites.most_common(1)[0][0] if sites else None
 
 
 def _begins_with(scaler: ScalerBuilt, scale: float) -> bool:

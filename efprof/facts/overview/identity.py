@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from efprof.artifacts.events import TrainingRaised, read_events
+from efprof.artifacts.events import TrainingRaised, events_of
 from efprof.artifacts.run_file import DIFF_FILE, RunFile
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
@@ -40,7 +40,7 @@ def first_error(rank_folders: Iterable[Path]) -> TrainingRaised | None:
     """What ended the training: of several ranks the first that raised, the others follow it."""
     errors: list[TrainingRaised] = []
     for rank in rank_folders:
-        errors += [event for event in read_events(rank)[0] if isinstance(event, TrainingRaised)][-1:]
+        errors += events_of(rank, TrainingRaised)[-1:]
     return min(errors, key=lambda error: error.at_ns, default=None)
 
 

@@ -10,6 +10,7 @@ from efprof.artifacts.events import Event, RecordingCost, WindowClosed, read_eve
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.growth.memory_growth import MemoryGrowth
 from efprof.facts.input.worker_memory import process_table
+from efprof.facts.numbers.nonfinite import badness
 from efprof.facts.overview.evaluation import evaluations_of, notes_on
 from efprof.facts.peak.live_memory import window_peaks
 from efprof.facts.peak.window_memory import WindowMemory
@@ -90,10 +91,7 @@ def as_number(value: float | str | None) -> float | None:
 def is_nonfinite(time: StepTime) -> bool:
     """Whether NaN or Inf was seen in the step's loss or gradients."""
     record = time.record
-    values = (as_number(record.loss), as_number(record.gradient_norm))
-    return any(value is not None and not math.isfinite(value) for value in values) or bool(
-        (record.num_nan or 0) + (record.num_inf or 0)
-    )
+    return bool(badness(record) or record.num_nan or record.num_inf)
 
 
 def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:

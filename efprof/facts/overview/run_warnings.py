@@ -14,6 +14,7 @@ from efprof.artifacts.events import (
     OtherThreadTrained,
     RecordingEnded,
     StepsWithoutOptimizer,
+    events_of,
     read_events,
 )
 from efprof.artifacts.runs import Attempt
@@ -106,7 +107,7 @@ def _how_it_ended(attempt: Attempt) -> str:
         first_line = error.message.partition("\n")[0][:MAX_MESSAGE]
         return f"was ended by {error.error}{f' ({first_line})' if first_line else ''} at step {error.step}"
     for rank in attempt.rank_folders:
-        ends = [event for event in read_events(rank)[0] if isinstance(event, RecordingEnded)]
+        ends = events_of(rank, RecordingEnded)
         if not ends or ends[-1].signal is not None:
             return f"was {f'ended by {ends[-1].signal}' if ends else 'killed'} at step {_read_steps(rank)[0]}"
     return f"ended after {_read_steps(attempt.rank_folders[0])[0]} steps"
@@ -176,8 +177,7 @@ def _about_stops(run: Run) -> list[str]:
     return [
         f"In {rank.name}: {_about_stop(event)}" if rank != run.rank_folder else _about_stop(event)
         for rank in run.rank_folders
-        for event in read_events(rank)[0]
-        if isinstance(event, CollectorStopped)
+        for event in events_of(rank, CollectorStopped)
     ]
 
 

@@ -158,7 +158,6 @@ class BackwardJump:
 
 
 def peak_map(run: Run, jump: BackwardJump, blamed: Temporaries) -> MemoryMap:
-    """What is alive at the peak, by the user's line and whether forward or backward made it."""
     sites, events = sites_of(jump.window, run.get(Sources)), jump.window.events
     sizes: Counter[tuple[str, str]] = Counter()
     for block in jump.window.alive_after(jump.window.peak_index):
@@ -211,93 +210,82 @@ def _temporaries(
     ]
     bounds = [(one.first, one.end) for one in window.stretches if one.stage == "backward"]
     needed = {block for first, end in bounds for block in range(first, end) if window.released_at[block] >= end}
-    by_origin: dict[_Origin, list[int]] = {}  # but for what outlives the backward pass that it was made in
+    by_origin: dict[_Origin, list[int]] = {}
     for block, (event, origin) in enumerate(zip(window.events, origins, strict=True)):
         if event.num_bytes > 0 and block not in needed and origin is not None:
             by_origin.setdefault(origin, []).append(block)
-    found: dict[_Origin, list[int]] = {}
-    for block in at_peak:
-        origin = origins[block]
-        if origin is not None:
-            found.setdefault(origin, []).append(block)
-    made = [
-        _made(window, stretch, blocks, by_origin, origins, origin, frozenset({origin}))
-        for origin, blocks in found.items()
-    ]
+    alive = set(at_peak)
+    there = {origin: [block for block in blocks if block in alive] for origin, blocks in by_origin.items()}
+    found = {origin: blocks for origin, blocks in there.items() if blocks}
+    backward = _Backward(window=window, stretch=stretch, origins=origins, by_origin=by_origin)
+    made = [backward.made(blocks, origin, frozenset({origin})) for origin, blocks in found.items()]
     ordered = tuple(sorted(made, key=lambda one: (-one.num_bytes, one.site, one.module)))
-    return ordered, _joined(window, stretch, found, by_origin, origins)
+    return ordered, backward.joined(found)
 
 
-def _joined(
-    window: LiveWindow,
-    stretch: StageStretch,
-    at_peak: dict[_Origin, list[int]],
-    by_origin: dict[_Origin, list[int]],
-    origins: list[_Origin | None],
-) -> Temporaries | None:
-    """The lines of the function that reached the peak; None where a large tensor enters or leaves them."""
-    reached = origins[window.peak_index]
-    if reached is None:
-        return None
-    group = frozenset(origin for origin in by_origin if origin.place == reached.place)
-    blocks = [block for origin, blocks in at_peak.items() if origin in group for block in blocks]
-    leaving = [
-        window.events[block].num_bytes
-        for origin in group
-        for block in by_origin[origin]
-        if stretch.first <= block < stretch.end and origins[window.released_at[block]] not in group
-    ]
-    crossing = max([*leaving, *_entering(window, group, by_origin)], default=0)
-    if not blocks or crossing > MOST_CROSSING * max(window.events[block].num_bytes for block in blocks):
-        return None
-    return _made(window, stretch, blocks, by_origin, origins, reached, group)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Backward:
+    """One pass: whose each event of the window is, and of each what does not outlive the pass that it was made in."""
 
+    window: LiveWindow
+    stretch: StageStretch
+    origins: list[_Origin | None]
+    by_origin: dict[_Origin, list[int]]
 
-def _entering(window: LiveWindow, group: frozenset[_Origin], by_origin: dict[_Origin, list[int]]) -> list[int]:
-    """The sizes of what other forward lines had made, and was alive, when the group began."""
-    forward = [block for origin in group for block in by_origin[origin] if not window.events[block].is_backward]
-    if not forward:
-        return []
-    own = {block for origin in group for block in by_origin[origin]}
-    alive = [block for block in window.alive_after(min(forward) - 1) if block not in own] if min(forward) else []
-    return [window.events[block].num_bytes for block in alive if not window.events[block].is_backward]
-
-
-def _made(
-    window: LiveWindow,
-    stretch: StageStretch,
-    at_peak: list[int],
-    by_origin: dict[_Origin, list[int]],
-    origins: list[_Origin | None],
-    blamed: _Origin,
-    group: frozenset[_Origin],
-) -> Temporaries:
-    """What the lines of `group` made, known by the line `blamed` of them."""
-    events, released_at = window.events, window.released_at
-    largest = max((block for block in at_peak if origins[block] == blamed), key=lambda block: events[block].num_bytes)
-    incoming = [
-        block
-        for block in range(stretch.first, stretch.end)
-        if events[block].num_bytes > 0 and released_at[block] < stretch.end
-        if origins[block] not in group and origins[released_at[block]] in group
-    ]
-    own = [block for origin in group for block in by_origin[origin]]
-    others = (block for origin, blocks in by_origin.items() if origin not in group for block in blocks)
-    return Temporaries(
-        site=blamed.site,
-        module=blamed.modules[-1] if blamed.modules else "",
-        operation=events[largest].operation,
-        num_bytes=_bytes_of(window, at_peak),
-        inner_bytes=_bytes_of(window, [block for block in at_peak if origins[released_at[block]] in group]),
-        incoming_bytes=_bytes_of(window, incoming),
-        blocks=tuple(sorted(block for block in own if events[block].is_backward)),
-        forward_blocks=tuple(sorted(block for block in own if not events[block].is_backward)),
-        operand_blocks=tuple(  # a gradient is as large as its tensor
+    def joined(self, at_peak: dict[_Origin, list[int]]) -> Temporaries | None:
+        """The lines of the function that reached the peak; None where a large tensor enters or leaves them."""
+        reached = self.origins[self.window.peak_index]
+        if reached is None:
+            return None
+        group = frozenset(origin for origin in self.by_origin if origin.place == reached.place)
+        blocks = [block for origin, blocks in at_peak.items() if origin in group for block in blocks]
+        leaving = [
             block
-            for block in others
-            if events[block].num_bytes == events[largest].num_bytes and not events[block].is_backward
-        ),
-    )
+            for block in self._made_by(group)
+            if self.stretch.first <= block < self.stretch.end
+            if self.origins[self.window.released_at[block]] not in group
+        ]
+        events = self.window.events
+        crossing = max((events[block].num_bytes for block in (*leaving, *self._entering(group))), default=0)
+        if not blocks or crossing > MOST_CROSSING * max(events[block].num_bytes for block in blocks):
+            return None
+        return self.made(blocks, reached, group)
+
+    def made(self, at_peak: list[int], blamed: _Origin, group: frozenset[_Origin]) -> Temporaries:
+        """What the lines of `group` made, known by the line `blamed` of them."""
+        window, events, origins, released_at = self.window, self.window.events, self.origins, self.window.released_at
+        of_blamed = (block for block in at_peak if origins[block] == blamed)
+        largest = max(of_blamed, key=lambda block: events[block].num_bytes)
+        incoming = [
+            block
+            for block in range(self.stretch.first, self.stretch.end)
+            if events[block].num_bytes > 0 and released_at[block] < self.stretch.end
+            if origins[block] not in group and origins[released_at[block]] in group
+        ]
+        own = self._made_by(group)
+        others = (block for origin, blocks in self.by_origin.items() if origin not in group for block in blocks)
+        as_large = (block for block in others if events[block].num_bytes == events[largest].num_bytes)
+        return Temporaries(
+            site=blamed.site,
+            module=blamed.modules[-1] if blamed.modules else "",
+            operation=events[largest].operation,
+            num_bytes=_bytes_of(window, at_peak),
+            inner_bytes=_bytes_of(window, [block for block in at_peak if origins[released_at[block]] in group]),
+            incoming_bytes=_bytes_of(window, incoming),
+            blocks=tuple(sorted(block for block in own if events[block].is_backward)),
+            forward_blocks=tuple(sorted(block for block in own if not events[block].is_backward)),
+            operand_blocks=tuple(block for block in as_large if not events[block].is_backward),
+        )
+
+    def _entering(self, group: frozenset[_Origin]) -> list[int]:
+        """What other forward lines had made, and was alive, when the group began."""
+        events, own = self.window.events, set(self._made_by(group))
+        began = min((block for block in own if not events[block].is_backward), default=0)
+        alive = self.window.alive_after(began - 1) if began else []
+        return [block for block in alive if block not in own and not events[block].is_backward]
+
+    def _made_by(self, group: frozenset[_Origin]) -> list[int]:
+        return [block for origin in group for block in self.by_origin[origin]]
 
 
 def _bytes_of(window: LiveWindow, blocks: Iterable[int]) -> int:

@@ -163,11 +163,16 @@ def window_peaks(run: Run) -> tuple[int, ...]:
     """Bytes in use at the highest instant of each allocation window, what was there before it included.
 
     Boundaries of a step's stages miss that instant. Empty where no allocations were recorded, or a file is broken, of
-    which the warnings tell; raises NotRecorded where no step was finished.
+    which the warnings tell.
     """
-    records, memory = read_steps(run.rank_folder)[0], run.find(LiveMemory, UnreadableInput)
-    found = [(bytes_before(window, records), window.peak_bytes) for window in (memory.windows if memory else ())]
-    return tuple(before + peak for before, peak in found if before is not None)
+    windows = windows_placed(run) if run.find(LiveMemory, UnreadableInput) else []
+    return tuple(before + window.peak_bytes for window, before in windows if before is not None)
+
+
+def windows_placed(run: Run) -> list[tuple[LiveWindow, int | None]]:
+    """Each window with the bytes that were there when it began, None where those are not known; raises NotRecorded."""
+    records = read_steps(run.rank_folder)[0]
+    return [(window, bytes_before(window, records)) for window in run.get(LiveMemory).windows]
 
 
 def bytes_before(window: LiveWindow, records: Sequence[StepRecord]) -> int | None:

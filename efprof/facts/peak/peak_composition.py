@@ -8,15 +8,7 @@ from typing import Final, Literal, Self
 
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.peak.backward_rise import BackwardJump
-from efprof.facts.peak.live_memory import (
-    CATEGORIES,
-    Category,
-    LiveMemory,
-    LiveWindow,
-    bytes_before,
-    categories_of,
-    chains_of,
-)
+from efprof.facts.peak.live_memory import CATEGORIES, Category, LiveWindow, categories_of, chains_of, windows_placed
 from efprof.facts.peak.peak_regions import peak_checkpointed, regions_of
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure
@@ -72,15 +64,13 @@ class PeakComposition:
     categories: tuple[Category, ...]
     at_peak: dict[Category, int]
     held: dict[str, int]
-    samples: int
     ways: tuple[PeakReduction, ...]
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded without an allocation window whose memory at its start is known."""
         records = read_steps(run.rank_folder)[0]
-        known = [(window, bytes_before(window, records)) for window in run.get(LiveMemory).windows]
-        placed = [(window, before) for window, before in known if before is not None]
+        placed = [(window, before) for window, before in windows_placed(run) if before is not None]
         if not placed:
             raise NotRecorded("no allocation window lies in a step whose memory was read; record more steps.")
         window, before = max(placed, key=lambda one: one[0].peak_bytes + one[1])
@@ -95,7 +85,6 @@ class PeakComposition:
             categories=categories,
             at_peak=dict(at_peak),
             held=_held(records, before),
-            samples=round(statistics.median(samples)) if samples else 0,
             ways=tuple(_ways(run, window, categories, before, samples)),
         )
 
@@ -132,7 +121,6 @@ def budget_after_failure(run: Run, peak: PeakComposition) -> int:
 
 
 def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:
-    """What is alive at the peak: what was there before, then by line and what it is for."""
     held = [Bar(label=f"{name} (about)", num_bytes=size) for name, size in peak.held.items()]
     rest = peak.before_bytes - sum(peak.held.values())
     bars = [
@@ -149,7 +137,6 @@ def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:
 
 
 def table_of_ways(peak: PeakComposition, budget_bytes: int) -> Table:
-    """Each with the peak that is predicted for it, lowest first."""
     ordered = sorted(peak.ways, key=lambda way: way.peak_bytes)
     return Table(
         title=f"Ways to a lower peak than {format_bytes(peak.peak_bytes)}; {format_bytes(budget_bytes)} is wished for",

@@ -44,10 +44,7 @@ def regions_of(
     sources: Sources,
     loop_site: str | None,
 ) -> list[Region]:
-    """Every line with activations beneath it whose calls can be told from each other.
-
-    `chains` are those of `chains_of`; `loop_site` is a line of the function that trains.
-    """
+    """Lines with activations beneath them whose calls can be told apart; `loop_site` is where the training loops."""
     found: dict[str, list[Call]] = {}
     unclear: set[str] = set()
     steps = sorted({stretch.step for stretch in window.stretches if stretch.stage == "forward"})
@@ -98,15 +95,11 @@ def _lines_of(window: LiveWindow, step: int, chains: Sequence[Chain]) -> Iterato
                 if not window.events[index].is_backward:
                     for depth in range(1, len(chains[index]) + 1):
                         beneath.setdefault(chains[index][:depth], []).append(index)
-    by_site: dict[str, tuple[Chain, list[int]]] = {}
-    for chain, events in beneath.items():
-        known = by_site.get(chain[-1])
-        if known is None or len(chain) < len(known[0]):
-            by_site[chain[-1]] = (chain, sorted({*(known[1] if known else ()), *events}))
-        else:
-            by_site[chain[-1]] = (known[0], sorted({*known[1], *events}))
-    for site, (chain, events) in by_site.items():
-        yield site, chain, events
+    by_site: dict[str, list[Chain]] = {}
+    for chain in beneath:
+        by_site.setdefault(chain[-1], []).append(chain)
+    for site, alike in by_site.items():
+        yield site, min(alike, key=len), sorted({event for chain in alike for event in beneath[chain]})
 
 
 def _within(chain: Chain, loop_site: str | None) -> Chain:
@@ -146,12 +139,9 @@ def _period(marks: Sequence[object]) -> int | None:
 
 def _is_in_loop(site: str, sources: Sources) -> bool:
     file, line, _ = split_site(site)
-    tree = sources.tree(file)
-    if tree is None:
-        return False
     inside = [
         node
-        for node in ast.walk(tree)
+        for node in ast.walk(sources.tree(file))
         if isinstance(node, ast.For | ast.While | ast.FunctionDef | ast.ListComp | ast.GeneratorExp)
         and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]

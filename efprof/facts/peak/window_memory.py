@@ -9,15 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.facts.peak.live_memory import (
-    CATEGORIES,
-    Category,
-    LiveMemory,
-    LiveWindow,
-    bytes_before,
-    categories_of,
-    sites_of,
-)
+from efprof.facts.peak.live_memory import CATEGORIES, Category, LiveWindow, categories_of, sites_of, windows_placed
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
 from efprof.model import Series, SeriesLine, StageBand
@@ -47,8 +39,9 @@ class WindowMemory:
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded where no allocations were recorded, UnreadableInput where a window is broken."""
         records = read_steps(run.rank_folder)[0]
-        known = [(window, bytes_before(window, records)) for window in run.get(LiveMemory).windows]
-        window, before = max(known, key=lambda one: (one[1] is not None, one[0].peak_bytes + (one[1] or 0)))
+        window, before = max(
+            windows_placed(run), key=lambda one: (one[1] is not None, one[0].peak_bytes + (one[1] or 0))
+        )
         return cls(series=_series(window, before, run.get(Sources), records))
 
 
@@ -153,10 +146,7 @@ MOST_INSTANTS: Final = 600
 
 
 def drawn_instants(values: NDArray[np.int64], first: int, end: int, most: int = MOST_INSTANTS) -> NDArray[np.int64]:
-    """The places of `values[first:end]` to draw, in order: all, or each stretch's highest and lowest, and the ends.
-
-    Two fewer than `most`: room is left for what a caller must show.
-    """
+    """Places of `values[first:end]` to draw: all, or each stretch's extremes and the ends; two are left to add."""
     if end - first <= most - 2:
         return np.arange(first, end)
     edges = np.linspace(first, end, (most - 4) // 2 + 1).astype(np.int64)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from efprof.artifacts.events import DeviceShortage, OutOfMemory, StepInterrupted, read_events
+from efprof.artifacts.events import DeviceShortage, OutOfMemory, StepInterrupted, events_of
 from efprof.artifacts.run_file import Device
 from efprof.artifacts.steps import read_steps
 from efprof.facts.run.run import Run
@@ -26,7 +26,7 @@ def catches_out_of_memory(run: Run) -> bool:
     """Whether the program went on after the last request that a device could not serve, and finished a step."""
     if run.run_file.ended == "out_of_memory":
         return False
-    failed = [event.step for event in read_events(run.rank_folder)[0] if isinstance(event, DeviceShortage)]
+    failed = [event.step for event in events_of(run.rank_folder, DeviceShortage)]
     if not failed:  # an older recording, or a file from elsewhere
         return run.run_file.ended == "finished"
     return any(record.step >= failed[-1] for record in read_steps(run.rank_folder)[0])
@@ -149,16 +149,14 @@ class MemoryFailure:
         found = [
             (event.at_ns, place, event)
             for place, folder in enumerate(run.rank_folders)
-            for event in read_events(folder)[0]
-            if isinstance(event, OutOfMemory)
+            for event in events_of(folder, OutOfMemory)
         ]
         if not found or run.run_file.ended != "out_of_memory":
             raise NotRecorded("events.jsonl holds no error that says memory ran out.")
         _, place, event = min(found, key=lambda one: one[:2])
         folder = run.rank_folders[place]
-        events = read_events(folder)[0]
-        broken = [one for one in events if isinstance(one, StepInterrupted) and one.step == event.step]
-        shortage = next((one for one in reversed(events) if isinstance(one, DeviceShortage)), None)
+        broken = [one for one in events_of(folder, StepInterrupted) if one.step == event.step]
+        shortage = next(reversed(events_of(folder, DeviceShortage)), None)
         exact = None if shortage is None else shortage.requested_bytes
         requested = event.requested_bytes
         if exact and requested and abs(exact - requested) < ROUNDED_SHARE * exact:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
 
-from efprof.artifacts.events import LoaderBuilt, read_events
+from efprof.artifacts.events import LoaderBuilt, events_of
 from efprof.artifacts.steps import read_steps
 from efprof.facts.run.run import Run
 from efprof.model import ConfigurationValue, NotRecorded
@@ -73,14 +73,13 @@ class UserSettings:
 def _usual_step(run: Run) -> tuple[int, int]:
     """Samples and micro-batches of the commonest step; zeros where neither a step nor the one loader's size tells."""
     try:
-        records = read_steps(run.rank_folder)[0]
-        events = read_events(run.rank_folder)[0]
+        records, built = read_steps(run.rank_folder)[0], events_of(run.rank_folder, LoaderBuilt)
     except NotRecorded:
         return 0, 0
     sizes = Counter((record.samples, max(1, record.micro_batches)) for record in records if record.samples)
     if sizes:
         return sizes.most_common(1)[0][0]
-    loaders = {event.batch_size for event in events if isinstance(event, LoaderBuilt)}
+    loaders = {event.batch_size for event in built}
     size = loaders.pop() if len(loaders) == 1 and not records else None
     return (size, 1) if size else (0, 0)
 

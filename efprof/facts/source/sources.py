@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 from efprof.artifacts.run_file import read_sources
 from efprof.facts.run.run import Run
-from efprof.model import Snippet, SourceFile, SourceLine, parsed
+from efprof.model import Snippet, SourceFile, SourceLine
 
 CONTEXT_LINES = 3
 """Lines shown above and below the one that matters: enough to recognise a place, few enough for a phone."""
@@ -26,7 +26,6 @@ class Sources:
     """The lines of every recorded file by its name."""
 
     files: dict[str, list[str]]
-    _trees: dict[str, ast.Module | None] = field(default_factory=dict, compare=False)
     _functions: dict[str, tuple["_Function", ...]] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -50,17 +49,13 @@ class Sources:
             if frame and (f"/{file}".endswith(f"/{frame['file']}") or frame["file"].endswith(f"/{file}"))
         ]
 
-    def text(self, file: str, line: int) -> str:
-        """The line without its indentation; empty where the file was not recorded."""
-        lines = self.files.get(file, [])
-        return lines[line - 1].strip() if 0 < line <= len(lines) else ""
-
     def line(self, site: str) -> SourceLine:
-        """The source line of a site (`file:line:function`)."""
+        """The source line of a site (`file:line:function`); without text where the file was not recorded."""
         file, line, function = split_site(site)
-        text, function = self.text(file, line), self._qualified(file, line, function)
+        lines, function = self.files.get(file, []), self._qualified(file, line, function)
+        text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
         start = max((around.first for around in self._around(file, line)), default=1)
-        above = self.files.get(file, [])[start - 1 : line - 1] if text else []
+        above = lines[start - 1 : line - 1] if text else []
         ordinal = sum(other.strip() == text for other in above)  # in the innermost function
         return SourceLine(file=file, line=line, function=function, text=text, ordinal=ordinal)
 
@@ -75,19 +70,16 @@ class Sources:
             highlighted=blame.line,
         )
 
-    def tree(self, file: str) -> ast.Module | None:
-        """The syntax tree of a recorded file, None where it is missing or was written for another Python."""
-        if file not in self._trees:
-            self._trees[file] = parsed("\n".join(self.files[file])) if file in self.files else None
-        return self._trees[file]
+    def tree(self, file: str) -> ast.Module:
+        """The syntax of a recorded file; empty where it is missing, or was written for another Python."""
+        return self.file(file).tree
 
     def file(self, name: str) -> SourceFile:
-        """What was recorded of a file."""
         return SourceFile(name, self.files.get(name, ()))
 
     def _qualified(self, file: str, line: int, name: str) -> str:
         """`Trainer.step` for `step`: torch's profiler knows a function's own name only, or that of a comprehension."""
-        if self.tree(file) is None or name == MODULE or ("." in name and not COMPREHENSION.search(name)):
+        if not self.tree(file).body or name == MODULE or ("." in name and not COMPREHENSION.search(name)):
             return name
         around = [function.name for function in self._around(file, line) if function.name]
         if COMPREHENSION.search(name):
@@ -97,8 +89,7 @@ class Sources:
     def _around(self, file: str, line: int) -> list["_Function"]:
         """The functions that the line lies in, an outer one before its inner ones."""
         if file not in self._functions:
-            tree = self.tree(file)
-            self._functions[file] = () if tree is None else tuple(_functions_of(tree))
+            self._functions[file] = tuple(_functions_of(self.tree(file)))
         return [function for function in self._functions[file] if function.first <= line <= function.last]
 
 
@@ -123,8 +114,7 @@ def place_of(site: str) -> str:
 
 def definition_of(sources: Sources, file: str | None, owner: str | None) -> SourceLine | None:
     """Where a class or function of that qualified name is defined; None where it is not the user's."""
-    tree = sources.tree(file) if file else None
-    for placed in placed_nodes(tree) if tree else ():
+    for placed in placed_nodes(sources.tree(file)) if file else ():
         node = placed.node
         if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -167,14 +157,6 @@ def name_of(expression: ast.AST) -> str | None:
 def mentions(expression: ast.AST, name: str) -> bool:
     """Whether a variable or attribute of that name is read anywhere in the expression."""
     return any(name_of(node) == name for node in ast.walk(expression) if isinstance(node, ast.Name | ast.Attribute))
-
-
-def called_name(node: ast.AST) -> str:
-    """The last name of what is called; empty where the node is no call."""
-    match node:
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            return name
-    return ""
 
 
 def _functions_of(tree: ast.Module) -> Iterator[_Function]:

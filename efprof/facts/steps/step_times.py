@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -55,7 +55,6 @@ class StepTime:
         return self.record.step
 
     def of(self, stage: str) -> float:
-        """Milliseconds of one stage."""
         return self.stage_ms[STAGES.index(stage)]
 
     def blocking_ms(self, stage: str) -> float:
@@ -93,8 +92,7 @@ class StepTimes:
     @property
     def backward_site(self) -> str | None:
         """The line that runs backward, in most steady steps; None where none was recorded."""
-        sites = Counter(time.record.backward_site for time in self.steady if time.record.backward_site)
-        return next((site for site, _ in sites.most_common(1)), None)
+        return usual_backward_site(time.record for time in self.steady)
 
     def at_least(self, num_steps: int) -> tuple[StepTime, ...]:
         """The steady steps; raises ThinEvidence where there are fewer."""
@@ -109,6 +107,12 @@ class StepTimes:
         """The median steady step; raises ThinEvidence where there is none."""
         self.at_least(1)
         return statistics.median(self.steady_ms)
+
+
+def usual_backward_site(records: Iterable[StepRecord]) -> str | None:
+    """The line that runs backward in most of them; None where none was recorded."""
+    sites = Counter(record.backward_site for record in records if record.backward_site)
+    return next((site for site, _ in sites.most_common(1)), None)
 
 
 def within_idle(run: Run, gain: Gain) -> Gain:

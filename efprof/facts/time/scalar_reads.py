@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources, called_name, mentions, place_of, placed_nodes
+from efprof.facts.source.sources import Sources, mentions, place_of, placed_nodes
 from efprof.facts.steps.step_times import StepTimes, median_interval
-from efprof.model import Gain, Narrative, Numbers, SourceLine
+from efprof.model import Gain, Narrative, Numbers, SourceLine, called_name
 
 MAKERS = frozenset({"arange", "rand", "randint", "randn", "randperm", "tensor"})
 """Functions of torch that make a tensor on the CPU unless they are told a device, or given a tensor."""
@@ -152,7 +152,7 @@ def is_cut_on_host(line: SourceLine, sources: Sources) -> bool:
     numbers: the text does not tell.
     """
     tree = sources.tree(line.file)
-    if tree is None or any(ELSEWHERE.search(text) for lines in sources.files.values() for text in lines):
+    if not tree.body or any(ELSEWHERE.search(text) for lines in sources.files.values() for text in lines):
         return False
     nested = f"{line.function}.<locals>."
     inside = [one.node for one in placed_nodes(tree) if f"{one.function}.<locals>.".startswith(nested)]

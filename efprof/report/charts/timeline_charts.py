@@ -46,20 +46,17 @@ def memory_chart(measurements: Measurements) -> Chart | None:
     samples = timeline.memory
     if not samples:
         return None
-    kept = list(samples)
-    if len(samples) > MAX_BANDED_SAMPLES:
-        kept = [samples[index] for index in thin([float(s.allocated_bytes) for s in samples])]
+    are_banded = len(samples) <= MAX_BANDED_SAMPLES
+    kept = list(samples) if are_banded else [samples[index] for index in thin([s.allocated_bytes for s in samples])]
     clock = scale_for([sample.at_s * 1000 for sample in samples], "ms")
     x, notes = tuple(s.at_s * 1000 / clock.factor for s in kept), tuple(f"step {s.step}, {s.boundary}" for s in kept)
-    scale = scale_for([float(s.reserved_bytes) for s in kept] + [float(s.allocated_bytes) for s in kept], "bytes")
-    allocated = scaled([float(s.allocated_bytes) for s in kept], scale)
-    reserved = scaled([float(s.reserved_bytes) for s in kept], scale)
-    is_sparse = len(kept) <= MAX_STRONG_SAMPLES
-    layers = (
-        _stage_bands(kept, x, allocated, _steps_before_pauses(timeline))
-        if len(kept) == len(samples) <= MAX_BANDED_SAMPLES
-        else []
+    scale = scale_for([max(s.reserved_bytes, s.allocated_bytes) for s in kept], "bytes")
+    allocated, reserved = (
+        scaled([s.allocated_bytes for s in kept], scale),
+        scaled([s.reserved_bytes for s in kept], scale),
     )
+    is_sparse = len(kept) <= MAX_STRONG_SAMPLES
+    layers = _stage_bands(kept, x, allocated, _steps_before_pauses(timeline)) if are_banded else []
     if any(s.reserved_bytes for s in kept):
         layers.append(Layer(kind="line", label="reserved", colour="muted", x=x, y=reserved, notes=notes))
     layers.append(
@@ -147,9 +144,7 @@ def _stage_bands(
 
 
 def _steps_before_pauses(timeline: Timeline) -> set[int]:
-    """The steps that no other followed at once: the recorder opened or closed a window or counted what keeps tensors
-    alive, or the program did something of its own, such as an evaluation.
-    """
+    """Those after which a window, a count of holders, or something of the program's own ran, as an evaluation."""
     turns = {step for first, last, _ in timeline.windows for step in (first - 1, last)}
     return turns | {
         step.step

@@ -2,6 +2,7 @@
 
 import base64
 import functools
+import inspect
 import math
 import shlex
 import textwrap
@@ -36,15 +37,7 @@ from efprof.report.charts.chart import DARK, LIGHT, Chart, has_curve
 from efprof.report.charts.evidence_charts import metric_chart, series_chart
 from efprof.report.charts.pictures import figure_of, svg_of
 from efprof.report.verdict import last_read_step, median_step_ms, peak_bytes, rank_findings, share_of
-from efprof.report.wording import (
-    change_sides,
-    gain_verb,
-    is_lower_bound,
-    peak_saved,
-    show,
-    show_interval,
-    until_phrase,
-)
+from efprof.report.wording import show, show_interval
 from efprof.units import format_share, in_brackets
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -209,18 +202,18 @@ def gain_lines(finding: Finding, report: Report) -> list[tuple[str, str]]:
     if gain.step_ms is not None:
         share = share_of(gain.step_ms, median_step_ms(report))
         details = _joined(show_interval(gain.step_ms_interval, "ms"), share, "of the median step")
-        lines.append((f"{gain_verb(gain)} {show(gain.step_ms, 'ms')} per step", details))
+        lines.append((f"{wording.gain_verb(gain)} {show(gain.step_ms, 'ms')} per step", details))
     if gain.peak_bytes is not None:
         share, last = share_of(gain.peak_bytes, peak_bytes(report)), last_read_step(report)
         whole = "of the peak" if last is None else f"of the peak up to step {last:,}"
         details = _joined(_peak_interval(gain), share, whole)
-        lines.append((f"{gain_verb(gain)} {peak_saved(gain)} of peak memory", details))
+        lines.append((f"{wording.gain_verb(gain)} {wording.peak_saved(gain)} of peak memory", details))
     return lines
 
 
 def diff_of(change: Change) -> tuple[list[str], list[str]]:
     """The lines that go and those that come, without the indentation that they share."""
-    old, new = (side.splitlines() for side in change_sides(change))
+    old, new = (side.splitlines() for side in wording.change_sides(change))
     shown = textwrap.dedent("\n".join([*old, *new])).split("\n")
     return shown[: len(old)], shown[len(old) :] if new else []
 
@@ -246,15 +239,6 @@ def _environment(is_static: bool) -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=_printable,
     )
-    wordings = (
-        wording.show,
-        wording.show_interval,
-        wording.count_of,
-        wording.one_line,
-        wording.sentence,
-        wording.change_name,
-        wording.change_sides,
-    )
     parts = (
         charts_of,
         of_kind,
@@ -265,7 +249,8 @@ def _environment(is_static: bool) -> jinja2.Environment:
         in_order,
         segment_picture.segment_picture,
     )
-    environment.filters |= {each.__name__: each for each in (*wordings, *parts)}
+    environment.filters |= {name: each for name, each in vars(wording).items() if inspect.isfunction(each)}
+    environment.filters |= {each.__name__: each for each in parts}
     environment.filters |= {
         "shell": shlex.join,
         "prose": _prose,
@@ -342,8 +327,8 @@ def _shows(snippet: Snippet, blame: SourceLine) -> bool:
 def _peak_interval(gain: Gain) -> str:
     """Of a lower limit the estimate behind it as well, and the steps that both hold for."""
     ends = show_interval(gain.peak_bytes_interval, "bytes")
-    estimate = f"{show(gain.peak_bytes, 'bytes')}{in_brackets(ends)}" if is_lower_bound(gain) else ends
-    return f"{estimate}{until_phrase(gain)}" if estimate else ""
+    estimate = f"{show(gain.peak_bytes, 'bytes')}{in_brackets(ends)}" if wording.is_lower_bound(gain) else ends
+    return f"{estimate}{wording.until_phrase(gain)}" if estimate else ""
 
 
 def _joined(interval: str, share: float | None, whole: str) -> str:

@@ -29,11 +29,18 @@ def test_the_peak_of_one_step_and_each_assumption_move_as_worked_out_by_hand(tmp
     assert peaks[:3] == [92, 92, 104], "at once the optimizer needs 12 MiB more"
     assert peaks[3] > 92 + (300 - 12 - 24 - 16)
     for one in (estimate.default, *estimate.trials):
-        assert one.low_bytes <= one.outcome.peak_reserved_bytes <= one.high_bytes, one.configuration
+        assert (
+            one.outcome.peak_reserved_low_bytes
+            <= one.outcome.peak_reserved_bytes
+            <= one.outcome.peak_reserved_high_bytes
+        ), one.configuration
         assert one.outcome.peak_reserved_bytes >= estimate.peak_allocated_bytes
     (numbers,) = [one for one in gpu_overview(run) if isinstance(one, Numbers)]
     assert numbers.numbers[0].value == outcome.peak_reserved_bytes, "the report says what the command says"
-    assert numbers.numbers[0].interval == (estimate.default.low_bytes, estimate.default.high_bytes)
+    assert numbers.numbers[0].interval == (
+        estimate.default.outcome.peak_reserved_low_bytes,
+        estimate.default.outcome.peak_reserved_high_bytes,
+    )
 
 
 def test_the_page_calls_it_an_estimate_and_says_what_is_missing_where_somebody_asked_and_a_window_is_there(
@@ -68,8 +75,12 @@ def test_every_recording_is_estimated_and_settles(folder: Path, monkeypatch: pyt
     estimate = open_run(folder).get(GpuEstimate)
     default = estimate.default
     assert estimate.peak_allocated_bytes <= default.outcome.peak_reserved_bytes
-    assert default.low_bytes <= default.outcome.peak_reserved_bytes <= default.high_bytes
-    assert default.high_bytes >= (estimate.older.boundary_bytes or 0)
+    assert (
+        default.outcome.peak_reserved_low_bytes
+        <= default.outcome.peak_reserved_bytes
+        <= default.outcome.peak_reserved_high_bytes
+    )
+    assert default.outcome.peak_reserved_high_bytes >= (estimate.older.boundary_bytes or 0)
     monkeypatch.setattr(gpu_estimate, "NUM_ROUNDS", NUM_ROUNDS + 1)
     longer = open_run(folder).get(GpuEstimate)
     longer.assumptions = longer.assumptions[:1]  # the likely one, of which a seventh round must add nothing

@@ -48,8 +48,8 @@ def test_equal_lines_are_told_apart_and_a_snippet_holds_the_lines_around(sources
     assert (snippet.first_line, snippet.highlighted, len(snippet.lines)) == (1, 2, 5)
 
 
-def test_code_without_its_text_is_not_the_user_s_and_a_file_of_another_python_has_no_tree(sources):
+def test_code_without_its_text_is_not_the_user_s_and_a_file_of_another_python_has_an_empty_tree(sources):
     assert sources.is_user_code("train.py:1:<module>")
     assert not sources.is_user_code("/usr/lib/python3/json/decoder.py:1:decode")
-    assert Sources(files={"train.py": ["def f(:"]}).tree("train.py") is None
+    assert Sources(files={"train.py": ["def f(:"]}).tree("train.py").body == []
     assert place_of("C:/code/train.py:12:main") == "C:/code/train.py:12"

@@ -12,16 +12,11 @@ from efprof.facts.allocator import what_if
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.device import device_memory
-from efprof.facts.device.device_evidence import (
-    ONE_LAYOUT,
-    device_use_evidence,
-    how_replay_is_known,
-    reserved_series,
-    trial_bars,
-)
 from efprof.facts.device.device_lines import MOST_LINES, NO_LINE, OTHER_LINES, lines_over_time
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
-from efprof.facts.device.segment_map import segment_map
+from efprof.facts.device.device_use import device_use_evidence
+from efprof.facts.device.other_settings import ONE_LAYOUT, how_replay_is_known, trial_bars
+from efprof.facts.device.segment_map import reserved_series, segment_map
 from efprof.facts.run.run import Run
 from efprof.model import SourceLine
 from efprof.units import GIB, MIB
