@@ -10,8 +10,6 @@ from efprof.recorder.session.session import Session
 
 
 class Cost:
-    """Adds up the steps' own, by their clock; what else is spent is in the budget."""
-
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._steps_ns = self._num_full = 0

@@ -71,7 +71,6 @@ class Budget:
         self._share = share
         self._taken_by_steps = taken_by_steps
         self.spent_ns: Counter[str] = Counter()
-        """By what it was spent on."""
         self._began_ns = perf_counter_ns()
 
     def affords(self, cost_ns: float) -> bool:
@@ -133,7 +132,6 @@ class Sampling:
         return self._light_cost / self._length_ns + LEAST_PART * self._share
 
     def want(self, first: int, end: int) -> None:
-        """Have the steps from `first` to the one before `end` recorded in full."""
         self._wanted.append((first, end))
         self.look_at = 0
 

@@ -60,13 +60,10 @@ class _Graph:
 
 @dataclass(kw_only=True, slots=True)
 class _Site:
-    """What is known of one line, and its graphs that are watched and not gone."""
-
     called: BackwardCalls
     alive: list[_Graph] = field(default_factory=list)
 
     def sort_out(self, step: int) -> None:
-        """Count the graphs that are gone when this step ends, and the leaves that are not."""
         gone = [graph for graph in self.alive if graph.hook() is None]
         self.alive = [graph for graph in self.alive if graph.hook() is not None]
         self.called.num_released += len(gone)
@@ -163,7 +160,6 @@ def _is_compiled() -> bool:
 
 
 def _walk(roots: list[Any], nodes: Nodes) -> list[Any]:
-    """The nodes that these lead to, and one more than MAX_NODES at most."""
     seen, todo = set(roots), list(roots)
     found: list[Any] = []
     while todo and len(found) <= MAX_NODES:

@@ -142,8 +142,6 @@ def _allocator_settings() -> str:
 
 
 class DeviceUses:
-    """Reads at the ends of steps, each time after twice as many."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lines = session.lines(DEVICE_USE_FILE)
@@ -192,7 +190,6 @@ def _read_use(session: Session) -> None:
 
 
 def _nvml() -> Any:
-    """NVIDIA's library, if its bindings are here and it can be started."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one of two packages of that name says that it is the old one
         try:

@@ -70,7 +70,7 @@ def start(session: Session) -> None:
 
     def note(loader: Any) -> None:
         nonlocal num_built
-        if session.loop.is_ours and loader not in session.loop.loader_numbers:
+        if session.loop.thread.is_ours and loader not in session.loop.loader_numbers:
             site = session.sites.of_caller(sys._getframe())
             session.loop.loader_numbers[loader] = num_built
             session.note(_event(session.loop.number, num_built, loader, site))
@@ -114,8 +114,6 @@ def _num_batches(loader: Any) -> int | None:
 
 @dataclass(slots=True)
 class ReturnedBatch:
-    """How many samples were handed out in this step."""
-
     step: OpenStep
     samples: int
 
@@ -130,7 +128,6 @@ class BatchesAhead:
         self._counted = shell.guarded("batches_ahead", self._count)
 
     def watch(self) -> None:
-        """Put the hooks into the frameworks that have been imported since the last call."""
         for names, hooked in (*((name, _yielding) for name in GENERATORS), *((name, _returning) for name in FETCHERS)):
             owner = getattr(sys.modules.get(names[0]), names[1], None)
             if owner is not None and names not in self._undo:
@@ -146,7 +143,7 @@ class BatchesAhead:
             record.samples = handed.samples
 
     def _count(self, batch: object) -> None:
-        if not self._loop.is_ours:
+        if not self._loop.thread.is_ours:
             return
         step = self._loop.step or self._loop.steps.reopen()
         if step is None:
@@ -253,7 +250,7 @@ class IteratorFeed:
 
     def _take(self, kind: type, advance: Callable[[], Any]) -> Any:
         """The next item; a fetch, unless another one is going on or nobody knows yet whether there are tensors."""
-        if self._is_fetching or kind not in self._watched or not self._loop.is_ours:
+        if self._is_fetching or kind not in self._watched or not self._loop.thread.is_ours:
             return advance()
         is_left = self._has_fed and not self._loop.steps.has_loader
         is_fetch = kind is self._trusted and not is_left
@@ -285,7 +282,6 @@ class IteratorFeed:
 
 
 def _method(kind: type, name: str) -> object:
-    """As its classes define it, without asking a metaclass."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 

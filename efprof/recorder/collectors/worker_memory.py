@@ -66,8 +66,6 @@ _CONTAINERS: tuple[type[Any], ...] = (*COLLECTIONS, dict)
 
 
 class WorkerMemory:
-    """Knows the iterators that have workers, and when these are to be read next."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lines = session.lines(WORKER_MEMORY_FILE)
@@ -96,7 +94,7 @@ class WorkerMemory:
 
         Whatever the budget says: this comes at most once for each of the few samples before it.
         """
-        if iterator.__dict__.pop(READ, False) and self._session.loop.is_ours:
+        if iterator.__dict__.pop(READ, False) and self._session.loop.thread.is_ours:
             self._iterators.add(iterator)  # a garbage collection has taken it out already
             self._sample()
             iterator.__dict__.pop(READ, None)
@@ -147,7 +145,6 @@ class WorkerMemory:
         self._session.budget.spend("worker memory", perf_counter_ns() - began)
 
     def _methods(self, value: Any) -> list[FunctionType]:
-        """Those that the user wrote, of its class and the classes above."""
         members = (member for kind in type(value).__mro__ for member in vars(kind).values())
         is_user_code = self._session.sites.is_user_code
         return [one for one in members if isinstance(one, FunctionType) and is_user_code(one.__code__)]
@@ -166,7 +163,6 @@ def start(session: Session) -> None:
 
 
 def _lines_that_set(function: FunctionType, name: str) -> set[int]:
-    """By its bytecode."""
     stores = (one for one in dis.get_instructions(function) if one.opname == "STORE_ATTR" and one.argval == name)
     return {one.positions.lineno for one in stores if one.positions is not None and one.positions.lineno is not None}
 

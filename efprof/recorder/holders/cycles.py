@@ -55,7 +55,6 @@ class Cycles:
         self._num_written = 0
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
-        """Called by Python, within whatever made an object."""
         if phase == "start":
             if info["generation"] == 2 or time.perf_counter_ns() >= self._due_ns:
                 self._started()
@@ -63,7 +62,6 @@ class Cycles:
             self._stopped(info["generation"])
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
-        """A step ended: look, if it is time to; write what is new, rarely."""
         is_time = self._num_apart >= LARGE_BEFORE_LOOK * 2**self._num_looks and self._num_looks < MAX_LOOKS
         if is_time and not self._cycles and record.window is None and step.number >= self._last_apart + STEPS_APART:
             self._look()
@@ -81,7 +79,7 @@ class Cycles:
 
     def _start(self) -> None:
         loop = self._session.loop
-        if loop.is_ours and loop.steps.num_finished and not self._session.memory.is_collecting:
+        if loop.thread.is_ours and loop.steps.num_finished and not self._session.memory.is_collecting:
             self._before = (time.perf_counter_ns(), self._session.memory.read()[0])
 
     def _stop(self, generation: int) -> None:

@@ -29,7 +29,6 @@ NUM_SAMPLED = 8
 """Of the last entries, whose size is taken for that of each."""
 
 MAX_OBJECTS = 500
-"""Looked at behind these."""
 
 LEAST_WATCHED_BYTES = 64 * 1024
 
@@ -132,7 +131,6 @@ class GrownContainers:
         return sorted(self.grown.values(), key=lambda one: one.length_before - one.length)[:MAX_LISTED]
 
     def let_go(self) -> None:
-        """Keep the lengths, and nothing alive."""
         self._ids, self._lengths = array("Q", self._now.keys()), array("Q", self._now.values())
         self._listed |= self.grown.keys()
         self._listed &= self._now.keys()
@@ -178,7 +176,6 @@ def _last_of(value: Any) -> list[Any]:
 
 
 def _tensors_in(sample: list[Any]) -> list[torch.Tensor]:
-    """Those nearest to it, all at one distance."""
     layer: list[Any] = list(sample)
     for _ in range(MAX_REFERENCES):
         tensors = [one for one in layer if issubclass(type(one), torch.Tensor)]

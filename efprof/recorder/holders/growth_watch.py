@@ -144,7 +144,6 @@ class GrowthWatch:
         ]
 
     def _rebound(self, variable: Variable) -> Change | None:
-        """By the lines that bind it, of those that ran."""
         bound = binding_lines(variable.frame.f_code, variable.name) & self._lines
         sites = [self._sites.of_line(code, number) for code, number in sorted(bound, key=lambda item: item[1])]
         return Change(site=sites[0], how="bound", times=variable.times, candidates=sites[1:]) if sites else None

@@ -39,7 +39,6 @@ class Heap:
     """By what they are, or are derived from."""
     generators: list[Any]
     young: set[int]
-    """By `id`, what no garbage collection has seen yet."""
 
 
 def look_at_heap() -> Heap:
@@ -66,7 +65,6 @@ class Census:
         """`met` is told of each container that a variable leads to."""
         self.held: dict[Key, Held] = {}
         self.handles: dict[Key, Handles] = {}
-        """By which to look at them again, until `let_go`."""
         self.cut: set[Key] = set()
         self.cut_graphs: set[Key] = set()
         self.is_partial = False
@@ -106,7 +104,6 @@ class Census:
         return self.held
 
     def let_go(self) -> None:
-        """A count must keep nothing alive."""
         self.handles.clear()
 
     def _file_that_runs(self, module: object) -> str | None:
@@ -131,7 +128,6 @@ class Census:
     def _count_variables(
         self, scope: str, owner: str, file: str | None, names: dict[str, Any], within: Any = None
     ) -> None:
-        """Each within a time of its own."""
         for name, value in list(names.items()):
             now = time.thread_time()
             self._clock.limit = now + MAX_SHARE * (self._end - now)

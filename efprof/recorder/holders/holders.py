@@ -52,8 +52,6 @@ MAX_TIMES_SEEN = 2
 
 
 class Holders:
-    """Takes counts, and watches between them."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self._is_asked_for = bool(session.options.holders)
@@ -235,7 +233,6 @@ class Holders:
         return [thing for thing, _, _ in found], states
 
     def _grown_holders(self, census: Census) -> list[Key]:
-        """Those that grew most first."""
         growth = {}
         for key, held in census.held.items():
             before = self._sizes.get(key)

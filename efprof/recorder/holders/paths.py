@@ -23,16 +23,13 @@ NUM_LOOKED_AT = 4
 """Of the last entries, whose types are told where they are alike."""
 
 MAX_PARTS = 8
-"""Of an entry."""
 
 _MAXLEN: Any = vars(deque)["maxlen"]
 """Read past the attributes of the user's own subclasses, which may run his code."""
 
 Key = tuple[str, str]
-"""Scope and path."""
 
 Storage = tuple[int, int]
-"""Its address and its bytes."""
 
 _Node = tuple[tuple[Storage, ...], tuple[Any, ...]]
 """The storages that a node keeps, and the nodes that it leads to."""
@@ -53,7 +50,6 @@ class Nodes:
         self._known: dict[Any, _Node] = {}
 
     def of(self, node: Any) -> _Node:
-        """The storages that it keeps, and the nodes that it leads to."""
         known = self._known.get(node)
         if known is None:
             following = tuple([one for one, _ in node.next_functions if one is not None])
@@ -140,7 +136,6 @@ class Held:
     _nodes: set[Any] = field(default_factory=set)
 
     def add(self, tensors: list[torch.Tensor]) -> None:
-        """Count these, and the storage of each once."""
         self.tensors += len(tensors)
         for tensor in tensors:
             storage = storage_of(tensor)

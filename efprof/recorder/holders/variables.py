@@ -70,7 +70,6 @@ _LIGHT = frozenset({list, tuple, dict, OrderedDict, set, frozenset})
 _TAKES_LOCALS = frozenset({"locals", "eval", "exec"})
 
 _TAKES_LOCALS_ALONE = frozenset({"vars", "dir"})
-"""Without an argument."""
 
 MAX_LAYERS = 5
 """Containers and records within one another; what goes deeper is visited one by one."""
@@ -95,7 +94,6 @@ def slots_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def attributes_of(value: Any) -> list[tuple[str, Any]]:
-    """Those in its slots, and those in its `__dict__`."""
     attributes = {}
     for name, slot in slots_of(type(value)).items():
         with suppress(AttributeError):  # not set yet
@@ -139,7 +137,6 @@ def cache_table(cache: Any) -> dict[Any, Any]:
 
 
 def is_filled(cell: CellType) -> bool:
-    """Whether a closure's variable has been given a value yet."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
@@ -236,7 +233,6 @@ def lone_kinds(elements: Iterable[Any]) -> frozenset[Any]:
 
 
 def kind_of(value: Any) -> Any:
-    """By its type; a function by its code."""
     if type(value) is MethodType:
         return type(value.__self__)
     return value.__code__ if type(value) is FunctionType else type(value)

@@ -40,16 +40,12 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """How often a line did the same to one thing."""
-
     times: int = 0
     entries: int = 0
 
 
 @dataclass(slots=True)
 class WatchedValue:
-    """One holder or container, and the lines seen to change it."""
-
     path: str | None
     scope: str | None
     file: str | None
@@ -109,7 +105,6 @@ def states_of(thing: WatchedValue, handles: Handles, *, got_longer: bool) -> lis
 
 
 def look_at_variables(things: list[WatchedValue]) -> None:
-    """Once per step, outside of every trace callback."""
     variables = [variable for thing in things for variable in thing.variables]
     for frame in {variable.frame for variable in variables}:
         if may_read_locals(frame.f_code):

@@ -87,20 +87,15 @@ class Memory:
         """Whether the recorder itself has garbage collected, which tells nothing of the program's."""
 
     def choose_again(self) -> None:
-        """There may be a better source by now."""
         self._source = None
-        self.__dict__.pop("read", None)
 
     def choose(self) -> str:
         """The name of the source, as `run.json` records it."""
-        if self._source is None:
-            self._source = _best_source(self._device)
-            self.read = self._source[1]  # type: ignore[method-assign] # every later read goes there at once
+        self._source = self._source or _best_source(self._device)
         return self._source[0]
 
     def read(self) -> tuple[int, ...]:
-        self.choose()
-        assert self._source is not None
+        self._source = self._source or _best_source(self._device)
         return self._source[1]()
 
 

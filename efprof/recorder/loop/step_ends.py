@@ -18,6 +18,7 @@ from weakref import WeakSet, ref
 import torch
 
 from efprof.recorder.loop.open_step import OpenStep, Span
+from efprof.recorder.numbers.step_numbers import parameters_of
 
 NUM_LOOKS = 20
 """Backward passes after which a new optimizer's gradients are looked for; some libraries keep them elsewhere."""
@@ -78,12 +79,7 @@ class SkippedUpdates:
         return True
 
     def _has_gradients(self) -> bool:
-        return any(
-            parameter.grad is not None
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        )
+        return any(one.grad is not None for optimizer in self._optimizers for one in parameters_of(optimizer))
 
 
 class OptimizerCycle:
@@ -109,7 +105,9 @@ class OptimizerCycle:
             self._is_on_trial = self._has_repeated
         elif self.is_alone:
             self._has_repeated = True
-        elif optimizer != self._expected():
+        elif (
+            self._last is not None and optimizer != self._order[(self._order.index(self._last) + 1) % len(self._order)]
+        ):
             self.broke()
         elif optimizer == self._order[-1]:
             self._is_on_trial = False
@@ -127,10 +125,6 @@ class OptimizerCycle:
     def is_alone(self) -> bool:
         return len(self._order) < 2
 
-    def _expected(self) -> int:
-        assert self._last is not None
-        return self._order[(self._order.index(self._last) + 1) % len(self._order)]
-
 
 class NextBatch:
     """What came since the last backward pass of a step, from the next fetch or forward pass on; taken out of it."""
@@ -138,18 +132,16 @@ class NextBatch:
     def __init__(self, step: OpenStep, first: int) -> None:
         self._spans: list[Span] = step.spans[first:]
         self.start_ns = self._spans[0][1]
-        """By `time.perf_counter_ns`."""
-        marks = step.device_marks or []
+        marks = step.device_marks
         num_kept = max(0, len(marks) - len(self._spans))
-        self._marks: list[tuple[Any, Any]] = marks[num_kept:]
+        self._marks = marks[num_kept:]
         self._memory = [reading for reading in step.memory if reading[1] >= self.start_ns]
         self._batches = step.batches.take_new()
         del step.spans[first:], marks[num_kept:]
         step.memory = step.memory[: len(step.memory) - len(self._memory)]
 
     def move_to(self, step: OpenStep) -> None:
-        """This step begins with it."""
-        step.spans, step.memory, step.device_marks = self._spans, self._memory, self._marks or None
+        step.spans, step.memory, step.device_marks = self._spans, self._memory, self._marks
         step.batches = self._batches
         step.has_forward = any(stage == "forward" for stage, _, _ in self._spans)
 
@@ -184,7 +176,7 @@ class TrainerModules:
         module = None if self._called is None else self._called()
         if module is None or type(module) in self._others:
             return False
-        updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        updated = set(map(id, parameters_of(optimizer)))
         if not any(id(parameter) in updated for parameter in module.parameters()):
             self._others.add(type(module))
             return False
@@ -327,12 +319,8 @@ def _is_traced() -> bool:
 
 def _has_optimizer(parameter: torch.Tensor | None) -> bool:
     """Whether a torch optimizer that has not stepped yet is in charge of it, or of any; asked once in a program."""
-    return any(
-        parameter is None or mine is parameter
-        for optimizer in living_optimizers()
-        for group in optimizer.param_groups
-        for mine in group["params"]
-    )
+    every = (one for optimizer in living_optimizers() for one in parameters_of(optimizer))
+    return any(parameter is None or one is parameter for one in every)
 
 
 def living_optimizers() -> Iterator[torch.optim.Optimizer]:

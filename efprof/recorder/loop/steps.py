@@ -1,8 +1,12 @@
 """Where one step ends and the next begins, which stage of it the training is in, and what is written of each."""
 
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter_ns
+
+import torch
 
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Sampling
@@ -10,8 +14,13 @@ from efprof.recorder.loop.device import UNKNOWN, DeviceClock, Memory, ResidentSe
 from efprof.recorder.loop.open_step import OpenStep, record_of
 from efprof.recorder.loop.other_threads import OtherThreads
 from efprof.recorder.loop.step_ends import NextBatch, OptimizerCycle, ParameterProbe, SkippedUpdates, first_span_of_it
+from efprof.recorder.numbers.step_numbers import learning_rate_of
+from efprof.recorder.session.sites import callers
 
 Listener = Callable[..., None]
+
+_MODULE_CALL = torch.nn.Module._call_impl.__code__
+_COMPILED_CALLS = str(Path(__file__).parents[1] / "hooks" / "module_calls.py")
 
 
 class Steps:
@@ -65,11 +74,9 @@ class Steps:
 
     @property
     def is_fed(self) -> bool:
-        """Whether each step begins with a batch from a loader."""
         return self.has_loader and not self.shares_batches
 
     def before_fetch(self, at: int) -> OpenStep:
-        """The step that a batch fetched now belongs to."""
         step = self.open
         if step is None:
             return self.begin(at)
@@ -154,6 +161,18 @@ class Steps:
         self.note_memory(step, "post_optimizer_step", at)
         step.stepped.append(optimizer)
         self.cycle.stepped(optimizer)
+
+    def updated_within_backward(self, optimizer: torch.optim.Optimizer) -> bool:
+        """A hook of a gradient steps it, one for each parameter: whether for the first time in this step."""
+        step = self.open
+        if step is None or id(optimizer) in step.stepped:
+            return False
+        self.probe = None
+        if not step.stepped:
+            step.numbers.learning_rate = learning_rate_of(optimizer)
+        step.stepped.append(id(optimizer))
+        self.cycle.stepped(id(optimizer))
+        return True
 
     def note_memory(self, step: OpenStep, boundary: str, at: int) -> None:
         """Read memory at this boundary, unless the step is light."""
@@ -264,7 +283,6 @@ class StageClock:
         self._start_ns = 0
 
     def open(self, step: OpenStep, stage: str, opener: str, entered: int) -> None:
-        """A stage begins; its entry point was entered at `entered`."""
         self.stage, self.opener = stage, opener
         if self._steps.clock is not None:
             self._steps.clock.open()
@@ -274,15 +292,48 @@ class StageClock:
     def close(self, step: OpenStep, entered: int) -> None:
         step.spans.append((self.stage or "other", self._start_ns, entered))
         if self._steps.clock is not None:
-            step.device_marks = step.device_marks or []
             step.device_marks.append(self._steps.clock.close())
         self.stage = self.opener = None
 
+    @property
+    def reads_by_design(self) -> bool:
+        """Whether a loader or an optimizer is running: both read values of tensors, on the CPU."""
+        return self.stage == "data" or self.opener == "optimizer"
+
+    def leave_function(self, entered: int) -> bool:
+        """Close the stage `forward` of a compiled function where that returns, or goes on with what is seen."""
+        step = self._steps.open
+        if self.opener != "function" or step is None:
+            return False
+        self.close(step, entered)
+        self._steps.note_memory(step, "post_forward_pre_backward", entered)
+        return True
+
+    def forget_forward(self, entered: int) -> None:
+        """The stage `forward` that is open was none: have it not begun."""
+        step = self._steps.open
+        if step is None:
+            return
+        self.close(step, entered)
+        self.take_back(step)
+        step.has_forward = False
+        if step.memory and step.memory[-1][0] == "pre_forward":
+            step.memory.pop()
+        if not step.batches.num_fetches and not step.has_gradients and not step.stepped:
+            self._steps.drop()  # all of it was before the training
+
     def take_back(self, step: OpenStep) -> None:
-        """The stage that was closed last is none."""
         step.spans.pop()
         if step.device_marks:
             step.device_marks.pop()
 
     def leave(self) -> None:
         self.stage = self.opener = None
+
+
+def is_in_forward() -> bool:
+    """Whether the call of a module, compiled or not, is running."""
+    return any(
+        caller.f_code is _MODULE_CALL or caller.f_code.co_filename == _COMPILED_CALLS
+        for caller in callers(sys._getframe())
+    )

@@ -27,7 +27,6 @@ class TrainingThread:
     ) -> None:
         """`is_busy` tells whether ours is within a call; `go_on` is called when another one goes on in its place."""
         self.ident = get_ident()
-        """The one that trains."""
         self._steps = steps
         self._clock = clock
         self._is_busy = is_busy
@@ -35,14 +34,11 @@ class TrainingThread:
         self.asks_capturing: Callable[[], Any] = lambda: False
         """Whether the current stream is captured; harmless."""
         self.has_captured = False
-        """Whether a CUDA graph was captured."""
         self._alternating: set[int] = set()
-        """Threads that train one after another."""
         self._has_taken_over = False
         self._changing = threading.Lock()
         self._paused: int | None = None
         self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
-        """Those our thread stepped."""
         self._optimizers_of_others: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._known_updates: set[int] = set()
         """Optimizers of finished steps by `id`, and 0 for an update that was none of an optimizer's."""
@@ -138,7 +134,6 @@ class TrainingThread:
         return True
 
     def _is_free(self) -> bool:
-        """Whether our thread never trained, or is no more."""
         step = self._steps.open
         has_trained = self._has_taken_over or self._steps.num_finished or self._clock.opener == "optimizer"
         if not has_trained and not (step is not None and step.stepped):

@@ -30,7 +30,6 @@ class StepNumbers:
     num_inf: int | None = None
     learning_rate: float | None = None
     scale: torch.Tensor | OnDevice | None = None
-    """The gradient scaler's, after its update."""
     is_guarded: bool = False
     device_losses: tuple[OnDevice, ...] = ()
     device_norms: tuple[OnDevice, ...] = ()
@@ -39,6 +38,10 @@ class StepNumbers:
 
     def add_norm(self, norm: float) -> None:
         self.gradient_norm = norm if self.gradient_norm is None else root_of_squares((self.gradient_norm, norm))
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:

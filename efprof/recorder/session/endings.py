@@ -136,7 +136,6 @@ class ExitWatcher:
 
 
 def interrupted_step(loop: Loop, memory: Memory, stage: str | None) -> StepInterrupted:
-    """The program ends within the open step, in this stage."""
     allocated, reserved = memory.read()[:2]
     return StepInterrupted(
         at_ns=time.time_ns(),

@@ -41,7 +41,6 @@ class Sites:
         return self.is_user_file(code.co_filename)
 
     def is_user_file(self, path: str) -> bool:
-        """The same for the path of a file."""
         known = self._is_user.get(path)
         if known is None:
             known = self._is_user[path] = self._is_written_by_user(path)
@@ -166,8 +165,6 @@ def user_file_of(kind: type[Any], sites: Sites) -> str | None:
 
 
 class UserClasses:
-    """Remembers each class that it was asked about."""
-
     def __init__(self, sites: Sites) -> None:
         self._sites = sites
         self._files: dict[type[Any], str | None] = {}
@@ -189,7 +186,6 @@ class UserClasses:
 
 
 def callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame and those that wait for it, innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back

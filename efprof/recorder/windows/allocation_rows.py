@@ -60,8 +60,6 @@ class _Row(NamedTuple):
 
 
 class WindowEvents:
-    """What one walk over a window's events finds: allocations, forward operations, call sites."""
-
     def __init__(self, calls: "CallSites", device: torch.device | None = None) -> None:
         """Allocations of one CUDA device, which must have an index; None is the host's."""
         self._calls = calls
@@ -70,7 +68,6 @@ class WindowEvents:
         self._forward: dict[int, _Context] = {}
 
     def walk(self, roots: list[Any]) -> None:
-        """Visit every event once, outer before inner."""
         kind, index = self._place
         todo = [(root, _Context()) for root in reversed(roots)]
         while todo:
@@ -87,7 +84,6 @@ class WindowEvents:
             todo.extend((child, context) for child in reversed(event.children))
 
     def write_allocations(self, path: Path) -> None:
-        """Write one parquet row per allocation or release, in order of time."""
         rows, nowhere = sorted(self._rows, key=lambda row: row.time_ns), _Context()
         origins = [
             self._forward.get(row.context.sequence, nowhere) if row.context.is_backward else nowhere for row in rows

@@ -45,7 +45,6 @@ class ProfiledWindow:
         self.why = why
         self.is_starting = False
         self.is_shared = False
-        """Another thread of the program constructed a profiler meanwhile."""
         self.start_seconds = 0.0
         self._session = session
         self._number = number
@@ -161,7 +160,6 @@ def is_running(profiler: Any) -> bool:
 
 
 def _config() -> torch._C._profiler._ExperimentalConfig | None:
-    """Synchronisation events on the device, which the profiler leaves out by default."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     with suppress(TypeError):  # an older torch does not know the setting

@@ -41,8 +41,6 @@ MAX_WINDOWS: Final[dict[Trigger, int]] = {"slow-step": 1, "memory-peak": 1, "non
 
 
 class SlowSteps:
-    """Tells a step that took twice the median of those before it."""
-
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=NUM_REMEMBERED)
         self._median = 0.0
@@ -99,7 +97,6 @@ class WindowRequests:
 
     def __init__(self, budget: Budget, sampling: Sampling) -> None:
         self.asked: list[str] = []
-        """Names of triggers."""
         self.cost_ns = MIN_WINDOW_NS
         """What the last profiler window cost: the next one may begin where as much is left."""
         self._budget = budget
