@@ -1,8 +1,7 @@
 """Sees where the batches come from: each DataLoader, what frameworks fetch ahead, an iterator of the program's own.
 
-Accelerate, and with it the Hugging Face Trainer, always fetches one batch ahead of the one it hands out, to know the
-last one by its being the last; Lightning does where a loader has no length. By their fetches alone the first step of
-every epoch would count a batch too many, and the last one, for which nothing is fetched any more, a batch too few.
+Accelerate, and with it the Hugging Face Trainer, always fetches one batch ahead of the one it hands out; Lightning does
+where a loader has no length. By fetches alone an epoch's first step would count a batch too many, its last one too few.
 
 Where no DataLoader feeds the loop, all classes are looked up in the third step that have living objects and iterate in
 Python. Each is watched until it has yielded an item to the function that calls backward: the first that yields tensors
@@ -17,7 +16,6 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from time import perf_counter_ns
 from types import CodeType, FunctionType
 from typing import Any
@@ -112,18 +110,14 @@ def _num_batches(loader: Any) -> int | None:
         return None
 
 
-@dataclass(slots=True)
-class ReturnedBatch:
-    step: OpenStep
-    samples: int
-
-
 class BatchesAhead:
     """Counts what is handed out; a step in which nothing is keeps the count of its fetches."""
 
     def __init__(self, loop: Loop, shell: Shell) -> None:
         self._loop = loop
-        self._handed: dict[int, ReturnedBatch] = {}
+        self._step: OpenStep | None = None
+        """In which something was handed out last."""
+        self._num_samples = 0
         self._undo: dict[tuple[str, str], Undo] = {}
         self._counted = shell.guarded("batches_ahead", self._count)
 
@@ -138,9 +132,8 @@ class BatchesAhead:
             undo()
 
     def ended(self, step: OpenStep, record: StepRecord) -> None:
-        handed = self._handed.pop(step.number, None)
-        if handed is not None and handed.step is step:
-            record.samples = handed.samples
+        if step is self._step:
+            record.samples, self._step = self._num_samples, None
 
     def _count(self, batch: object) -> None:
         if not self._loop.thread.is_ours:
@@ -148,10 +141,9 @@ class BatchesAhead:
         step = self._loop.step or self._loop.steps.reopen()
         if step is None:
             return
-        handed = self._handed.get(step.number)
-        if handed is None or handed.step is not step:
-            handed = self._handed[step.number] = ReturnedBatch(step, 0)
-        handed.samples += num_samples(batch)
+        if step is not self._step:
+            self._step, self._num_samples = step, 0
+        self._num_samples += num_samples(batch)
 
 
 def _yielding(owner: Any, count: Callable[[object], None]) -> Undo:

@@ -67,7 +67,6 @@ _Note = Callable[[str, FrameType, int], None]
 
 
 def start(session: Session) -> None:
-    """Wrap the methods on torch.Tensor, what prints a tensor, and the stalls that this torch has."""
     calls = _WaitingCalls(session.loop, session.sites, session.shell)
     read = functools.partial(calls.counted, waits=calls.waits, note=calls.noted_read)
     stall = functools.partial(calls.counted, waits=lambda _: True, note=calls.noted_stall)

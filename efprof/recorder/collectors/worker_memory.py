@@ -27,7 +27,7 @@ from efprof.artifacts.readings import (
     ProcessesSample,
     ProcessMemory,
 )
-from efprof.recorder.holders.variables import COLLECTIONS, PLAIN, attributes_of
+from efprof.recorder.holders.variables import CONTAINERS, PLAIN, attributes_of
 from efprof.recorder.hooks.loop_hooks import NUMBER
 from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.session.session import Session
@@ -61,8 +61,6 @@ MAX_LISTED: Final = 5
 
 NOT_HELD: Final = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, CodeType)
 """The program's code, which is not the data set's."""
-
-_CONTAINERS: tuple[type[Any], ...] = (*COLLECTIONS, dict)
 
 
 class WorkerMemory:
@@ -235,7 +233,6 @@ class DatasetScan:
         return sorted(found, key=lambda one: -one[0].object_bytes)[:MAX_LISTED]
 
     def _bytes_of(self, value: Any, num_sampled: int) -> float:
-        """Of the object and all that it holds; of a long container as far as a sample tells."""
         if id(value) in self._seen or isinstance(value, NOT_HELD) or self._num_visited >= MAX_VISITED:
             return 0.0
         self._seen.add(id(value))
@@ -262,7 +259,7 @@ def _entries(value: Any, number: int) -> tuple[list[Any], int] | None:
 
     Those of a list are evenly spaced; of a dict each key comes before its value.
     """
-    kind: Any = next((base for base in _CONTAINERS if isinstance(value, base)), None)
+    kind: Any = next((base for base in CONTAINERS if isinstance(value, base)), None)
     if kind is not None:
         length = kind.__len__(value)
         if kind is dict:

@@ -43,7 +43,6 @@ def is_available(torch: ModuleType) -> tuple[bool, str]:
 
 
 def allocator_checks(torch: ModuleType) -> Iterator[Check]:
-    """A check for every trap in the settings; one that says so where there is none."""
     settings = settings_in_effect(os.environ, version_of(torch))
     backend = dict(settings).get("backend", "native")
     yield _history(torch, backend)

@@ -62,7 +62,6 @@ def essential(name: str, *, is_met: bool, why: str, advice: str) -> Check:
 
 
 def can_record(checks: Sequence[Check]) -> bool:
-    """Whether training can be recorded, be it with less than everything."""
     return not any(check.is_essential and check.status == "no" for check in checks)
 
 

@@ -7,8 +7,6 @@ collection that is not looked at costs 0.9 us beside the 35 us of the collection
 
 import gc
 import time
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -39,8 +37,6 @@ MAX_LISTED = 200
 
 
 class Cycles:
-    """Called by Python at the start and the stop of each collection, and by the loop after each step."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self._started = session.shell.guarded("cycles", self._start)
@@ -132,11 +128,11 @@ def start(session: Session) -> None:
     cycles = Cycles(session)
     called = session.shell.reraise_later(cycles)
     gc.callbacks.append(called)
-    session.undo_at_end([lambda: _remove(called)])
+
+    def remove() -> None:
+        if called in gc.callbacks:  # the program may have emptied the list
+            gc.callbacks.remove(called)
+
+    session.undo_at_end([remove])
     session.subscribe(session.loop.step_ended, "cycles", cycles.finish)
     session.on_end("cycles", cycles.write)
-
-
-def _remove(called: Callable[..., Any]) -> None:
-    if called in gc.callbacks:  # the program may have emptied the list
-        gc.callbacks.remove(called)

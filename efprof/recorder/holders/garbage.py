@@ -94,8 +94,6 @@ def _find_cycles(sites: Sites) -> list[Cycle]:
 
 
 class _Search:
-    """Follows references among the garbage from the user's objects back to themselves."""
-
     def __init__(self, names: "Names", objects: list[Any]) -> None:
         self.found: list[Cycle] = []
         self._names = names
@@ -184,7 +182,7 @@ class Names:
     def is_between(self, value: Any) -> bool:
         """Whether a program has no name for it: a cell, a bound method, a container that is not of the user's class."""
         kind = type(value)
-        return kind in _BETWEEN or (issubclass(kind, (*variables.COLLECTIONS, dict)) and self.file_of(value) is None)
+        return kind in _BETWEEN or (issubclass(kind, variables.CONTAINERS) and self.file_of(value) is None)
 
     def file_of(self, value: Any) -> str | None:
         """The path of the user's file that defines it; None for what a library defines."""
@@ -240,11 +238,10 @@ def _through(between: Sequence[Any]) -> Literal["", "method", "traceback", "cont
         return "method"
     if TracebackType in kinds:
         return "traceback"
-    return "container" if any(issubclass(kind, (*variables.COLLECTIONS, dict)) for kind in kinds) else ""
+    return "container" if any(issubclass(kind, variables.CONTAINERS) for kind in kinds) else ""
 
 
 def _is_namespace(holder: Any, value: Any) -> bool:
-    """Whether it is the dict that a holder's attributes lie in."""
     if type(value) is not dict or issubclass(type(holder), type):
         return False
     attributes = variables.namespace_of(holder)

@@ -117,7 +117,6 @@ class GrowthWatch:
             sys.settrace(None)
 
     def result(self, first_step: int, last_step: int) -> Watch:
-        """What was seen; lets go of the frames that the variables were looked at in."""
         watched = []
         for thing in self._things:
             changes = self._changes_of(thing)

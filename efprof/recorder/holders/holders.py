@@ -121,7 +121,6 @@ class Holders:
             watch.stop()
 
     def count(self, moment: Moment, step: int) -> None:
-        """If there is budget for it; after one between steps, watch what grew."""
         session, budget = self._session, self._session.budget
         if not (self._is_asked_for or moment == "end" or budget.affords_count(self._cost_ns)):
             return
@@ -145,7 +144,7 @@ class Holders:
                 session.loop.sampling.want(self._due - 1, self._due)
         finally:
             self._sizes = {key: _size(held) for key, held in census.held.items()}
-            census.let_go()
+            census.handles.clear()  # a count must keep nothing alive
             self._containers.let_go()
         self._session.loop.mark_interrupted()
 

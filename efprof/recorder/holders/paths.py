@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._C._autograd import SavedTensor
 
-from efprof.recorder.holders.variables import COLLECTIONS
+from efprof.recorder.holders.variables import CONTAINERS, base_of
 
 MAX_GRAPH_NODES = 20_000
 """Per holder; walking them takes about 50 ms."""
@@ -216,7 +216,7 @@ class Holders:
             )
         handles = self.handles[key]
         held.num_counted += 1
-        if issubclass(type(value), (*COLLECTIONS, dict)):
+        if issubclass(type(value), CONTAINERS):
             held.length += len(value)
             handles.containers.append(value)
             entry = entry_of(value)
@@ -240,17 +240,22 @@ def max_length_of(value: Any) -> int:
     return (_MAXLEN.__get__(value) or 0) if issubclass(type(value), deque) else 0
 
 
+def last_of(container: Any, number: int) -> list[Any]:
+    """So many entries of a list, tuple or deque, the last first; of a dict its items, of a set any."""
+    kind = type(container)
+    if issubclass(kind, dict):
+        return list(islice(reversed(dict.items(container)), number))
+    if issubclass(kind, (set, frozenset)):
+        return list(islice(base_of(container).__iter__(container), number))
+    return [base_of(container).__getitem__(container, -place) for place in range(1, 1 + min(number, len(container)))]
+
+
 def entry_of(container: Any) -> list[str]:
     """The type of the last entries, and those of what they have; empty where these differ, and of a set."""
-    base = next((base for base in (dict, list, tuple, deque) if issubclass(type(container), base)), None)
-    if base is None:
+    if issubclass(type(container), (set, frozenset)):
         return []
-    last = (
-        reversed(dict.values(container))
-        if base is dict
-        else map(base.__getitem__, (container,) * NUM_LOOKED_AT, range(len(container) - 1, -1, -1))
-    )
-    found = [_types_in(one) for one in islice(last, NUM_LOOKED_AT)]
+    last = last_of(container, NUM_LOOKED_AT)
+    found = [_types_in(one[1] if issubclass(type(container), dict) else one) for one in last]
     return found[0] if found and all(types == found[0] for types in found) else []
 
 

@@ -59,7 +59,6 @@ class CapturedSteps:
         self._hook: Any = None
 
     def capture_began(self, graph: Any) -> None:
-        """From here on operations are captured, not run."""
         self._loop.thread.has_captured = True
         if not self._capturing:
             self._loop.thread.pause()

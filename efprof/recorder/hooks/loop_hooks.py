@@ -32,10 +32,7 @@ NUMBER = "_efprof_number"
 
 
 def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
-    """Enter the stage `data` whenever a DataLoader starts or is asked for a batch.
-
-    Around its start the loop's `loader_began(loader)` and `loader_started(loader, iterator)` are told of it.
-    """
+    """Enter the stage `data` whenever a DataLoader starts or is asked for a batch."""
     began = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_began))
     opened = shell.guarded("loop", lambda loader: loop.fetch_began(loop.loader_numbers.get(loader), is_start=True))
     broke_off = shell.guarded("loop", loop.fetch_broke_off)
@@ -329,7 +326,6 @@ def _moves_of_schedules() -> list[tuple[type[Any], str]]:
 
 
 def _with_own_step(kind: type[Any]) -> list[type[Any]]:
-    """A class and those of torch below it that define `step` themselves."""
     below = [found for child in kind.__subclasses__() for found in _with_own_step(child)]
     is_own = "step" in vars(kind) and kind.__module__.startswith("torch.")
     return [*([kind] if is_own else []), *below]
@@ -343,10 +339,7 @@ def _num_running_steps() -> int:
 STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
 """The function that torch puts around every optimizer's `step`, and that calls the hooks."""
 
-_CODES: dict[CodeType, str] = {
-    torch.nn.Module._call_impl.__code__: "forward",
-    STEP_CODE: "optimizer",
-}
+_CODES: dict[CodeType, str] = {torch.nn.Module._call_impl.__code__: "forward", STEP_CODE: "optimizer"}
 
 _WRAPPERS = {
     "iterate": "data",

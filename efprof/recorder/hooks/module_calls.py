@@ -128,7 +128,6 @@ class ModuleCalls:
     def _watched_module(
         self, original: Callable[..., Any], module: torch.nn.Module | None = None
     ) -> Callable[..., Any]:
-        """What calls this module, or the one that it is given first."""
         return self._around(
             original,
             lambda args: self._before(module if module is not None else args[0], None),

@@ -116,7 +116,6 @@ class GroupWatcher:
         os.close(stopped)
 
     def saw(self, number: int) -> bool:
-        """Whether the signal we got just now reached the group."""
         deadline = time.monotonic() + WAIT_S
         while select.select([self._notes], [], [], max(0.0, deadline - time.monotonic()))[0]:
             note = os.read(self._notes, _NOTE.size)

@@ -87,7 +87,6 @@ class Loop:
 
     @property
     def number(self) -> int:
-        """Of the open step, or of the next one."""
         if self.light.is_on:
             return self.light.steps.current
         return self.steps.open.number if self.steps.open is not None else self.num_steps
@@ -161,7 +160,6 @@ class Loop:
     # Forward.
 
     def forward_began(self, module: torch.nn.Module | None = None) -> None:
-        """A module was called; only the outermost call counts."""
         if self.light.is_on:
             return
         steps = self.steps
@@ -217,7 +215,6 @@ class Loop:
     def backward_entered(
         self, tensors: Any, gradients: Any, site: str | None, retains_graph: bool = False, creates_graph: bool = False
     ) -> None:
-        """`torch.autograd.backward` was called with these tensors, and gradients for them or None, at this line."""
         steps = self.steps
         if not self._continues_by_pass():
             return

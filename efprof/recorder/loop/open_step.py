@@ -34,7 +34,6 @@ class Batches:
 
     @property
     def has_new(self) -> bool:
-        """Whether a batch was fetched since the last backward pass."""
         return self.num_fetches > self._at_backward[0]
 
     def add(self, batch: object) -> None:
@@ -49,7 +48,6 @@ class Batches:
             self._unused, self._aside = 0, self._unused
 
     def train_on_last(self) -> None:
-        """A forward or backward pass begins."""
         self.samples += self._aside
         self._unused = self._aside = 0
 
@@ -115,14 +113,12 @@ class OpenStep:
         return self.num_backwards > 0 or self.num_gradient_calls > 0
 
     def spans_of(self, spans: list[Span]) -> list[StageSpan]:
-        """As steps.jsonl has them: microseconds from the step's start."""
         start = self.start_ns
         return [
             StageSpan(stage, max(0, began - start) / 1000, max(0, end - start) / 1000) for stage, began, end in spans
         ]
 
     def owe(self, arrives: Callable[[], bool]) -> None:
-        """The device still owes the record something, which `arrives` fills in; it returns whether it has come."""
         self.late.append(arrives)
 
     def evaluate(self, module: torch.nn.Module | None) -> None:

@@ -93,12 +93,12 @@ class OptimizerCycle:
     def __init__(self) -> None:
         self._order: list[int] = []
         self._last: int | None = None
-        self._is_strict = True
+        self.is_strict = True
         self._has_repeated = False
         self._is_on_trial = False
 
     def stepped(self, optimizer: int) -> None:
-        if not (self._is_strict or self.is_alone):
+        if not (self.is_strict or self.is_alone):
             return
         if optimizer not in self._order:
             self._order.append(optimizer)
@@ -108,17 +108,14 @@ class OptimizerCycle:
         elif (
             self._last is not None and optimizer != self._order[(self._order.index(self._last) + 1) % len(self._order)]
         ):
-            self.broke()
+            self.is_strict = False
         elif optimizer == self._order[-1]:
             self._is_on_trial = False
         self._last = optimizer
 
-    def broke(self) -> None:
-        self._is_strict = False
-
     def is_complete(self, stepped: list[int]) -> bool:
         """Whether a step in which these optimizers stepped, in this order, has seen the last of the round."""
-        alternates = self._is_strict and not (self.is_alone or self._is_on_trial)
+        alternates = self.is_strict and not (self.is_alone or self._is_on_trial)
         return not alternates or stepped[-1] == self._order[-1]
 
     @property
@@ -168,7 +165,6 @@ class TrainerModules:
         return type(module) in self._kinds
 
     def called(self, module: torch.nn.Module | None) -> None:
-        """It is the outermost module, and its call is taken for a forward pass."""
         self._called = None if module is None else ref(module)
 
     def has_found(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -289,7 +285,6 @@ def _has_values(parameter: torch.Tensor) -> bool:
 
 
 def _first_leaf(node: Any) -> torch.Tensor | None:
-    """The nearest parameter below a node of the autograd graph."""
     waiting, seen = [node], {node}
     for node in waiting:
         variable = getattr(node, "variable", None)

@@ -95,7 +95,6 @@ class Steps:
         return step
 
     def to_train(self, at: int) -> OpenStep:
-        """The step that a forward or backward pass starting now belongs to."""
         step = self.open
         if step is None:
             return self.begin(at)
@@ -120,7 +119,6 @@ class Steps:
             self.finish(step, at)
 
     def to_update(self, optimizer: int, at: int) -> OpenStep:
-        """The step that a call of this optimizer, by its `id`, belongs to."""
         self.probe = None
         step = self.open
         if step is not None and (optimizer not in step.stepped or self.has_marks):
@@ -131,7 +129,7 @@ class Steps:
             self.num_shared += self.has_loader
             self.has_loader = False
             if optimizer == step.stepped[-1]:
-                self.cycle.broke()
+                self.cycle.is_strict = False
         last = step.spans[-1][2] if step is not None and step.spans else 0
         return self.finish_and_begin(self.others.first_since(last) or at)
 
@@ -175,7 +173,6 @@ class Steps:
         return True
 
     def note_memory(self, step: OpenStep, boundary: str, at: int) -> None:
-        """Read memory at this boundary, unless the step is light."""
         if not step.is_light and (reading := self._memory.read()) is not UNKNOWN:
             step.memory.append((boundary, at, reading))
 
@@ -209,7 +206,6 @@ class Steps:
         return step
 
     def drop(self) -> None:
-        """What was recorded since the last step belongs to none."""
         step, self.open, self.closed = self.open, None, None
         if step is not None:
             for listener in self.dropped:
@@ -231,7 +227,6 @@ class Steps:
                 self.finish(self.open, at)
 
     def finish(self, step: OpenStep, at: int) -> None:
-        """A step ended at `at`: have it completed and written."""
         self.open = None
         if step.stepped:
             self.skips.note_update(step)
@@ -310,7 +305,6 @@ class StageClock:
         return True
 
     def forget_forward(self, entered: int) -> None:
-        """The stage `forward` that is open was none: have it not begun."""
         step = self._steps.open
         if step is None:
             return

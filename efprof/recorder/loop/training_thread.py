@@ -76,7 +76,6 @@ class TrainingThread:
         return bool(self._alternating)
 
     def set(self, thread: int) -> None:
-        """This one trains from here on, or NOBODY."""
         self.ident = thread
         self._steps.others.is_paused = thread == NOBODY
 

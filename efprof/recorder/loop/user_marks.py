@@ -27,7 +27,6 @@ class UserMarks:
         steps.finish_and_begin(entered)
 
     def stage_began(self, stage: str) -> None:
-        """This stage begins here; whatever is seen within belongs to it."""
         loop, steps = self._loop, self._steps
         if loop.light.is_on or not loop.thread.is_ours or loop.clock.stage is not None or loop.thread.is_capturing:
             return

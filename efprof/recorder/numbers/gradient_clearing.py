@@ -103,7 +103,6 @@ class Watched:
         return torch.stack([is_kept, *(one.has_added for one in self.passes)])
 
     def _look(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The numbers of the last look and those of now; None where there are none."""
         last, optimizer = self.row, self.of()
         if last is None:
             return None

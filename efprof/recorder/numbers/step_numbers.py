@@ -20,8 +20,6 @@ read_value = torch.Tensor.item
 
 @dataclass(slots=True)
 class StepNumbers:
-    """The numbers of an open step so far, and what the device owes for them."""
-
     loss: float | None = None
     gradient_norm: float | None = None
     num_gradients: int = 0

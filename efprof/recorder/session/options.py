@@ -102,7 +102,6 @@ def parse_options(
 
 
 def parse_steps(option: str, text: str, default: tuple[StepRange, ...]) -> tuple[StepRange, ...]:
-    """`default`, `none`, or ranges such as 20:25,500:503."""
     if text in ("default", "none"):
         return default if text == "default" else ()
     try:

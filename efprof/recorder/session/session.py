@@ -98,7 +98,6 @@ class Session:
 
     @property
     def rank_folder(self) -> Path:
-        """This process's folder in the run; raises OSError where it cannot be made."""
         return self._folder.path
 
     def lines(self, name: str) -> LineWriter:
@@ -106,7 +105,6 @@ class Session:
         return LineWriter(self._folder, name)
 
     def subscribe(self, listeners: list[Listener], collector: str, function: Listener) -> None:
-        """Have a collector's function called by the loop, guarded."""
         listeners.append(self.shell.guarded(collector, function))
 
     def on_end(self, collector: str, function: Callable[[], None]) -> None:

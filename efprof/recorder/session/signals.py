@@ -162,7 +162,6 @@ class KillTimer:
         self._running = running
 
     def end(self) -> None:
-        """Stop the thread; only in the main thread."""
         if self._running is None:
             return
         theirs = signal.set_wakeup_fd(-1)

@@ -201,7 +201,6 @@ def _take(draft: Path, folder: Path) -> bool:
 
 
 def _candidates(run_folder: Path, group: str, began_ns: int) -> Iterator[Path]:
-    """Folders to try, in order; a numbered rank that is taken means a further attempt."""
     rank = _rank()
     for attempt in itertools.count(_attempt_to_join(run_folder, group, began_ns)):
         folder = attempt_folder(run_folder, attempt)

@@ -144,7 +144,6 @@ def integers(values: Sequence[int]) -> pa.Array:
 
 
 def booleans(values: Sequence[bool]) -> pa.Array:
-    """A column of truth values, one bit each, the lowest first."""
     bits = bytearray((len(values) + 7) // 8)
     for place, value in enumerate(values):
         bits[place >> 3] |= value << (place & 7)
@@ -152,7 +151,6 @@ def booleans(values: Sequence[bool]) -> pa.Array:
 
 
 def strings(values: Iterable[str]) -> pa.Array:
-    """A dictionary-encoded column of strings: each different one is kept once."""
     places: dict[str, int] = {}
     indices = array("i", (places.setdefault(value, len(places)) for value in values))
     encoded = [value.encode() for value in places]

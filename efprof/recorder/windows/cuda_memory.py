@@ -218,7 +218,6 @@ def is_possible() -> bool:
 
 
 def why_backend_has_none() -> str | None:
-    """Why this process's allocator keeps no history; ask only once CUDA is initialised."""
     backend: str = torch.cuda.memory.get_allocator_backend()
     return None if backend == "native" else f"the allocator backend {backend} keeps no history of its memory"
 

@@ -124,7 +124,7 @@ class Windows:
         if self._window is not None:
             self._close(self._window, self._session.loop.number)
         if self._left_on is not None:
-            self._left_on.end_left_on()  # torch would crash as the process ends
+            self._left_on.turn_off()  # torch would crash as the process ends
 
     @property
     def is_opener(self) -> bool:
@@ -202,13 +202,13 @@ class Windows:
     def _leave_on(self, window: ProfiledWindow, last: int) -> None:
         self._left_on, self._window = window, None
         self._session.loop.mark_interrupted()
-        window.leave_on()
+        window.take_operators_out()
         self._note_closed(window, last, window.start_seconds, [])
 
     def _stop_left_on(self) -> None:
         """Where the thread that opened it goes on, or is no more, and nothing profiles beside it."""
         if self._left_on is not None and self._left_on.may_be_ended and not self._is_any_running():
-            self._left_on.end_left_on()
+            self._left_on.turn_off()
             self._left_on = None
 
     def _close(self, window: ProfiledWindow, last: int) -> None:
