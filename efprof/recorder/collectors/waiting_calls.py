@@ -67,19 +67,20 @@ _Note = Callable[[str, FrameType, int], None]
 
 
 def start(session: Session) -> None:
+    """Wrap the methods on torch.Tensor, what prints a tensor, and the stalls that this torch has."""
     calls = _WaitingCalls(session.loop, session.sites, session.shell)
-    read = functools.partial(calls.counted, waits=calls.waits, note=calls.noted_read)
-    stall = functools.partial(calls.counted, waits=lambda _: True, note=calls.noted_stall)
     undo: list[Undo] = []
     for name, call in READS.items():
         original = getattr(torch.Tensor, name)
-        undo.append(replace(torch.Tensor, name, MethodWrapper(read(call, original), original, session.loop.light)))
-    undo.append(replace(torch._tensor_str, "_str", read("print", torch._tensor_str._str)))
+        undo.append(
+            replace(torch.Tensor, name, MethodWrapper(calls.read(call, original), original, session.loop.light))
+        )
+    undo.append(replace(torch._tensor_str, "_str", calls.read("print", torch._tensor_str._str)))
     for name in STALLS:
         owner, attribute = _owner_of(name)
         original = getattr(owner, attribute, None)
         if original is not None:
-            counted, modules = stall(name, original), map(sys.modules.get, _MEMORY_MODULES)
+            counted, modules = calls.stall(name, original), map(sys.modules.get, _MEMORY_MODULES)
             places = [owner, *(module for module in modules if getattr(module, attribute, None) is original)]
             undo += [replace(place, attribute, counted) for place in places]
     session.undo_at_end(undo)
@@ -90,14 +91,21 @@ class _WaitingCalls:
 
     def __init__(self, loop: Loop, sites: Sites, shell: Shell) -> None:
         self._loop, self._sites = loop, sites
-        self.noted_read = shell.guarded("waiting_calls", self._note_read)
-        self.noted_stall = shell.guarded("waiting_calls", self._note_stall)
+        self._noted_read = shell.guarded("waiting_calls", self._note_read)
+        self._noted_stall = shell.guarded("waiting_calls", self._note_stall)
         self._is_waiting = False
 
-    def counted(
+    def read(self, call: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`original`, counted at the user's line that called it, where it is given a tensor that it has to wait for."""
+        return self._counted(call, original, self._waits, self._noted_read)
+
+    def stall(self, call: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, whatever it is given."""
+        return self._counted(call, original, lambda _: True, self._noted_stall)
+
+    def _counted(
         self, call: str, original: Callable[..., Any], waits: Callable[[object], bool], note: _Note
     ) -> Callable[..., Any]:
-        """`original`, counted at the user's line that called it, where it `waits` for what it is given."""
         loop = self._loop
 
         @functools.wraps(original)
@@ -115,7 +123,7 @@ class _WaitingCalls:
 
         return wait
 
-    def waits(self, tensor: object) -> bool:
+    def _waits(self, tensor: object) -> bool:
         """Not in a run on a device a tensor on the CPU; in a run on the CPU every read counts, as on a device."""
         if self._loop.clock.reads_by_design or not isinstance(tensor, torch.Tensor):  # torch.fx calls with what is none
             return False
@@ -130,7 +138,7 @@ class _WaitingCalls:
 
     def _note_stall(self, call: str, caller: FrameType, spent_ns: int) -> None:
         for frame in callers(caller):
-            if frame.f_code is self.noted_stall.__code__ or frame.f_code.co_filename.startswith(_TUNERS):
+            if frame.f_code is self._noted_stall.__code__ or frame.f_code.co_filename.startswith(_TUNERS):
                 return  # a function of the recorder's, which all run guarded, made the call, or torch's own tuning
             if self._sites.is_user_code(frame.f_code):
                 break

@@ -148,7 +148,6 @@ def _watched_backward(loop: Loop, shell: Shell, entered: Callable[..., None]) ->
     left, passed = shell.guarded("loop", loop.backward_left), shell.guarded("loop", light.pass_ended)
     lightly, original = shell.guarded("loop", lights.backward_entered), torch.autograd.backward
 
-    @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         is_ours = get_ident() == thread.ident
         is_nested = light.is_in_pass if is_ours and light.is_on else _RUNNING_PASS() != -1
@@ -184,7 +183,7 @@ def _watched_backward(loop: Loop, shell: Shell, entered: Callable[..., None]) ->
         if is_light and light.is_on and not light.ends_with_update:
             passed()
 
-    return backward
+    return functools.wraps(original)(backward)
 
 
 def _watched_grad(loop: Loop, shell: Shell) -> Callable[..., Any]:

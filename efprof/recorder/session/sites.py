@@ -165,6 +165,8 @@ def user_file_of(kind: type[Any], sites: Sites) -> str | None:
 
 
 class UserClasses:
+    """Remembers each class that it was asked about."""
+
     def __init__(self, sites: Sites) -> None:
         self._sites = sites
         self._files: dict[type[Any], str | None] = {}
