@@ -1,8 +1,7 @@
 """Steps of which only the loss and the instant of the update are taken, and when the next one is recorded in full.
 
-A backward pass belongs to the update that follows it, and a step is over when an optimizer that has stepped in it steps
-again: so nothing need be known of the loop. Where no optimizer steps, so many backward passes make a step as in the
-last full one; where the program marks its steps, its marks end them.
+A step is over when an optimizer that has stepped in it steps again; where none steps, after as many backward passes as
+the last full step had; where the program marks its steps, at a mark.
 """
 
 import time

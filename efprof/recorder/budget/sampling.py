@@ -1,9 +1,7 @@
 """Which steps are recorded in full: the first ones, what somebody asks for, and bursts as often as the budget allows.
 
-A full step costs 250 to 900 us, more where there are many modules; a light one, of which only the loss and the instant
-of the update are taken, 15 to 50 (measured: reports/overhead.md). Where every step in full would cost more than its
-share of the time, two to three steps in a row are recorded in full, then light ones until that is earned again. What
-is no step, windows and counts and watches, has an account of its own.
+A full step costs 250 to 900 us, more where there are many modules; a light one 15 to 50 (measured:
+reports/overhead.md). Windows, counts and watches have an account of their own.
 """
 
 import math

@@ -1,9 +1,8 @@
 """Sees which calls of backward keep their graph, whether anything runs a kept graph again, and when it is let go.
 
-Every node of a kept graph gets one hook, which autograd calls where a later pass, or `torch.autograd.grad`, runs the
-node. All nodes share the hook, and it holds nothing of theirs: it dies with the last of them, and so tells when the
-graph is gone. Where `create_graph` gives a leaf that is no parameter a gradient whose graph leads back to it, the three
-keep each other alive: that is seen as leaves that are never let go.
+All nodes of a kept graph share one hook, which autograd calls where a later pass runs one of them. It holds nothing of
+theirs: it dies with the last of them, and so tells when the graph is gone. Where `create_graph` gives a leaf that is no
+parameter a gradient whose graph leads back to it, they keep each other alive: such leaves are never let go.
 """
 
 import sys

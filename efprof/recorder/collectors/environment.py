@@ -1,9 +1,8 @@
 """Records what only the training process knows of its machine: versions, devices, settings, the use of the device.
 
-In run.json is what a snapshot of the CUDA allocator lacks: the device and its memory, the driver, the memory fraction.
 How much of the device is in use beside what PyTorch has reserved is read now and then, from NVML where `pynvml` can be
-imported, else from the driver (`torch.cuda.mem_get_info`). That never starts CUDA, creates no context and waits for
-nothing: only the device that the training is on is asked, once the allocator has memory there.
+imported, else from the driver. That starts no CUDA, creates no context and waits for nothing: only the device that the
+training is on is asked, once the allocator has memory there.
 """
 
 import functools

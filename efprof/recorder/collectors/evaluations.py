@@ -1,9 +1,8 @@
 """Sees evaluations: passes over a DataLoader on whose batches nothing is trained.
 
 A batch was evaluated where, until the next one is asked for, autograd builds no graph and no step ends, and gradients
-are off or a module that the program put in evaluation mode still is. That is seen at the loader alone, without hooks on
-modules, so it holds for compiled ones too. Not seen are an evaluation that goes over something else than a DataLoader,
-and one that builds graphs all the same.
+are off or a module that the program put in evaluation mode still is. That needs no hooks on modules. Not seen are
+evaluations without a DataLoader, and those that build graphs all the same.
 """
 
 import sys

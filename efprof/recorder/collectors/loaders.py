@@ -3,11 +3,9 @@
 Accelerate, and with it the Hugging Face Trainer, always fetches one batch ahead of the one it hands out; Lightning does
 where a loader has no length. By fetches alone an epoch's first step would count a batch too many, its last one too few.
 
-Where no DataLoader feeds the loop, all classes are looked up in the third step that have living objects and iterate in
-Python. Each is watched until it has yielded an item to the function that calls backward: the first that yields tensors
-there feeds the loop, the rest is left alone. A class whose `__iter__` is a generator function is seen from its next
-`iter()` on. A generator that is running already cannot be seen: before Python 3.12 nothing short of tracing every line
-tells that it is asked.
+Where no DataLoader feeds the loop, the third step looks up all classes that have living objects and iterate in Python.
+The first that yields tensors to the function that calls backward feeds the loop, the rest is left alone. A generator
+that is running already cannot be seen: before Python 3.12 nothing short of tracing every line tells that it is asked.
 """
 
 import functools

@@ -1,8 +1,7 @@
 """Samples the memory of the training process and its children while a DataLoader has worker processes.
 
-Reading a process takes 6 ms and more, so it is done when workers were started and at the ends of a few steps, each time
-after twice as many, within the budget, and once more before workers that were read end. What the data set holds in
-Python objects is looked at once per loader.
+Reading a process takes 6 ms and more: it is done when workers were started, at the ends of a few steps, each time after
+twice as many, within the budget, and before workers that were read end.
 """
 
 import contextlib

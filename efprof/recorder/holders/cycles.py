@@ -1,8 +1,7 @@
 """Watches what Python's garbage collector frees, and looks once which reference cycle it was that kept it.
 
-All generations are watched: where a step leaves few objects behind, each with much memory, it is the youngest that
-frees them (measured: 1500 steps with a cycle each had 10 collections, all of generation 0; without cycles 3). A
-collection that is not looked at costs 0.9 us beside the 35 us of the collection itself (measured).
+All generations are watched: where a step leaves few objects, each with much memory, it is the youngest that frees them.
+A collection that is not looked at costs 0.9 us beside the 35 us of the collection itself (measured).
 """
 
 import gc

@@ -1,9 +1,8 @@
 """Watches for a few steps which of the user's lines make something grow, with `sys.settrace`.
 
-Only the user's functions are traced line by line; of a library's function that such a line calls, the return. After
-each of these events what is watched is compared with before: a change belongs to the line that had begun. Where a
-library was running the line called it. No frame's variables are read in here: before Python 3.13 that keeps tensors
-alive.
+The user's functions are traced line by line; of a library's function that such a line calls, the return. After each
+event what is watched is compared with before: a change belongs to the line that had begun, also where a library ran.
+No frame's variables are read in here: before Python 3.13 that keeps tensors alive.
 """
 
 import sys

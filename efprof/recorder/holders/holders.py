@@ -1,8 +1,7 @@
 """Counts who holds tensors after 20, 40, 80 and so many steps, and watches for a few steps what got larger in between.
 
-Also around the first restarts of the loader that feeds the training, before the program goes on: what it clears after
-each epoch shows as cleared. And at the end. As far as the budget goes; with `--holders` regardless of it, with
-`--no-holders` never.
+Also around the first restarts of the loader that feeds the training, so that what is cleared after each epoch shows,
+and at the end. As far as the budget goes; with `--holders` regardless of it, with `--no-holders` never.
 """
 
 import functools

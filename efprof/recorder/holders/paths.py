@@ -242,12 +242,14 @@ def max_length_of(value: Any) -> int:
 
 def last_of(container: Any, number: int) -> list[Any]:
     """So many entries of a list, tuple or deque, the last first; of a dict its items, of a set any."""
-    kind = type(container)
-    if issubclass(kind, dict):
+    base = base_of(container)
+    if base is dict:
         return list(islice(reversed(dict.items(container)), number))
-    if issubclass(kind, (set, frozenset)):
-        return list(islice(base_of(container).__iter__(container), number))
-    return [base_of(container).__getitem__(container, -place) for place in range(1, 1 + min(number, len(container)))]
+    if base in (set, frozenset):
+        return list(islice(base.__iter__(container), number))
+    if base is deque:
+        return list(islice(deque.__reversed__(container), number))
+    return list(base.__getitem__(container, slice(-number, None)))[::-1]  # at once: another thread may be adding to it
 
 
 def entry_of(container: Any) -> list[str]:

@@ -27,12 +27,11 @@ from efprof.recorder.numbers.step_numbers import ScaledLosses
 class Loop:
     """The state machine behind the hooks.
 
-    Collectors subscribe by appending to `step_began(step)`, `fetched(step)`, `step_dropped(step)`,
-    `backward_began(step, tensors, gradients)`, `backward_called(step, tensors, retains_graph, creates_graph)`,
-    `backward_ended()`, `clipped(norm, max_norm)`, `optimizer_began(step, optimizer)` and `step_ended(step, record)`,
-    all called for steps recorded in full; and to `loader_began(loader)`, `loader_started(loader, iterator)` and
-    `loader_ended(iterator, number)`, where a DataLoader is to be gone through, has its iterator, and has no more
-    batches, which are called in light steps, too. Forked children are ignored.
+    Collectors subscribe to its lists. Those of a step are called for steps recorded in full: `step_began(step)`,
+    `fetched(step)`, `step_dropped(step)`, `backward_began(step, tensors, gradients)`, `backward_called(step, tensors,
+    retains_graph, creates_graph)`, `backward_ended()`, `clipped(norm, max_norm)`, `optimizer_began(step, optimizer)`,
+    `step_ended(step, record)`. In light steps too: `loader_began(loader)`, `loader_started(loader, iterator)` and
+    `loader_ended(iterator, number)`, where a DataLoader is to be gone through, has its iterator, has no more batches.
     """
 
     def __init__(

@@ -1,12 +1,9 @@
 """What tells where a step ends: optimizers that alternate, gradients that were thrown away, updates made by hand.
 
-A batch's gradients are thrown away by `if not isfinite(norm): continue`, and `zero_grad()` somewhere. Those that are
-gone before any optimizer stepped may also have been gathered elsewhere, as the clipped ones of single samples are, or
-been made for something else, as an adversary's. So such a batch has as many passes as the last step with an update,
-called at the same line, and few others like it; in doubt it is left in the step it came with.
-
-`optimizer.zero_grad()` at the top of a loop, or just before its backward pass, comes after the next batch was fetched,
-or even went forward: until then the loop looks as if it gathered gradients.
+Gradients that are gone before any optimizer stepped may have been thrown away (`if not isfinite(norm): continue`), or
+gathered elsewhere, or made for something else. So such a batch has as many passes as the last step with an update,
+called at the same line, and few others like it; in doubt it is left in the step it came with. `zero_grad()` at the top
+of a loop comes after the next batch was fetched: until then the loop looks as if it gathered gradients.
 """
 
 import gc
@@ -85,9 +82,8 @@ class SkippedUpdates:
 class OptimizerCycle:
     """The order in which optimizers step, as long as it is one: generator, critic, generator, critic.
 
-    Where it is none (two steps of the critic to one of the generator), every optimizer's step ends a step. An optimizer
-    that stepped alone several times before the first other came alternates only once a whole round has shown it: it
-    may as well step five times to the other's one.
+    Where it is none, every optimizer's step ends a step. One that stepped alone several times before the first other
+    came alternates only once a whole round has shown it: it may as well step five times to the other's one.
     """
 
     def __init__(self) -> None:
@@ -181,11 +177,10 @@ class TrainerModules:
 
 
 class ParameterProbe:
-    """Tells whether a program updates its parameters by hand, without any torch optimizer.
+    """Tells whether a program updates its parameters by hand; asked until a torch optimizer steps for the first time.
 
     It watches one parameter from the beginning of a backward pass to the beginning of what comes next. Its value, and
-    after the pass its gradient, changes in between only where somebody updates it, or, within the pass, where a hook of
-    a gradient does. Asked only until a torch optimizer steps for the first time.
+    after the pass its gradient, changes in between only where somebody, or a hook of a gradient, updates it.
     """
 
     def __init__(self) -> None:

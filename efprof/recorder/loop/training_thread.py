@@ -96,8 +96,8 @@ class TrainingThread:
     def take_over(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
         """Another thread ends a step, by this optimizer or by a mark: whether it is the one that trains from here on.
 
-        It is where ours never trained or is no more, and where the two update the same, one after the other. Any other
-        trains something else, or at the same time: it is set apart for good.
+        It is where ours never trained or is no more, and where the two update the same in turn. Any other is set apart
+        for good.
         """
         others = self._steps.others
         if self.ident == NOBODY or (others.is_autograds and others.caller == get_ident()):

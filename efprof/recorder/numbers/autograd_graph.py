@@ -85,10 +85,9 @@ MASKS = frozenset({"WhereBackward0", "MaskedFillBackward0", "MaskedSelectBackwar
 
 
 def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation]:
-    """The operations whose own inputs are finite and whose result is not, in the order they ran.
+    """The operations whose own inputs are finite and whose result is not, in order; else the first given bad data.
 
-    `sequence_start` is autograd's sequence number at the forward pass's start. A node behind a bad one only passes the
-    fault on, and is left out. Where there is no such operation, the first one that was given bad data.
+    `sequence_start` is autograd's sequence number at the forward pass's start. A node behind a bad one is left out.
     """
     suspects: list[SuspectOperation] = []
     given: SuspectOperation | None = None

@@ -1,8 +1,8 @@
 """Sees in the first steps whether anything clears the gradients between two steps of an optimizer.
 
-Where an optimizer steps, and where each backward pass ends, a few of its gradients' numbers are copied; where the next
-pass begins they are compared: they are gone, others, or still the same, and then that pass adds to them. Between its
-last pass and its step a gradient may be scaled, as by clipping. On a device nobody waits for an answer.
+A few of its gradients' numbers are copied where it steps and where each backward pass ends, and compared where the next
+pass begins: they are gone, others, or the same, and then that pass adds to them. Before its step a gradient may be
+scaled, as by clipping. On a device nobody waits for an answer.
 """
 
 import sys

@@ -153,8 +153,7 @@ def global_norm(gradients: list[torch.Tensor]) -> float:
 def device_norms(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     """The same as a scalar on each of their devices, so that nobody waits for it: together they are of all.
 
-    What it takes there for the moment (of each gradient 4 bytes for every 64 Ki of numbers of the largest one: some
-    MiB at most) lies in what the backward pass has freed, and is free again before the optimizer allocates anything.
+    What it takes there for the moment, some MiB at most, lies in what the backward pass has freed.
     """
     with torch.no_grad():
         by_device = defaultdict[torch.device, list[torch.Tensor]](list)

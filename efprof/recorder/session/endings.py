@@ -1,7 +1,7 @@
 """What ends a run: the code that the program exits with, the error behind it, memory that ran out, the end of a child.
 
-`except Exception: sys.exit(1)` ends a program without what Python keeps of an error that nobody caught, and what
-multiprocessing starts to train ends without what ends a program. `raise SystemExit` and `os._exit` are seen by nobody.
+`except Exception: sys.exit(1)` ends a program without what Python keeps of an error that nobody caught. `raise
+SystemExit` and `os._exit` are seen by nobody.
 """
 
 import builtins

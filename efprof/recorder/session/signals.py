@@ -127,9 +127,8 @@ def _is_main_thread() -> bool:
 class KillTimer:
     """A thread that ends this process where SIGTERM's handler has not done so in time.
 
-    Python runs a handler in the main thread, which may hang in a collective call for good, but notes the signal at
-    once in a file that is set for it. The thread reads that file; it costs nothing while no signal comes. The module
-    `threading` does not know it: a program that waits for all its threads would wait for it, too.
+    Python runs a handler in the main thread, which may hang in a collective call for good, but notes the signal at once
+    in a file, which the thread reads. The module `threading` does not know it: nobody waits for it.
     """
 
     def __init__(self) -> None:

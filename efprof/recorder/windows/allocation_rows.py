@@ -136,9 +136,8 @@ class WindowEvents:
 def integers(values: Sequence[int]) -> pa.Array:
     """A column of int64, made from its bytes as the others are.
 
-    `pyarrow.array` would import pandas for it: a fifth of a second and tens of MiB of the training process, and what
-    that import evaluates makes Python forget that Ctrl-C ended the program, which then exits with 1 and not as a
-    signal does.
+    `pyarrow.array` would import pandas for it: a fifth of a second, tens of MiB, and Python forgets that Ctrl-C ended
+    the program, which then exits with 1 and not as a signal does.
     """
     return _of_buffer(pa.int64(), len(values), array("q", values))
 

@@ -82,7 +82,9 @@ class CudaMemory:
             self._history.turn_on(RING_ENTRIES)
 
     def begin(self, step: OpenStep) -> None:
-        is_due = self._is_ready and bool(self._wanted) and self._wanted[0][0] <= step.number and self._is_affordable()
+        is_asked_for = self._session.options.memory_steps != DEFAULT_MEMORY_STEPS  # then no budget stands against it
+        is_due = self._is_ready and bool(self._wanted) and self._wanted[0][0] <= step.number
+        is_due = is_due and (is_asked_for or self._session.window_requests.is_affordable)
         if is_due and self._end is None and self._may_be_on(step.number):
             start, end, why = self._wanted.pop(0)
             self._open(step.number + end - start, why)
@@ -119,11 +121,6 @@ class CudaMemory:
         """Two costly recorders at once would each be measured in the other."""
         is_traced = any(start <= number < end for start, end in self._session.options.trace_steps)
         return not is_traced and not torch._C._autograd._profiler_enabled()
-
-    def _is_affordable(self) -> bool:
-        """Steps that the user named are, whatever the budget says."""
-        is_asked_for = self._session.options.memory_steps != DEFAULT_MEMORY_STEPS
-        return is_asked_for or self._session.window_requests.is_affordable
 
     def _ask_for_peak(self, number: int, rise: float) -> None:
         self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new
