@@ -10,8 +10,6 @@ from efprof.recorder.session.session import Session
 
 
 class Cost:
-    """Adds up the steps' own, by their clock; what else is spent is in the budget."""
-
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._steps_ns = self._num_full = 0
@@ -54,16 +52,14 @@ def start(session: Session) -> None:
     def note_manual(step: OpenStep) -> None:
         session.note(StepsWithoutOptimizer(at_ns=time.time_ns(), step=step.number))
 
-    def note_other(num_updates: int | None = None) -> None:
-        session.note(OtherThreadTrained(at_ns=time.time_ns(), step=session.loop.number, num_updates=num_updates))
-
-    def note_all_others() -> None:
-        if steps.others.num_updates:
-            note_other(steps.others.num_updates)
+    def note_other() -> None:
+        all_told = steps.others.num_updates if session.is_ended else None
+        if all_told != 0:
+            session.note(OtherThreadTrained(at_ns=time.time_ns(), step=session.loop.number, num_updates=all_told))
 
     session.subscribe(session.loop.step_ended, "cost", cost.add_full)
     session.subscribe(session.loop.light.steps.settled, "cost", cost.add_light)
     session.on_end("cost", lambda: cost.note(session))
     session.subscribe(steps.manual_updates_found, "unrecorded_updates", note_manual)
     session.subscribe(steps.others.trained, "unrecorded_updates", note_other)
-    session.on_end("unrecorded_updates", note_all_others)
+    session.on_end("unrecorded_updates", note_other)

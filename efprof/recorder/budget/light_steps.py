@@ -1,8 +1,7 @@
 """Steps of which only the loss and the instant of the update are taken, and when the next one is recorded in full.
 
-A backward pass belongs to the update that follows it, and a step is over when an optimizer that has stepped in it steps
-again: so nothing need be known of the loop. Where no optimizer steps, so many backward passes make a step as in the
-last full one; where the program marks its steps, its marks end them.
+A step is over when an optimizer that has stepped in it steps again; where none steps, after as many backward passes as
+the last full step had; where the program marks its steps, at a mark.
 """
 
 import time
@@ -63,7 +62,6 @@ class LightSteps:
         """
         self.scaled = ScaledLosses()
         self.send: Callable[[Sequence[OnDevice]], Answer] = lambda _: lambda: None
-        """Has losses on a device sent here."""
         self.note_bad: Callable[[int, float, str | None], None] = lambda *_: None
         """Told of a step, its loss that a device told and that is not finite, and the line that called backward."""
         self.settled: list[Callable[[list[LightStep]], None]] = []
@@ -79,7 +77,6 @@ class LightSteps:
         self._write = write
         self._rows: list[_Row] = []
         self._num_settled = 0
-        """Of the rows."""
         self._on_device: list[tuple[int, OnDevice]] = []
         """Losses that lie on a device, each with the place of its row."""
         self._owed: list[_Owed] = []
@@ -105,7 +102,6 @@ class LightSteps:
 
     @property
     def has_passes(self) -> bool:
-        """Whether gradients were computed since the last update."""
         return len(self.waiting) + self._num_more > 0
 
     @property
@@ -148,7 +144,6 @@ class LightSteps:
         return True
 
     def updated(self, optimizer: int, is_held_back: bool = False) -> None:
-        """This optimizer, by its `id`, has stepped, or was held back."""
         entered = perf_counter_ns()
         if optimizer in self.stepped:
             self.close()
@@ -202,7 +197,6 @@ class LightSteps:
     # Writing.
 
     def write(self) -> None:
-        """Have all that are over written."""
         entered = perf_counter_ns()
         self.settle()
         self.write_arrived()
@@ -266,6 +260,8 @@ class LightLoop:
         """Whether the step is light: what has no part in it asks this before anything else."""
         self.is_burst_due = False
         """Whether the step after this one is to be recorded in full."""
+        self.is_in_pass = False
+        """Whether the training's thread runs a pass that began at our hooks: to ask autograd takes a microsecond."""
         self.ends_with_update = True
         """Whether the step is over with an optimizer's update, not with a backward pass."""
         self.steps = LightSteps(write)
@@ -290,14 +286,12 @@ class LightLoop:
             listener(False)
 
     def backward_entered(self, tensors: Any, gradients: Any) -> None:
-        """`torch.autograd.backward` was called."""
         if self._thread.is_ours:
             self.steps.backward_entered(tensors, gradients)
         else:
             self._steps.others.backward_began()
 
     def backward_left(self) -> None:
-        """It returned or raised."""
         if self._thread.is_ours:
             self.pass_ended()
         else:

@@ -1,9 +1,7 @@
 """Which steps are recorded in full: the first ones, what somebody asks for, and bursts as often as the budget allows.
 
-A full step costs 250 to 900 us, more where there are many modules; a light one, of which only the loss and the instant
-of the update are taken, 15 to 50 (measured: reports/overhead.md). Where every step in full would cost more than its
-share of the time, two to three steps in a row are recorded in full, then light ones until that is earned again. What
-is no step, windows and counts and watches, has an account of its own.
+A full step costs 250 to 900 us, more where there are many modules; a light one 15 to 50 (measured:
+reports/overhead.md). Windows, counts and watches have an account of their own.
 """
 
 import math
@@ -71,7 +69,6 @@ class Budget:
         self._share = share
         self._taken_by_steps = taken_by_steps
         self.spent_ns: Counter[str] = Counter()
-        """By what it was spent on."""
         self._began_ns = perf_counter_ns()
 
     def affords(self, cost_ns: float) -> bool:
@@ -133,7 +130,6 @@ class Sampling:
         return self._light_cost / self._length_ns + LEAST_PART * self._share
 
     def want(self, first: int, end: int) -> None:
-        """Have the steps from `first` to the one before `end` recorded in full."""
         self._wanted.append((first, end))
         self.look_at = 0
 

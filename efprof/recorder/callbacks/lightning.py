@@ -39,7 +39,6 @@ class RecordTraining(Callback):
             self._marks.mark(UserMarks.step_ended)
 
     def on_validation_end(self, *_: Any) -> None:
-        """Begin the next step only here."""
         self._marks.mark(UserMarks.begin_anew)
 
     def on_fit_end(self, *_: Any) -> None:

@@ -27,7 +27,6 @@ class RecordTraining(TrainerCallback):
         self._marks.mark(UserMarks.step_ended)
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
-        """Begin the next step only here."""
         self._marks.mark(UserMarks.begin_anew)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:

@@ -1,9 +1,8 @@
 """Sees which calls of backward keep their graph, whether anything runs a kept graph again, and when it is let go.
 
-Every node of a kept graph gets one hook, which autograd calls where a later pass, or `torch.autograd.grad`, runs the
-node. All nodes share the hook, and it holds nothing of theirs: it dies with the last of them, and so tells when the
-graph is gone. Where `create_graph` gives a leaf that is no parameter a gradient whose graph leads back to it, the three
-keep each other alive: that is seen as leaves that are never let go.
+All nodes of a kept graph share one hook, which autograd calls where a later pass runs one of them. It holds nothing of
+theirs: it dies with the last of them, and so tells when the graph is gone. Where `create_graph` gives a leaf that is no
+parameter a gradient whose graph leads back to it, they keep each other alive: such leaves are never let go.
 """
 
 import sys
@@ -60,13 +59,10 @@ class _Graph:
 
 @dataclass(kw_only=True, slots=True)
 class _Site:
-    """What is known of one line, and its graphs that are watched and not gone."""
-
     called: BackwardCalls
     alive: list[_Graph] = field(default_factory=list)
 
     def sort_out(self, step: int) -> None:
-        """Count the graphs that are gone when this step ends, and the leaves that are not."""
         gone = [graph for graph in self.alive if graph.hook() is None]
         self.alive = [graph for graph in self.alive if graph.hook() is not None]
         self.called.num_released += len(gone)
@@ -163,7 +159,6 @@ def _is_compiled() -> bool:
 
 
 def _walk(roots: list[Any], nodes: Nodes) -> list[Any]:
-    """The nodes that these lead to, and one more than MAX_NODES at most."""
     seen, todo = set(roots), list(roots)
     found: list[Any] = []
     while todo and len(found) <= MAX_NODES:

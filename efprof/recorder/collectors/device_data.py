@@ -40,7 +40,6 @@ class _Use:
     address: int
     version: int
     tensors: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
-    """Views of each other."""
     stretches: dict[tuple[int, int, int], int] = field(default_factory=dict)
     drawn_bytes: int = 0
     taken_at: dict[str, None] = field(default_factory=dict)
@@ -48,8 +47,6 @@ class _Use:
 
 
 class _Mode(TorchFunctionMode):
-    """Has every call looked at while it is on."""
-
     def __init__(self, look: Callable[[Any, list[Any], Any], None]) -> None:
         super().__init__()
         self.is_over = False
@@ -193,12 +190,10 @@ def _alive(use: _Use) -> torch.Tensor | None:
 
 
 def _modes() -> list[TorchFunctionMode]:
-    """Those of this thread, the innermost last."""
     return list(torch.overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
 def _why_not() -> str:
-    """Why no mode may be put there; empty where one may."""
     if _modes():
         return "a mode of the program's own was on"
     return "the program is compiled, which a mode would have done anew" if _has_compiled() else ""

@@ -1,9 +1,8 @@
 """Records what only the training process knows of its machine: versions, devices, settings, the use of the device.
 
-In run.json is what a snapshot of the CUDA allocator lacks: the device and its memory, the driver, the memory fraction.
 How much of the device is in use beside what PyTorch has reserved is read now and then, from NVML where `pynvml` can be
-imported, else from the driver (`torch.cuda.mem_get_info`). That never starts CUDA, creates no context and waits for
-nothing: only the device that the training is on is asked, once the allocator has memory there.
+imported, else from the driver. That starts no CUDA, creates no context and waits for nothing: only the device that the
+training is on is asked, once the allocator has memory there.
 """
 
 import functools
@@ -142,8 +141,6 @@ def _allocator_settings() -> str:
 
 
 class DeviceUses:
-    """Reads at the ends of steps, each time after twice as many."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lines = session.lines(DEVICE_USE_FILE)
@@ -192,7 +189,6 @@ def _read_use(session: Session) -> None:
 
 
 def _nvml() -> Any:
-    """NVIDIA's library, if its bindings are here and it can be started."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one of two packages of that name says that it is the old one
         try:

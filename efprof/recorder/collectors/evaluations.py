@@ -1,9 +1,8 @@
 """Sees evaluations: passes over a DataLoader on whose batches nothing is trained.
 
 A batch was evaluated where, until the next one is asked for, autograd builds no graph and no step ends, and gradients
-are off or a module that the program put in evaluation mode still is. That is seen at the loader alone, without hooks on
-modules, so it holds for compiled ones too. Not seen are an evaluation that goes over something else than a DataLoader,
-and one that builds graphs all the same.
+are off or a module that the program put in evaluation mode still is. That needs no hooks on modules. Not seen are
+evaluations without a DataLoader, and those that build graphs all the same.
 """
 
 import sys
@@ -36,7 +35,6 @@ class _Pass:
     mark_bytes: int | None
     began_ns: int
     asked_ns: int
-    """For the last batch."""
     handed_ns: int = 0
     progress: tuple[int, int] | None = None
     """The numbers of graph nodes and of steps when it was handed out, until it is seen what became of it."""
@@ -44,8 +42,6 @@ class _Pass:
 
 
 class Evaluations:
-    """Follows one pass at a time."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self._loop = session.loop
@@ -76,7 +72,7 @@ class Evaluations:
 
     def _note_asked(self, iterator: Any) -> None:
         """It is asked for a batch: what became of the last one shows now."""
-        if not self._loop.is_ours:
+        if not self._loop.thread.is_ours:
             return
         now = perf_counter_ns()
         self._look_at_last()
@@ -89,7 +85,7 @@ class Evaluations:
 
     def _note_handed(self, iterator: Any) -> None:
         going = self._open
-        if going is not None and going.iterator() is iterator and self._loop.is_ours:
+        if going is not None and going.iterator() is iterator and self._loop.thread.is_ours:
             going.handed_ns, going.progress = perf_counter_ns(), self._progress()
             if not going.record.num_batches:
                 going.record.after_step = self._loop.num_steps - 1
@@ -104,7 +100,7 @@ class Evaluations:
 
     def _drop(self, iterator: ref[Any]) -> None:
         """The loop was left, and its iterator is no more."""
-        if self._open is not None and self._open.iterator is iterator and self._loop.is_ours:
+        if self._open is not None and self._open.iterator is iterator and self._loop.thread.is_ours:
             self.end()
 
     def _progress(self) -> tuple[int, int]:
@@ -183,7 +179,6 @@ class Evaluations:
 
 
 def start(session: Session) -> None:
-    """Be told of each batch that a DataLoader hands out, and of modules put in evaluation mode."""
     evaluations = session.loop.evaluations = Evaluations(session)
     put = session.shell.guarded("evaluations", evaluations.put_in_evaluation_mode)
     session.undo_at_end([call_before(torch.nn.Module, "eval", put)])

@@ -1,8 +1,7 @@
 """With `--host-memory`: records every allocation of the host with memray, from the import of torch to the end.
 
-memray writes as it goes, so that a process that is killed leaves a file that memray reads. It finds Python's lines by
-the interpreter's one profile hook: a torch.profiler with stacks takes that away, and what is allocated afterwards has
-no line.
+A process that is killed leaves a file that memray reads. It needs Python's one profile hook for its lines, which a
+torch.profiler with stacks takes away.
 """
 
 import os

@@ -1,14 +1,11 @@
 """Sees where the batches come from: each DataLoader, what frameworks fetch ahead, an iterator of the program's own.
 
-Accelerate, and with it the Hugging Face Trainer, always fetches one batch ahead of the one it hands out, to know the
-last one by its being the last; Lightning does where a loader has no length. By their fetches alone the first step of
-every epoch would count a batch too many, and the last one, for which nothing is fetched any more, a batch too few.
+Accelerate, and with it the Hugging Face Trainer, always fetches one batch ahead of the one it hands out; Lightning does
+where a loader has no length. By fetches alone an epoch's first step would count a batch too many, its last one too few.
 
-Where no DataLoader feeds the loop, all classes are looked up in the third step that have living objects and iterate in
-Python. Each is watched until it has yielded an item to the function that calls backward: the first that yields tensors
-there feeds the loop, the rest is left alone. A class whose `__iter__` is a generator function is seen from its next
-`iter()` on. A generator that is running already cannot be seen: before Python 3.12 nothing short of tracing every line
-tells that it is asked.
+Where no DataLoader feeds the loop, the third step looks up all classes that have living objects and iterate in Python.
+The first that yields tensors to the function that calls backward feeds the loop, the rest is left alone. A generator
+that is running already cannot be seen: before Python 3.12 nothing short of tracing every line tells that it is asked.
 """
 
 import functools
@@ -17,7 +14,6 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from time import perf_counter_ns
 from types import CodeType, FunctionType
 from typing import Any
@@ -70,7 +66,7 @@ def start(session: Session) -> None:
 
     def note(loader: Any) -> None:
         nonlocal num_built
-        if session.loop.is_ours and loader not in session.loop.loader_numbers:
+        if session.loop.thread.is_ours and loader not in session.loop.loader_numbers:
             site = session.sites.of_caller(sys._getframe())
             session.loop.loader_numbers[loader] = num_built
             session.note(_event(session.loop.number, num_built, loader, site))
@@ -112,25 +108,18 @@ def _num_batches(loader: Any) -> int | None:
         return None
 
 
-@dataclass(slots=True)
-class ReturnedBatch:
-    """How many samples were handed out in this step."""
-
-    step: OpenStep
-    samples: int
-
-
 class BatchesAhead:
     """Counts what is handed out; a step in which nothing is keeps the count of its fetches."""
 
     def __init__(self, loop: Loop, shell: Shell) -> None:
         self._loop = loop
-        self._handed: dict[int, ReturnedBatch] = {}
+        self._step: OpenStep | None = None
+        """In which something was handed out last."""
+        self._num_samples = 0
         self._undo: dict[tuple[str, str], Undo] = {}
         self._counted = shell.guarded("batches_ahead", self._count)
 
     def watch(self) -> None:
-        """Put the hooks into the frameworks that have been imported since the last call."""
         for names, hooked in (*((name, _yielding) for name in GENERATORS), *((name, _returning) for name in FETCHERS)):
             owner = getattr(sys.modules.get(names[0]), names[1], None)
             if owner is not None and names not in self._undo:
@@ -141,20 +130,18 @@ class BatchesAhead:
             undo()
 
     def ended(self, step: OpenStep, record: StepRecord) -> None:
-        handed = self._handed.pop(step.number, None)
-        if handed is not None and handed.step is step:
-            record.samples = handed.samples
+        if step is self._step:
+            record.samples, self._step = self._num_samples, None
 
     def _count(self, batch: object) -> None:
-        if not self._loop.is_ours:
+        if not self._loop.thread.is_ours:
             return
         step = self._loop.step or self._loop.steps.reopen()
         if step is None:
             return
-        handed = self._handed.get(step.number)
-        if handed is None or handed.step is not step:
-            handed = self._handed[step.number] = ReturnedBatch(step, 0)
-        handed.samples += num_samples(batch)
+        if step is not self._step:
+            self._step, self._num_samples = step, 0
+        self._num_samples += num_samples(batch)
 
 
 def _yielding(owner: Any, count: Callable[[object], None]) -> Undo:
@@ -253,7 +240,7 @@ class IteratorFeed:
 
     def _take(self, kind: type, advance: Callable[[], Any]) -> Any:
         """The next item; a fetch, unless another one is going on or nobody knows yet whether there are tensors."""
-        if self._is_fetching or kind not in self._watched or not self._loop.is_ours:
+        if self._is_fetching or kind not in self._watched or not self._loop.thread.is_ours:
             return advance()
         is_left = self._has_fed and not self._loop.steps.has_loader
         is_fetch = kind is self._trusted and not is_left
@@ -285,7 +272,6 @@ class IteratorFeed:
 
 
 def _method(kind: type, name: str) -> object:
-    """As its classes define it, without asking a metaclass."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 

@@ -110,7 +110,7 @@ class _WaitingCalls:
 
         @functools.wraps(original)
         def wait(*args: Any, **kwargs: Any) -> Any:
-            is_seen = not (loop.light.is_on or self._is_waiting) and loop.is_ours and loop.step is not None
+            is_seen = not (loop.light.is_on or self._is_waiting) and loop.thread.is_ours and loop.step is not None
             if not is_seen or not waits(args[0] if args else None):
                 return original(*args, **kwargs)
             self._is_waiting = True
@@ -125,7 +125,7 @@ class _WaitingCalls:
 
     def _waits(self, tensor: object) -> bool:
         """Not in a run on a device a tensor on the CPU; in a run on the CPU every read counts, as on a device."""
-        if self._loop.reads_by_design or not isinstance(tensor, torch.Tensor):  # torch.fx calls with what is none
+        if self._loop.clock.reads_by_design or not isinstance(tensor, torch.Tensor):  # torch.fx calls with what is none
             return False
         return not (tensor.is_cpu is True and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 

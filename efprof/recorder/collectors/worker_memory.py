@@ -1,8 +1,7 @@
 """Samples the memory of the training process and its children while a DataLoader has worker processes.
 
-Reading a process takes 6 ms and more, so it is done when workers were started and at the ends of a few steps, each time
-after twice as many, within the budget, and once more before workers that were read end. What the data set holds in
-Python objects is looked at once per loader.
+Reading a process takes 6 ms and more: it is done when workers were started, at the ends of a few steps, each time after
+twice as many, within the budget, and before workers that were read end.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ from efprof.artifacts.readings import (
     ProcessesSample,
     ProcessMemory,
 )
-from efprof.recorder.holders.variables import COLLECTIONS, PLAIN, attributes_of
+from efprof.recorder.holders.variables import CONTAINERS, PLAIN, attributes_of
 from efprof.recorder.hooks.loop_hooks import NUMBER
 from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.session.session import Session
@@ -62,12 +61,8 @@ MAX_LISTED: Final = 5
 NOT_HELD: Final = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, CodeType)
 """The program's code, which is not the data set's."""
 
-_CONTAINERS: tuple[type[Any], ...] = (*COLLECTIONS, dict)
-
 
 class WorkerMemory:
-    """Knows the iterators that have workers, and when these are to be read next."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lines = session.lines(WORKER_MEMORY_FILE)
@@ -96,7 +91,7 @@ class WorkerMemory:
 
         Whatever the budget says: this comes at most once for each of the few samples before it.
         """
-        if iterator.__dict__.pop(READ, False) and self._session.loop.is_ours:
+        if iterator.__dict__.pop(READ, False) and self._session.loop.thread.is_ours:
             self._iterators.add(iterator)  # a garbage collection has taken it out already
             self._sample()
             iterator.__dict__.pop(READ, None)
@@ -147,7 +142,6 @@ class WorkerMemory:
         self._session.budget.spend("worker memory", perf_counter_ns() - began)
 
     def _methods(self, value: Any) -> list[FunctionType]:
-        """Those that the user wrote, of its class and the classes above."""
         members = (member for kind in type(value).__mro__ for member in vars(kind).values())
         is_user_code = self._session.sites.is_user_code
         return [one for one in members if isinstance(one, FunctionType) and is_user_code(one.__code__)]
@@ -166,7 +160,6 @@ def start(session: Session) -> None:
 
 
 def _lines_that_set(function: FunctionType, name: str) -> set[int]:
-    """By its bytecode."""
     stores = (one for one in dis.get_instructions(function) if one.opname == "STORE_ATTR" and one.argval == name)
     return {one.positions.lineno for one in stores if one.positions is not None and one.positions.lineno is not None}
 
@@ -239,7 +232,6 @@ class DatasetScan:
         return sorted(found, key=lambda one: -one[0].object_bytes)[:MAX_LISTED]
 
     def _bytes_of(self, value: Any, num_sampled: int) -> float:
-        """Of the object and all that it holds; of a long container as far as a sample tells."""
         if id(value) in self._seen or isinstance(value, NOT_HELD) or self._num_visited >= MAX_VISITED:
             return 0.0
         self._seen.add(id(value))
@@ -266,7 +258,7 @@ def _entries(value: Any, number: int) -> tuple[list[Any], int] | None:
 
     Those of a list are evenly spaced; of a dict each key comes before its value.
     """
-    kind: Any = next((base for base in _CONTAINERS if isinstance(value, base)), None)
+    kind: Any = next((base for base in CONTAINERS if isinstance(value, base)), None)
     if kind is not None:
         length = kind.__len__(value)
         if kind is dict:

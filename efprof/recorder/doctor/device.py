@@ -18,10 +18,8 @@ CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 PLAIN_VARIABLE = "PYTORCH_ALLOC_CONF"
 
 Setting = tuple[str, str]
-"""Key and value."""
 
 Trap = tuple[str, str]
-"""What happens, and what to do."""
 
 Version = tuple[int, int]
 
@@ -45,7 +43,6 @@ def is_available(torch: ModuleType) -> tuple[bool, str]:
 
 
 def allocator_checks(torch: ModuleType) -> Iterator[Check]:
-    """A check for every trap in the settings; one that says so where there is none."""
     settings = settings_in_effect(os.environ, version_of(torch))
     backend = dict(settings).get("backend", "native")
     yield _history(torch, backend)
@@ -75,7 +72,6 @@ def parse(text: str) -> list[Setting]:
 
 
 def find_traps(environment: Mapping[str, str], version: Version) -> Iterator[Trap]:
-    """Each trap that this environment walks into with this release of torch."""
     yield from _of_variables(environment, version)
     settings = settings_in_effect(environment, version)
     if not settings:  # what is ignored is told above, and its values are read all the same once it is moved
@@ -111,7 +107,6 @@ def _devices(torch: ModuleType) -> Check:
 
 
 def _other_devices(torch: ModuleType) -> Iterator[Check]:
-    """Only such as are there."""
     for name, module in (("MPS", torch.backends.mps), ("XPU", getattr(torch, "xpu", None))):
         if module is not None and module.is_available():
             why = (

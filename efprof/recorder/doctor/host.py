@@ -62,7 +62,6 @@ def essential(name: str, *, is_met: bool, why: str, advice: str) -> Check:
 
 
 def can_record(checks: Sequence[Check]) -> bool:
-    """Whether training can be recorded, be it with less than everything."""
     return not any(check.is_essential and check.status == "no" for check in checks)
 
 
@@ -87,7 +86,6 @@ def version_of(torch: ModuleType) -> tuple[int, int]:
 
 
 def checks_of_place(folder: Path, runs: Path) -> Iterator[Check]:
-    """For training that is started in `folder` and recorded under `runs`."""
     yield _folder(runs)
     yield _settings(folder)
     yield _git(folder)
@@ -127,8 +125,12 @@ def _python_of_commands() -> Check:
 
 def _torch(torch: ModuleType | None) -> Check:
     if torch is None:
-        advice = "Install torch into the environment that efprof is in."
-        return essential("torch", is_met=False, why=_why_no_torch(), advice=advice)
+        why, advice = "It could not be imported.", "Install torch into the environment that efprof is in."
+        try:
+            importlib.import_module("torch")
+        except (ImportError, OSError) as error:
+            why = f"It cannot be imported: {error}."
+        return essential("torch", is_met=False, why=why, advice=advice)
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
     build = build if torch.version.cuda or torch.version.hip else "the CPU"
     return essential(
@@ -137,14 +139,6 @@ def _torch(torch: ModuleType | None) -> Check:
         why=f"{torch.__version__}, built for {build}.",
         advice=f"Install torch {'.'.join(map(str, LEAST_TORCH))} or newer.",
     )
-
-
-def _why_no_torch() -> str:
-    try:
-        importlib.import_module("torch")
-    except (ImportError, OSError) as error:
-        return f"It cannot be imported: {error}."
-    return "It could not be imported."
 
 
 def _hook() -> Check:

@@ -23,16 +23,8 @@ import torch
 
 from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.holders import Cycle, CycleLink
+from efprof.recorder.holders import variables
 from efprof.recorder.holders.paths import Clock, Held, Nodes, TimeLimitReached
-from efprof.recorder.holders.variables import (
-    COLLECTIONS,
-    attributes_of,
-    is_filled,
-    locals_of,
-    may_read_locals,
-    namespace_of,
-    variables_of,
-)
 from efprof.recorder.session.sites import Sites, user_file_of
 
 MAX_SECONDS = 0.1
@@ -88,7 +80,6 @@ def look_at_garbage(generation: int, sites: Sites) -> list[Cycle]:
 
 
 def _find_cycles(sites: Sites) -> list[Cycle]:
-    """Of the objects in `gc.garbage`; keeps none of them."""
     search = _Search(Names(sites), gc.garbage[-MAX_OBJECTS:])
     with suppress(TimeLimitReached):
         search.run()
@@ -103,8 +94,6 @@ def _find_cycles(sites: Sites) -> list[Cycle]:
 
 
 class _Search:
-    """Follows references among the garbage from the user's objects back to themselves."""
-
     def __init__(self, names: "Names", objects: list[Any]) -> None:
         self.found: list[Cycle] = []
         self._names = names
@@ -193,7 +182,7 @@ class Names:
     def is_between(self, value: Any) -> bool:
         """Whether a program has no name for it: a cell, a bound method, a container that is not of the user's class."""
         kind = type(value)
-        return kind in _BETWEEN or (issubclass(kind, (*COLLECTIONS, dict)) and self.file_of(value) is None)
+        return kind in _BETWEEN or (issubclass(kind, variables.CONTAINERS) and self.file_of(value) is None)
 
     def file_of(self, value: Any) -> str | None:
         """The path of the user's file that defines it; None for what a library defines."""
@@ -249,14 +238,13 @@ def _through(between: Sequence[Any]) -> Literal["", "method", "traceback", "cont
         return "method"
     if TracebackType in kinds:
         return "traceback"
-    return "container" if any(issubclass(kind, (*COLLECTIONS, dict)) for kind in kinds) else ""
+    return "container" if any(issubclass(kind, variables.CONTAINERS) for kind in kinds) else ""
 
 
 def _is_namespace(holder: Any, value: Any) -> bool:
-    """Whether it is the dict that a holder's attributes lie in."""
     if type(value) is not dict or issubclass(type(holder), type):
         return False
-    attributes = namespace_of(holder)
+    attributes = variables.namespace_of(holder)
     if attributes is None:
         return False
     is_module = issubclass(type(holder), torch.nn.Module)
@@ -264,15 +252,14 @@ def _is_namespace(holder: Any, value: Any) -> bool:
 
 
 def _kind_and_name(holder: Any, chain: Sequence[Any]) -> tuple[_Kind, str]:
-    """`chain` is what lies behind the holder."""
     if issubclass(type(holder), type):
         return "class", ""
     if type(holder) is FunctionType:
-        return "closure", _name_in(variables_of(holder), chain) or _name_in(holder.__dict__, chain)
+        return "closure", _name_in(variables.variables_of(holder), chain) or _name_in(holder.__dict__, chain)
     if type(holder) in (FrameType, GeneratorType):
         frame = holder if type(holder) is FrameType else holder.gi_frame
-        may_read = frame is not None and may_read_locals(frame.f_code)
-        return "variable", _name_in(locals_of(frame), chain) if may_read else ""
+        may_read = frame is not None and variables.may_read_locals(frame.f_code)
+        return "variable", _name_in(variables.locals_of(frame), chain) if may_read else ""
     return "attribute", _attribute(holder, chain)
 
 
@@ -281,7 +268,7 @@ def _attribute(holder: Any, chain: Sequence[Any]) -> str:
         for name in _OF_ERROR:
             if getattr(BaseException, name).__get__(holder) is chain[0]:
                 return name
-    attributes = dict(attributes_of(holder))
+    attributes = dict(variables.attributes_of(holder))
     if issubclass(type(holder), torch.nn.Module):
         for name in _OF_MODULE:
             inner = attributes.get(name)
@@ -294,7 +281,7 @@ def _attribute(holder: Any, chain: Sequence[Any]) -> str:
 def _name_in(names: dict[str, Any], chain: Sequence[Any]) -> str:
     """The name of the first object of the chain that has one; a cell stands for what it holds."""
     for value in chain:
-        if type(value) is CellType and is_filled(value):
+        if type(value) is CellType and variables.is_filled(value):
             value = value.cell_contents
         for name, named in names.items():
             if named is value:

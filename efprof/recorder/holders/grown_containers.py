@@ -7,7 +7,6 @@ from array import array
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 
 from efprof.artifacts.holders import Container
 from efprof.recorder.holders.holder_count import Heap
-from efprof.recorder.holders.paths import Held, Place, max_length_of, storage_of
+from efprof.recorder.holders.paths import Held, Place, last_of, max_length_of, storage_of
 from efprof.recorder.holders.variables import LRU_CACHE
 from efprof.recorder.session.sites import callers
 
@@ -29,7 +28,6 @@ NUM_SAMPLED = 8
 """Of the last entries, whose size is taken for that of each."""
 
 MAX_OBJECTS = 500
-"""Looked at behind these."""
 
 LEAST_WATCHED_BYTES = 64 * 1024
 
@@ -72,7 +70,6 @@ class GrownContainers:
         self._now: dict[int, int] = {}
 
     def look(self, heap: Heap) -> None:
-        """Note the length of every container that the garbage collector knows of."""
         self._young = heap.young
         before = self._before = dict(zip(self._ids, self._lengths, strict=True))
         for base, found in heap.containers.items():
@@ -132,7 +129,6 @@ class GrownContainers:
         return sorted(self.grown.values(), key=lambda one: one.length_before - one.length)[:MAX_LISTED]
 
     def let_go(self) -> None:
-        """Keep the lengths, and nothing alive."""
         self._ids, self._lengths = array("Q", self._now.keys()), array("Q", self._now.values())
         self._listed |= self.grown.keys()
         self._listed &= self._now.keys()
@@ -142,7 +138,7 @@ class GrownContainers:
 def described(grown: Grown, max_length: int | None, file: str | None) -> Container:
     """As a count has it; `max_length` and `file` as far as the holder or its place tells."""
     value, place = grown.value, grown.place
-    sample = _last_of(value)
+    sample = last_of(value, NUM_SAMPLED)
     tensors = _tensors_in(sample)
     return Container(
         number=id(value),
@@ -162,23 +158,12 @@ def described(grown: Grown, max_length: int | None, file: str | None) -> Contain
 
 def matters(grown: Grown) -> bool:
     """Whether what was added to it is worth a watch, though nobody knows a name for it: tensors, or much else."""
-    sample = _last_of(grown.value)
+    sample = last_of(grown.value, NUM_SAMPLED)
     added = (grown.length - grown.length_before) * _bytes_of(sample) // max(1, len(sample))
     return added >= LEAST_WATCHED_BYTES or bool(_tensors_in(sample))
 
 
-def _last_of(value: Any) -> list[Any]:
-    """A few entries, of a dict with their keys; of a set any."""
-    if issubclass(type(value), dict):
-        return list(islice(reversed(dict.items(value)), NUM_SAMPLED))
-    if issubclass(type(value), set):
-        return list(islice(set.__iter__(value), NUM_SAMPLED))
-    base = list if issubclass(type(value), list) else deque
-    return list(islice(base.__reversed__(value), NUM_SAMPLED))
-
-
 def _tensors_in(sample: list[Any]) -> list[torch.Tensor]:
-    """Those nearest to it, all at one distance."""
     layer: list[Any] = list(sample)
     for _ in range(MAX_REFERENCES):
         tensors = [one for one in layer if issubclass(type(one), torch.Tensor)]
@@ -225,7 +210,7 @@ def _is_of_a_library(container: Any) -> bool:
     """Whether it is of a type of its own, or has only weak references in it, as the caches of abstract classes do."""
     if type(container).__module__ not in ("builtins", "collections"):
         return True
-    sample = _last_of(container)
+    sample = last_of(container, NUM_SAMPLED)
     if issubclass(type(container), dict):
         return all(any(type(one) in _WEAK for one in pair) for pair in sample)
     return all(type(one) in _WEAK for one in sample)

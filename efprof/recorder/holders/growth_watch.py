@@ -1,9 +1,8 @@
 """Watches for a few steps which of the user's lines make something grow, with `sys.settrace`.
 
-Only the user's functions are traced line by line; of a library's function that such a line calls, the return. After
-each of these events what is watched is compared with before: a change belongs to the line that had begun. Where a
-library was running the line called it. No frame's variables are read in here: before Python 3.13 that keeps tensors
-alive.
+The user's functions are traced line by line; of a library's function that such a line calls, the return. After each
+event what is watched is compared with before: a change belongs to the line that had begun, also where a library ran.
+No frame's variables are read in here: before Python 3.13 that keeps tensors alive.
 """
 
 import sys
@@ -117,7 +116,6 @@ class GrowthWatch:
             sys.settrace(None)
 
     def result(self, first_step: int, last_step: int) -> Watch:
-        """What was seen; lets go of the frames that the variables were looked at in."""
         watched = []
         for thing in self._things:
             changes = self._changes_of(thing)
@@ -144,7 +142,6 @@ class GrowthWatch:
         ]
 
     def _rebound(self, variable: Variable) -> Change | None:
-        """By the lines that bind it, of those that ran."""
         bound = binding_lines(variable.frame.f_code, variable.name) & self._lines
         sites = [self._sites.of_line(code, number) for code, number in sorted(bound, key=lambda item: item[1])]
         return Change(site=sites[0], how="bound", times=variable.times, candidates=sites[1:]) if sites else None

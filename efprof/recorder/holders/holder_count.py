@@ -39,7 +39,6 @@ class Heap:
     """By what they are, or are derived from."""
     generators: list[Any]
     young: set[int]
-    """By `id`, what no garbage collection has seen yet."""
 
 
 def look_at_heap() -> Heap:
@@ -63,10 +62,8 @@ class Census:
     """
 
     def __init__(self, sites: Sites, met: Callable[[Any, Place, Held | None], None] | None = None) -> None:
-        """`met` is told of each container that a variable leads to."""
         self.held: dict[Key, Held] = {}
         self.handles: dict[Key, Handles] = {}
-        """By which to look at them again, until `let_go`."""
         self.cut: set[Key] = set()
         self.cut_graphs: set[Key] = set()
         self.is_partial = False
@@ -76,10 +73,7 @@ class Census:
         self._walk = Walk(sites, self._clock, met)
 
     def count(self, heap: Heap | None = None) -> dict[Key, Held]:
-        """Walk from the locals of the user's functions that are running, then from the globals of his modules.
-
-        `heap` is what was found on it just before.
-        """
+        """Walk from the locals of the user's functions that are running, then from the globals of his modules."""
         with no_garbage_collection():  # it would go through the whole heap
             if sys.gettrace() is None:  # under a debugger, reading a frame's locals may write them back
                 self._walk.running = set(map(id, callers(sys._getframe())))
@@ -92,7 +86,9 @@ class Census:
             self._count_variables("global", "weakref", None, {"finalize": vars(weakref.finalize).get("_registry")})
             nodes = Nodes()
             self._count_graphs(nodes)  # a data set in memory makes it slow to look for generators
-            if self._walk.running and self._has_time():
+            has_time = time.thread_time() < self._end
+            self.is_partial |= bool(self._walk.running) and not has_time
+            if self._walk.running and has_time:
                 generators = (heap or look_at_heap()).generators
                 self._count_locals(frame for _, frame in _waiting(generators, self._walk.seen, self._walk.running))
                 self._count_graphs(nodes)
@@ -104,10 +100,6 @@ class Census:
         self._walk.holders.held.clear()
         self.handles, self._walk.holders.handles = self._walk.holders.handles, {}
         return self.held
-
-    def let_go(self) -> None:
-        """A count must keep nothing alive."""
-        self.handles.clear()
 
     def _file_that_runs(self, module: object) -> str | None:
         """Of a main module from no file, as a notebook's is, what calls its code that trains by.
@@ -131,7 +123,6 @@ class Census:
     def _count_variables(
         self, scope: str, owner: str, file: str | None, names: dict[str, Any], within: Any = None
     ) -> None:
-        """Each within a time of its own."""
         for name, value in list(names.items()):
             now = time.thread_time()
             self._clock.limit = now + MAX_SHARE * (self._end - now)
@@ -140,11 +131,6 @@ class Census:
             except TimeLimitReached:
                 self.is_partial = True
                 self.cut |= self._walk.holders.here
-
-    def _has_time(self) -> bool:
-        has_time = time.thread_time() < self._end
-        self.is_partial |= not has_time
-        return has_time
 
     def _count_graphs(self, nodes: Nodes) -> None:
         """Behind the tensors of each holder, those of few first; each has its part of the time that is left."""

@@ -1,8 +1,7 @@
 """Counts who holds tensors after 20, 40, 80 and so many steps, and watches for a few steps what got larger in between.
 
-Also around the first restarts of the loader that feeds the training, before the program goes on: what it clears after
-each epoch shows as cleared. And at the end. As far as the budget goes; with `--holders` regardless of it, with
-`--no-holders` never.
+Also around the first restarts of the loader that feeds the training, so that what is cleared after each epoch shows,
+and at the end. As far as the budget goes; with `--holders` regardless of it, with `--no-holders` never.
 """
 
 import functools
@@ -52,8 +51,6 @@ MAX_TIMES_SEEN = 2
 
 
 class Holders:
-    """Takes counts, and watches between them."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self._is_asked_for = bool(session.options.holders)
@@ -123,7 +120,6 @@ class Holders:
             watch.stop()
 
     def count(self, moment: Moment, step: int) -> None:
-        """If there is budget for it; after one between steps, watch what grew."""
         session, budget = self._session, self._session.budget
         if not (self._is_asked_for or moment == "end" or budget.affords_count(self._cost_ns)):
             return
@@ -147,7 +143,7 @@ class Holders:
                 session.loop.sampling.want(self._due - 1, self._due)
         finally:
             self._sizes = {key: _size(held) for key, held in census.held.items()}
-            census.let_go()
+            census.handles.clear()  # a count must keep nothing alive
             self._containers.let_go()
         self._session.loop.mark_interrupted()
 
@@ -235,7 +231,6 @@ class Holders:
         return [thing for thing, _, _ in found], states
 
     def _grown_holders(self, census: Census) -> list[Key]:
-        """Those that grew most first."""
         growth = {}
         for key, held in census.held.items():
             before = self._sizes.get(key)

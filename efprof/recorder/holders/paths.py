@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._C._autograd import SavedTensor
 
-from efprof.recorder.holders.variables import COLLECTIONS
+from efprof.recorder.holders.variables import CONTAINERS, base_of
 
 MAX_GRAPH_NODES = 20_000
 """Per holder; walking them takes about 50 ms."""
@@ -23,16 +23,13 @@ NUM_LOOKED_AT = 4
 """Of the last entries, whose types are told where they are alike."""
 
 MAX_PARTS = 8
-"""Of an entry."""
 
 _MAXLEN: Any = vars(deque)["maxlen"]
 """Read past the attributes of the user's own subclasses, which may run his code."""
 
 Key = tuple[str, str]
-"""Scope and path."""
 
 Storage = tuple[int, int]
-"""Its address and its bytes."""
 
 _Node = tuple[tuple[Storage, ...], tuple[Any, ...]]
 """The storages that a node keeps, and the nodes that it leads to."""
@@ -53,7 +50,6 @@ class Nodes:
         self._known: dict[Any, _Node] = {}
 
     def of(self, node: Any) -> _Node:
-        """The storages that it keeps, and the nodes that it leads to."""
         known = self._known.get(node)
         if known is None:
             following = tuple([one for one, _ in node.next_functions if one is not None])
@@ -140,7 +136,6 @@ class Held:
     _nodes: set[Any] = field(default_factory=set)
 
     def add(self, tensors: list[torch.Tensor]) -> None:
-        """Count these, and the storage of each once."""
         self.tensors += len(tensors)
         for tensor in tensors:
             storage = storage_of(tensor)
@@ -221,7 +216,7 @@ class Holders:
             )
         handles = self.handles[key]
         held.num_counted += 1
-        if issubclass(type(value), (*COLLECTIONS, dict)):
+        if issubclass(type(value), CONTAINERS):
             held.length += len(value)
             handles.containers.append(value)
             entry = entry_of(value)
@@ -245,17 +240,24 @@ def max_length_of(value: Any) -> int:
     return (_MAXLEN.__get__(value) or 0) if issubclass(type(value), deque) else 0
 
 
+def last_of(container: Any, number: int) -> list[Any]:
+    """So many entries of a list, tuple or deque, the last first; of a dict its items, of a set any."""
+    base = base_of(container)
+    if base is dict:
+        return list(islice(reversed(dict.items(container)), number))
+    if base in (set, frozenset):
+        return list(islice(base.__iter__(container), number))
+    if base is deque:
+        return list(islice(deque.__reversed__(container), number))
+    return list(base.__getitem__(container, slice(-number, None)))[::-1]  # at once: another thread may be adding to it
+
+
 def entry_of(container: Any) -> list[str]:
     """The type of the last entries, and those of what they have; empty where these differ, and of a set."""
-    base = next((base for base in (dict, list, tuple, deque) if issubclass(type(container), base)), None)
-    if base is None:
+    if issubclass(type(container), (set, frozenset)):
         return []
-    last = (
-        reversed(dict.values(container))
-        if base is dict
-        else map(base.__getitem__, (container,) * NUM_LOOKED_AT, range(len(container) - 1, -1, -1))
-    )
-    found = [_types_in(one) for one in islice(last, NUM_LOOKED_AT)]
+    last = last_of(container, NUM_LOOKED_AT)
+    found = [_types_in(one[1] if issubclass(type(container), dict) else one) for one in last]
     return found[0] if found and all(types == found[0] for types in found) else []
 
 

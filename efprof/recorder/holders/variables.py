@@ -28,6 +28,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 COLLECTIONS: tuple[type[Any], ...] = (list, tuple, deque, set, frozenset)
+CONTAINERS: tuple[type[Any], ...] = (dict, *COLLECTIONS)
 
 FEW = 64
 """Up to so many elements of a collection are looked at one by one, of more the first and the last."""
@@ -70,7 +71,6 @@ _LIGHT = frozenset({list, tuple, dict, OrderedDict, set, frozenset})
 _TAKES_LOCALS = frozenset({"locals", "eval", "exec"})
 
 _TAKES_LOCALS_ALONE = frozenset({"vars", "dir"})
-"""Without an argument."""
 
 MAX_LAYERS = 5
 """Containers and records within one another; what goes deeper is visited one by one."""
@@ -78,13 +78,12 @@ MAX_LAYERS = 5
 MAX_OBJECTS = 100_000
 """In one layer, all of which are in a list at a time: a few megabytes, some milliseconds."""
 
-_CONTAINERS: frozenset[type[Any]] = frozenset({list, tuple, dict, set, frozenset})
+_PLAIN_CONTAINERS: frozenset[type[Any]] = frozenset({list, tuple, dict, set, frozenset})
 
 _SLOTS: WeakKeyDictionary[type[Any], dict[str, Any]] = WeakKeyDictionary()
 
 
 def slots_of(kind: type[Any]) -> dict[str, Any]:
-    """The attributes that lie in an object and not in its `__dict__`, by their descriptors."""
     slots = _SLOTS.get(kind)
     if slots is None:
         found = ((name, slot) for base in kind.__mro__ for name, slot in vars(base).items())
@@ -95,7 +94,6 @@ def slots_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def attributes_of(value: Any) -> list[tuple[str, Any]]:
-    """Those in its slots, and those in its `__dict__`."""
     attributes = {}
     for name, slot in slots_of(type(value)).items():
         with suppress(AttributeError):  # not set yet
@@ -133,13 +131,11 @@ def contents_of(value: Any) -> list[Any]:
 
 
 def cache_table(cache: Any) -> dict[Any, Any]:
-    """The dict in which an `lru_cache` has its results, or links to them."""
     attributes = namespace_of(cache)
     return next((one for one in gc.get_referents(cache) if type(one) is dict and one is not attributes), {})
 
 
 def is_filled(cell: CellType) -> bool:
-    """Whether a closure's variable has been given a value yet."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
@@ -149,10 +145,12 @@ def is_filled(cell: CellType) -> bool:
 
 def elements_of(value: Any) -> list[Any]:
     """Its elements as they lie in memory: a subclass may have its own `__iter__`."""
-    if type(value) in (list, tuple):
-        return list(value)
-    kind = next(kind for kind in COLLECTIONS if issubclass(type(value), kind))
-    return list(kind.__iter__(value))
+    return list(value) if type(value) in (list, tuple) else list(base_of(value).__iter__(value))
+
+
+def base_of(container: Any) -> Any:
+    """The built-in class whose methods tell of it without running code of the user's."""
+    return next(base for base in CONTAINERS if issubclass(type(container), base))
 
 
 def may_read_locals(code: CodeType) -> bool:
@@ -179,7 +177,6 @@ def _takes_locals(code: CodeType) -> bool:
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
-    """The variables of a function that runs, or of a generator that waits."""
     values = frame.f_locals
     names = dict(values)
     if sys.version_info < (3, 13):
@@ -236,7 +233,6 @@ def lone_kinds(elements: Iterable[Any]) -> frozenset[Any]:
 
 
 def kind_of(value: Any) -> Any:
-    """By its type; a function by its code."""
     if type(value) is MethodType:
         return type(value.__self__)
     return value.__code__ if type(value) is FunctionType else type(value)
@@ -251,10 +247,10 @@ def is_plain_data(elements: Sequence[Any], is_record: Callable[[type[Any]], bool
     layer: Sequence[Any] = elements
     for _ in range(MAX_LAYERS):
         kinds = set(map(type, layer)) - PLAIN
-        records = kinds - _CONTAINERS
+        records = kinds - _PLAIN_CONTAINERS
         if not kinds or not all(map(is_record, records)):
             return not kinds
-        containers = compress(layer, map(_CONTAINERS.__contains__, map(type, layer)))
+        containers = compress(layer, map(_PLAIN_CONTAINERS.__contains__, map(type, layer)))
         if sum(map(len, containers)) > MAX_OBJECTS:
             return False
         layer = gc.get_referents(*layer)

@@ -5,38 +5,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from types import FunctionType, GeneratorType, MethodType
 from typing import Any, NamedTuple
 
 import torch
 
+from efprof.recorder.holders import variables
 from efprof.recorder.holders.paths import Clock, Held, Holders, Place
-from efprof.recorder.holders.variables import (
-    CODE,
-    COLLECTIONS,
-    FEW,
-    LRU_CACHE,
-    MAX_OBJECTS,
-    NOT_DATA,
-    PLAIN,
-    attributes_of,
-    cache_table,
-    cells_of,
-    contents_of,
-    elements_of,
-    inner_name,
-    is_array,
-    is_empty,
-    is_plain_data,
-    kind_of,
-    locals_of,
-    lone_kinds,
-    may_hold_tensors,
-    may_read_locals,
-    namespace_of,
-    slots_of,
-    variables_of,
-)
 from efprof.recorder.session.sites import Sites, UserClasses
 
 MAX_DEPTH = 6
@@ -74,9 +50,7 @@ class Walk:
         """`met` is told of each container, where it was met, and what holds what is in it, if that is not itself."""
         self.holders = Holders()
         self.seen: set[int] = set()
-        """What was visited, by `id`."""
         self.running: set[int] = set()
-        """Frames, by `id`."""
         self._sites = sites
         self._classes = UserClasses(sites)
         self._clock = clock
@@ -116,7 +90,7 @@ class Walk:
         By its type alone: `isinstance` and `hasattr` would run the code of a proxy that loads lazily.
         """
         kind = type(value)
-        if kind in PLAIN:
+        if kind in variables.PLAIN:
             return
         if issubclass(kind, torch.Tensor):
             self._visit_tensors([value], place, inside or self.holders.of(place, value), inside)
@@ -144,25 +118,25 @@ class Walk:
         return known
 
     def _new_kind(self, kind: type[Any]) -> _Kind:
-        if kind in CODE:
+        if kind in variables.CODE:
             return _Kind(self._visit_code)
-        if kind is LRU_CACHE:
+        if kind is variables.LRU_CACHE:
             return _Kind(self._visit_cache, has_names=False)
-        if issubclass(kind, (torch.Tensor, *NOT_DATA)) or str(getattr(kind, "__module__", "")).startswith(
+        if issubclass(kind, (torch.Tensor, *variables.NOT_DATA)) or str(getattr(kind, "__module__", "")).startswith(
             "efprof.recorder."
         ):
             return _Kind(None, has_names=False)  # a variable may hold the recording: what that keeps is ours
-        if issubclass(kind, COLLECTIONS):
+        if issubclass(kind, variables.COLLECTIONS):
             return _Kind(self._visit_elements, has_names=False)
         if issubclass(kind, dict):
             return _Kind(self._visit_entries, has_names=False)
         if issubclass(kind, BaseException):
             return _Kind(self._visit_error, has_names=False)
-        if inner_name(kind):
+        if variables.inner_name(kind):
             return _Kind(self._visit_container, has_names=False)
         if issubclass(kind, threading.local):
             return _Kind(self._visit_contents, has_names=False)
-        if not (kind is ContextVar or is_array(kind)) and (kind.__dictoffset__ or slots_of(kind)):
+        if not (kind is ContextVar or variables.is_array(kind)) and (kind.__dictoffset__ or variables.slots_of(kind)):
             return _Kind(self._visit_attributes)
         return _Kind(self._visit_contents, has_names=False)
 
@@ -176,10 +150,10 @@ class Walk:
             self._visit_class(value)
         elif isinstance(value, GeneratorType):
             frame, code = value.gi_frame, value.gi_code
-            if frame is not None and self._sites.is_user_code(code) and may_read_locals(code):
-                self._visit_names("local", code.co_qualname, code.co_filename, locals_of(frame), frame)
+            if frame is not None and self._sites.is_user_code(code) and variables.may_read_locals(code):
+                self._visit_names("local", code.co_qualname, code.co_filename, variables.locals_of(frame), frame)
         elif self._sites.is_user_code(value.__code__):
-            names, cells = variables_of(value), cells_of(value)
+            names, cells = variables.variables_of(value), variables.cells_of(value)
             if inside is not None:  # an object has names of its own, which other functions may know it by
                 parts = {name: part for name, part in names.items() if not self._kind(type(part)).has_names}
                 self._visit_each(list(parts.values()), place, inside, inside)
@@ -193,40 +167,40 @@ class Walk:
     def _visit_class(self, kind: type[Any]) -> None:
         file = self._classes.file_of(kind)
         if file is not None:
-            names = {name: value for name, value in vars(kind).items() if type(value) not in CODE}
+            names = {name: value for name, value in vars(kind).items() if type(value) not in variables.CODE}
             self._visit_names("attribute", kind.__qualname__, file, names, kind)
             for name, value in list(vars(kind).items()):
                 # A function for its defaults; one with a cache may stand for an operator, such as `__getitem__`.
-                if type(value) in (FunctionType, LRU_CACHE):
+                if type(value) in (FunctionType, variables.LRU_CACHE):
                     place = Place(f"{kind.__qualname__}.{name}", "attribute", kind.__qualname__, name, file)
                     self._visit(value, place, None)
 
     def _visit_elements(self, value: Any, place: Place, inside: Held | None) -> None:
         self._met(value, place, inside)
-        elements = elements_of(value)
-        if not may_hold_tensors(elements):
+        elements = variables.elements_of(value)
+        if not variables.may_hold_tensors(elements):
             return
         self._visit_each(elements, place, inside or self.holders.of(place, value), inside)
 
     def _visit_each(self, elements: list[Any], place: Place, holder: Held, inside: Held | None) -> None:
         """What is alone of its kind in the outermost container is no record: its attributes are named by themselves."""
         below = place.deeper()
-        lone = lone_kinds(elements) if inside is None and len(elements) <= FEW else frozenset()
+        lone = variables.lone_kinds(elements) if inside is None and len(elements) <= variables.FEW else frozenset()
         for part in self._parts_to_visit(elements):
             chunk = elements[part]
             kinds = set(map(type, chunk))
-            if kinds - PLAIN <= _TENSORS:
-                tensors = [element for element in chunk if type(element) not in PLAIN]
+            if kinds - variables.PLAIN <= _TENSORS:
+                tensors = [element for element in chunk if type(element) not in variables.PLAIN]
                 self._visit_tensors(tensors, place, holder, holder)
                 continue
-            if kinds <= _ROWS and len(chunk) > FEW and sum(map(len, chunk)) <= MAX_OBJECTS:
+            if kinds <= _ROWS and len(chunk) > variables.FEW and sum(map(len, chunk)) <= variables.MAX_OBJECTS:
                 rows = filter(self._is_new, chunk)
-                self._todo.append((self._visit_rows, gc.get_referents(*rows), place, holder))
+                self._todo.append((partial(self._visit_each, inside=holder), gc.get_referents(*rows), place, holder))
                 continue
             for element in chunk:
-                if type(element) not in PLAIN:
+                if type(element) not in variables.PLAIN:
                     kind = self._kind(type(element))
-                    is_alone = kind.has_names and kind_of(element) in lone
+                    is_alone = kind.has_names and variables.kind_of(element) in lone
                     self._visit(element, below if kind.has_names else place, None if is_alone else holder)
 
     def _parts_to_visit(self, elements: list[Any]) -> Iterator[slice]:
@@ -234,25 +208,20 @@ class Walk:
         for start in range(0, len(elements), CHUNK):
             self._clock.check()
             part = slice(start, start + CHUNK)
-            if len(elements) <= FEW or not is_plain_data(elements[part], self._classes.is_record):
+            if len(elements) <= variables.FEW or not variables.is_plain_data(elements[part], self._classes.is_record):
                 yield part
-
-    def _visit_rows(self, elements: list[Any], place: Place, inside: Held | None) -> None:
-        """What many small containers of one container have, all of it at once."""
-        assert inside is not None
-        self._visit_each(elements, place, inside, inside)
 
     def _visit_entries(self, value: dict[Any, Any], place: Place, inside: Held | None) -> None:
         self._met(value, place, inside)
         values = dict.values(value)
-        if len(value) > MANY and not may_hold_tensors([next(iter(values)), next(reversed(values))]):
+        if len(value) > MANY and not variables.may_hold_tensors([next(iter(values)), next(reversed(values))]):
             return
         holder, unnamed = inside or self.holders.of(place, value), []
         is_table = id(value) in self._tables
         keys, elements = list(dict.keys(value)), list(dict.values(value))
         for part in self._parts_to_visit(elements):
             for key, element in zip(keys[part], elements[part], strict=False):
-                if type(element) in PLAIN or (is_table and _is_attribute(key)):
+                if type(element) in variables.PLAIN or (is_table and _is_attribute(key)):
                     continue
                 if type(key) is not str:
                     unnamed.append(element)
@@ -265,7 +234,7 @@ class Walk:
 
     def _visit_container(self, value: Any, place: Place, inside: Held | None) -> None:
         """What a container of Python's own has is held by the variable that the program calls the container by."""
-        inner = dict(attributes_of(value)).get(inner_name(type(value)) or "")
+        inner = dict(variables.attributes_of(value)).get(variables.inner_name(type(value)) or "")
         visit = self._kind(type(inner)).visit
         if visit is not None:
             visit(inner, place, inside)
@@ -275,19 +244,19 @@ class Walk:
 
     def _visit_cache(self, value: Any, place: Place, inside: Held | None) -> None:
         """The results of a cached function, and its arguments, are held by the function's name."""
-        function, table = (namespace_of(value) or {}).get("__wrapped__"), cache_table(value)
+        function, table = (variables.namespace_of(value) or {}).get("__wrapped__"), variables.cache_table(value)
         if type(function) is FunctionType and self._sites.is_user_code(function.__code__):
             owner, file = function.__qualname__, function.__code__.co_filename
             place = Place(f"{owner}.cache_info", "attribute", owner, "cache_info", file, place.depth)
         self._met(table, place, inside)
         holder = inside or self.holders.of(place, table)
         if inside is None:
-            holder.type, holder.max_length = "lru_cache", LRU_CACHE.cache_info(value).maxsize or 0
-        self._visit_each(contents_of(value), place, holder, holder)
+            holder.type, holder.max_length = "lru_cache", variables.LRU_CACHE.cache_info(value).maxsize or 0
+        self._visit_each(variables.contents_of(value), place, holder, holder)
 
     def _visit_contents(self, value: Any, place: Place, inside: Held | None) -> None:
-        contents = contents_of(value)
-        if may_hold_tensors(contents):
+        contents = variables.contents_of(value)
+        if variables.may_hold_tensors(contents):
             holder = inside or self.holders.of(place, value)
             self._visit_each(contents, place, holder, holder if type(value) is ContextVar else inside)
 
@@ -306,14 +275,14 @@ class Walk:
         while traceback is not None:
             frame, traceback = traceback.tb_frame, traceback.tb_next
             is_over = id(frame) not in self.running
-            if is_over and self._sites.is_user_code(frame.f_code) and may_read_locals(frame.f_code):
-                for element in list(locals_of(frame).values()):
+            if is_over and self._sites.is_user_code(frame.f_code) and variables.may_read_locals(frame.f_code):
+                for element in list(variables.locals_of(frame).values()):
                     self._visit(element, below, holder)
         self._visit_attributes(value, place, inside)
 
     def _visit_attributes(self, value: Any, place: Place, inside: Held | None) -> None:
         kind = type(value)
-        file, attributes = self._classes.file_of(kind), attributes_of(value)
+        file, attributes = self._classes.file_of(kind), variables.attributes_of(value)
         if issubclass(kind, torch.nn.Module):
             for name, table in attributes:
                 if name in _TABLES and issubclass(type(table), dict):  # the program knows its entries as attributes
@@ -321,7 +290,7 @@ class Walk:
                     entries = [(key, tensor) for key, tensor in list(dict.items(table)) if _is_attribute(key)]
                     self._visit_named(kind.__qualname__, file, entries, place.depth, inside, table)
         self._visit_named(kind.__qualname__, file, attributes, place.depth, inside, value)
-        namespace = namespace_of(value) if inside is None else None
+        namespace = variables.namespace_of(value) if inside is None else None
         if namespace is not None and (file is not None or issubclass(kind, torch.nn.Module)):
             own = Place(f"{kind.__qualname__}.__dict__", "attribute", kind.__qualname__, "__dict__", file, place.depth)
             self._met(namespace, own, inside)
@@ -336,7 +305,7 @@ class Walk:
         within: Any = None,
     ) -> None:
         for name, element in attributes:
-            if type(element) in PLAIN or (file is None and is_empty(element)):
+            if type(element) in variables.PLAIN or (file is None and variables.is_empty(element)):
                 continue
             path, below = f"{owner}.{name}", depth + 1
             if file is not None:

@@ -3,7 +3,6 @@ and which lines bind a variable.
 """
 
 import dis
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from efprof.recorder.holders.paths import Handles
-from efprof.recorder.holders.variables import locals_of, may_read_locals, value_of
+from efprof.recorder.holders.variables import CONTAINERS, base_of, locals_of, may_read_locals, value_of
 
 MAX_HANDLES = 8
 """Of one path: of ten layers alike, some tell the line of all."""
@@ -24,8 +23,6 @@ FEW = 64
 _STORES = frozenset({"STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL"})
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
-
-_BASES: tuple[type[Any], ...] = (list, dict, set, deque, tuple, frozenset)
 
 How = Literal["grew", "shrank", "bound"]
 
@@ -40,16 +37,12 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """How often a line did the same to one thing."""
-
     times: int = 0
     entries: int = 0
 
 
 @dataclass(slots=True)
 class WatchedValue:
-    """One holder or container, and the lines seen to change it."""
-
     path: str | None
     scope: str | None
     file: str | None
@@ -78,7 +71,6 @@ class Variable:
     _last: Any = None
 
     def look(self, names: dict[str, Any]) -> None:
-        """Compare it with the last look, by the variables of its function."""
         now = _identity(names.get(self.name))
         self.times += self._last is not None and now != self._last
         self._last = now
@@ -102,14 +94,13 @@ def states_of(thing: WatchedValue, handles: Handles, *, got_longer: bool) -> lis
             named.add(id(value_of(owner, name)))
     for container in handles.containers[-MAX_HANDLES:]:
         if id(container) not in named:
-            states.append(State(partial(_base_of(container).__len__, container), partial(_note_length, thing)))
+            states.append(State(partial(base_of(container).__len__, container), partial(_note_length, thing)))
         if not got_longer and len(container) <= FEW:
             states.append(State(partial(_entries, container), partial(_note_bound, thing)))
     return states
 
 
 def look_at_variables(things: list[WatchedValue]) -> None:
-    """Once per step, outside of every trace callback."""
     variables = [variable for thing in things for variable in thing.variables]
     for frame in {variable.frame for variable in variables}:
         if may_read_locals(frame.f_code):
@@ -131,7 +122,7 @@ def _note_bound(thing: WatchedValue, line: Line, before: tuple[Any, ...], now: t
 def _named(owner: Any, name: str) -> tuple[int, int, int | None]:
     value = value_of(owner, name)
     address, version = _identity(value)
-    return address, version, len(value) if type(value) in _BASES else None
+    return address, version, len(value) if type(value) in CONTAINERS else None
 
 
 def _note_named(
@@ -145,7 +136,7 @@ def _note_named(
 
 
 def _entries(container: Any) -> tuple[Any, ...]:
-    base = _base_of(container)
+    base = base_of(container)
     values = dict.values(container) if base is dict else base.__iter__(container)
     return tuple([_identity(value) for value in values])
 
@@ -158,10 +149,6 @@ def _identity(value: Any) -> tuple[int, int]:
         return id(value), value._version
     except RuntimeError:  # made in inference mode
         return id(value), 0
-
-
-def _base_of(container: Any) -> type[Any]:
-    return next(base for base in _BASES if issubclass(type(container), base))
 
 
 def binding_lines(code: CodeType, name: str) -> set[tuple[CodeType, int]]:

@@ -59,7 +59,6 @@ class CapturedSteps:
         self._hook: Any = None
 
     def capture_began(self, graph: Any) -> None:
-        """From here on operations are captured, not run."""
         self._loop.thread.has_captured = True
         if not self._capturing:
             self._loop.thread.pause()
@@ -81,7 +80,7 @@ class CapturedSteps:
         It shares its step with other such graphs, but with no optimizer that stepped by itself.
         """
         loop, steps, entered = self._loop, self._loop.steps, perf_counter_ns()
-        if graph not in self._graphs or not loop.is_ours:
+        if graph not in self._graphs or not loop.thread.is_ours:
             return
         loop.num_updates += 1
         if loop.light.is_on:

@@ -32,10 +32,7 @@ NUMBER = "_efprof_number"
 
 
 def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
-    """Enter the stage `data` whenever a DataLoader starts or is asked for a batch.
-
-    Around its start the loop's `loader_began(loader)` and `loader_started(loader, iterator)` are told of it.
-    """
+    """Enter the stage `data` whenever a DataLoader starts or is asked for a batch."""
     began = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_began))
     opened = shell.guarded("loop", lambda loader: loop.fetch_began(loop.loader_numbers.get(loader), is_start=True))
     broke_off = shell.guarded("loop", loop.fetch_broke_off)
@@ -114,7 +111,7 @@ def fetching(
 
 
 def _tell(loop: Loop, listeners: list[Callable[..., None]], *what: Any) -> None:
-    if loop.is_ours:
+    if loop.thread.is_ours:
         for listener in listeners:
             listener(*what)
 
@@ -130,42 +127,43 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
 
     Not where they are called within a pass, as by reentrant checkpointing: that is part of it.
     """
-    light, lights, thread, steps = loop.light, loop.light.steps, loop.thread, loop.steps
-    running_pass, num_modes, num_overrides = _RUNNING_PASS, _NUM_MODES, _NUM_OVERRIDES
-    is_within = False
-    """Whether the training's thread runs a pass that began in here: to ask autograd takes a microsecond."""
 
     def enter(tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         gradients, retains_graph, creates_graph = _given(*args, **kwargs)
-        if light.is_on:
-            light.backward_entered(tensors, gradients)
+        if loop.light.is_on:
+            loop.light.backward_entered(tensors, gradients)
             return
-        site = sites.of_caller(sys._getframe()) if loop.is_ours or loop.thread.alternates else None
+        site = sites.of_caller(sys._getframe()) if loop.thread.is_ours or loop.thread.alternates else None
         loop.backward_entered(tensors, gradients, site, retains_graph, creates_graph)
 
-    entered, left = shell.guarded("loop", enter), shell.guarded("loop", loop.backward_left)
-    asked = shell.guarded("loop", loop.gradients_entered)
-    lightly, passed = shell.guarded("loop", lights.backward_entered), shell.guarded("loop", light.pass_ended)
-    original, gradients = torch.autograd.backward, torch.autograd.grad
+    backward = _watched_backward(loop, shell, shell.guarded("loop", enter))
+    return [
+        replace(torch.autograd, "backward", backward),
+        replace(torch.autograd, "grad", _watched_grad(loop, shell)),
+    ]
 
-    @functools.wraps(original)
+
+def _watched_backward(loop: Loop, shell: Shell, entered: Callable[..., None]) -> Callable[..., None]:
+    light, lights, thread, steps = loop.light, loop.light.steps, loop.thread, loop.steps
+    left, passed = shell.guarded("loop", loop.backward_left), shell.guarded("loop", light.pass_ended)
+    lightly, original = shell.guarded("loop", lights.backward_entered), torch.autograd.backward
+
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        nonlocal is_within
         is_ours = get_ident() == thread.ident
-        is_nested = is_within if is_ours and light.is_on else running_pass() != -1
+        is_nested = light.is_in_pass if is_ours and light.is_on else _RUNNING_PASS() != -1
         if is_nested or (steps.clock is not None and thread.is_capturing):
             original(tensors, *args, **kwargs)
             return
         # As `loss.backward()` calls it, which gives no gradient, and names its `inputs` alone.
         is_light = is_ours and light.is_on and args and args[0] is None and len(kwargs) == 1 and "inputs" in kwargs
-        is_within |= is_ours
+        light.is_in_pass |= is_ours
         try:  # from the first call on: a signal's handler may raise in it
             if not is_light:
                 entered(tensors, args, kwargs)
             else:
                 # A finite loss on the CPU is taken here, in no function of its own: those are what a pass costs.
                 began, loss, scaled = perf_counter_ns() if lights.is_clocked else 0, None, lights.scaled
-                if type(tensors) is torch.Tensor and not (num_modes() or num_overrides()) and tensors.is_cpu:
+                if type(tensors) is torch.Tensor and not (_NUM_MODES() or _NUM_OVERRIDES()) and tensors.is_cpu:
                     try:
                         loss = read_value(scaled.unscaled(tensors) if scaled.by_id else tensors)
                     except RuntimeError as error:  # it has more than one; in torch.func's transformations none has one
@@ -179,30 +177,36 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
                     lightly(tensors, None)
             original(tensors, *args, **kwargs)
         finally:
-            is_within &= not is_ours
+            light.is_in_pass &= not is_ours
             if not is_light:
                 left()
         if is_light and light.is_on and not light.ends_with_update:
             passed()
 
-    @functools.wraps(gradients)
+    return functools.wraps(original)(backward)
+
+
+def _watched_grad(loop: Loop, shell: Shell) -> Callable[..., Any]:
+    light, thread, original = loop.light, loop.thread, torch.autograd.grad
+    asked, left = shell.guarded("loop", loop.gradients_entered), shell.guarded("loop", loop.backward_left)
+
+    @functools.wraps(original)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal is_within
         is_ours, is_light = get_ident() == thread.ident, light.is_on
-        is_nested = is_within if is_ours and is_light else running_pass() != -1
+        is_nested = light.is_in_pass if is_ours and is_light else _RUNNING_PASS() != -1
         if is_nested or (not is_light and thread.is_capturing):
-            return gradients(outputs, inputs, *args, **kwargs)
-        is_within |= is_ours
+            return original(outputs, inputs, *args, **kwargs)
+        light.is_in_pass |= is_ours
         try:
             if not is_light:
                 asked(inputs)
-            return gradients(outputs, inputs, *args, **kwargs)
+            return original(outputs, inputs, *args, **kwargs)
         finally:
-            is_within &= not is_ours
+            light.is_in_pass &= not is_ours
             if not is_light:
                 left()
 
-    return [replace(torch.autograd, "backward", backward), replace(torch.autograd, "grad", grad)]
+    return grad
 
 
 def _given(
@@ -219,12 +223,11 @@ def _given(
 
 
 def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
-    """Enter the stage `optimizer` by torch's own hooks for every optimizer."""
     light, thread, num_nested = loop.light, loop.thread, 0
 
     def enter(optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         nonlocal num_nested
-        if loop.is_in_optimizer and loop.is_ours and _num_running_steps() > 1:
+        if loop.clock.opener == "optimizer" and loop.thread.is_ours and _num_running_steps() > 1:
             num_nested += 1
             loop.has_nested_steps = True
             return
@@ -236,7 +239,7 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
         if light.is_on:
             if not loop.has_nested_steps or _num_running_steps() < 2:
                 loop.optimizer_left(optimizer)
-        elif num_nested and loop.is_ours:
+        elif num_nested and loop.thread.is_ours:
             num_nested -= 1
         else:
             loop.optimizer_left(optimizer)
@@ -280,7 +283,6 @@ def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
 
 
 def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which enters the stage `optimizer` while it runs."""
     light = loop.light
     began, ended = shell.guarded("loop", loop.update_began), shell.guarded("loop", loop.update_ended)
 
@@ -302,12 +304,12 @@ def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable
 def _clipping(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
     """The same, and what the gradients were clipped by is taken."""
     light, update = loop.light, updating(loop, shell, original)
-    clipped = shell.guarded("loop", loop.gradients_clipped)
+    clipped = shell.guarded("loop", functools.partial(_tell, loop, loop.clipped))
 
     @functools.wraps(original)
     def clip(*args: Any, **kwargs: Any) -> Any:
         norm = update(*args, **kwargs)
-        if not light.is_on:
+        if not light.is_on and not loop.thread.is_capturing:  # the norm from before the clipping, and that to clip to
             clipped(norm, args[1] if len(args) > 1 else kwargs.get("max_norm"))
         return norm
 
@@ -323,7 +325,6 @@ def _moves_of_schedules() -> list[tuple[type[Any], str]]:
 
 
 def _with_own_step(kind: type[Any]) -> list[type[Any]]:
-    """A class and those of torch below it that define `step` themselves."""
     below = [found for child in kind.__subclasses__() for found in _with_own_step(child)]
     is_own = "step" in vars(kind) and kind.__module__.startswith("torch.")
     return [*([kind] if is_own else []), *below]
@@ -337,10 +338,7 @@ def _num_running_steps() -> int:
 STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
 """The function that torch puts around every optimizer's `step`, and that calls the hooks."""
 
-_CODES: dict[CodeType, str] = {
-    torch.nn.Module._call_impl.__code__: "forward",
-    STEP_CODE: "optimizer",
-}
+_CODES: dict[CodeType, str] = {torch.nn.Module._call_impl.__code__: "forward", STEP_CODE: "optimizer"}
 
 _WRAPPERS = {
     "iterate": "data",

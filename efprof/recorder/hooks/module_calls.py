@@ -17,6 +17,7 @@ from efprof.recorder.hooks.dynamo_skip import forget_functions, keep_out_of_grap
 from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.step_ends import living_optimizers
+from efprof.recorder.numbers.step_numbers import parameters_of
 from efprof.recorder.session.shell import Shell
 
 COMPILER = "torch._dynamo.eval_frame"
@@ -38,7 +39,6 @@ class ModuleCalls:
         self._hooks: list[Undo] = []
         self._functions = CompiledFunctions(loop)
         self._num_compiled = 0
-        """Calls of compiled code that are running, one within another."""
         self._depth = 0
         self._are_wanted = True
         self._may_hook = True
@@ -74,11 +74,11 @@ class ModuleCalls:
     def _before(self, module: torch.nn.Module, _: Any) -> None:
         if module not in self._trainers:
             self._began(module)
-            self._depth += self._loop.is_ours
+            self._depth += self._loop.thread.is_ours
 
     def _after(self, module: torch.nn.Module, *_: Any) -> None:
         if module not in self._trainers:
-            self._depth = max(0, self._depth - self._loop.is_ours)
+            self._depth = max(0, self._depth - self._loop.thread.is_ours)
             self._ended()
 
     # Compiled code.
@@ -128,7 +128,6 @@ class ModuleCalls:
     def _watched_module(
         self, original: Callable[..., Any], module: torch.nn.Module | None = None
     ) -> Callable[..., Any]:
-        """What calls this module, or the one that it is given first."""
         return self._around(
             original,
             lambda args: self._before(module if module is not None else args[0], None),
@@ -141,13 +140,13 @@ class ModuleCalls:
         """`original`, which is compiled: no hook on modules is in while it runs."""
 
         def enter(args: Any) -> None:
-            if self._loop.is_ours:
+            if self._loop.thread.is_ours:
                 self._num_compiled += 1
                 self._take_hooks_out()
                 began(args)
 
         def leave(args: Any, result: object) -> None:
-            if self._loop.is_ours:
+            if self._loop.thread.is_ours:
                 ended(args, result)
                 self._num_compiled = max(0, self._num_compiled - 1)
                 self._put_hooks_in()
@@ -168,7 +167,7 @@ class ModuleCalls:
 
     def _compilation_began(self) -> None:
         """Of code that was compiled before the recording began: whatever is running now, its end will not be seen."""
-        if self._hooks and self._loop.is_ours:
+        if self._hooks and self._loop.thread.is_ours:
             self._may_hook = False
             for _ in range(self._depth):
                 self._ended()
@@ -214,7 +213,6 @@ class CompiledFunction:
     is_known: bool = False
     is_forward: bool = False
     optimizers: list[Optimizer] = field(default_factory=list)
-    """Those it steps."""
     num_passes: int = 0
     """How many backward passes come before that, within the same call."""
     num_updates: int = 0
@@ -261,14 +259,13 @@ class CompiledFunctions:
             return  # without gradients, or within another one
         elif function is self._running:
             self._running = None
-            self._loop.leave_function(perf_counter_ns())
+            self._loop.clock.leave_function(perf_counter_ns())
             if function.num_passes and not self._num_passes:
                 return  # an error came first
             function.num_passes = self._num_passes
         self._note_updates(function)
 
     def returned(self, function: CompiledFunction, result: object) -> None:
-        """It returned this: find out what it does."""
         versions, function.versions = function.versions, {}
         if function.progress is None or self._loop.light.is_on or not torch.is_grad_enabled():
             return
@@ -314,7 +311,7 @@ class CompiledFunctions:
         if self._loop.num_updates > function.num_updates:
             return
         for optimizer in filter(None, (one() for one in function.optimizers)):
-            if not self._loop.is_in_optimizer:
+            if self._loop.clock.opener != "optimizer":
                 self._loop.optimizer_entered(optimizer)
             self._loop.optimizer_left(optimizer)
 
@@ -326,7 +323,7 @@ class CompiledFunctions:
 def _versions() -> dict[Optimizer, int]:
     """Of each optimizer's parameters, added up: it grows whenever one is written to."""
     return {
-        weakref.ref(optimizer): sum(one._version for group in optimizer.param_groups for one in group["params"])
+        weakref.ref(optimizer): sum(one._version for one in parameters_of(optimizer))
         for optimizer in living_optimizers()
     }
 

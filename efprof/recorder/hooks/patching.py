@@ -5,7 +5,9 @@ import operator
 import sys
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any
+
+from efprof.recorder.budget.light_steps import LightLoop
 
 Undo = Callable[[], None]
 
@@ -53,13 +55,6 @@ def call_before(owner: Any, name: str, function: Callable[..., None]) -> Undo:
     return replace(owner, name, call)
 
 
-class Switch(Protocol):
-    """On or off."""
-
-    @property
-    def is_on(self) -> bool: ...
-
-
 class MethodWrapper:
     """Is `function` to whoever calls the method of an object, and `original` to whoever asks the class or copies it.
 
@@ -68,20 +63,19 @@ class MethodWrapper:
 
     __slots__ = ("_function", "_light", "_original")
 
-    def __init__(self, function: Callable[..., Any], original: Callable[..., Any], light: Switch | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], original: Callable[..., Any], light: LightLoop | None = None
+    ) -> None:
         """While `light` is on, it is `original` to all."""
         self._function = function
         self._original = original
-        self._light = light or _Off
+        self._light = light
 
     def __get__(self, instance: object, kind: type | None = None) -> Callable[..., Any]:
         if instance is None:
             return self._original
-        return MethodType(self._original if self._light.is_on else self._function, instance)
+        is_light = self._light is not None and self._light.is_on
+        return MethodType(self._original if is_light else self._function, instance)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
         return operator.getitem, ((self._original,), 0)
-
-
-class _Off:
-    is_on = False

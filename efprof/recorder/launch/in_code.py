@@ -203,7 +203,6 @@ def _join_or_make(runs: Path, run: RunFile, make: Callable[[Path, RunFile], Path
 
 
 def _launch_of_ranks() -> str | None:
-    """What tells the launch of these ranks on this machine from any other; None where this process is alone."""
     environment = os.environ
     if environment.get("WORLD_SIZE", "1") in ("", "1"):
         return None

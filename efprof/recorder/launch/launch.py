@@ -163,7 +163,6 @@ def child_environment(options: Options) -> dict[str, str]:
 
 
 def _run_child(command: list[str], environment: dict[str, str], program: Program) -> int:
-    """The code it ended with; -n where signal n ended it."""
     with passing_signals(program):
         try:
             program.child = subprocess.Popen(command, env=environment)
@@ -200,8 +199,7 @@ def as_shell(code: int) -> int:
 
 def _has_vanished(rank: Path, program: Program | None) -> bool:
     """Whether a launcher's worker is gone without a word of its recorder's; of our own child the code tells."""
-    if program is None or program.child is None:
+    process, child = read_process(rank), program.child if program is not None else None
+    if child is None or (process is not None and process.pid == child.pid):
         return False
-    process = read_process(rank)
-    is_our_child = process is not None and process.pid == program.child.pid
-    return not is_our_child and not any(isinstance(event, RecordingEnded) for event in read_events(rank)[0])
+    return not any(isinstance(event, RecordingEnded) for event in read_events(rank)[0])

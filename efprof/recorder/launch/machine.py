@@ -151,7 +151,6 @@ DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/
 """Whatever the user's own configuration of git makes of a diff, this is one that can be applied."""
 
 PLAIN_NAME = re.compile(r'[^"\\\x00-\x1f\x7f]+')
-"""Other names would need git's own quoting."""
 
 
 def keep_diff(run_folder: Path, git: Git | None) -> None:
@@ -186,7 +185,6 @@ def _changed_files(root: Path, base: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _text_of(content: bytes) -> str:
-    """Bytes that are no UTF-8 come back as they were, once encoded again."""
     return content.decode(errors="surrogateescape")
 
 
@@ -231,7 +229,6 @@ def _clean(name: str, text: str) -> str | None:
 
 
 def _head(base: str, left_out: list[str]) -> str:
-    """Lines before the first file, which `git apply` passes over."""
     lines = [f"# What was not committed on top of {base}, for `git apply`; what looked like a secret is hidden."]
     if left_out:
         names = ", ".join(left_out[:MAX_NAMES]) + ", ..." * (len(left_out) > MAX_NAMES)

@@ -102,8 +102,8 @@ def _status_of(pid: int) -> dict[str, str]:
 class GroupWatcher:
     """A forked process that notes which of `numbers` it was sent, until it is stopped or we are gone.
 
-    A signal does not say whom else it was sent to. What reaches a process of our own in the same group too was meant
-    for the group, and so for the program as well, as Ctrl-C in a terminal is.
+    What reaches a process of our own in the same group too, as Ctrl-C in a terminal does, was meant for the group, and
+    so for the program as well.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
@@ -116,7 +116,6 @@ class GroupWatcher:
         os.close(stopped)
 
     def saw(self, number: int) -> bool:
-        """Whether the signal we got just now reached the group."""
         deadline = time.monotonic() + WAIT_S
         while select.select([self._notes], [], [], max(0.0, deadline - time.monotonic()))[0]:
             note = os.read(self._notes, _NOTE.size)

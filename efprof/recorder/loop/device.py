@@ -34,7 +34,6 @@ class TrainingDevice:
         self._seen: deque[int] = deque(maxlen=MOVED_STEPS)
 
     def look(self) -> None:
-        """The program may have begun to use one."""
         if not self._seen and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self.index = self._with_most_memory()
 
@@ -87,20 +86,14 @@ class Memory:
         """Whether the recorder itself has garbage collected, which tells nothing of the program's."""
 
     def choose_again(self) -> None:
-        """There may be a better source by now."""
         self._source = None
-        self.__dict__.pop("read", None)
 
     def choose(self) -> str:
-        """The name of the source, as `run.json` records it."""
-        if self._source is None:
-            self._source = _best_source(self._device)
-            self.read = self._source[1]  # type: ignore[method-assign] # every later read goes there at once
+        self._source = self._source or _best_source(self._device)
         return self._source[0]
 
     def read(self) -> tuple[int, ...]:
-        self.choose()
-        assert self._source is not None
+        self._source = self._source or _best_source(self._device)
         return self._source[1]()
 
 
@@ -116,8 +109,6 @@ def _best_source(device: TrainingDevice) -> tuple[str, MemoryReader]:
 
 
 class ResidentSet:
-    """The memory of the process that is in RAM, from a file kept open."""
-
     def __init__(self) -> None:
         self._file: KeptFile | None = None
         with suppress(OSError):
@@ -160,12 +151,10 @@ class DeviceEvents:
     """CUDA events, each of the device that it was first recorded on; those that are given back are used again."""
 
     def __init__(self, **settings: bool) -> None:
-        """`settings` as `torch.cuda.Event` takes them."""
         self._settings = settings
         self._free: defaultdict[torch.device, list[Any]] = defaultdict(list)
 
     def record(self, stream: Any) -> Any:
-        """An event behind all that this stream was given."""
         free = self._free[stream.device]
         event = free.pop() if free else torch.cuda.Event(**self._settings)  # type: ignore[no-untyped-call]
         event.record(stream)
@@ -181,10 +170,7 @@ Mark = tuple[Any, Any]
 
 
 class DeviceClock:
-    """Records an event at each end of a stage, on the current stream of the device that the training is on then.
-
-    `guard` makes a function harmless: once it has failed, it answers None.
-    """
+    """Records an event at each end of a stage, on the current stream of the device that the training is on then."""
 
     def __init__(self, device: TrainingDevice, guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self._device = device

@@ -4,9 +4,7 @@ What happens between those calls is the stage `other`; where a step begins is `S
 state machine rests, and `LightLoop` has its place.
 """
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
@@ -21,24 +19,19 @@ from efprof.recorder.budget.sampling import Sampling
 from efprof.recorder.loop.device import Memory
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.loop.step_ends import TrainerModules
-from efprof.recorder.loop.steps import Listener, StageClock, Steps
+from efprof.recorder.loop.steps import Listener, StageClock, Steps, is_in_forward
 from efprof.recorder.loop.training_thread import TrainingThread
-from efprof.recorder.numbers.step_numbers import ScaledLosses, learning_rate_of
-from efprof.recorder.session.sites import callers
-
-_MODULE_CALL = torch.nn.Module._call_impl.__code__
-_COMPILED_CALLS = str(Path(__file__).parents[1] / "hooks" / "module_calls.py")
+from efprof.recorder.numbers.step_numbers import ScaledLosses
 
 
 class Loop:
     """The state machine behind the hooks.
 
-    Collectors subscribe by appending to `step_began(step)`, `fetched(step)`, `step_dropped(step)`,
-    `backward_began(step, tensors, gradients)`, `backward_called(step, tensors, retains_graph, creates_graph)`,
-    `backward_ended()`, `clipped(norm, max_norm)`, `optimizer_began(step, optimizer)` and `step_ended(step, record)`,
-    all called for steps recorded in full; and to `loader_began(loader)`, `loader_started(loader, iterator)` and
-    `loader_ended(iterator, number)`, where a DataLoader is to be gone through, has its iterator, and has no more
-    batches, which are called in light steps, too. Forked children are ignored.
+    Collectors subscribe to its lists. Those of a step are called for steps recorded in full: `step_began(step)`,
+    `fetched(step)`, `step_dropped(step)`, `backward_began(step, tensors, gradients)`, `backward_called(step, tensors,
+    retains_graph, creates_graph)`, `backward_ended()`, `clipped(norm, max_norm)`, `optimizer_began(step, optimizer)`,
+    `step_ended(step, record)`. In light steps too: `loader_began(loader)`, `loader_started(loader, iterator)` and
+    `loader_ended(iterator, number)`, where a DataLoader is to be gone through, has its iterator, has no more batches.
     """
 
     def __init__(
@@ -48,15 +41,16 @@ class Loop:
         self.sampling = sampling
         self.steps = Steps(memory, write, sampling)
         self.clock = StageClock(self.steps)
-        self.thread = TrainingThread(self.steps, self.clock, is_busy=self._is_busy, go_on=self._go_on_in_thread)
+        self.thread = TrainingThread(
+            self.steps, self.clock, is_busy=lambda: bool(self._depth or self._has_closure), go_on=self._go_on_in_thread
+        )
         self.light = LightLoop(self.steps, self.thread, sampling, write_light)
-        sampling.may_be_light = self._may_rest
+        sampling.may_be_light = lambda: self.steps.can_rest and not (self.thread.alternates or self.steps.others.give)
         self.scaled_losses = ScaledLosses()
         self.trainer_modules = TrainerModules()
         self.evaluations: Any = None
         """What watches for evaluations, and is told of batches that may be for one."""
         self.loader_numbers: WeakKeyDictionary[DataLoader[object], int] = WeakKeyDictionary()
-        """By which loaders are told apart."""
         self.is_updating = False
         """Whether a function runs that makes up the stage `optimizer` beside the optimizer's own step."""
         self.has_nested_steps = False
@@ -84,7 +78,6 @@ class Loop:
 
     @property
     def step(self) -> OpenStep | None:
-        """The step that is being recorded in full."""
         return self.steps.open
 
     @property
@@ -93,35 +86,15 @@ class Loop:
 
     @property
     def number(self) -> int:
-        """Of the open step, or of the next one."""
         if self.light.is_on:
             return self.light.steps.current
         return self.steps.open.number if self.steps.open is not None else self.num_steps
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether this call comes from the training thread of the recorded process, or is made for it."""
-        return self.thread.is_ours
-
-    @property
-    def reads_by_design(self) -> bool:
-        """Whether a loader or an optimizer is running: both read values of tensors, on the CPU."""
-        return self.clock.stage == "data" or self.clock.opener == "optimizer"
-
-    @property
-    def is_in_optimizer(self) -> bool:
-        """Whether an optimizer's own step is running, and not its closure."""
-        return self.clock.opener == "optimizer"
 
     # What it tells the recording to do.
 
     def mark_interrupted(self) -> None:
         """Something costly is done between two steps: the time until the next one begins belongs to none."""
         self.steps.is_disturbed = self.light.steps.is_interrupted = True
-
-    def forget(self) -> None:
-        """See nothing any more in a forked child: what is open is the parent's to write."""
-        self.thread.stop()
 
     def finish(self) -> None:
         """The program ends: close the step if it is whole, drop it otherwise."""
@@ -171,33 +144,30 @@ class Loop:
             listener(step)
         step.recorder_ns += perf_counter_ns() - entered
 
-    def fetch_broke_off(self) -> None:
+    def fetch_broke_off(self) -> OpenStep | None:
         """A loader's iterator was made, its workers run and no batch has come yet; or asking for a batch raised."""
         step = self.steps.open
-        if self.clock.opener == "fetch" and step is not None and get_ident() == self.thread.ident:
-            self.clock.close(step, perf_counter_ns())
+        if self.clock.opener != "fetch" or step is None or get_ident() != self.thread.ident:
+            return None
+        self.clock.close(step, perf_counter_ns())
+        return step
 
     def data_ended(self) -> None:
-        step = self.steps.open
-        if self.clock.opener != "fetch" or step is None or get_ident() != self.thread.ident:
-            return
-        self.clock.close(step, perf_counter_ns())
-        self.steps.data_ended(step)
+        if (step := self.fetch_broke_off()) is not None:
+            self.steps.data_ended(step)
 
     # Forward.
 
     def forward_began(self, module: torch.nn.Module | None = None) -> None:
-        """A module was called; only the outermost call counts."""
         if self.light.is_on:
             return
         steps = self.steps
-        if not self.is_ours and not (torch.is_grad_enabled() and self.thread.continue_in_caller()):
+        if not self.thread.is_ours and not (torch.is_grad_enabled() and self.thread.continue_in_caller()):
             steps.others.forward_began()
             return
         self._depth += 1
-        if self._depth > 1 or (self.clock.stage is not None and self.clock.opener not in ("user", "optimizer")):
-            return
-        if self.thread.is_capturing:  # nothing of ours may get into the graph
+        is_within = self._depth > 1 or (self.clock.stage is not None and self.clock.opener not in ("user", "optimizer"))
+        if is_within or self.thread.is_capturing:  # nothing of ours may get into the graph
             return
         entered = perf_counter_ns()
         if not torch.is_grad_enabled():
@@ -225,7 +195,7 @@ class Loop:
         if self.light.is_on:
             return
         steps = self.steps
-        if not self.is_ours:
+        if not self.thread.is_ours:
             steps.others.forward_ended()
             return
         self._depth = depth = max(0, self._depth - 1)
@@ -244,10 +214,8 @@ class Loop:
     def backward_entered(
         self, tensors: Any, gradients: Any, site: str | None, retains_graph: bool = False, creates_graph: bool = False
     ) -> None:
-        """`torch.autograd.backward` was called with these tensors, and gradients for them or None, at this line."""
         steps = self.steps
-        if get_ident() != self.thread.ident and not self.thread.continue_in_caller():
-            steps.others.backward_began()
+        if not self._continues_by_pass():
             return
         entered = perf_counter_ns()
         if self.clock.stage is not None and self.clock.opener != "user" and not self._leave_optimizer(entered):
@@ -272,12 +240,9 @@ class Loop:
 
     def gradients_entered(self, inputs: Any) -> None:
         """`torch.autograd.grad` was called for these; within a forward pass, as for forces, it is part of that."""
-        if self.light.is_on:
+        if self.light.is_on or not self._continues_by_pass():
             return
         steps = self.steps
-        if get_ident() != self.thread.ident and not self.thread.continue_in_caller():
-            steps.others.backward_began()
-            return
         entered = perf_counter_ns()
         if self.clock.stage is not None and not self._leave_optimizer(entered):
             return
@@ -322,11 +287,13 @@ class Loop:
         self.thread.note_optimizer(optimizer)
         if self.clock.opener == "optimizer" and self.steps.open is not None:
             self.clock.close(self.steps.open, entered)  # the last call raised, and the program went on
-        if self.clock.opener == "backward":
-            self._step_within_backward(optimizer)
-        self.leave_function(entered)
+        if self.clock.opener == "backward" and self.steps.updated_within_backward(optimizer):
+            self.num_updates += 1
+        self.clock.leave_function(entered)
         self._leave_forward(entered)
-        self._leave_trainer(optimizer, entered)
+        if self.clock.opener == "forward" and self.trainer_modules.has_found(optimizer):
+            self._depth = 0
+            self.clock.forget_forward(entered)
         if self.clock.stage is not None and self.clock.opener not in ("user", "update"):
             return
         if has_closure and not self.steps.is_fed:  # where no loader tells, it begins a step of its own
@@ -341,17 +308,6 @@ class Loop:
                 listener(step, optimizer)
         if self.clock.stage is None:
             self.clock.open(step, "optimizer", "optimizer", entered)
-
-    def _step_within_backward(self, optimizer: torch.optim.Optimizer) -> None:
-        """A hook of a gradient steps it, as soon as the gradient is there: one optimizer for each parameter."""
-        step, steps = self.steps.open, self.steps
-        if step is not None and id(optimizer) not in step.stepped:
-            self.num_updates += 1
-            steps.probe = None
-            if not step.stepped:
-                step.numbers.learning_rate = learning_rate_of(optimizer)
-            step.stepped.append(id(optimizer))
-            steps.cycle.stepped(id(optimizer))
 
     def optimizer_left(self, optimizer: torch.optim.Optimizer) -> None:
         if self.thread.is_capturing:
@@ -378,8 +334,7 @@ class Loop:
         step.recorder_ns += perf_counter_ns() - entered
 
     def optimizer_skipped(self, optimizer: torch.optim.Optimizer) -> None:
-        """A gradient scaler was to step this optimizer, and held it back."""
-        if not self.is_ours or self.thread.is_capturing:
+        if not self.thread.is_ours or self.thread.is_capturing:
             return
         self.num_updates += 1
         if self.light.is_on:
@@ -402,15 +357,10 @@ class Loop:
         self.clock.open(step, "optimizer", "update", perf_counter_ns())
         return True
 
-    def gradients_clipped(self, norm: torch.Tensor, max_norm: float) -> None:
-        """`clip_grad_norm_` has computed the norm from before the clipping, to this one at most."""
-        if self.is_ours and not self.thread.is_capturing:
-            for listener in self.clipped:
-                listener(norm, max_norm)
-
     def update_ended(self) -> None:
-        if self.clock.opener == "update" and self.steps.open is not None:
-            self.clock.close(self.steps.open, perf_counter_ns())
+        step = self.steps.open
+        if self.clock.opener == "update" and step is not None:
+            self.clock.close(step, perf_counter_ns())
 
     # What the entry points have in common.
 
@@ -419,11 +369,12 @@ class Loop:
         self._depth = 0
         self.light.rest(step)
 
-    def _may_rest(self) -> bool:
-        return self.steps.can_rest and not (self.thread.alternates or self.steps.others.give)
-
-    def _is_busy(self) -> bool:
-        return bool(self._depth or self._has_closure)
+    def _continues_by_pass(self) -> bool:
+        """Whether the calling thread, which begins a backward pass, is the one that trains."""
+        if get_ident() == self.thread.ident or self.thread.continue_in_caller():
+            return True
+        self.steps.others.backward_began()
+        return False
 
     def _go_on_in_thread(self) -> None:
         self._depth, self._has_closure = 0, False
@@ -438,7 +389,7 @@ class Loop:
 
     def _leave_optimizer(self, entered: int) -> bool:
         """Close the stage `optimizer` where its closure, or the program after an error in it, goes on."""
-        if self.leave_function(entered) or self._leave_forward(entered):
+        if self.clock.leave_function(entered) or self._leave_forward(entered):
             return True
         step = self.steps.open
         if self.clock.opener != "optimizer" or step is None:
@@ -451,38 +402,8 @@ class Loop:
     def _leave_forward(self, entered: int) -> bool:
         """Close the stage `forward` where Ctrl-C ended it: of that torch tells no hook."""
         step = self.steps.open
-        if self.clock.opener != "forward" or step is None or get_ident() != self.thread.ident or _is_in_forward():
+        if self.clock.opener != "forward" or step is None or get_ident() != self.thread.ident or is_in_forward():
             return False  # of the stack of our thread another one, of autograd's, sees nothing
         self._depth = 0
         self.clock.close(step, entered)
         return True
-
-    def leave_function(self, entered: int) -> bool:
-        """Close the stage `forward` of a compiled function where that returns, or goes on with what is seen."""
-        step = self.steps.open
-        if self.clock.opener != "function" or step is None:
-            return False
-        self.clock.close(step, entered)
-        self.steps.note_memory(step, "post_forward_pre_backward", entered)
-        return True
-
-    def _leave_trainer(self, optimizer: torch.optim.Optimizer, entered: int) -> None:
-        """Have the stage `forward` not begun where this optimizer shows that it was none."""
-        step = self.steps.open
-        if self.clock.opener != "forward" or step is None or not self.trainer_modules.has_found(optimizer):
-            return
-        self.clock.close(step, entered)
-        self.clock.take_back(step)
-        self._depth, step.has_forward = 0, False
-        if step.memory and step.memory[-1][0] == "pre_forward":
-            step.memory.pop()
-        if not step.batches.num_fetches and not step.has_gradients and not step.stepped:
-            self.steps.drop()  # all of it was before the training
-
-
-def _is_in_forward() -> bool:
-    """Whether the call of a module, compiled or not, is running."""
-    return any(
-        caller.f_code is _MODULE_CALL or caller.f_code.co_filename == _COMPILED_CALLS
-        for caller in callers(sys._getframe())
-    )

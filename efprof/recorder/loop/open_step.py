@@ -15,8 +15,6 @@ Span = tuple[str, int, int]
 
 @dataclass(kw_only=True, slots=True)
 class Batches:
-    """What a step was fed."""
-
     num_fetches: int = 0
     samples: int = 0
     loaders: list[int | None] = field(default_factory=list)
@@ -36,7 +34,6 @@ class Batches:
 
     @property
     def has_new(self) -> bool:
-        """Whether a batch was fetched since the last backward pass."""
         return self.num_fetches > self._at_backward[0]
 
     def add(self, batch: object) -> None:
@@ -51,7 +48,6 @@ class Batches:
             self._unused, self._aside = 0, self._unused
 
     def train_on_last(self) -> None:
-        """A forward or backward pass begins."""
         self.samples += self._aside
         self._unused = self._aside = 0
 
@@ -74,10 +70,7 @@ class Batches:
 
 @dataclass(kw_only=True, slots=True)
 class WaitingCalls:
-    """Calls that made a step wait, by line and name."""
-
     reads: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
-    """Those that copied a tensor's values to Python."""
     stalls: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
 
 
@@ -93,7 +86,7 @@ class OpenStep:
     is_light: bool = False
     """Whether no more of it is to be seen than what belongs to a light step."""
     spans: list[Span] = field(default_factory=list)
-    device_marks: list[tuple[Any, Any]] | None = None
+    device_marks: list[tuple[Any, Any]] = field(default_factory=list)
     """For each of the last spans, the CUDA events at its start and its end."""
     memory: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
     """Boundary, when, and what `Memory.read` gave."""
@@ -101,7 +94,6 @@ class OpenStep:
     waits: WaitingCalls = field(default_factory=WaitingCalls)
     numbers: StepNumbers = field(default_factory=StepNumbers)
     stepped: list[int] = field(default_factory=list)
-    """The optimizers that have stepped, by `id`."""
     held_back: tuple[int, ...] = ()
     """Those that a gradient scaler, or the program itself, did not let step."""
     num_backwards: int = 0
@@ -113,7 +105,7 @@ class OpenStep:
     """Autograd's number as the first forward pass began."""
     backward_site: str | None = None
     window: str | None = None
-    late: list[Callable[[], bool]] | None = None
+    late: list[Callable[[], bool]] = field(default_factory=list)
     """Each fills in numbers that the device still owes the record, and returns whether they have arrived."""
 
     @property
@@ -121,18 +113,13 @@ class OpenStep:
         return self.num_backwards > 0 or self.num_gradient_calls > 0
 
     def spans_of(self, spans: list[Span]) -> list[StageSpan]:
-        """As steps.jsonl has them: microseconds from the step's start."""
         start = self.start_ns
         return [
-            StageSpan(
-                stage, (began - start if began > start else 0) / 1000, (ended - start if ended > start else 0) / 1000
-            )
-            for stage, began, ended in spans
+            StageSpan(stage, max(0, began - start) / 1000, max(0, end - start) / 1000) for stage, began, end in spans
         ]
 
     def owe(self, arrives: Callable[[], bool]) -> None:
-        """The device still owes the record something, which `arrives` fills in; it returns whether it has come."""
-        self.late = [*(self.late or ()), arrives]
+        self.late.append(arrives)
 
     def evaluate(self, module: torch.nn.Module | None) -> None:
         """A module is called without gradients; between accumulated batches, it may be to evaluate the last one."""
@@ -142,7 +129,6 @@ class OpenStep:
 
 
 def count_call(calls: dict[tuple[str, str], SiteCalls], site: str, call: str, spent_ns: int) -> None:
-    """One more of a step's reads, or of its stalls, at this line."""
     called = calls.setdefault((site, call), SiteCalls(site=site, call=call, count=0, us=0.0))
     called.count += 1
     called.us += spent_ns / 1000
@@ -179,18 +165,13 @@ def num_samples(batch: object) -> int:
     """
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else 1
-    if isinstance(batch, dict):
-        batch = tuple(batch.values())
-    elif hasattr(batch, "__dataclass_fields__"):
-        batch = tuple(getattr(batch, name) for name in batch.__dataclass_fields__)
-    elif not isinstance(batch, list | tuple):
+    if hasattr(batch, "__dataclass_fields__"):
+        batch = [getattr(batch, name) for name in batch.__dataclass_fields__]
+    elif not isinstance(batch, dict | list | tuple):
         batch = getattr(batch, "data", None)  # transformers' BatchEncoding
-        batch = tuple(batch.values()) if isinstance(batch, dict) else ()
-    if isinstance(batch, list | tuple):
-        for item in batch:
-            if isinstance(item, torch.Tensor):
-                return item.shape[0] if item.dim() else 1
-        for item in batch:
-            if isinstance(item, list | tuple) and item and isinstance(item[0], dict):
-                return len(item)
-    return 0
+    items = list(batch.values() if isinstance(batch, dict) else batch) if isinstance(batch, dict | list | tuple) else []
+    tensor = next((item for item in items if isinstance(item, torch.Tensor)), None)
+    if tensor is not None:
+        return num_samples(tensor)
+    pictures = (item for item in items if isinstance(item, list | tuple) and item and isinstance(item[0], dict))
+    return len(next(pictures, ()))

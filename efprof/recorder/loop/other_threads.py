@@ -33,10 +33,11 @@ class OtherThreads:
         """Threads that wait for a backward pass, those that are apart among them."""
         self._given: set[int] = set()
         """Threads whose backward passes became part of a step beside the recorded thread's own."""
-        self._calling = _CallingThread()
+        self._calling = local()
+        """What is known of the thread that calls; by its number it might be taken for one that is no more."""
 
     def forward_began(self) -> None:
-        if self.is_paused or self._calling.is_apart:
+        if self.is_paused or self.is_apart:
             return
         thread = get_ident()
         depth = self._depths[thread] = self._depths.get(thread, 0) + 1
@@ -44,7 +45,7 @@ class OtherThreads:
             self._starts[thread, "forward"] = perf_counter_ns()
 
     def forward_ended(self) -> None:
-        if self.is_paused or self._calling.is_apart:
+        if self.is_paused or self.is_apart:
             return
         thread = get_ident()
         depth = self._depths[thread] = max(0, self._depths.get(thread, 0) - 1)
@@ -53,13 +54,13 @@ class OtherThreads:
 
     def backward_began(self) -> None:
         self._passing.add(get_ident())
-        if self.is_paused or self._calling.is_apart:
+        if self.is_paused or self.is_apart:
             return
         self._starts[get_ident(), "backward"] = perf_counter_ns()
 
     def backward_ended(self) -> None:
         self._passing.discard(get_ident())
-        if self.is_paused or self._calling.is_apart:
+        if self.is_paused or self.is_apart:
             return
         self._close(get_ident(), "backward")
 
@@ -108,12 +109,10 @@ class OtherThreads:
 
     @property
     def is_apart(self) -> bool:
-        """Whether it trains for itself."""
-        return self._calling.is_apart
+        return getattr(self._calling, "is_apart", False)
 
     @property
     def is_within(self) -> bool:
-        """Whether it is in a pass."""
         thread = get_ident()
         return bool(self._depths.get(thread)) or (thread, "backward") in self._starts
 
@@ -137,7 +136,6 @@ class OtherThreads:
         self._calling.is_apart = True
 
     def count_update(self) -> None:
-        """It is apart, and steps an optimizer."""
         self.num_updates += 1
         for listener in self.trained:
             listener()
@@ -154,12 +152,6 @@ class OtherThreads:
         start = self._starts.pop((thread, stage), None)
         if start is not None and len(self._spans) < MAX_SPANS:
             self._spans.append((thread, (stage, start, perf_counter_ns())))
-
-
-class _CallingThread(local):
-    """What is known of the thread that calls; by its number it might be taken for one that is no more."""
-
-    is_apart = False
 
 
 def _outside(theirs: list[Span], own: list[Span]) -> list[Span]:

@@ -1,12 +1,9 @@
 """What tells where a step ends: optimizers that alternate, gradients that were thrown away, updates made by hand.
 
-A batch's gradients are thrown away by `if not isfinite(norm): continue`, and `zero_grad()` somewhere. Those that are
-gone before any optimizer stepped may also have been gathered elsewhere, as the clipped ones of single samples are, or
-been made for something else, as an adversary's. So such a batch has as many passes as the last step with an update,
-called at the same line, and few others like it; in doubt it is left in the step it came with.
-
-`optimizer.zero_grad()` at the top of a loop, or just before its backward pass, comes after the next batch was fetched,
-or even went forward: until then the loop looks as if it gathered gradients.
+Gradients that are gone before any optimizer stepped may have been thrown away (`if not isfinite(norm): continue`), or
+gathered elsewhere, or made for something else. So such a batch has as many passes as the last step with an update,
+called at the same line, and few others like it; in doubt it is left in the step it came with. `zero_grad()` at the top
+of a loop comes after the next batch was fetched: until then the loop looks as if it gathered gradients.
 """
 
 import gc
@@ -18,6 +15,7 @@ from weakref import WeakSet, ref
 import torch
 
 from efprof.recorder.loop.open_step import OpenStep, Span
+from efprof.recorder.numbers.step_numbers import parameters_of
 
 NUM_LOOKS = 20
 """Backward passes after which a new optimizer's gradients are looked for; some libraries keep them elsewhere."""
@@ -78,58 +76,47 @@ class SkippedUpdates:
         return True
 
     def _has_gradients(self) -> bool:
-        return any(
-            parameter.grad is not None
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        )
+        return any(one.grad is not None for optimizer in self._optimizers for one in parameters_of(optimizer))
 
 
 class OptimizerCycle:
     """The order in which optimizers step, as long as it is one: generator, critic, generator, critic.
 
-    Where it is none (two steps of the critic to one of the generator), every optimizer's step ends a step. An optimizer
-    that stepped alone several times before the first other came alternates only once a whole round has shown it: it
-    may as well step five times to the other's one.
+    Where it is none, every optimizer's step ends a step. One that stepped alone several times before the first other
+    came alternates only once a whole round has shown it: it may as well step five times to the other's one.
     """
 
     def __init__(self) -> None:
         self._order: list[int] = []
         self._last: int | None = None
-        self._is_strict = True
+        self.is_strict = True
         self._has_repeated = False
         self._is_on_trial = False
 
     def stepped(self, optimizer: int) -> None:
-        if not (self._is_strict or self.is_alone):
+        if not (self.is_strict or self.is_alone):
             return
         if optimizer not in self._order:
             self._order.append(optimizer)
             self._is_on_trial = self._has_repeated
         elif self.is_alone:
             self._has_repeated = True
-        elif optimizer != self._expected():
-            self.broke()
+        elif (
+            self._last is not None and optimizer != self._order[(self._order.index(self._last) + 1) % len(self._order)]
+        ):
+            self.is_strict = False
         elif optimizer == self._order[-1]:
             self._is_on_trial = False
         self._last = optimizer
 
-    def broke(self) -> None:
-        self._is_strict = False
-
     def is_complete(self, stepped: list[int]) -> bool:
         """Whether a step in which these optimizers stepped, in this order, has seen the last of the round."""
-        alternates = self._is_strict and not (self.is_alone or self._is_on_trial)
+        alternates = self.is_strict and not (self.is_alone or self._is_on_trial)
         return not alternates or stepped[-1] == self._order[-1]
 
     @property
     def is_alone(self) -> bool:
         return len(self._order) < 2
-
-    def _expected(self) -> int:
-        assert self._last is not None
-        return self._order[(self._order.index(self._last) + 1) % len(self._order)]
 
 
 class NextBatch:
@@ -138,18 +125,16 @@ class NextBatch:
     def __init__(self, step: OpenStep, first: int) -> None:
         self._spans: list[Span] = step.spans[first:]
         self.start_ns = self._spans[0][1]
-        """By `time.perf_counter_ns`."""
-        marks = step.device_marks or []
+        marks = step.device_marks
         num_kept = max(0, len(marks) - len(self._spans))
-        self._marks: list[tuple[Any, Any]] = marks[num_kept:]
+        self._marks = marks[num_kept:]
         self._memory = [reading for reading in step.memory if reading[1] >= self.start_ns]
         self._batches = step.batches.take_new()
         del step.spans[first:], marks[num_kept:]
         step.memory = step.memory[: len(step.memory) - len(self._memory)]
 
     def move_to(self, step: OpenStep) -> None:
-        """This step begins with it."""
-        step.spans, step.memory, step.device_marks = self._spans, self._memory, self._marks or None
+        step.spans, step.memory, step.device_marks = self._spans, self._memory, self._marks
         step.batches = self._batches
         step.has_forward = any(stage == "forward" for stage, _, _ in self._spans)
 
@@ -176,7 +161,6 @@ class TrainerModules:
         return type(module) in self._kinds
 
     def called(self, module: torch.nn.Module | None) -> None:
-        """It is the outermost module, and its call is taken for a forward pass."""
         self._called = None if module is None else ref(module)
 
     def has_found(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -184,7 +168,7 @@ class TrainerModules:
         module = None if self._called is None else self._called()
         if module is None or type(module) in self._others:
             return False
-        updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        updated = set(map(id, parameters_of(optimizer)))
         if not any(id(parameter) in updated for parameter in module.parameters()):
             self._others.add(type(module))
             return False
@@ -193,11 +177,10 @@ class TrainerModules:
 
 
 class ParameterProbe:
-    """Tells whether a program updates its parameters by hand, without any torch optimizer.
+    """Tells whether a program updates its parameters by hand; asked until a torch optimizer steps for the first time.
 
     It watches one parameter from the beginning of a backward pass to the beginning of what comes next. Its value, and
-    after the pass its gradient, changes in between only where somebody updates it, or, within the pass, where a hook of
-    a gradient does. Asked only until a torch optimizer steps for the first time.
+    after the pass its gradient, changes in between only where somebody, or a hook of a gradient, updates it.
     """
 
     def __init__(self) -> None:
@@ -297,7 +280,6 @@ def _has_values(parameter: torch.Tensor) -> bool:
 
 
 def _first_leaf(node: Any) -> torch.Tensor | None:
-    """The nearest parameter below a node of the autograd graph."""
     waiting, seen = [node], {node}
     for node in waiting:
         variable = getattr(node, "variable", None)
@@ -327,12 +309,8 @@ def _is_traced() -> bool:
 
 def _has_optimizer(parameter: torch.Tensor | None) -> bool:
     """Whether a torch optimizer that has not stepped yet is in charge of it, or of any; asked once in a program."""
-    return any(
-        parameter is None or mine is parameter
-        for optimizer in living_optimizers()
-        for group in optimizer.param_groups
-        for mine in group["params"]
-    )
+    every = (one for optimizer in living_optimizers() for one in parameters_of(optimizer))
+    return any(parameter is None or one is parameter for one in every)
 
 
 def living_optimizers() -> Iterator[torch.optim.Optimizer]:

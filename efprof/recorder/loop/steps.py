@@ -1,8 +1,12 @@
 """Where one step ends and the next begins, which stage of it the training is in, and what is written of each."""
 
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter_ns
+
+import torch
 
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Sampling
@@ -10,8 +14,13 @@ from efprof.recorder.loop.device import UNKNOWN, DeviceClock, Memory, ResidentSe
 from efprof.recorder.loop.open_step import OpenStep, record_of
 from efprof.recorder.loop.other_threads import OtherThreads
 from efprof.recorder.loop.step_ends import NextBatch, OptimizerCycle, ParameterProbe, SkippedUpdates, first_span_of_it
+from efprof.recorder.numbers.step_numbers import learning_rate_of
+from efprof.recorder.session.sites import callers
 
 Listener = Callable[..., None]
+
+_MODULE_CALL = torch.nn.Module._call_impl.__code__
+_COMPILED_CALLS = str(Path(__file__).parents[1] / "hooks" / "module_calls.py")
 
 
 class Steps:
@@ -65,11 +74,9 @@ class Steps:
 
     @property
     def is_fed(self) -> bool:
-        """Whether each step begins with a batch from a loader."""
         return self.has_loader and not self.shares_batches
 
     def before_fetch(self, at: int) -> OpenStep:
-        """The step that a batch fetched now belongs to."""
         step = self.open
         if step is None:
             return self.begin(at)
@@ -88,7 +95,6 @@ class Steps:
         return step
 
     def to_train(self, at: int) -> OpenStep:
-        """The step that a forward or backward pass starting now belongs to."""
         step = self.open
         if step is None:
             return self.begin(at)
@@ -113,7 +119,6 @@ class Steps:
             self.finish(step, at)
 
     def to_update(self, optimizer: int, at: int) -> OpenStep:
-        """The step that a call of this optimizer, by its `id`, belongs to."""
         self.probe = None
         step = self.open
         if step is not None and (optimizer not in step.stepped or self.has_marks):
@@ -124,7 +129,7 @@ class Steps:
             self.num_shared += self.has_loader
             self.has_loader = False
             if optimizer == step.stepped[-1]:
-                self.cycle.broke()
+                self.cycle.is_strict = False
         last = step.spans[-1][2] if step is not None and step.spans else 0
         return self.finish_and_begin(self.others.first_since(last) or at)
 
@@ -155,8 +160,19 @@ class Steps:
         step.stepped.append(optimizer)
         self.cycle.stepped(optimizer)
 
+    def updated_within_backward(self, optimizer: torch.optim.Optimizer) -> bool:
+        """A hook of a gradient steps it, one for each parameter: whether for the first time in this step."""
+        step = self.open
+        if step is None or id(optimizer) in step.stepped:
+            return False
+        self.probe = None
+        if not step.stepped:
+            step.numbers.learning_rate = learning_rate_of(optimizer)
+        step.stepped.append(id(optimizer))
+        self.cycle.stepped(id(optimizer))
+        return True
+
     def note_memory(self, step: OpenStep, boundary: str, at: int) -> None:
-        """Read memory at this boundary, unless the step is light."""
         if not step.is_light and (reading := self._memory.read()) is not UNKNOWN:
             step.memory.append((boundary, at, reading))
 
@@ -190,7 +206,6 @@ class Steps:
         return step
 
     def drop(self) -> None:
-        """What was recorded since the last step belongs to none."""
         step, self.open, self.closed = self.open, None, None
         if step is not None:
             for listener in self.dropped:
@@ -212,7 +227,6 @@ class Steps:
                 self.finish(self.open, at)
 
     def finish(self, step: OpenStep, at: int) -> None:
-        """A step ended at `at`: have it completed and written."""
         self.open = None
         if step.stepped:
             self.skips.note_update(step)
@@ -264,7 +278,6 @@ class StageClock:
         self._start_ns = 0
 
     def open(self, step: OpenStep, stage: str, opener: str, entered: int) -> None:
-        """A stage begins; its entry point was entered at `entered`."""
         self.stage, self.opener = stage, opener
         if self._steps.clock is not None:
             self._steps.clock.open()
@@ -274,15 +287,47 @@ class StageClock:
     def close(self, step: OpenStep, entered: int) -> None:
         step.spans.append((self.stage or "other", self._start_ns, entered))
         if self._steps.clock is not None:
-            step.device_marks = step.device_marks or []
             step.device_marks.append(self._steps.clock.close())
         self.stage = self.opener = None
 
+    @property
+    def reads_by_design(self) -> bool:
+        """Whether a loader or an optimizer is running: both read values of tensors, on the CPU."""
+        return self.stage == "data" or self.opener == "optimizer"
+
+    def leave_function(self, entered: int) -> bool:
+        """Close the stage `forward` of a compiled function where that returns, or goes on with what is seen."""
+        step = self._steps.open
+        if self.opener != "function" or step is None:
+            return False
+        self.close(step, entered)
+        self._steps.note_memory(step, "post_forward_pre_backward", entered)
+        return True
+
+    def forget_forward(self, entered: int) -> None:
+        step = self._steps.open
+        if step is None:
+            return
+        self.close(step, entered)
+        self.take_back(step)
+        step.has_forward = False
+        if step.memory and step.memory[-1][0] == "pre_forward":
+            step.memory.pop()
+        if not step.batches.num_fetches and not step.has_gradients and not step.stepped:
+            self._steps.drop()  # all of it was before the training
+
     def take_back(self, step: OpenStep) -> None:
-        """The stage that was closed last is none."""
         step.spans.pop()
         if step.device_marks:
             step.device_marks.pop()
 
     def leave(self) -> None:
         self.stage = self.opener = None
+
+
+def is_in_forward() -> bool:
+    """Whether the call of a module, compiled or not, is running."""
+    return any(
+        caller.f_code is _MODULE_CALL or caller.f_code.co_filename == _COMPILED_CALLS
+        for caller in callers(sys._getframe())
+    )

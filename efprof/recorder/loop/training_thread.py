@@ -27,7 +27,6 @@ class TrainingThread:
     ) -> None:
         """`is_busy` tells whether ours is within a call; `go_on` is called when another one goes on in its place."""
         self.ident = get_ident()
-        """The one that trains."""
         self._steps = steps
         self._clock = clock
         self._is_busy = is_busy
@@ -35,14 +34,11 @@ class TrainingThread:
         self.asks_capturing: Callable[[], Any] = lambda: False
         """Whether the current stream is captured; harmless."""
         self.has_captured = False
-        """Whether a CUDA graph was captured."""
         self._alternating: set[int] = set()
-        """Threads that train one after another."""
         self._has_taken_over = False
         self._changing = threading.Lock()
         self._paused: int | None = None
         self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
-        """Those our thread stepped."""
         self._optimizers_of_others: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._known_updates: set[int] = set()
         """Optimizers of finished steps by `id`, and 0 for an update that was none of an optimizer's."""
@@ -80,7 +76,6 @@ class TrainingThread:
         return bool(self._alternating)
 
     def set(self, thread: int) -> None:
-        """This one trains from here on, or NOBODY."""
         self.ident = thread
         self._steps.others.is_paused = thread == NOBODY
 
@@ -101,8 +96,8 @@ class TrainingThread:
     def take_over(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
         """Another thread ends a step, by this optimizer or by a mark: whether it is the one that trains from here on.
 
-        It is where ours never trained or is no more, and where the two update the same, one after the other. Any other
-        trains something else, or at the same time: it is set apart for good.
+        It is where ours never trained or is no more, and where the two update the same in turn. Any other is set apart
+        for good.
         """
         others = self._steps.others
         if self.ident == NOBODY or (others.is_autograds and others.caller == get_ident()):
@@ -138,7 +133,6 @@ class TrainingThread:
         return True
 
     def _is_free(self) -> bool:
-        """Whether our thread never trained, or is no more."""
         step = self._steps.open
         has_trained = self._has_taken_over or self._steps.num_finished or self._clock.opener == "optimizer"
         if not has_trained and not (step is not None and step.stepped):

@@ -15,7 +15,7 @@ class UserMarks:
     def step_ended(self) -> None:
         """A step ends here: from now on only such marks divide steps."""
         loop, steps = self._loop, self._steps
-        if not loop.is_ours and not loop.thread.take_over():
+        if not loop.thread.is_ours and not loop.thread.take_over():
             return
         entered = perf_counter_ns()
         steps.has_marks = True
@@ -27,9 +27,8 @@ class UserMarks:
         steps.finish_and_begin(entered)
 
     def stage_began(self, stage: str) -> None:
-        """This stage begins here; whatever is seen within belongs to it."""
         loop, steps = self._loop, self._steps
-        if loop.light.is_on or not loop.is_ours or loop.clock.stage is not None or loop.thread.is_capturing:
+        if loop.light.is_on or not loop.thread.is_ours or loop.clock.stage is not None or loop.thread.is_capturing:
             return
         entered = perf_counter_ns()
         step = steps.before_fetch(entered) if stage == "data" else loop.step_to_train(entered)
@@ -42,7 +41,7 @@ class UserMarks:
     def stage_ended(self) -> None:
         loop, steps = self._loop, self._steps
         step, stage = steps.open, loop.clock.stage
-        if loop.clock.opener != "user" or step is None or not loop.is_ours:
+        if loop.clock.opener != "user" or step is None or not loop.thread.is_ours:
             return
         entered = perf_counter_ns()
         loop.clock.close(step, entered)

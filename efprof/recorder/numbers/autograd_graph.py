@@ -85,10 +85,9 @@ MASKS = frozenset({"WhereBackward0", "MaskedFillBackward0", "MaskedSelectBackwar
 
 
 def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation]:
-    """The operations whose own inputs are finite and whose result is not, in the order they ran.
+    """The operations whose own inputs are finite and whose result is not, in order; else the first given bad data.
 
-    `sequence_start` is autograd's sequence number at the forward pass's start. A node behind a bad one only passes the
-    fault on, and is left out. Where there is no such operation, the first one that was given bad data.
+    `sequence_start` is autograd's sequence number at the forward pass's start. A node behind a bad one is left out.
     """
     suspects: list[SuspectOperation] = []
     given: SuspectOperation | None = None
@@ -120,17 +119,10 @@ def find_steep(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation
     steep = [(node, STEEP[node.name()]) for node in nodes if node.name() in STEEP and not _is_gentle_power(node)]
     if not steep and any(node.name() in MASKS for node in nodes):
         steep = [(node, STEEP_BEHIND_MASK[node.name()]) for node in nodes if node.name() in STEEP_BEHIND_MASK]
-    return [
-        SuspectOperation(
-            node=node.name(),
-            offset=int(node._sequence_nr()) - sequence_start,
-            operand=words,
-            num_bad=0,
-            num_elements=0,
-            dtype=str(root.dtype).removeprefix("torch."),
-        )
-        for node, words in steep[:MAX_SUSPECTS]
-    ]
+    found = [_suspect(node, sequence_start, words, 0, root) for node, words in steep[:MAX_SUSPECTS]]
+    for one in found:
+        one.num_elements = 0
+    return found
 
 
 def _is_gentle_power(node: Any) -> bool:
@@ -141,7 +133,6 @@ def _is_gentle_power(node: Any) -> bool:
 
 
 def _bad_input(node: Any) -> torch.Tensor | None:
-    """A saved tensor with NaN or Inf that is not the node's own result; -inf alone is a mask's."""
     for name in _saved_names(node):
         tensor = _saved(node, name.removeprefix("_saved_")) if name != "_saved_result" else None
         if tensor is not None and tensor.is_floating_point() and not _is_finite(tensor.clamp_min(0)):

@@ -1,8 +1,8 @@
 """Sees in the first steps whether anything clears the gradients between two steps of an optimizer.
 
-Where an optimizer steps, and where each backward pass ends, a few of its gradients' numbers are copied; where the next
-pass begins they are compared: they are gone, others, or still the same, and then that pass adds to them. Between its
-last pass and its step a gradient may be scaled, as by clipping. On a device nobody waits for an answer.
+A few of its gradients' numbers are copied where it steps and where each backward pass ends, and compared where the next
+pass begins: they are gone, others, or the same, and then that pass adds to them. Before its step a gradient may be
+scaled, as by clipping. On a device nobody waits for an answer.
 """
 
 import sys
@@ -20,7 +20,7 @@ from efprof.artifacts.events import GradientClearing
 from efprof.recorder.budget.sampling import FIRST_STEPS
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.numbers.late_values import on_device, read_values
-from efprof.recorder.numbers.step_numbers import answers_late, is_plain, outside_modes
+from efprof.recorder.numbers.step_numbers import answers_late, is_plain, outside_modes, parameters_of
 from efprof.recorder.session.session import Session
 
 MAX_GRADIENTS = 4
@@ -67,7 +67,7 @@ class Watched:
         self.begin_round(optimizer)
 
     def begin_round(self, optimizer: torch.optim.Optimizer) -> None:
-        every, self.of = _parameters_of(optimizer), weakref.ref(optimizer)
+        every, self.of = parameters_of(optimizer), weakref.ref(optimizer)
         places = (place for place in reversed(range(len(every))) if _can_be_read(every[place].grad))
         self.places = list(islice(places, MAX_GRADIENTS))
         self.row = _row([every[place] for place in self.places])
@@ -103,10 +103,10 @@ class Watched:
         return torch.stack([is_kept, *(one.has_added for one in self.passes)])
 
     def _look(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The numbers of the last look and those of now; None where there are none."""
-        last, every = self.row, _parameters_of(self.of())
+        last, optimizer = self.row, self.of()
         if last is None:
             return None
+        every = [] if optimizer is None else parameters_of(optimizer)
         parameters = [every[place] for place in self.places if place < len(every)]
         self.row = _row(parameters)
         if self.row is not None and last.shape == self.row.shape and last.device == self.row.device:
@@ -140,7 +140,6 @@ class ClearingWatch:
             self._write(step, watched)
 
     def _note_step(self, step: OpenStep, stepping: torch.optim.Optimizer) -> None:
-        """Just before the step, with a closure just after it."""
         unsettled, watched = self._unsettled(step), self._watched.get(stepping)
         for other in unsettled:
             other.num_others += 1
@@ -164,7 +163,6 @@ class ClearingWatch:
         return [watched for watched in self._watched.values() if watched.outcome is None]
 
     def _judge(self, step: OpenStep, watched: Watched, told: torch.Tensor) -> None:
-        """A round is over: as soon as the device has told of it."""
         passes, site = watched.passes, self._session.sites.of_caller(sys._getframe())
 
         def judge(is_kept: float, *have_added: float) -> None:
@@ -224,10 +222,6 @@ def _quietly(listener: Callable[..., None]) -> Callable[..., None]:
             listener(*args)
 
     return call
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
-    return [] if optimizer is None else [one for group in optimizer.param_groups for one in group["params"]]
 
 
 def _row(parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:

@@ -32,10 +32,7 @@ def on_device(value: torch.Tensor) -> OnDevice:
 
 
 class LateValues:
-    """Copies them to the host, each on its own stream; rows of pinned memory and events are used again.
-
-    `guard` makes a function harmless: once it has failed, it answers None.
-    """
+    """Copies them to the host, each on its own stream; rows of pinned memory and events are used again."""
 
     def __init__(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function) -> None:
         self._guard = guard
@@ -44,7 +41,6 @@ class LateValues:
         self._events = DeviceEvents()
 
     def send(self, values: Sequence[OnDevice]) -> Answer:
-        """Have them on their way, in as many rows as it takes."""
         pieces = [values[first : first + ROOM] for first in range(0, len(values), ROOM)]
         answers, told = [self._start(piece) or (lambda: None) for piece in pieces], list[float]()
 

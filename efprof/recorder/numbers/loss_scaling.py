@@ -132,7 +132,6 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
 
 
 def _has_overflowed(scaler: Any, optimizer: Any) -> bool:
-    """Whether the scaler has found a gradient that is not finite; False where only the device knows."""
     found = scaler._per_optimizer_states.get(id(optimizer), {}).get("found_inf_per_device", {})
     return any(is_set(one) for one in found.values())
 

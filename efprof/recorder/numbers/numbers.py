@@ -29,6 +29,7 @@ from efprof.recorder.numbers.step_numbers import (
     late_numbers,
     learning_rate_of,
     outside_modes,
+    parameters_of,
     read_value,
     weighted_losses,
 )
@@ -44,8 +45,6 @@ down to 1 by then, and what overflows there is the training's own."""
 
 
 class Numbers:
-    """Adds up the open step's numbers, and fills them into its record."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self._has_walked = False
@@ -62,17 +61,14 @@ class Numbers:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
         self._clips.backward_began()
         opened = step.numbers
-        for value in self._losses(step.number, tensors, gradients, step.sequence, step.backward_site):
+        for value in self.losses(step.number, tensors, gradients, step.sequence, step.backward_site):
             if isinstance(value, OnDevice):
                 opened.device_losses += (value,)
             else:
                 opened.loss = value if opened.loss is None else opened.loss + value
 
-    def read_light(self, number: int, tensors: Any, gradients: Any) -> list[float | OnDevice]:
-        return self._losses(number, tensors, gradients, None, None)
-
-    def _losses(
-        self, number: int, tensors: Any, gradients: Any, sequence: int | None, site: str | None
+    def losses(
+        self, number: int, tensors: Any, gradients: Any, sequence: int | None = None, site: str | None = None
     ) -> list[float | OnDevice]:
         """Each of them, times what it is given as its gradient; of those on a device a copy that lies there."""
         losses, values = weighted_losses(tensors, gradients), list[float | OnDevice]()
@@ -89,7 +85,7 @@ class Numbers:
                     if not self._has_walked and not math.isfinite(value):
                         suspects = find_suspects(loss, sequence or 0)
                         site = site or self._session.sites.of_caller(sys._getframe())
-                        self._note(number, "loss", value, site, suspects)
+                        self.note_bad(number, value, site, "loss", suspects)
                 elif answers_late(shown):
                     # A copy: the program may average the loss over its ranks, in place, before it is read.
                     copied = shown.detach().reshape(()).to(torch.float32, copy=True)
@@ -100,7 +96,6 @@ class Numbers:
         self._clips.note(self._session.loop.number, norm, max_norm)
 
     def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
-        """Note the learning rate, count the gradients about to be applied, and more."""
         opened = step.numbers
         # An optimizer that was given this flag skips a bad step by itself, on the device.
         found_inf = getattr(optimizer, "found_inf", None)
@@ -115,7 +110,7 @@ class Numbers:
     def _count_held_back(self, optimizer: torch.optim.Optimizer, is_held_back: bool) -> int:
         if not (is_held_back or self._held_back):  # as in nearly every step of nearly every program
             return 0
-        key = next((id(parameter) for group in optimizer.param_groups for parameter in group["params"]), 0)
+        key = next(map(id, parameters_of(optimizer)), 0)
         if not is_held_back:
             self._held_back.pop(key, None)
             return 0
@@ -133,11 +128,9 @@ class Numbers:
 
     def _read_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> None:
         opened = step.numbers
-        parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
-        ]
-        opened.num_gradients += len(parameters)
-        dense = [parameter.grad for parameter in parameters if is_plain(parameter.grad)]
+        gradients = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
+        opened.num_gradients += len(gradients)
+        dense = [gradient for gradient in gradients if is_plain(gradient)]
         opened.gradient_bytes += sum(gradient.nbytes for gradient in dense)
         if not dense:
             return
@@ -158,7 +151,6 @@ class Numbers:
                     opened.may_be_bad += (self._is_finding_scale(),)
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
-        """Fill the record in, now or when the device has answered."""
         opened, scale = step.numbers, step.numbers.scale
         if opened.num_gradients:
             record.num_gradients, record.gradient_bytes = opened.num_gradients, opened.gradient_bytes
@@ -186,29 +178,29 @@ class Numbers:
         if not (self._has_walked or self._is_finding_scale()):
             loss = None if self._loss is None else self._loss()
             suspects = [] if loss is None else find_steep(loss, step.sequence or 0)
-            self._note(step.number, "gradient", norm, step.backward_site, suspects)
-
-    def note_late_loss(self, number: int, value: float, site: str | None) -> None:
-        self._note(number, "loss", value, site)
+            self.note_bad(step.number, norm, step.backward_site, "gradient", suspects)
 
     def _note_late(self, record: StepRecord, what: str, value: float) -> None:
         """The device has told; by now backward has freed the graph that would show its birth."""
-        self._note(record.step, what, value, record.backward_site)
+        self.note_bad(record.step, value, record.backward_site, what)
 
-    def _note(
-        self, number: int, what: str, value: float, site: str | None, suspects: Sequence[SuspectOperation] | None = None
+    def note_bad(
+        self,
+        number: int,
+        value: float,
+        site: str | None,
+        what: str = "loss",
+        suspects: Sequence[SuspectOperation] | None = None,
     ) -> None:
         """The first of them is told of; without suspects where it was too late to look for any."""
-        if self._has_walked:
-            return
-        self._has_walked = True
-        self._session.window_requests.ask("non-finite")
-        now, known, is_late = time.time_ns(), list(suspects or ()), suspects is None
-        self._session.note(
-            NonFiniteSeen(
+        if not self._has_walked:
+            self._has_walked = True
+            self._session.window_requests.ask("non-finite")
+            now, known, is_late = time.time_ns(), list(suspects or ()), suspects is None
+            event = NonFiniteSeen(
                 at_ns=now, step=number, what=what, value=str(value), site=site, suspects=known, is_late=is_late
             )
-        )
+            self._session.note(event)
 
 
 def start(session: Session) -> None:
@@ -217,10 +209,10 @@ def start(session: Session) -> None:
     session.subscribe(loop.optimizer_began, "numbers", numbers.note_gradients)
     session.subscribe(loop.step_ended, "numbers", numbers.finish)
     session.subscribe(loop.clipped, "numbers", numbers.note_clip)
-    loop.light.steps.read_losses = session.shell.guarded("numbers", numbers.read_light)
+    loop.light.steps.read_losses = session.shell.guarded("numbers", numbers.losses)
     loop.light.steps.scaled = loop.scaled_losses
     loop.light.steps.send = session.late_values.send
-    loop.light.steps.note_bad = session.shell.guarded("numbers", numbers.note_late_loss)
+    loop.light.steps.note_bad = session.shell.guarded("numbers", numbers.note_bad)
 
 
 def _unseen() -> contextlib.AbstractContextManager[None]:

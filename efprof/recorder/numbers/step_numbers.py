@@ -20,8 +20,6 @@ read_value = torch.Tensor.item
 
 @dataclass(slots=True)
 class StepNumbers:
-    """The numbers of an open step so far, and what the device owes for them."""
-
     loss: float | None = None
     gradient_norm: float | None = None
     num_gradients: int = 0
@@ -30,7 +28,6 @@ class StepNumbers:
     num_inf: int | None = None
     learning_rate: float | None = None
     scale: torch.Tensor | OnDevice | None = None
-    """The gradient scaler's, after its update."""
     is_guarded: bool = False
     device_losses: tuple[OnDevice, ...] = ()
     device_norms: tuple[OnDevice, ...] = ()
@@ -39,6 +36,10 @@ class StepNumbers:
 
     def add_norm(self, norm: float) -> None:
         self.gradient_norm = norm if self.gradient_norm is None else root_of_squares((self.gradient_norm, norm))
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:
@@ -152,8 +153,7 @@ def global_norm(gradients: list[torch.Tensor]) -> float:
 def device_norms(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     """The same as a scalar on each of their devices, so that nobody waits for it: together they are of all.
 
-    What it takes there for the moment (of each gradient 4 bytes for every 64 Ki of numbers of the largest one: some
-    MiB at most) lies in what the backward pass has freed, and is free again before the optimizer allocates anything.
+    What it takes there for the moment, some MiB at most, lies in what the backward pass has freed.
     """
     with torch.no_grad():
         by_device = defaultdict[torch.device, list[torch.Tensor]](list)

@@ -1,7 +1,7 @@
 """What ends a run: the code that the program exits with, the error behind it, memory that ran out, the end of a child.
 
-`except Exception: sys.exit(1)` ends a program without what Python keeps of an error that nobody caught, and what
-multiprocessing starts to train ends without what ends a program. `raise SystemExit` and `os._exit` are seen by nobody.
+`except Exception: sys.exit(1)` ends a program without what Python keeps of an error that nobody caught. `raise
+SystemExit` and `os._exit` are seen by nobody.
 """
 
 import builtins
@@ -35,8 +35,7 @@ LONGEST: Final = 1 << 63
 """What is no C long, Python takes for -1."""
 
 MARK: Final = "_efprof_survived"
-"""Set on the error itself: its id is given to another one as soon as it is gone, and few errors can be referred to
-weakly."""
+"""Set on a shortage or Ctrl-C in whose handler the program went on training; few errors can be referred to weakly."""
 
 SHORTAGES: Final = ("memory: you tried to allocate", "error: out of memory")
 """Of torch's CPU allocator, which says "can't allocate" or, on Windows, "not enough"; and of CUDA or HIP itself, where
@@ -64,7 +63,7 @@ def exit_code_of(status: object) -> int:
 
 def unless_survived(error: BaseException | None) -> BaseException | None:
     """A program may end in the handler of Ctrl-C or of a shortage of memory, long after it went on training."""
-    return None if error is None or _is_survived(error) else error
+    return None if error is None or MARK in vars(error) else error
 
 
 def mark_error_handled(*_: object) -> None:
@@ -136,7 +135,6 @@ class ExitWatcher:
 
 
 def interrupted_step(loop: Loop, memory: Memory, stage: str | None) -> StepInterrupted:
-    """The program ends within the open step, in this stage."""
     allocated, reserved = memory.read()[:2]
     return StepInterrupted(
         at_ns=time.time_ns(),
@@ -154,7 +152,6 @@ _run = BaseProcess.run
 
 
 def watch_exits(endings: ExitWatcher, shell: Shell) -> list[Undo]:
-    """Wrap `sys.exit`, and `exit` and `quit` of the prompt, which scripts call too."""
 
     def note_status(status: object) -> None:
         if threading.current_thread() is threading.main_thread():  # of another thread it ends that alone
@@ -217,17 +214,12 @@ def _shortage_behind(error: BaseException) -> BaseException | None:
     """
     is_named = True
     for link in _links_of(error):
-        if _is_shortage(link) and (is_named or not _is_survived(link)):
+        if _is_shortage(link) and (is_named or MARK not in vars(link)):
             return link
         is_named = is_named and link.__cause__ is not None
         if isinstance(link, KeyboardInterrupt) and not is_named:
             return None
     return None
-
-
-def _is_survived(error: BaseException) -> bool:
-    """Whether it is a shortage or Ctrl-C in whose handler the program went on training."""
-    return MARK in vars(error)
 
 
 def _links_of(error: BaseException | None) -> Iterator[BaseException]:

@@ -14,7 +14,6 @@ from efprof.model import EfprofError
 VARIABLE: Final = "EFPROF_RECORD"
 
 StepRange = tuple[int, int]
-"""A half-open range of steps."""
 
 DEFAULT_TRACE_STEPS: Final = ((5, 7), (30, 32), (300, 302), (3000, 3002))
 """One window soon after warm-up, then ever later ones, each ten times rarer."""
@@ -103,7 +102,6 @@ def parse_options(
 
 
 def parse_steps(option: str, text: str, default: tuple[StepRange, ...]) -> tuple[StepRange, ...]:
-    """`default`, `none`, or ranges such as 20:25,500:503."""
     if text in ("default", "none"):
         return default if text == "default" else ()
     try:

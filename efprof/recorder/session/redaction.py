@@ -73,7 +73,6 @@ def without_secret_values(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of which neither name nor value looks like a secret."""
     return {
         name: value
         for name, value in environment.items()

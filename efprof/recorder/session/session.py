@@ -40,7 +40,6 @@ MAX_LATE_STEPS = 256
 """Steps whose numbers the device still owes; a queue this long means that it never answers."""
 
 MAX_WAIT_S = 5.0
-"""For those numbers, once the training is over."""
 
 
 def collector_candidates() -> list[str]:
@@ -99,7 +98,6 @@ class Session:
 
     @property
     def rank_folder(self) -> Path:
-        """This process's folder in the run; raises OSError where it cannot be made."""
         return self._folder.path
 
     def lines(self, name: str) -> LineWriter:
@@ -107,7 +105,6 @@ class Session:
         return LineWriter(self._folder, name)
 
     def subscribe(self, listeners: list[Listener], collector: str, function: Listener) -> None:
-        """Have a collector's function called by the loop, guarded."""
         listeners.append(self.shell.guarded(collector, function))
 
     def on_end(self, collector: str, function: Callable[[], None]) -> None:
@@ -151,7 +148,7 @@ class Session:
 
     def _forget(self) -> None:
         """In a forked child, a data worker most of all: record nothing, write nothing."""
-        self.loop.forget()
+        self.loop.thread.stop()
         self.is_ended = self.endings.is_over = True
 
 
@@ -182,7 +179,7 @@ class StepLines:
         self._light().write_arrived()  # of those before: the first bad number is the one to be told of
         while self._late:
             step, record = self._late[0]
-            step.late = [arrives for arrives in step.late or () if not arrives()]
+            step.late = [arrives for arrives in step.late if not arrives()]
             if step.late and len(self._late) < MAX_LATE_STEPS:
                 return
             self._lines.write(record)

@@ -40,7 +40,6 @@ class Shell:
         """`function`, made harmless: its errors are caught, it gives None then, and the first one stops its collector.
 
         A RecursionError in a deep program stops nothing: it comes of the depth, and next time it may be less deep.
-
         What the handler of a signal raises within it goes on to the program, which expects it.
         """
         stopped, put_off, owed = self._stopped, self._put_off, self._owed

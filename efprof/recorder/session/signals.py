@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 from efprof.artifacts.events import RecordingEnded
 from efprof.recorder.hooks.loop_hooks import stage_of_stack
@@ -24,7 +23,6 @@ KILL_AFTER_S = 5.0
 """To write an open window, which takes a second or two; launchers and schedulers wait for 10 to 30 s."""
 
 STOP = 0
-"""No signal has this number."""
 
 
 class Signals:
@@ -37,14 +35,13 @@ class Signals:
         self._session = session
         self._handlers: dict[int, Handler] = {signal.SIGTERM: self._close}
         if "signal" in session.options.triggers:
-            self._handlers[signal.SIGUSR1] = self._ask_for_window
+            self._handlers[signal.SIGUSR1] = lambda *_: session.window_requests.ask("signal")
         self._timer = KillTimer()
         self._is_set = False
         self._is_watching = False
         self._is_over = False
         self._ended_by: str | None = None
         self._stage: str | None = None
-        """In which the program was then."""
 
     def install(self, _: OpenStep) -> None:
         """Set the handlers once; the watch over one of them ends before each fork, and begins again here."""
@@ -78,14 +75,10 @@ class Signals:
             self._is_watching = False
 
     def after_fork(self) -> None:
-        """In the child."""
         if not self._is_over:
             self._is_over = True
             self._timer.forget()
             self._reset()
-
-    def _ask_for_window(self, *_: Any) -> None:
-        self._session.window_requests.ask("signal")
 
     def _close(self, number: int, frame: FrameType | None) -> None:
         """Close the recording as soon as no function of it runs, and die of the signal as if there were no handler."""
@@ -134,9 +127,8 @@ def _is_main_thread() -> bool:
 class KillTimer:
     """A thread that ends this process where SIGTERM's handler has not done so in time.
 
-    Python runs a handler in the main thread, which may hang in a collective call for good, but notes the signal at
-    once in a file that is set for it. The thread reads that file; it costs nothing while no signal comes. The module
-    `threading` does not know it: a program that waits for all its threads would wait for it, too.
+    Python runs a handler in the main thread, which may hang in a collective call for good, but notes the signal at once
+    in a file, which the thread reads. The module `threading` does not know it: nobody waits for it.
     """
 
     def __init__(self) -> None:
@@ -169,7 +161,6 @@ class KillTimer:
         self._running = running
 
     def end(self) -> None:
-        """Stop the thread; only in the main thread."""
         if self._running is None:
             return
         theirs = signal.set_wakeup_fd(-1)

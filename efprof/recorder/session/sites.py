@@ -41,7 +41,6 @@ class Sites:
         return self.is_user_file(code.co_filename)
 
     def is_user_file(self, path: str) -> bool:
-        """The same for the path of a file."""
         known = self._is_user.get(path)
         if known is None:
             known = self._is_user[path] = self._is_written_by_user(path)
@@ -189,7 +188,6 @@ class UserClasses:
 
 
 def callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame and those that wait for it, innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -63,7 +63,6 @@ class RankFolder:
 
     @property
     def path(self) -> Path:
-        """Where this process writes; raises OSError where it cannot be made."""
         if self._path is None:
             with self._making:
                 self._make()
@@ -83,7 +82,6 @@ class RankFolder:
         return self._path is None and self._waits and not (is_error or isinstance(record, StepRecord))
 
     def keep(self, append: Callable[[bytes], None], line: bytes) -> None:
-        """Have `append` called with this line once there is a folder."""
         with self._making:
             if self._path is None:
                 self._waiting.append((append, line))
@@ -203,7 +201,6 @@ def _take(draft: Path, folder: Path) -> bool:
 
 
 def _candidates(run_folder: Path, group: str, began_ns: int) -> Iterator[Path]:
-    """Folders to try, in order; a numbered rank that is taken means a further attempt."""
     rank = _rank()
     for attempt in itertools.count(_attempt_to_join(run_folder, group, began_ns)):
         folder = attempt_folder(run_folder, attempt)
@@ -307,7 +304,6 @@ def identity_of(descriptor: int) -> tuple[int, int]:
 
 
 def is_still(descriptor: int, identity: tuple[int, int]) -> bool:
-    """Whether this number still stands for the file that had this identity."""
     try:
         return identity_of(descriptor) == identity
     except OSError:

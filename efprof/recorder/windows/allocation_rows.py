@@ -56,8 +56,6 @@ class _Row(NamedTuple):
 
 
 class WindowEvents:
-    """What one walk over a window's events finds: allocations, forward operations, call sites."""
-
     def __init__(self, calls: "CallSites", device: torch.device | None = None) -> None:
         """Allocations of one CUDA device, which must have an index; None is the host's."""
         self._calls = calls
@@ -66,7 +64,6 @@ class WindowEvents:
         self._forward: dict[int, _Context] = {}
 
     def walk(self, roots: list[Any]) -> None:
-        """Visit every event once, outer before inner."""
         kind, index = self._place
         todo = [(root, _Context()) for root in reversed(roots)]
         while todo:
@@ -83,7 +80,6 @@ class WindowEvents:
             todo.extend((child, context) for child in reversed(event.children))
 
     def write_allocations(self, path: Path) -> None:
-        """Write one parquet row per allocation or release, in order of time."""
         rows, nowhere = sorted(self._rows, key=lambda row: row.time_ns), _Context()
         origins = [
             self._forward.get(row.context.sequence, nowhere) if row.context.is_backward else nowhere for row in rows
@@ -136,15 +132,13 @@ class WindowEvents:
 def integers(values: Sequence[int]) -> pa.Array:
     """A column of int64, made from its bytes as the others are.
 
-    `pyarrow.array` would import pandas for it: a fifth of a second and tens of MiB of the training process, and what
-    that import evaluates makes Python forget that Ctrl-C ended the program, which then exits with 1 and not as a
-    signal does.
+    `pyarrow.array` would import pandas for it: a fifth of a second, tens of MiB, and Python forgets that Ctrl-C ended
+    the program, which then exits with 1 and not as a signal does.
     """
     return _of_buffer(pa.int64(), len(values), array("q", values))
 
 
 def booleans(values: Sequence[bool]) -> pa.Array:
-    """A column of truth values, one bit each, the lowest first."""
     bits = bytearray((len(values) + 7) // 8)
     for place, value in enumerate(values):
         bits[place >> 3] |= value << (place & 7)
@@ -152,7 +146,6 @@ def booleans(values: Sequence[bool]) -> pa.Array:
 
 
 def strings(values: Iterable[str]) -> pa.Array:
-    """A dictionary-encoded column of strings: each different one is kept once."""
     places: dict[str, int] = {}
     indices = array("i", (places.setdefault(value, len(places)) for value in values))
     encoded = [value.encode() for value in places]

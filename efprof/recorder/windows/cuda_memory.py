@@ -50,7 +50,6 @@ class CudaMemory:
         self._is_ready = self._is_over = False
         self._has_ring = session.options.memory_ring
         self._end: int | None = None
-        """Of the open window: the step before which it closes."""
         self._is_told = True
         self._why = ""
         self._count = 0
@@ -83,8 +82,9 @@ class CudaMemory:
             self._history.turn_on(RING_ENTRIES)
 
     def begin(self, step: OpenStep) -> None:
-        """Open the window that is due, and mark the steps that it slows down."""
-        is_due = self._is_ready and bool(self._wanted) and self._wanted[0][0] <= step.number and self._is_affordable()
+        is_asked_for = self._session.options.memory_steps != DEFAULT_MEMORY_STEPS  # then no budget stands against it
+        is_due = self._is_ready and bool(self._wanted) and self._wanted[0][0] <= step.number
+        is_due = is_due and (is_asked_for or self._session.window_requests.is_affordable)
         if is_due and self._end is None and self._may_be_on(step.number):
             start, end, why = self._wanted.pop(0)
             self._open(step.number + end - start, why)
@@ -121,11 +121,6 @@ class CudaMemory:
         """Two costly recorders at once would each be measured in the other."""
         is_traced = any(start <= number < end for start, end in self._session.options.trace_steps)
         return not is_traced and not torch._C._autograd._profiler_enabled()
-
-    def _is_affordable(self) -> bool:
-        """Steps that the user named are, whatever the budget says."""
-        is_asked_for = self._session.options.memory_steps != DEFAULT_MEMORY_STEPS
-        return is_asked_for or self._session.window_requests.is_affordable
 
     def _ask_for_peak(self, number: int, rise: float) -> None:
         self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new
@@ -192,7 +187,6 @@ class CudaMemory:
 
 
 def start(session: Session) -> None:
-    """Wait for CUDA to be initialised by the program itself."""
     if not is_possible():
         return
     options, history = session.options, CudaHistory()
@@ -221,7 +215,6 @@ def is_possible() -> bool:
 
 
 def why_backend_has_none() -> str | None:
-    """Why this process's allocator keeps no history; ask only once CUDA is initialised."""
     backend: str = torch.cuda.memory.get_allocator_backend()
     return None if backend == "native" else f"the allocator backend {backend} keeps no history of its memory"
 
@@ -236,7 +229,6 @@ class CudaHistory:
 
     @property
     def is_on(self) -> bool:
-        """Whether someone, we or the program, has turned it on."""
         return torch._C._cuda_isHistoryEnabled()
 
     def turn_on(self, max_entries: int) -> None:
@@ -248,7 +240,6 @@ class CudaHistory:
         self._record(enabled="all", context="all", stacks="python", max_entries=self._max_entries, **more)
 
     def turn_off(self) -> None:
-        """What was not written before is lost."""
         self._max_entries = 0
         self._record(enabled=None)
 
@@ -303,7 +294,6 @@ class OutOfMemoryObserver:
         self._last = DeviceShortage(at_ns=0, step=-1)
 
     def observe(self, device: int, requested_bytes: int, limit_bytes: int, free_bytes: int) -> None:
-        """Write the snapshot at the first failure, and count the others."""
         if self._session is None:
             return
         self._last = DeviceShortage(
@@ -358,12 +348,10 @@ class OutOfMemoryObserver:
 
 
 def _note_less(session: Session, why: str) -> None:
-    """Something is left out; nothing is where there is no reason."""
     at_ns, step = time.time_ns(), session.loop.number
     if why:
         session.note(CollectorStopped(at_ns=at_ns, step=step, collector="cuda_memory", reason=why))
 
 
 def _is_of_device(event: Event) -> bool:
-    """Whether it says that a device ran out of memory, and not the host."""
     return isinstance(event, OutOfMemory) and event.is_for_tensor and "CPUAllocator" not in event.message

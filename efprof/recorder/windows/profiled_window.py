@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,6 @@ class ProfiledWindow:
         self.why = why
         self.is_starting = False
         self.is_shared = False
-        """Another thread of the program constructed a profiler meanwhile."""
         self.start_seconds = 0.0
         self._session = session
         self._number = number
@@ -66,13 +64,16 @@ class ProfiledWindow:
 
     def start(self) -> None:
         start, self.is_starting = time.perf_counter(), True
+        # Synchronisation events on the device, which the profiler leaves out by default.
+        has_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        config = torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True) if has_device else None
         try:
             self._profiler = torch.profiler.profile(
                 record_shapes=True,
                 with_stack=True,
                 profile_memory=True,
                 with_modules=True,
-                experimental_config=_config(),
+                experimental_config=config,
             )
             self._opener = threading.current_thread()
             self._profiler.start()
@@ -101,26 +102,25 @@ class ProfiledWindow:
         if torch._C._autograd._profiler_enabled():  # not where its start failed
             self._stop().profiler = None
 
-    def leave_on(self) -> None:
-        """Another thread goes on with the steps: the profiler has to wait for `end_left_on`."""
-        self._take_operators_out()
-
-    def end_left_on(self) -> None:
-        assert self._profiler is not None
-        self._turn_off(self._profiler)
+    def take_operators_out(self) -> None:
+        while self._operators:
+            self._operators.pop()()
 
     def _stop(self) -> torch.profiler.profile:
-        profiler = self._profiler
-        assert profiler is not None
         self._session.loop.mark_interrupted()
-        self._take_operators_out()
-        of_program = sys.getprofile()
-        self._turn_off(profiler)
+        self.take_operators_out()
+        of_program: Any = sys.getprofile()
+        profiler = self.turn_off()
         if of_program is not self._profile_function:  # set meanwhile; torch takes out whatever is there
-            _set_profile_again(of_program)
+            if isinstance(of_program, cProfile.Profile):
+                of_program.enable()
+            elif callable(of_program):
+                sys.setprofile(of_program)
         return profiler
 
-    def _turn_off(self, profiler: torch.profiler.profile) -> None:
+    def turn_off(self) -> torch.profiler.profile:
+        profiler = self._profiler
+        assert profiler is not None
         own: Any = profiler.profiler
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             time.sleep(DRAIN_S)
@@ -129,10 +129,7 @@ class ProfiledWindow:
             # where there is none to end.
             torch._C._autograd._prepare_profiler(own.config(), own.kineto_activities)
         profiler.stop()
-
-    def _take_operators_out(self) -> None:
-        while self._operators:
-            self._operators.pop()()
+        return profiler
 
     def _write(self, profiler: torch.profiler.profile) -> list[str]:
         folder, sites = self._session.rank_folder, self._session.sites
@@ -151,7 +148,6 @@ class ProfiledWindow:
 
 
 def is_profiling() -> bool:
-    """Whether a profiler is on in this thread, torch's or Python's."""
     if sys.version_info >= (3, 12) and sys.monitoring.get_tool(sys.monitoring.PROFILER_ID):  # there cProfile is
         return True
     return torch._C._autograd._profiler_enabled() or sys.getprofile() is not None
@@ -160,22 +156,6 @@ def is_profiling() -> bool:
 def is_running(profiler: Any) -> bool:
     """Whether what `torch.autograd.profiler.profile` constructed was started, in whatever thread, and goes on."""
     return getattr(profiler, "entered", False) and profiler.kineto_results is None
-
-
-def _config() -> torch._C._profiler._ExperimentalConfig | None:
-    """Synchronisation events on the device, which the profiler leaves out by default."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    with suppress(TypeError):  # an older torch does not know the setting
-        return torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
-    return None
-
-
-def _set_profile_again(function: Any) -> None:
-    if isinstance(function, cProfile.Profile):
-        function.enable()
-    elif callable(function):
-        sys.setprofile(function)
 
 
 def _write_trace(profiler: torch.profiler.profile, path: Path) -> None:
@@ -196,9 +176,7 @@ def watch_operators() -> list[Undo]:
     """Replace the operators of torch.Tensor by functions that call them, while a window is open.
 
     torch's profiler knows the line of a Python call; an operator is none, and what it allocates would be blamed on the
-    call around it.
-
-    Whoever asks for one gets the original: torch itself does, to tell a tensor's subclass which one was called.
+    call around it. Who asks for one gets the original, as torch does to tell a subclass which one was called.
     """
     names = [name for name in OPERATORS if hasattr(torch.Tensor, name)]
     originals = {name: getattr(torch.Tensor, name) for name in names}

@@ -41,8 +41,6 @@ MAX_WINDOWS: Final[dict[Trigger, int]] = {"slow-step": 1, "memory-peak": 1, "non
 
 
 class SlowSteps:
-    """Tells a step that took twice the median of those before it."""
-
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=NUM_REMEMBERED)
         self._median = 0.0
@@ -99,7 +97,6 @@ class WindowRequests:
 
     def __init__(self, budget: Budget, sampling: Sampling) -> None:
         self.asked: list[str] = []
-        """Names of triggers."""
         self.cost_ns = MIN_WINDOW_NS
         """What the last profiler window cost: the next one may begin where as much is left."""
         self._budget = budget
@@ -120,11 +117,7 @@ class WindowRequests:
 
 
 class Triggers:
-    """Watches the steps outside of windows, and grants what was asked for once a window may open.
-
-    `requests` holds the names of triggers: who sees a non-finite value or gets a signal appends to it, and so do
-    the rules in here.
-    """
+    """Watches the steps outside of windows, and grants what `requests` asks for once a window may open."""
 
     def __init__(self, wanted: Sequence[Trigger], requests: list[str]) -> None:
         self.requests = requests
@@ -136,7 +129,6 @@ class Triggers:
         self._clear_from = 0
 
     def note(self, record: StepRecord) -> None:
-        """A step ended; what it was in a window, or right after one, is no measure of the others."""
         number = record.step
         if record.window is not None:
             self._counts_from, self._clear_from = number + 2, number + 1 + MIN_DISTANCE

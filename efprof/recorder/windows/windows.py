@@ -55,7 +55,6 @@ class Windows:
             session.loop.sampling.want(start, end)
 
     def begin(self, step: OpenStep) -> None:
-        """Open a window that starts at this step, unless the program is profiling itself."""
         self._stop_left_on()
         if not self._may_open:
             self._triggers.requests.clear()  # steps are recorded in full as long as one waits
@@ -125,7 +124,7 @@ class Windows:
         if self._window is not None:
             self._close(self._window, self._session.loop.number)
         if self._left_on is not None:
-            self._left_on.end_left_on()  # torch would crash as the process ends
+            self._left_on.turn_off()  # torch would crash as the process ends
 
     @property
     def is_opener(self) -> bool:
@@ -134,7 +133,6 @@ class Windows:
         return last is not None and last.is_opener
 
     def _postpone(self, number: int) -> None:
-        """A scheduled window of this step waits until the budget allows it."""
         end, why = self._planned.get(number, (0, ""))
         if why != "schedule" or self._is_asked_for or self._session.window_requests.is_affordable:
             return
@@ -181,7 +179,6 @@ class Windows:
         return is_profiling() or self._is_any_running()
 
     def _is_any_running(self) -> bool:
-        """Whether a profiler of the program is on, in whatever thread."""
         return any(is_running(reference()) for reference in self._programs.valuerefs())
 
     def _note_stopped(self, number: int, reason: str) -> None:
@@ -205,13 +202,13 @@ class Windows:
     def _leave_on(self, window: ProfiledWindow, last: int) -> None:
         self._left_on, self._window = window, None
         self._session.loop.mark_interrupted()
-        window.leave_on()
+        window.take_operators_out()
         self._note_closed(window, last, window.start_seconds, [])
 
     def _stop_left_on(self) -> None:
         """Where the thread that opened it goes on, or is no more, and nothing profiles beside it."""
         if self._left_on is not None and self._left_on.may_be_ended and not self._is_any_running():
-            self._left_on.end_left_on()
+            self._left_on.turn_off()
             self._left_on = None
 
     def _close(self, window: ProfiledWindow, last: int) -> None:
@@ -238,7 +235,6 @@ class Windows:
 
 
 def start(session: Session) -> None:
-    """Watch the steps for the ones that a window begins or ends with, and for what calls for one."""
     if session.options.trace_steps or session.options.triggers:
         windows = Windows(session)
         session.loop.sampling.is_asked = session.window_requests.are_waiting
@@ -253,14 +249,13 @@ def start(session: Session) -> None:
 
 
 def _watch_profilers(session: Session, windows: Windows) -> Undo:
-    """Every torch profiler, old and new, starts by constructing this class."""
     original = torch.autograd.profiler.profile.__init__
     begins = session.shell.guarded("windows", windows.yield_to_program)
     note = session.shell.guarded("windows", windows.note_profiler)
 
     @functools.wraps(original)
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
-        if session.loop.is_ours or windows.is_opener:
+        if session.loop.thread.is_ours or windows.is_opener:
             begins()
         original(self, *args, **kwargs)
         note(self)
