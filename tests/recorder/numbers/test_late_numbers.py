@@ -114,7 +114,7 @@ def test_the_losses_of_light_steps_come_from_a_device_without_waiting_for_it(
 
 def test_a_loss_that_a_device_tells_late_opens_a_window(cuda: SimulatedCuda, tmp_path: Path) -> None:
     recorded = record_here(
-        tmp_path, lambda: train_and_skip("cuda", 10, cuda.launch), triggers=("non-finite",), overhead=HARDLY_ANY_IN_FULL
+        tmp_path, lambda: train_and_skip("cuda"), triggers=("non-finite",), overhead=HARDLY_ANY_IN_FULL
     )
     seen = [(event.step, event.what, event.value) for event in recorded.events(NonFiniteSeen)]
     assert seen == [(60, "loss", "nan")]
