@@ -109,6 +109,35 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A stretch of time in milliseconds, in the colour of its stage or cause; `note` says all that is known of it."""
+
+    start_ms: float
+    length_ms: float
+    label: str
+    colour: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IntervalRow:
+    """What lies side by side: one depth of calls, or one thread or stream."""
+
+    label: str
+    intervals: tuple[Interval, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Intervals:
+    """Rows over one axis of `span_ms` milliseconds."""
+
+    title: str
+    caption: str
+    span_ms: float
+    rows: tuple[IntervalRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
     label: str
     num_bytes: int
@@ -210,4 +239,4 @@ class Narrative:
         return cls(paragraphs=paragraphs)
 
 
-Evidence = Numbers | Table | Snippet | Series | MemoryMap | Alternatives | SegmentMap | Narrative
+Evidence = Numbers | Table | Snippet | Series | Intervals | MemoryMap | Alternatives | SegmentMap | Narrative

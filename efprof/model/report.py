@@ -164,6 +164,10 @@ class Measurements:
     num_skipped_steps: int = 0
     recommendations: tuple[str, ...] = ()
     stalls: tuple[StallLine, ...] = ()
+    time: tuple[Evidence, ...] = ()
+    """Where the time of a step goes, by what a profiler window or a trace shows."""
+    time_sentence: str = ""
+    """What bounds the step, and the lines that most of it goes to."""
     device: tuple[Evidence, ...] = ()
     """What a CUDA snapshot shows of each device's memory, where its history can be replayed."""
     window_memory: Series | None = None

@@ -16,6 +16,7 @@ from efprof.facts.peak.live_memory import window_peaks
 from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTime, StepTimes, num_warm_up_steps, stall_lines
+from efprof.facts.time.time_use import time_evidence, where_it_goes
 from efprof.model import (
     BOUNDARIES,
     STAGES,
@@ -76,6 +77,8 @@ def measurements_of(run: Run) -> Measurements:
         num_skipped_steps=_num_skipped(times.every),
         recommendations=recommendations(times),
         stalls=stall_lines(run),
+        time=time_evidence(run),
+        time_sentence=where_it_goes(run),
         window_memory=window_memory.series if window_memory else None,
         processes=process_table(run),
         evaluations=evaluations,

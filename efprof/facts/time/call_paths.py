@@ -94,6 +94,8 @@ class CallPaths:
 
     root: CallPath
     of_event: dict[int, CallPath]
+    stages: tuple[tuple[int, int, str], ...]
+    """Where each stage begins and ends, in order, on whatever thread."""
     recorder_ns: int
     unlaunched_ns: int
     """On the device, of kernels whose launch is not in the trace."""
@@ -107,7 +109,13 @@ def call_paths(trace: Trace, start_ns: int, end_ns: int, sites_of: SitesOf) -> C
     for events in others:
         walk.add_thread(events, beside=main)
     unlaunched_ns = walk.add_kernels()
-    return CallPaths(root=walk.root, of_event=walk.of_event, recorder_ns=walk.recorder_ns, unlaunched_ns=unlaunched_ns)
+    return CallPaths(
+        root=walk.root,
+        of_event=walk.of_event,
+        stages=tuple(sorted(walk.stages)),
+        recorder_ns=walk.recorder_ns,
+        unlaunched_ns=unlaunched_ns,
+    )
 
 
 def _threads(trace: Trace, start_ns: int, end_ns: int) -> list[Array]:
@@ -137,6 +145,7 @@ class _Walk:
     def __init__(self, trace: Trace, start_ns: int, end_ns: int, sites_of: SitesOf) -> None:
         self.root = CallPath("root", "", OTHER, None)
         self.of_event: dict[int, CallPath] = {}
+        self.stages: list[tuple[int, int, str]] = []
         self.recorder_ns = 0
         self._trace = trace
         self._bounds = start_ns, end_ns
@@ -181,6 +190,8 @@ class _Walk:
             path, is_recorder = self._inside(event, around)
             self._spend(path, is_recorder, spent_ns)
             path.count += path is not around
+            if path.stage != around.stage:
+                self.stages.append((start_ns, start_ns + spent_ns, path.stage))
             self.of_event[event] = path
             open_events.append((event, start_ns + spent_ns, path, is_recorder))
 
@@ -218,8 +229,8 @@ class _Walk:
     def _inside(self, event: int, around: CallPath) -> tuple[CallPath, bool]:
         """The path of what lies in an event, and whether its own time is the recorder's."""
         kind = self._kind(int(self._trace.name_code[event]))
-        if kind.is_recorder:
-            return around, True
+        if kind.is_recorder:  # what it calls in the user's name was called from the user's line
+            return self._at_places(event, around), True
         path = around
         if kind.stage is not None and around.stage == OTHER:
             path = self._begin_stage(path, kind.stage)
@@ -227,9 +238,7 @@ class _Walk:
         text = self._trace.text(event)
         if self._is_backward[event] and path.kind != "operator":
             return self._differentiated(text.removeprefix(EVALUATE), sequence), False
-        for place in self._places(event):
-            if place != (path.kind, path.text):
-                path = path.step_into(*place, path.stage)
+        path = self._at_places(event, path)
         if kind.module is not None:
             path = path.step_into("module", kind.module, path.stage)
         elif self._is_label[event] and not self._is_step[event] and kind.stage is None:
@@ -242,6 +251,12 @@ class _Walk:
             if sequence >= 0 and path.stage != "backward":
                 self._forward[sequence] = path  # the last one: what runs before the node is made has its number too
         return path, False
+
+    def _at_places(self, event: int, path: CallPath) -> CallPath:
+        for place in self._places(event):
+            if place != (path.kind, path.text):
+                path = path.step_into(*place, path.stage)
+        return path
 
     def _begin_stage(self, path: CallPath, stage: str) -> CallPath:
         """The same path under its stage: below the root, so that a stage is one whatever lines lead to it."""

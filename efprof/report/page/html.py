@@ -24,6 +24,7 @@ from efprof.model import (
     Evidence,
     Finding,
     Gain,
+    Interval,
     Report,
     SegmentMap,
     Series,
@@ -211,6 +212,13 @@ def gain_lines(finding: Finding, report: Report) -> list[tuple[str, str]]:
     return lines
 
 
+def bar_style(bar: Interval, span_ms: float) -> str:
+    """Where a bar lies and how wide it is, in percent, and the colour of its stage or cause."""
+    start, length = (round(100 * part / span_ms, 3) if span_ms else 0.0 for part in (bar.start_ms, bar.length_ms))
+    colour = bar.colour if bar.colour in LIGHT else "other"
+    return f"left:{start:g}%;width:{length:g}%;--c:var(--{colour})"
+
+
 def diff_of(change: Change) -> tuple[list[str], list[str]]:
     """The lines that go and those that come, without the indentation that they share."""
     old, new = (side.splitlines() for side in wording.change_sides(change))
@@ -254,6 +262,7 @@ def _environment(is_static: bool) -> jinja2.Environment:
     environment.filters |= {
         "shell": shlex.join,
         "prose": _prose,
+        "bar_style": bar_style,
         "side": comparison_form.side_phrase,
         "diff": diff_of,
         "figure": lambda chart: _script_json(figure_of(chart)),

@@ -132,3 +132,17 @@
   addEventListener("hashchange", openTarget);
   openTarget();
 })();
+
+// A bar too narrow for its words says them above its picture.
+for (const figure of document.querySelectorAll(".intervals")) {
+  const note = figure.querySelector(".interval-note");
+  const show = (event) => {
+    const bar = event.target.closest("[data-note]");
+    if (!bar) return;
+    figure.querySelector(".chosen")?.classList.remove("chosen");
+    bar.classList.add("chosen");
+    note.textContent = bar.dataset.note;
+  };
+  figure.addEventListener("mouseover", show);
+  figure.addEventListener("click", show);
+}

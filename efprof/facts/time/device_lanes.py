@@ -1,0 +1,132 @@
+"""What a device does through a stretch of a trace: busy, computing, copying, communicating, idle and why."""
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from efprof.artifacts.trace.columns import Trace
+from efprof.artifacts.trace.events import Array
+from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE
+
+DeviceKind = Literal["compute", "copy", "communication"]
+Cause = Literal["the host had launched nothing", "launched, not begun", "not known"]
+
+COMMUNICATION: Final = re.compile(r"nccl(Dev)?Kernel|^nccl|rccl|multimem_all_|nvshmem|deep_ep::", re.IGNORECASE)
+"""Collectives of NCCL under its old and its new name, of RCCL, and what talks over NVLink by itself."""
+COPY: Final = re.compile(r"^Mem(cpy|set)\b|^Copy", re.IGNORECASE)
+"""By the whole word: kernels that a compiler has named after a copy compute."""
+COLOURS: Final[dict[Cause, str]] = {
+    "the host had launched nothing": "alert",
+    "launched, not begun": "muted",
+    "not known": "other",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IdleGap:
+    """A stretch in which no stream had anything to do."""
+
+    start_ns: int
+    end_ns: int
+    cause: Cause
+
+    @property
+    def length_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+    @property
+    def colour(self) -> str:
+        return COLOURS[self.cause]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceUse:
+    """Nanoseconds of a stretch: `busy` by any, the kinds by at least one stream, `exposed` communication alone."""
+
+    span_ns: int
+    busy_ns: int
+    kind_ns: dict[str, int]
+    exposed_ns: int
+    idle_ns: dict[Cause, int]
+
+
+def kind_of(trace: Trace, event: int) -> DeviceKind:
+    """What sort of work an event on the device is."""
+    text, category = trace.text(event), trace.texts[int(trace.category[event])].lower()
+    if COMMUNICATION.search(text):
+        return "communication"
+    return "copy" if category in ("gpu_memcpy", "gpu_memset", "memcpy", "memset") or COPY.match(text) else "compute"
+
+
+def device_use(trace: Trace, start_ns: int, end_ns: int) -> DeviceUse | None:
+    """How the devices were used between two instants; None where nothing of a device was recorded."""
+    events = _on_device(trace, start_ns, end_ns)
+    if not len(events):
+        return None
+    kinds = np.array([kind_of(trace, event) for event in events.tolist()])
+    starts = np.clip(trace.start_ns[events], start_ns, end_ns)
+    ends = np.clip(trace.end_ns[events], start_ns, end_ns)
+    busy = union(starts, ends)
+    by_kind = {kind: union(starts[kinds == kind], ends[kinds == kind]) for kind in ("compute", "copy", "communication")}
+    others = union(starts[kinds != "communication"], ends[kinds != "communication"])
+    idle: dict[Cause, int] = {}
+    for gap in idle_gaps(trace, start_ns, end_ns):
+        idle[gap.cause] = idle.get(gap.cause, 0) + gap.length_ns
+    return DeviceUse(
+        span_ns=end_ns - start_ns,
+        busy_ns=length(busy),
+        kind_ns={kind: length(spans) for kind, spans in by_kind.items()},
+        exposed_ns=length(busy) - length(others),
+        idle_ns=idle,
+    )
+
+
+def idle_gaps(trace: Trace, start_ns: int, end_ns: int) -> list[IdleGap]:
+    """Where no stream has anything to do, in order, and whether the host had launched what came next."""
+    events = _on_device(trace, start_ns, end_ns)
+    launches = np.flatnonzero(trace.is_of(*LAUNCHES) & (trace.id >= 0))
+    launched = dict(zip(trace.id[launches].tolist(), trace.end_ns[launches].tolist(), strict=True))
+    gaps = []
+    free_ns = start_ns
+    for event in events.tolist():
+        begin_ns = int(trace.start_ns[event])
+        if begin_ns > free_ns:
+            launch_ns = launched.get(int(trace.id[event]))
+            gaps += _gap(free_ns, min(begin_ns, end_ns), launch_ns)
+        free_ns = max(free_ns, int(trace.end_ns[event]))
+    if free_ns < end_ns:
+        gaps += _gap(free_ns, end_ns, end_ns)
+    return gaps
+
+
+def _gap(start_ns: int, end_ns: int, launch_ns: int | None) -> list[IdleGap]:
+    """Until the launch the host is waited for, after it the device's own queue."""
+    if launch_ns is None:
+        return [IdleGap(start_ns=start_ns, end_ns=end_ns, cause="not known")]
+    turn_ns = min(max(launch_ns, start_ns), end_ns)
+    parts: list[tuple[int, int, Cause]] = [
+        (start_ns, turn_ns, "the host had launched nothing"),
+        (turn_ns, end_ns, "launched, not begun"),
+    ]
+    return [IdleGap(start_ns=start, end_ns=end, cause=cause) for start, end, cause in parts if end > start]
+
+
+def union(starts: Array, ends: Array) -> tuple[Array, Array]:
+    """The intervals put together where they touch: where each stretch begins and ends."""
+    if not len(starts):
+        return starts, ends
+    order = np.argsort(starts, kind="stable")
+    starts, reached = starts[order], np.maximum.accumulate(ends[order])
+    begins = np.flatnonzero(np.concatenate([[True], starts[1:] > reached[:-1]]))
+    return starts[begins], reached[np.concatenate([begins[1:] - 1, [len(starts) - 1]])]
+
+
+def length(spans: tuple[Array, Array]) -> int:
+    """The nanoseconds that stretches cover."""
+    return int((spans[1] - spans[0]).sum())
+
+
+def _on_device(trace: Trace, start_ns: int, end_ns: int) -> Array:
+    return np.flatnonzero(trace.is_of(*ON_DEVICE) & (trace.start_ns < end_ns) & (trace.end_ns > start_ns))

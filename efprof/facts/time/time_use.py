@@ -1,0 +1,302 @@
+"""Where a step's time goes, in words, tables and pictures: of a recorded run, or of anybody's trace."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources, place_of
+from efprof.facts.time.call_paths import ON_DEVICE, CallPath
+from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of
+from efprof.facts.time.step_pictures import name_of, nested_bars, one_step
+from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
+from efprof.model import STAGES, Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table
+from efprof.units import format_ms, format_share
+
+MOST_ROWS: Final = 15
+"""More rows than that nobody reads; what is left out is in the pictures."""
+BOUND_BY_DEVICE: Final = 0.8
+"""Of the step the device is busy: then only less or faster work on it makes the step shorter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineUse:
+    """One line or function of the user's, in milliseconds per step, on the host and on the device."""
+
+    blame: SourceLine
+    is_function: bool
+    own_ms: float
+    backward_ms: float
+    device_ms: float
+
+    @property
+    def host_ms(self) -> float:
+        return self.own_ms + self.backward_ms
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeUse:
+    """The window that tells it, how its times become those of a steady step, and what was added up from it."""
+
+    window: TraceWindow
+    scale: float
+    """Milliseconds of a steady step for one of the window."""
+    lines: tuple[LineUse, ...]
+    device: DeviceUse | None
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """From the last window with a step; raises NotRecorded where there is none."""
+        windows = run.get(TraceWindows).windows
+        if not windows:
+            raise NotRecorded("no trace holds a step; record the run without '--windows none'.")
+        window = windows[-1]
+        scale = window.steady_ms / window.step_ms if window.steady_ms else 1.0
+        return cls(
+            window=window,
+            scale=scale,
+            lines=_lines(window, run.get(Sources), scale),
+            device=device_use(window.trace, window.steps[0][0], window.steps[-1][1]),
+        )
+
+    @property
+    def step_ms(self) -> float:
+        """The step outside windows where that is known, else as long as the profiler made it."""
+        return self.window.step_ms * self.scale
+
+    @property
+    def is_device_bound(self) -> bool:
+        return self.device is not None and self.device.busy_ns >= BOUND_BY_DEVICE * self.device.span_ns
+
+    def per_step_ms(self, nanoseconds: float) -> float:
+        """Of the whole window, per step as the profiler made it."""
+        return nanoseconds / 1e6 / len(self.window.steps)
+
+
+def time_evidence(run: Run) -> tuple[Evidence, ...]:
+    """Pictures, tables, and how they are known; nothing where no trace was recorded."""
+    use, sources = run.find(TimeUse), run.get(Sources)
+    if use is None or not len(use.window.trace):
+        return ()
+    window, to_ms = use.window, use.scale / 1e6 / len(use.window.steps)
+    root = window.paths.root
+    found: list[Evidence] = []
+    if any(path.own_ns > 0 for path in root.walk()):
+        caption = "From stage to your line to module to operator; each bar is as wide as what was spent under it."
+        found.append(nested_bars(window, sources, "Time on the host", caption, lambda path: _host(path), to_ms))
+    if any(path.device_ns for path in root.walk()):
+        caption = "The same paths, by what the kernels take that were launched under them."
+        found.append(
+            nested_bars(window, sources, "Time on the device", caption, lambda path: path.device_ns, to_ms / use.scale)
+        )
+    found.append(one_step(window, "One step"))
+    tables = (_device_numbers(use), _line_table(use), _operator_table(use), _kernel_table(use))
+    return (*found, *(table for table in tables if table is not None), _how_known(use))
+
+
+def where_it_goes(run: Run) -> str:
+    """One sentence: what bounds the step, and the lines that most of its time goes to; empty where nothing tells."""
+    use = run.find(TimeUse)
+    if use is None:
+        return ""
+    on_device = use.device is not None and any(line.device_ms for line in use.lines)
+    total = use.per_step_ms(sum(p.device_ns for p in use.window.paths.root.walk())) if on_device else use.step_ms
+    ranked = sorted(use.lines, key=lambda line: -(line.device_ms if on_device else line.host_ms))[:3]
+    parts = []
+    for line in ranked:
+        spent = line.device_ms if on_device else line.host_ms
+        if total and spent >= total / 20:
+            of_it = f", {format_share(line.backward_ms / total)} of it backward" if line.backward_ms and not on_device else ""
+            parts.append(f"{format_share(spent / total)} at {line.blame} (`{line.blame.text or line.blame.function}`{of_it})")
+    where = "of the device's time" if on_device else "of the step"
+    lines = f"Most {where} goes to: {'; '.join(parts)}." if parts else ""
+    return " ".join(filter(None, (_bound(use), lines)))
+
+
+def _bound(use: TimeUse) -> str:
+    """What a shorter step would need."""
+    device = use.device
+    if device is None:
+        return ""
+    busy = format_share(device.busy_ns / device.span_ns)
+    if use.is_device_bound:
+        return f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter."
+    cause = max(device.idle_ns, key=lambda one: device.idle_ns[one], default=None)
+    why = f", mostly as {cause}" if cause == "the host had launched nothing" else ""
+    return f"The device is busy for {busy} of the step and idle for the rest{why}: the host bounds the step."
+
+
+def _host(path: CallPath) -> int:
+    """What was spent beside everything recorded is no path of its own."""
+    return path.own_ns if path.above is not None else 0
+
+
+def _lines(window: TraceWindow, sources: Sources, scale: float) -> tuple[LineUse, ...]:
+    own: dict[str, Counter[str]] = defaultdict(Counter)
+    owners: dict[str, CallPath] = {}
+    for path in window.paths.root.walk():
+        owner = path.nearest("line", "function")
+        if owner is None or owner.kind == "root":
+            continue
+        key = place_of(owner.text) + ("()" if owner.kind == "function" else "")
+        owners.setdefault(key, owner)
+        own[key]["device"] += path.device_ns
+        own[key]["backward" if path.stage == "backward" else "own"] += path.own_ns
+    to_ms = 1 / 1e6 / len(window.steps)
+    found = [
+        LineUse(
+            blame=sources.line(owners[key].text),
+            is_function=owners[key].kind == "function",
+            own_ms=spent["own"] * to_ms * scale,
+            backward_ms=spent["backward"] * to_ms * scale,
+            device_ms=spent["device"] * to_ms,
+        )
+        for key, spent in own.items()
+    ]
+    return tuple(sorted(found, key=lambda line: (-line.host_ms - line.device_ms, line.blame.key)))
+
+
+def _line_table(use: TimeUse) -> Table | None:
+    on_device = any(line.device_ms for line in use.lines)
+    shown = [line for line in use.lines if line.host_ms + line.device_ms >= use.step_ms / 500][:MOST_ROWS]
+    if not shown:
+        return None
+    rows = []
+    for line in shown:
+        text = f"`{line.blame}` in `{line.blame.function}`" if line.is_function else f"`{line.blame}`"
+        code = "outside of its calls" if line.is_function else f"`{line.blame.text}`" * bool(line.blame.text)
+        device = (line.device_ms,) if on_device else ()
+        rows.append((text, code, line.own_ms, line.backward_ms, *device, 100 * line.host_ms / use.step_ms))
+    columns = ("Line", "Code", "Own", "Backward", *(("Device",) if on_device else ()), "Of the step")
+    units = ("", "", "ms", "ms", *(("ms",) if on_device else ()), "percent")
+    return Table(title="Your lines, per step", columns=columns, units=units, rows=tuple(rows))
+
+
+def _operator_table(use: TimeUse) -> Table | None:
+    """The outermost operators, with all that runs inside them."""
+    spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for path in use.window.paths.root.walk():
+        if path.kind == "operator":
+            total = spent[path.text]
+            total[0] += path.count
+            total[1] += path.own_ns
+            total[2] += path.device_ns
+    on_device = any(device for _, _, device in spent.values())
+    ranked = sorted(spent.items(), key=lambda item: -(item[1][1] + item[1][2]))[:MOST_ROWS]
+    num_steps = len(use.window.steps)
+    rows = tuple(
+        (
+            f"`{name}`",
+            count / num_steps,
+            use.per_step_ms(host) * use.scale,
+            *((use.per_step_ms(device),) if on_device else ()),
+            100 * use.per_step_ms(host) * use.scale / use.step_ms,
+        )
+        for name, (count, host, device) in ranked
+    )
+    columns = ("Operator", "Calls", "Host", *(("Device",) if on_device else ()), "Of the step")
+    units = ("", "count", "ms", *(("ms",) if on_device else ()), "percent")
+    return Table(title="Operators, per step", columns=columns, units=units, rows=rows) if rows else None
+
+
+def _kernel_table(use: TimeUse) -> Table | None:
+    trace, steps = use.window.trace, use.window.steps
+    inside = (trace.start_ns < steps[-1][1]) & (trace.end_ns > steps[0][0])
+    kernels = np.flatnonzero(trace.is_of(*ON_DEVICE) & inside)
+    if not len(kernels):
+        return None
+    codes = trace.name_code[kernels]
+    counts = np.bincount(codes, minlength=len(trace.texts))
+    spent = np.bincount(codes, weights=trace.duration_ns[kernels], minlength=len(trace.texts))
+    shapes = _shapes_of_launches(use, kernels.tolist())
+    busy_ns = use.device.busy_ns if use.device else 1
+    rows = []
+    for code in np.argsort(-spent, kind="stable")[:MOST_ROWS].tolist():
+        if not counts[code]:
+            break
+        first = int(kernels[codes == code][0])
+        row = (f"`{trace.texts[code][:100]}`", kind_of(trace, first), shapes.get(code, ""))
+        times = (counts[code] / len(steps), use.per_step_ms(spent[code]), 100 * spent[code] / max(1, busy_ns))
+        rows.append((*row, *(float(value) for value in times)))
+    columns = ("Kernel", "Kind", "Launched by", "Calls", "Device", "Of busy time")
+    return Table(
+        title="Kernels, per step", columns=columns, units=("", "", "", "count", "ms", "percent"), rows=tuple(rows)
+    )
+
+
+def _shapes_of_launches(use: TimeUse, kernels: list[int]) -> dict[int, str]:
+    """For each kernel's name the operator that launches it most often."""
+    found: dict[int, Counter[str]] = defaultdict(Counter)
+    for kernel in kernels:
+        path = use.window.paths.of_event.get(kernel)
+        operator = path.nearest("operator") if path else None
+        if operator is not None and operator.kind == "operator":
+            found[int(use.window.trace.name_code[kernel])][operator.text] += 1
+    return {code: f"`{names.most_common(1)[0][0]}`" for code, names in found.items()}
+
+
+def _device_numbers(use: TimeUse) -> Numbers | None:
+    device = use.device
+    if device is None:
+        return None
+    rows = [("busy", use.per_step_ms(device.busy_ns), "ms")]
+    rows += [(kind, use.per_step_ms(spent), "ms") for kind, spent in device.kind_ns.items() if spent]
+    if device.exposed_ns:
+        rows.append(("communication while nothing else runs", use.per_step_ms(device.exposed_ns), "ms"))
+    rows += [(f"idle: {cause}", use.per_step_ms(spent), "ms") for cause, spent in device.idle_ns.items()]
+    return Numbers.of("The device, per step", *rows)
+
+
+def _how_known(use: TimeUse) -> Narrative:
+    window = use.window
+    paragraphs = []
+    which = f"steps {window.numbers[0]} to {window.numbers[-1]}" if window.has_steps else "the whole trace as one step"
+    source = f"From {window.name}: {which}."
+    if window.steady_ms:
+        source += (
+            f" Profiling made a step {format_ms(window.step_ms)} long, outside windows it takes "
+            f"{format_ms(window.steady_ms)}: times of the host are scaled to that, times of a device are as measured. "
+            "Scaling takes the profiler to slow everything alike; it slows many short calls more than a few long ones."
+        )
+    else:
+        source += " How much the profiler slowed it is not known: times are as it recorded them."
+    paragraphs.append(source)
+    ours = use.per_step_ms(window.paths.recorder_ns)
+    if ours:
+        paragraphs.append(f"Functions of the recorder took {format_ms(ours)} of a profiled step and are left out.")
+    if window.paths.unlaunched_ns:
+        lost = format_ms(use.per_step_ms(window.paths.unlaunched_ns))
+        paragraphs.append(f"Kernels of {lost} per step have no launch in the trace: they have a lane, but no line.")
+    missing = _missing(use)
+    return Narrative(title="How this is known", paragraphs=(*paragraphs, *missing))
+
+
+def _missing(use: TimeUse) -> tuple[str, ...]:
+    """What a trace from elsewhere lacks, with the flag of torch's profiler that records it."""
+    if use.window.steady_ms:
+        return ()
+    trace, found = use.window.trace, []
+    has_lines = any(path.kind in ("line", "function") for path in use.window.paths.root.walk())
+    has_python = bool(np.any(trace.is_of("python_function"))) or "call_stack" in trace.sparse
+    if not has_python:
+        found.append("No Python functions were recorded: `with_stack=True` tells your lines.")
+    elif not has_lines:
+        found.append("No function of yours was recorded, only libraries': `--own PACKAGE` makes one of these yours.")
+    if "shapes" not in trace.sparse:
+        found.append("No shapes were recorded: `record_shapes=True`.")
+    if not trace.named("[memory]"):
+        found.append("No allocations were recorded: `profile_memory=True`.")
+    if not use.window.has_steps:
+        found.append("No steps were recorded: call `profiler.step()` after each.")
+    return tuple(found)
+
+
+def stage_shares(use: TimeUse) -> dict[str, float]:
+    """The share of each stage in what the host did."""
+    spent: Counter[str] = Counter()
+    for path in use.window.paths.root.walk():
+        spent[path.stage] += max(0, path.own_ns)
+    total = spent.total() or 1
+    return {stage: spent[stage] / total for stage in STAGES}
