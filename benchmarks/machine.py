@@ -1,23 +1,32 @@
-"""What a reader must know of commit and machine to judge figures; torch is not imported for it."""
+"""What a reader must know of command, commit and machine to judge figures; torch is not imported for it."""
 
 import os
 import platform
+import shlex
 import subprocess
+import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
 
 
 def machine_line(accelerator: str = "") -> str:
-    """One sentence; `accelerator` names the GPU where one was measured."""
+    """One sentence, and the command; `accelerator` names the GPU where one was measured."""
     described = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     load = os.getloadavg()[0]
     return (
         f"Commit {described.stdout.strip() or 'unknown'}, {time.strftime('%Y-%m-%d', time.gmtime())}; "
         f"{f'{accelerator}; ' if accelerator else ''}{os.cpu_count()} x {_processor()}; {platform.system()} "
         f"{platform.release()}; Python {platform.python_version()}, torch {version('torch')}; load average at the "
-        f"start {load:.1f}."
+        f"start {load:.1f}. `{_command()}`"
     )
+
+
+def _command() -> str:
+    """That runs this benchmark again: its module and its arguments."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    program = sys.argv[0] if spec is None else f"-m {spec.name.removesuffix('.__main__')}"
+    return " ".join(["python", program, *map(shlex.quote, sys.argv[1:])])
 
 
 def _processor() -> str:

@@ -56,7 +56,7 @@ def main(rounds: int, write: Path | None, one: Path | None) -> None:
     if one is not None:
         print(json.dumps(_sampled(one)))
         return
-    lines = ["# What a report costs", "", f"{machine_line()} `make bench-report`", ""]
+    lines = ["# What a report costs", "", machine_line(), ""]
     lines += [f"| run | CPU | of the plain loop's | {' | '.join(NAMES)} |", f"|{' --- |' * (3 + len(NAMES))}"]
     with tempfile.TemporaryDirectory() as made:
         runs = _runs(Path(made))

@@ -1,0 +1,1 @@
+"""The tests: a tree like that of the two packages, and what several of them share."""

@@ -1,0 +1,1 @@
+"""What the benchmarks compute, without their minutes of measuring."""

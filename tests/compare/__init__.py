@@ -1,0 +1,1 @@
+"""Pairing two sets of reports, and what is said of each metric."""

@@ -1,0 +1,1 @@
+"""A report as HTML, text, JSON and Markdown."""

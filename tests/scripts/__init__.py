@@ -1,0 +1,1 @@
+"""Small training scripts that are recorded as a user would."""

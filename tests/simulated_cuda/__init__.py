@@ -1,0 +1,1 @@
+"""A CUDA device in Python, and the recorder on it."""

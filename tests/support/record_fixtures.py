@@ -10,7 +10,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+import click
 
 from tests.casebook.__main__ import EFPROF
 from tests.casebook._cases import Case, find_cases
@@ -24,9 +27,10 @@ LONGER_WINDOWS = {"memory_growth": "5:7,40:42"}
 """What survives a step is known by the next one."""
 
 
-def main() -> None:
+@click.command()
+@click.argument("names", nargs=-1)
+def main(names: tuple[str, ...]) -> None:
     """Replace all of tests/runs/ by new recordings, or the runs of the cases that are named."""
-    names = sys.argv[1:]
     cases = cases_named(names)
     if not names:
         shutil.rmtree(RUNS, ignore_errors=True)
@@ -38,7 +42,7 @@ def main() -> None:
             print(f"{case.name} {side}", flush=True)
 
 
-def cases_named(names: list[str]) -> list[Case]:
+def cases_named(names: Sequence[str]) -> list[Case]:
     """Those of the names, or all where there are none; ends the program at a name that no case has."""
     cases = {case.name: case for case in find_cases() if len(case.faults) == 1}
     if unknown := [name for name in names if name not in cases]:

@@ -1,0 +1,1 @@
+"""The lattice, the flows and what moves them."""

@@ -1,0 +1,1 @@
+"""Pairs of texts, the teacher, the dataset and its loader."""

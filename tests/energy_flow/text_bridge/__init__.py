@@ -1,0 +1,1 @@
+"""Text to surface and back."""

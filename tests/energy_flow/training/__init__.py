@@ -1,0 +1,1 @@
+"""Steps, gradients, checkpoints and what is logged."""

@@ -1,0 +1,1 @@
+"""The model of the caching allocator, and replays."""

@@ -1,0 +1,1 @@
+"""Device memory: history, maps, failures, headroom."""

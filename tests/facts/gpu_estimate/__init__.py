@@ -1,0 +1,1 @@
+"""What a CPU recording tells of a GPU's memory."""

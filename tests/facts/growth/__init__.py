@@ -1,0 +1,1 @@
+"""What grows, who keeps it and which line feeds it."""

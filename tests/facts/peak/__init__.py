@@ -1,0 +1,1 @@
+"""What is alive at the highest instant."""

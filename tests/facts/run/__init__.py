@@ -1,0 +1,1 @@
+"""How a run ended, its limits and its settings."""

@@ -1,0 +1,1 @@
+"""The collectors, one file per artifact."""

@@ -1,0 +1,1 @@
+"""The checks of `efprof doctor`."""

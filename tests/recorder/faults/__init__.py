@@ -1,0 +1,1 @@
+"""Programs that are killed, end early or fill the disk."""

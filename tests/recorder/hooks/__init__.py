@@ -1,0 +1,1 @@
+"""What is put into torch and taken out again."""

@@ -1,0 +1,1 @@
+"""The user's command with the recorder inside."""

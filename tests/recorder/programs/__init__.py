@@ -1,0 +1,1 @@
+"""Training programs that several tests record."""

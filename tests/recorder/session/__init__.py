@@ -1,0 +1,1 @@
+"""Starting, stopping, writing and errors of the recorder."""

@@ -1,0 +1,1 @@
+"""Profiler windows, allocator history and triggers."""

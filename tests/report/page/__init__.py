@@ -1,0 +1,1 @@
+"""The page, and how it behaves in a browser."""
