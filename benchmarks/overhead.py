@@ -21,7 +21,7 @@ from benchmarks.recording.measuring import measure, run_bare, run_recorded, run_
 from benchmarks.recording.modes import MODES_HEAD, MODES_SECONDS, mode_lines
 from benchmarks.recording.start_up import START_UP_ROUNDS, measure_start_up
 from benchmarks.recording.table import TABLE_HEAD, Row, budgets, row_of, start_up_budget, table_line
-from benchmarks.recording.variants import TIER_1, VARIANTS, Variant
+from benchmarks.recording.variants import ALWAYS_ON, VARIANTS, Variant
 
 BUSY_LOAD = 0.5
 """Processes that wanted to run, on average over a minute, before the first of ours did."""
@@ -29,7 +29,7 @@ BUSY_LOAD = 0.5
 
 METHOD = """
 Steps with the tool and without it take turns; each figure is the median over the rounds, with its interval at 95 %.
-The always-on tier's hooks are taken out and put back several times a second within one recording, for {seconds:.0f} s
+The always-on hooks are taken out and put back several times a second within one recording, for {seconds:.0f} s
 in each of two processes: slices of about 110 ms, recorded and bare, in random order and of random length, so that the
 moods of a shared machine cancel out, their first two steps left out. Bursts of full steps come as they do always,
 since the recorder's account leaves bare slices out; rounds of 4 s hold several. The first {settle} steps of a
@@ -51,9 +51,9 @@ is not counted.
 
 @click.command()
 @click.option("--loops", default=",".join(LOOPS), show_default=True, help="Which loops, with commas.")
-@click.option("--tools", default="", help="Only tools whose name begins so, with commas, such as 'tier 1,TraceML'.")
-@click.option("--rounds", type=int, help="Pairs of blocks per tool; default: 9 or 12; tier 1 takes two minutes.")
-@click.option("--seconds", type=float, help="Of turns in each of tier 1's two processes; default: 60.")
+@click.option("--tools", default="", help="Only tools whose name begins so, with commas, such as 'always on,TraceML'.")
+@click.option("--rounds", type=int, help="Pairs of blocks per tool; default: 9 or 12; `always on` takes two minutes.")
+@click.option("--seconds", type=float, help="Of turns in each of the two processes of `always on`; default: 60.")
 @click.option("--modes", is_flag=True, help="Only what a light step adds, and what a full one.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--write", type=click.Path(path_type=Path), help="Also write the table to this file.")
@@ -108,29 +108,29 @@ def _compare(lines: _Lines, loops: list[str], tools: list[Variant], device: str,
         for row in measure_loop(loop, tools, device, rounds=rounds):
             rows.append(row)
             lines.add(table_line(row))
-    lines.add("", *(line for row in rows if row.tool == TIER_1.name for line in budgets(row)))
+    lines.add("", *(line for row in rows if row.tool == ALWAYS_ON.name for line in budgets(row)))
 
 
 def measure_loop(loop: str, tools: list[Variant], device: str, *, rounds: int | None) -> Iterator[Row]:
     """The rows of one loop; a tool that did not do its work is left out, with the reason on standard error."""
     bare = run_bare(loop, device)
     for tool in tools:
-        if loop not in COMPARED and tool.name != TIER_1.name:
+        if loop not in COMPARED and tool.name != ALWAYS_ON.name:
             continue
         try:
             pairs = measure(tool, loop, device, bare.step_ms, rounds=rounds or tool.rounds)
         except RuntimeError as error:
             click.echo(f"{loop}, {tool.name} is left out: {error}", err=True)
             continue
-        is_tier_1 = tool.name == TIER_1.name
-        peak = run_recorded(loop, device).peak_bytes if is_tier_1 else pairs[0].tool.peak_bytes
+        is_always_on = tool.name == ALWAYS_ON.name
+        peak = run_recorded(loop, device).peak_bytes if is_always_on else pairs[0].tool.peak_bytes
         yield row_of(
             loop,
             tool.name,
             pairs,
             is_by_wall=device == "cuda",
             peak_added_bytes=peak - bare.peak_bytes,
-            beyond_share=run_whole(loop, device, bare.step_ms, tool.switched_s) if is_tier_1 else None,
+            beyond_share=run_whole(loop, device, bare.step_ms, tool.switched_s) if is_always_on else None,
         )
 
 

@@ -28,10 +28,10 @@ from efprof.artifacts.steps import STEPS_FILE, StepRecord, read_steps
 from efprof.model import EfprofError
 
 SICK = ("efprof", "record", "--name", "demo-sick", "--", "python", "tests/casebook/energy_flow_history.py")
-YARDSTICK = "for i in range(10**7): pass"
-YARDSTICK_S: Final = 0.3
-MOST_S: Final = 2.0
-"""Of the demo's report, on a core that runs the yardstick in 0.3 s."""
+PLAIN_LOOP = "for i in range(10**7): pass"
+PLAIN_LOOP_S: Final = 0.3
+MAX_S: Final = 2.0
+"""Of the demo's report, on a core that runs the plain loop in 0.3 s."""
 SAMPLE_S: Final = 0.002
 
 PACKAGE = str(Path(efprof.__file__).parent)
@@ -60,9 +60,9 @@ def main(rounds: int, write: Path | None, one: Path | None) -> None:
     lines += [f"| run | CPU | of the plain loop's | {' | '.join(NAMES)} |", f"|{' --- |' * (3 + len(NAMES))}"]
     with tempfile.TemporaryDirectory() as made:
         runs = _runs(Path(made))
-        seconds: dict[str, list[float]] = {name: [] for name in (*runs, YARDSTICK)}
+        seconds: dict[str, list[float]] = {name: [] for name in (*runs, PLAIN_LOOP)}
         for _ in range(rounds):
-            seconds[YARDSTICK].append(_cpu_s([sys.executable, "-c", YARDSTICK]))
+            seconds[PLAIN_LOOP].append(_cpu_s([sys.executable, "-c", PLAIN_LOOP]))
             for name, folder in runs.items():
                 page = ["--out", str(Path(made) / "report.html")]
                 seconds[name].append(_cpu_s([sys.executable, "-m", "efprof", "report", str(folder), *page]))
@@ -70,12 +70,12 @@ def main(rounds: int, write: Path | None, one: Path | None) -> None:
     took = {name: statistics.median(found) for name, found in seconds.items()}
     for name in runs:
         parts = " | ".join(f"{shares[name].get(part, 0.0):.0%}" for part in NAMES)
-        lines.append(f"| {name} | {took[name]:.2f} s | {took[name] / took[YARDSTICK]:.1f} times | {parts} |")
+        lines.append(f"| {name} | {took[name]:.2f} s | {took[name] / took[PLAIN_LOOP]:.1f} times | {parts} |")
     first, long, wide = (took[name] for name in runs)
-    most_s = MOST_S * took[YARDSTICK] / YARDSTICK_S
+    most_s = MAX_S * took[PLAIN_LOOP] / PLAIN_LOOP_S
     lines += [
         "",
-        f"The plain loop, `{YARDSTICK}`, takes {took[YARDSTICK]:.2f} s on this core: the demo's report may take "
+        f"The plain loop, `{PLAIN_LOOP}`, takes {took[PLAIN_LOOP]:.2f} s on this core: the demo's report may take "
         f"{most_s:.2f} s, and takes {first:.2f}. A further step costs {(long - first) / (3000 - 80) * 1e6:.0f} us, "
         f"a further rank {(wide - first) / 63 * 1e3:.1f} ms.",
     ]

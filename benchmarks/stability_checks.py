@@ -9,7 +9,7 @@ from efprof.facts.growth.trend import block_minima, theil_sen
 
 FIRST_JUDGED_STEP = 3
 """From here on memory is held to what this step took: AdamW's state is made in the first step, caches in the second."""
-LEAST_STEPS = 20
+MIN_STEPS = 20
 """What breaks off before tells nothing of thirds and slopes."""
 MAX_PEAK_RATIO = 1.01
 WARM_UP_SHARE = 0.1
@@ -34,7 +34,7 @@ class Seen:
     peak_bytes: list[float] = field(default_factory=list)  # highest of three instants, less what was there before
     retained_bytes: list[float] = field(default_factory=list)  # at the step's end
     step_ms: list[float] = field(default_factory=list)  # CPU time on a CPU, else wall time
-    yardstick_ms: list[float] = field(default_factory=list)  # of the same work every few steps; 1 where it is not done
+    reference_ms: list[float] = field(default_factory=list)  # of the same work every few steps; 1 where it is not done
     clipped_norm: list[float] = field(default_factory=list)
     gru_input: list[float] = field(default_factory=list)  # largest absolute value that entered the GRU
     gru_hidden: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ def outcomes(seen: Seen, num_steps: int) -> list[Outcome]:
         "loss, first tenth to last": lambda: _loss_falls(seen),
         "memory's slope, bytes per step": lambda: _memory_is_level(seen),
     }
-    if min(len(seen.loss), len(seen.peak_bytes)) < LEAST_STEPS:
+    if min(len(seen.loss), len(seen.peak_bytes)) < MIN_STEPS:
         return [Outcome(point=point, is_held=False, figure=seen.error or "too few steps") for point in points]
     return [Outcome(point=point, is_held=is_held, figure=text) for point, (is_held, text) in _called(points).items()]
 
@@ -89,8 +89,8 @@ def _peak_stays(seen: Seen) -> tuple[bool, str]:
 
 
 def _time_stays(seen: Seen) -> tuple[bool, str]:
-    """Steps are told in yardsticks, so that a change in the machine's own pace is not taken for one of the training."""
-    paces = [step / yardstick for step, yardstick in zip(seen.step_ms, seen.yardstick_ms, strict=True)]
+    """Steps are told in times of the reference work, so that a slower machine is not taken for a slower training."""
+    paces = [step / reference for step, reference in zip(seen.step_ms, seen.reference_ms, strict=True)]
     steady = paces[int(WARM_UP_SHARE * len(paces)) :]
     third = len(steady) // 3
     ratio = statistics.median(steady[-third:]) / statistics.median(steady[:third])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.stability_checks import Seen
 from benchmarks.stability_phases import Phase, phases_of
-from benchmarks.stability_yardstick import Yardstick
+from benchmarks.stability_reference import ReferenceWork
 from efprof.recorder.loop.device import Memory
 from energy_flow.data.dataset import PairDataset
 from energy_flow.training.energy_trainer import EnergyTrainer
@@ -52,10 +52,10 @@ def watch(phase: Phase, device: str, dataset: Path, out: Path) -> Seen:
         # Memory's source is chosen at the first reading: without this, the host's.
         torch.cuda.init()  # type: ignore[no-untyped-call]  # torch has no types there
     memory, pairs = Memory(), PairDataset(dataset, config)
-    yardstick = Yardstick(config, pairs) if device == "cpu" else None
+    reference = ReferenceWork(config, pairs) if device == "cpu" else None
     before = memory.read()[0]
     trainer = EnergyTrainer(config, out=out)
-    observer = _Observer(trainer, config.training.steps, memory, before, yardstick)
+    observer = _Observer(trainer, config.training.steps, memory, before, reference)
     try:
         with observer.watching():
             trainer.train(pairs)
@@ -78,13 +78,13 @@ class _Observer:
     """
 
     def __init__(
-        self, trainer: EnergyTrainer, num_steps: int, memory: Memory, before_bytes: int, yardstick: Yardstick | None
+        self, trainer: EnergyTrainer, num_steps: int, memory: Memory, before_bytes: int, reference: ReferenceWork | None
     ) -> None:
         self.trainer, self.memory, self.before_bytes = trainer, memory, before_bytes
         self.is_cuda = trainer.device.type == "cuda"
         self.clock = time.process_time if trainer.device.type == "cpu" else time.perf_counter
-        self.on_host = np.zeros((num_steps, 4))  # peak bytes, retained bytes, ms of the step, ms of the yardstick
-        self.yardstick = yardstick
+        self.on_host = np.zeros((num_steps, 4))  # peak bytes, retained bytes, ms of the step, ms of the reference work
+        self.reference = reference
         self.on_device = torch.zeros(num_steps, 3, device=trainer.device)  # clipped norm, GRU input, GRU state
         self.num_steps = 0
         self.peak_bytes = 0
@@ -128,8 +128,8 @@ class _Observer:
         self.note_memory()
         peak = torch.cuda.max_memory_allocated() if self.is_cuda else self.peak_bytes
         retained = self.memory.read()[0] - self.before_bytes
-        yardstick_ms = self.yardstick.measure(self.num_steps) if self.yardstick else 1.0
-        self.on_host[self.num_steps] = peak, retained, 1000 * (now - self.last), yardstick_ms
+        reference_ms = self.reference.measure(self.num_steps) if self.reference else 1.0
+        self.on_host[self.num_steps] = peak, retained, 1000 * (now - self.last), reference_ms
         self.num_steps += 1
         self.peak_bytes = 0
         if self.is_cuda:
@@ -153,7 +153,7 @@ class _Observer:
     def write_to(self, seen: Seen) -> None:
         """Hand over all that was noted."""
         on_host, on_device = self.on_host[: self.num_steps], self.on_device[: self.num_steps].tolist()
-        seen.peak_bytes, seen.retained_bytes, seen.step_ms, seen.yardstick_ms = on_host[:-NUM_PROFILED].T.tolist()
+        seen.peak_bytes, seen.retained_bytes, seen.step_ms, seen.reference_ms = on_host[:-NUM_PROFILED].T.tolist()
         seen.clipped_norm, seen.gru_input, seen.gru_hidden = ([row[column] for row in on_device] for column in range(3))
         seen.reads = self.reads
 

@@ -55,7 +55,7 @@ def make_report(
     return Report(run=identity, measurements=measurements, audits=tuple(results), warnings=warnings)
 
 
-def shown(*makes: Callable[[], tuple[Evidence, ...]]) -> tuple[tuple[Evidence, ...], tuple[str, ...]]:
+def first_overview(*makes: Callable[[], tuple[Evidence, ...]]) -> tuple[tuple[Evidence, ...], tuple[str, ...]]:
     """Pictures of what nothing is wrong with, by the first that has any; and a warning for each that broke."""
     warnings = []
     for make in makes:

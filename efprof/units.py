@@ -8,7 +8,7 @@ MIB = 1024**2
 GIB = 1024**3
 TIB = 1024**4
 
-MOST_BYTES = 2**63 - 1
+MAX_BYTES = 2**63 - 1
 """The largest count that every reader of our JSON takes."""
 
 
@@ -29,7 +29,7 @@ def parse_bytes(text: str) -> int:
     number, letter, ending = found.groups()
     factor: int = (1000 if ending == "B" else 1024) ** (" KMGT".index(letter) if letter else 0)
     num_bytes = float(number) * factor
-    if num_bytes > MOST_BYTES:
+    if num_bytes > MAX_BYTES:
         raise ValueError(f"no size: {text!r}")
     return round(num_bytes)
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.support.patience import MAX_WAIT_S
 from tests.support.processes import adopt_orphans, end_processes_since, started_processes
+from tests.support.waiting import MAX_WAIT_S
 
 # Two workers share two cores with the type checker: threads of torch would mostly wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

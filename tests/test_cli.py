@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from efprof.cli import main
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 EFPROF = str(Path(sys.executable).parent / "efprof")
 

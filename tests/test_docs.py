@@ -21,7 +21,7 @@ from efprof.compare.comparison import compare_reports
 from efprof.recorder.doctor.device import find_traps
 from efprof.report.comparison_form import render_comparison_text
 from efprof.report.text_forms import render_text
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 from tests.test_layers import ALLOWED, FACTS
 
 ROOT = Path(__file__).parents[1]

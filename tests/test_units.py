@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from efprof.units import (
+    MAX_BYTES,
     MIB,
-    MOST_BYTES,
     format_about,
     format_bytes,
     format_change,
@@ -48,7 +48,7 @@ def test_intervals_that_read_the_same_are_left_out_and_predictions_have_two_digi
     assert [format_bytes(size) for size in sizes] == ["1 B", "1.00 KiB", "1.00 MiB", "1.00 GiB", "1.00 TiB", "1024 TiB"]
 
 
-@given(st.integers(min_value=0, max_value=MOST_BYTES - MOST_BYTES // 100))
+@given(st.integers(min_value=0, max_value=MAX_BYTES - MAX_BYTES // 100))
 def test_a_size_that_is_printed_is_read_as_the_same_to_the_digits_printed(num_bytes: int) -> None:
     assert abs(parse_bytes(format_bytes(num_bytes)) - num_bytes) <= num_bytes * 0.005 + 0.5
 

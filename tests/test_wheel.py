@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import efprof
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "tests/runs/retained_graph-sick"

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from benchmarks.recording.blocks import Side
-from efprof.recorder.budget.sampling import MOST_UNASKED_STEPS
+from efprof.recorder.budget.sampling import MAX_UNASKED_STEPS
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session import current
 from efprof.recorder.session.session import Session
@@ -125,7 +125,7 @@ def _choose(session: Session, side: Side) -> None:
     own = vars(sampling)
 
     def is_due_after(number: int) -> bool:
-        sampling.look_at = number + MOST_UNASKED_STEPS
+        sampling.look_at = number + MAX_UNASKED_STEPS
         return side == "full"
 
     if side in ("light", "full"):

@@ -11,7 +11,7 @@ from benchmarks.recording.measuring import Pair
 
 LONG_STEP_MS = 5.0
 MAX_RATIO_OF_LONG, MAX_RATIO_OF_SHORT = 1.01, 1.03
-"""What tier 1 may make of a step of LONG_STEP_MS or more, and of a shorter one."""
+"""What recording, always on, may make of a step of LONG_STEP_MS or more, and of a shorter one."""
 
 MAX_START_UP_MS = 5.0
 
@@ -98,7 +98,7 @@ def table_line(row: Row) -> str:
 
 
 def budgets(row: Row) -> list[str]:
-    """Whether the always-on tier keeps within what it may cost on this loop."""
+    """Whether always-on recording keeps within what it may cost on this loop."""
     most = MAX_RATIO_OF_LONG if row.bare_ms >= LONG_STEP_MS else MAX_RATIO_OF_SHORT
     lines = [
         f"- {row.loop}, {row.tool}, {clock} {_verdict(whole, most)}: ratio {interval(whole, '.3f')}, at most {most}."

@@ -14,7 +14,7 @@ WORKER = "benchmarks/recording/worker.py"
 PLAIN = (sys.executable, WORKER)
 
 RECORDED = (sys.executable, "-m", "efprof", "record", "--windows", "none", "--", *PLAIN)
-"""The always-on tier as people start it, for the memory that it adds to a process."""
+"""Always-on recording as people start it, for the memory that it adds to a process."""
 
 STEPS_BEFORE_WINDOW = 6
 WINDOW_STEPS = 5
@@ -28,7 +28,7 @@ SLICE_MS = 110.0
 ROUND_MS = 4000.0
 """Of slices by turns: long against the distance of two bursts, and the second after which light steps are written."""
 
-LEAST_STEPS, MOST_STEPS = 10, 100
+MIN_STEPS, MAX_STEPS = 10, 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,19 +95,19 @@ def bare_request(bare_ms: float) -> BlockRequest:
 
 
 def _steps_of(bare_ms: float) -> int:
-    return min(MOST_STEPS, max(LEAST_STEPS, round(TIMED_MS / bare_ms)))
+    return min(MAX_STEPS, max(MIN_STEPS, round(TIMED_MS / bare_ms)))
 
 
-TIER_1 = Variant(
-    name="tier 1: always on",
+ALWAYS_ON = Variant(
+    name="always on",
     rounds=30,
     under="efprof",
     options={"windows": "none", "holders": False},  # of windows and counts a whole run tells
     num_processes=2,
     switched_s=60.0,
 )
-TIER_2 = Variant(
-    name="tier 2: in a window",
+IN_WINDOW = Variant(
+    name="in a window",
     rounds=9,
     under="efprof",
     options={
@@ -120,7 +120,7 @@ TIER_2 = Variant(
     expects="trace-1.json.gz",
 )
 HOST_MEMORY = Variant(
-    name="tier 3: --host-memory",
+    name="--host-memory",
     rounds=9,
     under="efprof",
     options={"windows": "none", "host_memory": True},
@@ -146,4 +146,4 @@ TRACEML = Variant(
 )
 BARE = Variant(name="bare, another process", rounds=12, is_whole_process=True, num_processes=2)
 
-VARIANTS = (TIER_1, TIER_2, HOST_MEMORY, PROFILER, MEMRAY, TRACEML, BARE)
+VARIANTS = (ALWAYS_ON, IN_WINDOW, HOST_MEMORY, PROFILER, MEMRAY, TRACEML, BARE)

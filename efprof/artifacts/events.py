@@ -107,7 +107,7 @@ class OutOfMemory(Event, tag="out_of_memory"):
             self.requested_bytes = _requested_bytes(self.message)
 
 
-class DeviceShortage(Event, tag="device_shortage"):
+class DeviceOutOfMemory(Event, tag="device_shortage"):
     """Requests that CUDA's allocator could not serve, most of which a program survives: the first, and at the end all.
 
     `num_failed` there were; the fields before it are of the last of them, as the allocator told it, in bytes that it
@@ -173,7 +173,7 @@ class OtherThreadTrained(Event, tag="other_thread_trained"):
     num_updates: int | None = None
 
 
-class Census(Event, tag="census"):
+class HoldersCounted(Event, tag="census"):
     """The holders of tensors were counted."""
 
     file: str

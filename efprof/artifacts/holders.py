@@ -127,7 +127,7 @@ def read_watches(rank_folder: Path) -> list[Watch]:
     return [read_json(path, Watch) for path in numbered_files(rank_folder, "watch", ".json")]
 
 
-class _OldCensus(msgspec.Struct, kw_only=True):
+class _OldCount(msgspec.Struct, kw_only=True):
     """Two counts in one file, as recordings had it before each count had a file of its own; mostly without what had
     not grown. A number of a holder is there twice, as `length_before` and `length_after`.
     """
@@ -214,7 +214,7 @@ def read_cycles(rank_folder: Path) -> CollectedGarbage:
 def _counts_in(path: Path) -> list[Count]:
     if read_json(path, _Either).step_before is None:
         return [read_json(path, Count)]
-    old = read_json(path, _OldCensus)
+    old = read_json(path, _OldCount)
     return [
         Count(
             step=step,

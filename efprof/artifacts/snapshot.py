@@ -15,7 +15,7 @@ from efprof.model import UnreadableInput
 DEFAULT_POOL: Final = (0, 0)
 """Of memory that belongs to no CUDA graph and no `torch.cuda.MemPool`."""
 
-SPOILT: Final = (
+DAMAGED: Final = (
     pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError, ImportError, ArithmeticError,
     MemoryError, RecursionError,
 )  # fmt: skip
@@ -125,7 +125,7 @@ def read_snapshot(path: Path) -> Snapshot:
         raise UnreadableInput(
             f"{path} is no snapshot of CUDA's allocator: {_printable(str(error))}; {WHAT_TO_GIVE}."
         ) from None
-    except SPOILT as error:
+    except DAMAGED as error:
         raise UnreadableInput(f"{path} is no whole pickle ({type(error).__name__}); {WHAT_TO_GIVE}.") from None
     for segment in snapshot.segments:
         _place_blocks(segment)

@@ -19,7 +19,7 @@ from efprof.fixes.settings import set_allocator
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_share, format_value
 
-LEAST_STEPS = 3
+MIN_STEPS = 3
 """Steps with a retry after warm-up, and one in either half of them: what happens once or twice is a start, or the
 largest batch of all."""
 HIGH_SHARE, MEDIUM_SHARE = 0.1, 0.02
@@ -49,7 +49,7 @@ def allocation_retries(run: Run) -> Examination:
     """
     retries = run.get(AllocationRetries)
     looked_at = f"{retries.num_steps} steps, {retries.num_retries} of the allocator's retries"
-    if len(retries.by_step) < LEAST_STEPS or not retries.goes_on:
+    if len(retries.by_step) < MIN_STEPS or not retries.goes_on:
         return Examination(looked_at=looked_at)
     return Examination(looked_at=looked_at, findings=(_finding(run, retries),))
 

@@ -10,16 +10,16 @@ from efprof.fixes.scalar_read import read_less
 from efprof.model import Examination, Finding
 from efprof.units import format_ms, format_share, format_value
 
-LEAST_STEPS = 5
+MIN_STEPS = 5
 """Fewer steady steps cannot tell a read in every step from one in a few."""
-LEAST_SHARE_OF_STEPS = 0.5
+MIN_SHARE_OF_STEPS = 0.5
 """A line that reads in fewer steps is logging now and then, which is the cure."""
 READS_ON_GPU = 1.0
 """On a GPU every read empties the queue: one per step is enough to stall it."""
 READS_ON_CPU = 4.0
 """On the CPU a read waits for nothing. Four per backward pass come from an inner loop, which stalls a GPU most; one for
 each accumulated micro-batch is ordinary logging."""
-LEAST_COST, LEAST_COST_MS = 0.01, 0.05
+MIN_COST, MIN_COST_MS = 0.01, 0.05
 """On the CPU: 1 % of the step is worth an edit; below 50 us, 1 % is the measuring itself."""
 AFTER_COST = 0.001
 """The share of the step that reading may cost after the fix."""
@@ -48,7 +48,7 @@ def blocking_scalar_read(run: Run) -> Examination:
     The measured time inside the reading calls: an upper bound, since a later read may wait in their place.
     """
     times = run.get(StepTimes)
-    num_steps = len(times.at_least(LEAST_STEPS))
+    num_steps = len(times.at_least(MIN_STEPS))
     reads = scalar_reads(run)
     is_gpu, step_ms = bool(run.run_file.devices), times.median_ms()
     guilty = [line for line in reads if _is_guilty(line, step_ms, is_gpu=is_gpu)]
@@ -58,11 +58,11 @@ def blocking_scalar_read(run: Run) -> Examination:
 
 
 def _is_guilty(line: ReadingLine, step_ms: float, *, is_gpu: bool) -> bool:
-    if line.share_of_steps < LEAST_SHARE_OF_STEPS:
+    if line.share_of_steps < MIN_SHARE_OF_STEPS:
         return False
     if is_gpu:
         return line.mean_count >= READS_ON_GPU
-    costs = line.typical_ms >= max(LEAST_COST * step_ms, LEAST_COST_MS)
+    costs = line.typical_ms >= max(MIN_COST * step_ms, MIN_COST_MS)
     return costs or (line.count_per_micro_batch >= READS_ON_CPU and not line.is_cut_on_host)
 
 

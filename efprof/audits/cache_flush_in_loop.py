@@ -9,7 +9,7 @@ from efprof.model import Examination, Finding, Fix, Gain, Narrative, StallLine
 from efprof.units import format_bytes, format_ms, format_share, format_value
 
 CALL = "empty_cache"
-LEAST_PER_STEP = 0.1
+MIN_PER_STEP = 0.1
 """Once in ten steps: less often, such as once an epoch or before a checkpoint, it costs nobody anything."""
 MEDIUM_SHARE = 0.02
 """Of the step: more than what a branch may cost before a comparison fails is half of that."""
@@ -37,7 +37,7 @@ def cache_flush_in_loop(run: Run) -> Examination:
     The time measured inside the calls; asking the driver again comes on top.
     """
     times, stalls = run.get(StepTimes), stall_lines(run)
-    flushes = [line for line in stalls if CALL in line.call and line.count_per_step >= LEAST_PER_STEP]
+    flushes = [line for line in stalls if CALL in line.call and line.count_per_step >= MIN_PER_STEP]
     looked_at = f"{len(times.steady)} steps, {len(stalls)} lines that stall"
     is_on_device = "CUDA" in run.run_file.memory_source
     findings = tuple(_finding(run, line) for line in flushes) if is_on_device else ()

@@ -12,10 +12,10 @@ from efprof.fixes.settings import set_allocator
 from efprof.model import Examination, Finding, Gain, ThinEvidence
 from efprof.units import MIB, format_bytes, format_share
 
-LEAST_SAVED_SHARE = 0.05
+MIN_SAVED_SHARE = 0.05
 """Of the reserved peak: what another setting must save. Of 36 recordings of public programs the best setting saved a
 median of 2 %, and 26 % at most."""
-LEAST_SAVED_BYTES = 64 * MIB
+MIN_SAVED_BYTES = 64 * MIB
 """Three segments of the usual size: less is not what a device runs out of memory for."""
 HIGH_SHARE = 0.15
 """A peak that falls by so much lets the batch grow by as much."""
@@ -53,7 +53,7 @@ def _better(device: DeviceHistory) -> Trial | None:
     if best is None or device.what_if.recorded.is_out_of_memory:  # that is another audit's
         return None
     saved = device.what_if.saved_bytes(best.outcome)
-    least = max(LEAST_SAVED_BYTES, LEAST_SAVED_SHARE * device.what_if.recorded.peak_reserved_bytes)
+    least = max(MIN_SAVED_BYTES, MIN_SAVED_SHARE * device.what_if.recorded.peak_reserved_bytes)
     return best if saved >= least else None
 
 

@@ -1,6 +1,6 @@
 """Steps that wait for their data."""
 
-from efprof.facts.input.input_waits import LEAST_GAIN, MOST_HANDOVER_MS, InputWaits, wait_evidence, wait_severity
+from efprof.facts.input.input_waits import MAX_HANDOVER_MS, MIN_GAIN, InputWaits, wait_evidence, wait_severity
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, within_idle
@@ -8,11 +8,11 @@ from efprof.fixes.settings import set_loader_arguments
 from efprof.model import Change, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_interval, format_ms, format_share, in_brackets
 
-LEAST_STEPS = 5
+MIN_STEPS = 5
 """Fewer steady steps say more about the machine than about the loader."""
-LEAST_SHARE, LEAST_MS = 0.1, 1.0
+MIN_SHARE, MIN_MS = 0.1, 1.0
 """A tenth of the step is worth an edit; below a millisecond, handing over a batch from a worker costs as much."""
-LEAST_SHARE_WITHOUT_WORKERS = 0.5
+MIN_SHARE_WITHOUT_WORKERS = 0.5
 """Where no worker helps, a data set must be rewritten: worth it where training waits longer than it trains. Collating
 tensors in memory takes a third of a small model's step (measured: 1.1 of 3.0 ms). The same where a first worker wins
 less than a tenth: on a busy machine a healthy loop waited 40 % of its step, of which a worker would win 5 %."""
@@ -41,10 +41,10 @@ def input_stall(run: Run) -> Examination:
     over the cores.
     """
     times = run.get(StepTimes)
-    num_steps = len(times.at_least(LEAST_STEPS))
+    num_steps = len(times.at_least(MIN_STEPS))
     waits = run.get(InputWaits)
     looked_at = f"{num_steps} steps, which waited {format_share(waits.data_ms / waits.step_ms)} of their time for data"
-    if not _is_stalled(waits) and waits.restart_ms < LEAST_SHARE * (waits.step_ms + waits.restart_ms):
+    if not _is_stalled(waits) and waits.restart_ms < MIN_SHARE * (waits.step_ms + waits.restart_ms):
         return Examination(looked_at=looked_at)
     if waits.loader is None or waits.loader.site is None:
         raise ThinEvidence(f"{looked_at}, but the loader that made them wait was built where it could not be seen.")
@@ -55,15 +55,15 @@ def input_stall(run: Run) -> Examination:
 
 def _is_stalled(waits: InputWaits) -> bool:
     """Whether batches come too late, and not only later than at once: taking one from a worker takes time too."""
-    can_win, least_ms = _can_win(waits), MOST_HANDOVER_MS if waits.num_workers else LEAST_MS
-    least_gain = LEAST_GAIN if waits.num_workers else LEAST_SHARE
+    can_win, least_ms = _can_win(waits), MAX_HANDOVER_MS if waits.num_workers else MIN_MS
+    least_gain = MIN_GAIN if waits.num_workers else MIN_SHARE
     is_worth_it = waits.saved_ms_with(waits.best_workers) >= least_gain * waits.step_ms
-    least_ms = max(least_ms, waits.step_ms * (LEAST_SHARE if is_worth_it else LEAST_SHARE_WITHOUT_WORKERS))
+    least_ms = max(least_ms, waits.step_ms * (MIN_SHARE if is_worth_it else MIN_SHARE_WITHOUT_WORKERS))
     return waits.data_ms >= least_ms and (waits.is_out_of_cores or can_win)
 
 
 def _can_win(waits: InputWaits) -> bool:
-    return waits.saved_ms_with(waits.best_workers) >= LEAST_GAIN * waits.step_ms
+    return waits.saved_ms_with(waits.best_workers) >= MIN_GAIN * waits.step_ms
 
 
 def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:

@@ -7,9 +7,9 @@ from efprof.fixes.step_calls import drop_graph
 from efprof.model import Examination, Finding, Gain
 from efprof.units import MIB, format_bytes, format_share
 
-LEAST_SHARE = 0.02
+MIN_SHARE = 0.02
 """Of the peak: what a smaller graph adds to it is within what runs differ by."""
-LEAST_BYTES = MIB
+MIN_BYTES = MIB
 """Less is not what a run runs out of memory for, whatever its share."""
 HIGH_SHARE = 0.4
 """A peak that would fall by so much lets the batch grow by more than half."""
@@ -39,7 +39,7 @@ def needless_retain_graph(run: Run) -> Examination:
     """
     found = run.get(RetainedBackward)
     looked_at = f"{found.num_calls} backward calls, and {found.num_watched} graphs that they kept, node by node"
-    worth_it = [one for one in found.needless if one.calls.kept_bytes >= max(LEAST_BYTES, LEAST_SHARE * one.peak_bytes)]
+    worth_it = [one for one in found.needless if one.calls.kept_bytes >= max(MIN_BYTES, MIN_SHARE * one.peak_bytes)]
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, one) for one in worth_it))
 
 

@@ -17,7 +17,7 @@ from efprof.facts.device.memory_failure import (
     why_no_setting_helps,
 )
 from efprof.facts.device.other_settings import replayed_gain
-from efprof.facts.device.smaller_step import fit_step, gain_of, shortage_at_end, shortage_on
+from efprof.facts.device.smaller_step import fit_step, gain_of, missing_memory_at_end, missing_memory_on
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, catches_out_of_memory
 from efprof.facts.source.sources import Sources
@@ -76,21 +76,21 @@ def _by_error(run: Run, failure: MemoryFailure) -> Finding:
     site = failure.site or most_alive_site(run, failure)
     if site is None:
         raise ThinEvidence("memory ran out, but no line of yours is in the traceback of the error that says so.")
-    blame, shortage = run.get(Sources).line(site), shortage_at_end(run)
+    blame, missing = run.get(Sources).line(site), missing_memory_at_end(run)
     return Finding(
         blame=blame,
         category="memory",
         headline="Out of memory",
         message=what_failed(run, failure),
-        fix=fit_step(run, shortage),
-        gain=gain_of(run, shortage),
-        evidence=(run.get(Sources).snippet(blame), *failure_evidence(run, failure, shortage.kept_bytes)),
+        fix=fit_step(run, missing),
+        gain=gain_of(run, missing),
+        evidence=(run.get(Sources).snippet(blame), *failure_evidence(run, failure, missing.kept_bytes)),
         severity="high",
     )
 
 
 def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
-    blame, shortage = run.get(Sources).line(blamed_site(run, device, failure)), shortage_on(run, device, failure)
+    blame, missing = run.get(Sources).line(blamed_site(run, device, failure)), missing_memory_on(run, device, failure)
     headline = "Out of memory: free memory lies in pieces" if failure.is_fragmentation else "Out of memory"
     is_survived = catches_out_of_memory(run)
     return Finding(
@@ -98,8 +98,8 @@ def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
         category="memory",
         headline=f"{headline}, and the program went on" if is_survived else headline,
         message=why_it_failed(device, failure),
-        fix=_fix(device, failure, fit_step(run, shortage)),
-        gain=gain_of(run, shortage) if device.survivor is None else replayed_gain(device, device.survivor),
+        fix=_fix(device, failure, fit_step(run, missing)),
+        gain=gain_of(run, missing) if device.survivor is None else replayed_gain(device, device.survivor),
         evidence=evidence_of_device(run, device, failure, blame),
         severity="low" if is_survived else "high",
     )

@@ -18,7 +18,7 @@ from efprof.fixes.keep_less import (
 from efprof.model import Examination, Finding
 from efprof.units import format_bytes
 
-LEAST_LEFT_SHARE = 0.1
+MIN_LEFT_SHARE = 0.1
 """Of the growth: what detaching leaves of it is told from there on; less is lost among what is rounded."""
 
 
@@ -73,7 +73,7 @@ def _what_is_left(leak: Leak, left: float) -> str:
     """What detaching does not give back: the tensors, from a tenth of the growth on."""
     if leak.kept[0].is_view:
         return " `.detach()` alone would keep the larger memory that the tensor is a part of; `.item()` keeps a number."
-    if left < LEAST_LEFT_SHARE * leak.rate.slope:
+    if left < MIN_LEFT_SHARE * leak.rate.slope:
         return ""
     return (
         f" That leaves the tensors themselves, {format_bytes(min(left, leak.rate.slope))} of "

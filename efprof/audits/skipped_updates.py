@@ -1,36 +1,36 @@
 """Updates that a gradient scaler goes on holding back after it had time to find its scale."""
 
-from efprof.facts.numbers.skipped_steps import LEAST_INTERVAL, SEARCH_STEPS, SkippedSteps, skip_evidence
+from efprof.facts.numbers.skipped_steps import MIN_INTERVAL, SEARCH_STEPS, SkippedSteps, skip_evidence
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.settings import set_scaler_arguments
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_ms, format_share, format_value
 
-LEAST_STEPS = 50
+MIN_STEPS = 50
 """After the search: in fewer, a few skips in a row look like a habit."""
-LEAST_SKIPPED = 5
+MIN_SKIPPED = 5
 """A model whose gradients grow while it trains halves its scale a few times more, and then is fine."""
-LEAST_SHARE = 0.02
+MIN_SHARE = 0.02
 """Less time than that nobody gets back; forty times as often as torch's own interval makes it."""
 HIGH_SHARE = 0.1
 """As many steps as that are felt."""
-LEAST_SCALE = 1.0
+MIN_SCALE = 1.0
 """Below it the scaler makes gradients smaller: it is not the scale that makes them overflow."""
 
 
 def skipped_updates(run: Run) -> Examination:
-    """Find training whose gradient scaler holds back many updates.
+    """Find training whose gradient scaler skips many updates.
 
     What it finds
     -------------
-    A `GradScaler` that holds back a fiftieth of the steps or more, and goes on to, because it tries scales that are too
+    A `GradScaler` that skips a fiftieth of the steps or more, and goes on to, because it tries scales that are too
     large: too often, or by too much. The first 50 steps, in which it finds its scale, do not count, nor does what
     follows a loss or gradient that is not finite by itself, which `nonfinite_loss` tells.
 
     Why it matters
     --------------
-    A step that is held back takes its time and teaches nothing.
+    A skipped step takes its time and teaches nothing.
 
     Fix
     ---
@@ -39,20 +39,20 @@ def skipped_updates(run: Run) -> Examination:
 
     Predicted gain
     --------------
-    The time of the steps that were held back, spread over all steps, less one in 2000.
+    The time of the skipped steps, spread over all steps, less one in 2000.
     """
     found = run.get(SkippedSteps)
     if not found.scales:
         return Examination(looked_at="steps without a gradient scaler")
-    if found.num_steps < LEAST_STEPS:
+    if found.num_steps < MIN_STEPS:
         raise ThinEvidence(
             f"Only {found.num_steps} steps after the first {SEARCH_STEPS}, in which a gradient scaler finds its scale, "
-            f"and before a loss or gradient that is not finite: {LEAST_STEPS} are needed; record a longer run."
+            f"and before a loss or gradient that is not finite: {MIN_STEPS} are needed; record a longer run."
         )
-    looked_at = f"{found.num_steps:,} steps under a gradient scaler, of which it held back {len(found.skipped):,}"
+    looked_at = f"{found.num_steps:,} steps under a gradient scaler, of which it skipped {len(found.skipped):,}"
     if found.lowest_scale == found.highest_scale:
         return Examination(looked_at=f"{looked_at}; its scale stayed as it was")
-    if len(found.skipped) < LEAST_SKIPPED or min(found.share, found.late_share) < LEAST_SHARE:
+    if len(found.skipped) < MIN_SKIPPED or min(found.share, found.late_share) < MIN_SHARE:
         return Examination(looked_at=looked_at)
     if found.site is None:
         raise ThinEvidence(f"{looked_at}, but neither the scaler's line nor that of backward was recorded.")
@@ -65,14 +65,14 @@ def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
     return Finding(
         blame=blame,
         category="time",
-        headline="The gradient scaler holds back many updates",
-        message=f"Of {found.num_steps:,} steps after the first {SEARCH_STEPS}, the gradient scaler held back "
+        headline="The gradient scaler skips many updates",
+        message=f"Of {found.num_steps:,} steps after the first {SEARCH_STEPS}, the gradient scaler skipped "
         f"{len(found.skipped):,} ({format_share(found.share)}), which took {format_ms(found.skipped_ms)} each and "
         "taught nothing.",
         fix=_fix(sources, found, blame),
         gain=Gain(
             basis="measured bound",
-            explanation=f"the time of the steps held back, spread over all, less one in {LEAST_INTERVAL:,}: the same "
+            explanation=f"the time of the skipped steps, spread over all, less one in {MIN_INTERVAL:,}: the same "
             "number of updates takes fewer steps",
             step_ms=found.saved_ms,
             step_ms_interval=found.saved_interval_ms,
@@ -83,17 +83,17 @@ def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
 
 
 def _fix(sources: Sources, found: SkippedSteps, blame: SourceLine) -> Fix:
-    if found.lowest_scale < LEAST_SCALE:
+    if found.lowest_scale < MIN_SCALE:
         return Fix(
             summary=f"Gradients overflow at a scale of {_said(found.lowest_scale)} too, which no setting of the scaler "
-            "helps: run a step that is held back under torch.autograd.set_detect_anomaly(True).",
+            "helps: run a skipped step under torch.autograd.set_detect_anomaly(True).",
             applicability="manual",
         )
     settings = found.settings
     if not settings:
         return Fix(
             summary=f"Give the scaler init_scale={found.lowest_scale}, the lowest scale of the run, and a "
-            f"growth_interval of {LEAST_INTERVAL:,} or more.",
+            f"growth_interval of {MIN_INTERVAL:,} or more.",
             applicability="manual",
         )
     change = ", ".join(f"{name}: {_said(old)} -> {_said(new)}" for name, (old, new) in settings.items())

@@ -17,11 +17,11 @@ from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_ms, format_value
 
-LEAST_RATIO = 1.25
+MIN_RATIO = 1.25
 """Thirds of one run differ by up to 15 % on a shared machine without any cause in the program."""
-LEAST_CERTAIN_RATIO = 1.1
+MIN_CERTAIN_RATIO = 1.1
 """The interval's lower end must clear a tenth: less may be caches that fill and clocks that fall."""
-LEAST_EXPLAINED_RATIO, LEAST_CERTAIN_EXPLAINED = 1.1, 1.03
+MIN_EXPLAINED_RATIO, MIN_CERTAIN_EXPLAINED = 1.1, 1.03
 """The same where a line is seen to go through a container that gets longer: that is no machine's doing, and goes on."""
 HIGH_RATIO = 1.5
 
@@ -51,13 +51,13 @@ def step_slowdown(run: Run) -> Examination:
     early, late = slowdown.early, slowdown.late
     looked_at = f"steps {early.first_step} to {early.last_step} against {late.first_step} to {late.last_step}, which "
     looked_at += f"take {format_value(slowdown.ratio, 'ratio')} as long"
-    if slowdown.ratio < LEAST_EXPLAINED_RATIO:
+    if slowdown.ratio < MIN_EXPLAINED_RATIO:
         return Examination(looked_at=looked_at)
     lines = run.get(SlowdownLines)
     is_explained = lines.line is not None and lines.line.explains(slowdown)
-    if not is_explained and slowdown.ratio < LEAST_RATIO:
+    if not is_explained and slowdown.ratio < MIN_RATIO:
         return Examination(looked_at=looked_at)
-    if slowdown.ratio_interval[0] <= (LEAST_CERTAIN_EXPLAINED if is_explained else LEAST_CERTAIN_RATIO):
+    if slowdown.ratio_interval[0] <= (MIN_CERTAIN_EXPLAINED if is_explained else MIN_CERTAIN_RATIO):
         raise ThinEvidence(f"Unclear: {looked_at}, but the interval reaches down to {slowdown.ratio_interval[0]:.2f}x.")
     if doubt := slowdown.doubt(is_gpu=bool(run.run_file.devices), is_explained=is_explained):
         raise ThinEvidence(f"Unclear: {looked_at}, but {doubt}.")

@@ -12,9 +12,9 @@ from efprof.fixes.settings import loader_setting, prove_by_fit
 from efprof.model import ConfigurationValue, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_bytes, format_share
 
-LEAST_UNUSED = 0.5
+MIN_UNUSED = 0.5
 """Below it the batch could not even double, less the margin: too little to change a training for."""
-LEAST_STEPS = 50
+MIN_STEPS = 50
 """Fewer steps may not have met the longest batch yet."""
 
 
@@ -39,10 +39,10 @@ def unused_headroom(run: Run) -> Examination:
     None is claimed: how many more samples per second that makes shows only when it is run.
     """
     headroom, growth = run.get(Headroom), run.find(MemoryGrowth, ThinEvidence)
-    run.get(StepTimes).at_least(LEAST_STEPS)
+    run.get(StepTimes).at_least(MIN_STEPS)
     looked_at = f"{headroom.num_steps} steps, which left {format_share(headroom.unused_share)} of the device unused"
     is_growing = growth is not None and growth.is_growing  # the free memory is on its way to being used
-    if headroom.unused_share <= LEAST_UNUSED or run.run_file.ended == "out_of_memory" or is_growing:
+    if headroom.unused_share <= MIN_UNUSED or run.run_file.ended == "out_of_memory" or is_growing:
         return Examination(looked_at=looked_at)
     if not headroom.is_even:
         raise ThinEvidence(f"{looked_at}, but steps differ in size: a longer one may need it.")

@@ -5,7 +5,7 @@ from efprof.facts.run.run import Run
 from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
 from efprof.units import MIB, format_bytes
 
-LEAST_UNEXPLAINED = 128 * MIB
+MIN_UNEXPLAINED = 128 * MIB
 """Copied by each of several workers with no container of the data set to explain it; a collection of Python's garbage
 in a worker copies the pages of all containers of the interpreter, some 50 MiB."""
 HIGH_SHARE, MEDIUM_SHARE = 0.25, 0.05
@@ -46,7 +46,7 @@ def worker_memory(run: Run) -> Examination:
             f"the workers were started by '{memory.data_set.start_method}', by which each has a copy of the whole data "
             f"set from its start; their private memory is {private} each."
         )
-    if memory.copied_container or (copied >= LEAST_UNEXPLAINED and len(memory.workers) > 1):
+    if memory.copied_container or (copied >= MIN_UNEXPLAINED and len(memory.workers) > 1):
         return Examination(looked_at=looked_at, findings=(_finding(run, memory),))
     return Examination(looked_at=looked_at)
 

@@ -14,7 +14,7 @@ from efprof.model import UnreadableInput
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from efprof.facts.allocator.accounts import DevicePredictions, DeviceReplay, FilePredictions, Prediction
+    from efprof.facts.allocator.replay_results import DevicePredictions, DeviceReplay, FilePredictions, Prediction
     from efprof.facts.gpu_estimate.gpu_estimate import DeviceEstimate
 
 SIZES: Final = "24GiB or 24G (times 1024^3), 24GB (times 1000^3)"
@@ -74,7 +74,7 @@ def replay(file: Path, is_json: bool) -> None:
 
         _print(replay_run(folder), render_replay, is_json=is_json)
         return
-    from efprof.facts.allocator.accounts import replay_file
+    from efprof.facts.allocator.replay_results import replay_file
 
     _answer(file, replay_file, render_replay, is_json=is_json)
 
@@ -102,7 +102,7 @@ def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | No
         estimate = estimate_run(folder, configurations, capacity=device_memory)
         _print(estimate, render_estimate, is_json=is_json)
         return
-    from efprof.facts.allocator.accounts import predict_file
+    from efprof.facts.allocator.replay_results import predict_file
 
     def predict(one: Path) -> "FilePredictions":
         return predict_file(one, configurations, capacity=device_memory)

@@ -31,7 +31,7 @@ FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {
 }
 REPORTS_FOLDER: Final = Path("reports")
 
-PATIENCE_S: Final = 1.0
+SHOW_AFTER_S: Final = 1.0
 _CLEARED: Final = "\r\x1b[K"
 
 
@@ -107,7 +107,7 @@ def analyse(
     from efprof.facts.overview.measurements import measurements_of
     from efprof.facts.overview.run_warnings import warnings_of
     from efprof.facts.run.run import open_run
-    from efprof.runner import find_audits, make_report, shown
+    from efprof.runner import find_audits, first_overview, make_report
 
     run = open_run(path, budget_bytes)
     overviews = [lambda: device_overview(run)]
@@ -116,7 +116,7 @@ def analyse(
 
         overviews.append(lambda: gpu_overview(run))
     say("reading the run")
-    device, failures = shown(*overviews)
+    device, failures = first_overview(*overviews)
     measurements = replace(measurements_of(run), device=(*device, *device_use_evidence(run)))
     warnings = (*warnings_of(run), *failures)
     identity = identify(run)
@@ -200,6 +200,6 @@ class Progress:
             print(_CLEARED, end="", file=sys.stderr, flush=True)
 
     def say(self, what: str) -> None:
-        if sys.stderr.isatty() and time.monotonic() - self._start >= PATIENCE_S:
+        if sys.stderr.isatty() and time.monotonic() - self._start >= SHOW_AFTER_S:
             self._is_shown = True
             print(f"{_CLEARED}{what} ...", end="", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ NEEDED_AT_ONCE = (
     "calls, or compute the number on the CPU."
 )
 
-LEAST_APART = 2
+MIN_APART = 2
 """A read in every step is what is to end."""
 
 
@@ -26,7 +26,7 @@ def read_less(file: SourceFile, line: int, *, calls: Sequence[str], reads_per_st
 
     At an `every` of 1 the cost matters in no step: no interval is advised then.
     """
-    rarely = max(LEAST_APART, every)
+    rarely = max(MIN_APART, every)
     kept = keep_on_device(file, line)
     if kept is not None:
         summary = f"Keep the value on the device with `.detach()`, and read it {rarely} steps apart or at the end."
@@ -34,7 +34,7 @@ def read_less(file: SourceFile, line: int, *, calls: Sequence[str], reads_per_st
     logged = log_every(file, line, rarely) if reads_per_step < MANY_READS else None
     if logged is not None:
         return Fix(summary=f"Log every {rarely} steps.", applicability="review", changes=(logged,))
-    often = f" Once every {every} steps, a read no longer matters." if every >= LEAST_APART else ""
+    often = f" Once every {every} steps, a read no longer matters." if every >= MIN_APART else ""
     return Fix.by_hand(f"{_advice(calls, reads_per_step)}{often}")
 
 

@@ -11,7 +11,7 @@ from efprof.model import Finding, Overhead, Report, RunIdentity, Severity, Sourc
 from efprof.report.wording import anchor_of, count_of, device_phrase, one_line, sentence, shorten, show, source_phrase
 from efprof.units import format_share
 
-MOST_UNREAD_SHARE: Final = 0.1
+MAX_UNREAD_SHARE: Final = 0.1
 """Of the run: memory that was last read before that is told of up to that step only."""
 SEVERITY_ORDER: Final[dict[Severity, int]] = {"high": 0, "medium": 1, "low": 2}
 
@@ -95,7 +95,7 @@ def last_read_step(report: Report) -> int | None:
         return None
     first, end = timeline.steps[0].step, timeline.steps[-1].step
     last = max(sample.step for sample in timeline.memory)
-    return last if end - last > MOST_UNREAD_SHARE * (end - first) else None
+    return last if end - last > MAX_UNREAD_SHARE * (end - first) else None
 
 
 def share_of(saving: float | None, whole: float | None) -> float | None:

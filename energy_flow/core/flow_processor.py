@@ -120,7 +120,7 @@ class FlowProcessor(nn.Module):
         place = self.lattice.normalise(flows.position)
         signal = self.neuron(self.lattice.sample(place), place)
         carried: Carried = self.carrier(signal, flows.energy, flows.hidden)
-        position = self.lattice.confine(flows.position + carried.displacement)
+        position = self.lattice.clamp(flows.position + carried.displacement)
         return flows._replace(position=position, energy=carried.energy, hidden=carried.hidden)
 
     def deposit(self, ended: Sequence[Ended], shape: torch.Size) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ class Lattice(nn.Module):
         """Places [flows, 3] from -1 (first cell) to 1 (last cell) of positions [flows, 3] in cells (x, y, z)."""
         return position * self.scale - 1
 
-    def confine(self, position: Tensor) -> Tensor:
+    def clamp(self, position: Tensor) -> Tensor:
         """Positions [flows, 3] in cells, each brought to the nearest one within the lattice."""
         return torch.clamp(position, min=self.first, max=self.last)
 

@@ -55,7 +55,7 @@ def prepare_device(device: torch.device, runtime: RuntimeConfig) -> None:
         raise EnergyFlowError(
             f"runtime.precision=bfloat16 does not run on {_name_of(device)}; choose float16 or float32"
         )
-    parts = [f"training on {_name_of(device)} in {runtime.precision}", *given_up_on(device, runtime)]
+    parts = [f"training on {_name_of(device)} in {runtime.precision}", *unsupported_settings(device, runtime)]
     logger.info("%s", "; ".join(parts))
 
 
@@ -67,7 +67,7 @@ def return_unused_memory(device: torch.device) -> None:
         torch.mps.empty_cache()
 
 
-def given_up_on(device: torch.device, runtime: RuntimeConfig) -> list[str]:
+def unsupported_settings(device: torch.device, runtime: RuntimeConfig) -> list[str]:
     """What the trainer does without, or does slowly, on `device`, each in a few words."""
     if device.type == "cuda":
         is_emulated = runtime.precision == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False)

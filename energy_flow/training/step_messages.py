@@ -14,7 +14,7 @@ from energy_flow.training.metrics_file import StepMetrics
 _STEPS_BETWEEN: Final = 100
 """Between two messages of one kind: a run that goes wrong says so again and again, and is still readable."""
 
-_MOST_SKIPS_IN_A_ROW: Final = 20
+_MAX_SKIPS_IN_A_ROW: Final = 20
 """With `scaler`'s defaults (1024, halved by each skip, 1 at the lowest) a loss scale that is too high is at its lowest
 after ten; what is skipped then has another cause. A `backoff_factor` near one, or a far higher scale, takes longer."""
 
@@ -56,7 +56,7 @@ class StepMessages:
             self._tell_norm(metrics)
 
     def _tell_skip(self, metrics: StepMetrics) -> None:
-        if self._skips_in_a_row >= _MOST_SKIPS_IN_A_ROW:
+        if self._skips_in_a_row >= _MAX_SKIPS_IN_A_ROW:
             if self._standstill.is_due(metrics.step):
                 _logger.warning(
                     "step %d is the %dth in a row that was skipped: %s; the weights stay as they are, so look at the "

@@ -11,7 +11,7 @@ from efprof.artifacts.snapshot import Snapshot
 from efprof.audits.dataset_on_device import dataset_on_device
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.device.device_dataset import LEAST_BYTES
+from efprof.facts.device.device_dataset import MIN_BYTES
 from efprof.facts.run.run import Run
 from efprof.model import CodeEdit, NotRecorded, ThinEvidence
 from efprof.units import MIB
@@ -206,7 +206,7 @@ def test_what_is_a_models_or_does_not_stay_or_raises_no_peak_is_no_fault(
 
 
 def test_little_data_is_no_fault(tmp_path: Path) -> None:
-    few = dataset_on_device(run_of(tmp_path, training(LEAST_BYTES - MIB)))
+    few = dataset_on_device(run_of(tmp_path, training(MIN_BYTES - MIB)))
     assert few.findings == ()
     assert few.looked_at == "63.0 MiB that stay from before the first step on, put there by 1 of your lines"
 

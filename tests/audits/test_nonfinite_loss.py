@@ -202,15 +202,15 @@ def test_finite_losses_and_a_scaler_that_searches_are_silent(tmp_path: Path) -> 
     assert nonfinite_loss(run_with(tmp_path / "second", steps=scaled)).findings == ()
 
 
-def scaled_steps(num_steps: int, held_back: Container[int]) -> list[StepRecord]:
-    """Under a gradient scaler, whose gradients overflow in the steps it holds back."""
+def scaled_steps(num_steps: int, skipped_steps: Container[int]) -> list[StepRecord]:
+    """Under a gradient scaler, whose gradients overflow in the steps it skips."""
     return [
         make_step(
             step,
             backward_site=BACKWARD,
             sequence=100 * step,
-            gradient_norm="inf" if step in held_back else 1.0,
-            is_skipped=step in held_back,
+            gradient_norm="inf" if step in skipped_steps else 1.0,
+            is_skipped=step in skipped_steps,
             scaler_scale=1.0,
         )
         for step in range(num_steps)
@@ -218,22 +218,22 @@ def scaled_steps(num_steps: int, held_back: Container[int]) -> list[StepRecord]:
 
 
 @pytest.mark.parametrize(
-    "held_back", [range(5), range(6, 8), range(52, 60), range(0, 60, 3), range(40)],
+    "skipped_steps", [range(5), range(6, 8), range(52, 60), range(0, 60, 3), range(40)],
     ids=["at the start", "once", "at the end", "now and then", "from a scale far too large"],
 )  # fmt: skip
-def test_what_a_scaler_holds_back_to_find_its_scale_is_silent(tmp_path: Path, held_back: range) -> None:
-    assert nonfinite_loss(run_with(tmp_path, steps=scaled_steps(60, held_back))).findings == ()
+def test_what_a_scaler_skips_to_find_its_scale_is_silent(tmp_path: Path, skipped_steps: range) -> None:
+    assert nonfinite_loss(run_with(tmp_path, steps=scaled_steps(60, skipped_steps))).findings == ()
 
 
 @pytest.mark.parametrize(
-    ("held_back", "first"),
+    ("skipped_steps", "first"),
     [(range(60), 0), (range(44, 60), 44), (range(20, 36), 20), (range(0, 60, 2), 2), ([*range(5), *range(40, 60)], 40)],
     ids=["always", "to the end", "for long", "every second step", "again and for good"],
 )
 def test_a_scaler_that_finds_none_is_told_from_where_it_lost_it(
-    tmp_path: Path, held_back: Container[int], first: int
+    tmp_path: Path, skipped_steps: Container[int], first: int
 ) -> None:
-    (finding,) = nonfinite_loss(run_with(tmp_path, steps=scaled_steps(60, held_back))).findings
+    (finding,) = nonfinite_loss(run_with(tmp_path, steps=scaled_steps(60, skipped_steps))).findings
     assert f"The gradient is inf at step {first}" in finding.message
 
 

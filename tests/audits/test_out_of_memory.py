@@ -44,7 +44,7 @@ def only_finding(run: Run) -> Finding:
     return finding
 
 
-def test_true_shortage_blames_the_request_and_halves_the_micro_batch(tmp_path: Path) -> None:
+def test_truly_short_memory_blames_the_request_and_halves_the_micro_batch(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", truly_short(), ended="out_of_memory"))
     assert str(finding.blame) == f"train.py:{OUTPUT}"
     assert finding.severity == "high"

@@ -25,7 +25,7 @@ def train(model, optimizer, loader):
 BUILT, BACKWARD = "train.py:2:train", "train.py:4:train"
 SEARCH = range(4)
 OFTEN = (*SEARCH, *range(12, 150, 10))
-"""The scaler finds its scale in four steps, and tries a larger one ten steps after each that it held back."""
+"""The scaler finds its scale in four steps, and tries a larger one ten steps after each that it skipped."""
 
 
 def built(**fields: Any) -> ScalerBuilt:
@@ -71,8 +71,7 @@ def test_it_blames_the_line_that_makes_the_scaler_and_sets_the_scale_that_held(t
         'scaler = torch.amp.GradScaler("cuda", growth_interval=10)',
     )
     assert (
-        "Of 100 steps after the first 50, the gradient scaler held back 10 (10 %), which took 15.5 ms"
-        in finding.message
+        "Of 100 steps after the first 50, the gradient scaler skipped 10 (10 %), which took 15.5 ms" in finding.message
     )
     assert finding.severity == "high"
     (change,) = finding.fix.changes
@@ -129,7 +128,7 @@ def test_light_steps_count(tmp_path: Path) -> None:
     steps = scaled_steps(OFTEN)
     for step in steps[50:]:
         step.is_full, step.scaler_scale, step.gradient_norm = step.step % 4 == 0, None, None
-    assert "Of 100 steps after the first 50, the gradient scaler held back 10" in found_in(tmp_path, steps).message
+    assert "Of 100 steps after the first 50, the gradient scaler skipped 10" in found_in(tmp_path, steps).message
 
 
 @pytest.mark.parametrize(

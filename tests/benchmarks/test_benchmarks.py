@@ -17,7 +17,7 @@ from benchmarks.recording.modes import mode_lines
 from benchmarks.recording.start_up import measure_start_up
 from benchmarks.recording.switch import Switch
 from benchmarks.recording.table import MAX_PEAK_BYTES, Row, budgets, row_of, start_up_budget, table_line
-from benchmarks.recording.variants import TIER_1
+from benchmarks.recording.variants import ALWAYS_ON
 from efprof.artifacts.steps import read_steps
 
 SHORT, LONG = 2.0, 30.0
@@ -29,7 +29,7 @@ def block(step_ms: float, cpu_ms: float) -> BlockTimes:
 
 def row(bare_ms: float, *, ratio: Estimate, added_us: Estimate) -> Row:
     pairs = [Pair(tool=block(bare_ms, bare_ms), bare=block(bare_ms, bare_ms))]
-    one = row_of("mlp", "tier 1", pairs, is_by_wall=False, peak_added_bytes=0)
+    one = row_of("mlp", "always on", pairs, is_by_wall=False, peak_added_bytes=0)
     return replace(one, cpu_ratio=ratio, added_us=added_us)
 
 
@@ -78,7 +78,7 @@ def test_each_round_is_compared_with_its_own_bare_block() -> None:
     pairs = [
         Pair(tool=block(slow * 1.1, slow * 1.05), bare=block(slow, slow)) for slow in (2.0, 4.0, 3.0, 9.0, 2.0, 5.0)
     ]
-    one = row_of("mlp", "tier 1", pairs, is_by_wall=False, peak_added_bytes=2**20)
+    one = row_of("mlp", "always on", pairs, is_by_wall=False, peak_added_bytes=2**20)
     assert one.wall_ratio.value == pytest.approx(1.1)
     assert one.cpu_ratio.low == one.cpu_ratio.value == pytest.approx(1.05)
     assert table_line(one).endswith("| 1 MiB |")
@@ -90,7 +90,7 @@ def test_a_block_leaves_out_its_slowest_tenth() -> None:
 
 
 def test_a_loop_is_measured_recorded_and_bare_in_one_process() -> None:
-    variant = replace(TIER_1, switched_s=0.0)
+    variant = replace(ALWAYS_ON, switched_s=0.0)
     (pair,) = measure(variant, "mlp", "cpu", bare_ms=50.0, rounds=1)
     assert len(pair.tool.times_ms) == len(pair.bare.times_ms) == 10
     assert min(pair.tool.times_ms) > 0
@@ -100,7 +100,7 @@ def test_a_loop_is_measured_recorded_and_bare_in_one_process() -> None:
 
 
 def test_recorded_and_bare_blocks_take_turns_within_one_recording() -> None:
-    pairs = measure(replace(TIER_1, switched_s=0.4, num_processes=1), "mlp", "cpu", bare_ms=30.0, rounds=1)
+    pairs = measure(replace(ALWAYS_ON, switched_s=0.4, num_processes=1), "mlp", "cpu", bare_ms=30.0, rounds=1)
     assert pairs
     assert all(min(pair.tool.cpu_ms, pair.bare.cpu_ms) > 0 for pair in pairs)
     assert pairs[0].own_us is not None

@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 from benchmarks import stability
-from benchmarks.stability_checks import LEAST_STEPS, LONG_PHASE_STEPS, Outcome, Seen, outcomes
+from benchmarks.stability_checks import LONG_PHASE_STEPS, MIN_STEPS, Outcome, Seen, outcomes
 from benchmarks.stability_phases import Phase, phases_of
 from benchmarks.stability_watch import NUM_PROFILED, watch
 from energy_flow.data.batch import Batch
@@ -27,7 +27,7 @@ def sound() -> Seen:
         peak_bytes=[50e6, 60e6, *[70e6] * (NUM_STEPS - 2)],
         retained_bytes=[30e6 + 1000 * (step % 3) for step in range(NUM_STEPS)],
         step_ms=[50.0, *[10.0] * (NUM_STEPS - 1)],
-        yardstick_ms=[0.5] * NUM_STEPS,
+        reference_ms=[0.5] * NUM_STEPS,
         clipped_norm=[0.5] * (NUM_STEPS - 1) + [1.0],
         gru_input=[3.0] * NUM_STEPS,
         gru_hidden=[0.9] * NUM_STEPS,
@@ -71,7 +71,7 @@ def test_each_fault_breaks_its_own_point(fault: Seen, point: str) -> None:
 
 
 def test_a_machine_that_slows_down_is_no_training_that_does() -> None:
-    slowed = replace(sound(), step_ms=[10.0] * 150 + [15.0] * 150, yardstick_ms=[0.5] * 150 + [0.75] * 150)
+    slowed = replace(sound(), step_ms=[10.0] * 150 + [15.0] * 150, reference_ms=[0.5] * 150 + [0.75] * 150)
     assert broken(slowed) == []
 
 
@@ -93,10 +93,10 @@ def test_a_loss_that_is_kept_without_its_graph_is_seen_in_a_short_phase(bytes_pe
     assert broken(seen) == ["memory's slope, bytes per step"]
 
 
-@pytest.mark.parametrize("num_steps", range(LEAST_STEPS + NUM_PROFILED + 4))
+@pytest.mark.parametrize("num_steps", range(MIN_STEPS + NUM_PROFILED + 4))
 def test_training_that_broke_off_at_any_step_is_judged(num_steps: int) -> None:
     seen = replace(sound(), error="out of memory")
-    of_watched = {"peak_bytes", "retained_bytes", "step_ms", "yardstick_ms"}
+    of_watched = {"peak_bytes", "retained_bytes", "step_ms", "reference_ms"}
     for name in (field.name for field in fields(seen) if isinstance(getattr(seen, field.name), list)):
         num_seen = max(0, num_steps - NUM_PROFILED) if name in of_watched else num_steps
         setattr(seen, name, getattr(seen, name)[:num_seen])

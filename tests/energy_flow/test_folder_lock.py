@@ -10,7 +10,7 @@ import pytest
 from energy_flow.errors import EnergyFlowError
 from energy_flow.folder_lock import claimed, claimed_to_resume
 from energy_flow.processes import ALONE, Processes
-from tests.support.patience import FOR_EVER_S
+from tests.support.waiting import FOR_EVER_S
 
 PROJECT = Path(__file__).parents[2]
 CLAIM = f"""

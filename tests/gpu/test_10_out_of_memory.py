@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from efprof.artifacts.events import DeviceShortage, OutOfMemory, WindowClosed, WindowOpened
+from efprof.artifacts.events import DeviceOutOfMemory, OutOfMemory, WindowClosed, WindowOpened
 from efprof.artifacts.snapshot import read_snapshot
 from efprof.audits.out_of_memory import out_of_memory
 from efprof.facts.run.run import open_run
@@ -89,14 +89,14 @@ def test_the_observer_and_the_message_tell_the_segment_that_was_asked_for(tmp_pa
     )
     recorded = record_text(tmp_path, TRAIN.replace("FAIL", fail), "--windows", "none")
     (event,) = recorded.events(OutOfMemory)
-    (shortage,) = recorded.events(DeviceShortage)
-    assert event.requested_bytes == shortage.requested_bytes == 20 * MIB
+    (device_event,) = recorded.events(DeviceOutOfMemory)
+    assert event.requested_bytes == device_event.requested_bytes == 20 * MIB
 
 
-def test_shortages_that_the_program_survives_are_counted_and_dumped_once(tmp_path: Path) -> None:
+def test_out_of_memory_errors_that_the_program_survives_are_counted_and_dumped_once(tmp_path: Path) -> None:
     recorded = record_text(tmp_path, TRAIN.replace("FAIL", SURVIVED), "--windows", "none")
     assert recorded.run.ended == "finished", recorded.errors
-    assert [event.num_failed for event in recorded.events(DeviceShortage)] == [1, 20]
+    assert [event.num_failed for event in recorded.events(DeviceOutOfMemory)] == [1, 20]
     assert [event.window for event in recorded.events(WindowClosed)] == [WINDOW]
 
 
@@ -117,8 +117,8 @@ def test_a_rejected_request_is_an_out_of_memory_error_that_no_observer_is_told_o
     recorded = record_text(tmp_path, TRAIN.replace("FAIL", REQUEST), "--windows", "none", environment=settings)
     assert recorded.run.ended == "out_of_memory", recorded.errors
     (results_folder() / "rejection.txt").write_text(recorded.events(OutOfMemory)[0].message)
-    (shortage,) = recorded.events(DeviceShortage)
-    assert (shortage.num_failed, shortage.num_rejected) == (0, 1)
+    (device_event,) = recorded.events(DeviceOutOfMemory)
+    assert (device_event.num_failed, device_event.num_rejected) == (0, 1)
 
 
 def test_an_error_of_the_driver_says_that_memory_is_out(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from efprof.artifacts.readings import read_device_use
 from efprof.artifacts.steps import read_steps
 from tests.gpu.cuda_runs import keep_fixture, needs_cuda, needs_two
 from tests.recorder.recording import Recorded, record_command
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 pytestmark = [
     *needs_cuda,

@@ -12,7 +12,7 @@ import pytest
 from efprof.artifacts.events import CollectorStopped
 from tests.gpu.cuda_runs import keep_fixture, needs_cuda, record_text
 from tests.recorder.recording import Recorded
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 pytestmark = needs_cuda
 

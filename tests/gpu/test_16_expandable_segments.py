@@ -6,7 +6,7 @@ from efprof.artifacts.allocations import read_allocations
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.snapshot import read_snapshot
 from efprof.commands.report import analyse
-from efprof.facts.allocator.accounts import predict_file, replay_file
+from efprof.facts.allocator.replay_results import predict_file, replay_file
 from tests.gpu.cuda_runs import TRAIN_PLAINLY, keep_fixture, needs_cuda, record_text
 from tests.recorder.recording import Recorded
 

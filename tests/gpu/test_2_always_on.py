@@ -1,4 +1,4 @@
-"""The always-on tier on a CUDA device: it adds no synchronisation, and what it reads late is right."""
+"""Always-on recording on a CUDA device: it adds no synchronisation, and what it reads late is right."""
 
 from pathlib import Path
 

@@ -6,13 +6,13 @@ All of it takes half an hour: `python -m benchmarks.overhead --device cuda`.
 import subprocess
 import sys
 
-from benchmarks.recording.variants import PROFILER, TIER_1, TIER_2
+from benchmarks.recording.variants import ALWAYS_ON, IN_WINDOW, PROFILER
 from tests.gpu.cuda_runs import ROOT, needs_cuda, results_folder
 
 pytestmark = needs_cuda
 
 LOOPS = ("mlp", "energy_flow")
-TOOLS = (TIER_1.name, TIER_2.name, PROFILER.name)
+TOOLS = (ALWAYS_ON.name, IN_WINDOW.name, PROFILER.name)
 SHORT = ("--loops", ",".join(LOOPS), "--tools", ",".join(TOOLS), "--rounds", "2", "--seconds", "10")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.facts.allocator.accounts import predict_file, replay_file
+from efprof.facts.allocator.replay_results import predict_file, replay_file
 from tests.gpu.cuda_runs import needs_cuda, results_folder
 
 pytestmark = needs_cuda

@@ -19,7 +19,7 @@ from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.support.builders import make_run_file
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 EVERY_STEP_IN_FULL = 1.0
 HARDLY_ANY_IN_FULL = 1e-9

@@ -23,7 +23,7 @@ from efprof.recorder.launch.launch import close_run
 from efprof.recorder.launch.start import start
 from efprof.recorder.session.options import VARIABLE, encode_options, parse_options
 from tests.support.builders import make_run_file
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 ROOT = Path(__file__).parents[2]
 

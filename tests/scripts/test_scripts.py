@@ -15,7 +15,7 @@ from efprof.artifacts.events import CollectorStopped, read_events
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.artifacts.trace.read import read_trace, trace_paths
 from tests.recorder.recording import Recorded, environment_of, record_command
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 FOLDER = Path(__file__).parent
 

@@ -23,7 +23,7 @@ from energy_flow.train import energy_flow
 from tests.casebook._cases import FOLDER, all_cases
 from tests.recorder.recording import EVERY_STEP_IN_FULL, Recorded, record_here
 from tests.simulated_cuda.cuda import SimulatedCuda
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 SHORT = ("training.steps=30", "runtime.precision=float32")
 ROUNDING = 1e-5

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.patience import FOR_EVER_S, MAX_WAIT_S
 from tests.support.processes import end_processes_since, started_processes
+from tests.support.waiting import FOR_EVER_S, MAX_WAIT_S
 
 ROOT = Path(__file__).parents[2]
 

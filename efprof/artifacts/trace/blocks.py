@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 BLOCK_BYTES = 2 << 20
 """Decoded, an event takes three times its text: blocks of this size stay in a processor's cache, and cost no time."""
-MOST_BLOCK_BYTES = 64 << 20
+MAX_BLOCK_BYTES = 64 << 20
 """A block that does not decode is joined with the next. Past this size it never will: the file is broken there."""
 GZIP: Final = b"\x1f\x8b"
 _DAMAGED: Final[Any] = isal_zlib.error
@@ -82,7 +82,7 @@ class TraceText:
             if found is not None:
                 yield found
                 text, tried_bytes = b"", 0
-            elif len(text) > MOST_BLOCK_BYTES:
+            elif len(text) > MAX_BLOCK_BYTES:
                 raise self.broken(f"no end of an event in {len(text) >> 20} MiB")
             else:
                 tried_bytes = len(text)
@@ -114,7 +114,7 @@ class TraceText:
             if place >= 0:
                 yield text[: place + 1]
                 text = text[place + len(cut or b"") - 1 :]
-            elif len(text) > MOST_BLOCK_BYTES:
+            elif len(text) > MAX_BLOCK_BYTES:
                 raise self.broken(f"no end of an event in {len(text) >> 20} MiB")
         events, tail = self._end(head, text)
         self.header = self._decoded_header(head + b"]" + tail)
@@ -132,7 +132,7 @@ class TraceText:
             for found in EVENTS.finditer(text):
                 if _is_json(text[: found.end()] + b"]}"):
                     return text[: found.end()], text[found.end() :]
-            if start[:1] != b"{" or len(text) > MOST_BLOCK_BYTES:
+            if start[:1] != b"{" or len(text) > MAX_BLOCK_BYTES:
                 break
         raise self.broken("it has no list of traceEvents")
 

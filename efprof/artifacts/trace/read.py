@@ -23,13 +23,13 @@ from efprof.artifacts.trace.columns import Columns, Trace
 from efprof.artifacts.trace.events import Array, Block, Decoder
 from efprof.model import UnreadableInput
 
-LEAST_LIMIT_BYTES = 1 << 30
-MOST_PER_BYTE: Final = {True: 24, False: 2}
+MIN_LIMIT_BYTES = 1 << 30
+MAX_PER_BYTE: Final = {True: 24, False: 2}
 """What a file may take in memory for each of its bytes, packed or not: twelve times and once what real ones take, 60
 bytes for an event of 15 bytes packed, or 250."""
 LARGE_BYTES: Final = {True: 4 << 20, False: 48 << 20}
 """From this size on, packed or not, several processes decode: each costs some milliseconds, and half a second less."""
-MOST_PROCESSES = 8
+MAX_PROCESSES = 8
 """More than decompressing, which is one process's work, can feed."""
 _FORK: Final = multiprocessing.get_context("fork")
 
@@ -134,9 +134,9 @@ def _stored(path: Path, file: BinaryIO, num_processes: int | None) -> dict[str, 
     is_packed, num_bytes = _size(path)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    most = used + max(LEAST_LIMIT_BYTES, MOST_PER_BYTE[is_packed] * num_bytes)
+    most = used + max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes)
     resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
-    available = num_processes or min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    available = num_processes or min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
     text, columns = read_here(path, available if num_bytes >= LARGE_BYTES[is_packed] else 1)
     dense, sparse = columns.ordered(text.header.base_ns)
     return {

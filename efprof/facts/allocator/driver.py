@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from efprof.artifacts.snapshot import Entry
 
-LEAST_CALLS = 5
+MIN_CALLS = 5
 """Of a kind, before their median tells anything: between two events the program may have done something else."""
 
 
@@ -76,6 +76,6 @@ def driver_costs(entries: Sequence[Entry]) -> DriverCosts:
         by_kind_us={
             kind: max(0.0, statistics.median(found) - between)
             for kind, found in gaps.items()
-            if len(found) >= LEAST_CALLS
+            if len(found) >= MIN_CALLS
         }
     )

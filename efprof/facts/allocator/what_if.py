@@ -177,17 +177,17 @@ def _ranges(seed: int) -> NewRange:
     taken: set[int] = set()
     at = MADE_UP
 
-    def behind(num_bytes: int, stream: int, is_expandable: bool) -> int:
+    def next_address(num_bytes: int, stream: int, is_expandable: bool) -> int:
         nonlocal at
         del stream, is_expandable
         at += num_bytes
         return at - num_bytes
 
-    def anywhere(num_bytes: int, stream: int, is_expandable: bool) -> int:
+    def random_address(num_bytes: int, stream: int, is_expandable: bool) -> int:
         del num_bytes, stream, is_expandable
         while (place := places.getrandbits(40)) in taken:
             pass
         taken.add(place)
         return MADE_UP + place * RANGE_GAP
 
-    return anywhere if seed else behind
+    return random_address if seed else next_address

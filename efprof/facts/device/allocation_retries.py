@@ -24,7 +24,7 @@ from efprof.units import format_interval, format_ms, in_brackets
 
 STAGE_BEFORE: Final = dict(zip(BOUNDARIES, ("data", "forward", "forward", "backward", "optimizer"), strict=True))
 """The stage that ends at a boundary; what lies between two steps ends with the next one's fetch."""
-LEAST_COMPARED: Final = 5
+MIN_COMPARED: Final = 5
 """Steps on either side, to tell how much longer those with a retry take."""
 
 
@@ -53,7 +53,7 @@ class AllocationRetries:
         retried = {step for step, _ in found}
         slow_ms = [time.total_ms for time in times.steady if time.step in retried]
         usual_ms = [time.total_ms for time in times.steady if time.step not in retried]
-        is_known = min(len(slow_ms), len(usual_ms)) >= LEAST_COMPARED
+        is_known = min(len(slow_ms), len(usual_ms)) >= MIN_COMPARED
         return cls(
             num_steps=len(times.steady),
             middle_step=times.steady[len(times.steady) // 2].step if times.steady else 0,

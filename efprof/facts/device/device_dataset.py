@@ -19,10 +19,10 @@ OF_THE_MODEL = re.compile(r"[/\\]torch[/\\](?:nn[/\\]modules|optim|autograd)[/\\
 Block = tuple[int, int, Frames]
 """Its address, its bytes, and the stack that asked for it."""
 
-LEAST_SHARE = 0.1
+MIN_SHARE = 0.1
 """Of the reserved peak. In 15 public histories without such a data set, no line outside of models and optimizers still
 had more than 8 % of it at the end; those that had most were inputs of one inference."""
-LEAST_BYTES = 64 * 1024**2
+MIN_BYTES = 64 * 1024**2
 """What fragmented_reserve asks for too: less is not what a device runs out of memory for."""
 
 
@@ -69,7 +69,7 @@ class DeviceDatasets:
             lines = _by_line(device, kept)
             num_lines, held_bytes = num_lines + len(lines), held_bytes + sum(map(_bytes_of, lines.values()))
             unknown_bytes += _bytes_of([block for block in kept if not block[2]])
-            least = max(LEAST_BYTES, LEAST_SHARE * device.peak.composition.reserved_bytes)
+            least = max(MIN_BYTES, MIN_SHARE * device.peak.composition.reserved_bytes)
             for site, blocks in lines.items():
                 one = _dataset(device, site, blocks, _seen(run)) if _bytes_of(blocks) >= least else None
                 found += [one] if one is not None and one.saved_bytes >= least else []

@@ -12,14 +12,14 @@ from efprof.facts.allocator.history import History
 from efprof.facts.peak.window_memory import Changes, changes_of, drawn_instants, sums_at
 from efprof.facts.source.sources import place_of
 
-MOST_LINES: Final = 6
+MAX_LINES: Final = 6
 """More could not be told apart."""
 NO_LINE: Final = "no line of yours (a backward pass runs without Python)"
 OTHER_LINES: Final = "other lines"
-LEAST_SHARE: Final = 1 / 1000
+MIN_SHARE: Final = 1 / 1000
 """Of what all have: less would be thinner than a pixel."""
 
-NOBODY, RESERVED = 0, 1
+NO_OWNER, RESERVED = 0, 1
 """Among the owners of bytes: who is not known, and the allocator, which has what is reserved. Then come the lines."""
 
 Curve = tuple[str, tuple[float, ...]]
@@ -43,11 +43,11 @@ def lines_over_time(history: History, site_of: Callable[[Frames], str | None], s
     places = np.unique(np.array([-1, *drawn_instants(alive, 0, len(alive)), *shown]))
     is_so_far = changes.places <= int(np.argmax(alive))
     sizes = np.bincount(changes.owners[is_so_far], weights=changes.amounts[is_so_far], minlength=len(names))
-    least = max(1.0, LEAST_SHARE * (sizes.sum() - sizes[RESERVED]))
+    least = max(1.0, MIN_SHARE * (sizes.sum() - sizes[RESERVED]))
     by_size = (int(owner) for owner in np.argsort(-sizes, kind="stable") if owner > RESERVED)
-    largest = [owner for owner in by_size if sizes[owner] >= least][:MOST_LINES]
+    largest = [owner for owner in by_size if sizes[owner] >= least][:MAX_LINES]
     rows = np.full(len(names), len(largest) + 2)
-    rows[[NOBODY, RESERVED, *largest]] = range(len(largest) + 2)
+    rows[[NO_OWNER, RESERVED, *largest]] = range(len(largest) + 2)
     by_row = replace(changes, owners=rows[changes.owners])
     nobody, reserved, *curves = np.maximum(sums_at(places, [by_row], len(largest) + 3), 0)
     labels = [NO_LINE, *_short_names([names[line] for line in largest]), OTHER_LINES]
@@ -71,7 +71,7 @@ def _short_names(lines: list[str]) -> list[str]:
 def _changes(history: History, site_of: Callable[[Frames], str | None]) -> tuple[list[str], Changes]:
     """The names of all owners; and what was there before the first entry, then one change for each entry."""
     names, owner_at = ["", ""], dict[int, int]()
-    number_of: dict[str | None, int] = {None: NOBODY}
+    number_of: dict[str | None, int] = {None: NO_OWNER}
 
     def owner_of(frames: Frames) -> int:
         site = site_of(frames)
@@ -92,7 +92,7 @@ def _changes(history: History, site_of: Callable[[Frames], str | None]) -> tuple
         if entry.action == "alloc":
             owner = owner_at[entry.addr] = owner_of(entry.frames)
         elif entry.action == "free_completed":
-            owner, amount = owner_at.pop(entry.addr, NOBODY), -amount
+            owner, amount = owner_at.pop(entry.addr, NO_OWNER), -amount
         elif entry.action not in GROWTH:
             amount = -amount if entry.action in RELEASE else 0
         owners.append(owner)

@@ -186,11 +186,11 @@ def _failure(
 class DeviceMemory:
     """Of each rank's devices the history that the last whole snapshot tells, the one of a failure before all others.
 
-    `untold` says why nothing is known of each other device of these files, and which file could not be read.
+    `not_replayed` says why nothing is known of each other device of these files, and which file could not be read.
     """
 
     devices: tuple[DeviceHistory, ...]
-    untold: tuple[str, ...] = ()
+    not_replayed: tuple[str, ...] = ()
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -218,16 +218,16 @@ class DeviceMemory:
                     reasons.setdefault((rank, device), f"{name} tells nothing of device {device}: {error}")
         if not found:
             raise next(iter(errors.values()), None) or NotRecorded(next(iter(reasons.values())))
-        distrusted = [_why_distrusted(one) for one in found.values() if not one.replay.is_trusted]
-        untold = [reason for place, reason in reasons.items() if place not in found]
-        return cls(devices=tuple(found.values()), untold=(*errors, *distrusted, *untold))
+        not_trusted = [_why_not_trusted(one) for one in found.values() if not one.replay.is_trusted]
+        not_replayed = [reason for place, reason in reasons.items() if place not in found]
+        return cls(devices=tuple(found.values()), not_replayed=(*errors, *not_trusted, *not_replayed))
 
     @property
     def trusted(self) -> tuple[DeviceHistory, ...]:
         """Those that the model places as they were; raises NotRecorded where there is none."""
         trusted = tuple(device for device in self.devices if device.replay.is_trusted)
         if not trusted:
-            raise NotRecorded(_why_distrusted(max(self.devices, key=lambda device: device.replay.match_share)))
+            raise NotRecorded(_why_not_trusted(max(self.devices, key=lambda device: device.replay.match_share)))
         return trusted
 
 
@@ -244,7 +244,7 @@ def _name_of(path: Path, *, num_ranks: int) -> str:
     return f"{path.parent.name}/{path.name}" if num_ranks > 1 else path.name
 
 
-def _why_distrusted(device: DeviceHistory) -> str:
+def _why_not_trusted(device: DeviceHistory) -> str:
     place = f"device {device.history.device} in {device.file}"
     return (
         f"The allocator's model places {device.replay.match_share:.1%} of {place} as it was, too little to say "

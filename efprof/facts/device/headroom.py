@@ -19,7 +19,7 @@ MARGIN = 0.1
 besides."""
 EVEN_SHARE = 0.9
 """Of the steps that must have the commonest size; the others may be smaller, as the last batch of an epoch is."""
-MOST_UNEVENNESS = 1.1
+MAX_UNEVENNESS = 1.1
 """What the largest step's forward pass may keep, over the median's: sequences whose lengths differ go beyond."""
 ROUND_FROM, ROUND_TO = 16, 8
 """From this size on, a batch is rounded down to a multiple: matrices of such sizes are the fast ones."""
@@ -157,4 +157,4 @@ def _is_even(steady: Sequence[StepRecord]) -> bool:
     read = ([one.allocated_bytes for one in record.memory] for record in steady)
     kept = [max(each) - min(each) for each, size in zip(read, sizes, strict=True) if size == usual]
     kept = [rise for rise in kept if rise]
-    return is_same and (not kept or max(kept) <= MOST_UNEVENNESS * statistics.median(kept))
+    return is_same and (not kept or max(kept) <= MAX_UNEVENNESS * statistics.median(kept))

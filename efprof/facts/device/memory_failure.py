@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Self
 
-from efprof.artifacts.events import DeviceShortage
+from efprof.artifacts.events import DeviceOutOfMemory
 from efprof.artifacts.snapshot import Block, Entry, Snapshot, read_snapshot
 from efprof.facts.allocator.history import history_before
 from efprof.facts.allocator.settings import SMALL_BYTES, SMALL_SEGMENT_BYTES
@@ -26,8 +26,8 @@ SNAPSHOT: Final = "memory-out-of-memory.pickle"
 Lines = Counter[str]
 """How many blocks each place (`file:line`) asked for."""
 
-MOST_ROWS: Final = 10
-MOST_NAMED: Final = 3
+MAX_ROWS: Final = 10
+MAX_NAMED: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,9 +58,9 @@ class FailureState:
         path = failure.rank_folder / SNAPSHOT
         if not path.exists():
             raise NotRecorded(f"{SNAPSHOT} is missing; record the run on a CUDA device.")
-        snapshot, told, requested = read_snapshot(path), failure.shortage, failure.requested_bytes or 0
+        snapshot, told, requested = read_snapshot(path), failure.device_event, failure.requested_bytes or 0
         if told is None or told.requested_bytes != requested:  # it is of another failure
-            told = DeviceShortage(at_ns=0, step=0)
+            told = DeviceOutOfMemory(at_ns=0, step=0)
         reserved = Counter[int]()
         for segment in snapshot.segments:
             reserved[segment.device] += segment.total_size
@@ -280,18 +280,18 @@ def _table_of_sizes(state: FailureState) -> Table:
                 f"{one.num_blocks - one.num_unknown:,}: {_most_of(one.known)}" if one.known else "none",
                 f"{_most_of(one.likely)} ({one.window})" if one.likely else "in none",
             )
-            for one in state.sizes[:MOST_ROWS]
+            for one in state.sizes[:MAX_ROWS]
         ),
     )
 
 
 def _most_of(lines: Counter[str]) -> str:
-    named = [place for place, _ in lines.most_common(MOST_NAMED)]
+    named = [place for place, _ in lines.most_common(MAX_NAMED)]
     return ", ".join(named) + (f" and {len(lines) - len(named)} more" if len(lines) > len(named) else "")
 
 
 def _how_state_is_known(failure: MemoryFailure) -> Iterator[str]:
-    shortage = failure.shortage or DeviceShortage(at_ns=0, step=-1)
+    device_event = failure.device_event or DeviceOutOfMemory(at_ns=0, step=-1)
     yield (
         "The snapshot has no history of the allocator. It tells of every block its place and size, and its line if it "
         "was asked for while a history was kept, as in a window; equal sizes in a window are a hint and no proof. "
@@ -300,7 +300,7 @@ def _how_state_is_known(failure: MemoryFailure) -> Iterator[str]:
     )
     yield (
         "The snapshot was taken by the failing request itself, before its error left the allocator."
-        if shortage.num_failed == 1 and shortage.step == failure.step
+        if device_event.num_failed == 1 and device_event.step == failure.step
         else "The snapshot was taken when the error had ended the program: what the failing call itself had freed by "
         "then is missing from it."
     )
@@ -308,11 +308,11 @@ def _how_state_is_known(failure: MemoryFailure) -> Iterator[str]:
         "torch tells what it asked the driver for: 2 MiB stand for a request of 1 MiB or less, and 20 MiB for one of "
         "up to 10 MiB. An error of CUDA itself tells neither size nor place: its line is where it was noticed."
     )
-    if shortage.num_failed > 1:
-        yield f"{shortage.num_failed:,} requests failed in this run: the program went on after the others."
-    if shortage.num_rejected:
+    if device_event.num_failed > 1:
+        yield f"{device_event.num_failed:,} requests failed in this run: the program went on after the others."
+    if device_event.num_rejected:
         yield (
-            f"{shortage.num_rejected:,} requests were refused by `throw_on_cudamalloc_oom` before the driver was "
+            f"{device_event.num_rejected:,} requests were refused by `throw_on_cudamalloc_oom` before the driver was "
             "asked: the limit is the program's own, `per_process_memory_fraction`."
         )
 

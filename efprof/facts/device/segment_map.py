@@ -27,17 +27,17 @@ from efprof.model import (
 )
 from efprof.units import format_bytes
 
-MOST_BARS: Final = 8
-MOST_ROWS: Final = 24
+MAX_BARS: Final = 8
+MAX_ROWS: Final = 24
 """More segments than that do not get a row each: those of one size share one. The recordings of public programs that
 were looked at had 2 to 1,722."""
 LARGE_SHARE: Final = 1 / 4
 WRAPPED_LINES: Final = 16
 """A row with more than that share of the memory is wrapped so that all of it would fill so many lines: an expandable
 segment may be all there is, and a line of 50 GiB would show nothing that is smaller than 50 MiB."""
-GRAINS_PER_LINE: Final = 1000
+PIXELS_PER_LINE: Final = 1000
 """A line is about as many pixels wide on a desk: what is shorter than that is mixed with its neighbours."""
-LEAST_GRAINS: Final = 6
+MIN_PIXELS: Final = 6
 """A segment that is shorter than that on the page shows nothing of its inside."""
 STATES: Final[tuple[StretchState, ...]] = ("used", "slack", "pending", "stranded", "releasable")
 
@@ -111,7 +111,7 @@ def composition_numbers(instant: Instant, title: str) -> Numbers:
 
 
 def owner_map(instant: Instant, blame: SourceLine | None, title: str) -> MemoryMap:
-    owners, rest = instant.owners[:MOST_BARS], instant.owners[MOST_BARS:]
+    owners, rest = instant.owners[:MAX_BARS], instant.owners[MAX_BARS:]
     labels = [NO_LINE if owner.site is None else place_of(owner.site) for owner in owners]
     bars = [
         Bar(label=label, num_bytes=owner.num_bytes, is_highlighted=blame is not None and label == str(blame))
@@ -134,7 +134,7 @@ def map_of(views: Sequence[tuple[str, Sequence[SegmentLayout]]], highlighted: st
     """The map of these instants, all to one scale; `highlighted` is the `file:line` of an owner."""
     groups = [_groups(layouts) for _, layouts in views]
     line_bytes = max(map(_line_bytes, groups), default=1)
-    grain_bytes = max(1, line_bytes // GRAINS_PER_LINE)
+    pixel_bytes = max(1, line_bytes // PIXELS_PER_LINE)
     owners = _owners([layout for _, layouts in views for layout in layouts])
     return SegmentMap(
         title=title,
@@ -144,7 +144,7 @@ def map_of(views: Sequence[tuple[str, Sequence[SegmentLayout]]], highlighted: st
         views=tuple(
             SegmentView(
                 label=label,
-                rows=tuple(_row(group, owners, grain_bytes) for group in grouped),
+                rows=tuple(_row(group, owners, pixel_bytes) for group in grouped),
                 totals=_totals(layouts),
             )
             for (label, layouts), grouped in zip(views, groups, strict=True)
@@ -154,14 +154,14 @@ def map_of(views: Sequence[tuple[str, Sequence[SegmentLayout]]], highlighted: st
 
 def _groups(layouts: Sequence[SegmentLayout]) -> list[list[SegmentLayout]]:
     """What shares a row, the most bytes first: each segment has its own, or all of a kind and size, or a last one."""
-    if len(layouts) <= MOST_ROWS:
+    if len(layouts) <= MAX_ROWS:
         return [[layout] for layout in sorted(layouts, key=lambda one: (-one.num_bytes, one.address))]
     found: defaultdict[tuple[int, str], list[SegmentLayout]] = defaultdict(list)
     for layout in layouts:
         found[layout.num_bytes, _kind(layout)].append(layout)
     groups = sorted(found.values(), key=lambda group: (-_bytes_of(group), group[0].address))
-    rest = [layout for group in groups[MOST_ROWS:] for layout in group]
-    return [*groups[:MOST_ROWS], rest] if rest else groups
+    rest = [layout for group in groups[MAX_ROWS:] for layout in group]
+    return [*groups[:MAX_ROWS], rest] if rest else groups
 
 
 def _line_bytes(groups: list[list[SegmentLayout]]) -> int:
@@ -187,13 +187,13 @@ def _totals(layouts: Sequence[SegmentLayout]) -> tuple[tuple[StretchState, int],
     return tuple((state, totals[state]) for state in STATES if totals[state])
 
 
-def _row(group: list[SegmentLayout], owners: Owners, grain_bytes: int) -> SegmentRow:
+def _row(group: list[SegmentLayout], owners: Owners, pixel_bytes: int) -> SegmentRow:
     sizes = {layout.num_bytes for layout in group}
-    are_summed = len(sizes) > 1 or (len(group) > 1 and min(sizes) < LEAST_GRAINS * grain_bytes)
+    are_summed = len(sizes) > 1 or (len(group) > 1 and min(sizes) < MIN_PIXELS * pixel_bytes)
     if are_summed:
-        stretches = tuple(_coarse(_summed(group, owners), grain_bytes))
+        stretches = tuple(_merge_short(_summed(group, owners), pixel_bytes))
     else:
-        stretches = tuple(one for layout in group for one in _coarse(_stretches(layout, owners), grain_bytes))
+        stretches = tuple(one for layout in group for one in _merge_short(_stretches(layout, owners), pixel_bytes))
     return SegmentRow(
         label=_label(group, sizes),
         num_bytes=_bytes_of(group),
@@ -246,24 +246,24 @@ def _summed(layouts: list[SegmentLayout], owners: Owners) -> Iterator[Stretch]:
         )
 
 
-def _coarse(stretches: Iterable[Stretch], grain_bytes: int) -> Iterator[Stretch]:
-    """Mix neighbours that are shorter than a grain until they are as long as one."""
+def _merge_short(stretches: Iterable[Stretch], pixel_bytes: int) -> Iterator[Stretch]:
+    """Mix neighbours that are shorter than a pixel until they are as long as one."""
     short: list[Stretch] = []
     for stretch in stretches:
-        if stretch.num_bytes < grain_bytes:
+        if stretch.num_bytes < pixel_bytes:
             short.append(stretch)
-            if sum(one.num_bytes for one in short) < grain_bytes:
+            if sum(one.num_bytes for one in short) < pixel_bytes:
                 continue
         if short:
-            yield _mix(short)
+            yield _merged(short)
             short = []
-        if stretch.num_bytes >= grain_bytes:
+        if stretch.num_bytes >= pixel_bytes:
             yield stretch
     if short:
-        yield _mix(short)
+        yield _merged(short)
 
 
-def _mix(stretches: list[Stretch]) -> Stretch:
+def _merged(stretches: list[Stretch]) -> Stretch:
     if len(stretches) == 1:
         return stretches[0]
     sums: Counter[tuple[StretchState, int | None]] = Counter()

@@ -34,7 +34,7 @@ NO_TENSOR: Final = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shortage:
+class MissingMemory:
     """One failed request, in `stage` where that is known. Bytes: in use then, asked for, and lacking of that.
 
     `kept_bytes` are in use whatever the batch, `usual_bytes` is what the last whole step had at most besides; both
@@ -79,9 +79,9 @@ class Shortage:
         return next((number for number, peak in fitting if peak is not None and peak <= self.budget_bytes), None)
 
 
-def shortage_in(
+def missing_memory_in(
     rank_folder: Path, *, stage: str | None, in_use_bytes: int, requested_bytes: int, missing_bytes: int
-) -> Shortage:
+) -> MissingMemory:
     """With what the rank's last whole step kept and took besides; `stage` is the one that failed, None if unknown."""
     try:
         records = read_steps(rank_folder)[0]
@@ -93,7 +93,7 @@ def shortage_in(
     if whole:
         kept_bytes = _kept(whole[-1], stage)
         usual_bytes = max(here.allocated_bytes for here in whole[-1].memory) - min(_sizes(whole[-1], "pre_forward"))
-    return Shortage(
+    return MissingMemory(
         stage=stage,
         in_use_bytes=in_use_bytes,
         requested_bytes=requested_bytes,
@@ -103,27 +103,27 @@ def shortage_in(
     )
 
 
-def shortage_at_end(run: Run) -> Shortage:
+def missing_memory_at_end(run: Run) -> MissingMemory:
     """Of the request that ended the run, as its events tell it; raises NotRecorded where they do not."""
     failure = run.get(MemoryFailure)
     requested = failure.requested_bytes or 0
-    shortage = shortage_in(
+    missing = missing_memory_in(
         failure.rank_folder,
         stage=failure.stage,
         in_use_bytes=failure.in_use_bytes or 0,
         requested_bytes=requested,
         missing_bytes=requested,
     )
-    return replace(shortage, is_for_tensor=failure.is_for_tensor)
+    return replace(missing, is_for_tensor=failure.is_for_tensor)
 
 
-def shortage_on(run: Run, device: DeviceHistory, failure: Failure) -> Shortage:
+def missing_memory_on(run: Run, device: DeviceHistory, failure: Failure) -> MissingMemory:
     """The same of a device whose history shows the failure: free pieces beside tensors serve no one else."""
     parts = failure.instant.composition
     folder = next((rank for rank in run.rank_folders if device.file.startswith(f"{rank.name}/")), run.rank_folder)
     available = parts.releasable_bytes + (failure.device_free_bytes or 0)
     at_end = run.find(MemoryFailure)  # None where the run went on after the failure
-    return shortage_in(
+    return missing_memory_in(
         folder,
         stage=at_end.stage if at_end else None,
         in_use_bytes=parts.reserved_bytes - failure.free_bytes - parts.pending_bytes,
@@ -132,38 +132,38 @@ def shortage_on(run: Run, device: DeviceHistory, failure: Failure) -> Shortage:
     )
 
 
-def fit_step(run: Run, shortage: Shortage) -> Fix:
+def fit_step(run: Run, missing: MissingMemory) -> Fix:
     """The changes of the batch, else of checkpointing; none where a smaller batch would not help."""
-    cause = _no_matter_of_batch(run, shortage)
+    cause = _no_matter_of_batch(run, missing)
     if cause is not None:
         return Fix.by_hand(cause)
     settings = run.get(UserSettings)
-    parts = shortage.parts_that_fit(settings.samples_per_micro_batch)
+    parts = missing.parts_that_fit(settings.samples_per_micro_batch)
     instead = () if settings.checkpointing is None else (settings.checkpointing,)
     if parts is None:
-        known = "" if shortage.scaling_bytes is None or not settings.samples else _not_even_one(shortage, settings)
+        known = "" if missing.scaling_bytes is None or not settings.samples else _not_even_one(missing, settings)
         summary = f"{known}{_capital(_in_words(instead) or (WORDS_FOR_ONE if known else WORDS))}."
         return Fix(summary=summary, applicability="review" if instead else "manual", changes=instead)
     changes = _batch_changes(settings, parts)
     otherwise = f" Or keep the batch, and {_in_words(instead)}." if instead else ""
     return Fix(
-        summary=f"{_batch_words(settings, parts, changes)}{_what_is_left(shortage, parts)}{otherwise}",
+        summary=f"{_batch_words(settings, parts, changes)}{_what_is_left(missing, parts)}{otherwise}",
         applicability="review" if changes else "manual",
         changes=changes,
     )
 
 
-def gain_of(run: Run, shortage: Shortage) -> Gain:
+def gain_of(run: Run, missing: MissingMemory) -> Gain:
     """What those micro-batches take less than was in use; nothing is claimed where that cannot be computed."""
     samples = run.get(UserSettings).samples_per_micro_batch
-    parts = shortage.parts_that_fit(samples) if _no_matter_of_batch(run, shortage) is None else None
-    peak = None if parts is None else shortage.peak_in(parts)
+    parts = missing.parts_that_fit(samples) if _no_matter_of_batch(run, missing) is None else None
+    peak = None if parts is None else missing.peak_in(parts)
     if peak is None:
         return Gain(basis="model", explanation="nothing is claimed: what a smaller step would take is not known")
     return Gain(
         basis="model",
         explanation="what is in use besides what every step keeps shrinks with the micro-batch",
-        peak_bytes=max(0, shortage.in_use_bytes - peak),
+        peak_bytes=max(0, missing.in_use_bytes - peak),
     )
 
 
@@ -193,28 +193,28 @@ def _kept(record: StepRecord, stage: str | None) -> int:
     return kept + (max(0, made) if record.step == 0 else 0)
 
 
-def _no_matter_of_batch(run: Run, shortage: Shortage) -> str | None:
+def _no_matter_of_batch(run: Run, missing: MissingMemory) -> str | None:
     """Why fewer samples would not do, and what would; None where they may."""
     limits = run.find(RunLimits)  # of a snapshot alone no machine is known
-    if limits is not None and limits.is_device and not shortage.is_for_tensor:
+    if limits is not None and limits.is_device and not missing.is_for_tensor:
         return NO_TENSOR
-    if limits is not None and 0 < limits.total_bytes < shortage.requested_bytes:
+    if limits is not None and 0 < limits.total_bytes < missing.requested_bytes:
         return (
-            f"Look at the sizes on that line: it asked for {format_bytes(shortage.requested_bytes)} at once, and "
+            f"Look at the sizes on that line: it asked for {format_bytes(missing.requested_bytes)} at once, and "
             f"{limits.name} has {format_bytes(limits.total_bytes)} in all."
         )
     growth = run.find(MemoryGrowth, ThinEvidence)
     if growth is not None and growth.is_growing:
         slope = format_bytes(growth.fit.trend.slope)
         return (
-            f"Memory grew by {slope} with every step until it was full: {_what_to_mend(run)}; a smaller batch only "
+            f"Memory grew by {slope} with every step until it was full: {_what_to_change(run)}; a smaller batch only "
             "puts the end off."
         )
-    free_bytes = limits.total_bytes - shortage.in_use_bytes if limits is not None else 0
+    free_bytes = limits.total_bytes - missing.in_use_bytes if limits is not None else 0
     # Most of memory at once: more than all that was in use; one of unknown size, which was more than what was free.
-    if not shortage.is_for_tensor and (shortage.requested_bytes or free_bytes) > shortage.in_use_bytes:
+    if not missing.is_for_tensor and (missing.requested_bytes or free_bytes) > missing.in_use_bytes:
         return NO_TENSOR
-    if shortage.stage == "optimizer":
+    if missing.stage == "optimizer":
         return (
             "The batch has no part in the optimizer's step, in which it failed: give the optimizer `foreach=False`, "
             "which takes about the size of the parameters less at its peak, or take one with less state."
@@ -222,7 +222,7 @@ def _no_matter_of_batch(run: Run, shortage: Shortage) -> str | None:
     return None
 
 
-def _what_to_mend(run: Run) -> str:
+def _what_to_change(run: Run) -> str:
     """The likeliest line, where more is known than the loop."""
     with contextlib.suppress(ThinEvidence, NotRecorded):
         for leak in run.get(Leaks).leaks:
@@ -251,8 +251,8 @@ def _batch_words(settings: UserSettings, parts: int, changes: tuple[Configuratio
     return f"{_capital(_in_words(changes))}{each}: a step keeps its {settings.samples:,} samples."
 
 
-def _what_is_left(shortage: Shortage, parts: int) -> str:
-    peak, kept = shortage.peak_in(parts), shortage.kept_bytes
+def _what_is_left(missing: MissingMemory, parts: int) -> str:
+    peak, kept = missing.peak_in(parts), missing.kept_bytes
     if peak is None or kept is None:
         return " How much that saves is not known, since no step was finished whose memory was read."
     return (
@@ -261,12 +261,12 @@ def _what_is_left(shortage: Shortage, parts: int) -> str:
     )
 
 
-def _not_even_one(shortage: Shortage, settings: UserSettings) -> str:
-    peak = shortage.peak_in(max(1, settings.samples_per_micro_batch))
+def _not_even_one(missing: MissingMemory, settings: UserSettings) -> str:
+    peak = missing.peak_in(max(1, settings.samples_per_micro_batch))
     assert peak is not None
     return (
         f"Even single samples would take about {format_bytes(peak)}, more than the "
-        f"{format_bytes(max(0, shortage.budget_bytes))} there is for them. "
+        f"{format_bytes(max(0, missing.budget_bytes))} there is for them. "
     )
 
 

@@ -34,7 +34,7 @@ UNEVEN_BYTES: Final = 11 * MIB + 512
 """The size of block that wastes most: it gets a segment of 12 MiB for itself, of which less than 1 MiB is over, which
 is not split off. Larger ones waste a smaller share, smaller ones leave what others can use."""
 
-MOST_COPIES: Final = 8
+MAX_COPIES: Final = 8
 """Of the parameters, that the optimizer's state is taken to consist of: Adam keeps 2. A longer history is one block."""
 
 NEARLY: Final = 0.05
@@ -283,7 +283,7 @@ def assumptions_about(older: OlderMemory) -> tuple[Assumption, ...]:
 def _copies(sizes: Sequence[int], num_bytes: int) -> list[int]:
     """The sizes again and again, as often as they fit; what is over in one block."""
     each = sum(sizes)
-    num_copies = min(num_bytes // each, MOST_COPIES) if each else 0
+    num_copies = min(num_bytes // each, MAX_COPIES) if each else 0
     rest = num_bytes - num_copies * each
     return list(sizes) * num_copies + ([rest] if rest else [])
 

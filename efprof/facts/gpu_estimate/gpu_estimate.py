@@ -9,8 +9,8 @@ from typing import Final, Literal, Self
 import msgspec
 
 from efprof.artifacts.snapshot import Entry
-from efprof.facts.allocator.accounts import DeviceReplay, FileReplay, Prediction
 from efprof.facts.allocator.advice import Trial, best_of, warnings_about, worth_a_try
+from efprof.facts.allocator.replay_results import DeviceReplay, FileReplay, Prediction
 from efprof.facts.allocator.settings import AllocatorSettings, parse_configuration
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.gpu_estimate.from_cpu import (
@@ -33,7 +33,7 @@ NUM_ROUNDS: Final = 6
 """How often the windows are played. In 34 recordings (tests/runs) the default's peak was reached by the third round, in
 one of them by the sixth; sixteen added nothing."""
 
-MOST_EVENTS: Final = 50_000
+MAX_EVENTS: Final = 50_000
 """All windows are played in order up to here, beyond it only the fullest: an event takes a microsecond
 in each round, layout, assumption and setting, and a quarter of a kilobyte in each round and assumption."""
 
@@ -75,7 +75,7 @@ class GpuEstimate:
                 "give one of its snapshots, memory-<n>.pickle in the folder of a rank."
             )
         windows = run.get(LiveMemory).windows
-        if sum(len(window.events) for window in windows) > MOST_EVENTS:
+        if sum(len(window.events) for window in windows) > MAX_EVENTS:
             windows = (max(windows, key=lambda window: window.peak_bytes),)
         passages = [passage_of(window) for window in windows]
         records = [time.record for time in run.get(StepTimes).every]

@@ -11,12 +11,12 @@ from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, ThinEvidence
 
-LEAST_CYCLES = 3
+MIN_CYCLES = 3
 """Leaves alive at once, each with a gradient that has a graph: two are this step's and the one's before."""
 
-LEAST_WATCHED = 3
+MIN_WATCHED = 3
 """Graphs of one line: fewer may be those of an odd first step."""
-MOST_ALIVE = 2
+MAX_ALIVE = 2
 """Watched graphs that are not gone when the recording ends: the last step's, and one that is just let go. More are held
 by something, which may go through them yet."""
 OF_CREATED = (
@@ -39,7 +39,7 @@ def gradient_cycles(run: Run) -> list[BackwardCalls]:
 
     Tensor, gradient and graph keep each other alive through C++, where Python's garbage collector sees nothing.
     """
-    found = [one for one in backward_calls(run) if one.num_created and one.num_cycles >= LEAST_CYCLES]
+    found = [one for one in backward_calls(run) if one.num_created and one.num_cycles >= MIN_CYCLES]
     return sorted(found, key=lambda one: -one.num_cycles)
 
 
@@ -79,7 +79,7 @@ class RetainedBackward:
         """Raises NotRecorded where calls of backward were not looked at; ThinEvidence where a graph was too large."""
         steady, sites = run.get(StepTimes).at_least(1), backward_calls(run)
         keeping = [one for one in sites if one.num_retained and one.num_retained == one.num_calls]
-        unseen = [one for one in keeping if one.num_watched < LEAST_WATCHED]
+        unseen = [one for one in keeping if one.num_watched < MIN_WATCHED]
         if unseen and len(unseen) == len(keeping):
             place = unseen[0].site.rpartition(":")[0]
             raise ThinEvidence(
@@ -175,8 +175,8 @@ def _is_needless(calls: BackwardCalls, records: Sequence[StepRecord]) -> bool:
     watched = [number for step, number in num_passes.items() if step <= calls.last_watched_step]
     later = [number for step, number in num_passes.items() if step > calls.last_watched_step]
     return (
-        calls.num_watched >= LEAST_WATCHED
+        calls.num_watched >= MIN_WATCHED
         and calls.num_run_again == 0
-        and calls.num_released >= max(1, calls.num_watched - MOST_ALIVE)
+        and calls.num_released >= max(1, calls.num_watched - MAX_ALIVE)
         and max(later, default=0) <= max(watched, default=0)
     )

@@ -9,7 +9,7 @@ from typing import Self
 from efprof.facts.growth.backward_calls import gradient_cycles
 from efprof.facts.growth.host_growth import grown_containers
 from efprof.facts.growth.kept import RetainedTensors
-from efprof.facts.growth.leaks import LEAST_SHARE, Leaks, backward_line, place_to_blame
+from efprof.facts.growth.leaks import MIN_SHARE, Leaks, backward_line, place_to_blame
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_numbers
 from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, sites_of
 from efprof.facts.run.run import Run
@@ -70,7 +70,7 @@ class UnattributedGrowth:
             advice += "object that only C++ holds."
         with contextlib.suppress(NotRecorded):
             for site, bytes_per_step in surviving_lines(run)[:1]:
-                if bytes_per_step >= LEAST_SHARE * slope:
+                if bytes_per_step >= MIN_SHARE * slope:
                     why = "most of it is allocated by this line and still alive a step later"
                     return cls(blame=sources.line(site), why=why, advice=advice)
         why = "what holds it is not known, so this is the line that runs backward"
@@ -109,7 +109,7 @@ def _container(run: Run, slope: float) -> RetainedTensors | None:
     """One whose entries explain it, as they do on a CPU; else one of a library, whose entries are not taken apart."""
     if "CUDA" not in run.run_file.memory_source:
         for one in grown_containers(run):
-            if one.rate.slope >= LEAST_SHARE * slope:
+            if one.rate.slope >= MIN_SHARE * slope:
                 return one
     grown = run.get(Leaks).grown
     fed = [one for one in grown.containers if one.fed and one.verdict != "bounded"] if grown else []

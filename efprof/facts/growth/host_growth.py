@@ -9,24 +9,24 @@ from efprof.facts.growth.kept import RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth
 from efprof.facts.growth.leaks import Leaks
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_numbers
-from efprof.facts.growth.trend import IN_WINDOW, LEAST_SLOPE, Fit, Point, first_after_warm_up, fit, is_steady
+from efprof.facts.growth.trend import IN_WINDOW, MIN_SLOPE, Fit, Point, first_after_warm_up, fit, is_steady
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.model import Evidence, NotRecorded, SourceLine, ThinEvidence
 from efprof.units import MIB
 
-LEAST_READINGS = 12
+MIN_READINGS = 12
 """After warm-up: what a run of 20 steps has. Sound ones of 150 programs rose by up to 69 MiB in 20 steps,
 none of these along a line; one rose by 11 MiB along one (measured). So the rises below hold for few readings too."""
-LEAST_RISE, LEAST_RISE_WITH_HEAP = 64 * MIB, 128 * MIB
+MIN_RISE, MIN_RISE_WITH_HEAP = 64 * MIB, 128 * MIB
 """Less the C heap, resident memory rose by up to 34 MiB after warm-up in 25 recordings without a leak, by less than
 1 in most (measured, torch 2.13 on a CPU). On CUDA the C heap cannot be taken off; with it they rose by up to 99 MiB."""
-LEAST_EXPLAINED = 0.02
+MIN_EXPLAINED = 0.02
 """Of what grows, by the containers that were counted: what an entry takes is sampled, and not to its depths (measured:
 4.5 % of lists of lists of dictionaries)."""
-LEAST_SEEN = 0.5
+MIN_SEEN = 0.5
 """Of what containers were counted to take, by resident memory, where that does not rise as evenly as a leak does."""
-MOST_POINTERS = 1 / 3
+MAX_POINTERS = 1 / 3
 """Of what Python's objects take outside of the C heap: a list has 8 bytes in it for each of at least 24."""
 
 
@@ -47,9 +47,9 @@ class HostGrowth:
         """Whether containers were counted to grow by some of what grows; or at every count, and memory as much."""
         slope, counted = self.fit.trend.slope, sum(one.rate.slope for one in self.containers)
         if self.is_growing:
-            return counted >= LEAST_EXPLAINED * slope
+            return counted >= MIN_EXPLAINED * slope
         surely = sum(one.rate.slope for one in self.containers if one.verdict == "leak")
-        return surely >= LEAST_SLOPE and self.fit.trend.low > 0 and slope >= LEAST_SEEN * surely
+        return surely >= MIN_SLOPE and self.fit.trend.low > 0 and slope >= MIN_SEEN * surely
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -62,14 +62,14 @@ class HostGrowth:
             raise NotRecorded("steps.jsonl holds no resident memory of the process; record the run on Linux.")
         first_steady = first_after_warm_up(steps)
         num_readings = max(0, len(steps) - first_steady)
-        if num_readings < LEAST_READINGS:
+        if num_readings < MIN_READINGS:
             raise ThinEvidence(
                 f"host memory was read {num_readings} times after warm-up and outside windows, a trend needs "
-                f"{LEAST_READINGS}; record a longer run."
+                f"{MIN_READINGS}; record a longer run."
             )
         found = fit(samples, records, first_steady=first_steady)
         rise = found.trend.slope * (steps[-1] - steps[first_steady])
-        is_large = rise >= (LEAST_RISE if is_heap_read else LEAST_RISE_WITH_HEAP)
+        is_large = rise >= (MIN_RISE if is_heap_read else MIN_RISE_WITH_HEAP)
         return cls(
             fit=found,
             is_heap_read=is_heap_read,
@@ -106,7 +106,7 @@ def may_be_pointers(run: Run) -> bool:
     host, memory = run.find(HostGrowth, ThinEvidence), run.find(MemoryGrowth, ThinEvidence)
     if host is None or memory is None or not (host.is_growing or host.is_explained):
         return False
-    return host.is_heap_read and memory.fit.trend.slope <= MOST_POINTERS * host.fit.trend.slope
+    return host.is_heap_read and memory.fit.trend.slope <= MAX_POINTERS * host.fit.trend.slope
 
 
 def is_told_of_tensors(run: Run) -> bool:

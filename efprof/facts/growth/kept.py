@@ -14,25 +14,25 @@ from efprof.units import format_bytes
 Kind = Literal["graphs", "tensors", "objects"]
 Verdict = Literal["leak", "filling", "thin", "bounded"]
 
-LEAST_RATE: Final[dict[Kind, float]] = {"graphs": 512.0, "tensors": 8192.0, "objects": 1024.0}
+MIN_RATE: Final[dict[Kind, float]] = {"graphs": 512.0, "tensors": 8192.0, "objects": 1024.0}
 """Bytes per step: less is no leak to speak of. A loss with its graph takes a kilobyte, and no sound program keeps one
 each step; of detached scalars 8 KiB are less than 1 GiB in 100,000 steps."""
 LARGER_STORAGE: Final = 0.5
 """Of the storages, by the tensors that keep them: less is worth a copy."""
-MOST_SHOWN: Final = 5
+MAX_SHOWN: Final = 5
 """Curves and rows: more are not told from each other."""
-LEAST_RISES: Final = 2
+MIN_RISES: Final = 2
 """From count to count: three counts, as one of two may have met what is let go again."""
-LEAST_EMPTIED: Final = 0.5
+MIN_EMPTIED: Final = 0.5
 """Of what it held: so much is taken out where something is cleared or trimmed, not where batches differ in size."""
 UNSTEADY: Final = 0.1
 """Of the whole rise: falls that are no larger come of entries that differ in size."""
-LEAST_LAST_RATE: Final = 0.6
+MIN_LAST_RATE: Final = 0.6
 """Of the rate before: what fills up adds less and less. A cache of the samples drawn by chance comes to a half or less
 where the steps between two counts double."""
 CHANCE: Final = 2.0
 """Standard deviations: entries that come now and then, as caught errors, are as many as their root says."""
-LEAST_IDLE: Final = 0.5
+MIN_IDLE: Final = 0.5
 """Of the widest gap between two counts that it rose across: something fed that seldom may stand still for less."""
 
 
@@ -99,7 +99,7 @@ class RetainedTensors:
     @property
     def is_large(self) -> bool:
         rate = self.rate.high if self.verdict == "bounded" else self.rate.slope
-        return rate >= LEAST_RATE[self.kind]
+        return rate >= MIN_RATE[self.kind]
 
 
 def counted_series(kept: Sequence[RetainedTensors]) -> Series:
@@ -114,7 +114,7 @@ def counted_series(kept: Sequence[RetainedTensors]) -> Series:
                 y=tuple(float(size.num_bytes) for size in one.sizes),
                 is_highlighted=place == 0,
             )
-            for place, one in enumerate(kept[:MOST_SHOWN])
+            for place, one in enumerate(kept[:MAX_SHOWN])
         ),
     )
 
@@ -134,7 +134,7 @@ def kept_table(kept: Sequence[RetainedTensors]) -> Table:
                 _seen_at(one.emptied) or "no line seen",
                 one.against or "nothing that was seen",
             )
-            for one in kept[:MOST_SHOWN]
+            for one in kept[:MAX_SHOWN]
         ),
     )
 
@@ -143,8 +143,7 @@ def _seen_at(changes: Sequence[Change]) -> str:
     """`train.py:8 (6 times, within a call of a library)`."""
     within = ", within a call of a library"
     return "; ".join(
-        f"{one.site.rpartition(':')[0]} ({one.times} times{within * one.is_within_call})"
-        for one in changes[:MOST_SHOWN]
+        f"{one.site.rpartition(':')[0]} ({one.times} times{within * one.is_within_call})" for one in changes[:MAX_SHOWN]
     )
 
 
@@ -157,12 +156,12 @@ def rate_of(sizes: Sequence[Size]) -> Trend:
     return Trend(slope=slope, low=min(rates), high=max(rates))
 
 
-def judged(sizes: Sequence[Size], *, least_rises: int = LEAST_RISES) -> tuple[Verdict, str]:
+def judged(sizes: Sequence[Size], *, least_rises: int = MIN_RISES) -> tuple[Verdict, str]:
     """The verdict, and why it is no leak, as a clause: `it fell from 80 MiB to 1 MiB after step 120`."""
     rise = sizes[-1].num_bytes - sizes[0].num_bytes
     falls = [(one, later) for one, later in pairwise(sizes) if later.num_bytes < one.num_bytes]
     for before, after in falls:
-        if before.num_bytes - after.num_bytes >= LEAST_EMPTIED * before.num_bytes:
+        if before.num_bytes - after.num_bytes >= MIN_EMPTIED * before.num_bytes:
             fell = f"it fell from {format_bytes(before.num_bytes)} to {format_bytes(after.num_bytes)}"
             return "bounded", f"{fell} between the counts after steps {before.step:,} and {after.step:,}"
     if rise <= 0:
@@ -187,7 +186,7 @@ def _idle_since(sizes: Sequence[Size]) -> int | None:
     reached = rises[-1][1].step
     widest = max(later.step - one.step for one, later in rises)
     idle = sizes[-1].step - reached
-    return reached if idle > 0 and idle >= LEAST_IDLE * widest else None
+    return reached if idle > 0 and idle >= MIN_IDLE * widest else None
 
 
 def _is_slower(sizes: Sequence[Size]) -> bool:
@@ -200,14 +199,14 @@ def _is_slower(sizes: Sequence[Size]) -> bool:
     expected, added = longer * (middle.num_bytes - before.num_bytes), last.num_bytes - middle.num_bytes
     entries, more = longer * (middle.length - before.length), last.length - middle.length
     is_chance = entries > 0 and entries - more <= CHANCE * math.sqrt(entries)
-    return added < LEAST_LAST_RATE * expected and not is_chance
+    return added < MIN_LAST_RATE * expected and not is_chance
 
 
 def _spaced(sizes: Sequence[Size]) -> list[Size]:
     """Without a count soon after another, by the distance before: what an entry more or less does to it is too much."""
     kept = [sizes[0]]
     for size in sizes[1:]:
-        is_near = len(kept) > 1 and size.step - kept[-1].step < LEAST_IDLE * (kept[-1].step - kept[-2].step)
+        is_near = len(kept) > 1 and size.step - kept[-1].step < MIN_IDLE * (kept[-1].step - kept[-2].step)
         if size.step > kept[-1].step and not is_near:
             kept.append(size)
     return kept

@@ -8,14 +8,14 @@ from typing import Final, Self
 from msgspec import structs
 
 from efprof.artifacts.holders import Change, Container, Count, Counted, Watch, Watched, read_counts, read_watches
-from efprof.facts.growth.kept import LEAST_RISES, RetainedTensors, Size, Verdict, judged, rate_of
+from efprof.facts.growth.kept import MIN_RISES, RetainedTensors, Size, Verdict, judged, rate_of
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.model import NotRecorded
 
 GRAPH_NODE_BYTES: Final = 420
 """What an autograd node itself takes once backward has freed what it saved: 404 to 438 bytes measured, torch 2.13."""
-MOST_COUNTED_NODES: Final = 20_000
+MAX_COUNTED_NODES: Final = 20_000
 """Where recorders stopped counting a graph before they said so."""
 SAME_MEMORY: Final = 0.1
 """Holders whose growth differs by less than this share, and that got longer by as much, hold the same."""
@@ -107,7 +107,7 @@ def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> R
         return None
     first, last = found[0][1], known[-1]
     changes = seen.of(name)
-    said = _judged(sizes, last.max_length, changes, LEAST_RISES if seen.is_watched else 1, run)
+    said = _judged(sizes, last.max_length, changes, MIN_RISES if seen.is_watched else 1, run)
     kept = _kept(last, sizes, changes, seen, said)
     nodes, tensors = (first.graph_nodes, first.tensors) if first else (0, 0)  # counting stops at a limit
     tensor_bytes = max(0, last.tensor_bytes - (first.tensor_bytes if first else 0))
@@ -162,7 +162,7 @@ def _counted(name: Name, counts: Sequence[Count], *, is_complete: bool) -> Itera
                 before = 0
             continue
         num_bytes = counted.tensor_bytes + counted.graph_bytes + GRAPH_NODE_BYTES * counted.graph_nodes
-        is_least = counted.is_cut or counted.graph_nodes >= MOST_COUNTED_NODES
+        is_least = counted.is_cut or counted.graph_nodes >= MAX_COUNTED_NODES
         if num_bytes > before or not (is_least or (count.moment == "end" and num_bytes < before)):
             before = num_bytes
             yield Size(step=count.step, length=counted.length, num_bytes=num_bytes, is_least=is_least), counted
@@ -208,7 +208,7 @@ def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> Retaine
         return None
     sizes = [Size(step=step, length=length, num_bytes=length * entry_bytes) for step, length in lengths]
     changes = seen.of(None, number)
-    said = _judged(sizes, last.max_length, changes, LEAST_RISES, None)
+    said = _judged(sizes, last.max_length, changes, MIN_RISES, None)
     return _kept(last, sizes, changes, seen, said)
 
 

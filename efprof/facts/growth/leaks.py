@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from efprof.artifacts.steps import read_steps
-from efprof.facts.growth.kept import MOST_SHOWN, Kind, RetainedTensors
+from efprof.facts.growth.kept import MAX_SHOWN, Kind, RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_gain, growth_numbers, growth_words
 from efprof.facts.growth.trend import Fit, Trend
@@ -16,7 +16,7 @@ from efprof.facts.steps.step_times import usual_backward_site
 from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence
 from efprof.units import format_bytes, format_interval, in_brackets
 
-LEAST_SHARE: Final = 0.2
+MIN_SHARE: Final = 0.2
 """Of the slope of memory: a holder that was counted to grow once, and explains less of it, is not what was measured."""
 EXPLAINED: Final = 0.4
 """Of the slope: what is counted to grow by so much is all of it. Graphs are counted by their nodes, half of what they
@@ -76,7 +76,7 @@ class Leaks:
             raise ThinEvidence(missing[-1])
         slope = memory.fit.trend.slope if memory and memory.is_growing else 0.0
         large = [one for one in grown.holders if one.is_large] if grown else []
-        least = LEAST_SHARE * slope  # where memory grows without end, one that was counted to grow once is enough
+        least = MIN_SHARE * slope  # where memory grows without end, one that was counted to grow once is enough
         told = [
             one for one in large if one.verdict == "leak" or (one.verdict == "thin" and one.rate.slope >= least > 0)
         ]
@@ -121,11 +121,11 @@ class Leaks:
             parts.append(
                 f"what keeps tensors, counted {self.grown.num_counts} times up to step {self.grown.last_step:,}"
             )
-        told = [f"; `{one.name}` is bounded: {one.against}" for one in self.bounded[:MOST_SHOWN]]
+        told = [f"; `{one.name}` is bounded: {one.against}" for one in self.bounded[:MAX_SHOWN]]
         small = [one for one in self.grown.holders if one.verdict == "leak" and not one.is_large] if self.grown else []
         told += [
             f"; `{one.name}` grows by {format_bytes(one.rate.slope)} per step, too little to matter"
-            for one in small[:MOST_SHOWN]
+            for one in small[:MAX_SHOWN]
         ]
         return " and ".join(parts) + "".join(told)
 

@@ -11,7 +11,7 @@ from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.growth.kept import RetainedTensors, counted_series, kept_table
 from efprof.facts.growth.trend import (
     IN_WINDOW,
-    LEAST_SLOPE,
+    MIN_SLOPE,
     WARM_UP_SHARE,
     Fit,
     Point,
@@ -37,7 +37,7 @@ from efprof.model import (
 )
 from efprof.units import format_bytes, format_interval, in_brackets
 
-LEAST_STEPS = 20
+MIN_STEPS = 20
 """Fewer give blocks of less than three steps, whose minimum still carries the noise of single steps."""
 
 
@@ -51,17 +51,17 @@ class MemoryGrowth:
 
     @classmethod
     def compute(cls, run: Run) -> Self:
-        """Fit the trend; raises ThinEvidence under `LEAST_STEPS` steps."""
+        """Fit the trend; raises ThinEvidence under `MIN_STEPS` steps."""
         records = read_steps(run.rank_folder)[0]
         samples, within = _read(records, _counted_after(run))
         steps = [sample[0] for sample in samples if sample is not IN_WINDOW]
-        if len(steps) < LEAST_STEPS:
+        if len(steps) < MIN_STEPS:
             raise ThinEvidence(_too_few(len(steps), records))
-        least_left = LEAST_STEPS - math.ceil(WARM_UP_SHARE * LEAST_STEPS)  # enough for a trend
+        least_left = MIN_STEPS - math.ceil(WARM_UP_SHARE * MIN_STEPS)  # enough for a trend
         first_steady = min(first_after_warm_up(steps), len(steps) - least_left)
         found = fit(samples, records, first_steady=first_steady, within=within)
         late = theil_sen(found.blocks[len(found.blocks) // 2 :]).slope
-        is_rising = min(found.trend.low, found.trend.slope - LEAST_SLOPE, late - LEAST_SLOPE) > 0
+        is_rising = min(found.trend.low, found.trend.slope - MIN_SLOPE, late - MIN_SLOPE) > 0
         return cls(fit=found, is_growing=found.is_leak, is_rising=is_rising and not found.is_leak)
 
 
@@ -95,10 +95,10 @@ def _counted_after(run: Run) -> set[int]:
 
 def _too_few(num_read: int, records: Sequence[StepRecord]) -> str:
     num_in_windows = sum(record.window is not None for record in records)
-    is_enough = num_read + num_in_windows >= LEAST_STEPS
+    is_enough = num_read + num_in_windows >= MIN_STEPS
     how = "record with 'efprof record --windows none', so that all steps count" if is_enough else "record a longer run"
     return (
-        f"memory was read after {num_read} of {len(records)} steps outside windows, a trend needs {LEAST_STEPS}; {how}."
+        f"memory was read after {num_read} of {len(records)} steps outside windows, a trend needs {MIN_STEPS}; {how}."
     )
 
 
@@ -112,7 +112,7 @@ def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0, caution: 
     low, value, high = (
         _off_the_peak(fit, slope, share, left_per_step) for slope in (fit.trend.low, fit.trend.slope, fit.trend.high)
     )
-    unsure = one_step + min(left_per_step, LEAST_SLOPE) * num_steps
+    unsure = one_step + min(left_per_step, MIN_SLOPE) * num_steps
     return Gain(
         basis="measured bound",
         explanation="the measured slope over the recorded steps, no more than the rise that was measured, and less "

@@ -21,14 +21,14 @@ from efprof.units import MIB
 COMPARABLE = 0.5
 """Of the most that a collection freed: smaller ones are of young objects only, or came early by chance."""
 
-LEAST_COLLECTIONS = 3
+MIN_COLLECTIONS = 3
 """One frees what the program's start has left, and two may be chance; where the cycle was found, one is enough."""
-MOST_OF_MEMORY, LEAST_OF_THESE = 0.5, 2
+MAX_OF_MEMORY, MIN_OF_THESE = 0.5, 2
 """Of all that was allocated: what frees that much twice is no chance. Short steps have few collections: 300 with a
 cycle each of 2 MiB had two that freed 67 and 69 %, and none looked at in time to find the cycle (measured)."""
-LEAST_STEPS_APART = 4
+MIN_STEPS_APART = 4
 """What is collected sooner, as by `gc.collect()` in every step, has no time to pile up."""
-LEAST_BYTES, LEAST_SHARE = 16 * MIB, 0.1
+MIN_BYTES, MIN_SHARE = 16 * MIB, 0.1
 """What the largest collection freed, at least, and its share of the run's peak. Not one of 19 collections in thirteen
 healthy programs of the tests freed a tenth of a MiB (measured): less than this is real, and not worth a finding."""
 LOWEST = 3
@@ -70,11 +70,11 @@ class CycleSawtooth:
     @property
     def piles_up(self) -> bool:
         """Whether much garbage waits for the collector again and again."""
-        largest = [tooth for tooth in self.teeth if tooth.freed_bytes >= MOST_OF_MEMORY * tooth.before_bytes]
-        is_repeated = len(self.teeth) >= LEAST_COLLECTIONS or len(largest) >= LEAST_OF_THESE
-        if not self.teeth or not (self.garbage.cycles or is_repeated) or self.steps_apart < LEAST_STEPS_APART:
+        largest = [tooth for tooth in self.teeth if tooth.freed_bytes >= MAX_OF_MEMORY * tooth.before_bytes]
+        is_repeated = len(self.teeth) >= MIN_COLLECTIONS or len(largest) >= MIN_OF_THESE
+        if not self.teeth or not (self.garbage.cycles or is_repeated) or self.steps_apart < MIN_STEPS_APART:
             return False
-        return self.height_interval[0] >= max(LEAST_BYTES, LEAST_SHARE * self.peak_bytes)
+        return self.height_interval[0] >= max(MIN_BYTES, MIN_SHARE * self.peak_bytes)
 
     @property
     def height_bytes(self) -> int:

@@ -19,17 +19,17 @@ from efprof.facts.time.line_times import LineTime, LineTimes, LineWindow
 from efprof.model import STAGES, Evidence, Narrative, NotRecorded, SourceLine, Table
 from efprof.units import format_ms, format_value
 
-LEAST_SHARE = 0.3
+MIN_SHARE = 0.3
 """A line with less of the growth is one of several; no single one is at fault."""
-LEAST_FACTOR = 1.25
+MIN_FACTOR = 1.25
 """The growth of the whole step that is worth a finding; a line at fault shows it too."""
 STANDING_OUT = 2.0
 """Where all stages grew alike, a line must have grown by twice as much as the step to be told from the machine."""
-LEAST_EXPLAINED = 0.5
+MIN_EXPLAINED = 0.5
 """Of the growth of the steps, by a line's own growth from step to step, or by what else a step has more of."""
-LEAST_LINE_SHARE = 0.02
+MIN_LINE_SHARE = 0.02
 """Of the window: a shorter line says nothing about the machine, and one with fewer bytes may have them by chance."""
-LEAST_DISTANCE = 15
+MIN_DISTANCE = 15
 """Steps between the windows: the first two of a usual run are 25 apart."""
 
 OF_GRADIENTS = frozenset({"backward", "optimizer"})
@@ -67,7 +67,7 @@ class SlowdownLine:
     def explains(self, slowdown: Slowdown) -> bool:
         """Whether it goes through a container that gets longer, and grows fast enough for what the steps grew by."""
         per_step_ms = (self.late_ms - self.early_ms) / (self.late.middle - self.early.middle)
-        return self.container is not None and per_step_ms >= LEAST_EXPLAINED * slowdown.growth_per_step_ms
+        return self.container is not None and per_step_ms >= MIN_EXPLAINED * slowdown.growth_per_step_ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,13 +86,13 @@ class SlowdownLines:
             windows = run.get(LineTimes).windows
         except NotRecorded as absent:
             return cls(line=None, reason=str(absent), is_compared=False)
-        if len(windows) < 2 or windows[-1].middle - windows[0].middle < LEAST_DISTANCE:
+        if len(windows) < 2 or windows[-1].middle - windows[0].middle < MIN_DISTANCE:
             reason = "no two profiler windows lie far enough apart to compare their lines"
             return cls(line=None, reason=reason, is_compared=False)
         line = _fastest_growing(windows[0], windows[-1], slowdown.stage, run)
-        least = 1 + STANDING_OUT * (slowdown.ratio - 1) if slowdown.is_uniform else LEAST_FACTOR
+        least = 1 + STANDING_OUT * (slowdown.ratio - 1) if slowdown.is_uniform else MIN_FACTOR
         least *= max(1.0, _machine_factor(windows[0], windows[-1]))
-        if line is None or line.share < LEAST_SHARE or line.late_ms < least * line.early_ms:
+        if line is None or line.share < MIN_SHARE or line.late_ms < least * line.early_ms:
             return cls(line=None, reason="no single line grew by enough between the profiler windows")
         return cls(line=line, reason="")
 
@@ -128,7 +128,7 @@ def slowdown_message(slowdown: Slowdown, lines: SlowdownLines) -> str:
 def larger_steps(run: Run) -> str:
     """In words what grew as the steps got longer; empty where nothing that was recorded did."""
     slowdown = run.get(Slowdown)
-    least = 1 + LEAST_EXPLAINED * (slowdown.ratio - 1)
+    least = 1 + MIN_EXPLAINED * (slowdown.ratio - 1)
     counted: list[tuple[str, Callable[[StepRecord], int | None]]] = [
         ("samples", lambda record: record.samples),
         ("micro-batches", lambda record: record.micro_batches),
@@ -153,7 +153,7 @@ def _machine_factor(early: LineWindow, late: LineWindow) -> float:
     factors = []
     for place, time in early.lines.items():
         early_ms = sum(time.own_ms.values())
-        if place in late.lines and early_ms >= LEAST_LINE_SHARE * early.step_ms:
+        if place in late.lines and early_ms >= MIN_LINE_SHARE * early.step_ms:
             factors.append(sum(late.lines[place].own_ms.values()) / early_ms)
     factors.sort()
     return factors[len(factors) // 4] if len(factors) > 1 else 1.0
@@ -307,7 +307,7 @@ def _allocated_growth(run: Run) -> float:
     with contextlib.suppress(NotRecorded):
         windows = run.get(LiveMemory).windows
         early, late = (_forward_bytes(window, run.get(Sources)) for window in (windows[0], windows[-1]))
-        least = LEAST_LINE_SHARE * early.total()
+        least = MIN_LINE_SHARE * early.total()
         both = [site for site, num_bytes in early.items() if num_bytes >= least and site in late]
         factors = sorted(late[site] / early[site] for site in both)
         if len(factors) > 1:

@@ -14,26 +14,26 @@ from itertools import accumulate, groupby, pairwise
 from efprof.artifacts.steps import StepRecord
 from efprof.units import MIB
 
-WARM_UP_SHARE, LEAST_WARM_UP = 0.2, 3
+WARM_UP_SHARE, MIN_WARM_UP = 0.2, 3
 """Steps left out at the start: lazily made optimizer state and library caches grow there in every run."""
-MOST_BLOCKS, STEPS_PER_BLOCK = 10, 3
-LEAST_SLOPE = 8 * MIB / 1000
+MAX_BLOCKS, STEPS_PER_BLOCK = 10, 3
+MIN_SLOPE = 8 * MIB / 1000
 """Bytes per step: less costs under 1 GiB in 100,000 steps."""
-LEAST_HALF = 0.7
+MIN_HALF = 0.7
 """Of the slope, that each half shows: a cache that fills up grows in its first half only."""
-LEAST_STRAIGHTNESS = 8.0
+MIN_STRAIGHTNESS = 8.0
 """Rise over the largest distance of a block, or of the last reading below it, from the line: a leak of equal pieces is
 straight; noise, and what slows down before the last reading, are not."""
-LEAST_OF_NOISE = 2.0
+MIN_OF_NOISE = 2.0
 """Rise over the spread of all steps around the line, the outermost tenths left out: five blocks of three steps of mere
 noise rise along a line once in some hundred runs, but no farther than the noise itself reaches."""
 LEVEL_STEPS = 3
 """Steps before and after a window whose lowest tells the level."""
-LEAST_APART = 0.02
+MIN_APART = 0.02
 """Of the way from the first block to the last: nearer ones tell nothing of the slope's interval. Of short steps the
 first sixty are read densely, among what windows and counts of holders leave and give back: a fall of 0.3 MiB within six
 steps made the interval of a leak of 43 MiB in 3,000 steps begin below 0."""
-MOST_UNREAD_SHARE = 0.1
+MAX_UNREAD_SHARE = 0.1
 """Of the run: where memory was last read before that, what is told of it is told up to that step only."""
 NORMAL_95 = 1.96
 
@@ -83,7 +83,7 @@ class Fit:
     def read_until(self) -> int | None:
         """The last step that was read, where the run went on for long after it."""
         last = self.steps[-1]
-        return last if self.last_step - last > MOST_UNREAD_SHARE * (self.last_step - self.steps[0]) else None
+        return last if self.last_step - last > MAX_UNREAD_SHARE * (self.last_step - self.steps[0]) else None
 
     @property
     def looked_at(self) -> str:
@@ -126,7 +126,7 @@ def fit(
 
 
 def first_after_warm_up(steps: Sequence[int]) -> int:
-    return max(LEAST_WARM_UP, bisect_left(steps, steps[0] + WARM_UP_SHARE * (steps[-1] + 1 - steps[0])))
+    return max(MIN_WARM_UP, bisect_left(steps, steps[0] + WARM_UP_SHARE * (steps[-1] + 1 - steps[0])))
 
 
 def without_window_residue(stretches: Sequence[Sequence[Point]], slope: float) -> list[Point]:
@@ -145,7 +145,7 @@ def without_window_residue(stretches: Sequence[Sequence[Point]], slope: float) -
 
 def block_minima(points: Sequence[Point], *, steps_per_block: int = STEPS_PER_BLOCK) -> list[Point]:
     """The lowest point of each of up to ten blocks of equal length: the level below which memory never falls."""
-    num_blocks = min(MOST_BLOCKS, len(points) // steps_per_block)
+    num_blocks = min(MAX_BLOCKS, len(points) // steps_per_block)
     edges = [round(index * len(points) / num_blocks) for index in range(num_blocks + 1)]
     return [_lowest(points[start:end]) for start, end in pairwise(edges)]
 
@@ -159,7 +159,7 @@ def theil_sen(points: Sequence[Point]) -> Trend:
     hold the slope.
     """
     pairs = sorted(_slopes(points))
-    least_apart = LEAST_APART * (points[-1][0] - points[0][0])
+    least_apart = MIN_APART * (points[-1][0] - points[0][0])
     slopes = [value for value, num_steps in pairs if num_steps >= least_apart]
     num_points = len(points)
     spread = NORMAL_95 * math.sqrt(num_points * (num_points - 1) * (2 * num_points + 5) / 18)
@@ -174,18 +174,18 @@ def is_steady(blocks: Sequence[Point], trend: Trend) -> bool:
     """Whether the blocks rise beyond doubt, and in both halves."""
     middle = len(blocks) // 2
     halves = [theil_sen(half).slope for half in (blocks[: middle + 1], blocks[middle:])]
-    return trend.low > 0 and min(halves) >= LEAST_HALF * trend.slope
+    return trend.low > 0 and min(halves) >= MIN_HALF * trend.slope
 
 
 def is_leak(points: Sequence[Point], blocks: Sequence[Point], trend: Trend) -> bool:
     """Whether the blocks of all steady `points` rise along the line, in both halves and to the last, above noise."""
-    if trend.slope < LEAST_SLOPE or not is_steady(blocks, trend):
+    if trend.slope < MIN_SLOPE or not is_steady(blocks, trend):
         return False
     rise = trend.slope * (blocks[-1][0] - blocks[0][0])
     farthest = max(-trend.distance(points[-1]), *(abs(trend.distance(block)) for block in blocks))
     scatter = sorted(trend.distance(point) for point in points)
     tenth = len(scatter) // 10
-    return rise >= LEAST_STRAIGHTNESS * farthest and rise >= LEAST_OF_NOISE * (scatter[-1 - tenth] - scatter[tenth])
+    return rise >= MIN_STRAIGHTNESS * farthest and rise >= MIN_OF_NOISE * (scatter[-1 - tenth] - scatter[tenth])
 
 
 def _slope_between_windows(stretches: Sequence[Sequence[Point]], first_steady: int) -> float:

@@ -14,13 +14,13 @@ from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, pa
 from efprof.model import Evidence, Gain, Narrative, Numbers, Severity
 
 HIGH_SHARE = 0.3
-LEAST_GAIN = 0.03
+MIN_GAIN = 0.03
 """More workers that win less than 3 % of the step are no advice: runs differ by as much."""
 
 HANDOVER_MS = 1.2
 """Taking a finished batch from a worker process: measured at 1.2 ms for batches up to 256 KiB, 2.4 ms for 1 MiB, on two
 busy cores with torch 2.13."""
-MOST_HANDOVER_MS = 3.0
+MAX_HANDOVER_MS = 3.0
 """The same for 4 MiB: with workers, a shorter wait does not show that they are too slow."""
 SHARED_CORE_COST = 0.6
 """Two busy hardware threads of one core take 1.6 times as long as one alone: measured with convolutions on an EPYC
@@ -29,7 +29,7 @@ LARGE_WAIT_FACTOR, LARGE_WAIT_MS = 5.0, 1.0
 """A wait this many times the median one is of another kind: workers that are started, not a batch that is made."""
 MAX_LARGE_SHARE = 0.25
 """Epochs shorter than four steps are not told from noise."""
-MOST_EPOCHS = 0.8
+MAX_EPOCHS = 0.8
 """The share of the epochs that must begin with a large wait."""
 LONGEST_SHARE = 0.05
 """The waits left out of the mean."""
@@ -121,7 +121,7 @@ class InputWaits:
     def saved_interval_ms_with(self, num_workers: int) -> tuple[float, float]:
         """From workers that hinder the training on every core they share to workers that do not, and 95 % of steps."""
         half_width_ms = (self.data_interval_ms[1] - self.data_interval_ms[0]) / 2
-        handover_ms = MOST_HANDOVER_MS - HANDOVER_MS
+        handover_ms = MAX_HANDOVER_MS - HANDOVER_MS
         least_ms = self.step_ms - self.worst_step_ms_with(num_workers) - handover_ms - half_width_ms
         most_ms = self.step_ms - self.best_step_ms_with(num_workers) + HANDOVER_MS
         return max(0.0, least_ms), min(self.data_ms, most_ms) + half_width_ms
@@ -196,13 +196,13 @@ def _restarts(steady: Sequence[StepTime], loader: LoaderBuilt | None, num_steps:
     first = Counter(time.step % steps for time in large).most_common(1)[0][0]
     at_start = [time for time in large if time.step % steps == first]
     num_epochs = len([time for time in steady if time.step % steps == first])
-    return at_start if len(at_start) >= max(2, MOST_EPOCHS * num_epochs) else []
+    return at_start if len(at_start) >= max(2, MAX_EPOCHS * num_epochs) else []
 
 
 def wait_severity(waits: InputWaits, certain_share: float, gain: Gain) -> Severity:
     """High only where the steps wait that long for sure, and the fix wins something for sure."""
     least_ms = gain.step_ms_interval[0] if gain.step_ms_interval else gain.step_ms or 0.0
-    return "high" if certain_share >= HIGH_SHARE and least_ms >= LEAST_GAIN * waits.step_ms else "medium"
+    return "high" if certain_share >= HIGH_SHARE and least_ms >= MIN_GAIN * waits.step_ms else "medium"
 
 
 def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:

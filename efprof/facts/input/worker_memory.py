@@ -16,13 +16,13 @@ from efprof.facts.source.sources import Sources
 from efprof.model import Evidence, Narrative, NotRecorded, Series, SeriesLine, SourceLine, Table, ThinEvidence
 from efprof.units import MIB, format_bytes
 
-LEAST_OBJECTS: Final = 16 * MIB
+MIN_OBJECTS: Final = 16 * MIB
 """What a data set may hold in Python objects: the interpreter with torch takes five times as much."""
-LEAST_COPIED: Final = 8 * MIB
-LEAST_SHARE: Final = 0.25
+MIN_COPIED: Final = 8 * MIB
+MIN_SHARE: Final = 0.25
 """Of these objects, by the time a worker was read last. With arrays a worker copied 1 to 3 MiB of a whole epoch, with
 strings all of them, nine tenths in the first half of it (measured, Python 3.11)."""
-MOST_LINES: Final = 8
+MAX_LINES: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class WorkerMemory:
     def copied_container(self) -> HeldContainer | None:
         """The one with most bytes, where the data set's objects explain what was copied."""
         held = self.object_bytes
-        is_explained = held >= LEAST_OBJECTS and self.copied_bytes >= max(LEAST_COPIED, LEAST_SHARE * held)
+        is_explained = held >= MIN_OBJECTS and self.copied_bytes >= max(MIN_COPIED, MIN_SHARE * held)
         return self.data_set.containers[0] if is_explained else None
 
     @property
@@ -95,7 +95,7 @@ class WorkerMemory:
                 y=tuple(float(process.private_bytes) for _, process in worker.readings),
                 is_highlighted=worker is self.workers[0],
             )
-            for worker in self.workers[:MOST_LINES]
+            for worker in self.workers[:MAX_LINES]
         )
         title = "Memory that each data worker has alone"
         private = Series(title=title, x_unit="", y_label="private memory", y_unit="bytes", lines=tuple(lines))

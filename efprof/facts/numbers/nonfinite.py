@@ -14,14 +14,14 @@ from efprof.model import NotRecorded, ThinEvidence
 
 EXPLOSION = 10.0
 """Gradient norm of the last good step over the median before: Megatron calls ten times the usual an explosion."""
-LEAST_STEPS_BEFORE = 3
+MIN_STEPS_BEFORE = 3
 """A median of fewer norms says nothing about what is usual."""
 LAST_GOOD_STEPS = 3
 """An explosion may take a few steps to overflow: the largest norm of the last three counts."""
-LEAST_SHARE_SKIPPED = 0.5
+MIN_SHARE_SKIPPED = 0.5
 """A gradient scaler makes gradients overflow now and then, to find its scale; every second step is too often."""
 LONGEST_SEARCH = 16
-"""Steps in a row that it may hold back later on: its scale has fallen to a 2**16th by then, and still does not fit."""
+"""Steps in a row that it may skip later on: its scale has fallen to a 2**16th by then, and still does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +93,7 @@ class NonFinite:
         None where there are fewer than two: a model's first gradients are among its largest, unless they explode.
         """
         earlier = self.norms[:-LAST_GOOD_STEPS]
-        if len(earlier) >= LEAST_STEPS_BEFORE:
+        if len(earlier) >= MIN_STEPS_BEFORE:
             return statistics.median(earlier)
         return self.norms[0] if len(self.norms) > 1 else None
 
@@ -118,14 +118,14 @@ def badness(record: StepRecord) -> tuple[str, str] | None:
 def _steps_of_scale_search(records: Sequence[StepRecord]) -> set[int]:
     """Those whose gradients overflowed because a gradient scaler, which held them back, was finding its scale.
 
-    It finds the first one, which a good step tells, within as many as it likes; from there on, it holds back few.
+    It finds the first one, which a good step tells, within as many as it likes; from there on, it skips few.
     """
-    stretches = [list(group) for is_held, group in groupby(records, key=_is_held_back) if is_held]
+    stretches = [list(group) for is_held, group in groupby(records, key=_is_skipped) if is_held]
     after = records[len(stretches[0]) :] if stretches and stretches[0][0] is records[0] else ()
     found_first = bool(after) and badness(after[0]) is None
     first, later = (stretches[:1], stretches[1:]) if found_first else ([], stretches)
     rest = len(records) - sum(len(stretch) + 1 for stretch in first)
-    if sum(map(len, later)) >= LEAST_SHARE_SKIPPED * rest:
+    if sum(map(len, later)) >= MIN_SHARE_SKIPPED * rest:
         later = []
     held = [*first, *(stretch for stretch in later if len(stretch) < LONGEST_SEARCH)]
     return {record.step for stretch in held for record in stretch}
@@ -143,6 +143,6 @@ def _steps_thrown_away(records: Sequence[StepRecord]) -> set[int]:
     return thrown
 
 
-def _is_held_back(record: StepRecord) -> bool:
+def _is_skipped(record: StepRecord) -> bool:
     is_scaled = record.is_skipped or record.scaler_scale is not None
     return is_scaled and math.isfinite(float(record.loss or 0)) and badness(record) is not None

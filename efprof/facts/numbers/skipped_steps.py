@@ -1,4 +1,4 @@
-"""The steps that a gradient scaler held back although it had had time to find its scale, and where it was made."""
+"""The steps that a gradient scaler skipped although it had had time to find its scale, and where it was made."""
 
 import math
 import statistics
@@ -15,9 +15,9 @@ from efprof.model import Evidence, Narrative, Numbers, Series, SeriesLine
 SEARCH_STEPS = 50
 """From 2**16, where scalers begin, 16 skipped steps lead down to 1; the others are for gradients that still settle."""
 
-LEAST_INTERVAL = 2000
+MIN_INTERVAL = 2000
 """torch's own growth_interval: a larger scale that does not fit costs one step of so many."""
-MOST_GROWTH, MOST_BACKOFF = 2.0, 0.5
+MAX_GROWTH, MAX_BACKOFF = 2.0, 0.5
 """torch's own factors: one held step takes back what one growth gave."""
 
 
@@ -74,7 +74,7 @@ class SkippedSteps:
 
     @property
     def highest_scale(self) -> float:
-        """The same: where it is the lowest, no step was held back for its scale."""
+        """The same: where it is the lowest, no step was skipped for its scale."""
         return max(scale for _, scale in self.scales)
 
     @property
@@ -84,13 +84,13 @@ class SkippedSteps:
 
     @property
     def saved_ms(self) -> float:
-        """What of that is saved where a scale that is too large is tried once in `LEAST_INTERVAL` steps."""
-        return max(0.0, self.lost_ms - self.skipped_ms / LEAST_INTERVAL)
+        """What of that is saved where a scale that is too large is tried once in `MIN_INTERVAL` steps."""
+        return max(0.0, self.lost_ms - self.skipped_ms / MIN_INTERVAL)
 
     @property
     def saved_interval_ms(self) -> tuple[float, float]:
         """The same of the interval's ends."""
-        low, high = (max(0.0, end - self.skipped_ms / LEAST_INTERVAL) for end in self.lost_ms_interval)
+        low, high = (max(0.0, end - self.skipped_ms / MIN_INTERVAL) for end in self.lost_ms_interval)
         return low, high
 
     @property
@@ -101,9 +101,9 @@ class SkippedSteps:
         old = self.scaler
         pairs = {
             "init_scale": (old.init_scale, min(old.init_scale, _power_of_two_below(self.lowest_scale))),
-            "growth_factor": (old.growth_factor, min(old.growth_factor, MOST_GROWTH)),
-            "backoff_factor": (old.backoff_factor, min(old.backoff_factor, MOST_BACKOFF)),
-            "growth_interval": (old.growth_interval, max(old.growth_interval, LEAST_INTERVAL)),
+            "growth_factor": (old.growth_factor, min(old.growth_factor, MAX_GROWTH)),
+            "backoff_factor": (old.backoff_factor, min(old.backoff_factor, MAX_BACKOFF)),
+            "growth_interval": (old.growth_interval, max(old.growth_interval, MIN_INTERVAL)),
         }
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -113,8 +113,8 @@ def skip_evidence(found: SkippedSteps) -> tuple[Evidence, ...]:
     numbers = Numbers.of(
         f"Steps after the first {SEARCH_STEPS}",
         ("of which a skip would be known", found.num_steps, "count"),
-        ("held back", len(found.skipped), "count"),
-        ("a step that is held back, median", found.skipped_ms, "ms"),
+        ("skipped", len(found.skipped), "count"),
+        ("a skipped step, median", found.skipped_ms, "ms"),
         ("lost per step, mean", found.lost_ms, "ms", found.lost_ms_interval),
         ("lowest scale of the run", found.lowest_scale, ""),
         ("growth interval", interval, "count"),
@@ -122,8 +122,8 @@ def skip_evidence(found: SkippedSteps) -> tuple[Evidence, ...]:
     paragraphs = (
         "A scaler holds an update back where a gradient is not finite under its scale, and makes the scale smaller; "
         "after `growth_interval` steps without that it tries a larger one. With torch's own interval of "
-        f"{LEAST_INTERVAL:,}, that costs one step in as many.",
-        "The prediction is the time of the steps that were held back, spread over all steps, less that one: it is felt "
+        f"{MIN_INTERVAL:,}, that costs one step in as many.",
+        "The prediction is the time of the skipped steps, spread over all steps, less that one: it is felt "
         "in how many steps the training needs, not in how long a step takes.",
         "It is wrong where gradients are not finite at any scale: the scale then goes on falling, whatever it begins "
         "with. And under a scale that is too small, small gradients turn to zero in float16.",

@@ -13,13 +13,13 @@ from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Evaluation
 from efprof.units import MIB, format_bytes, format_ms, format_share
 
-LEAST_READINGS: Final = 6
+MIN_READINGS: Final = 6
 """After the first batch, which fills caches and loads kernels."""
-LEAST_RISING: Final = 0.9
+MIN_RISING: Final = 0.9
 """Of the stretches between readings: what is stored of each batch rises with each."""
-LEAST_KEPT: Final = 4 * MIB
+MIN_KEPT: Final = 4 * MIB
 """In all, by its end: less than a model's own noise is not worth a sentence."""
-LEAST_ABOVE: Final = 0.01
+MIN_ABOVE: Final = 0.01
 """Of training's peak."""
 
 
@@ -53,12 +53,12 @@ def notes_on(every: Sequence[Evaluation], run: Run) -> tuple[str, ...]:
 def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
     """The rise from the first batch to the last over the batches between; None where it is small or not steady."""
     readings = [each for each in memory if each.num_batches >= 1]
-    if len(readings) < LEAST_READINGS:
+    if len(readings) < MIN_READINGS:
         return None
     rises = [after.allocated_bytes - before.allocated_bytes for before, after in pairwise(readings)]
-    is_steady = sum(each > 0 for each in rises) >= LEAST_RISING * len(rises)
+    is_steady = sum(each > 0 for each in rises) >= MIN_RISING * len(rises)
     kept = sum(rises)
-    return kept / (readings[-1].num_batches - readings[0].num_batches) if is_steady and kept >= LEAST_KEPT else None
+    return kept / (readings[-1].num_batches - readings[0].num_batches) if is_steady and kept >= MIN_KEPT else None
 
 
 def _about_time(every: Sequence[Evaluation], trained_ms: float) -> str:
@@ -77,7 +77,7 @@ def _about_peak(every: Sequence[Evaluation], run: Run) -> str:
     read = [each.allocated_bytes for time in run.get(StepTimes).every for each in time.record.memory]
     trained, highest = max((*read, *window_peaks(run)), default=0), max(every, key=lambda each: each.peak_bytes)
     above = highest.peak_bytes - trained
-    if not trained or above < LEAST_ABOVE * trained:
+    if not trained or above < MIN_ABOVE * trained:
         return ""
     return (
         f"The run's highest memory is an evaluation's, not a step's: {format_bytes(highest.peak_bytes)} "

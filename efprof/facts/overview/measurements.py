@@ -53,9 +53,9 @@ MEANINGS: Final = {
     "activations",
 }
 """What it means that memory is highest there."""
-LEAST_RANGE = 0.1
+MIN_RANGE = 0.1
 """Where the boundaries differ by less than this share of the highest, all that a step adds is not worth saving."""
-LEAST_STAGE = 0.5
+MIN_STAGE = 0.5
 """A stage is named where it takes at least half of the step."""
 
 
@@ -241,7 +241,7 @@ def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:
 
 
 def _num_skipped(every: Sequence[StepTime]) -> int:
-    """Steps whose optimizer was held back; a scaler that skips on the device shows it by lowering its scale."""
+    """Steps whose optimizer was skipped; a scaler that skips on the device shows it by lowering its scale."""
     scales = [time.record.scaler_scale for time in every if time.record.scaler_scale is not None]
     return max(
         sum(time.record.is_skipped for time in every), sum(later < earlier for earlier, later in pairwise(scales))
@@ -272,7 +272,7 @@ def _about_memory(times: StepTimes) -> Iterator[str]:
     highest = max(rows, key=lambda row: row.average_bytes)
     lowest = min(rows, key=lambda row: row.average_bytes)
     range_bytes = highest.average_bytes - lowest.average_bytes
-    if range_bytes < LEAST_RANGE * highest.average_bytes:
+    if range_bytes < MIN_RANGE * highest.average_bytes:
         yield (
             f"Allocated memory stays near {format_bytes(highest.average_bytes)} through the step, of which the step "
             f"itself adds {format_bytes(range_bytes)}: what is kept from step to step outweighs that."
@@ -292,6 +292,6 @@ def _about_time(times: StepTimes) -> Iterator[str]:
     by_stage = dict(zip(STAGES, map(statistics.median, zip(*stages_ms, strict=True)), strict=True))
     stage = max(STAGES, key=lambda name: by_stage[name])
     share = by_stage[stage] / (statistics.median(map(sum, on_device)) if on_device else times.median_ms())
-    if share >= LEAST_STAGE:
+    if share >= MIN_STAGE:
         where = " on the device" if on_device else ""
         yield f"The {stage} stage takes {format_share(share)} of the median step{where} ({format_ms(by_stage[stage])})."

@@ -9,7 +9,7 @@ from typing import Final
 from efprof.artifacts.events import (
     WHOLE_RECORDING,
     CollectorStopped,
-    DeviceShortage,
+    DeviceOutOfMemory,
     Event,
     OtherThreadTrained,
     RecordingEnded,
@@ -53,10 +53,10 @@ UNEQUAL_STEPS = (
     "machine; run it again while they do not. Steps that do unequal work look the same."
 )
 
-LEAST_STEPS = 20
+MIN_STEPS = 20
 """Of fewer, five decide where the middle half ends."""
 
-MOST_SPREAD = 1.0
+MAX_SPREAD = 1.0
 """Interquartile range over median, with the waits for data and without them: from one on the steps differ by as much as
 one of them takes. Of 114 recordings on two shared cores 88 lay below 0.4, and 11 above one."""
 
@@ -76,11 +76,11 @@ def warnings_of(run: Run) -> tuple[str, ...]:
         *_about_stops(run),
         *(WITHOUT_OPTIMIZER for event in events if isinstance(event, StepsWithoutOptimizer)),
         *_about_other_threads(events),
-        *_about_shortages(run, events),
+        *_about_out_of_memory(run, events),
         *_about_torn_lines("steps.jsonl", times.num_torn),
         *_about_torn_lines("events.jsonl", num_torn_events),
         *_about_broken_windows(run),
-        *_about_untold_devices(run),
+        *_about_devices_not_replayed(run),
         *_about_unequal_steps(times),
     )
 
@@ -118,23 +118,23 @@ def _about_other_threads(events: list[Event]) -> Iterator[str]:
         yield OTHER_THREAD.format(times={None: "", 1: " once"}.get(count, f" {count} times"))
 
 
-def _about_shortages(run: Run, events: list[Event]) -> list[str]:
-    told = [event.num_failed + event.num_rejected for event in events if isinstance(event, DeviceShortage)]
+def _about_out_of_memory(run: Run, events: list[Event]) -> list[str]:
+    told = [event.num_failed + event.num_rejected for event in events if isinstance(event, DeviceOutOfMemory)]
     return [SURVIVED.format(num=told[-1])] if told and catches_out_of_memory(run) else []
 
 
 def _about_unequal_steps(times: StepTimes) -> Iterator[str]:
-    if len(times.steady) < LEAST_STEPS:
+    if len(times.steady) < MIN_STEPS:
         return
     whole = statistics.quantiles((time.total_ms for time in times.steady), n=4, method="inclusive")
     rest = statistics.quantiles((time.total_ms - time.of("data") for time in times.steady), n=4, method="inclusive")
-    if all(high - low >= MOST_SPREAD * middle for low, middle, high in (whole, rest)):
+    if all(high - low >= MAX_SPREAD * middle for low, middle, high in (whole, rest)):
         yield UNEQUAL_STEPS.format(low=format_ms(whole[0]), high=format_ms(whole[2]))
 
 
 def _without_steps(run: Run) -> tuple[str, ...]:
     if run.run_file.ended == "unknown":
-        return (FOREIGN, *_without_history(run), *_about_untold_devices(run))
+        return (FOREIGN, *_without_history(run), *_about_devices_not_replayed(run))
     torn = _about_torn_lines("steps.jsonl", _read_steps(run.rank_folder)[1] if run.rank_folders else 0)
     none = f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check."
     return tuple(torn) or (none,)
@@ -148,10 +148,10 @@ def _without_history(run: Run) -> Iterator[str]:
         yield str(error)
 
 
-def _about_untold_devices(run: Run) -> tuple[str, ...]:
+def _about_devices_not_replayed(run: Run) -> tuple[str, ...]:
     """A check that passes on one device says nothing of another."""
     memory = run.find(DeviceMemory, UnreadableInput)
-    return memory.untold if memory else ()
+    return memory.not_replayed if memory else ()
 
 
 def _read_steps(rank: Path) -> tuple[int, int]:

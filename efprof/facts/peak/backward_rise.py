@@ -11,30 +11,30 @@ from efprof.facts.source.sources import Sources, place_of
 from efprof.model import Bar, MemoryMap, Narrative, Numbers
 from efprof.units import MIB, format_bytes, format_share
 
-MOST_CHUNKS = 16
+MAX_CHUNKS = 16
 """Sixteen parts leave a sixteenth of the memory; more win little, and each costs its own calls."""
 CHUNK_REMAINDER = 0.1
 """Share of the rest of the peak to which an operation's own part is cut, by the same reason."""
 
-MOST_CROSSING = 0.125
+MAX_CROSSING = 0.125
 """The largest tensor that enters or leaves a group of lines over the largest they make: ordinary layers' inputs are as
 large as what they make of them; a matrix of all pairs is many times larger than what it is made from and for."""
 
-LEAST_JUMP_SHARE = 0.25
+MIN_JUMP_SHARE = 0.25
 """Of the window's peak. Measured: cell-by-cell RNN 4 %, CNN 9 %, ResNet 10 %, transformers with a vocabulary of 256 and
 1,000 5 and 24 %; with a vocabulary of 8,000 and 20,000 48 and 45 %."""
-LEAST_JUMP_BYTES = 16 * MIB
+MIN_JUMP_BYTES = 16 * MIB
 """Less is not what a run runs out of memory for."""
-LEAST_LINE_SHARE = 0.5
+MIN_LINE_SHARE = 0.5
 """Of what backward had allocated at the peak: below it no one line is to blame."""
-LEAST_INNER_SHARE = 0.1
+MIN_INNER_SHARE = 0.1
 """Of the peak: what only the operation itself needed. An ordinary layer's gradient is its neighbour's input, whatever
 its size (MLPs 0 %, CNN and ResNet 7 %); cross-entropy holds two at once (12 to 24 %)."""
-MOST_INCOMING_SHARE = 0.05
+MAX_INCOMING_SHARE = 0.05
 """Of the line's own bytes: a layer that gets a large gradient cannot be split without it (LSTM 13 %, U-Net 28 %); one
 that reduces to a number, such as a loss, gets almost none."""
 
-MOST_BARS = 8
+MAX_BARS = 8
 
 
 class _Origin(NamedTuple):
@@ -135,10 +135,10 @@ class BackwardJump:
 
     def _is_fault(self, made: Temporaries) -> bool:
         return (
-            self.jump_bytes >= max(LEAST_JUMP_BYTES, LEAST_JUMP_SHARE * self.peak_bytes)
-            and made.num_bytes >= LEAST_LINE_SHARE * self.temporary_bytes
-            and made.inner_bytes >= LEAST_INNER_SHARE * self.peak_bytes
-            and made.incoming_bytes <= MOST_INCOMING_SHARE * made.num_bytes
+            self.jump_bytes >= max(MIN_JUMP_BYTES, MIN_JUMP_SHARE * self.peak_bytes)
+            and made.num_bytes >= MIN_LINE_SHARE * self.temporary_bytes
+            and made.inner_bytes >= MIN_INNER_SHARE * self.peak_bytes
+            and made.incoming_bytes <= MAX_INCOMING_SHARE * made.num_bytes
         )
 
     def num_chunks(self, made: Temporaries) -> int:
@@ -150,7 +150,7 @@ class BackwardJump:
         own_bytes = _bytes_of(self.window, [block for block in made.split_blocks if block in alive])
         next_peak = self.window.peak_without(made.split_blocks, 1.0)
         room = max(next_peak - (self.peak_bytes - own_bytes), round(CHUNK_REMAINDER * next_peak), 1)
-        return min(MOST_CHUNKS, max(2, -(-own_bytes // room)))
+        return min(MAX_CHUNKS, max(2, -(-own_bytes // room)))
 
     def saved_bytes(self, blocks: tuple[int, ...], num_chunks: int | None) -> int:
         """What the window's peak falls by when these blocks hold one chunk at a time; None is chunks without end."""
@@ -170,7 +170,7 @@ def peak_map(run: Run, jump: BackwardJump, blamed: Temporaries) -> MemoryMap:
             num_bytes=num_bytes,
             is_highlighted=stage == "backward" and blamed.site.startswith(f"{place}:"),
         )
-        for (stage, place), num_bytes in sizes.most_common(MOST_BARS)
+        for (stage, place), num_bytes in sizes.most_common(MAX_BARS)
     ]
     return MemoryMap(title="What is alive at the peak", bars=tuple(bars))
 
@@ -247,7 +247,7 @@ class _Backward:
         ]
         events = self.window.events
         crossing = max((events[block].num_bytes for block in (*leaving, *self._entering(group))), default=0)
-        if not blocks or crossing > MOST_CROSSING * max(events[block].num_bytes for block in blocks):
+        if not blocks or crossing > MAX_CROSSING * max(events[block].num_bytes for block in blocks):
             return None
         return self.made(blocks, reached, group)
 

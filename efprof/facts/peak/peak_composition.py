@@ -22,10 +22,10 @@ Owner = tuple[str | None, Category]
 SCALING: Final[tuple[Category, ...]] = ("activations", "inputs", "work space")
 """What grows with the batch."""
 
-MOST_PARTS: Final = 16
+MAX_PARTS: Final = 16
 """Micro-batches of a sixteenth leave most devices idle."""
 
-LEAST_SAVED: Final = 0.02
+MIN_SAVED: Final = 0.02
 """Of the peak: a way that saves less is none."""
 
 SPARE_SHARE: Final = 0.2
@@ -34,8 +34,8 @@ to it, another kind of step failed, or memory had grown since; what a window sho
 
 WITH_BUDGET: Final = "'efprof report --budget 24GiB' tells how the recorded peak comes to stay below that"
 
-MOST_BARS = 8
-LEAST_BAR = 0.005
+MAX_BARS = 8
+MIN_BAR = 0.005
 """Of the peak: less is not seen."""
 
 
@@ -129,10 +129,10 @@ def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:
             num_bytes=size,
             is_highlighted=site is not None and site == blamed,
         )
-        for (site, category), size in most_by_line(run, peak, blamed)[:MOST_BARS]
+        for (site, category), size in most_by_line(run, peak, blamed)[:MAX_BARS]
     ]
     bars += [*held, Bar(label="all else that was there before", num_bytes=rest)]
-    seen = [bar for bar in bars if bar.num_bytes >= LEAST_BAR * peak.peak_bytes]
+    seen = [bar for bar in bars if bar.num_bytes >= MIN_BAR * peak.peak_bytes]
     return MemoryMap(title="What is alive at the peak", bars=tuple(sorted(seen, key=lambda bar: -bar.num_bytes)))
 
 
@@ -219,7 +219,7 @@ def _ways(
     run: Run, window: LiveWindow, categories: tuple[Category, ...], before: int, samples: list[int]
 ) -> Iterable[PeakReduction]:
     peak = window.peak_bytes
-    least = LEAST_SAVED * (before + peak)
+    least = MIN_SAVED * (before + peak)
     yield from (
         way for way in _checkpointing(run, window, categories, before) if before + peak - way.peak_bytes > least
     )
@@ -227,7 +227,7 @@ def _ways(
         block for block, category in enumerate(categories) if category in SCALING and window.events[block].num_bytes > 0
     ]
     parts = 2
-    while parts <= min(MOST_PARTS, min(samples, default=1)):
+    while parts <= min(MAX_PARTS, min(samples, default=1)):
         left = window.peak_without(scaling, 1 - 1 / parts)
         yield PeakReduction(kind="accumulate", peak_bytes=before + left, extra_ms=0.0, num_parts=parts)
         parts *= 2

@@ -22,7 +22,7 @@ STAGE_OF: Final[dict[Category, str]] = {
     "inputs": "data",
 }
 """The stage that makes it; work space is made in all of them."""
-MOST_DRAWN: Final = 300
+MAX_DRAWN: Final = 300
 """Instants: each has a note for every curve, and a picture so wide still loses little."""
 
 Owner = tuple[Category, str | None]
@@ -93,7 +93,7 @@ def _instants(
     """The events after which memory is drawn, and when: from the begin of the first stage to the end of the last."""
     first = min((stretch.first for stretch in window.stretches), default=0)
     end = max((stretch.end for stretch in window.stretches), default=len(window.events))
-    drawn = drawn_instants(window.live_bytes, first, end, MOST_DRAWN)
+    drawn = drawn_instants(window.live_bytes, first, end, MAX_DRAWN)
     times = [(window.events[place].time_ns - start_ns) / 1e6 for place in drawn]
     starts, ends = [times[0], *(band.start for band in bands)], [times[-1], *(band.end for band in bands)]
     return np.array([first - 1, *drawn, end - 1]), (min(starts), *times, max(ends))
@@ -141,11 +141,11 @@ def _tops(lines: Sequence[str], alive: NDArray[np.float64]) -> Iterator[str]:
         yield f"{lines[row]} has {format_bytes(num_bytes)} of it" if num_bytes else "none of your lines made it"
 
 
-MOST_INSTANTS: Final = 600
+MAX_INSTANTS: Final = 600
 """A picture this wide loses nothing."""
 
 
-def drawn_instants(values: NDArray[np.int64], first: int, end: int, most: int = MOST_INSTANTS) -> NDArray[np.int64]:
+def drawn_instants(values: NDArray[np.int64], first: int, end: int, most: int = MAX_INSTANTS) -> NDArray[np.int64]:
     """Places of `values[first:end]` to draw: all, or each stretch's extremes and the ends; two are left to add."""
     if end - first <= most - 2:
         return np.arange(first, end)

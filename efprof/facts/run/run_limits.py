@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from efprof.artifacts.events import DeviceShortage, OutOfMemory, StepInterrupted, events_of
+from efprof.artifacts.events import DeviceOutOfMemory, OutOfMemory, StepInterrupted, events_of
 from efprof.artifacts.run_file import Device
 from efprof.artifacts.steps import read_steps
 from efprof.facts.run.run import Run
@@ -26,7 +26,7 @@ def catches_out_of_memory(run: Run) -> bool:
     """Whether the program went on after the last request that a device could not serve, and finished a step."""
     if run.run_file.ended == "out_of_memory":
         return False
-    failed = [event.step for event in events_of(run.rank_folder, DeviceShortage)]
+    failed = [event.step for event in events_of(run.rank_folder, DeviceOutOfMemory)]
     if not failed:  # an older recording, or a file from elsewhere
         return run.run_file.ended == "finished"
     return any(record.step >= failed[-1] for record in read_steps(run.rank_folder)[0])
@@ -130,7 +130,7 @@ def device_name(run: Run, device: Device) -> str:
 class MemoryFailure:
     """Where and in which stage it happened. `in_use_bytes` were allocated when the recorder saw the error.
 
-    `requested_bytes` is None where the error does not tell it, as Python's own never does. `shortage` is what CUDA's
+    `requested_bytes` is None where the error does not tell it; Python's own never does. `device_event` is what CUDA's
     allocator itself told last, None where it told nothing.
     """
 
@@ -141,7 +141,7 @@ class MemoryFailure:
     requested_bytes: int | None
     in_use_bytes: int | None
     is_for_tensor: bool
-    shortage: DeviceShortage | None = None
+    device_event: DeviceOutOfMemory | None = None
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -156,8 +156,8 @@ class MemoryFailure:
         _, place, event = min(found, key=lambda one: one[:2])
         folder = run.rank_folders[place]
         broken = [one for one in events_of(folder, StepInterrupted) if one.step == event.step]
-        shortage = next(reversed(events_of(folder, DeviceShortage)), None)
-        exact = None if shortage is None else shortage.requested_bytes
+        device_event = next(reversed(events_of(folder, DeviceOutOfMemory)), None)
+        exact = None if device_event is None else device_event.requested_bytes
         requested = event.requested_bytes
         if exact and requested and abs(exact - requested) < ROUNDED_SHARE * exact:
             requested = exact
@@ -169,5 +169,5 @@ class MemoryFailure:
             requested_bytes=requested,
             in_use_bytes=(broken[-1].allocated_bytes or None) if broken else None,
             is_for_tensor=event.is_for_tensor,
-            shortage=shortage,
+            device_event=device_event,
         )

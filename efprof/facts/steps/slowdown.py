@@ -11,23 +11,23 @@ from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTime, StepTimes, quantile_change_intervals
 from efprof.model import STAGES
 
-LEAST_STEPS = 24
+MIN_STEPS = 24
 """Eight steps in each third: fewer, and a single step decides."""
 TYPICAL = 0.2
 """The quantile that stands for a third. What other programs do to the machine only ever makes steps longer, so a low
 quantile repeats better than the median."""
-LEAST_STAGE_SHARE = 0.05
+MIN_STAGE_SHARE = 0.05
 """A stage below this share of the early step says nothing about the machine."""
 UNIFORM_SHARE = 0.6
 """Where every stage shows at least this share of the whole growth, the machine is the likelier cause."""
 NUM_BLOCKS = 8
 """Of at least three steps each."""
-MOST_SUDDEN = 0.85
+MAX_SUDDEN = 0.85
 """Of the growth, from one block to the second after it: 0.29 of a line, 0.58 of a cubic, and all of it in one jump, as
 where a layer is unfrozen or a penalty sets in: that makes later steps longer once, and no longer after that."""
-LEAST_THIRD_MS = 100.0
+MIN_THIRD_MS = 100.0
 """What else a machine does comes in spells of tens of milliseconds, which a shorter third can lie in as a whole."""
-LEAST_WORK_SHARE = 0.75
+MIN_WORK_SHARE = 0.75
 """Work shows as CPU time; on a busy machine the process waits for its cores instead."""
 
 
@@ -65,8 +65,8 @@ class Slowdown:
 
     @classmethod
     def compute(cls, run: Run) -> Self:
-        """Compare the thirds; raises ThinEvidence under LEAST_STEPS steps."""
-        steady = run.get(StepTimes).at_least(LEAST_STEPS)
+        """Compare the thirds; raises ThinEvidence under MIN_STEPS steps."""
+        steady = run.get(StepTimes).at_least(MIN_STEPS)
         third = len(steady) // 3
         early, late = steady[:third], steady[-third:]
         ratio, growth = quantile_change_intervals(
@@ -125,20 +125,20 @@ class Slowdown:
     @property
     def is_uniform(self) -> bool:
         """Whether all stages that matter grew alike, as they do on a machine that became slower or busier."""
-        matter = [stage for stage in STAGES if self.early.stage_ms[stage] >= LEAST_STAGE_SHARE * self.early.typical_ms]
+        matter = [stage for stage in STAGES if self.early.stage_ms[stage] >= MIN_STAGE_SHARE * self.early.typical_ms]
         least = 1 + UNIFORM_SHARE * (self.ratio - 1)
         grew = [self.late.stage_ms[stage] >= least * self.early.stage_ms[stage] for stage in matter]
         return len(matter) > 1 and all(grew)
 
     def doubt(self, *, is_gpu: bool, is_explained: bool) -> str:
         """Why the program may not do ever more work; empty where it does. On a GPU, waiting is work."""
-        if not is_explained and min(self.early.all_ms, self.late.all_ms) < LEAST_THIRD_MS:
+        if not is_explained and min(self.early.all_ms, self.late.all_ms) < MIN_THIRD_MS:
             return "those are over so soon that anything else the machine did meanwhile looks the same"
-        if self.sudden_share > MOST_SUDDEN:
+        if self.sudden_share > MAX_SUDDEN:
             return "nearly all of it came at once, as where another phase of the training begins"
-        if self.growth_on_device_ms < LEAST_WORK_SHARE * self.growth_ms:
+        if self.growth_on_device_ms < MIN_WORK_SHARE * self.growth_ms:
             return "the device took no longer: its host had only run ahead of it"
-        if not is_gpu and self.late.cpu_ms - self.early.cpu_ms < LEAST_WORK_SHARE * self.growth_ms:
+        if not is_gpu and self.late.cpu_ms - self.early.cpu_ms < MIN_WORK_SHARE * self.growth_ms:
             return "the process did no more work: its machine was busy"
         return ""
 

@@ -14,18 +14,20 @@ from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import STAGES, Interval, IntervalRow, Intervals
 from efprof.units import format_ms, format_share
 
-MOST_BARS: Final = 700
+MAX_BARS: Final = 700
 """What a page of 1.2 MB has room for, twice: narrower bars than the widest 700 are too thin to be seen."""
-MOST_DEPTH: Final = 14
+MAX_DEPTH: Final = 14
 """Rows that a screen shows at once; what is deeper is operators within modules within modules."""
-LEAST_SHARE: Final = 1 / 500
+MIN_SHARE: Final = 1 / 500
 """Of the whole: narrower than a pixel or two."""
-MOST_LETTERS: Final = 60
+MAX_LETTERS: Final = 60
 
 Weight = Callable[[CallPath], int]
 
 
-def nested_bars(window: TraceWindow, sources: Sources, title: str, caption: str, weight: Weight, scale: float) -> Intervals:
+def nested_bars(
+    window: TraceWindow, sources: Sources, title: str, caption: str, weight: Weight, scale: float
+) -> Intervals:
     """Bars from stage to line to module to operator, each as wide as what was spent under it.
 
     `weight` gives a path's own nanoseconds, `scale` makes milliseconds per step of them.
@@ -41,7 +43,7 @@ def nested_bars(window: TraceWindow, sources: Sources, title: str, caption: str,
 
 class _Bars:
     def __init__(self, weight: Weight, scale: float, sources: Sources) -> None:
-        self.rows: list[list[Interval]] = [[] for _ in range(MOST_DEPTH)]
+        self.rows: list[list[Interval]] = [[] for _ in range(MAX_DEPTH)]
         self.total_ns = 0
         self._weight, self._scale, self._sources = weight, scale, sources
         self._totals: dict[int, int] = {}
@@ -58,7 +60,7 @@ class _Bars:
         """Put paths side by side, and what is below each under it."""
         for path in paths:
             total_ns = self._totals[id(path)]
-            if total_ns < LEAST_SHARE * self.total_ns or depth >= MOST_DEPTH or self._num_bars >= MOST_BARS:
+            if total_ns < MIN_SHARE * self.total_ns or depth >= MAX_DEPTH or self._num_bars >= MAX_BARS:
                 continue
             inner = sorted(path.below.values(), key=lambda one: -self._totals[id(one)])
             if _is_shown(path):
@@ -99,7 +101,7 @@ def name_of(path: CallPath, sources: Sources) -> tuple[str, str]:
     match path.kind:
         case "line":
             line = sources.line(path.text)
-            text = line.text[:MOST_LETTERS] or line.function
+            text = line.text[:MAX_LETTERS] or line.function
             return text, f"{line}  {line.text}" if line.text else str(line)
         case "function":
             file, number, function = split_site(path.text)
@@ -131,7 +133,7 @@ class _StepLanes:
         inside = (trace.start_ns < end_ns) & (trace.end_ns > start_ns)
         self._operators = np.flatnonzero(inside & trace.is_of(*OPERATORS))
         self._kernels = np.flatnonzero(inside & trace.is_of(*ON_DEVICE))
-        self._grain_ns = (end_ns - start_ns) / MOST_BARS * 2
+        self._grain_ns = (end_ns - start_ns) / MAX_BARS * 2
 
     def stages(self) -> IntervalRow:
         """The stages as the thread of the steps goes through them."""
@@ -143,12 +145,17 @@ class _StepLanes:
             if bands and bands[-1][2] == stage and start_ns - bands[-1][1] < 5 * self._grain_ns:
                 start_ns, end_ns = bands.pop()[0], max(end_ns, bands[-1][1] if bands else end_ns)
             bands.append((start_ns, end_ns, stage))
-        found = [self._interval(start, end, stage, stage, f"{stage}: {_ms(end - start)}") for start, end, stage in bands]
+        found = [
+            self._interval(start, end, stage, stage, f"{stage}: {_ms(end - start)}") for start, end, stage in bands
+        ]
         return IntervalRow(label="stages", intervals=tuple(found))
 
     def threads(self) -> Iterator[IntervalRow]:
         """The outermost operators of each thread, the busiest first."""
-        by_lane = [self._operators[self._trace.lane[self._operators] == lane] for lane in np.unique(self._trace.lane[self._operators])]
+        by_lane = [
+            self._operators[self._trace.lane[self._operators] == lane]
+            for lane in np.unique(self._trace.lane[self._operators])
+        ]
         for events in sorted(by_lane, key=len, reverse=True)[:4]:
             outermost = _outermost(self._trace.start_ns[events], self._trace.end_ns[events])
             thread = self._trace.lanes[int(self._trace.lane[events[0]])][1]
@@ -210,7 +217,7 @@ class _StepLanes:
         return Interval(
             start_ms=(start_ns - self._start_ns) / 1e6,
             length_ms=(end_ns - start_ns) / 1e6,
-            label=label[:MOST_LETTERS],
+            label=label[:MAX_LETTERS],
             colour=colour,
             note=note,
         )

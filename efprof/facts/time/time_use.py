@@ -10,12 +10,12 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath
 from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of
-from efprof.facts.time.step_pictures import name_of, nested_bars, one_step
+from efprof.facts.time.step_pictures import nested_bars, one_step
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
-from efprof.model import STAGES, Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table
+from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table
 from efprof.units import format_ms, format_share
 
-MOST_ROWS: Final = 15
+MAX_ROWS: Final = 15
 """More rows than that nobody reads; what is left out is in the pictures."""
 BOUND_BY_DEVICE: Final = 0.8
 """Of the step the device is busy: then only less or faster work on it makes the step shorter."""
@@ -108,8 +108,14 @@ def where_it_goes(run: Run) -> str:
     for line in ranked:
         spent = line.device_ms if on_device else line.host_ms
         if total and spent >= total / 20:
-            of_it = f", {format_share(line.backward_ms / total)} of it backward" if line.backward_ms and not on_device else ""
-            parts.append(f"{format_share(spent / total)} at {line.blame} (`{line.blame.text or line.blame.function}`{of_it})")
+            of_it = (
+                f", {format_share(line.backward_ms / total)} of it backward"
+                if line.backward_ms and not on_device
+                else ""
+            )
+            parts.append(
+                f"{format_share(spent / total)} at {line.blame} (`{line.blame.text or line.blame.function}`{of_it})"
+            )
     where = "of the device's time" if on_device else "of the step"
     lines = f"Most {where} goes to: {'; '.join(parts)}." if parts else ""
     return " ".join(filter(None, (_bound(use), lines)))
@@ -160,10 +166,10 @@ def _lines(window: TraceWindow, sources: Sources, scale: float) -> tuple[LineUse
 
 def _line_table(use: TimeUse) -> Table | None:
     on_device = any(line.device_ms for line in use.lines)
-    shown = [line for line in use.lines if line.host_ms + line.device_ms >= use.step_ms / 500][:MOST_ROWS]
+    shown = [line for line in use.lines if line.host_ms + line.device_ms >= use.step_ms / 500][:MAX_ROWS]
     if not shown:
         return None
-    rows = []
+    rows: list[tuple[str | float, ...]] = []
     for line in shown:
         text = f"`{line.blame}` in `{line.blame.function}`" if line.is_function else f"`{line.blame}`"
         code = "outside of its calls" if line.is_function else f"`{line.blame.text}`" * bool(line.blame.text)
@@ -184,7 +190,7 @@ def _operator_table(use: TimeUse) -> Table | None:
             total[1] += path.own_ns
             total[2] += path.device_ns
     on_device = any(device for _, _, device in spent.values())
-    ranked = sorted(spent.items(), key=lambda item: -(item[1][1] + item[1][2]))[:MOST_ROWS]
+    ranked = sorted(spent.items(), key=lambda item: -(item[1][1] + item[1][2]))[:MAX_ROWS]
     num_steps = len(use.window.steps)
     rows = tuple(
         (
@@ -212,8 +218,8 @@ def _kernel_table(use: TimeUse) -> Table | None:
     spent = np.bincount(codes, weights=trace.duration_ns[kernels], minlength=len(trace.texts))
     shapes = _shapes_of_launches(use, kernels.tolist())
     busy_ns = use.device.busy_ns if use.device else 1
-    rows = []
-    for code in np.argsort(-spent, kind="stable")[:MOST_ROWS].tolist():
+    rows: list[tuple[str | float, ...]] = []
+    for code in np.argsort(-spent, kind="stable")[:MAX_ROWS].tolist():
         if not counts[code]:
             break
         first = int(kernels[codes == code][0])
@@ -291,12 +297,3 @@ def _missing(use: TimeUse) -> tuple[str, ...]:
     if not use.window.has_steps:
         found.append("No steps were recorded: call `profiler.step()` after each.")
     return tuple(found)
-
-
-def stage_shares(use: TimeUse) -> dict[str, float]:
-    """The share of each stage in what the host did."""
-    spent: Counter[str] = Counter()
-    for path in use.window.paths.root.walk():
-        spent[path.stage] += max(0, path.own_ns)
-    total = spent.total() or 1
-    return {stage: spent[stage] / total for stage in STAGES}

@@ -58,7 +58,7 @@ def start(session: Session) -> None:
             session.note(OtherThreadTrained(at_ns=time.time_ns(), step=session.loop.number, num_updates=all_told))
 
     session.subscribe(session.loop.step_ended, "cost", cost.add_full)
-    session.subscribe(session.loop.light.steps.settled, "cost", cost.add_light)
+    session.subscribe(session.loop.light.steps.listeners, "cost", cost.add_light)
     session.on_end("cost", lambda: cost.note(session))
     session.subscribe(steps.manual_updates_found, "unrecorded_updates", note_manual)
     session.subscribe(steps.others.trained, "unrecorded_updates", note_other)

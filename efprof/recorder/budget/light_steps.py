@@ -29,7 +29,7 @@ look is a good part of what a light step costs."""
 UPDATE_BY_HAND: Final = 0
 """Stands for the optimizer where the program updates its parameters itself."""
 
-MOST_OVERDUE_STEPS: Final = 8
+MAX_OVERDUE_STEPS: Final = 8
 """Steps for which a burst waits for a step that is whole as the last full one was; then any update ends one."""
 
 Loss = float | OnDevice
@@ -40,7 +40,7 @@ flags and the recorder's own part of it in ns.
 """
 
 
-class _Owed(NamedTuple):
+class _LateLosses(NamedTuple):
     """Losses that a device still has to tell: of these rows of the line."""
 
     line: LightLine
@@ -64,8 +64,8 @@ class LightSteps:
         self.send: Callable[[Sequence[OnDevice]], Answer] = lambda _: lambda: None
         self.note_bad: Callable[[int, float, str | None], None] = lambda *_: None
         """Told of a step, its loss that a device told and that is not finite, and the line that called backward."""
-        self.settled: list[Callable[[list[LightStep]], None]] = []
-        """Told of many steps at once, by `settle`."""
+        self.listeners: list[Callable[[list[LightStep]], None]] = []
+        """Told of many steps at once, by `tell_listeners`."""
         self.watch: Callable[[int], None] | None = None
         """Told the number of each step as it ends, where its lines are watched, which makes it longer than others."""
         self.stepped: list[int] = []
@@ -76,10 +76,10 @@ class LightSteps:
         """Whether something else was done in this step: its length tells nothing of the others."""
         self._write = write
         self._rows: list[_Row] = []
-        self._num_settled = 0
+        self._num_told = 0
         self._on_device: list[tuple[int, OnDevice]] = []
         """Losses that lie on a device, each with the place of its row."""
-        self._owed: list[_Owed] = []
+        self._late: list[_LateLosses] = []
         self.waiting: list[Loss] = []
         """Of passes since the last update."""
         self._num_more = 0
@@ -88,11 +88,11 @@ class LightSteps:
         self._has_odd_losses = False
         """Whether some may be on a device, since the last step that had none to take."""
         self._num_passes = 0
-        self._is_held_back = False
+        self._is_skipped = False
         self._start_ns = self._update_ns = self._written_ns = 0
         self.is_clocked = True
         """Whether the recorder's own time is measured in the open step."""
-        self.clocked_ns = self._charged_ns = 0
+        self.clocked_ns = self._added_cost_ns = 0
         """Of the last step in which it was, and of what is done in few steps."""
         self._site: str | None = None
         self._loader: int | None = None
@@ -120,8 +120,8 @@ class LightSteps:
         self._site, self._loader, self._passes_by_hand = site, loader, passes_by_hand
         self.stepped, self.waiting, self._losses = [], [], []
         self._num_passes = self._num_more = 0
-        self._is_held_back = self.is_interrupted = False
-        self.is_clocked, self.clocked_ns, self._charged_ns = True, 0, 0
+        self._is_skipped = self.is_interrupted = False
+        self.is_clocked, self.clocked_ns, self._added_cost_ns = True, 0, 0
         self._written_ns = perf_counter_ns()
 
     def backward_entered(self, tensors: Any, gradients: Any) -> None:
@@ -143,7 +143,7 @@ class LightSteps:
         self.updated(UPDATE_BY_HAND)
         return True
 
-    def updated(self, optimizer: int, is_held_back: bool = False) -> None:
+    def updated(self, optimizer: int, is_skipped: bool = False) -> None:
         entered = perf_counter_ns()
         if optimizer in self.stepped:
             self.close()
@@ -154,7 +154,7 @@ class LightSteps:
             self._num_passes += len(waiting) + num_more
             waiting.clear()
             self._num_more = 0
-        self._is_held_back |= is_held_back
+        self._is_skipped |= is_skipped
         self._update_ns = entered
         if self.is_clocked:
             self.clocked_ns += perf_counter_ns() - entered
@@ -165,40 +165,40 @@ class LightSteps:
         if losses:
             loss = self._take_losses() if self._has_odd_losses else sum(losses)
             losses.clear()
-        flags = IS_SKIPPED * self._is_held_back + HAS_PAUSE * (self.is_interrupted or self.watch is not None)
-        cost_ns = self.clocked_ns + self._charged_ns
+        flags = IS_SKIPPED * self._is_skipped + HAS_PAUSE * (self.is_interrupted or self.watch is not None)
+        cost_ns = self.clocked_ns + self._added_cost_ns
         self._rows.append((number, self._start_ns, end, self._num_passes, loss, flags, cost_ns))
         self.number += 1
-        self._start_ns, self._num_passes, self._charged_ns = end, 0, 0
+        self._start_ns, self._num_passes, self._added_cost_ns = end, 0, 0
         self.is_clocked = self.number % CLOCKED_EVERY == 0
         if self.is_clocked:
             self.clocked_ns = 0
         self.stepped.clear()
-        self._is_held_back = self.is_interrupted = False
+        self._is_skipped = self.is_interrupted = False
         if self.watch is not None:
             self.watch(number)
         if len(self._rows) >= MAX_ROWS or end - self._written_ns >= MAX_WAIT_NS:
             self.write()
 
-    def settle(self) -> None:
+    def tell_listeners(self) -> None:
         """Have those told of the steps since the last time who add them up."""
-        rows, self._num_settled = self._rows[self._num_settled :], len(self._rows)
+        rows, self._num_told = self._rows[self._num_told :], len(self._rows)
         if rows:
             steps = [
                 LightStep(number, end - start, cost, not flags & HAS_PAUSE)
                 for number, start, end, _, _, flags, cost in rows
             ]
-            for listener in self.settled:
+            for listener in self.listeners:
                 listener(steps)
 
-    def charge(self, cost_ns: int) -> None:
-        self._charged_ns += cost_ns
+    def add_cost(self, cost_ns: int) -> None:
+        self._added_cost_ns += cost_ns
 
     # Writing.
 
     def write(self) -> None:
         entered = perf_counter_ns()
-        self.settle()
+        self.tell_listeners()
         self.write_arrived()
         if self._rows:
             epoch_ns = time.time_ns() - perf_counter_ns()
@@ -214,18 +214,18 @@ class LightSteps:
             self._write(line)
             if self._on_device:
                 self._ask_device(line)
-            self._rows, self._on_device, self._num_settled = [], [], 0
+            self._rows, self._on_device, self._num_told = [], [], 0
         self._written_ns = perf_counter_ns()
-        self._charged_ns += self._written_ns - entered
+        self._added_cost_ns += self._written_ns - entered
 
     @property
     def awaits_device(self) -> bool:
-        return bool(self._owed)
+        return bool(self._late)
 
     def write_arrived(self) -> None:
         """Write the lines again whose losses the device has told meanwhile: of two lines of a step the later counts."""
-        while self._owed and (values := self._owed[0].answer()) != []:
-            line, places, _ = self._owed.pop(0)
+        while self._late and (values := self._late[0].answer()) != []:
+            line, places, _ = self._late.pop(0)
             losses = defaultdict[int, float](float)
             for place, value in zip(places, values or (), strict=False):
                 losses[place] += value
@@ -247,7 +247,7 @@ class LightSteps:
 
     def _ask_device(self, line: LightLine) -> None:
         answer = self.send([loss for _, loss in self._on_device])
-        self._owed.append(_Owed(line, [place for place, _ in self._on_device], answer))
+        self._late.append(_LateLosses(line, [place for place, _ in self._on_device], answer))
 
 
 class LightLoop:
@@ -271,9 +271,9 @@ class LightLoop:
         self._thread = thread
         self._sampling = sampling
         self._num_overdue = 0
-        self.steps.settled.append(sampling.note_light)
+        self.steps.listeners.append(sampling.note_light)
 
-    def rest(self, step: OpenStep) -> None:
+    def switch_to_light(self, step: OpenStep) -> None:
         """The open step, in which gradients are computed or applied now, is a light one: see no more of it."""
         steps = self._steps
         steps.open = steps.closed = None
@@ -286,13 +286,13 @@ class LightLoop:
             listener(False)
 
     def backward_entered(self, tensors: Any, gradients: Any) -> None:
-        if self._thread.is_ours:
+        if self._thread.is_training_thread:
             self.steps.backward_entered(tensors, gradients)
         else:
             self._steps.others.backward_began()
 
     def backward_left(self) -> None:
-        if self._thread.is_ours:
+        if self._thread.is_training_thread:
             self.pass_ended()
         else:
             self._steps.others.backward_ended()
@@ -304,9 +304,9 @@ class LightLoop:
             if self.is_burst_due:
                 self.switch_to_full()
 
-    def updated(self, optimizer: int, *, is_held_back: bool = False) -> None:
-        """This optimizer, or graph, by its `id`, has stepped, or was held back."""
-        self.steps.updated(optimizer, is_held_back)
+    def updated(self, optimizer: int, *, is_skipped: bool = False) -> None:
+        """This optimizer, or graph, by its `id`, has stepped, or was skipped."""
+        self.steps.updated(optimizer, is_skipped)
         self.after_update()
 
     def after_update(self) -> None:
@@ -316,7 +316,7 @@ class LightLoop:
             return
         self._num_overdue += 1
         is_whole = not self._steps.is_fed and self.steps.stepped == self._steps.last_stepped
-        if is_whole or self._num_overdue > MOST_OVERDUE_STEPS:
+        if is_whole or self._num_overdue > MAX_OVERDUE_STEPS:
             self.switch_to_full()
 
     def fetch_began(self, *, is_start: bool) -> None:
@@ -347,9 +347,9 @@ class LightLoop:
 
     def _look_ahead(self) -> None:
         entered = perf_counter_ns()
-        self.steps.settle()
+        self.steps.tell_listeners()
         self.is_burst_due = self._sampling.is_due_after(self.steps.number)
-        self.steps.charge(perf_counter_ns() - entered)
+        self.steps.add_cost(perf_counter_ns() - entered)
 
     def _end(self) -> None:
         self.steps.write()

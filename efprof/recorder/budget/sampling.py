@@ -23,10 +23,10 @@ EARLY_DISTANCE: Final = 7
 """Up to there a burst comes after about so many light steps, at the expense of the allowance: many runs end soon, and
 their memory is read in full steps alone. Of 3 s, the eighteen bursts take 20 to 50 ms."""
 
-LEAST_PART: Final = 0.25
+MIN_PART: Final = 0.25
 """Of their half of the share, for bursts, and for windows and counts, where light steps alone use up the rest."""
 
-MOST_OVERDRAWN_BURSTS: Final = 1.0
+MAX_OVERDRAWN_BURSTS: Final = 1.0
 """The start of a loader is worth a burst that is not earned yet."""
 
 UNSEEN_COST: Final = 2.0
@@ -37,7 +37,7 @@ tell how long a step takes without it; they may say up to twice as much."""
 NUM_REMEMBERED: Final = 48
 NUM_BETWEEN_ESTIMATES: Final = 16
 
-MOST_UNASKED_STEPS: Final = 256
+MAX_UNASKED_STEPS: Final = 256
 """Light steps after which it is asked again whether a burst is due, however far it seems; no later than each second."""
 
 ALLOWANCE_NS: Final = 3_000_000_000
@@ -84,7 +84,7 @@ class Budget:
     @property
     def _earned_ns(self) -> float:
         half = self._share / 2
-        share = min(half, max(self._share - self._taken_by_steps(), LEAST_PART * half))
+        share = min(half, max(self._share - self._taken_by_steps(), MIN_PART * half))
         return ALLOWANCE_NS + share * (perf_counter_ns() - self._began_ns)
 
     @property
@@ -127,7 +127,7 @@ class Sampling:
 
     def taken_share(self) -> float:
         """Of the time, by light steps, and by bursts at least."""
-        return self._light_cost / self._length_ns + LEAST_PART * self._share
+        return self._light_cost / self._length_ns + MIN_PART * self._share
 
     def want(self, first: int, end: int) -> None:
         self._wanted.append((first, end))
@@ -157,13 +157,13 @@ class Sampling:
         """About so many light steps after this one there may be a burst."""
         income = self._income_ns(number, self._length_ns)
         left = self._price * BURST_STEPS * self._full_cost - self._credit_ns
-        steps = math.ceil(left / income) if income > 0 else MOST_UNASKED_STEPS
+        steps = math.ceil(left / income) if income > 0 else MAX_UNASKED_STEPS
         firsts = [first - 1 - number for first, _ in self._wanted if first > number]
-        return max(1, min(steps, MOST_UNASKED_STEPS, *firsts))
+        return max(1, min(steps, MAX_UNASKED_STEPS, *firsts))
 
     def ask_for_burst(self) -> None:
         """Something worth it happens: a burst comes now, unless the last ones are not earned yet."""
-        self._is_due |= self._credit_ns >= -MOST_OVERDRAWN_BURSTS * BURST_STEPS * self._full_cost
+        self._is_due |= self._credit_ns >= -MAX_OVERDRAWN_BURSTS * BURST_STEPS * self._full_cost
 
     def note_full(self, number: int, length_ns: int, cost_ns: int) -> None:
         """A step that was recorded in full, outside of windows, took so long, the recorder's own `cost_ns` of it."""
@@ -190,7 +190,7 @@ class Sampling:
     def _income_ns(self, number: int, length_ns: float) -> float:
         earned = self._share * length_ns
         given = BURST_STEPS * self._full_cost / EARLY_DISTANCE if number < EARLY_STEPS else 0.0
-        return max(earned - self._light_cost, LEAST_PART * earned, given)
+        return max(earned - self._light_cost, MIN_PART * earned, given)
 
     def _estimate(self) -> None:
         """What a step costs: by its own clock at least; a full one by its length beside that of light ones."""

@@ -25,7 +25,7 @@ FIRST_STEP: Final = 1
 """The first step's own work spaces, and an optimizer's state, are not there before it."""
 NUM_STEPS: Final = 2
 """As many show whether each step uses another part."""
-LEAST_BYTES: Final = 64 * 1024**2
+MIN_BYTES: Final = 64 * 1024**2
 """Less in all is not what a device runs out of memory for; then nothing is looked at."""
 MAX_TENSORS: Final = 512
 INDEXING = frozenset({"__getitem__", "index_select", "embedding", "gather", "take", "take_along_dim"})
@@ -81,7 +81,7 @@ class DataWatch:
 
     def begin(self) -> None:
         self._uses = _candidates(self._device, self._address)
-        if sum(use.num_bytes for use in self._uses.values()) < LEAST_BYTES:
+        if sum(use.num_bytes for use in self._uses.values()) < MIN_BYTES:
             self._uses.clear()
             return
         self._why_not = _why_not()

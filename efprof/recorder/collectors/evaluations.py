@@ -72,7 +72,7 @@ class Evaluations:
 
     def _note_asked(self, iterator: Any) -> None:
         """It is asked for a batch: what became of the last one shows now."""
-        if not self._loop.thread.is_ours:
+        if not self._loop.thread.is_training_thread:
             return
         now = perf_counter_ns()
         self._look_at_last()
@@ -85,7 +85,7 @@ class Evaluations:
 
     def _note_handed(self, iterator: Any) -> None:
         going = self._open
-        if going is not None and going.iterator() is iterator and self._loop.thread.is_ours:
+        if going is not None and going.iterator() is iterator and self._loop.thread.is_training_thread:
             going.handed_ns, going.progress = perf_counter_ns(), self._progress()
             if not going.record.num_batches:
                 going.record.after_step = self._loop.num_steps - 1
@@ -100,7 +100,7 @@ class Evaluations:
 
     def _drop(self, iterator: ref[Any]) -> None:
         """The loop was left, and its iterator is no more."""
-        if self._open is not None and self._open.iterator is iterator and self._loop.thread.is_ours:
+        if self._open is not None and self._open.iterator is iterator and self._loop.thread.is_training_thread:
             self.end()
 
     def _progress(self) -> tuple[int, int]:

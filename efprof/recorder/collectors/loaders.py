@@ -66,7 +66,7 @@ def start(session: Session) -> None:
 
     def note(loader: Any) -> None:
         nonlocal num_built
-        if session.loop.thread.is_ours and loader not in session.loop.loader_numbers:
+        if session.loop.thread.is_training_thread and loader not in session.loop.loader_numbers:
             site = session.sites.of_caller(sys._getframe())
             session.loop.loader_numbers[loader] = num_built
             session.note(_event(session.loop.number, num_built, loader, site))
@@ -134,7 +134,7 @@ class BatchesAhead:
             record.samples, self._step = self._num_samples, None
 
     def _count(self, batch: object) -> None:
-        if not self._loop.thread.is_ours:
+        if not self._loop.thread.is_training_thread:
             return
         step = self._loop.step or self._loop.steps.reopen()
         if step is None:
@@ -240,7 +240,7 @@ class IteratorFeed:
 
     def _take(self, kind: type, advance: Callable[[], Any]) -> Any:
         """The next item; a fetch, unless another one is going on or nobody knows yet whether there are tensors."""
-        if self._is_fetching or kind not in self._watched or not self._loop.thread.is_ours:
+        if self._is_fetching or kind not in self._watched or not self._loop.thread.is_training_thread:
             return advance()
         is_left = self._has_fed and not self._loop.steps.has_loader
         is_fetch = kind is self._trusted and not is_left

@@ -110,7 +110,9 @@ class _WaitingCalls:
 
         @functools.wraps(original)
         def wait(*args: Any, **kwargs: Any) -> Any:
-            is_seen = not (loop.light.is_on or self._is_waiting) and loop.thread.is_ours and loop.step is not None
+            is_seen = (
+                not (loop.light.is_on or self._is_waiting) and loop.thread.is_training_thread and loop.step is not None
+            )
             if not is_seen or not waits(args[0] if args else None):
                 return original(*args, **kwargs)
             self._is_waiting = True

@@ -51,9 +51,9 @@ MAX_VISITED: Final = 20_000
 
 MAX_DEPTH: Final = 5
 
-LEAST_BYTES: Final = 1 << 20
+MIN_BYTES: Final = 1 << 20
 
-LEAST_LENGTH: Final = 100
+MIN_LENGTH: Final = 100
 """Of a container that is told of; of a smaller one the entries are looked at, as the parts of a ConcatDataset."""
 
 MAX_LISTED: Final = 5
@@ -91,7 +91,7 @@ class WorkerMemory:
 
         Whatever the budget says: this comes at most once for each of the few samples before it.
         """
-        if iterator.__dict__.pop(READ, False) and self._session.loop.thread.is_ours:
+        if iterator.__dict__.pop(READ, False) and self._session.loop.thread.is_training_thread:
             self._iterators.add(iterator)  # a garbage collection has taken it out already
             self._sample()
             iterator.__dict__.pop(READ, None)
@@ -214,10 +214,10 @@ class DatasetScan:
             if isinstance(value, NOT_HELD) or id(value) in self._seen:
                 continue
             entries = _entries(value, NUM_SAMPLED)
-            if entries is not None and entries[1] >= LEAST_LENGTH:
+            if entries is not None and entries[1] >= MIN_LENGTH:
                 before = set(self._seen)
                 num_bytes = round(self._bytes_of(value, NUM_SAMPLED))
-                if num_bytes >= LEAST_BYTES:
+                if num_bytes >= MIN_BYTES:
                     found.append((_described(value, path, entries, num_bytes), holder, name))
                     continue
                 self._seen = before  # its entries are looked at one by one

@@ -25,8 +25,8 @@ from efprof.units import GIB, MIB, format_bytes
 Status = Literal["yes", "careful", "no", "unknown"]
 """`careful` works, and something about it needs a person's attention."""
 
-LEAST_PYTHON = (3, 11)
-LEAST_TORCH = (2, 6)
+MIN_PYTHON = (3, 11)
+MIN_TORCH = (2, 6)
 
 CHILD_TIMEOUT_S = 60
 """For a Python that does nothing: a cold start from a network drive takes seconds."""
@@ -36,7 +36,7 @@ _PROBE = "import sys; print(any(type(finder).__name__ == '_TorchWatcher' for fin
 PROBE_BYTES = 8 * MIB
 """Too large for any allocator's cache."""
 
-LEAST_FREE_BYTES = 100 * MIB
+MIN_FREE_BYTES = 100 * MIB
 """Less than two profiler windows of a large model."""
 
 AMPLE_FREE_BYTES = GIB
@@ -98,10 +98,10 @@ def checks_of_memory(torch: ModuleType | None) -> Iterator[Check]:
 
 
 def _python() -> Check:
-    least = ".".join(map(str, LEAST_PYTHON))
+    least = ".".join(map(str, MIN_PYTHON))
     return essential(
         "Python",
-        is_met=sys.version_info >= LEAST_PYTHON,
+        is_met=sys.version_info >= MIN_PYTHON,
         why=f"{platform.python_version()}, {sys.executable}.",
         advice=f"Install efprof into an environment of Python {least} or newer.",
     )
@@ -116,7 +116,7 @@ def _python_of_commands() -> Check:
         return Check(name, "careful", "There is none on PATH.", f"Write {sys.executable} in the command.")
     if Path(path).absolute().parent == Path(sys.executable).parent:
         return Check(name, "yes", "It is the Python that efprof is installed in.")
-    least = ".".join(map(str, LEAST_PYTHON))
+    least = ".".join(map(str, MIN_PYTHON))
     why = (
         f"{path} is another Python than efprof's: it can be recorded if it is {least} or newer, with torch and msgspec."
     )
@@ -135,9 +135,9 @@ def _torch(torch: ModuleType | None) -> Check:
     build = build if torch.version.cuda or torch.version.hip else "the CPU"
     return essential(
         "torch",
-        is_met=version_of(torch) >= LEAST_TORCH,
+        is_met=version_of(torch) >= MIN_TORCH,
         why=f"{torch.__version__}, built for {build}.",
-        advice=f"Install torch {'.'.join(map(str, LEAST_TORCH))} or newer.",
+        advice=f"Install torch {'.'.join(map(str, MIN_TORCH))} or newer.",
     )
 
 
@@ -168,7 +168,7 @@ def _folder(runs: Path) -> Check:
         advice = "Set EFPROF_HOME to a folder that can."
         return essential(name, is_met=False, why=f"{runs} cannot be written.", advice=advice)
     free = shutil.disk_usage(place).free
-    status: Status = "no" if free < LEAST_FREE_BYTES else "careful" if free < AMPLE_FREE_BYTES else "yes"
+    status: Status = "no" if free < MIN_FREE_BYTES else "careful" if free < AMPLE_FREE_BYTES else "yes"
     advice = "" if status == "yes" else "Make room, or set EFPROF_HOME to a folder on another disk."
     return Check(name, status, f"{runs} has {format_bytes(free)} free.", advice, is_essential=True)
 

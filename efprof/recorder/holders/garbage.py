@@ -24,7 +24,7 @@ import torch
 from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.holders import Cycle, CycleLink
 from efprof.recorder.holders import variables
-from efprof.recorder.holders.paths import Clock, Held, Nodes, TimeLimitReached
+from efprof.recorder.holders.paths import Held, Nodes, TimeLimit, TimeLimitReached
 from efprof.recorder.session.sites import Sites, user_file_of
 
 MAX_SECONDS = 0.1
@@ -99,7 +99,7 @@ class _Search:
         self._names = names
         self._objects = objects
         self._members = {id(value) for value in objects}
-        self._clock = Clock(time.thread_time() + MAX_SECONDS)
+        self._time_limit = TimeLimit(time.thread_time() + MAX_SECONDS)
 
     def run(self) -> None:
         for values in self._starts():
@@ -114,7 +114,7 @@ class _Search:
         starts: dict[tuple[str, str | None], list[Any]] = {}
         foreign: dict[tuple[str, str | None], list[Any]] = {}
         for value in self._objects:
-            self._clock.check_sometimes()
+            self._time_limit.check_sometimes()
             if issubclass(type(value), (ModuleType, BuiltinFunctionType)) or self._names.is_between(value):
                 continue
             file = self._names.file_of(value)
@@ -128,7 +128,7 @@ class _Search:
         todo = deque([start])
         while todo:
             value = todo.popleft()
-            self._clock.check_sometimes()
+            self._time_limit.check_sometimes()
             for referent in self._referents(value):
                 if referent is start:
                     way, here = [], id(value)
@@ -150,14 +150,14 @@ class _Search:
         seen, todo = {id(value) for value in ring}, list(ring)
         while todo:
             value = todo.pop()
-            self._clock.check_sometimes()
+            self._time_limit.check_sometimes()
             if issubclass(type(value), torch.Tensor):
                 held.add([value])
             for referent in self._referents(value):
                 if id(referent) not in seen:
                     seen.add(id(referent))
                     todo.append(referent)
-        held.add_graphs(Nodes(), self._clock)
+        held.add_graphs(Nodes(), self._time_limit)
         held.forget()
         if not held.tensors:
             return

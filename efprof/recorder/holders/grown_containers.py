@@ -29,7 +29,7 @@ NUM_SAMPLED = 8
 
 MAX_OBJECTS = 500
 
-LEAST_WATCHED_BYTES = 64 * 1024
+MIN_WATCHED_BYTES = 64 * 1024
 
 MAX_LISTED = 100
 """Containers in one file, those that grew most."""
@@ -56,7 +56,7 @@ class Grown:
 class GrownContainers:
     """Compares the lengths of all containers with those at the last count; between two it keeps plain numbers alone.
 
-    `look`, have the census call `met`, ask for what `grown` has, and `let_go`.
+    `look`, have the count call `note_container`, ask for what `grown` has, and `release`.
     """
 
     def __init__(self, recorder: object) -> None:
@@ -82,8 +82,8 @@ class GrownContainers:
         for module in list(sys.modules.values()):
             self.grown.pop(id(getattr(module, "__dict__", None)), None)  # names that the program has given since
 
-    def met(self, value: Any, place: Place, inside: Held | None) -> None:
-        """The census came to this container; one with plain contents may be none that the collector knows of."""
+    def note_container(self, value: Any, place: Place, inside: Held | None) -> None:
+        """The count came to this container; one with plain contents may be none that the collector knows of."""
         if type(value) is dict and not gc.is_tracked(value):
             length, before = len(value), self._before.get(id(value))
             self._now[id(value)] = length
@@ -108,7 +108,7 @@ class GrownContainers:
         }
         if any(one.place is None for one in grown.values()):
             modules = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("efprof.")]
-            others = _led_to([self._recorder, *modules, *_own_frames(sys._getframe())]) | self._young
+            others = _reachable_from([self._recorder, *modules, *_own_frames(sys._getframe())]) | self._young
             grown = {
                 address: one
                 for address, one in grown.items()
@@ -121,14 +121,14 @@ class GrownContainers:
         helpers: Any = sys.modules.get("matplotlib._pylab_helpers")
         table = getattr(getattr(helpers, "Gcf", None), "figs", None)
         if isinstance(table, dict):
-            self.met(
+            self.note_container(
                 table, Place("matplotlib.pyplot.get_fignums", "global", "matplotlib.pyplot", "get_fignums", None), None
             )
 
-    def most(self) -> list[Grown]:
+    def largest(self) -> list[Grown]:
         return sorted(self.grown.values(), key=lambda one: one.length_before - one.length)[:MAX_LISTED]
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._ids, self._lengths = array("Q", self._now.keys()), array("Q", self._now.values())
         self._listed |= self.grown.keys()
         self._listed &= self._now.keys()
@@ -156,11 +156,11 @@ def described(grown: Grown, max_length: int | None, file: str | None) -> Contain
     )
 
 
-def matters(grown: Grown) -> bool:
+def is_worth_watching(grown: Grown) -> bool:
     """Whether what was added to it is worth a watch, though nobody knows a name for it: tensors, or much else."""
     sample = last_of(grown.value, NUM_SAMPLED)
     added = (grown.length - grown.length_before) * _bytes_of(sample) // max(1, len(sample))
-    return added >= LEAST_WATCHED_BYTES or bool(_tensors_in(sample))
+    return added >= MIN_WATCHED_BYTES or bool(_tensors_in(sample))
 
 
 def _tensors_in(sample: list[Any]) -> list[torch.Tensor]:
@@ -194,7 +194,7 @@ def _size_of(value: Any) -> int:
     return object.__sizeof__(value) if is_own else sys.getsizeof(value)
 
 
-def _led_to(roots: list[Any]) -> set[int]:
+def _reachable_from(roots: list[Any]) -> set[int]:
     """What the recorder's objects lead to by way of its own objects, containers and functions."""
     seen: set[int] = set()
     layer = roots

@@ -12,13 +12,13 @@ from types import FrameType, GeneratorType
 from typing import Any
 
 from efprof.artifacts.files import no_garbage_collection
-from efprof.recorder.holders.paths import Clock, Handles, Held, Key, Nodes, Place, TimeLimitReached
+from efprof.recorder.holders.paths import Handles, Held, Key, Nodes, Place, TimeLimit, TimeLimitReached
 from efprof.recorder.holders.variables import locals_of, may_read_locals
 from efprof.recorder.holders.walk import Walk
 from efprof.recorder.session.sites import Sites, callers
 
 MAX_SECONDS = 0.2
-"""Of computing; a census stops here, what it has not reached by then is not counted. It takes 120 to 180 ms with 2,000
+"""Of computing; a count stops here, what it has not reached by then is not counted. It takes 120 to 180 ms with 2,000
 modules, 2,000 losses, 100,000 tensors or 60,000 in a replay buffer (measured). To look for generators that wait is
 begun within that time, and with two million objects in memory ends 60 ms after it."""
 
@@ -54,14 +54,14 @@ def look_at_heap() -> Heap:
     return Heap(generators=by_base.pop(GeneratorType), containers=by_base, young=young)
 
 
-class Census:
+class HolderCount:
     """One walk from the user's variables; `held` maps scope and path to what was found there.
 
     `cut` are those of a variable that took too long: what was counted there is the least there is; `cut_graphs` are
     those of which that is true of the graphs alone.
     """
 
-    def __init__(self, sites: Sites, met: Callable[[Any, Place, Held | None], None] | None = None) -> None:
+    def __init__(self, sites: Sites, on_container: Callable[[Any, Place, Held | None], None] | None = None) -> None:
         self.held: dict[Key, Held] = {}
         self.handles: dict[Key, Handles] = {}
         self.cut: set[Key] = set()
@@ -69,8 +69,8 @@ class Census:
         self.is_partial = False
         self._sites = sites
         self._end = time.thread_time() + MAX_SECONDS
-        self._clock = Clock(self._end)
-        self._walk = Walk(sites, self._clock, met)
+        self._time_limit = TimeLimit(self._end)
+        self._walk = Walk(sites, self._time_limit, on_container)
 
     def count(self, heap: Heap | None = None) -> dict[Key, Held]:
         """Walk from the locals of the user's functions that are running, then from the globals of his modules."""
@@ -125,7 +125,7 @@ class Census:
     ) -> None:
         for name, value in list(names.items()):
             now = time.thread_time()
-            self._clock.limit = now + MAX_SHARE * (self._end - now)
+            self._time_limit.limit = now + MAX_SHARE * (self._end - now)
             try:
                 self._walk.visit_variable(scope, owner, file, name, value, within)
             except TimeLimitReached:
@@ -138,9 +138,9 @@ class Census:
         waiting.sort(key=lambda item: len(item[1].roots))
         for num_before, (key, held) in enumerate(waiting):
             now = time.thread_time()
-            self._clock.limit = now + (self._end - now) / (len(waiting) - num_before)
+            self._time_limit.limit = now + (self._end - now) / (len(waiting) - num_before)
             try:
-                held.add_graphs(nodes, self._clock)
+                held.add_graphs(nodes, self._time_limit)
             except TimeLimitReached:
                 self.is_partial = True
                 self.cut_graphs.add(key)

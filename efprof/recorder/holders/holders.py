@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from efprof.artifacts.events import Census as CensusEvent
+from efprof.artifacts.events import HoldersCounted
 from efprof.artifacts.files import write_atomically
 from efprof.artifacts.holders import Container, Count, Counted, Moment, Watch
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.holders.grown_containers import Grown, GrownContainers, described, matters
+from efprof.recorder.holders.grown_containers import Grown, GrownContainers, described, is_worth_watching
 from efprof.recorder.holders.growth_watch import MAX_NS, GrowthWatch
-from efprof.recorder.holders.holder_count import Census, look_at_heap
+from efprof.recorder.holders.holder_count import HolderCount, look_at_heap
 from efprof.recorder.holders.paths import Handles, Held, Key
 from efprof.recorder.holders.watched_values import State, WatchedValue, states_of
 from efprof.recorder.loop.open_step import OpenStep
@@ -126,44 +126,44 @@ class Holders:
         self.stop_watching(step)
         began, computed = perf_counter_ns(), thread_time_ns()
         heap = look_at_heap()
-        census = Census(self._session.sites, self._containers.met)
+        holder_count = HolderCount(self._session.sites, self._containers.note_container)
         try:
             self._containers.look(heap)
-            census.count(heap)
+            holder_count.count(heap)
             self._containers.leave_out_others()
-            name = self._write_count(census, moment, step)
+            name = self._write_count(holder_count, moment, step)
             self._cost_ns = thread_time_ns() - computed  # other programs on the machine make it no dearer
             budget.spend("counts", self._cost_ns)
             seconds = (perf_counter_ns() - began) / 1e9
-            self._session.note(CensusEvent(at_ns=time.time_ns(), step=step, file=name, seconds=seconds))
+            self._session.note(HoldersCounted(at_ns=time.time_ns(), step=step, file=name, seconds=seconds))
             if moment == "step":
-                self._watch_what_grew(census, step)
+                self._watch_what_grew(holder_count, step)
                 while self._due <= step + 1:
                     self._due *= 2
                 session.loop.sampling.want(self._due - 1, self._due)
         finally:
-            self._sizes = {key: _size(held) for key, held in census.held.items()}
-            census.handles.clear()  # a count must keep nothing alive
-            self._containers.let_go()
+            self._sizes = {key: _size(held) for key, held in holder_count.held.items()}
+            holder_count.handles.clear()  # a count must keep nothing alive
+            self._containers.release()
         self._session.loop.mark_interrupted()
 
-    def _write_count(self, census: Census, moment: Moment, step: int) -> str:
-        holders = [self._counted(key, held, census) for key, held in census.held.items()]
+    def _write_count(self, holder_count: HolderCount, moment: Moment, step: int) -> str:
+        holders = [self._counted(key, held, holder_count) for key, held in holder_count.held.items()]
         holders.sort(key=lambda one: -(one.tensor_bytes + one.graph_bytes))
         count = Count(
             step=step,
             moment=moment,
             holders=holders[:MAX_HOLDERS],
-            containers=[self._described(grown, census) for grown in self._containers.most()],
-            is_partial=census.is_partial,
+            containers=[self._described(grown, holder_count) for grown in self._containers.largest()],
+            is_partial=holder_count.is_partial,
         )
         self._count += 1
         name = f"holders-{self._count}.json"
         write_atomically(self._session.rank_folder / name, msgspec.json.format(msgspec.json.encode(count)))
         return name
 
-    def _counted(self, key: Key, held: Held, census: Census) -> Counted:
-        containers = census.handles[key].containers
+    def _counted(self, key: Key, held: Held, holder_count: HolderCount) -> Counted:
+        containers = holder_count.handles[key].containers
         is_one = len(containers) == held.num_counted == 1
         return Counted(
             path=held.path,
@@ -180,19 +180,19 @@ class Holders:
             graph_nodes=held.graph_nodes,
             graph_bytes=held.graph_bytes,
             entry=held.entry,
-            is_cut=key in census.cut or key in census.cut_graphs,
+            is_cut=key in holder_count.cut or key in holder_count.cut_graphs,
             number=id(containers[0]) if is_one else None,
         )
 
-    def _described(self, grown: Grown, census: Census) -> Container:
+    def _described(self, grown: Grown, holder_count: HolderCount) -> Container:
         place = grown.place
-        held = census.held.get((place.scope, place.path)) if place is not None and grown.inside is None else None
+        held = holder_count.held.get((place.scope, place.path)) if place is not None and grown.inside is None else None
         file = place.file and self._session.sites.file(place.file) if place is not None else None
         return described(grown, held.max_length if held is not None else None, file)
 
-    def _watch_what_grew(self, census: Census, step: int) -> None:
+    def _watch_what_grew(self, holder_count: HolderCount, step: int) -> None:
         session = self._session
-        things, states = self._things(census)
+        things, states = self._things(holder_count)
         if not things or not (self._is_asked_for or session.budget.affords_count(MAX_NS)):
             return
         guarded = functools.partial(session.shell.guarded, "holders")
@@ -207,18 +207,18 @@ class Holders:
             if not self._num_watches:
                 self._write_watch(Watch(first_step=step + 1, last_step=step + 1, watched=[], why_not=why_not))
 
-    def _things(self, census: Census) -> tuple[list[WatchedValue], list[State]]:
+    def _things(self, holder_count: HolderCount) -> tuple[list[WatchedValue], list[State]]:
         """What grew since the last count and was not watched in vain, or seen, before."""
         grown = dict(self._containers.grown)
         found: list[tuple[WatchedValue, Handles, bool]] = []
-        for key in self._grown_holders(census):
-            held, handles = census.held[key], census.handles[key]
+        for key in self._grown_holders(holder_count):
+            held, handles = holder_count.held[key], holder_count.handles[key]
             longer = [id(one) for one in handles.containers if grown.pop(id(one), None)]
             file = held.file and self._session.sites.file(held.file)
             number = longer[0] if len(handles.containers) == len(longer) == 1 else None
             found.append((WatchedValue(held.path, held.scope, file, number), handles, bool(longer)))
         for address, one in grown.items():
-            if one.place is None and not matters(one):
+            if one.place is None and not is_worth_watching(one):
                 continue  # a library's own, of which every program has some
             path, scope = (one.place.path, one.place.scope) if one.place is not None else (None, None)
             file = one.place.file and self._session.sites.file(one.place.file) if one.place is not None else None
@@ -230,13 +230,13 @@ class Holders:
         ]
         return [thing for thing, _, _ in found], states
 
-    def _grown_holders(self, census: Census) -> list[Key]:
+    def _grown_holders(self, holder_count: HolderCount) -> list[Key]:
         growth = {}
-        for key, held in census.held.items():
+        for key, held in holder_count.held.items():
             before = self._sizes.get(key)
-            if before is not None and key not in census.cut:
+            if before is not None and key not in holder_count.cut:
                 more = [now - then for now, then in zip(_size(held), before, strict=True)]
-                if key in census.cut_graphs:
+                if key in holder_count.cut_graphs:
                     more[1] = 0
                 if max(more) > 0:
                     growth[key] = more

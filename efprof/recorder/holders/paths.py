@@ -17,7 +17,7 @@ from efprof.recorder.holders.variables import CONTAINERS, base_of
 MAX_GRAPH_NODES = 20_000
 """Per holder; walking them takes about 50 ms."""
 
-GLANCES_PER_CHECK = 16
+CALLS_PER_CHECK = 16
 
 NUM_LOOKED_AT = 4
 """Of the last entries, whose types are told where they are alike."""
@@ -65,14 +65,14 @@ class TimeLimitReached(Exception):
 
 
 @dataclass(slots=True)
-class Clock:
+class TimeLimit:
     """When the walk of a variable, or of a graph, has to end.
 
     By the time that the thread has computed: on a busy machine a count is to come as far as the one before it.
     """
 
     limit: float
-    _num_glances: int = 0
+    _num_calls: int = 0
 
     def check(self) -> None:
         if time.thread_time() > self.limit:
@@ -80,9 +80,9 @@ class Clock:
 
     def check_sometimes(self) -> None:
         """The same between things so small that to ask for the time, a microsecond, takes as long: now and then."""
-        if self._num_glances % GLANCES_PER_CHECK == 0:
+        if self._num_calls % CALLS_PER_CHECK == 0:
             self.check()
-        self._num_glances += 1
+        self._num_calls += 1
 
 
 class Place(NamedTuple):
@@ -96,7 +96,7 @@ class Place(NamedTuple):
     depth: int = 0
     within: Any = None
 
-    def deeper(self) -> "Place":
+    def nested(self) -> "Place":
         """One layer below, of the same name; `_replace` takes four times as long."""
         path, scope, owner, name, file, depth, within = self
         return Place(path, scope, owner, name, file, depth + 1, within)
@@ -149,9 +149,9 @@ class Held:
             if root is not None:
                 self.roots.append(root)
 
-    def add_graphs(self, known: Nodes, clock: Clock) -> None:
+    def add_graphs(self, known: Nodes, time_limit: TimeLimit) -> None:
         """Count the graphs behind the tensors added since; raises TimeLimitReached where that takes too long."""
-        clock.check()
+        time_limit.check()
         todo, self.roots = self.roots[::-1], []
         while todo and len(self._nodes) < MAX_GRAPH_NODES:
             node = todo.pop()
@@ -159,7 +159,7 @@ class Held:
                 continue
             self._nodes.add(node)
             self.graph_nodes = len(self._nodes)
-            clock.check_sometimes()
+            time_limit.check_sometimes()
             storages, following = known.of(node)
             for storage in storages:
                 self.graph_bytes += self._bytes_of(*storage)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from efprof.recorder.holders import variables
-from efprof.recorder.holders.paths import Clock, Held, Holders, Place
+from efprof.recorder.holders.paths import Held, Holders, Place, TimeLimit
 from efprof.recorder.session.sites import Sites, UserClasses
 
 MAX_DEPTH = 6
@@ -45,16 +45,16 @@ class Walk:
     """Visits one variable after another; what was reached from an earlier one counts there alone."""
 
     def __init__(
-        self, sites: Sites, clock: Clock, met: Callable[[Any, Place, Held | None], None] | None = None
+        self, sites: Sites, time_limit: TimeLimit, on_container: Callable[[Any, Place, Held | None], None] | None = None
     ) -> None:
-        """`met` is told of each container, where it was met, and what holds what is in it, if that is not itself."""
+        """`note_container` is told of each container, its place, and what holds its contents, if that is not itself."""
         self.holders = Holders()
         self.seen: set[int] = set()
         self.running: set[int] = set()
         self._sites = sites
         self._classes = UserClasses(sites)
-        self._clock = clock
-        self._met = met or (lambda *_: None)
+        self._time_limit = time_limit
+        self._on_container = on_container or (lambda *_: None)
         self._kinds: dict[type[Any], _Kind] = {}
         self._todo: deque[tuple[_Visitor, Any, Place, Held | None]] = deque()
         """What was met and not gone into yet: nearer things first, and a chain of any length needs no deep stack."""
@@ -72,7 +72,7 @@ class Walk:
         self._visit_names(scope, owner, file, {name: value}, within)
         try:
             while self._todo:
-                self._clock.check_sometimes()
+                self._time_limit.check_sometimes()
                 visit, value, place, inside = self._todo.popleft()
                 visit(value, place, inside)
         finally:
@@ -144,7 +144,7 @@ class Walk:
         """Go to the variables that the user's own functions, generators and classes keep."""
         if isinstance(value, MethodType):
             owner = value.__self__  # a hook's or a callback's, far from the variable: what it has is near to it
-            near = place._replace(depth=0) if self._classes.file_of(type(owner)) else place.deeper()
+            near = place._replace(depth=0) if self._classes.file_of(type(owner)) else place.nested()
             self._visit(owner, near, inside)
         elif isinstance(value, type):
             self._visit_class(value)
@@ -176,7 +176,7 @@ class Walk:
                     self._visit(value, place, None)
 
     def _visit_elements(self, value: Any, place: Place, inside: Held | None) -> None:
-        self._met(value, place, inside)
+        self._on_container(value, place, inside)
         elements = variables.elements_of(value)
         if not variables.may_hold_tensors(elements):
             return
@@ -184,7 +184,7 @@ class Walk:
 
     def _visit_each(self, elements: list[Any], place: Place, holder: Held, inside: Held | None) -> None:
         """What is alone of its kind in the outermost container is no record: its attributes are named by themselves."""
-        below = place.deeper()
+        below = place.nested()
         lone = variables.lone_kinds(elements) if inside is None and len(elements) <= variables.FEW else frozenset()
         for part in self._parts_to_visit(elements):
             chunk = elements[part]
@@ -206,13 +206,13 @@ class Walk:
     def _parts_to_visit(self, elements: list[Any]) -> Iterator[slice]:
         """Those in which there may be a tensor; raises TimeLimitReached."""
         for start in range(0, len(elements), CHUNK):
-            self._clock.check()
+            self._time_limit.check()
             part = slice(start, start + CHUNK)
             if len(elements) <= variables.FEW or not variables.is_plain_data(elements[part], self._classes.is_record):
                 yield part
 
     def _visit_entries(self, value: dict[Any, Any], place: Place, inside: Held | None) -> None:
-        self._met(value, place, inside)
+        self._on_container(value, place, inside)
         values = dict.values(value)
         if len(value) > MANY and not variables.may_hold_tensors([next(iter(values)), next(reversed(values))]):
             return
@@ -248,7 +248,7 @@ class Walk:
         if type(function) is FunctionType and self._sites.is_user_code(function.__code__):
             owner, file = function.__qualname__, function.__code__.co_filename
             place = Place(f"{owner}.cache_info", "attribute", owner, "cache_info", file, place.depth)
-        self._met(table, place, inside)
+        self._on_container(table, place, inside)
         holder = inside or self.holders.of(place, table)
         if inside is None:
             holder.type, holder.max_length = "lru_cache", variables.LRU_CACHE.cache_info(value).maxsize or 0
@@ -270,7 +270,7 @@ class Walk:
 
     def _visit_error(self, value: BaseException, place: Place, inside: Held | None) -> None:
         """A kept error keeps the variables of every function that it came through; of those that still run, they do."""
-        holder, below = inside or self.holders.of(place, value), place.deeper()
+        holder, below = inside or self.holders.of(place, value), place.nested()
         traceback = value.__traceback__
         while traceback is not None:
             frame, traceback = traceback.tb_frame, traceback.tb_next
@@ -293,7 +293,7 @@ class Walk:
         namespace = variables.namespace_of(value) if inside is None else None
         if namespace is not None and (file is not None or issubclass(kind, torch.nn.Module)):
             own = Place(f"{kind.__qualname__}.__dict__", "attribute", kind.__qualname__, "__dict__", file, place.depth)
-            self._met(namespace, own, inside)
+            self._on_container(namespace, own, inside)
 
     def _visit_named(
         self,

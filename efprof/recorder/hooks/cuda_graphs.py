@@ -80,7 +80,7 @@ class CapturedSteps:
         It shares its step with other such graphs, but with no optimizer that stepped by itself.
         """
         loop, steps, entered = self._loop, self._loop.steps, perf_counter_ns()
-        if graph not in self._graphs or not loop.thread.is_ours:
+        if graph not in self._graphs or not loop.thread.is_training_thread:
             return
         loop.num_updates += 1
         if loop.light.is_on:
@@ -88,9 +88,9 @@ class CapturedSteps:
             return
         if steps.open is not None and not set(map(id, self._graphs)).issuperset(steps.open.stepped):
             steps.finish(steps.open, entered)
-        step = steps.to_update(id(graph), entered)
+        step = steps.step_for_update(id(graph), entered)
         if step.is_light:
-            loop.rest(step)
+            loop.switch_to_light(step)
             loop.light.updated(id(graph))
             return
         step.num_backwards += 1

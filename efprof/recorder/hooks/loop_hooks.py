@@ -35,7 +35,7 @@ def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
     """Enter the stage `data` whenever a DataLoader starts or is asked for a batch."""
     began = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_began))
     opened = shell.guarded("loop", lambda loader: loop.fetch_began(loop.loader_numbers.get(loader), is_start=True))
-    broke_off = shell.guarded("loop", loop.fetch_broke_off)
+    failed = shell.guarded("loop", loop.fetch_failed)
     numbered = shell.guarded("loop", functools.partial(_number_iterator, loop.loader_numbers))
     started = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_started))
     start = DataLoader.__iter__
@@ -47,7 +47,7 @@ def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
             opened(self)
             iterator = start(self)
         finally:
-            broke_off()
+            failed()
         numbered(self, iterator)
         started(self, iterator)
         return iterator
@@ -75,7 +75,7 @@ def fetching(
     began = shell.guarded("loop", lambda iterator: loop.fetch_began(number_of(iterator)))
     ended, exhausted = shell.guarded("loop", loop.fetch_ended), shell.guarded("loop", loop.data_ended)
     over = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_ended))
-    broke_off = shell.guarded("loop", loop.fetch_broke_off)
+    failed = shell.guarded("loop", loop.fetch_failed)
 
     @functools.wraps(advance)
     def fetch(iterator: Any) -> Any:
@@ -101,7 +101,7 @@ def fetching(
             raise
         finally:
             if not has_come:
-                broke_off()
+                failed()
         ended(batch)
         if is_watched:
             watch.handed(iterator)
@@ -111,7 +111,7 @@ def fetching(
 
 
 def _tell(loop: Loop, listeners: list[Callable[..., None]], *what: Any) -> None:
-    if loop.thread.is_ours:
+    if loop.thread.is_training_thread:
         for listener in listeners:
             listener(*what)
 
@@ -133,7 +133,9 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
         if loop.light.is_on:
             loop.light.backward_entered(tensors, gradients)
             return
-        site = sites.of_caller(sys._getframe()) if loop.thread.is_ours or loop.thread.alternates else None
+        site = (
+            sites.of_caller(sys._getframe()) if loop.thread.is_training_thread or loop.thread.is_alternating else None
+        )
         loop.backward_entered(tensors, gradients, site, retains_graph, creates_graph)
 
     backward = _watched_backward(loop, shell, shell.guarded("loop", enter))
@@ -149,14 +151,16 @@ def _watched_backward(loop: Loop, shell: Shell, entered: Callable[..., None]) ->
     lightly, original = shell.guarded("loop", lights.backward_entered), torch.autograd.backward
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        is_ours = get_ident() == thread.ident
-        is_nested = light.is_in_pass if is_ours and light.is_on else _RUNNING_PASS() != -1
+        is_training_thread = get_ident() == thread.ident
+        is_nested = light.is_in_pass if is_training_thread and light.is_on else _RUNNING_PASS() != -1
         if is_nested or (steps.clock is not None and thread.is_capturing):
             original(tensors, *args, **kwargs)
             return
         # As `loss.backward()` calls it, which gives no gradient, and names its `inputs` alone.
-        is_light = is_ours and light.is_on and args and args[0] is None and len(kwargs) == 1 and "inputs" in kwargs
-        light.is_in_pass |= is_ours
+        is_light = (
+            is_training_thread and light.is_on and args and args[0] is None and len(kwargs) == 1 and "inputs" in kwargs
+        )
+        light.is_in_pass |= is_training_thread
         try:  # from the first call on: a signal's handler may raise in it
             if not is_light:
                 entered(tensors, args, kwargs)
@@ -177,7 +181,7 @@ def _watched_backward(loop: Loop, shell: Shell, entered: Callable[..., None]) ->
                     lightly(tensors, None)
             original(tensors, *args, **kwargs)
         finally:
-            light.is_in_pass &= not is_ours
+            light.is_in_pass &= not is_training_thread
             if not is_light:
                 left()
         if is_light and light.is_on and not light.ends_with_update:
@@ -192,17 +196,17 @@ def _watched_grad(loop: Loop, shell: Shell) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        is_ours, is_light = get_ident() == thread.ident, light.is_on
-        is_nested = light.is_in_pass if is_ours and is_light else _RUNNING_PASS() != -1
+        is_training_thread, is_light = get_ident() == thread.ident, light.is_on
+        is_nested = light.is_in_pass if is_training_thread and is_light else _RUNNING_PASS() != -1
         if is_nested or (not is_light and thread.is_capturing):
             return original(outputs, inputs, *args, **kwargs)
-        light.is_in_pass |= is_ours
+        light.is_in_pass |= is_training_thread
         try:
             if not is_light:
                 asked(inputs)
             return original(outputs, inputs, *args, **kwargs)
         finally:
-            light.is_in_pass &= not is_ours
+            light.is_in_pass &= not is_training_thread
             if not is_light:
                 left()
 
@@ -227,7 +231,7 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
 
     def enter(optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         nonlocal num_nested
-        if loop.clock.opener == "optimizer" and loop.thread.is_ours and _num_running_steps() > 1:
+        if loop.clock.opener == "optimizer" and loop.thread.is_training_thread and _num_running_steps() > 1:
             num_nested += 1
             loop.has_nested_steps = True
             return
@@ -239,7 +243,7 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
         if light.is_on:
             if not loop.has_nested_steps or _num_running_steps() < 2:
                 loop.optimizer_left(optimizer)
-        elif num_nested and loop.thread.is_ours:
+        elif num_nested and loop.thread.is_training_thread:
             num_nested -= 1
         else:
             loop.optimizer_left(optimizer)

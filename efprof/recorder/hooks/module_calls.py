@@ -74,11 +74,11 @@ class ModuleCalls:
     def _before(self, module: torch.nn.Module, _: Any) -> None:
         if module not in self._trainers:
             self._began(module)
-            self._depth += self._loop.thread.is_ours
+            self._depth += self._loop.thread.is_training_thread
 
     def _after(self, module: torch.nn.Module, *_: Any) -> None:
         if module not in self._trainers:
-            self._depth = max(0, self._depth - self._loop.thread.is_ours)
+            self._depth = max(0, self._depth - self._loop.thread.is_training_thread)
             self._ended()
 
     # Compiled code.
@@ -140,13 +140,13 @@ class ModuleCalls:
         """`original`, which is compiled: no hook on modules is in while it runs."""
 
         def enter(args: Any) -> None:
-            if self._loop.thread.is_ours:
+            if self._loop.thread.is_training_thread:
                 self._num_compiled += 1
                 self._take_hooks_out()
                 began(args)
 
         def leave(args: Any, result: object) -> None:
-            if self._loop.thread.is_ours:
+            if self._loop.thread.is_training_thread:
                 ended(args, result)
                 self._num_compiled = max(0, self._num_compiled - 1)
                 self._put_hooks_in()
@@ -167,7 +167,7 @@ class ModuleCalls:
 
     def _compilation_began(self) -> None:
         """Of code that was compiled before the recording began: whatever is running now, its end will not be seen."""
-        if self._hooks and self._loop.thread.is_ours:
+        if self._hooks and self._loop.thread.is_training_thread:
             self._may_hook = False
             for _ in range(self._depth):
                 self._ended()
@@ -294,7 +294,7 @@ class CompiledFunctions:
         loop, entered = self._loop, perf_counter_ns()
         if loop.clock.stage is not None:
             return
-        step = loop.step_to_train(entered)
+        step = loop.step_for_pass(entered)
         step.has_forward = True
         if step.sequence is None:
             step.sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]

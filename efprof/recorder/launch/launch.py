@@ -22,7 +22,7 @@ from efprof.artifacts.runs import last_trained, list_attempts, read_process
 from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.model import EfprofError
 from efprof.recorder.launch.machine import describe_host, keep_diff, kept_environment, read_git
-from efprof.recorder.launch.signal_forwarding import ENDING_SIGNALS, Program, passing_signals
+from efprof.recorder.launch.signal_forwarding import ENDING_SIGNALS, RecordedProgram, passing_signals
 from efprof.recorder.session.options import VARIABLE, Options, encode_options
 from efprof.recorder.session.redaction import without_secret_words
 
@@ -61,7 +61,7 @@ def launch(
     options = msgspec.structs.replace(wanted or Options(), run_folder_name=str(folder), root_name=root)
     keep_diff(folder, run.git if options.keeps_diff else None)
     start = time.monotonic()
-    program, environment = Program(run_folder=folder), child_environment(options)
+    program, environment = RecordedProgram(run_folder=folder), child_environment(options)
     code = _run_child([path, *command[1:]], environment, program)
     close_run(folder, code, time.monotonic() - start, program)
     with suppress(EfprofError):  # the folder is gone, of which there has been word
@@ -77,7 +77,7 @@ def close_run(
     folder: Path,
     code: int,
     seconds: float,
-    program: Program | None = None,
+    program: RecordedProgram | None = None,
     *,
     stands: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -162,7 +162,7 @@ def child_environment(options: Options) -> dict[str, str]:
     return environment
 
 
-def _run_child(command: list[str], environment: dict[str, str], program: Program) -> int:
+def _run_child(command: list[str], environment: dict[str, str], program: RecordedProgram) -> int:
     with passing_signals(program):
         try:
             program.child = subprocess.Popen(command, env=environment)
@@ -174,7 +174,7 @@ def _run_child(command: list[str], environment: dict[str, str], program: Program
         return program.child.wait()
 
 
-def how_it_ended(folder: Path, code: int, program: Program | None = None) -> Ending:
+def how_it_ended(folder: Path, code: int, program: RecordedProgram | None = None) -> Ending:
     """The ending of a run whose command gave this code; `program` is None where the run is recorded in code."""
     if code == 0:
         return "finished"
@@ -197,7 +197,7 @@ def as_shell(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def _has_vanished(rank: Path, program: Program | None) -> bool:
+def _has_vanished(rank: Path, program: RecordedProgram | None) -> bool:
     """Whether a launcher's worker is gone without a word of its recorder's; of our own child the code tells."""
     process, child = read_process(rank), program.child if program is not None else None
     if child is None or (process is not None and process.pid == child.pid):

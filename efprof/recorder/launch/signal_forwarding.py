@@ -27,7 +27,7 @@ _NOTE = struct.Struct("=id")
 
 
 @dataclass
-class Program:
+class RecordedProgram:
     """The recorded command; `received` holds the signals that efprof was sent meanwhile."""
 
     run_folder: Path
@@ -47,7 +47,7 @@ class Program:
 
 
 @contextmanager
-def passing_signals(program: Program) -> Iterator[None]:
+def passing_signals(program: RecordedProgram) -> Iterator[None]:
     """Stay until the program has ended, and pass on what reached us alone; the group gets its signals by itself.
 
     By handlers, since the program would inherit it if we ignored a signal; one that was ignored already stays so.
@@ -59,7 +59,7 @@ def passing_signals(program: Program) -> Iterator[None]:
 
     def pass_on(number: int, _: FrameType | None) -> None:
         program.received.add(number)
-        if not watcher.saw(number):
+        if not watcher.has_seen(number):
             program.send(number)
 
     for number in mine:
@@ -115,7 +115,7 @@ class GroupWatcher:
         os.close(notes)
         os.close(stopped)
 
-    def saw(self, number: int) -> bool:
+    def has_seen(self, number: int) -> bool:
         deadline = time.monotonic() + WAIT_S
         while select.select([self._notes], [], [], max(0.0, deadline - time.monotonic()))[0]:
             note = os.read(self._notes, _NOTE.size)

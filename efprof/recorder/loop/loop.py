@@ -45,7 +45,9 @@ class Loop:
             self.steps, self.clock, is_busy=lambda: bool(self._depth or self._has_closure), go_on=self._go_on_in_thread
         )
         self.light = LightLoop(self.steps, self.thread, sampling, write_light)
-        sampling.may_be_light = lambda: self.steps.can_rest and not (self.thread.alternates or self.steps.others.give)
+        sampling.may_be_light = lambda: (
+            self.steps.can_switch_to_light and not (self.thread.is_alternating or self.steps.others.have_contributed)
+        )
         self.scaled_losses = ScaledLosses()
         self.trainer_modules = TrainerModules()
         self.evaluations: Any = None
@@ -125,7 +127,7 @@ class Loop:
         if is_start:
             steps.discard_evaluation_fetch(loader)
         step = steps.open if self._has_closure else None
-        step = step or steps.before_fetch(entered)
+        step = step or steps.step_for_fetch(entered)
         if step.batches.had_loader is None:
             step.batches.had_loader = steps.has_loader or (steps.shares_batches and not is_start)
         steps.has_loader = True
@@ -144,7 +146,7 @@ class Loop:
             listener(step)
         step.recorder_ns += perf_counter_ns() - entered
 
-    def fetch_broke_off(self) -> OpenStep | None:
+    def fetch_failed(self) -> OpenStep | None:
         """A loader's iterator was made, its workers run and no batch has come yet; or asking for a batch raised."""
         step = self.steps.open
         if self.clock.opener != "fetch" or step is None or get_ident() != self.thread.ident:
@@ -153,7 +155,7 @@ class Loop:
         return step
 
     def data_ended(self) -> None:
-        if (step := self.fetch_broke_off()) is not None:
+        if (step := self.fetch_failed()) is not None:
             self.steps.data_ended(step)
 
     # Forward.
@@ -162,7 +164,7 @@ class Loop:
         if self.light.is_on:
             return
         steps = self.steps
-        if not self.thread.is_ours and not (torch.is_grad_enabled() and self.thread.continue_in_caller()):
+        if not self.thread.is_training_thread and not (torch.is_grad_enabled() and self.thread.continue_in_caller()):
             steps.others.forward_began()
             return
         self._depth += 1
@@ -180,7 +182,7 @@ class Loop:
         self.trainer_modules.called(module)
         if self.clock.opener == "optimizer":
             self._leave_optimizer(entered)
-        step = self.step_to_train(entered)
+        step = self.step_for_pass(entered)
         if module is not None and not module.training:
             step.has_evaluation = True
         if not step.has_forward:
@@ -195,7 +197,7 @@ class Loop:
         if self.light.is_on:
             return
         steps = self.steps
-        if not self.thread.is_ours:
+        if not self.thread.is_training_thread:
             steps.others.forward_ended()
             return
         self._depth = depth = max(0, self._depth - 1)
@@ -220,9 +222,9 @@ class Loop:
         entered = perf_counter_ns()
         if self.clock.stage is not None and self.clock.opener != "user" and not self._leave_optimizer(entered):
             return
-        step = self.step_to_train(entered)
+        step = self.step_for_pass(entered)
         if step.is_light and not self._has_closure:
-            self.rest(step)
+            self.switch_to_light(step)
             self.light.backward_entered(tensors, gradients)
             return
         step.num_backwards += 1
@@ -246,7 +248,7 @@ class Loop:
         entered = perf_counter_ns()
         if self.clock.stage is not None and not self._leave_optimizer(entered):
             return
-        step = self.step_to_train(entered)
+        step = self.step_for_pass(entered)
         step.num_gradient_calls += 1
         if steps.probe is not None:
             steps.probe.watch_inputs(inputs)
@@ -279,7 +281,7 @@ class Loop:
     # Update.
 
     def optimizer_entered(self, optimizer: torch.optim.Optimizer, has_closure: bool = False) -> None:
-        if not self.thread.steps_ours(optimizer) and not self.thread.take_over(optimizer):
+        if not self.thread.is_training_step(optimizer) and not self.thread.take_over(optimizer):
             return
         if self.light.is_on or self.thread.is_capturing:
             return
@@ -298,9 +300,9 @@ class Loop:
             return
         if has_closure and not self.steps.is_fed:  # where no loader tells, it begins a step of its own
             self.steps.end_whole(entered)  # as where L-BFGS takes over from another optimizer
-        step = self.steps.to_update(id(optimizer), entered)
+        step = self.steps.step_for_update(id(optimizer), entered)
         if step.is_light:
-            self.rest(step)
+            self.switch_to_light(step)
             return
         self._has_closure = has_closure
         if not has_closure:
@@ -313,12 +315,12 @@ class Loop:
         if self.thread.is_capturing:
             return
         if self.light.is_on:
-            if self.thread.steps_ours(optimizer):
+            if self.thread.is_training_step(optimizer):
                 self.num_updates += 1
                 self.light.updated(id(optimizer))
             return
         step = self.steps.open
-        if not self.thread.steps_ours(optimizer) or step is None:
+        if not self.thread.is_training_step(optimizer) or step is None:
             return
         if self.clock.opener not in ("optimizer", "update", "user") and not self._has_closure:
             return
@@ -334,17 +336,17 @@ class Loop:
         step.recorder_ns += perf_counter_ns() - entered
 
     def optimizer_skipped(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self.thread.is_ours or self.thread.is_capturing:
+        if not self.thread.is_training_thread or self.thread.is_capturing:
             return
         self.num_updates += 1
         if self.light.is_on:
-            self.light.updated(id(optimizer), is_held_back=True)
+            self.light.updated(id(optimizer), is_skipped=True)
             return
         step = self.steps.open
         if step is None or id(optimizer) in step.stepped:
             return
         self.steps.probe = None
-        step.held_back += (id(optimizer),)  # before its gradients are looked at: it tells that nobody applies them
+        step.skipped += (id(optimizer),)  # before its gradients are looked at: it tells that nobody applies them
         for listener in self.optimizer_began:
             listener(step, optimizer)
         self.steps.updated(step, id(optimizer), perf_counter_ns())
@@ -364,10 +366,10 @@ class Loop:
 
     # What the entry points have in common.
 
-    def rest(self, step: OpenStep) -> None:
+    def switch_to_light(self, step: OpenStep) -> None:
         self.clock.leave()
         self._depth = 0
-        self.light.rest(step)
+        self.light.switch_to_light(step)
 
     def _continues_by_pass(self) -> bool:
         """Whether the calling thread, which begins a backward pass, is the one that trains."""
@@ -381,9 +383,9 @@ class Loop:
         if self.light.is_on:
             self.light.switch_to_full()
 
-    def step_to_train(self, entered: int) -> OpenStep:
+    def step_for_pass(self, entered: int) -> OpenStep:
         step = self.steps.open
-        step = step if step is not None and self._has_closure else self.steps.to_train(entered)
+        step = step if step is not None and self._has_closure else self.steps.step_for_pass(entered)
         step.batches.train_on_last()
         return step
 
@@ -396,7 +398,7 @@ class Loop:
             return False
         self.clock.close(step, entered)
         if self._has_closure and not (len(step.spans) > 1 and step.spans[-2][0] == "backward"):
-            self.clock.take_back(step)  # nothing was done yet between the call of `step` and that of its closure
+            self.clock.remove_last(step)  # nothing was done yet between the call of `step` and that of its closure
         return True
 
     def _leave_forward(self, entered: int) -> bool:

@@ -94,7 +94,7 @@ class OpenStep:
     waits: WaitingCalls = field(default_factory=WaitingCalls)
     numbers: StepNumbers = field(default_factory=StepNumbers)
     stepped: list[int] = field(default_factory=list)
-    held_back: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = ()
     """Those that a gradient scaler, or the program itself, did not let step."""
     num_backwards: int = 0
     num_gradient_calls: int = 0
@@ -118,7 +118,7 @@ class OpenStep:
             StageSpan(stage, max(0, began - start) / 1000, max(0, end - start) / 1000) for stage, began, end in spans
         ]
 
-    def owe(self, arrives: Callable[[], bool]) -> None:
+    def add_late(self, arrives: Callable[[], bool]) -> None:
         self.late.append(arrives)
 
     def evaluate(self, module: torch.nn.Module | None) -> None:
@@ -150,7 +150,7 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> 
         reads=list(step.waits.reads.values()),
         stalls=list(step.waits.stalls.values()),
         learning_rate=step.numbers.learning_rate,
-        is_skipped=bool(step.held_back),
+        is_skipped=bool(step.skipped),
         backward_site=step.backward_site,
         loader=step.batches.loader,
         sequence=step.sequence,

@@ -29,15 +29,15 @@ class OtherThreads:
         """With the thread of each."""
         self._depths: dict[int, int] = {}
         self._starts: dict[tuple[int, str], int] = {}
-        self._passing: set[int] = set()
+        self._in_backward: set[int] = set()
         """Threads that wait for a backward pass, those that are apart among them."""
-        self._given: set[int] = set()
+        self._contributors: set[int] = set()
         """Threads whose backward passes became part of a step beside the recorded thread's own."""
         self._calling = local()
         """What is known of the thread that calls; by its number it might be taken for one that is no more."""
 
     def forward_began(self) -> None:
-        if self.is_paused or self.is_apart:
+        if self.is_paused or self.is_separate:
             return
         thread = get_ident()
         depth = self._depths[thread] = self._depths.get(thread, 0) + 1
@@ -45,7 +45,7 @@ class OtherThreads:
             self._starts[thread, "forward"] = perf_counter_ns()
 
     def forward_ended(self) -> None:
-        if self.is_paused or self.is_apart:
+        if self.is_paused or self.is_separate:
             return
         thread = get_ident()
         depth = self._depths[thread] = max(0, self._depths.get(thread, 0) - 1)
@@ -53,21 +53,21 @@ class OtherThreads:
             self._close(thread, "forward")
 
     def backward_began(self) -> None:
-        self._passing.add(get_ident())
-        if self.is_paused or self.is_apart:
+        self._in_backward.add(get_ident())
+        if self.is_paused or self.is_separate:
             return
         self._starts[get_ident(), "backward"] = perf_counter_ns()
 
     def backward_ended(self) -> None:
-        self._passing.discard(get_ident())
-        if self.is_paused or self.is_apart:
+        self._in_backward.discard(get_ident())
+        if self.is_paused or self.is_separate:
             return
         self._close(get_ident(), "backward")
 
     @property
-    def give(self) -> bool:
+    def have_contributed(self) -> bool:
         """Whether passes of any became part of a step beside the recorded thread's own."""
-        return bool(self._given)
+        return bool(self._contributors)
 
     def first_since(self, after_ns: int) -> int | None:
         """When, after this, they began to work for a step; None where they did not."""
@@ -82,7 +82,9 @@ class OtherThreads:
             return [], 0
         theirs = [span for _, span in self._spans if span[2] <= end_ns]
         if any(stage == "backward" for stage, _, _ in own):
-            self._given |= {thread for thread, (stage, _, end) in self._spans if stage == "backward" and end <= end_ns}
+            self._contributors |= {
+                thread for thread, (stage, _, end) in self._spans if stage == "backward" and end <= end_ns
+            }
         self._spans = [(thread, span) for thread, span in self._spans if span[2] > end_ns]
         num_backwards = sum(stage == "backward" for stage, _, _ in theirs)
         if not num_backwards:
@@ -92,24 +94,24 @@ class OtherThreads:
     # Of the thread that calls.
 
     @property
-    def works_for_recorded(self) -> bool:
+    def works_for_training_thread(self) -> bool:
         """Whether it makes a pass on one of autograd's own threads, which no thread but the recorded one waits for."""
-        return self.is_autograds and not self._passing
+        return self.is_autograd_thread and not self._in_backward
 
     @property
-    def is_autograds(self) -> bool:
+    def is_autograd_thread(self) -> bool:
         """Whether it is one of autograd's own threads, within a pass that another one waits for."""
-        return torch._C._current_graph_task_id() != -1 and get_ident() not in self._passing
+        return torch._C._current_graph_task_id() != -1 and get_ident() not in self._in_backward
 
     @property
     def caller(self) -> int:
         """It; where it is one of autograd's own, the one that waits for its pass, if that is the only one that does."""
-        passing = list(self._passing)
-        return passing[0] if self.is_autograds and len(passing) == 1 else get_ident()
+        passing = list(self._in_backward)
+        return passing[0] if self.is_autograd_thread and len(passing) == 1 else get_ident()
 
     @property
-    def is_apart(self) -> bool:
-        return getattr(self._calling, "is_apart", False)
+    def is_separate(self) -> bool:
+        return getattr(self._calling, "is_separate", False)
 
     @property
     def is_within(self) -> bool:
@@ -117,9 +119,9 @@ class OtherThreads:
         return bool(self._depths.get(thread)) or (thread, "backward") in self._starts
 
     @property
-    def has_given(self) -> bool:
+    def has_contributed(self) -> bool:
         """Whether passes of it became part of a step beside the recorded thread's own."""
-        return self.caller in self._given
+        return self.caller in self._contributors
 
     def own_spans(self) -> list[Span]:
         thread = self.caller
@@ -128,12 +130,12 @@ class OtherThreads:
     def becomes_recorded(self) -> None:
         """It is the one that trains from here on; what it did counts as that one's."""
         self._forget_own()
-        self._passing.discard(self.caller)
+        self._in_backward.discard(self.caller)
 
     def separate_thread(self) -> None:
         """It trains for itself: what it does belongs to no step."""
         self._forget_own()
-        self._calling.is_apart = True
+        self._calling.is_separate = True
 
     def count_update(self) -> None:
         self.num_updates += 1
@@ -146,7 +148,7 @@ class OtherThreads:
         self._spans = [(owner, span) for owner, span in self._spans if owner != thread]
         self._starts = {key: start for key, start in self._starts.items() if key[0] != thread}
         self._depths.pop(thread, None)
-        self._given.discard(thread)
+        self._contributors.discard(thread)
 
     def _close(self, thread: int, stage: str) -> None:
         start = self._starts.pop((thread, stage), None)

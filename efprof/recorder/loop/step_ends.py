@@ -20,7 +20,7 @@ from efprof.recorder.numbers.step_numbers import parameters_of
 NUM_LOOKS = 20
 """Backward passes after which a new optimizer's gradients are looked for; some libraries keep them elsewhere."""
 
-LEAST_STEPS_EACH = 5
+MIN_STEPS_EACH = 5
 """Steps for each skipped one, so far: a program that clears its gradients more often has other reasons."""
 
 FIRST_PAUSE = 20
@@ -64,7 +64,7 @@ class SkippedUpdates:
         """Whether the program has cleared the gradients of a step that was whole but for its update."""
         if step.stepped or not step.num_backwards or step.has_evaluation or not self._has_seen_gradients:
             return False
-        is_rare = step.number >= LEAST_STEPS_EACH * self._num_skipped
+        is_rare = step.number >= MIN_STEPS_EACH * self._num_skipped
         if step.number < self._next_number or not is_rare or self._has_gradients():
             return False
         if not 0 < self._num_backwards <= step.num_backwards or step.backward_site != self._site:
@@ -72,7 +72,7 @@ class SkippedUpdates:
             self._pause *= 2
             return False
         self._num_skipped += 1
-        step.held_back = tuple(map(id, self._optimizers))
+        step.skipped = tuple(map(id, self._optimizers))
         return True
 
     def _has_gradients(self) -> bool:
@@ -111,8 +111,8 @@ class OptimizerCycle:
 
     def is_complete(self, stepped: list[int]) -> bool:
         """Whether a step in which these optimizers stepped, in this order, has seen the last of the round."""
-        alternates = self.is_strict and not (self.is_alone or self._is_on_trial)
-        return not alternates or stepped[-1] == self._order[-1]
+        is_alternating = self.is_strict and not (self.is_alone or self._is_on_trial)
+        return not is_alternating or stepped[-1] == self._order[-1]
 
     @property
     def is_alone(self) -> bool:

@@ -57,7 +57,7 @@ class Steps:
         self.last_loader: int | None = None
         self.passes_by_hand = 0
         """Backward passes of the last full step, in a program that updates its parameters by hand; 0 in any other."""
-        self.can_rest = False
+        self.can_switch_to_light = False
         """Whether the last full steps were such as light ones can be told by."""
         self._memory = memory
         self._sampling = sampling
@@ -76,7 +76,7 @@ class Steps:
     def is_fed(self) -> bool:
         return self.has_loader and not self.shares_batches
 
-    def before_fetch(self, at: int) -> OpenStep:
+    def step_for_fetch(self, at: int) -> OpenStep:
         step = self.open
         if step is None:
             return self.begin(at)
@@ -94,7 +94,7 @@ class Steps:
             return following
         return step
 
-    def to_train(self, at: int) -> OpenStep:
+    def step_for_pass(self, at: int) -> OpenStep:
         step = self.open
         if step is None:
             return self.begin(at)
@@ -105,12 +105,12 @@ class Steps:
         if self.has_marks:
             return step
         if self.is_fed and step.batches.num_fetches:  # not where another thread reads the loader
-            return self._leave_behind(step, at) if step.batches.has_new and self.skips.is_skipped(step) else step
+            return self._finish_skipped(step, at) if step.batches.has_new and self.skips.is_skipped(step) else step
         if self.probe is not None:
             self._note_manual_update(step, at)
         if step.stepped:
             return self.finish_and_begin(at) if self.cycle.is_complete(step.stepped) else step
-        return self._leave_behind(step, at) if self.skips.is_skipped(step) else step
+        return self._finish_skipped(step, at) if self.skips.is_skipped(step) else step
 
     def end_whole(self, at: int) -> None:
         """What comes now belongs to no step that is whole, as an evaluation of the trained module."""
@@ -118,7 +118,7 @@ class Steps:
         if step is not None and step.stepped and not self.has_marks and self.cycle.is_complete(step.stepped):
             self.finish(step, at)
 
-    def to_update(self, optimizer: int, at: int) -> OpenStep:
+    def step_for_update(self, optimizer: int, at: int) -> OpenStep:
         self.probe = None
         step = self.open
         if step is not None and (optimizer not in step.stepped or self.has_marks):
@@ -181,7 +181,7 @@ class Steps:
             self.finish(self.open, at)
         return self.begin(at)
 
-    def _leave_behind(self, skipped: OpenStep, at: int) -> OpenStep:
+    def _finish_skipped(self, skipped: OpenStep, at: int) -> OpenStep:
         """The gradients of this step were thrown away, maybe after the next batch came: that begins the next one."""
         first = first_span_of_it(skipped)
         if first is None:
@@ -237,7 +237,7 @@ class Steps:
         record = record_of(step, at, time.process_time_ns() - step.start_cpu_ns, self._resident.read())
         if step.device_marks:
             assert self.clock is not None
-            step.owe(self.clock.reader(record, step.device_marks))
+            step.add_late(self.clock.reader(record, step.device_marks))
         if others:
             record.spans = sorted([*record.spans, *step.spans_of(others)], key=lambda span: span.start_us)
         if step.window is None:
@@ -252,8 +252,10 @@ class Steps:
         """What light steps are told by: the order of the updates, or, where there is no optimizer, of the passes."""
         is_by_hand = step.stepped == [0] and not self.has_marks
         passes = step.num_backwards if is_by_hand else 0
-        self.can_rest = self.has_marks or (passes == self.passes_by_hand if is_by_hand else bool(step.stepped))
-        self.can_rest &= step.num_backwards > 0 or not is_by_hand
+        self.can_switch_to_light = self.has_marks or (
+            passes == self.passes_by_hand if is_by_hand else bool(step.stepped)
+        )
+        self.can_switch_to_light &= step.num_backwards > 0 or not is_by_hand
         self.last_stepped, self.passes_by_hand = step.stepped, passes
         self.last_site, self.last_loader = step.backward_site, step.batches.loader
 
@@ -309,14 +311,14 @@ class StageClock:
         if step is None:
             return
         self.close(step, entered)
-        self.take_back(step)
+        self.remove_last(step)
         step.has_forward = False
         if step.memory and step.memory[-1][0] == "pre_forward":
             step.memory.pop()
         if not step.batches.num_fetches and not step.has_gradients and not step.stepped:
             self._steps.drop()  # all of it was before the training
 
-    def take_back(self, step: OpenStep) -> None:
+    def remove_last(self, step: OpenStep) -> None:
         step.spans.pop()
         if step.device_marks:
             step.device_marks.pop()

@@ -11,7 +11,7 @@ import torch
 from efprof.recorder.loop.open_step import Span
 from efprof.recorder.loop.steps import StageClock, Steps
 
-NOBODY = 0
+NO_THREAD = 0
 """No thread has this number: while it stands for the training's, every entry point returns at once."""
 
 
@@ -45,21 +45,21 @@ class TrainingThread:
         steps.ended.append(lambda step, _: self._known_updates.update(step.stepped))
 
     @property
-    def is_ours(self) -> bool:
+    def is_training_thread(self) -> bool:
         """Whether this call comes from the thread that trains, or from one of autograd's that works for it.
 
         Autograd runs the nodes of a graph that lie on a device, and so the hooks of gradients, on a thread of its own.
         """
-        return get_ident() == self.ident or (self.ident != NOBODY and self._steps.others.works_for_recorded)
+        return get_ident() == self.ident or (self.ident != NO_THREAD and self._steps.others.works_for_training_thread)
 
-    def steps_ours(self, optimizer: torch.optim.Optimizer) -> bool:
+    def is_training_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this call of its step is our thread's.
 
         While several threads wait for a pass, nobody knows which of them one of autograd's threads works for. It is
         ours if it steps what ours has stepped, or, while ours waits for a pass, what no other was seen to step.
         """
-        if self.is_ours or self.ident == NOBODY or not self._steps.others.is_autograds:
-            return self.is_ours
+        if self.is_training_thread or self.ident == NO_THREAD or not self._steps.others.is_autograd_thread:
+            return self.is_training_thread
         is_new = self._clock.opener == "backward" and optimizer not in self._optimizers_of_others
         return is_new or optimizer in self._optimizers
 
@@ -71,18 +71,18 @@ class TrainingThread:
         return found
 
     @property
-    def alternates(self) -> bool:
+    def is_alternating(self) -> bool:
         """Whether several threads make the steps, so that nobody can foresee whose call comes next."""
         return bool(self._alternating)
 
     def set(self, thread: int) -> None:
         self.ident = thread
-        self._steps.others.is_paused = thread == NOBODY
+        self._steps.others.is_paused = thread == NO_THREAD
 
     def pause(self) -> None:
         """See nothing until `resume`: a CUDA graph is being captured, into which nothing of ours may get."""
         self._paused = self.ident
-        self.set(NOBODY)
+        self.set(NO_THREAD)
 
     def resume(self) -> None:
         if self._paused is not None:
@@ -90,7 +90,7 @@ class TrainingThread:
             self._paused = None
 
     def stop(self) -> None:
-        self.set(NOBODY)
+        self.set(NO_THREAD)
         self._paused = None
 
     def take_over(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
@@ -100,11 +100,11 @@ class TrainingThread:
         for good.
         """
         others = self._steps.others
-        if self.ident == NOBODY or (others.is_autograds and others.caller == get_ident()):
+        if self.ident == NO_THREAD or (others.is_autograd_thread and others.caller == get_ident()):
             return False  # of the latter nobody knows whom it works for
-        if not others.is_apart:
+        if not others.is_separate:
             with self._changing:
-                if self._is_free() or (self._knows(optimizer) and self._is_idle() and self._made_its_step()):
+                if self._is_free() or (self._has_stepped(optimizer) and self._is_idle() and self._made_whole_step()):
                     self._go_on_in_caller()
                     return True
             others.separate_thread()
@@ -121,13 +121,13 @@ class TrainingThread:
 
         It does if it trained before, or if the one that took over is no more.
         """
-        if self.ident == NOBODY or not self._has_taken_over:
+        if self.ident == NO_THREAD or not self._has_taken_over:
             return False
         others = self._steps.others
-        if others.is_apart or others.is_within or not (get_ident() in self._alternating or self._is_gone()):
+        if others.is_separate or others.is_within or not (get_ident() in self._alternating or self._has_ended()):
             return False
         with self._changing:
-            if not self._is_gone() and (not self._is_idle() or self._is_under_way()):
+            if not self._has_ended() and (not self._is_idle() or self._is_under_way()):
                 return False
             self._go_on_in_caller()
         return True
@@ -137,12 +137,12 @@ class TrainingThread:
         has_trained = self._has_taken_over or self._steps.num_finished or self._clock.opener == "optimizer"
         if not has_trained and not (step is not None and step.stepped):
             return True
-        return self._is_gone()
+        return self._has_ended()
 
-    def _is_gone(self) -> bool:
+    def _has_ended(self) -> bool:
         return all(thread.ident != self.ident for thread in threading.enumerate())
 
-    def _knows(self, optimizer: torch.optim.Optimizer | None) -> bool:
+    def _has_stepped(self, optimizer: torch.optim.Optimizer | None) -> bool:
         """Whether our thread has stepped it, too; None is an update that was none of an optimizer's."""
         if optimizer is not None and optimizer not in self._optimizers:  # another one may lie where one of them lay
             return False
@@ -155,10 +155,10 @@ class TrainingThread:
         is_after = not own or own[0][1] >= self._last_ns()
         return self._clock.stage is None and not self._is_busy() and is_after
 
-    def _made_its_step(self) -> bool:
+    def _made_whole_step(self) -> bool:
         """Whether the calling thread, which ends a step, made all of it, or only its end."""
         others = self._steps.others
-        return not others.has_given and not (others.own_spans() and self._is_under_way())
+        return not others.has_contributed and not (others.own_spans() and self._is_under_way())
 
     def _is_under_way(self) -> bool:
         step = self._steps.open

@@ -15,7 +15,7 @@ class UserMarks:
     def step_ended(self) -> None:
         """A step ends here: from now on only such marks divide steps."""
         loop, steps = self._loop, self._steps
-        if not loop.thread.is_ours and not loop.thread.take_over():
+        if not loop.thread.is_training_thread and not loop.thread.take_over():
             return
         entered = perf_counter_ns()
         steps.has_marks = True
@@ -28,10 +28,15 @@ class UserMarks:
 
     def stage_began(self, stage: str) -> None:
         loop, steps = self._loop, self._steps
-        if loop.light.is_on or not loop.thread.is_ours or loop.clock.stage is not None or loop.thread.is_capturing:
+        if (
+            loop.light.is_on
+            or not loop.thread.is_training_thread
+            or loop.clock.stage is not None
+            or loop.thread.is_capturing
+        ):
             return
         entered = perf_counter_ns()
-        step = steps.before_fetch(entered) if stage == "data" else loop.step_to_train(entered)
+        step = steps.step_for_fetch(entered) if stage == "data" else loop.step_for_pass(entered)
         if stage == "data":
             steps.has_loader = True
         elif stage == "forward":
@@ -41,7 +46,7 @@ class UserMarks:
     def stage_ended(self) -> None:
         loop, steps = self._loop, self._steps
         step, stage = steps.open, loop.clock.stage
-        if loop.clock.opener != "user" or step is None or not loop.thread.is_ours:
+        if loop.clock.opener != "user" or step is None or not loop.thread.is_training_thread:
             return
         entered = perf_counter_ns()
         loop.clock.close(step, entered)

@@ -20,7 +20,7 @@ from efprof.artifacts.events import GradientClearing
 from efprof.recorder.budget.sampling import FIRST_STEPS
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.numbers.late_values import on_device, read_values
-from efprof.recorder.numbers.step_numbers import answers_late, is_plain, outside_modes, parameters_of
+from efprof.recorder.numbers.step_numbers import is_plain, is_read_late, outside_modes, parameters_of
 from efprof.recorder.session.session import Session
 
 MAX_GRADIENTS = 4
@@ -36,7 +36,7 @@ NUM_STEPS = 10
 """Of one optimizer, without a clearing between any two. A program that clears every other step, or at the end of a
 short epoch, does so within as many."""
 
-LEAST_COSINE = 0.99
+MIN_COSINE = 0.99
 """Between gradients and the same ones scaled: rounding leaves more."""
 
 COLLECTOR = "gradient_clearing"
@@ -98,7 +98,7 @@ class Watched:
         if rows is None or not self.passes:
             return None
         last, now = rows
-        is_scaled = torch.dot(last, now) > LEAST_COSINE * last.norm() * now.norm()
+        is_scaled = torch.dot(last, now) > MIN_COSINE * last.norm() * now.norm()
         is_kept = torch.stack([*self.checks, is_scaled | _are_equal(last, now)]).all()
         return torch.stack([is_kept, *(one.has_added for one in self.passes)])
 
@@ -186,7 +186,7 @@ class ClearingWatch:
             return values != []
 
         guarded = self._session.shell.guarded(COLLECTOR, arrives)
-        step.owe(lambda: guarded() is not False)
+        step.add_late(lambda: guarded() is not False)
 
     def _write(self, step: OpenStep, watched: Watched, adding: Sequence[Pass] = (), site: str | None = None) -> None:
         """Once it is settled; the last two are told of gradients that were kept."""
@@ -239,7 +239,7 @@ def _row(parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
 def _can_be_read(gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     if not is_plain(gradient) or not gradient.numel() or not gradient.untyped_storage().nbytes():
         return False
-    return gradient.is_cpu or answers_late(gradient)
+    return gradient.is_cpu or is_read_late(gradient)
 
 
 def _are_equal(last: torch.Tensor, now: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from efprof.recorder.loop.device import DeviceEvents
 # Before the waiting_calls collector wraps it: our own reads are not the user's.
 read_values = torch.Tensor.tolist
 
-ROOM: Final = 256
+ROW_SIZE: Final = 256
 """Of one row, in numbers: as many as light steps have losses."""
 NUM_ROWS: Final = 64
 """That are made at once, since the driver may wait for the device as it pins memory."""
@@ -41,7 +41,7 @@ class LateValues:
         self._events = DeviceEvents()
 
     def send(self, values: Sequence[OnDevice]) -> Answer:
-        pieces = [values[first : first + ROOM] for first in range(0, len(values), ROOM)]
+        pieces = [values[first : first + ROW_SIZE] for first in range(0, len(values), ROW_SIZE)]
         answers, told = [self._start(piece) or (lambda: None) for piece in pieces], list[float]()
 
         def arrived() -> list[float] | None:
@@ -80,5 +80,5 @@ class LateValues:
     def _row(self) -> torch.Tensor:
         if not self._rows:
             with torch.inference_mode(mode=False):  # what is made within it could not be written later
-                self._rows += torch.empty((NUM_ROWS, ROOM), dtype=torch.float32, device="cpu", pin_memory=True)
+                self._rows += torch.empty((NUM_ROWS, ROW_SIZE), dtype=torch.float32, device="cpu", pin_memory=True)
         return self._rows.pop()

@@ -1,4 +1,4 @@
-"""Watches GradScaler: where it was made, the loss before it was scaled, the scale, the steps that were held back."""
+"""Watches GradScaler: where it was made, the loss before it was scaled, the scale, the skipped steps."""
 
 import functools
 import gc
@@ -15,7 +15,7 @@ from efprof.recorder.hooks.loop_hooks import updating
 from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.numbers.late_values import on_device
-from efprof.recorder.numbers.step_numbers import answers_late, is_set
+from efprof.recorder.numbers.step_numbers import is_read_late, is_set
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
 
@@ -96,8 +96,8 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
     def watched_scale(self: Any, outputs: Any) -> Any:
         scaled = scale(self, outputs)
         # One that is not enabled gives back what it got.
-        is_ours = get_ident() == thread.ident or thread.is_ours
-        if scaled is not outputs and is_ours and not (steps.clock is not None and thread.is_capturing):
+        is_training_thread = get_ident() == thread.ident or thread.is_training_thread
+        if scaled is not outputs and is_training_thread and not (steps.clock is not None and thread.is_capturing):
             note_scaled(outputs, scaled, getattr(self, "_scale", None))
         return scaled
 
@@ -138,10 +138,10 @@ def _has_overflowed(scaler: Any, optimizer: Any) -> bool:
 
 def _note_scale(loop: Loop, scaler: Any) -> None:
     """Keep the scale as the tensor it is: reading it would wait for the device."""
-    if not loop.thread.is_ours or (loop.steps.clock is not None and loop.thread.is_capturing):
+    if not loop.thread.is_training_thread or (loop.steps.clock is not None and loop.thread.is_capturing):
         return
     loop.scaled_losses.is_used_up = True
     step, scale = loop.steps.open, scaler._scale
     if step is not None and isinstance(scale, torch.Tensor):
         kept = scale.detach().clone()
-        step.numbers.scale = on_device(kept) if answers_late(kept) else kept
+        step.numbers.scale = on_device(kept) if is_read_late(kept) else kept

@@ -19,12 +19,12 @@ from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.numbers.autograd_graph import find_steep, find_suspects
 from efprof.recorder.numbers.late_values import OnDevice, on_device
 from efprof.recorder.numbers.step_numbers import (
-    answers_late,
     device_norms,
     fill_norm,
     global_norm,
     is_a_mode_on,
     is_plain,
+    is_read_late,
     is_set,
     late_numbers,
     learning_rate_of,
@@ -39,27 +39,27 @@ MAX_BAD_READS = 8
 """Steps whose bad numbers are counted as they come; a training that goes on with them has them in every step, and
 counting takes two operators for each parameter."""
 
-MAX_HELD_BACK = 16
-"""Updates in a row that a gradient scaler may hold back to find its scale: from its usual first one, 2**16, it has come
+MAX_SKIPPED = 16
+"""Updates in a row that a gradient scaler may skip to find its scale: from its usual first one, 2**16, it has come
 down to 1 by then, and what overflows there is the training's own."""
 
 
 class Numbers:
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._has_walked = False
+        self._has_searched = False
         self._loss: weakref.ref[torch.Tensor] | None = None
-        self._clips = Clips()
-        self._held_back: Counter[int] = Counter()
+        self._clip_norm = ClipNorm()
+        self._skipped: Counter[int] = Counter()
         """How often in a row, by the optimizer's first parameter: a class around one has the same."""
-        self._num_held_back = 0
+        self._num_skipped = 0
         """That of the optimizer whose gradients are being noted."""
         self._num_bad_reads: Counter[bool] = Counter()
-        """By whether the optimizer was held back: a scaler that finds its scale uses up nothing of the others."""
+        """By whether the optimizer was skipped: a scaler that finds its scale uses up nothing of the others."""
 
     def note_loss(self, step: OpenStep, tensors: Any, gradients: Any) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
-        self._clips.backward_began()
+        self._clip_norm.backward_began()
         opened = step.numbers
         for value in self.losses(step.number, tensors, gradients, step.sequence, step.backward_site):
             if isinstance(value, OnDevice):
@@ -74,57 +74,57 @@ class Numbers:
         losses, values = weighted_losses(tensors, gradients), list[float | OnDevice]()
         if is_a_mode_on():  # what other kinds of tensors do, a mode may be needed for
             losses = [(loss, gradient) for loss, gradient in losses if type(loss) is torch.Tensor]
-        with _unseen():
+        with _without_modes():
             for loss, gradient in losses:
-                shown = self._session.loop.scaled_losses.unscaled(loss)
-                if shown.is_cpu:
+                unscaled = self._session.loop.scaled_losses.unscaled(loss)
+                if unscaled.is_cpu:
                     self._loss = weakref.ref(loss)
                     # A gradient of -1 makes a score of it.
                     factor = 1.0 if gradient is None or not gradient.is_cpu else float(read_value(gradient))
-                    values.append(value := factor * float(read_value(shown)))
-                    if not self._has_walked and not math.isfinite(value):
+                    values.append(value := factor * float(read_value(unscaled)))
+                    if not self._has_searched and not math.isfinite(value):
                         suspects = find_suspects(loss, sequence or 0)
                         site = site or self._session.sites.of_caller(sys._getframe())
                         self.note_bad(number, value, site, "loss", suspects)
-                elif answers_late(shown):
+                elif is_read_late(unscaled):
                     # A copy: the program may average the loss over its ranks, in place, before it is read.
-                    copied = shown.detach().reshape(()).to(torch.float32, copy=True)
+                    copied = unscaled.detach().reshape(()).to(torch.float32, copy=True)
                     values.append(on_device(copied if gradient is None else copied * gradient.detach().reshape(())))
         return values
 
     def note_clip(self, norm: torch.Tensor, max_norm: float) -> None:
-        self._clips.note(self._session.loop.number, norm, max_norm)
+        self._clip_norm.note(self._session.loop.number, norm, max_norm)
 
     def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         opened = step.numbers
         # An optimizer that was given this flag skips a bad step by itself, on the device.
         found_inf = getattr(optimizer, "found_inf", None)
         opened.is_guarded |= found_inf is not None
-        with _unseen():
-            is_held_back = id(optimizer) in step.held_back or is_set(found_inf)
-            self._num_held_back = self._count_held_back(optimizer, is_held_back)
+        with _without_modes():
+            is_skipped = id(optimizer) in step.skipped or is_set(found_inf)
+            self._num_skipped = self._count_skipped(optimizer, is_skipped)
             if opened.learning_rate is None:
                 opened.learning_rate = learning_rate_of(optimizer)
-            self._read_gradients(step, optimizer, self._clips.take(step.number))
+            self._read_gradients(step, optimizer, self._clip_norm.take(step.number))
 
-    def _count_held_back(self, optimizer: torch.optim.Optimizer, is_held_back: bool) -> int:
-        if not (is_held_back or self._held_back):  # as in nearly every step of nearly every program
+    def _count_skipped(self, optimizer: torch.optim.Optimizer, is_skipped: bool) -> int:
+        if not (is_skipped or self._skipped):  # as in nearly every step of nearly every program
             return 0
         key = next(map(id, parameters_of(optimizer)), 0)
-        if not is_held_back:
-            self._held_back.pop(key, None)
+        if not is_skipped:
+            self._skipped.pop(key, None)
             return 0
-        self._held_back[key] += 1
-        return self._held_back[key]
+        self._skipped[key] += 1
+        return self._skipped[key]
 
     def _is_finding_scale(self) -> bool:
-        """Whether the gradients of this optimizer are held back as those of a scaler that finds its scale are."""
-        return 0 < self._num_held_back < MAX_HELD_BACK
+        """Whether this optimizer's updates are skipped as a scaler that finds its scale skips them."""
+        return 0 < self._num_skipped < MAX_SKIPPED
 
     def _is_counted_enough(self) -> bool:
-        if self._num_held_back == MAX_HELD_BACK:
-            return self._has_walked
-        return self._num_bad_reads[self._num_held_back > 0] >= MAX_BAD_READS
+        if self._num_skipped == MAX_SKIPPED:
+            return self._has_searched
+        return self._num_bad_reads[self._num_skipped > 0] >= MAX_BAD_READS
 
     def _read_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> None:
         opened = step.numbers
@@ -138,12 +138,12 @@ class Numbers:
         scale = scale.detach() if isinstance(scale, torch.Tensor) else None
         if all(gradient.is_cpu for gradient in dense) and (scale is None or scale.is_cpu):
             norm = global_norm(dense)
-            if clip_norm is not None and self._clips.are_of_all(read_value(clip_norm), norm):
+            if clip_norm is not None and self._clip_norm.covers_all(read_value(clip_norm), norm):
                 norm = read_value(clip_norm)
             opened.add_norm(norm if scale is None else norm / read_value(scale))
             self._count_bad(step, dense, norm)
-        elif all(answers_late(gradient) or (gradient.is_cpu and scale is None) for gradient in dense):
-            for one in device_norms(dense) if clip_norm is None else self._clips.taken(clip_norm, dense):
+        elif all(is_read_late(gradient) or (gradient.is_cpu and scale is None) for gradient in dense):
+            for one in device_norms(dense) if clip_norm is None else self._clip_norm.take_on_device(clip_norm, dense):
                 if one.is_cpu:
                     opened.add_norm(float(read_value(one)))
                 else:
@@ -164,18 +164,18 @@ class Numbers:
         if opened.device_losses or opened.device_norms or isinstance(scale, OnDevice):
             late = late_numbers(record, opened, self._session.late_values.send, self._note_late)
             fill = self._session.shell.guarded("numbers", late)
-            step.owe(lambda: fill() is not False)
+            step.add_late(lambda: fill() is not False)
 
     def _count_bad(self, step: OpenStep, gradients: list[torch.Tensor], norm: float) -> None:
         opened = step.numbers
         opened.num_nan, opened.num_inf = opened.num_nan or 0, opened.num_inf or 0
         if math.isfinite(norm) or self._is_counted_enough():
             return
-        self._num_bad_reads[self._num_held_back > 0] += 1
+        self._num_bad_reads[self._num_skipped > 0] += 1
         with torch.no_grad():
             opened.num_nan += sum(int(read_value(torch.isnan(gradient).sum())) for gradient in gradients)
             opened.num_inf += sum(int(read_value(torch.isinf(gradient).sum())) for gradient in gradients)
-        if not (self._has_walked or self._is_finding_scale()):
+        if not (self._has_searched or self._is_finding_scale()):
             loss = None if self._loss is None else self._loss()
             suspects = [] if loss is None else find_steep(loss, step.sequence or 0)
             self.note_bad(step.number, norm, step.backward_site, "gradient", suspects)
@@ -193,8 +193,8 @@ class Numbers:
         suspects: Sequence[SuspectOperation] | None = None,
     ) -> None:
         """The first of them is told of; without suspects where it was too late to look for any."""
-        if not self._has_walked:
-            self._has_walked = True
+        if not self._has_searched:
+            self._has_searched = True
             self._session.window_requests.ask("non-finite")
             now, known, is_late = time.time_ns(), list(suspects or ()), suspects is None
             event = NonFiniteSeen(
@@ -215,12 +215,12 @@ def start(session: Session) -> None:
     loop.light.steps.note_bad = session.shell.guarded("numbers", numbers.note_bad)
 
 
-def _unseen() -> contextlib.AbstractContextManager[None]:
+def _without_modes() -> contextlib.AbstractContextManager[None]:
     """The program's modes, where one is on, see nothing of what is read."""
     return outside_modes() if is_a_mode_on() else contextlib.nullcontext()
 
 
-class Clips:
+class ClipNorm:
     """The norm that `clip_grad_norm_` gave, until it shows that it stands for some of the gradients only."""
 
     def __init__(self) -> None:
@@ -250,7 +250,7 @@ class Clips:
         self._clipped_to = clip[2]
         return clip[1]
 
-    def are_of_all(self, clip_norm: float, norm: float) -> bool:
+    def covers_all(self, clip_norm: float, norm: float) -> bool:
         """Whether the gradients have the norm that they were clipped to: if not, only some were, or by another norm."""
         if self._clipped_to is None:
             return True
@@ -259,7 +259,7 @@ class Clips:
             self._are_partial = True
         return not self._are_partial
 
-    def taken(self, clip_norm: torch.Tensor, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    def take_on_device(self, clip_norm: torch.Tensor, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         """The same on a device, which is not waited for: that norm, or of one device's gradients their own."""
         if {gradient.device for gradient in gradients} != {clip_norm.device}:
             return [clip_norm]

@@ -140,7 +140,7 @@ def is_set(found_inf: object) -> bool:
     return type(found_inf) is torch.Tensor and found_inf.is_cpu and bool(read_value(found_inf))
 
 
-def answers_late(tensor: torch.Tensor) -> bool:
+def is_read_late(tensor: torch.Tensor) -> bool:
     """Whether it lies on a device whose values can be copied without waiting; those of others are left alone."""
     return tensor.is_cuda
 
@@ -198,7 +198,7 @@ class ScaledLosses:
     def note(self, outputs: object, scaled: object, scale: object) -> None:
         """`GradScaler.scale` was given `outputs`, a tensor or several, and gave `scaled`."""
         if self.is_used_up:
-            self._let_go()
+            self._forget_dead()
         if isinstance(outputs, list | tuple) and isinstance(scaled, list | tuple):
             for output, of_it in zip(outputs, scaled, strict=False):
                 self.note(output, of_it, scale)
@@ -206,12 +206,12 @@ class ScaledLosses:
             self._scale = scale if isinstance(scale, torch.Tensor) else None
             if outputs.numel() == 1:
                 if len(self.by_id) >= MAX_RECENT:  # nobody calls `update`
-                    self._let_go()
+                    self._forget_dead()
                 self.by_id[id(scaled)] = weakref.ref(scaled), outputs.detach()
             if scaled.grad_fn is not None:
                 self._recent.append(scaled.grad_fn._sequence_nr())
 
-    def _let_go(self) -> None:
+    def _forget_dead(self) -> None:
         self.is_used_up = False
         self._recent.clear()
         for key, (scaled, _) in list(self.by_id.items()):

@@ -37,7 +37,7 @@ LONGEST: Final = 1 << 63
 MARK: Final = "_efprof_survived"
 """Set on a shortage or Ctrl-C in whose handler the program went on training; few errors can be referred to weakly."""
 
-SHORTAGES: Final = ("memory: you tried to allocate", "error: out of memory")
+OUT_OF_MEMORY_MESSAGES: Final = ("memory: you tried to allocate", "error: out of memory")
 """Of torch's CPU allocator, which says "can't allocate" or, on Windows, "not enough"; and of CUDA or HIP itself, where
 it was no tensor of torch's that was asked for: an AcceleratorError, before torch 2.8 a plain RuntimeError."""
 
@@ -69,7 +69,7 @@ def unless_survived(error: BaseException | None) -> BaseException | None:
 def mark_error_handled(*_: object) -> None:
     """To be called when an optimizer steps: what is being handled meanwhile did not end the training."""
     for link in _links_of(sys.exception()):
-        if _is_shortage(link) or isinstance(link, KeyboardInterrupt):
+        if _is_out_of_memory(link) or isinstance(link, KeyboardInterrupt):
             vars(link)[MARK] = True
 
 
@@ -117,10 +117,10 @@ class ExitWatcher:
         if is_in_step:
             events.append(interrupted_step(self._loop, self._memory, stage))
         now, number = time.time_ns(), self._loop.number
-        shortage = _shortage_behind(error)
-        if shortage is not None:
-            at, told = self._sites_of(shortage), without_secrets(str(shortage))
-            site, is_for_tensor = at[-1] if at else None, not isinstance(shortage, MemoryError)
+        out_of_memory = _out_of_memory_behind(error)
+        if out_of_memory is not None:
+            at, told = self._sites_of(out_of_memory), without_secrets(str(out_of_memory))
+            site, is_for_tensor = at[-1] if at else None, not isinstance(out_of_memory, MemoryError)
             events.append(OutOfMemory(at_ns=now, step=number, message=told, site=site, is_for_tensor=is_for_tensor))
         kind, message, sites = type(error).__name__, without_secrets(str(error)), self._sites_of(error)
         events.append(TrainingRaised(at_ns=now, step=number, error=kind, message=message, stage=stage, sites=sites))
@@ -206,7 +206,7 @@ def _keep_error(_: type[BaseException] | None, error: BaseException | None, __: 
         sys.last_value = origin_of(error)  # where `ExitWatcher.tell` looks for what ended the program
 
 
-def _shortage_behind(error: BaseException) -> BaseException | None:
+def _out_of_memory_behind(error: BaseException) -> BaseException | None:
     """The shortage of memory that this error is, or was raised from.
 
     One that was only being handled when the error came counts where the program had not gone on training by then, and
@@ -214,7 +214,7 @@ def _shortage_behind(error: BaseException) -> BaseException | None:
     """
     is_named = True
     for link in _links_of(error):
-        if _is_shortage(link) and (is_named or MARK not in vars(link)):
+        if _is_out_of_memory(link) and (is_named or MARK not in vars(link)):
             return link
         is_named = is_named and link.__cause__ is not None
         if isinstance(link, KeyboardInterrupt) and not is_named:
@@ -231,7 +231,7 @@ def _links_of(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _is_shortage(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in SHORTAGES)
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in OUT_OF_MEMORY_MESSAGES)

@@ -92,7 +92,7 @@ class Session:
         self._undo += watch_loaders(loop, shell) + watch_backward(loop, shell, self.sites)
         self._undo += watch_optimizers(loop, shell) + watch_updates(loop, shell) + watch_captures(loop, shell)
         self._undo.append(ModuleCalls(loop, shell).remove)
-        self.subscribe(loop.optimizer_began, "shortages", mark_error_handled)
+        self.subscribe(loop.optimizer_began, "out_of_memory", mark_error_handled)
         for module in collector_candidates():
             shell.guarded(_last_name(module), self._start_collector)(module)
 

@@ -32,8 +32,8 @@ class Shell:
         self._events = events
         self._stopped: set[str] = set()
         self._when_stopped: dict[str, Callable[[], None]] = {}
-        self._put_off: list[Callable[[], None]] = []
-        self._owed: list[BaseException] = []
+        self._postponed: list[Callable[[], None]] = []
+        self._pending_errors: list[BaseException] = []
         self._guard: CodeType | None = None
 
     def guarded(self, collector: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,7 +42,7 @@ class Shell:
         A RecursionError in a deep program stops nothing: it comes of the depth, and next time it may be less deep.
         What the handler of a signal raises within it goes on to the program, which expects it.
         """
-        stopped, put_off, owed = self._stopped, self._put_off, self._owed
+        stopped, postponed, pending_errors = self._stopped, self._postponed, self._pending_errors
 
         def call(*args: Any) -> Any:
             answer = None
@@ -60,10 +60,10 @@ class Shell:
                     if is_of_a_signal(error):
                         raise
                     self._stop(collector, error)
-            if put_off:
-                self._call_put_off(sys._getframe(1))
-            if owed:
-                raise owed.pop()
+            if postponed:
+                self._call_postponed(sys._getframe(1))
+            if pending_errors:
+                raise pending_errors.pop()
             return answer
 
         self._guard = call.__code__
@@ -79,24 +79,24 @@ class Shell:
             try:
                 function(*args)
             except BaseException as error:
-                self._owed.append(error)
+                self._pending_errors.append(error)
 
         return call
 
     def when_left(self, function: Callable[[], None]) -> None:
         """Call `function` as soon as nothing guarded runs in this thread: a signal may come in the midst of it."""
-        self._put_off.append(function)
-        self._call_put_off(sys._getframe(1))
+        self._postponed.append(function)
+        self._call_postponed(sys._getframe(1))
 
     def when_stopped(self, collector: str, function: Callable[[], None]) -> None:
         """Have `function` called, guarded itself, if this collector is stopped by an error."""
         self._when_stopped[collector] = self.guarded(f"{collector} (its end)", function)
 
-    def _call_put_off(self, frame: FrameType | None) -> None:
+    def _call_postponed(self, frame: FrameType | None) -> None:
         if any(caller.f_code is self._guard for caller in callers(frame)):
             return
-        while self._put_off:
-            self._put_off.pop(0)()
+        while self._postponed:
+            self._postponed.pop(0)()
 
     def _stop(self, collector: str, error: Exception) -> None:
         self._stopped.add(collector)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from efprof.artifacts.events import CollectorStopped, DeviceShortage, Event, OutOfMemory, WindowClosed, WindowOpened
+from efprof.artifacts.events import CollectorStopped, DeviceOutOfMemory, Event, OutOfMemory, WindowClosed, WindowOpened
 from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.hooks.patching import call_before
@@ -291,12 +291,12 @@ class OutOfMemoryObserver:
     def __init__(self, session: Session, history: CudaHistory) -> None:
         self._session: Session | None = session
         self._history = history
-        self._last = DeviceShortage(at_ns=0, step=-1)
+        self._last = DeviceOutOfMemory(at_ns=0, step=-1)
 
     def observe(self, device: int, requested_bytes: int, limit_bytes: int, free_bytes: int) -> None:
         if self._session is None:
             return
-        self._last = DeviceShortage(
+        self._last = DeviceOutOfMemory(
             at_ns=time.time_ns(),
             step=self._session.loop.number,
             device=device,

@@ -151,8 +151,8 @@ class Windows:
 
     def _open(self, step: OpenStep, end: int, why: str) -> None:
         del self._planned[step.number]
-        if self._session.loop.thread.alternates or self._would_crash():
-            self._give_up(step.number, SEVERAL_THREADS if self._session.loop.thread.alternates else GRAPHS_CRASH)
+        if self._session.loop.thread.is_alternating or self._would_crash():
+            self._give_up(step.number, SEVERAL_THREADS if self._session.loop.thread.is_alternating else GRAPHS_CRASH)
             return
         if self._is_program_profiling():
             reason = "the program was profiling itself when a window was due, so that window was left out"
@@ -243,7 +243,7 @@ def start(session: Session) -> None:
         session.subscribe(session.loop.step_dropped, "windows", windows.drop)
         session.subscribe(session.loop.step_ended, "windows", windows.finish)
         if session.options.triggers:
-            session.subscribe(session.loop.light.steps.settled, "windows", windows.note_light)
+            session.subscribe(session.loop.light.steps.listeners, "windows", windows.note_light)
         session.on_end("windows", windows.end)
         session.undo_at_end([_watch_profilers(session, windows)])
 
@@ -255,7 +255,7 @@ def _watch_profilers(session: Session, windows: Windows) -> Undo:
 
     @functools.wraps(original)
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
-        if session.loop.thread.is_ours or windows.is_opener:
+        if session.loop.thread.is_training_thread or windows.is_opener:
             begins()
         original(self, *args, **kwargs)
         note(self)

@@ -22,10 +22,10 @@ from efprof.report.wording import shorten_path, show
 NO_STAGE: Final = "other"
 """What is of none of the others: its grey alone does not make the other colours those of stages."""
 
-LEAST_BAND: Final = 1 / 1000
+MIN_BAND: Final = 1 / 1000
 """Of the picture's width: a narrower band is thinner than a pixel."""
 
-LEAST_NAMED: Final = 1 / 25
+MIN_NAMED: Final = 1 / 25
 """Of the picture's width: the name of a narrower band would stand in others."""
 
 BAND_ROOM: Final = 1.2
@@ -130,9 +130,9 @@ def _bands(series: Series, x_scale: AxisScale) -> Iterator[Band]:
     named: set[str] = set()
     for band in series.bands:
         length = band.end - band.start
-        if length < LEAST_BAND * width:
+        if length < MIN_BAND * width:
             continue
-        has_name = length >= LEAST_NAMED * width and band.stage not in named
+        has_name = length >= MIN_NAMED * width and band.stage not in named
         if has_name:
             named.add(band.stage)
         start, end = band.start / x_scale.factor, band.end / x_scale.factor

@@ -36,7 +36,7 @@ MAX_BARS: Final = 400
 CLIP_FACTOR: Final = 3.0
 """A step this many times above the 95th percentile would flatten all the others: the picture starts below it."""
 MAX_SLOW_MARKS: Final = 200
-LEAST_PAUSE: Final = 0.1
+MIN_PAUSE: Final = 0.1
 """Of the step before: what runs for less between two steps is not seen."""
 
 
@@ -149,7 +149,7 @@ def _steps_before_pauses(timeline: Timeline) -> set[int]:
     return turns | {
         step.step
         for step, after in itertools.pairwise(timeline.steps)
-        if (after.started_s - step.started_s) * 1000 > (1 + LEAST_PAUSE) * step.total_ms
+        if (after.started_s - step.started_s) * 1000 > (1 + MIN_PAUSE) * step.total_ms
     }
 
 

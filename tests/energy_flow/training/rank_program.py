@@ -30,7 +30,7 @@ from energy_flow.processes import (
 from energy_flow.training.energy_trainer import EnergyTrainer, build_optimizer
 from energy_flow.training.gradient_control import GradientControl
 from energy_flow.training.validation import validate
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 CPU = torch.device("cpu")
 

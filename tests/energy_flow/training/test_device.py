@@ -6,7 +6,7 @@ import torch
 from energy_flow.energy_config import RuntimeConfig
 from energy_flow.errors import EnergyFlowError
 from energy_flow.processes import ALONE, Processes
-from energy_flow.training.device import choose_device, given_up_on, prepare_device, prepare_process
+from energy_flow.training.device import choose_device, prepare_device, prepare_process, unsupported_settings
 
 SECOND_OF_TWO = Processes(rank=1, world_size=2, local_rank=1)
 
@@ -74,7 +74,7 @@ def test_one_line_says_the_device_and_what_is_given_up_on_it(caplog: pytest.LogC
 
 
 def test_a_cpu_that_was_asked_for_gives_up_nothing_in_float32() -> None:
-    assert given_up_on(torch.device("cpu"), RuntimeConfig(device="cpu")) == []
+    assert unsupported_settings(torch.device("cpu"), RuntimeConfig(device="cpu")) == []
 
 
 def test_a_precision_that_the_device_has_not_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

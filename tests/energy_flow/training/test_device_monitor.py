@@ -19,7 +19,7 @@ from energy_flow.training.device_monitor import (
     host_rss_bytes,
     total_memory,
 )
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 RUNTIME = RuntimeConfig(gpu_sample_seconds=0.1, memory_warning_share=0.5)

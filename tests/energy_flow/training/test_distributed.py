@@ -21,7 +21,7 @@ from energy_flow.data.dataset import PairDataset
 from energy_flow.folder_lock import claimed
 from energy_flow.processes import ALONE
 from tests.energy_flow.training.started_trainings import InSave, Started, Starter, options
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 PROJECT = Path(__file__).parents[3]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -15,7 +15,7 @@ from energy_flow.training.checkpoint_folder import find_checkpoints
 from energy_flow.training.observation import METRICS_NAME
 from tests.energy_flow.training.started_trainings import InSave, Starter, options
 from tests.energy_flow.training.step_numbers import without_timings
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 NUM_STEPS = 18
 ALWAYS = [f"training.steps={NUM_STEPS}", "training.checkpoint_interval=3", "training.keep_checkpoints=2"]

@@ -3,7 +3,7 @@
 import pytest
 
 from efprof.artifacts.snapshot import Entry
-from efprof.facts.allocator.driver import LEAST_CALLS, Calls, driver_costs
+from efprof.facts.allocator.driver import MIN_CALLS, Calls, driver_costs
 
 BETWEEN_US = 10
 """Between two requests that nothing new is needed for."""
@@ -42,7 +42,7 @@ def test_one_call_that_the_program_did_something_long_before_changes_nothing() -
     assert driver_costs(entries).of(Calls(num_maps=10)) == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize("num_calls", [0, LEAST_CALLS - 1])
+@pytest.mark.parametrize("num_calls", [0, MIN_CALLS - 1])
 def test_of_a_kind_with_few_calls_or_calls_without_times_nothing_is_known(num_calls: int) -> None:
     costs = driver_costs(history(("segment_alloc", 9, 400), ("segment_map", num_calls, 150)))
     assert costs.of(Calls(num_maps=1)) is None

@@ -12,7 +12,7 @@ from efprof.facts.allocator import what_if
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.device import device_memory
-from efprof.facts.device.device_lines import MOST_LINES, NO_LINE, OTHER_LINES, lines_over_time
+from efprof.facts.device.device_lines import MAX_LINES, NO_LINE, OTHER_LINES, lines_over_time
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.device.device_use import device_use_evidence
 from efprof.facts.device.other_settings import ONE_LAYOUT, how_replay_is_known, trial_bars
@@ -146,7 +146,7 @@ def test_lines_that_have_little_at_the_peak_are_shown_as_one(tmp_path: Path) -> 
     for line in range(1, 10):
         program.at(line).malloc(10 * line * MIB)
     curves = dict(device_of(tmp_path / "run", program).lines_over_time.curves)
-    assert list(curves) == [f"train.py:{line}" for line in range(9, 9 - MOST_LINES, -1)] + [OTHER_LINES]
+    assert list(curves) == [f"train.py:{line}" for line in range(9, 9 - MAX_LINES, -1)] + [OTHER_LINES]
     assert curves[OTHER_LINES][-1] == (10 + 20 + 30) * MIB
 
 

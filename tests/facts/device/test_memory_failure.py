@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from efprof.artifacts.events import DeviceShortage, OutOfMemory, StepInterrupted
+from efprof.artifacts.events import DeviceOutOfMemory, OutOfMemory, StepInterrupted
 from efprof.artifacts.snapshot import Snapshot
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.device.memory_failure import SNAPSHOT, FailureState
@@ -44,7 +44,7 @@ def failed(folder: Path, snapshot: Snapshot, requested: int = 300 * MIB, *, mess
     """A run that ended so, with what the allocator told."""
     text = message or f"CUDA out of memory. Tried to allocate {requested / MIB:.2f} MiB. GPU 0 has"
     events = [
-        DeviceShortage(at_ns=1, step=9, device=0, requested_bytes=requested, free_bytes=8 * MIB, num_failed=1),
+        DeviceOutOfMemory(at_ns=1, step=9, device=0, requested_bytes=requested, free_bytes=8 * MIB, num_failed=1),
         StepInterrupted(at_ns=2, step=9, stage="forward", allocated_bytes=1, reserved_bytes=1),
         OutOfMemory(at_ns=2, step=9, message=text, site=f"train.py:{OUTPUT}:train"),
     ]

@@ -1,7 +1,7 @@
 """The map of segments: every byte once, segments of one size in one row, and small pieces mixed, not dropped."""
 
 from efprof.facts.allocator.layout import Piece, SegmentLayout
-from efprof.facts.device.segment_map import GRAINS_PER_LINE, MOST_ROWS, NO_LINE, map_of
+from efprof.facts.device.segment_map import MAX_ROWS, NO_LINE, PIXELS_PER_LINE, map_of
 from efprof.model import SegmentMap, SegmentRow, Stretch
 from efprof.units import MIB
 
@@ -59,7 +59,7 @@ def test_segments_take_whole_lines_by_their_share_of_the_memory_and_alike_ones_a
 
 
 def test_many_segments_of_one_size_share_a_row_end_to_end() -> None:
-    layouts = [segment(n, used(5 * MIB, None), stranded(15 * MIB)) for n in range(MOST_ROWS + 6)]
+    layouts = [segment(n, used(5 * MIB, None), stranded(15 * MIB)) for n in range(MAX_ROWS + 6)]
     found = map_of([("now", layouts)], None, "map")
     assert found.owners == (NO_LINE,)
     (row,) = only_rows(found)
@@ -76,10 +76,10 @@ def test_sizes_beyond_the_rows_and_segments_too_short_to_show_are_summed_by_owne
         (0, num * MIB, num),
         (1, num * MIB, num),
     ]
-    layouts = [segment(n, used((1000 + n) * MIB)) for n in range(MOST_ROWS + 10)]
+    layouts = [segment(n, used((1000 + n) * MIB)) for n in range(MAX_ROWS + 10)]
     found = map_of([("now", layouts)], None, "map")
     rows = only_rows(found)
-    assert len(rows) == MOST_ROWS + 1
+    assert len(rows) == MAX_ROWS + 1
     assert (rows[-1].num_segments, rows[-1].are_summed, rows[-1].label) == (
         10,
         True,
@@ -93,7 +93,7 @@ def test_pieces_too_short_to_draw_are_mixed_and_have_the_owner_of_most() -> None
     found = map_of([("now", [segment(0, *pieces)])], None, "map")
     (row,) = only_rows(found)
     place = found.owners.index("train.py:9")
-    assert len(row.stretches) <= 2 * GRAINS_PER_LINE * 16
+    assert len(row.stretches) <= 2 * PIXELS_PER_LINE * 16
     assert all(one.is_mixed and one.owner == place for one in row.stretches[:-1])
     assert sum(one.num_blocks for one in row.stretches) == 40_000
     assert_whole(found)

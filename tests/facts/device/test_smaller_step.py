@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from efprof.facts.device.smaller_step import Shortage, shortage_in
+from efprof.facts.device.smaller_step import MissingMemory, missing_memory_in
 from efprof.units import MIB
 from tests.support.builders import make_step, make_steps, write_run
 
 
-def shortage(
+def missing(
     kept_mib: int | None, *, in_use_mib: int = 900, requested_mib: int = 200, missing_mib: int = 100
-) -> Shortage:
-    return Shortage(
+) -> MissingMemory:
+    return MissingMemory(
         stage="forward",
         in_use_bytes=in_use_mib * MIB,
         requested_bytes=requested_mib * MIB,
@@ -38,14 +38,14 @@ def shortage(
     ],
 )
 def test_as_many_halves_as_it_takes(kept_mib: int | None, micro_batch: int, parts: int | None) -> None:
-    assert shortage(kept_mib).parts_that_fit(micro_batch) == parts
+    assert missing(kept_mib).parts_that_fit(micro_batch) == parts
 
 
 def test_a_step_that_failed_early_is_cut_by_all_it_usually_takes(tmp_path: Path) -> None:
     """200 of 1,000 MiB are in use when 100 fail; a whole step takes 800 besides the 100 that are kept."""
     sizes = [size * MIB for size in (100, 900, 900, 150, 150)]
     run = write_run(tmp_path / "run", steps=make_steps(5, allocated_bytes=sizes))
-    found = shortage_in(
+    found = missing_memory_in(
         run.rank_folder, stage="forward", in_use_bytes=200 * MIB, requested_bytes=100 * MIB, missing_bytes=50 * MIB
     )
     assert (found.kept_bytes, found.scaling_bytes) == (100 * MIB, 800 * MIB)
@@ -57,7 +57,9 @@ def test_in_backward_gradients_are_kept_and_after_the_first_step_the_optimizers_
     run = write_run(tmp_path / "run", steps=[make_step(0, allocated_bytes=sizes)])
 
     def kept(stage: str | None) -> int:
-        found = shortage_in(run.rank_folder, stage=stage, in_use_bytes=900 * MIB, requested_bytes=0, missing_bytes=0)
+        found = missing_memory_in(
+            run.rank_folder, stage=stage, in_use_bytes=900 * MIB, requested_bytes=0, missing_bytes=0
+        )
         return found.kept_bytes // MIB
 
     assert (kept("forward"), kept("backward"), kept(None)) == (300, 400, 400)

@@ -59,7 +59,7 @@ def test_the_page_calls_it_an_estimate_and_says_what_is_missing_where_somebody_a
 def test_of_long_windows_only_the_fullest_is_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_events: int, names: list[int]
 ) -> None:
-    monkeypatch.setattr("efprof.facts.gpu_estimate.gpu_estimate.MOST_EVENTS", most_events)
+    monkeypatch.setattr("efprof.facts.gpu_estimate.gpu_estimate.MAX_EVENTS", most_events)
     run = write_run(tmp_path / "run", steps=steps())
     for number, size in enumerate((MIB, 2 * MIB), start=1):
         write_allocations(run.rank_folder, number, events_at(0, ((1.0, 1, size), (2.0, 1, -size))))

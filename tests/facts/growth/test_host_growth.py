@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from efprof.audits.memory_growth import memory_growth
-from efprof.facts.growth.host_growth import LEAST_RISE, HostGrowth
+from efprof.facts.growth.host_growth import MIN_RISE, HostGrowth
 from efprof.units import KIB, MIB
 from tests.audits.test_growing_host_memory import growing, run_of
 
@@ -50,7 +50,7 @@ def test_the_least_rise_is_what_counts_not_the_slope_alone(tmp_path: Path) -> No
     """16 KiB per step are 64 MiB after 4,096 steps, and no fault after a hundred."""
     short = run_of(tmp_path / "short", growing(120, python_bytes=16 * KIB)).get(HostGrowth)
     assert not short.is_growing
-    num_steps = round(LEAST_RISE / (16 * KIB) / 0.8) + 100
+    num_steps = round(MIN_RISE / (16 * KIB) / 0.8) + 100
     assert run_of(tmp_path / "long", growing(num_steps, python_bytes=16 * KIB)).get(HostGrowth).is_growing
 
 

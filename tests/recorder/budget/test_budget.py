@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from efprof.model import EfprofError
-from efprof.recorder.budget.sampling import ALLOWANCE_NS, COUNTS_PART, LEAST_PART, Budget, LightStep, Sampling
+from efprof.recorder.budget.sampling import ALLOWANCE_NS, COUNTS_PART, MIN_PART, Budget, LightStep, Sampling
 from efprof.recorder.session.options import parse_share
 
 
@@ -34,7 +34,7 @@ def test_counts_may_take_what_windows_leave() -> None:
     assert budget.affords(0.3 * ALLOWANCE_NS)
 
 
-@pytest.mark.parametrize(("taken", "part"), [(0.0, 1.0), (0.01, 1.0), (0.015, 0.5), (0.03, LEAST_PART)])
+@pytest.mark.parametrize(("taken", "part"), [(0.0, 1.0), (0.01, 1.0), (0.015, 0.5), (0.03, MIN_PART)])
 def test_what_steps_take_beyond_their_half_windows_and_counts_do_without(
     taken: float, part: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

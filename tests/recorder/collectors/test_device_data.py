@@ -28,7 +28,7 @@ Batches = Callable[[torch.Tensor], Iterator[torch.Tensor]]
 def on_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands for the device, where there is none, and small data for large ones."""
     monkeypatch.setattr(device_data, "DEVICE", torch.empty(0).device.type)
-    monkeypatch.setattr(device_data, "LEAST_BYTES", ALL)
+    monkeypatch.setattr(device_data, "MIN_BYTES", ALL)
     monkeypatch.setattr(device_data, "_has_compiled", lambda: False)  # another test may have
 
 
@@ -153,7 +153,7 @@ def train_within_a_mode() -> None:
 @pytest.mark.parametrize(
     ("program", "replaced", "why_not"),
     [
-        (partial(train, sliced), {"LEAST_BYTES": 2**50}, ""),
+        (partial(train, sliced), {"MIN_BYTES": 2**50}, ""),
         (train_within_a_mode, {}, "a mode of the program's own was on"),
         (
             partial(train, sliced),

@@ -6,7 +6,7 @@ from efprof.artifacts.steps import read_steps
 from tests.recorder.conftest import Begin
 from tests.recorder.faults.programs import training
 from tests.recorder.recording import Recorded
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 
 def test_forked_data_workers_write_nothing(begin: Begin) -> None:

@@ -11,7 +11,7 @@ from efprof.artifacts.run_file import read_run_file
 from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.commands.report import analyse
 from tests.recorder.conftest import Begin
-from tests.support.patience import wait_until
+from tests.support.waiting import wait_until
 
 NUM_KILLS = 20
 

@@ -20,7 +20,7 @@ from tests.recorder.faults.fork_server import Child
 from tests.recorder.faults.programs import training
 from tests.recorder.recording import Recorded
 from tests.recorder.training import train_plainly
-from tests.support.patience import FOR_EVER_S, wait_until
+from tests.support.waiting import FOR_EVER_S, wait_until
 
 
 def wait_for_steps(child: Child, count: int) -> None:

@@ -31,7 +31,7 @@ PATHS = {"Part.owner -> Step.part -> Part", "Step.part -> Part.owner -> Step"}
 @pytest.fixture(autouse=True)
 def _in_any_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     """A share of pytest's own heap, which grows with every test before, says nothing of the program."""
-    monkeypatch.setattr(cycles_collector, "LEAST_FREED_SHARE", 0.0)
+    monkeypatch.setattr(cycles_collector, "MIN_FREED_SHARE", 0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from efprof.recorder.holders import holder_count as census_module
-from efprof.recorder.holders.holder_count import Census
-from efprof.recorder.holders.paths import Clock, Held, Nodes
+from efprof.recorder.holders import holder_count as holder_count_module
+from efprof.recorder.holders.holder_count import HolderCount
+from efprof.recorder.holders.paths import Held, Nodes, TimeLimit
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 
@@ -23,7 +23,7 @@ from efprof.recorder.session.writing import LineWriter, RankFolder
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time enough to count pytest's own heap on a busy machine."""
-    monkeypatch.setattr(census_module, "MAX_SECONDS", 20.0)
+    monkeypatch.setattr(holder_count_module, "MAX_SECONDS", 20.0)
 
 
 class Trainer:
@@ -43,7 +43,7 @@ class Window:
 
 def count(tmp_path: Path) -> dict[tuple[str, str], Held]:
     sites = Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl"))
-    return Census(sites).count()
+    return HolderCount(sites).count()
 
 
 def big_loss(weight: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ def big_loss(weight: torch.Tensor) -> torch.Tensor:
     return (weight * torch.ones(10_000)).square().mean()
 
 
-# What is counted lies in functions without an assert: pytest rewrites those to call `locals()`, and the census
+# What is counted lies in functions without an assert: pytest rewrites those to call `locals()`, and the count
 # leaves functions alone that do.
 
 
@@ -149,7 +149,7 @@ class Lazy:
         self.tensor = torch.ones(3)
 
     def __getattribute__(self, name: str) -> object:
-        raise AssertionError(f"the census asked for {name}")
+        raise AssertionError(f"the count asked for {name}")
 
 
 class Awaited(asyncio.Future[None]):
@@ -245,7 +245,7 @@ def held_by(*tensors: torch.Tensor) -> Held:
     """What a variable with these tensors would hold."""
     held = Held(path="kept", scope="local", owner="main", name="kept", file=None, type="list")
     held.add(list(tensors))
-    held.add_graphs(Nodes(), Clock(float("inf")))
+    held.add_graphs(Nodes(), TimeLimit(float("inf")))
     return held
 
 
@@ -324,10 +324,10 @@ def test_what_an_operation_of_the_programs_own_saves_is_counted_until_it_is_free
 
 def test_a_graph_that_several_holders_share_counts_for_each() -> None:
     shared = summed_square()
-    nodes, clock = Nodes(), Clock(float("inf"))
+    nodes, time_limit = Nodes(), TimeLimit(float("inf"))
     for _ in range(2):
         held = Held(path="kept", scope="local", owner="main", name="kept", file=None, type="list")
         held.add([shared + 1])
-        held.add_graphs(nodes, clock)
+        held.add_graphs(nodes, time_limit)
         assert held.graph_nodes == 5
         assert held.graph_bytes == 8000

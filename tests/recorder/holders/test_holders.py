@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from efprof.artifacts.events import Census as CensusEvent
-from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.events import CollectorStopped, HoldersCounted
 from efprof.artifacts.holders import Change, Container, Count, Counted, Watched, read_counts, read_watches
-from efprof.recorder.holders import holder_count as census_module
+from efprof.recorder.holders import holder_count as holder_count_module
 from efprof.recorder.holders.growth_watch import GrowthWatch
-from efprof.recorder.holders.holder_count import Census
-from efprof.recorder.holders.paths import Clock, Held, Nodes
+from efprof.recorder.holders.holder_count import HolderCount
+from efprof.recorder.holders.paths import Held, Nodes, TimeLimit
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.recorder.conftest import Begin
@@ -25,56 +24,56 @@ from tests.recorder.training import make_weight
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time enough to count pytest's own heap on a busy machine."""
-    monkeypatch.setattr(census_module, "MAX_SECONDS", 20.0)
+    monkeypatch.setattr(holder_count_module, "MAX_SECONDS", 20.0)
 
 
-def count(tmp_path: Path) -> Census:
-    census = Census(Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
-    census.count()
-    return census
+def count(tmp_path: Path) -> HolderCount:
+    holder_count = HolderCount(Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
+    holder_count.count()
+    return holder_count
 
 
-def keep_many(tmp_path: Path) -> Census:
-    """More tensors than a census has time for, before the list that is asked about."""
+def keep_many(tmp_path: Path) -> HolderCount:
+    """More tensors than a count has time for, before the list that is asked about."""
     dataset, history = [torch.ones(1)] * 400_000, [torch.ones(3)]
-    census = count(tmp_path)
+    holder_count = count(tmp_path)
     dataset.clear()
     history.clear()
-    return census
+    return holder_count
 
 
 def test_a_census_without_time_says_so_marks_what_it_did_not_end_and_counts_what_stands_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(census_module, "MAX_SECONDS", 0.2)
-    census = keep_many(tmp_path)
-    assert census.is_partial
-    assert ("local", "keep_many.dataset") in census.cut
-    assert 0 < census.held["local", "keep_many.dataset"].tensors < 400_000
-    assert census.held["local", "keep_many.history"].tensors == 1
-    assert ("local", "keep_many.history") not in census.cut
+    monkeypatch.setattr(holder_count_module, "MAX_SECONDS", 0.2)
+    holder_count = keep_many(tmp_path)
+    assert holder_count.is_partial
+    assert ("local", "keep_many.dataset") in holder_count.cut
+    assert 0 < holder_count.held["local", "keep_many.dataset"].tensors < 400_000
+    assert holder_count.held["local", "keep_many.history"].tensors == 1
+    assert ("local", "keep_many.history") not in holder_count.cut
 
 
-def keep_losses(tmp_path: Path) -> Census:
+def keep_losses(tmp_path: Path) -> HolderCount:
     """Each of which has a graph of its own."""
     history = [torch.ones(1, requires_grad=True).square() for _ in range(6)]
-    census = count(tmp_path)
+    holder_count = count(tmp_path)
     history.clear()
-    return census
+    return holder_count
 
 
 def test_the_graphs_that_there_is_no_time_for_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def add_graphs(held: Held, known: Nodes, clock: Clock) -> None:
+    def add_graphs(held: Held, known: Nodes, time_limit: TimeLimit) -> None:
         """As if the time were up by then."""
-        clock.limit = 0.0
-        count_graphs(held, known, clock)
+        time_limit.limit = 0.0
+        count_graphs(held, known, time_limit)
 
     count_graphs = Held.add_graphs
     monkeypatch.setattr(Held, "add_graphs", add_graphs)
-    census = keep_losses(tmp_path)
-    assert census.is_partial
-    assert ("local", "keep_losses.history") in census.cut_graphs - census.cut
-    assert census.held["local", "keep_losses.history"].tensors == 6
+    holder_count = keep_losses(tmp_path)
+    assert holder_count.is_partial
+    assert ("local", "keep_losses.history") in holder_count.cut_graphs - holder_count.cut
+    assert holder_count.held["local", "keep_losses.history"].tensors == 6
 
 
 def record(begin: Begin, text: str, **fields: object) -> Recorded:
@@ -290,14 +289,14 @@ def test_what_the_end_finds_is_counted_then(tmp_path: Path) -> None:
     assert (last.moment, last.step) == ("end", 59)
     assert holder is not None
     assert holder.length == 60
-    files = [event.file for event in recorded.events(CensusEvent)]
+    files = [event.file for event in recorded.events(HoldersCounted)]
     assert files == ["holders-1.json", "holders-2.json", "holders-3.json"]
 
 
 def test_nothing_is_counted_where_it_is_forbidden(begin: Begin) -> None:
     recorded = record(begin, programs.DICT_IN_HELPER, holders=False)
     assert len(recorded.steps) == 60
-    assert recorded.events(CensusEvent) == []
+    assert recorded.events(HoldersCounted) == []
 
 
 def test_a_debuggers_tracer_is_left_alone_and_the_watch_says_so(begin: Begin) -> None:

@@ -18,7 +18,7 @@ import numpy
 import pytest
 import torch
 
-from efprof.recorder.holders.paths import Clock
+from efprof.recorder.holders.paths import TimeLimit
 from efprof.recorder.holders.variables import is_plain_data
 from efprof.recorder.holders.walk import Walk
 from efprof.recorder.launch.in_code import Recording
@@ -36,7 +36,7 @@ class Trainer:
 def walked(tmp_path: Path, value: object) -> dict[str, int]:
     """The tensors that each holder has, by path, where a variable `main.kept` has this value."""
     sites = Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl"))
-    walk = Walk(sites, Clock(time.thread_time() + 20))
+    walk = Walk(sites, TimeLimit(time.thread_time() + 20))
     walk.visit_variable("local", "main", __file__, "kept", value)
     return {path: held.tensors for (_, path), held in walk.holders.held.items() if held.tensors}
 

@@ -27,7 +27,7 @@ from tests.recorder.recording import (
     record_command,
     stages,
 )
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 ROOT = Path(__file__).parents[3]
 COMMAND = (sys.executable, str(Path(compiled_programs.__file__)))

@@ -21,7 +21,7 @@ from tests.recorder.conftest import Begin
 from tests.recorder.hooks.test_loop_hooks import num_global_hooks, patched
 from tests.recorder.recording import PLAIN, Recorded, environment_of, line_of, only_run, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_plainly
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from efprof.artifacts.events import LoaderBuilt
 from efprof.artifacts.run_file import read_run_file
 from tests.recorder.recording import EFPROF, Recorded, environment_of, only_run, record_command
-from tests.support.patience import FOR_EVER_S, MAX_WAIT_S
+from tests.support.waiting import FOR_EVER_S, MAX_WAIT_S
 
 
 @pytest.fixture

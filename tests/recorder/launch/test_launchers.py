@@ -17,7 +17,7 @@ from efprof.artifacts.steps import read_steps
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
 from tests.recorder.recording import EFPROF, Recorded, environment_of, only_run, record_command
-from tests.support.patience import FOR_EVER_S, MAX_WAIT_S
+from tests.support.waiting import FOR_EVER_S, MAX_WAIT_S
 
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Without it torchrun 2.13 itself, on gloo, fails or hangs once it restarts its workers."""

@@ -20,7 +20,7 @@ from tests.recorder.recording import (
     record_command,
     record_script,
 )
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 TRAINING = """
 import importlib.util, sys

@@ -281,7 +281,7 @@ def test_events_are_used_again(tmp_path: Path) -> None:
 
 
 def test_values_come_back_in_order_and_to_the_last_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_values, "ROOM", 4)
+    monkeypatch.setattr(late_values, "ROW_SIZE", 4)
     monkeypatch.setattr(late_values, "NUM_ROWS", 2)
     with SimulatedCuda(2).in_place() as cuda:
         late = LateValues()

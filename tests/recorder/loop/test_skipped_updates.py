@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.loop.step_ends import LEAST_STEPS_EACH, SkippedUpdates
+from efprof.recorder.loop.step_ends import MIN_STEPS_EACH, SkippedUpdates
 from tests.recorder.light import record_both_ways
 from tests.recorder.recording import PLAIN, record_here, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training
@@ -204,5 +204,5 @@ def test_gradients_that_are_cleared_for_other_reasons_divide_no_step(
 
 def test_a_program_that_clears_gradients_all_the_time_has_other_reasons(tmp_path: Path) -> None:
     steps = record_here(tmp_path, lambda: train_but(range(1, 40, 2), 40)).steps
-    assert len(skipped_in(steps)) <= len(steps) / LEAST_STEPS_EACH + 1
+    assert len(skipped_in(steps)) <= len(steps) / MIN_STEPS_EACH + 1
     assert sum(step.micro_batches for step in steps) == 39  # the last one is still open

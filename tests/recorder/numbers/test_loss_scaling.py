@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, ScalerBuilt
-from efprof.recorder.numbers.numbers import MAX_HELD_BACK
+from efprof.recorder.numbers.numbers import MAX_SKIPPED
 from tests.recorder.recording import Recorded, line_of, record_here, stages
 from tests.recorder.training import error_of, make_loader, make_training, make_weight
 
@@ -60,13 +60,13 @@ def recorded_steps(recorded: Recorded) -> list[tuple[object, ...]]:
 
 
 @both_kinds
-def test_a_step_that_the_scaler_holds_back_is_one_step_and_marked(tmp_path: Path, settings: dict[str, bool]) -> None:
+def test_a_step_that_the_scaler_skips_is_one_step_and_marked(tmp_path: Path, settings: dict[str, bool]) -> None:
     recorded = record_here(tmp_path, scaled([2.0, math.inf, 2.0], **settings))
     assert [step[1:] for step in recorded_steps(recorded)] == [(16.0, False), (8.0, True), (8.0, False)]
     assert (recorded.steps[0].gradient_norm, recorded.steps[0].loss) == (2.0, 2.0), "as before scaling"
 
 
-def test_a_step_held_back_has_its_bad_gradients_counted(tmp_path: Path) -> None:
+def test_a_skipped_step_has_its_bad_gradients_counted(tmp_path: Path) -> None:
     held_back = record_here(tmp_path, scaled([2.0, math.inf])).steps[1]
     assert (held_back.num_gradients, held_back.num_inf) == (1, 1)
     assert held_back.memory[-1].boundary == "post_optimizer_step"
@@ -83,7 +83,7 @@ class Around:
         self.optimizer.step()
 
 
-def test_an_optimizer_that_another_one_steps_was_not_held_back(tmp_path: Path) -> None:
+def test_an_optimizer_that_another_one_steps_was_not_skipped(tmp_path: Path) -> None:
     recorded = record_here(tmp_path, scaled((2.0, math.inf, 2.0), wrap=Around))
     assert recorded_steps(recorded) == [(2.0, 16.0, False), ("inf", 8.0, True), (2.0, 8.0, False)]
 
@@ -130,7 +130,7 @@ def without_a_scale(num_steps: int, first_bad: int) -> Callable[[], None]:
 def test_a_scaler_that_finds_no_scale_is_told_of(tmp_path: Path, first_bad: int) -> None:
     recorded = record_here(tmp_path, without_a_scale(first_bad + 40, first_bad))
     (seen,) = recorded.events(NonFiniteSeen)
-    assert (seen.step, seen.what) == (first_bad + MAX_HELD_BACK - 1, "gradient")
+    assert (seen.step, seen.what) == (first_bad + MAX_SKIPPED - 1, "gradient")
     assert len([step for step in recorded.steps if step.num_nan]) < 25
 
 
@@ -140,12 +140,12 @@ def test_a_scaler_that_finds_no_scale_is_told_of_with_the_operation_behind_it(tm
 
 
 @pytest.mark.parametrize("order", [("sound", "bad"), ("bad", "sound")])
-def test_one_of_two_optimizers_that_is_always_held_back_is_told_of(order: tuple[str, str], tmp_path: Path) -> None:
+def test_one_of_two_optimizers_that_is_always_skipped_is_told_of(order: tuple[str, str], tmp_path: Path) -> None:
     def train() -> None:
         weights = {"sound": torch.ones(1, requires_grad=True), "bad": torch.zeros(1, requires_grad=True)}
         optimizers = {name: torch.optim.SGD([weight], lr=0.0) for name, weight in weights.items()}
         scaler = torch.amp.GradScaler("cpu")
-        for _ in range(MAX_HELD_BACK + 4):
+        for _ in range(MAX_SKIPPED + 4):
             for optimizer in optimizers.values():
                 optimizer.zero_grad()
             scaled = scaler.scale((weights["sound"] + weights["bad"].sqrt()).sum())
@@ -156,11 +156,11 @@ def test_one_of_two_optimizers_that_is_always_held_back_is_told_of(order: tuple[
 
     recorded = record_here(tmp_path, train)
     (seen,) = recorded.events(NonFiniteSeen)
-    assert (seen.step, seen.what) == (MAX_HELD_BACK - 1, "gradient")
+    assert (seen.step, seen.what) == (MAX_SKIPPED - 1, "gradient")
     assert all(step.is_skipped for step in recorded.steps)
 
 
-def test_a_bad_update_is_told_of_at_once_although_another_optimizer_is_held_back(tmp_path: Path) -> None:
+def test_a_bad_update_is_told_of_at_once_although_another_optimizer_is_skipped(tmp_path: Path) -> None:
     def train() -> None:
         scaled, plain = (torch.ones(1, requires_grad=True) for _ in range(2))
         optimizers = [torch.optim.SGD([weight], lr=0.0) for weight in (scaled, plain)]
@@ -176,7 +176,7 @@ def test_a_bad_update_is_told_of_at_once_although_another_optimizer_is_held_back
     assert [step.is_skipped for step in recorded.steps] == [True]
 
 
-def test_unscaling_clipping_and_the_scaler_belong_to_the_update_of_a_step_held_back_too(tmp_path: Path) -> None:
+def test_unscaling_clipping_and_the_scaler_belong_to_the_update_of_a_skipped_step_too(tmp_path: Path) -> None:
     def train() -> None:
         (model, optimizer), scaler = make_training(), torch.amp.GradScaler("cpu", init_scale=16.0)
         for number, batch in enumerate(make_loader(5)):

@@ -15,7 +15,7 @@ from efprof.recorder.loop.device import ResidentSet
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.signals import KillTimer
 from efprof.recorder.session.writing import LineWriter, RankFolder
-from tests.support.patience import wait_until
+from tests.support.waiting import wait_until
 
 ROOM = 40
 """More frames than a guarded function of these tests takes beside its own."""

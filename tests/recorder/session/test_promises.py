@@ -114,7 +114,7 @@ def test_windows_are_named_as_ranges_of_steps_and_triggers_by_their_names() -> N
         parse_options(trace_steps="10:14,12:20")
 
 
-def test_the_losses_are_the_same_to_the_bit_in_the_deep_tier(
+def test_the_losses_are_the_same_to_the_bit_where_more_is_recorded(
     begin: Begin, begin_unrecorded: Begin, tmp_path: Path
 ) -> None:
     bare = begin_unrecorded(training(), tmp_path / "home")

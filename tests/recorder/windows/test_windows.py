@@ -31,7 +31,7 @@ from tests.recorder.training import (
     train_plainly,
     train_step,
 )
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 HERE = Path(__file__)
 

@@ -11,7 +11,7 @@ import pytest
 from efprof.model import AuditResult
 from efprof.report.page.html import render_comparison_html, render_html
 from tests.report.report_sample import make_clean_report, make_comparison, make_report, make_segment_map, memory_finding
-from tests.support.patience import MAX_WAIT_S
+from tests.support.waiting import MAX_WAIT_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

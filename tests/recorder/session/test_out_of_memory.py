@@ -14,7 +14,7 @@ from efprof.recorder.session.endings import exit_code_of
 from tests.recorder.recording import Recorded, only_run
 from tests.recorder.training import train_plainly
 
-SHORTAGE = "this batch is too large"
+MESSAGE = "this batch is too large"
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +30,8 @@ def recorded_end(home: Path, train: Callable[[], object]) -> tuple[str, list[str
     with pytest.raises((KeyError, ValueError, KeyboardInterrupt, SystemExit)), efprof.record(windows="none"):
         train()
     recorded = Recorded(folder=only_run(home))
-    shortages = [event.message for event in recorded.events(OutOfMemory)]
-    return recorded.run.ended, shortages, [event.error for event in recorded.events(TrainingRaised)]
+    messages = [event.message for event in recorded.events(OutOfMemory)]
+    return recorded.run.ended, messages, [event.error for event in recorded.events(TrainingRaised)]
 
 
 def running_out(num_steps: int, end: Callable[[], object]) -> Callable[[], None]:
@@ -40,7 +40,7 @@ def running_out(num_steps: int, end: Callable[[], object]) -> Callable[[], None]
     def train() -> None:
         train_plainly(3)
         try:
-            raise MemoryError(SHORTAGE)
+            raise MemoryError(MESSAGE)
         except MemoryError:
             train_plainly(num_steps)
             end()
@@ -58,7 +58,7 @@ def press_ctrl_c() -> None:
 
 def fail_by_a_shortage() -> None:
     try:
-        raise MemoryError(SHORTAGE)
+        raise MemoryError(MESSAGE)
     except MemoryError as error:
         train_plainly(3)
         raise ValueError("half of it is too large, too") from error
@@ -88,7 +88,7 @@ def leave() -> None:
 
 
 ENDS: dict[str, tuple[Callable[[], None], tuple[str, list[str], list[str]]]] = {
-    "an error in the handler of a shortage": (running_out(0, fail), ("out_of_memory", [SHORTAGE], ["KeyError"])),
+    "an error in the handler of a shortage": (running_out(0, fail), ("out_of_memory", [MESSAGE], ["KeyError"])),
     "an error once the program trained on": (running_out(1, fail), ("raised", [], ["KeyError"])),
     "an error after many steps, of which the last are not seen one by one": (
         running_out(80, fail),
@@ -96,10 +96,10 @@ ENDS: dict[str, tuple[Callable[[], None], tuple[str, list[str], list[str]]]] = {
     ),
     "an error with the shortage for its cause, whatever came between": (
         fail_by_a_shortage,
-        ("out_of_memory", [SHORTAGE], ["ValueError"]),
+        ("out_of_memory", [MESSAGE], ["ValueError"]),
     ),
-    "a shortage after one that was survived": (run_out_twice, ("out_of_memory", [SHORTAGE], ["KeyError"])),
-    "an exit because of a shortage": (running_out(0, leave), ("out_of_memory", [SHORTAGE], ["MemoryError"])),
+    "a shortage after one that was survived": (run_out_twice, ("out_of_memory", [MESSAGE], ["KeyError"])),
+    "an exit because of a shortage": (running_out(0, leave), ("out_of_memory", [MESSAGE], ["MemoryError"])),
     "an exit once the program trained on": (running_out(3, leave), ("raised", [], [])),
     "Ctrl-C in the handler of a shortage": (running_out(0, press_ctrl_c), ("interrupted", [], ["KeyboardInterrupt"])),
     "an exit because of Ctrl-C": (interrupted(0), ("interrupted", [], ["KeyboardInterrupt"])),
@@ -108,7 +108,9 @@ ENDS: dict[str, tuple[Callable[[], None], tuple[str, list[str], list[str]]]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_shortage_or_ctrl_c_is_how_it_ended_unless_the_program_trained_on_after_it(end: str, home: Path) -> None:
+def test_an_out_of_memory_error_or_ctrl_c_is_how_it_ended_unless_the_program_trained_on_after_it(
+    end: str, home: Path
+) -> None:
     train, expected = ENDS[end]
     assert recorded_end(home, train) == expected
 

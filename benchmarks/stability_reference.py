@@ -14,7 +14,7 @@ STEPS_BETWEEN = 3
 """A sample of fifteen, at one in ten steps of a short phase, was off by a tenth (measured)."""
 
 
-class Yardstick:
+class ReferenceWork:
     """Forward and backward of a new model on one batch, every few steps, by CPU time.
 
     The same kinds of work as training itself, for a shared machine slows small and large operations by different

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import efprof
-from efprof.artifacts.events import CollectorStopped, DeviceShortage, OutOfMemory, WindowClosed, WindowOpened
+from efprof.artifacts.events import CollectorStopped, DeviceOutOfMemory, OutOfMemory, WindowClosed, WindowOpened
 from efprof.artifacts.snapshot import Snapshot, read_snapshot
 from efprof.audits.out_of_memory import out_of_memory
 from efprof.facts.overview.run_warnings import warnings_of
@@ -226,11 +226,11 @@ def test_a_host_without_memory_gets_a_snapshot_without_its_history(
     assert stops_of(recording) == [f"{WINDOW}.pickle {why}", f"memory-1.pickle {why}"]
 
 
-def test_shortages_that_the_program_survives_are_counted_and_dumped_once(cuda: SimulatedCuda) -> None:
+def test_out_of_memory_errors_that_the_program_survives_are_counted_and_dumped_once(cuda: SimulatedCuda) -> None:
     recording = recorded(SURVIVED, **NO_WINDOW)
     assert recording.run.ended == "finished"
     assert recording.events(OutOfMemory) == []
-    first, last = recording.events(DeviceShortage)
+    first, last = recording.events(DeviceOutOfMemory)
     assert (first.num_failed, last.num_failed) == (1, 5)
     assert (last.device, last.requested_bytes) == (0, 100 * MIB)
     assert len(dumps_of(recording)) == len(recording.events(WindowClosed)) == 1
@@ -240,7 +240,7 @@ def test_shortages_that_the_program_survives_are_counted_and_dumped_once(cuda: S
         out_of_memory(run)
 
 
-def test_a_shortage_in_a_window_that_the_program_survives_is_no_end(cuda: SimulatedCuda) -> None:
+def test_an_out_of_memory_error_in_a_window_that_the_program_survives_is_no_end(cuda: SimulatedCuda) -> None:
     recording = recorded(SURVIVED, **{**ONE_STEP, "memory_steps": "0:5"})
     (finding,) = out_of_memory(open_run(recording.folder)).findings
     assert finding.headline == "Out of memory, and the program went on"
@@ -278,8 +278,8 @@ def test_an_error_of_cuda_itself_counts_though_the_allocator_was_not_asked(kind:
 def test_a_request_that_the_allocator_rejects_beforehand_is_counted_and_told(cuda: SimulatedCuda) -> None:
     cuda.rejects_beforehand = True
     recording = recorded(REQUEST, **NO_WINDOW)
-    (shortage,) = recording.events(DeviceShortage)
-    assert (shortage.num_failed, shortage.num_rejected) == (0, 1)
+    (device_event,) = recording.events(DeviceOutOfMemory)
+    assert (device_event.num_failed, device_event.num_rejected) == (0, 1)
     finding = finding_of(recording)
     assert str(finding.blame) == line("request")
     assert "1 requests were refused by `throw_on_cudamalloc_oom`" in told(finding)
