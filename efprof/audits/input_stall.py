@@ -1,9 +1,16 @@
 """Steps that wait for their data."""
 
-from efprof.facts.input.input_waits import MAX_HANDOVER_MS, MIN_GAIN, InputWaits, wait_evidence, wait_severity
+from efprof.facts.input.input_waits import (
+    MAX_HANDOVER_MS,
+    MIN_GAIN,
+    InputWaits,
+    wait_evidence,
+    wait_severity,
+)
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, within_idle
+from efprof.facts.time.trace_input import TraceInput
 from efprof.fixes.settings import set_loader_arguments
 from efprof.model import Change, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_interval, format_ms, format_share, in_brackets
@@ -40,6 +47,8 @@ def input_stall(run: Run) -> Examination:
     Today's step less the slowest of: its rest and taking the batch, one worker's time over the workers, all CPU time
     over the cores.
     """
+    if run.is_foreign:
+        return _of_trace(run)
     times = run.get(StepTimes)
     num_steps = len(times.at_least(MIN_STEPS))
     waits = run.get(InputWaits)
@@ -51,6 +60,17 @@ def input_stall(run: Run) -> Examination:
     blame = run.get(Sources).line(waits.loader.site)
     finding = _of_slow_loader(run, waits, blame) if _is_stalled(waits) else _of_restarts(run, waits, blame)
     return Examination(looked_at=looked_at, findings=(finding,))
+
+
+def _of_trace(run: Run) -> Examination:
+    """Of a trace from elsewhere, which does not tell how many processors there are."""
+    waits = run.get(TraceInput)
+    share = waits.typical_ms / waits.window.step_ms
+    looked_at = f"{len(waits.data_ms)} steps of a trace, {format_share(share)} of them inside the loader"
+    lost_ms = waits.gain.step_ms or 0.0
+    if lost_ms < max(MIN_MS, MIN_SHARE * waits.window.step_ms):
+        return Examination(looked_at=looked_at)
+    return Examination(looked_at=looked_at, findings=(waits.finding(),))
 
 
 def _is_stalled(waits: InputWaits) -> bool:

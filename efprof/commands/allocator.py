@@ -112,7 +112,8 @@ def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | No
 
 def _run_folder(file: Path) -> Path | None:
     """The run that is meant; None where it is a snapshot, there or not, or a folder of them."""
-    from efprof.artifacts.runs import SNAPSHOT_SUFFIXES, find_run, is_foreign
+    from efprof.artifacts.foreign import SNAPSHOT_SUFFIXES, is_foreign
+    from efprof.artifacts.runs import find_run
 
     if file.is_file() or is_foreign(file) or (file.suffix in SNAPSHOT_SUFFIXES and not file.is_dir()):
         return None
@@ -120,11 +121,12 @@ def _run_folder(file: Path) -> Path | None:
 
 
 def _files(file: Path) -> "list[Path]":
-    from efprof.artifacts.runs import as_run
+    from efprof.artifacts.foreign import as_run
     from efprof.facts.run.run import open_run
 
     with as_run(file) as folder:
-        return [(rank / "memory-0.pickle").resolve() for rank in open_run(folder).rank_folders]
+        files = [rank / "memory-0.pickle" for rank in open_run(folder).rank_folders]
+        return [file.resolve() for file in files if file.exists()]
 
 
 def _answer(file: Path, read: "Callable[[Path], Any]", render: "Callable[[Any], str]", *, is_json: bool) -> None:

@@ -1,12 +1,13 @@
 """`efprof compare BASE HEAD`: what a branch made slower, bigger or less stable, and which findings came and went."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from efprof.commands.report import FORMATS, Format, Progress, analyse, chosen_form, write_or_print
+from efprof.commands.report import FORMATS, Format, Progress, analyse, chosen_form, report_on, write_or_print
 from efprof.model import EfprofError
 
 if TYPE_CHECKING:
@@ -62,20 +63,23 @@ def compare(
 ) -> int:
     """Say what got better or worse from one run to another.
 
-    BASE and HEAD are each a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest'.
+    BASE and HEAD are each a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest'; or
+    a trace of torch's profiler from anywhere.
 
     Exit code: 0 fine, 1 a gated metric is worse by more than its budget, 2 wrong usage or unreadable input,
     3 unclear (with --strict), 4 not comparable.
     """
     chosen = chosen_form(form, is_json, out, "text")
+    from efprof.artifacts.foreign import is_foreign
     from efprof.artifacts.runs import find_run
     from efprof.compare.comparison import compare_reports
 
-    folders = find_run(base), find_run(head)
-    if folders[0].resolve() == folders[1].resolve():
-        raise EfprofError(f"BASE and HEAD are the same run, {folders[0].name}: record the changed program first.")
+    paths = [Path(side) if is_foreign(Path(side)) else find_run(side) for side in (base, head)]
+    if paths[0].resolve() == paths[1].resolve():
+        raise EfprofError(f"BASE and HEAD are the same run, {paths[0].name}: record the changed program first.")
     with Progress() as progress:
-        reports = analyse(folders[0], say=progress.say), analyse(folders[1], say=progress.say)
+        made = partial(analyse, say=progress.say)
+        reports = report_on((str(paths[0]),), made), report_on((str(paths[1]),), made)
     comparison = compare_reports(*reports, forced=force, budgets=budgets)
     name = f"{comparison.base.run_id}-to-{comparison.head.run_id}"
     write_or_print(lambda form: render_comparison(comparison, reports, form, is_static=static), chosen, out, name)

@@ -36,7 +36,7 @@ _CLEARED: Final = "\r\x1b[K"
 
 
 @click.command()
-@click.argument("run", required=False)
+@click.argument("runs", nargs=-1, metavar="[RUN | FILE...]")
 @click.option(
     "--format",
     "form",
@@ -51,42 +51,61 @@ _CLEARED: Final = "\r\x1b[K"
     help=f"Say how the peak of memory comes to stay below: {SIZES}.",
 )
 @click.option("--gpu-estimate", is_flag=True, help="Also what a run recorded on a CPU would take on a GPU: seconds.")
+@click.option(
+    "--own",
+    multiple=True,
+    metavar="PACKAGE",
+    help="An installed package whose lines are yours, in a trace from elsewhere.",
+)
 @click.option("--static", is_flag=True, help="Draw still pictures, for readers without JavaScript (with matplotlib).")
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: reports/, or the terminal.")
 def report(
-    run: str | None,
+    runs: tuple[str, ...],
     form: Format | None,
     is_json: bool,
     budget: int | None,
     gpu_estimate: bool,
+    own: tuple[str, ...],
     static: bool,
     out: Path | None,
 ) -> None:
     """Say what is wrong with a recorded run, and what to change.
 
     RUN is a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest', which is the
-    default; or a snapshot of CUDA's allocator (.pickle), or a folder with one per rank.
+    default. FILE is a trace of torch's profiler (.json, .json.gz) or a snapshot of CUDA's allocator (.pickle) from
+    anywhere, several of one training, or a folder with those of each rank.
     """
     chosen = chosen_form(form, is_json, out, "html")
     with Progress() as progress:
-        result = _report_on(run, partial(analyse, budget_bytes=budget, has_gpu_estimate=gpu_estimate, say=progress.say))
+        made = partial(
+            analyse,
+            budget_bytes=budget,
+            has_gpu_estimate=gpu_estimate,
+            own_packages=frozenset(own),
+            say=progress.say,
+        )
+        result = report_on(runs, made)
     write_or_print(lambda form: render(result, form, is_static=static), chosen, out, result.run.run_id)
 
 
-def _report_on(run: str | None, analyse: "Callable[[Path], Report]") -> "Report":
-    from efprof.artifacts.runs import as_run, find_run, is_foreign
+def report_on(runs: tuple[str, ...], analyse: "Callable[[Path], Report]") -> "Report":
+    """The report on one run, or on files of one training that something else wrote."""
+    from efprof.artifacts.foreign import as_run, is_foreign
+    from efprof.artifacts.runs import find_run
 
-    if run is not None and is_foreign(Path(run)):
-        with as_run(Path(run)) as folder:
+    if runs and all(is_foreign(Path(run)) for run in runs):
+        with as_run(*map(Path, runs)) as folder:
             result = analyse(folder)
             told = [
                 audit.reason for audit in result.audits if audit.status == "errored" and str(folder) in audit.reason
             ]
             if told and not any(one.status in ("passed", "failed") for one in result.audits):
-                links = rf"{re.escape(str(folder))}\S*\.pickle"  # to the files, by whose names the error is told
+                links = rf"{re.escape(str(folder))}\S*\.(pickle|json\.gz)"  # to files, known by their own names
                 raise UnreadableInput(re.sub(links, lambda link: str(Path(link[0]).resolve()), told[0]))
-        return replace(result, run=replace(result.run, path=run))
-    return analyse(find_run(run))
+        return replace(result, run=replace(result.run, path=" ".join(runs)))
+    if len(runs) > 1:
+        raise EfprofError(f"{runs[1]} cannot be reported with {runs[0]}: give one run, or files of one training.")
+    return analyse(find_run(runs[0] if runs else None))
 
 
 def analyse(
@@ -94,6 +113,7 @@ def analyse(
     budget_bytes: int | None = None,
     *,
     has_gpu_estimate: bool = False,
+    own_packages: frozenset[str] = frozenset(),
     say: "Callable[[str], None]" = lambda _: None,
 ) -> "Report":
     """Every audit's result over the run in that folder; raises UnreadableInput.
@@ -110,6 +130,7 @@ def analyse(
     from efprof.runner import find_audits, first_overview, make_report
 
     run = open_run(path, budget_bytes)
+    run.own_packages = own_packages
     overviews = [lambda: device_overview(run)]
     if has_gpu_estimate:
         from efprof.facts.gpu_estimate.gpu_estimate import gpu_overview

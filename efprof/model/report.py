@@ -168,6 +168,8 @@ class Measurements:
     """Where the time of a step goes, by what a profiler window or a trace shows."""
     time_sentence: str = ""
     """What bounds the step, and the lines that most of it goes to."""
+    next_experiment: str = ""
+    """What to try where nothing is wrong, to make the step shorter all the same."""
     device: tuple[Evidence, ...] = ()
     """What a CUDA snapshot shows of each device's memory, where its history can be replayed."""
     window_memory: Series | None = None

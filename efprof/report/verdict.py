@@ -168,7 +168,9 @@ def header_items(run: RunIdentity) -> tuple[str, ...]:
     """Which run this is, in the order every rendering shows it."""
     ranks = (f"{run.num_ranks} ranks",) if run.num_ranks > 1 else ()
     if run.ended == FOREIGN:
-        return tuple(one_line(item) for item in (run.name, *ranks, "a memory snapshot, without its run"))
+        kind = "a profiler trace" if run.num_steps else "a memory snapshot"
+        devices = (device_phrase(run.devices),) if run.devices else ()
+        return tuple(one_line(item) for item in (run.name, *devices, *ranks, f"{kind}, without its run"))
     items = (run.name, revision(run), device_phrase(run.devices), *ranks, count_of(run.num_steps, "step"))
     return tuple(one_line(item) for item in (*items, run.ended.replace("_", " ")) if item)
 
@@ -273,6 +275,15 @@ def _without_lead(report: Report, ending: str, ranked: tuple[RankedFinding, ...]
 def _of_a_snapshot(report: Report, num_looked: int) -> VerdictLines:
     """What a file alone tells that nothing is wrong with, as far as it tells anything."""
     looked = [audit.reason for audit in report.audits if audit.status == "passed"]
+    if report.measurements.time_sentence:
+        return VerdictLines(
+            verdict=one_line(report.measurements.time_sentence),
+            why=f"{count_of(num_looked, 'check')} passed: {looked[0]}." if looked else "No check found a fault.",
+            blame=None,
+            next=" ".join(filter(None, (report.measurements.next_experiment, NEXT[FOREIGN]))),
+            commands=(),
+            tone="none",
+        )
     return VerdictLines(
         verdict="No fault of the allocator was found."
         if num_looked
@@ -309,7 +320,8 @@ def _why_without_lead(report: Report, ending: str, num_looked: int, num_findings
     if not num_looked:
         return "No check could run: each one says below what it would need."
     steps = "so far" if ending else f"over {count_of(run.num_steps, 'step')}"
-    return f"{count_of(num_looked, 'check')} passed {steps}: {measured_phrase(report)}."
+    goes = f" {report.measurements.time_sentence}" if report.measurements.time_sentence else ""
+    return f"{count_of(num_looked, 'check')} passed {steps}: {measured_phrase(report)}.{goes}"
 
 
 def _next_without_lead(report: Report, *, can_tell: bool) -> str:
@@ -330,12 +342,13 @@ def _next_without_lead(report: Report, *, can_tell: bool) -> str:
         return "Record a program that trains with PyTorch: a step counts once an optimizer has stepped."
     if not can_tell:
         return "Record again with what the checks below name."
-    return "Nothing needs to change; keep this run as the base that the next one is compared with."
+    experiment = report.measurements.next_experiment or "Nothing needs to change."
+    return f"{experiment} Keep this run as the base that the next one is compared with."
 
 
 def _proving_commands(run: RunIdentity) -> tuple[str, ...]:
     if run.ended == FOREIGN:
-        return (_what_if(run),)
+        return () if run.num_steps else (_what_if(run),)
     command = one_line(shlex.join(run.command))
     return f"efprof record -- {command}", f"efprof compare {one_line(run.run_id)} latest"
 

@@ -181,6 +181,15 @@ class TraceText:
         return Header()
 
 
+def leading_header(path: Path) -> Header:
+    """What a file says before its events, of which none is read; an empty header where that cannot be read."""
+    text = TraceText(path)
+    with suppress(UnreadableInput, OSError, EOFError, _DAMAGED), text._open() as file:
+        head, _ = text._head(file)
+        return text._decoded_header(head + b"]" + b"}" * (head != b"["))
+    return Header()
+
+
 def _is_json(text: bytes | memoryview) -> bool:
     try:
         msgspec.json.decode(text, type=msgspec.Raw)

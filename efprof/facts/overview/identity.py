@@ -8,12 +8,14 @@ from efprof.artifacts.run_file import DIFF_FILE, RunFile
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes
-from efprof.model import RunError, RunIdentity
+from efprof.facts.time.trace_windows import TraceWindows
+from efprof.model import RunError, RunIdentity, UnreadableInput
 from efprof.units import format_bytes
 
 
 def identify(run: Run) -> RunIdentity:
     file, times = run.run_file, run.find(StepTimes)
+    traced = run.find(TraceWindows, UnreadableInput) if run.is_foreign else None
     git = file.git
     return RunIdentity(
         run_id=file.run_id,
@@ -27,9 +29,9 @@ def identify(run: Run) -> RunIdentity:
         branch=git.branch if git else None,
         commit=git.commit if git else None,
         is_dirty=bool(git and git.is_dirty),
-        devices=tuple(device.name for device in file.devices),
+        devices=tuple(device.name for device in file.devices) or _traced_devices(traced),
         num_ranks=len(run.rank_folders),
-        num_steps=len(times.every) if times else 0,
+        num_steps=len(times.every) if times else len(traced.windows[0].numbers) if traced else 0,
         environment=(*_changes(run), *_environment(file)),
         configuration=tuple(sorted(file.configuration.items())),
         error=_error(run),
@@ -42,6 +44,12 @@ def first_error(rank_folders: Iterable[Path]) -> TrainingRaised | None:
     for rank in rank_folders:
         errors += events_of(rank, TrainingRaised)[-1:]
     return min(errors, key=lambda error: error.at_ns, default=None)
+
+
+def _traced_devices(traced: TraceWindows | None) -> tuple[str, ...]:
+    """The first: which of several a process used, only its kernels tell."""
+    devices = traced.windows[0].trace.header.devices[:1] if traced else []
+    return tuple(str(device.get("name", "")) for device in devices)
 
 
 def _error(run: Run) -> RunError | None:

@@ -16,7 +16,7 @@ from efprof.facts.peak.live_memory import window_peaks
 from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTime, StepTimes, num_warm_up_steps, stall_lines
-from efprof.facts.time.time_use import time_evidence, where_it_goes
+from efprof.facts.time.time_use import TimeUse, next_experiment, time_evidence, where_it_goes
 from efprof.model import (
     BOUNDARIES,
     STAGES,
@@ -66,7 +66,7 @@ def measurements_of(run: Run) -> Measurements:
         times = run.get(StepTimes)
         events, _ = read_events(run.rank_folder)
     except NotRecorded:
-        return Measurements(memory_source=source)
+        return _of_a_trace(run) if run.is_foreign else Measurements(memory_source=source)
     evaluations, window_memory = evaluations_of(run), run.find(WindowMemory, UnreadableInput)
     return Measurements(
         metrics=_metrics(times, run),
@@ -79,10 +79,27 @@ def measurements_of(run: Run) -> Measurements:
         stalls=stall_lines(run),
         time=time_evidence(run),
         time_sentence=where_it_goes(run),
+        next_experiment=next_experiment(run),
         window_memory=window_memory.series if window_memory else None,
         processes=process_table(run),
         evaluations=evaluations,
         evaluation_notes=notes_on(evaluations, run),
+    )
+
+
+def _of_a_trace(run: Run) -> Measurements:
+    """What files from elsewhere tell of time, where a trace is among them."""
+    use = run.find(TimeUse, UnreadableInput)
+    source = run.run_file.memory_source
+    if use is None:
+        return Measurements(memory_source=source)
+    steps = [(end - start) / 1e6 for start, end in use.window.steps]
+    return Measurements(
+        memory_source=source,
+        metrics=(_metric("step_ms", "step time", "ms", steps, STEP_MS_BUDGET),) if use.window.has_steps else (),
+        time=time_evidence(run),
+        time_sentence=where_it_goes(run),
+        next_experiment=next_experiment(run),
     )
 
 

@@ -25,13 +25,16 @@ from efprof.facts.peak.live_memory import LiveMemory
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import catches_out_of_memory
 from efprof.facts.steps.step_times import StepTimes
+from efprof.facts.time.trace_windows import RankTraces
 from efprof.model import NotRecorded, UnreadableInput
 from efprof.units import format_ms
 
 FOREIGN = (
-    "This report is made from a file that efprof did not record: it tells of memory only. Record the training with "
-    "'efprof record -- COMMAND' to see its steps, its time and its numbers too."
+    "This report is made from a file that efprof did not record: it tells of {what} only. Record the training with "
+    "'efprof record -- COMMAND' to see {missing} too."
 )
+
+SNAPSHOT = "memory-0.pickle"
 
 WITHOUT_OPTIMIZER = (
     "Parameters were updated without a torch optimizer: a step ends at the fetch, forward or backward pass after an "
@@ -85,6 +88,18 @@ def warnings_of(run: Run) -> tuple[str, ...]:
     )
 
 
+def _about_foreign(run: Run) -> Iterator[str]:
+    """What files from elsewhere leave open, and which of several cannot be read."""
+    traces = run.find(RankTraces)
+    if traces is None:
+        yield FOREIGN.format(what="memory", missing="its steps, its time and its numbers")
+        return
+    if not any((folder / SNAPSHOT).exists() for folder in run.rank_folders):
+        yield FOREIGN.format(what="time", missing="its memory, its numbers and its exact lines")
+    if traces.windows:
+        yield from traces.errors.values()
+
+
 def _about_other_attempts(run: Run) -> Iterator[str]:
     """How those ended that the report leaves out.
 
@@ -133,8 +148,8 @@ def _about_unequal_steps(times: StepTimes) -> Iterator[str]:
 
 
 def _without_steps(run: Run) -> tuple[str, ...]:
-    if run.run_file.ended == "unknown":
-        return (FOREIGN, *_without_history(run), *_about_devices_not_replayed(run))
+    if run.is_foreign:
+        return (*_about_foreign(run), *_without_history(run), *_about_devices_not_replayed(run))
     torn = _about_torn_lines("steps.jsonl", _read_steps(run.rank_folder)[1] if run.rank_folders else 0)
     none = f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check."
     return tuple(torn) or (none,)
@@ -145,7 +160,8 @@ def _without_history(run: Run) -> Iterator[str]:
         with contextlib.suppress(UnreadableInput):  # each audit that reads it says so
             run.get(DeviceMemory)
     except NotRecorded as error:
-        yield str(error)
+        if any((folder / SNAPSHOT).exists() for folder in run.rank_folders):
+            yield str(error)
 
 
 def _about_devices_not_replayed(run: Run) -> tuple[str, ...]:

@@ -41,6 +41,11 @@ class Run:
         self._facts: dict[type[object], object] = {}
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether there are only files of it that efprof did not record."""
+        return self.run_file.ended == "unknown"
+
+    @property
     def rank_folder(self) -> Path:
         """The folder of the lowest rank that recorded anything."""
         if not self.rank_folders:

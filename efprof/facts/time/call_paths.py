@@ -155,10 +155,10 @@ class _Walk:
         self._sequence = trace.argument("sequence")
         self._call_site = trace.argument("call_site")
         self._call_stack = trace.argument("call_stack")
-        self._is_operator = trace.is_of(*OPERATORS)
+        self._is_step = np.array([bool(STEP_LABEL.match(text)) for text in trace.texts], bool)[trace.name_code]
+        self._is_operator = trace.is_of(*OPERATORS) & ~self._is_step
         self._is_launch = trace.is_of(*LAUNCHES)
         self._is_label = trace.is_of("user_annotation")
-        self._is_step = np.array([bool(STEP_LABEL.match(text)) for text in trace.texts], bool)[trace.name_code]
         self._is_backward = _is_backward(trace)
         self._forward: dict[int, CallPath] = {}
         self._outer: dict[int, int] = {}
@@ -253,7 +253,7 @@ class _Walk:
         return path, False
 
     def _at_places(self, event: int, path: CallPath) -> CallPath:
-        for place in self._places(event):
+        for place in () if self._is_step[event] else self._places(event):
             if place != (path.kind, path.text):
                 path = path.step_into(*place, path.stage)
         return path

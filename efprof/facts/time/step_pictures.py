@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from efprof.artifacts.trace.events import Array
-from efprof.facts.source.sources import Sources, split_site
-from efprof.facts.time.call_paths import ON_DEVICE, OPERATORS, CallPath
+from efprof.facts.source.sources import Sources, place_of, split_site
+from efprof.facts.time.call_paths import ON_DEVICE, OPERATORS, STEP_LABEL, CallPath
 from efprof.facts.time.device_lanes import idle_gaps, kind_of
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import STAGES, Interval, IntervalRow, Intervals
@@ -88,8 +88,11 @@ class _Bars:
 
 
 def _is_shown(path: CallPath) -> bool:
-    """A function called from a line that is shown adds nothing to it."""
-    return not (path.kind == "function" and path.above is not None and path.above.kind == "line")
+    """A function below the line that calls it, or its module, adds nothing; nor does a line within itself."""
+    if path.kind == "function":
+        return path.above is not None and path.above.kind not in ("line", "module")
+    outer = path.above.nearest("line") if path.kind == "line" and path.above else None
+    return outer is None or outer.text != path.text
 
 
 def _place(stage: str) -> int:
@@ -101,8 +104,7 @@ def name_of(path: CallPath, sources: Sources) -> tuple[str, str]:
     match path.kind:
         case "line":
             line = sources.line(path.text)
-            text = line.text[:MAX_LETTERS] or line.function
-            return text, f"{line}  {line.text}" if line.text else str(line)
+            return line.text[:MAX_LETTERS] or str(line), f"{line}  {line.text}".rstrip()
         case "function":
             file, number, function = split_site(path.text)
             return f"{function}()", f"{function}() at {file}:{number}"
@@ -131,7 +133,8 @@ class _StepLanes:
         self._start_ns, self._end_ns = start_ns, end_ns
         trace = self._trace
         inside = (trace.start_ns < end_ns) & (trace.end_ns > start_ns)
-        self._operators = np.flatnonzero(inside & trace.is_of(*OPERATORS))
+        is_step = np.array([bool(STEP_LABEL.match(text)) for text in trace.texts], bool)[trace.name_code]
+        self._operators = np.flatnonzero(inside & trace.is_of(*OPERATORS) & ~is_step)
         self._kernels = np.flatnonzero(inside & trace.is_of(*ON_DEVICE))
         self._grain_ns = (end_ns - start_ns) / MAX_BARS * 2
 
@@ -180,28 +183,32 @@ class _StepLanes:
         return IntervalRow(label="GPU idle", intervals=tuple(found))
 
     def _merged(self, events: Array) -> Iterator[Interval]:
-        """Neighbours of one colour closer than a pixel as one bar."""
+        """Neighbours of one colour and line, closer than a pixel, as one bar."""
         group: list[int] = []
-        colour, end_ns = "", 0
+        known, end_ns = ("", ""), 0
         for event in events.tolist():
-            of_event = self._colour(event)
-            if group and (of_event != colour or int(self._trace.start_ns[event]) - end_ns > self._grain_ns):
-                yield self._bar(group, end_ns, colour)
+            of_event = self._colour(event), self._line(event)
+            if group and (of_event != known or int(self._trace.start_ns[event]) - end_ns > self._grain_ns):
+                yield self._bar(group, end_ns, *known)
                 group = []
             if not group:
-                colour, end_ns = of_event, 0
+                known, end_ns = of_event, 0
             group.append(event)
             end_ns = max(end_ns, int(self._trace.end_ns[event]))
         if group:
-            yield self._bar(group, end_ns, colour)
+            yield self._bar(group, end_ns, *known)
 
-    def _bar(self, group: list[int], end_ns: int, colour: str) -> Interval:
+    def _line(self, event: int) -> str:
+        """The user's line that it was called or launched from; empty where that is not known."""
+        path = self._paths.of_event.get(event)
+        line = path.nearest("line", "function") if path else None
+        return place_of(line.text) if line else ""
+
+    def _bar(self, group: list[int], end_ns: int, colour: str, line: str) -> Interval:
         first = self._trace.text(group[0])
         start_ns = max(int(self._trace.start_ns[group[0]]), self._start_ns)
         end_ns = min(end_ns, self._end_ns)
-        path = self._paths.of_event.get(group[0])
-        line = path.nearest("line", "function") if path else None
-        at = f" at {':'.join(line.text.split(':')[:2])}" if line else ""
+        at = f" at {line}" if line else ""
         more = f" and {len(group) - 1:,} more" if len(group) > 1 else ""
         label = first.removeprefix("aten::")
         return self._interval(start_ns, end_ns, label, colour, f"{first[:120]}{more}{at}: {_ms(end_ns - start_ns)}")

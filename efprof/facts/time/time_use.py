@@ -12,7 +12,7 @@ from efprof.facts.time.call_paths import ON_DEVICE, CallPath
 from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of
 from efprof.facts.time.step_pictures import nested_bars, one_step
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
-from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table
+from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table, UnreadableInput
 from efprof.units import format_ms, format_share
 
 MAX_ROWS: Final = 15
@@ -77,7 +77,7 @@ class TimeUse:
 
 def time_evidence(run: Run) -> tuple[Evidence, ...]:
     """Pictures, tables, and how they are known; nothing where no trace was recorded."""
-    use, sources = run.find(TimeUse), run.get(Sources)
+    use, sources = run.find(TimeUse, UnreadableInput), run.get(Sources)
     if use is None or not len(use.window.trace):
         return ()
     window, to_ms = use.window, use.scale / 1e6 / len(use.window.steps)
@@ -98,7 +98,7 @@ def time_evidence(run: Run) -> tuple[Evidence, ...]:
 
 def where_it_goes(run: Run) -> str:
     """One sentence: what bounds the step, and the lines that most of its time goes to; empty where nothing tells."""
-    use = run.find(TimeUse)
+    use = run.find(TimeUse, UnreadableInput)
     if use is None:
         return ""
     on_device = use.device is not None and any(line.device_ms for line in use.lines)
@@ -121,6 +121,23 @@ def where_it_goes(run: Run) -> str:
     return " ".join(filter(None, (_bound(use), lines)))
 
 
+def next_experiment(run: Run) -> str:
+    """What to try first where no audit found a fault; empty where nothing tells."""
+    use = run.find(TimeUse, UnreadableInput)
+    if use is None or not use.window.has_steps:
+        return ""
+    if use.device is None:
+        first = next(iter(use.lines), None)
+        where = f" Begin at {first.blame}, which has the largest share." if first else ""
+        return f"To make a step shorter, try `torch.compile(model)` and bfloat16 autocast.{where}"
+    if use.is_device_bound:
+        return "To make a step shorter, give the device less to do: bfloat16 autocast, then `torch.compile(model)`."
+    return (
+        'To make a step shorter, let the host launch less: `torch.compile(model, mode="reduce-overhead")`, or a larger '
+        "batch."
+    )
+
+
 def _bound(use: TimeUse) -> str:
     """What a shorter step would need."""
     device = use.device
@@ -130,7 +147,7 @@ def _bound(use: TimeUse) -> str:
     if use.is_device_bound:
         return f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter."
     cause = max(device.idle_ns, key=lambda one: device.idle_ns[one], default=None)
-    why = f", mostly as {cause}" if cause == "the host had launched nothing" else ""
+    why = f", mostly because {cause}" if cause == "the host had launched nothing" else ""
     return f"The device is busy for {busy} of the step and idle for the rest{why}: the host bounds the step."
 
 

@@ -15,6 +15,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import COMPREHENSION, FRAME, Sources, place_of
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.call_paths import HOST, ON_DEVICE, STEP_LABEL, CallPaths, Kind, SitesOf, call_paths
+from efprof.model import NotRecorded, UnreadableInput
 
 LIBRARIES: Final = frozenset({
     "PIL", "_pytest", "accelerate", "apex", "bitsandbytes", "click", "cv2", "datasets", "deepspeed", "einops",
@@ -26,6 +27,7 @@ LIBRARIES: Final = frozenset({
 })  # fmt: skip
 """What a user trains with, by the top-level package: frames of it are no lines of theirs. `--own` takes one out."""
 INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3\.\d+/")
+FOREIGN_TRACE: Final = "trace-1.json.gz"
 OPTIMIZER_STEP: Final = re.compile(r"^Optimizer\.step#")
 
 
@@ -58,29 +60,26 @@ class TraceWindow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceWindows:
-    """The traces that hold at least one step, earliest first."""
+    """The traces of the rank that hold at least one step, earliest first."""
 
     windows: tuple[TraceWindow, ...]
 
     @classmethod
     def compute(cls, run: Run) -> Self:
-        """Read every trace of the rank; raises NotRecorded where there is none."""
-        paths = trace_paths(run.rank_folder)
-        times = run.find(StepTimes)
-        sources = run.get(Sources)
+        """Read every trace; raises NotRecorded where there is none, UnreadableInput where one is broken."""
+        if run.is_foreign:
+            return cls(windows=(run.get(RankTraces).first,))
+        paths, times, sources = trace_paths(run.rank_folder), run.get(StepTimes), run.get(Sources)
         windows = []
         for path in paths:
-            trace, name = read_window(path), path.name.split(".")[0]
-            if times is None:
-                windows.append(_foreign(name, trace, run.own_packages))
-                continue
+            name = path.name.split(".")[0]
             steps = [time for time in times.every if time.record.window == name]
             bounds = [(time.record.started_ns, time.record.started_ns + round(time.total_ms * 1e6)) for time in steps]
             if steps:
                 windows.append(
                     TraceWindow(
                         name=name,
-                        trace=trace,
+                        trace=read_window(path),
                         steps=tuple(bounds),
                         numbers=tuple(time.step for time in steps),
                         has_steps=True,
@@ -89,6 +88,39 @@ class TraceWindows:
                     )
                 )
         return cls(windows=tuple(windows))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankTraces:
+    """Of a training recorded by something else, the trace of each rank; `errors` tell why others cannot be read."""
+
+    windows: dict[int, TraceWindow]
+    errors: dict[int, str]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Read the trace of every rank; raises NotRecorded where there is none."""
+        windows, errors = {}, {}
+        for number, folder in enumerate(run.rank_folders):
+            for path in trace_paths(folder)[:1] if (folder / FOREIGN_TRACE).exists() else ():
+                try:
+                    trace = read_window(path)
+                except UnreadableInput as error:
+                    errors[number] = str(error).replace(str(path), str(path.resolve()))
+                else:
+                    rank = trace.header.rank
+                    is_named = rank is not None and rank not in windows
+                    windows[rank if is_named and rank is not None else number] = _foreign(trace, run.own_packages)
+        if not windows and not errors:
+            raise NotRecorded(f"{FOREIGN_TRACE} is missing; give a trace of torch's profiler to see its time.")
+        return cls(windows=windows, errors=errors)
+
+    @property
+    def first(self) -> TraceWindow:
+        """That of the lowest rank; raises UnreadableInput where none could be read."""
+        if not self.windows:
+            raise UnreadableInput(next(iter(self.errors.values())))
+        return self.windows[min(self.windows)]
 
 
 def _recorded_sites(sources: Sources) -> SitesOf:
@@ -107,12 +139,12 @@ def _recorded_sites(sources: Sources) -> SitesOf:
     return sites_of
 
 
-def _foreign(name: str, trace: Trace, own_packages: frozenset[str]) -> TraceWindow:
+def _foreign(trace: Trace, own_packages: frozenset[str]) -> TraceWindow:
     steps, has_steps = steps_in(trace)
     labels = [text for text in _labels(trace) if STEP_LABEL.match(text)] if has_steps else []
     numbers = [int(re.sub(r"\D", "", text)) for text in labels]
     return TraceWindow(
-        name=name,
+        name="the trace",
         trace=trace,
         steps=steps,
         numbers=tuple(numbers) if len(numbers) == len(steps) else tuple(range(len(steps))),

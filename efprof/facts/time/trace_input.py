@@ -1,0 +1,118 @@
+"""How long the steps of a trace wait for their batches, which line asks for them, and what the device loses by it."""
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+from typing import Self
+
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.facts.time.device_lanes import idle_gaps
+from efprof.facts.time.time_use import TimeUse
+from efprof.facts.time.trace_windows import TraceWindow
+from efprof.model import Finding, Fix, Gain, Narrative, Numbers, SourceLine
+from efprof.units import format_ms, format_share
+
+SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
+"""How torch names the iterator of a loader without workers."""
+HIGH_SHARE = 0.3
+"""Of the step without work for the device: a third of the machine's cost."""
+UNKNOWN = SourceLine(file="a DataLoader, by a line that was not recorded", line=0, function="__next__", text="")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceInput:
+    """Milliseconds of each step inside the loader, and how many of them no device had anything to do."""
+
+    window: TraceWindow
+    data_ms: tuple[float, ...]
+    lost_ms: tuple[float, ...]
+    """Without a device the same as `data_ms`: the host itself is what trains."""
+    blame: SourceLine
+    has_workers: bool
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """From the first readable trace; raises NotRecorded where there is none."""
+        use = run.get(TimeUse)
+        window = use.window
+        fetches = [(start, end) for start, end, stage in window.paths.stages if stage == "data"]
+        gaps = idle_gaps(window.trace, window.steps[0][0], window.steps[-1][1]) if use.device else []
+        idle = [(gap.start_ns, gap.end_ns) for gap in gaps]
+        data_ms = tuple(_overlap_ns([step], fetches) / 1e6 for step in window.steps)
+        lost_ms = tuple(_overlap_ns(_cut([step], fetches), idle) / 1e6 for step in window.steps)
+        return cls(
+            window=window,
+            data_ms=data_ms,
+            lost_ms=lost_ms if use.device else data_ms,
+            blame=_asking_line(window, run.get(Sources)),
+            has_workers=not any(SINGLE_PROCESS in text for text in window.trace.texts),
+        )
+
+    @property
+    def typical_ms(self) -> float:
+        """The median step's wait."""
+        return statistics.median(self.data_ms)
+
+    @property
+    def gain(self) -> Gain:
+        """What is won where the batch is there when it is asked for."""
+        return Gain(
+            basis="measured bound",
+            explanation="the time inside the loader in which the device had nothing to do",
+            step_ms=statistics.median(self.lost_ms),
+            step_ms_interval=(min(self.lost_ms), max(self.lost_ms)) if len(self.lost_ms) > 1 else None,
+        )
+
+    def finding(self) -> Finding:
+        """What is told of a loader that is waited for, where the trace alone is known."""
+        how = "more of them" if self.has_workers else "num_workers: 0 -> 2 or more, one for each free processor"
+        share = format_share(self.typical_ms / self.window.step_ms)
+        return Finding(
+            blame=self.blame,
+            category="time",
+            headline="Training waits for its data",
+            message=f"Each step spends {format_ms(self.typical_ms)} inside the loader, {share} of its time.",
+            fix=Fix.by_hand(f"Let worker processes make the batches: {how}, with pin_memory=True for a GPU."),
+            gain=self.gain,
+            evidence=self.evidence,
+            severity="high" if (self.gain.step_ms or 0.0) >= HIGH_SHARE * self.window.step_ms else "medium",
+        )
+
+    @property
+    def evidence(self) -> tuple[Numbers, Narrative]:
+        """The figures, and how they are known."""
+        numbers = Numbers.of(
+            "The loader, per step",
+            ("inside the loader", self.typical_ms, "ms", (min(self.data_ms), max(self.data_ms))),
+            ("of it without work for the device", statistics.median(self.lost_ms), "ms"),
+            ("the step", self.window.step_ms, "ms"),
+        )
+        return numbers, Narrative.of(
+            "The training asks for a batch and waits until it is there, whoever makes it.",
+            f"Read from a trace of {len(self.window.steps)} steps: the time within the loader's `__next__` on the "
+            "thread of the steps, and in how much of it no stream of the device was busy.",
+            "The profiler slows a loader that runs in the training process itself, by Python functions most of all, so "
+            "that the wait without it is shorter.",
+        )
+
+
+def _asking_line(window: TraceWindow, sources: Sources) -> SourceLine:
+    """The line of the user's around most of the loader's time, the outermost: what is inside is the data set's."""
+    spent: Counter[str] = Counter()
+    for path in window.paths.root.walk():
+        if path.stage == "data":
+            places = [part.text for part in path.parts() if part.kind in ("line", "function")]
+            if places:
+                spent[places[0]] += max(0, path.own_ns)
+    return sources.line(spent.most_common(1)[0][0]) if spent else UNKNOWN
+
+
+def _cut(spans: list[tuple[int, int]], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The stretches that both have in common."""
+    pairs = ((max(a, c), min(b, d)) for a, b in spans for c, d in others)
+    return [(start, end) for start, end in pairs if end > start]
+
+
+def _overlap_ns(spans: list[tuple[int, int]], others: list[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in _cut(spans, others))
