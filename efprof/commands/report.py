@@ -96,9 +96,9 @@ def report_on(runs: tuple[str, ...], analyse: "Callable[[Path], Report]") -> "Re
     if runs and all(is_foreign(Path(run)) for run in runs):
         with as_run(*map(Path, runs)) as folder:
             result = analyse(folder)
-            told = [
-                audit.reason for audit in result.audits if audit.status == "errored" and str(folder) in audit.reason
-            ]
+            places = (str(folder), *(str(Path(run).resolve()) for run in runs))
+            errors = [audit.reason for audit in result.audits if audit.status == "errored"]
+            told = [reason for reason in errors if any(place in reason for place in places)]
             if told and not any(one.status in ("passed", "failed") for one in result.audits):
                 links = rf"{re.escape(str(folder))}\S*\.(pickle|json\.gz)"  # to files, known by their own names
                 raise UnreadableInput(re.sub(links, lambda link: str(Path(link[0]).resolve()), told[0]))

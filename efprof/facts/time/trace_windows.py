@@ -18,7 +18,7 @@ from efprof.facts.time.call_paths import HOST, ON_DEVICE, STEP_LABEL, CallPaths,
 from efprof.model import NotRecorded, UnreadableInput
 
 LIBRARIES: Final = frozenset({
-    "PIL", "_pytest", "accelerate", "apex", "bitsandbytes", "click", "cv2", "datasets", "deepspeed", "einops",
+    "PIL", "_pytest", "accelerate", "apex", "bitsandbytes", "click", "cv2", "datasets", "deepspeed", "efprof", "einops",
     "fairscale", "flash_attn", "flashinfer", "huggingface_hub", "hydra", "ignite", "jax", "kornia", "lightning",
     "lightning_fabric", "megatron", "mlflow", "numba", "numpy", "omegaconf", "pandas", "peft", "pluggy", "pyarrow",
     "pytorch_lightning", "ray", "safetensors", "scipy", "sentence_transformers", "sklearn", "tensorboard", "timm",
@@ -110,7 +110,7 @@ class RankTraces:
                 else:
                     rank = trace.header.rank
                     is_named = rank is not None and rank not in windows
-                    windows[rank if is_named and rank is not None else number] = _foreign(trace, run.own_packages)
+                    windows[rank if is_named and rank is not None else number] = foreign_window(trace, run.own_packages)
         if not windows and not errors:
             raise NotRecorded(f"{FOREIGN_TRACE} is missing; give a trace of torch's profiler to see its time.")
         return cls(windows=windows, errors=errors)
@@ -139,7 +139,8 @@ def _recorded_sites(sources: Sources) -> SitesOf:
     return sites_of
 
 
-def _foreign(trace: Trace, own_packages: frozenset[str]) -> TraceWindow:
+def foreign_window(trace: Trace, own_packages: frozenset[str] = frozenset()) -> TraceWindow:
+    """A trace that something else recorded, with the steps that it tells of itself."""
     steps, has_steps = steps_in(trace)
     labels = [text for text in _labels(trace) if STEP_LABEL.match(text)] if has_steps else []
     numbers = [int(re.sub(r"\D", "", text)) for text in labels]

@@ -1,0 +1,79 @@
+"""Traces of torch's profiler from anywhere on the command line: reported on and compared."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from efprof.commands.compare import compare
+from efprof.commands.report import report
+from efprof.model import EfprofError, UnreadableInput
+from tests.facts.time.traces import event, slower, step, write
+from tests.support.builders import make_steps, write_run
+
+
+def run(command: object, *words: str | Path) -> Result:
+    return CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write(tmp_path / "resnet.pt.trace.json.gz", *slower(100, *step(0, 0), *step(1000, 1)))
+
+
+def test_a_trace_alone_is_reported_on(trace: Path, tmp_path: Path) -> None:
+    text = run(report, trace, "--format", "text").output
+    assert "resnet   1 x Pretended GPU   a profiler trace, without its run" in text
+    assert "Each step spends 30.0 ms inside the loader" in text
+    assert "allocator what-if" not in text
+    page = tmp_path / "page.html"
+    run(report, trace, "--out", page)
+    html = page.read_text()
+    assert "Where the time goes" in html
+    assert html.count('class="intervals"') == 3
+    assert "train.py:10" in html
+
+
+def test_what_a_trace_is_named_after_cannot_become_markup(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    path = write(tmp_path / "trace.json.gz", *step(), event(evil, 100, 500), event(f"nn.Module: {evil}", 610, 300))
+    run(report, path, "--out", tmp_path / "page.html")
+    assert evil not in (tmp_path / "page.html").read_text()
+
+
+def test_the_ranks_of_one_training_are_given_together_or_as_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    paths = [write(folder / f"{rank}.json", *step(), rank=rank) for rank in (1, 0)]
+    for words in (paths, [folder]):
+        assert "2 ranks" in run(report, *words, "--format", "text").output
+
+
+def test_a_broken_rank_is_one_sentence_in_a_report_of_the_others(tmp_path: Path) -> None:
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    write(folder / "0.json", *step(), rank=0)
+    (folder / "1.json").write_text('{"traceEvents": [{"ph"')
+    page = tmp_path / "page.html"
+    run(report, folder, "--out", page)
+    assert f"{folder / '1.json'} is not a whole profiler trace" in page.read_text()
+
+
+def test_a_broken_trace_alone_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text('{"traceEvents": [{"ph"')
+    with pytest.raises(UnreadableInput, match=f"{path} is not a whole profiler trace"):
+        run(report, path, "--format", "text")
+
+
+def test_runs_are_reported_on_one_at_a_time(trace: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", steps=make_steps(3))
+    with pytest.raises(EfprofError, match="cannot be reported with"):
+        run(report, trace, tmp_path / "run")
+
+
+def test_two_traces_are_compared(trace: Path, tmp_path: Path) -> None:
+    halved = write(tmp_path / "head.json.gz", *slower(50, *[one for n in range(9) for one in step(1000 * n, n)]))
+    longer = write(tmp_path / "base.json.gz", *slower(100, *[one for n in range(9) for one in step(1000 * n, n)]))
+    output = run(compare, longer, halved).output
+    assert "-50.0 %" in output

@@ -1,0 +1,155 @@
+"""Where a step's time goes: in words, tables and pictures, of recorded runs and of anybody's traces."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from efprof.artifacts.foreign import as_run
+from efprof.artifacts.trace.read import read_trace
+from efprof.facts.run.run import Run, open_run
+from efprof.facts.time.device_lanes import device_use, idle_gaps, kind_of
+from efprof.facts.time.step_pictures import MAX_BARS
+from efprof.facts.time.time_use import TimeUse, next_experiment, time_evidence, where_it_goes
+from efprof.facts.time.trace_windows import RankTraces
+from efprof.model import Evidence, Intervals, Narrative, NotRecorded, Table, UnreadableInput
+from tests.facts.time.traces import REAL, STREAM, event, kernel, launch, step, write
+from tests.support.builders import make_steps, write_run
+
+RECORDED = Path(__file__).parents[2] / "runs" / "attention_activations-sick"
+LINE = "tests/casebook/attention_activations.py"
+
+
+def foreign_run(folder: Path, *events: dict[str, object]) -> Run:
+    path = write(folder / "trace.json.gz", *events)
+    with as_run(path) as made:
+        run = open_run(made)
+        run.get(RankTraces)
+        return run
+
+
+def of_kind(evidence: tuple[Evidence, ...], kind: type) -> list[Evidence]:
+    return [one for one in evidence if isinstance(one, kind)]
+
+
+def test_the_lines_of_a_recorded_run_have_the_step_among_them() -> None:
+    use = open_run(RECORDED).get(TimeUse)
+    shares = {str(line.blame): line.host_ms / use.step_ms for line in use.lines}
+    attention = sum(shares[f"{LINE}:{number}"] for number in (27, 28, 29))
+    assert 0.4 < attention < 0.7
+    assert 0.9 < sum(shares.values()) <= 1.0
+    (first, *_) = use.lines
+    assert first.backward_ms > first.own_ms, "a backward pass costs twice its forward pass"
+
+
+def test_times_of_the_host_are_those_of_a_step_outside_windows() -> None:
+    use = open_run(RECORDED).get(TimeUse)
+    assert use.step_ms == pytest.approx(use.window.steady_ms)
+    assert use.window.step_ms > use.step_ms
+    (table,) = (one for one in of_kind(time_evidence(open_run(RECORDED)), Table) if one.title.startswith("Your lines"))
+    (known,) = of_kind(time_evidence(open_run(RECORDED)), Narrative)
+    assert "times of the host are scaled" in known.paragraphs[0]
+    assert sum(row[-1] for row in table.rows) <= 100.5
+
+
+def test_a_run_in_which_nothing_is_wrong_says_where_its_time_goes_and_what_to_try() -> None:
+    run = open_run(RECORDED)
+    assert f"at {LINE}:30 (`return hidden + self.narrow" in where_it_goes(run)
+    assert "torch.compile" in next_experiment(run)
+
+
+def test_nested_bars_lie_within_the_bar_above_them_and_are_not_too_many() -> None:
+    (host, *_) = of_kind(time_evidence(open_run(RECORDED)), Intervals)
+    assert isinstance(host, Intervals)
+    assert sum(len(row.intervals) for row in host.rows) <= MAX_BARS
+    for outer, inner in zip(host.rows, host.rows[1:], strict=False):
+        spans = [(bar.start_ms, bar.start_ms + bar.length_ms) for bar in outer.intervals]
+        for bar in inner.intervals:
+            assert any(a - 1e-6 <= bar.start_ms and bar.start_ms + bar.length_ms <= b + 1e-6 for a, b in spans)
+    widths = [bar.length_ms for bar in host.rows[0].intervals]
+    assert sum(widths) == pytest.approx(host.span_ms, rel=0.02)
+
+
+def test_a_device_is_busy_or_idle_for_a_reason(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path / "t.json.gz", *step()))
+    use = device_use(trace, 0, 1_000_000)
+    assert use is not None
+    assert use.busy_ns == 350_000
+    assert use.busy_ns + sum(use.idle_ns.values()) == 1_000_000
+    gaps = [(gap.start_ns // 1000, gap.end_ns // 1000, gap.cause) for gap in idle_gaps(trace, 0, 1_000_000)]
+    assert gaps[:2] == [(0, 402, "the host had launched nothing"), (402, 410, "launched, not begun")]
+
+
+def test_communication_that_nothing_hides_is_exposed(tmp_path: Path) -> None:
+    other = (0, 8)
+    events = [
+        launch(1, 0),
+        kernel(1, 10, 100),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", 60, 100, "kernel", other, correlation=2),
+        event("ncclKernel_AllGather_RING_LL", 300, 40, "kernel", other, correlation=3),
+    ]
+    use = device_use(read_trace(write(tmp_path / "t.json.gz", *events)), 0, 400_000)
+    assert use is not None
+    assert (use.kind_ns["communication"], use.exposed_ns) == (140_000, 50_000 + 40_000)
+
+
+def test_a_kernel_named_after_a_copy_computes(tmp_path: Path) -> None:
+    names = {
+        "triton_poi_fused_Memset_0": "compute", "Memcpy DtoH (Device -> Pinned)": "copy",
+        "multimem_all_reduce_kernel": "communication", "void gemm": "compute",
+    }  # fmt: skip
+    events = [event(name, at, 1, "kernel", STREAM) for at, name in enumerate(names)]
+    trace = read_trace(write(tmp_path / "t.json.gz", *events))
+    assert {trace.text(place): kind_of(trace, place) for place in range(4)} == names
+
+
+def test_a_trace_from_elsewhere_names_what_it_lacks_and_the_flag_that_records_it(tmp_path: Path) -> None:
+    run = foreign_run(tmp_path, event("aten::mm", 0, 10), launch(1, 2), kernel(1, 20, 5))
+    (known,) = of_kind(time_evidence(run), Narrative)
+    text = " ".join(known.paragraphs)
+    assert all(flag in text for flag in ("with_stack=True", "record_shapes=True", "profile_memory=True", "step()"))
+    whole = foreign_run(tmp_path, *step(0, 0), *step(1000, 1))
+    (known,) = of_kind(time_evidence(whole), Narrative)
+    assert "with_stack" not in " ".join(known.paragraphs)
+
+
+def test_what_bounds_a_step_is_said_from_what_the_device_does(tmp_path: Path) -> None:
+    assert "idle for the rest, mostly because the host had launched nothing" in where_it_goes(
+        foreign_run(tmp_path, *step())
+    )
+    busy = foreign_run(tmp_path, *step(), kernel(3, 0, 1000))
+    assert "only less or faster work on it" in where_it_goes(busy)
+    assert "bfloat16" in next_experiment(busy)
+
+
+def test_a_run_without_traces_has_no_such_section(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=make_steps(30))
+    assert (time_evidence(run), where_it_goes(run), next_experiment(run)) == ((), "", "")
+    with pytest.raises(NotRecorded):
+        run.get(TimeUse)
+
+
+def test_of_several_ranks_a_broken_one_costs_one_sentence(tmp_path: Path) -> None:
+    write(tmp_path / "a.json.gz", *step(), rank=1)
+    write(tmp_path / "b.json.gz", *step(), rank=0)
+    (tmp_path / "c.json").write_text('{"traceEvents": [')
+    with as_run(tmp_path) as made:
+        traces = open_run(made).get(RankTraces)
+    assert sorted(traces.windows) == [0, 1]
+    (error,) = traces.errors.values()
+    assert str(tmp_path / "c.json") in error
+    broken = tmp_path / "c.json"
+    with as_run(broken) as made, pytest.raises(UnreadableInput):
+        open_run(made).get(TimeUse)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/traces")
+@pytest.mark.parametrize(("name", "idle"), [("hta__trace_diff__control", 0.1636), ("hta__df_index_resolver", 0.4226)])
+def test_a_device_is_idle_for_the_share_that_holistic_trace_analysis_reckons(name: str, idle: float) -> None:
+    """On traces in microseconds; those in nanoseconds it rounds, until stretches are shorter than nothing."""
+    (path,) = REAL.glob(f"{name}*")
+    trace = read_trace(path)
+    events = np.flatnonzero(trace.is_of("kernel", "gpu_memcpy", "gpu_memset"))
+    use = device_use(trace, int(trace.start_ns[events].min()), int(trace.end_ns[events].max()))
+    assert use is not None
+    assert 1 - use.busy_ns / use.span_ns == pytest.approx(idle, abs=0.00005)
