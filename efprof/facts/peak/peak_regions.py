@@ -7,6 +7,7 @@ import ast
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -139,11 +140,12 @@ def _period(marks: Sequence[object]) -> int | None:
 
 def _is_in_loop(site: str, sources: Sources) -> bool:
     file, line, _ = split_site(site)
-    inside = [
-        node
-        for node in ast.walk(sources.tree(file))
-        if isinstance(node, ast.For | ast.While | ast.FunctionDef | ast.ListComp | ast.GeneratorExp)
-        and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
+    inside = [one for one in _loops_and_functions(sources.tree(file)) if one.lineno <= line <= (one.end_lineno or 0)]
     inside.sort(key=lambda node: (node.lineno, -(node.end_lineno or node.lineno)))
     return bool(inside) and not isinstance(inside[-1], ast.FunctionDef) and inside[-1].lineno <= line
+
+
+@lru_cache(maxsize=64)
+def _loops_and_functions(tree: ast.Module) -> list[ast.stmt | ast.expr]:
+    kinds = ast.For | ast.While | ast.FunctionDef | ast.ListComp | ast.GeneratorExp
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]

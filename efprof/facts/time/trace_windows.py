@@ -2,8 +2,9 @@
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final, Self
 
 import numpy as np
@@ -39,13 +40,18 @@ class TraceWindow:
     """
 
     name: str
-    trace: Trace
+    read: Callable[[], Trace]
     steps: tuple[tuple[int, int], ...]
     numbers: tuple[int, ...]
     has_steps: bool
     sites_of: SitesOf
     steady_ms: float | None = None
     """The median of the run's steps outside windows, where they are known."""
+
+    @cached_property
+    def trace(self) -> Trace:
+        """Read when it is first asked for; raises UnreadableInput."""
+        return self.read()
 
     @cached_property
     def paths(self) -> CallPaths:
@@ -66,7 +72,7 @@ class TraceWindows:
 
     @classmethod
     def compute(cls, run: Run) -> Self:
-        """Read every trace; raises NotRecorded where there is none, UnreadableInput where one is broken."""
+        """Find every trace; raises NotRecorded where there is none."""
         if run.is_foreign:
             return cls(windows=(run.get(RankTraces).first,))
         paths, times, sources = trace_paths(run.rank_folder), run.get(StepTimes), run.get(Sources)
@@ -79,7 +85,7 @@ class TraceWindows:
                 windows.append(
                     TraceWindow(
                         name=name,
-                        trace=read_window(path),
+                        read=partial(read_window, path),
                         steps=tuple(bounds),
                         numbers=tuple(time.step for time in steps),
                         has_steps=True,
@@ -146,7 +152,7 @@ def foreign_window(trace: Trace, own_packages: frozenset[str] = frozenset()) -> 
     numbers = [int(re.sub(r"\D", "", text)) for text in labels]
     return TraceWindow(
         name="the trace",
-        trace=trace,
+        read=lambda: trace,
         steps=steps,
         numbers=tuple(numbers) if len(numbers) == len(steps) else tuple(range(len(steps))),
         has_steps=has_steps,
