@@ -35,7 +35,7 @@ FACTS: tuple[frozenset[str], ...] = (
     frozenset({"source"}),
     frozenset({"steps"}),
     frozenset({"input", "numbers", "peak", "time"}),
-    frozenset({"growth"}),
+    frozenset({"gain", "growth"}),
     frozenset({"device"}),
     frozenset({"gpu_estimate"}),
     frozenset({"overview"}),

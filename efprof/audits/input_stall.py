@@ -1,5 +1,6 @@
 """Steps that wait for their data."""
 
+from efprof.facts.gain.replay import gain_or_bound
 from efprof.facts.input.input_waits import (
     MAX_HANDOVER_MS,
     MIN_GAIN,
@@ -45,7 +46,7 @@ def input_stall(run: Run) -> Examination:
     Predicted gain
     --------------
     Today's step less the slowest of: its rest and taking the batch, one worker's time over the workers, all CPU time
-    over the cores.
+    over the cores. Of a trace from elsewhere: its steps replayed with batches that are there when asked for.
     """
     if run.is_foreign:
         return _of_trace(run)
@@ -67,10 +68,10 @@ def _of_trace(run: Run) -> Examination:
     waits = run.get(TraceInput)
     share = waits.typical_ms / waits.window.step_ms
     looked_at = f"{len(waits.data_ms)} steps of a trace, {format_share(share)} of them inside the loader"
-    lost_ms = waits.gain.step_ms or 0.0
-    if lost_ms < max(MIN_MS, MIN_SHARE * waits.window.step_ms):
+    gain, why_bound = gain_or_bound(run, waits.events, waits.bound, "with batches that are there when asked for")
+    if (gain.step_ms or 0.0) < max(MIN_MS, MIN_SHARE * waits.window.step_ms):
         return Examination(looked_at=looked_at)
-    return Examination(looked_at=looked_at, findings=(waits.finding(),))
+    return Examination(looked_at=looked_at, findings=(waits.finding(gain, why_bound),))
 
 
 def _is_stalled(waits: InputWaits) -> bool:

@@ -5,8 +5,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
+from efprof.facts.time.call_paths import HOST
 from efprof.facts.time.device_lanes import idle_gaps
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
@@ -30,6 +33,8 @@ class TraceInput:
     """Without a device the same as `data_ms`: the host itself is what trains."""
     blame: SourceLine
     has_workers: bool
+    events: frozenset[int]
+    """Those of the host inside the loader."""
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -47,6 +52,7 @@ class TraceInput:
             lost_ms=lost_ms if use.device else data_ms,
             blame=_asking_line(window, run.get(Sources)),
             has_workers=not any(SINGLE_PROCESS in text for text in window.trace.texts),
+            events=_events_of_data(window),
         )
 
     @property
@@ -55,8 +61,8 @@ class TraceInput:
         return statistics.median(self.data_ms)
 
     @property
-    def gain(self) -> Gain:
-        """What is won where the batch is there when it is asked for."""
+    def bound(self) -> Gain:
+        """What can be won at most by lines and kernels as they ran: a replay knows more."""
         return Gain(
             basis="measured bound",
             explanation="the time inside the loader in which the device had nothing to do",
@@ -64,8 +70,8 @@ class TraceInput:
             step_ms_interval=(min(self.lost_ms), max(self.lost_ms)) if len(self.lost_ms) > 1 else None,
         )
 
-    def finding(self) -> Finding:
-        """What is told of a loader that is waited for, where the trace alone is known."""
+    def finding(self, gain: Gain, why_bound: str) -> Finding:
+        """What is told of a loader that is waited for, where the trace alone is known, and why the gain is a bound."""
         how = "more of them" if self.has_workers else "num_workers: 0 -> 2 or more, one for each free processor"
         share = format_share(self.typical_ms / self.window.step_ms)
         return Finding(
@@ -74,13 +80,12 @@ class TraceInput:
             headline="Training waits for its data",
             message=f"Each step spends {format_ms(self.typical_ms)} inside the loader, {share} of its time.",
             fix=Fix.by_hand(f"Let worker processes make the batches: {how}, with pin_memory=True for a GPU."),
-            gain=self.gain,
-            evidence=self.evidence,
-            severity="high" if (self.gain.step_ms or 0.0) >= HIGH_SHARE * self.window.step_ms else "medium",
+            gain=gain,
+            evidence=self._evidence(why_bound),
+            severity="high" if (gain.step_ms or 0.0) >= HIGH_SHARE * self.window.step_ms else "medium",
         )
 
-    @property
-    def evidence(self) -> tuple[Numbers, Narrative]:
+    def _evidence(self, why_bound: str) -> tuple[Numbers, Narrative]:
         """The figures, and how they are known."""
         numbers = Numbers.of(
             "The loader, per step",
@@ -94,7 +99,14 @@ class TraceInput:
             "thread of the steps, and in how much of it no stream of the device was busy.",
             "The profiler slows a loader that runs in the training process itself, by Python functions most of all, so "
             "that the wait without it is shorter.",
+            *filter(None, (why_bound,)),
         )
+
+
+def _events_of_data(window: TraceWindow) -> frozenset[int]:
+    on_host = np.flatnonzero(window.trace.is_of(*HOST)).tolist()
+    paths = window.paths.of_event
+    return frozenset(event for event in on_host if event in paths and paths[event].stage == "data")
 
 
 def _asking_line(window: TraceWindow, sources: Sources) -> SourceLine:

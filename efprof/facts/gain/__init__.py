@@ -1,0 +1,1 @@
+"""What a step would take without a fault: a replay of what was recorded."""

@@ -1,0 +1,208 @@
+"""What a replay needs of a stretch of a trace: the host's calls in their order, their kernels, and who waits for whom.
+
+Calls are the outermost ones of the runtime, on the threads that launch kernels. Between a call and the one that ended
+last before it, whatever their threads, the host works or waits for something else: that gap keeps its length.
+"""
+
+import heapq
+import re
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from efprof.artifacts.trace.columns import Trace
+from efprof.artifacts.trace.events import Array
+from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE
+
+SYNCHRONIZE: Final = re.compile(r"^(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize|^(cuda|hip)Free$|^cuMemFree")
+"""Calls that wait for the device; to give memory back to the driver waits for all of it."""
+STREAM_WAIT: Final = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
+COPY: Final = re.compile(r"^(cuda|cu|hip)Memcpy")
+ASYNCHRONOUS: Final = "Async"
+WITH_HOST: Final = re.compile(r"HtoD|DtoH|Host")
+"""A copy between the host and a device; from or to pageable memory it blocks, whatever its name says."""
+STREAM_WAIT_EVENT, NO_STREAM = "Stream Wait", -1
+"""How the profiler names a stream's wait among the `cuda_sync` events, and the stream where there is none."""
+ANY_STREAM: Final = -1
+"""Where the trace does not tell which stream: without `enable_cuda_sync_events` it never does."""
+
+
+class Kernel(NamedTuple):
+    """What runs on a stream, a lane of the trace; times as recorded."""
+
+    stream: int
+    start_ns: int
+    end_ns: int
+    latency_ns: int
+    """From its launch to its start where nothing holds it up: from the end of the call, or its start if that waits."""
+    gap_ns: int
+    """From the end of what ran before it on its stream, where it was launched long before."""
+    is_waited_for: bool
+    """By the very call that launched it, as a copy from pageable memory is."""
+
+
+class Wait(NamedTuple):
+    """What a call makes wait (a stream, or itself where that is None), and for which stream."""
+
+    waiting: int | None
+    waited: int
+
+
+class Call(NamedTuple):
+    """One call; `after` is the place of the call that had ended last when it began, -1 where there is none."""
+
+    thread: int
+    start_ns: int
+    end_ns: int
+    after: int
+    kernels: tuple[Kernel, ...]
+    wait: Wait | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """The calls that began between two instants; `earlier` are stream and end of kernels launched before these."""
+
+    start_ns: int
+    end_ns: int
+    calls: tuple[Call, ...]
+    earlier: tuple[tuple[int, int], ...]
+    kernel_ns: int
+    """Of the kernels that these calls launched."""
+    unlaunched_ns: int
+    """Of kernels between them whose launch is not in the trace."""
+
+
+def schedule_of(trace: Trace, start_ns: int, end_ns: int) -> Schedule:
+    """Read the calls and kernels of a stretch."""
+    is_call, on_device = trace.is_of(*LAUNCHES), np.flatnonzero(trace.is_of(*ON_DEVICE))
+    launches = np.flatnonzero(is_call & (trace.id >= 0))
+    by_id = dict(zip(trace.id[launches].tolist(), launches.tolist(), strict=True))
+    launch = np.array([by_id.get(one, -1) for one in trace.id[on_device].tolist()], np.int64)
+    threads = np.unique(trace.lane[launch[launch >= 0]])
+    inside = np.flatnonzero(is_call & (trace.start_ns >= start_ns) & (trace.start_ns < end_ns))
+    calls, outer = _outermost(trace, inside[np.isin(trace.lane[inside], threads)])
+    place = np.array([outer.get(one, -1) for one in launch.tolist()], np.int64)
+    is_before, is_missing = _beside(trace, on_device, launch, place, (start_ns, end_ns))
+    before = on_device[is_before]
+    return Schedule(
+        start_ns=start_ns,
+        end_ns=end_ns,
+        calls=tuple(_calls(trace, calls, _kernels(trace, calls, on_device, place))),
+        earlier=tuple(zip(trace.lane[before].tolist(), trace.end_ns[before].tolist(), strict=True)),
+        kernel_ns=int(trace.duration_ns[on_device[place >= 0]].sum()),
+        unlaunched_ns=int(trace.duration_ns[on_device[is_missing]].sum()),
+    )
+
+
+def _outermost(trace: Trace, events: Array) -> tuple[Array, dict[int, int]]:
+    """The calls that lie in no other of their thread; and for each event the place of the one that it lies in."""
+    outermost: list[int] = []
+    outer: dict[int, int] = {}
+    current: dict[int, int] = {}
+    for event in events.tolist():
+        thread = int(trace.lane[event])
+        if thread not in current or trace.start_ns[event] >= trace.end_ns[outermost[current[thread]]]:
+            current[thread] = len(outermost)
+            outermost.append(event)
+        outer[event] = current[thread]
+    return np.array(outermost, np.int64), outer
+
+
+def _beside(
+    trace: Trace, on_device: Array, launch: Array, place: Array, bounds: tuple[int, int]
+) -> tuple[Array, Array]:
+    """Which kernels were launched before the stretch, and which are in it without a launch.
+
+    What runs on a stream before the first kernel that was seen to be launched there was launched before.
+    """
+    starts, lanes = trace.start_ns[on_device], trace.lane[on_device]
+    first: dict[int, int] = {}
+    for lane, start_ns in zip(lanes[place >= 0].tolist(), starts[place >= 0].tolist(), strict=True):
+        first.setdefault(lane, start_ns)
+    of_all = min(first.values(), default=bounds[0])
+    is_first = starts < np.array([first.get(lane, of_all) for lane in lanes.tolist()], np.int64)
+    is_inside = (starts < bounds[1]) & (trace.end_ns[on_device] > bounds[0])
+    is_known = (launch >= 0) & (trace.start_ns[launch] < bounds[0])
+    return is_inside & (is_known | ((launch < 0) & is_first)), is_inside & (launch < 0) & ~is_first
+
+
+def _kernels(trace: Trace, calls: Array, on_device: Array, place: Array) -> dict[int, list[Kernel]]:
+    """The kernels of each call, by its place.
+
+    A kernel that comes later than its launch and its stream explain waits for something else: that is not in its own
+    latency and gap, which are at most the median of those that nothing else can have held up.
+    """
+    starts, ends = trace.start_ns[on_device], trace.end_ns[on_device]
+    reached = np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])
+    free = _free(trace.lane[on_device], starts, ends)
+    is_ours, call = place >= 0, calls[place] if len(calls) else place
+    pairs = zip(call.tolist(), on_device.tolist(), strict=True)
+    is_waited_for = is_ours & np.array([_is_waited_for(trace, *pair) for pair in pairs], bool)
+    launched = np.where(is_waited_for, trace.start_ns[call], trace.end_ns[call])
+    latency, gap = starts - launched, starts - free
+    for kind in (False, True):
+        chosen = is_ours & (is_waited_for == kind)
+        typical = _typical(latency[chosen & (launched >= reached)], max(0, latency[chosen].min(initial=1 << 62)))
+        latency[chosen] = np.minimum(latency[chosen], typical)
+    is_queued = is_ours & (launched + latency <= free) & (free == reached)
+    gap = np.minimum(gap, _typical(gap[is_queued], 0))
+    found: dict[int, list[Kernel]] = {}
+    columns = (place, trace.lane[on_device], starts, ends, latency, gap, is_waited_for)
+    for number, *values in zip(*(column[is_ours].tolist() for column in columns), strict=True):
+        found.setdefault(number, []).append(Kernel(*values))
+    return found
+
+
+def _free(lanes: Array, starts: Array, ends: Array) -> Array:
+    """For each kernel the end of the one before it on its stream; of the first its own start."""
+    free = starts.copy()
+    for lane in np.unique(lanes):
+        (places,) = np.nonzero(lanes == lane)
+        free[places[1:]] = ends[places[:-1]]
+    return free
+
+
+def _typical(found: Array, otherwise: int) -> int:
+    return int(np.median(found)) if len(found) else int(otherwise)
+
+
+def _is_waited_for(trace: Trace, call: int, kernel: int) -> bool:
+    """Whether a copy had ended when its call returned, and is one that this may wait for."""
+    text = trace.text(call)
+    if not COPY.match(text) or trace.end_ns[kernel] > trace.end_ns[call]:
+        return False
+    return ASYNCHRONOUS not in text or bool(WITH_HOST.search(trace.text(kernel)))
+
+
+def _calls(trace: Trace, calls: Array, kernels: dict[int, list[Kernel]]) -> list[Call]:
+    waits = _recorded_waits(trace)
+    starts, ends = trace.start_ns[calls].tolist(), trace.end_ns[calls].tolist()
+    open_calls: list[tuple[int, int]] = []
+    last = (0, -1)
+    found = []
+    for place, event in enumerate(calls.tolist()):
+        while open_calls and open_calls[0][0] <= starts[place]:
+            last = max(last, heapq.heappop(open_calls))
+        heapq.heappush(open_calls, (ends[place], place))
+        text, wait = trace.text(event), None
+        if SYNCHRONIZE.match(text):
+            wait = Wait(None, waits.get(int(trace.id[event]), (ANY_STREAM, ANY_STREAM))[1])
+        elif STREAM_WAIT.match(text):
+            wait = Wait(*waits.get(int(trace.id[event]), (ANY_STREAM, ANY_STREAM)))
+        own = tuple(kernels.get(place, ()))
+        found.append(Call(int(trace.lane[event]), starts[place], ends[place], last[1], own, wait))
+    return found
+
+
+def _recorded_waits(trace: Trace) -> dict[int, tuple[int, int]]:
+    """By the correlation of the call, the stream that waits and the one that is waited for, where that is recorded."""
+    lanes = {lane: code for code, lane in enumerate(trace.lanes) if lane[1] != NO_STREAM}
+    waited_stream, found = trace.argument("waited_stream"), {}
+    for event in np.flatnonzero(trace.is_of("cuda_sync")).tolist():
+        device, stream = trace.lanes[trace.lane[event]]
+        is_told = waited_stream[event] >= 0 or STREAM_WAIT_EVENT in trace.text(event)
+        waited = int(waited_stream[event]) if is_told else stream
+        found[int(trace.id[event])] = lanes.get((device, stream), ANY_STREAM), lanes.get((device, waited), ANY_STREAM)
+    return found
