@@ -158,7 +158,6 @@ class _Simulation:
         """By stream, ascending; `_ended` has the new ends in the same order."""
         self._ended: dict[int, list[int]] = {}
         self._returned: list[int] = []
-        self._of_thread: dict[int, int] = {}
         self._waits: list[Wait] = []
         """Of streams, for others; each until the next kernel of the stream that waits."""
         self._num_waits: dict[int, int] = {ANY_STREAM: 0}
@@ -171,10 +170,8 @@ class _Simulation:
             self._run(stream, end_ns, end_ns)
         device_ns = schedule.start_ns
         for call in schedule.calls:
-            start_ns = max(self._time_after(call.after, call.start_ns), self._of_thread.get(call.thread, 0))
-            end_ns, kernels_end_ns = self._called(call, start_ns)
+            end_ns, kernels_end_ns = self._called(call, self._time_after(call.after, call.start_ns))
             self._returned.append(end_ns)
-            self._of_thread[call.thread] = end_ns
             device_ns = max(device_ns, kernels_end_ns)
         ends = [(call.end_ns, place) for place, call in enumerate(schedule.calls) if call.end_ns <= schedule.end_ns]
         host_ns = self._time_after(max(ends, default=(0, -1))[1], schedule.end_ns)

@@ -52,7 +52,6 @@ class Wait(NamedTuple):
 class Call(NamedTuple):
     """One call; `after` is the place of the call that had ended last when it began, -1 where there is none."""
 
-    thread: int
     start_ns: int
     end_ns: int
     after: int
@@ -192,7 +191,7 @@ def _calls(trace: Trace, calls: Array, kernels: dict[int, list[Kernel]]) -> list
         elif STREAM_WAIT.match(text):
             wait = Wait(*waits.get(int(trace.id[event]), (ANY_STREAM, ANY_STREAM)))
         own = tuple(kernels.get(place, ()))
-        found.append(Call(int(trace.lane[event]), starts[place], ends[place], last[1], own, wait))
+        found.append(Call(starts[place], ends[place], last[1], own, wait))
     return found
 
 

@@ -62,7 +62,7 @@ class TraceInput:
 
     @property
     def bound(self) -> Gain:
-        """What can be won at most by lines and kernels as they ran: a replay knows more."""
+        """What is known to be lost where the trace cannot be replayed."""
         return Gain(
             basis="measured bound",
             explanation="the time inside the loader in which the device had nothing to do",

@@ -1,5 +1,6 @@
 """A replay of a trace: what waits for what, what is won where a fault takes no time, and what cannot be told."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,35 @@ def test_the_gain_is_that_of_a_step_and_tells_how_far_the_replay_is_off() -> Non
     assert "0.0 % off" in gain.explanation
 
 
+def test_a_gain_is_that_of_one_step_and_as_long_as_a_step_outside_of_the_window() -> None:
+    steps = [event(f"ProfilerStep#{number}", 1000 * number, 1000, "user_annotation") for number in range(4)]
+    window = window_of(*steps, *(event(LOADER, 1000 * number, 400, "user_annotation") for number in range(4)))
+    for steady_ms, won_ms in ((None, 0.4), (0.5, 0.2)):
+        gain = Replay.of(replace(window, steady_ms=steady_ms)).gain_without(events_named(window, LOADER), "without")
+        assert gain is not None
+        assert gain.step_ms == pytest.approx(won_ms)
+
+
+def test_a_kernel_that_has_ended_when_its_launch_returns_was_not_waited_for() -> None:
+    window = window_of(
+        event("ProfilerStep#1", 0, 13_060, "user_annotation"),
+        event(LOADER, 0, 4000, "user_annotation"), launch(1, 4000), kernel(1, 4005, 3000),
+        event(LOADER, 4002, 4000, "user_annotation"),
+        event("cudaLaunchKernel", 8010, 50, "cuda_runtime", correlation=2), kernel(2, 8020, 10),
+        event("aten::sort", 8060, 5000),
+    )  # fmt: skip
+    without = Replay.of(window).replayed_without(events_named(window, LOADER))
+    assert without == pytest.approx(5.06, abs=0.01), "the host goes on while the first kernel runs"
+
+
+def test_a_call_of_the_driver_within_one_of_the_runtime_is_a_part_of_it() -> None:
+    outer = event("cudaLaunchKernel", 100, 20, "cuda_runtime")
+    inner = event("cuLaunchKernel", 105, 10, "cuda_driver", correlation=1)
+    replay = Replay.of(window_of(event("aten::mul", 0, 2000), outer, inner, kernel(1, 125, 300)))
+    assert (replay.refusal, len(replay.schedule.calls)) == ("", 1)
+    assert len(replay.schedule.calls[0].kernels) == 1
+
+
 def test_on_the_host_alone_the_gain_is_the_events_own_time() -> None:
     window = window_of(event("aten::sort", 0, 50), event("aten::mul", 50, 30), event("aten::clone", 60, 10))
     assert Replay.of(window).recorded_ms == 0.08
@@ -134,6 +164,13 @@ def test_what_was_launched_before_the_trace_began_is_on_the_device_whatever_the_
     replay = Replay.of(window)
     assert replay.refusal == ""
     assert replay.replayed_without(events_named(window, LOADER)) == replay.recorded_ms
+
+
+def test_what_was_launched_before_the_first_step_runs_into_it() -> None:
+    step = event("ProfilerStep#1", 100, 9000, "user_annotation")
+    launched = [launch(1, 90), kernel(1, 95, 6000), event(LOADER, 100, 7000, "user_annotation"), launch(2, 7100)]
+    window = window_of(step, *launched, kernel(2, 7110, 3000))
+    assert Replay.of(window).replayed_without(events_named(window, LOADER)) == (5995 + 3000) / 1000
 
 
 def test_an_audit_falls_back_to_its_bound_and_says_why(tmp_path: Path) -> None:
