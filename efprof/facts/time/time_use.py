@@ -20,6 +20,11 @@ MAX_ROWS: Final = 15
 BOUND_BY_DEVICE: Final = 0.8
 """Of the step the device is busy: then only less or faster work on it makes the step shorter."""
 
+SMALLEST_TOLD: Final = 0.05
+"""Of the whole: nobody starts with a line of less."""
+MAX_CODE: Final = 48
+"""Letters of a line within a sentence; the table has all of it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineUse:
@@ -107,15 +112,11 @@ def where_it_goes(run: Run) -> str:
     parts = []
     for line in ranked:
         spent = line.device_ms if on_device else line.host_ms
-        if total and spent >= total / 20:
-            of_it = (
-                f", {format_share(line.backward_ms / total)} of it backward"
-                if line.backward_ms and not on_device
-                else ""
-            )
-            parts.append(
-                f"{format_share(spent / total)} at {line.blame} (`{line.blame.text or line.blame.function}`{of_it})"
-            )
+        if total and spent >= SMALLEST_TOLD * total:
+            backward = 0.0 if on_device else line.backward_ms / total
+            of_it = f", {format_share(backward)} of it backward" if backward else ""
+            code = line.blame.text if len(line.blame.text) <= MAX_CODE else f"{line.blame.text[:MAX_CODE]}..."
+            parts.append(f"{format_share(spent / total)} at {line.blame} (`{code or line.blame.function}`{of_it})")
     where = "of the device's time" if on_device else "of the step"
     lines = f"Most {where} goes to: {'; '.join(parts)}." if parts else ""
     return " ".join(filter(None, (_bound(use), lines)))
