@@ -48,7 +48,7 @@ def input_stall(run: Run) -> Examination:
     over the cores.
     """
     if run.is_foreign:
-        return _of_trace(run)
+        return run.get(TraceInput).examination()
     times = run.get(StepTimes)
     num_steps = len(times.at_least(MIN_STEPS))
     waits = run.get(InputWaits)
@@ -60,17 +60,6 @@ def input_stall(run: Run) -> Examination:
     blame = run.get(Sources).line(waits.loader.site)
     finding = _of_slow_loader(run, waits, blame) if _is_stalled(waits) else _of_restarts(run, waits, blame)
     return Examination(looked_at=looked_at, findings=(finding,))
-
-
-def _of_trace(run: Run) -> Examination:
-    """Of a trace from elsewhere, which does not tell how many processors there are."""
-    waits = run.get(TraceInput)
-    share = waits.typical_ms / waits.window.step_ms
-    looked_at = f"{len(waits.data_ms)} steps of a trace, {format_share(share)} of them inside the loader"
-    lost_ms = waits.gain.step_ms or 0.0
-    if lost_ms < max(MIN_MS, MIN_SHARE * waits.window.step_ms):
-        return Examination(looked_at=looked_at)
-    return Examination(looked_at=looked_at, findings=(waits.finding(),))
 
 
 def _is_stalled(waits: InputWaits) -> bool:

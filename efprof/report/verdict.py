@@ -285,7 +285,9 @@ def _of_a_snapshot(report: Report, num_looked: int) -> VerdictLines:
             tone="none",
         )
     return VerdictLines(
-        verdict="No fault of the allocator was found."
+        verdict="No fault was found."
+        if num_looked and report.run.num_steps
+        else "No fault of the allocator was found."
         if num_looked
         else "This file does not tell what filled the memory.",
         why=one_line(f"{count_of(num_looked, 'check')} passed: {looked[0]}." if looked else report.warnings[-1]),

@@ -16,7 +16,8 @@ from efprof.facts.peak.live_memory import window_peaks
 from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTime, StepTimes, num_warm_up_steps, stall_lines
-from efprof.facts.time.time_use import TimeUse, next_experiment, time_evidence, where_it_goes
+from efprof.facts.time.time_use import TimeUse, time_evidence
+from efprof.facts.time.what_bounds import next_experiment, where_it_goes
 from efprof.model import (
     BOUNDARIES,
     STAGES,

@@ -1,4 +1,4 @@
-"""Where a step's time goes, in words, tables and pictures: of a recorded run, or of anybody's trace."""
+"""Where a step's time goes, in tables and pictures: of a recorded run, or of anybody's trace."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -13,17 +13,12 @@ from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of
 from efprof.facts.time.step_pictures import nested_bars, one_step
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table, UnreadableInput
-from efprof.units import format_ms, format_share
+from efprof.units import format_ms
 
 MAX_ROWS: Final = 15
 """More rows than that nobody reads; what is left out is in the pictures."""
 BOUND_BY_DEVICE: Final = 0.8
 """Of the step the device is busy: then only less or faster work on it makes the step shorter."""
-
-SMALLEST_TOLD: Final = 0.05
-"""Of the whole: nobody starts with a line of less."""
-MAX_CODE: Final = 48
-"""Letters of a line within a sentence; the table has all of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,57 +94,6 @@ def time_evidence(run: Run) -> tuple[Evidence, ...]:
     found.append(one_step(window, "One step"))
     tables = (_device_numbers(use), _line_table(use), _operator_table(use), _kernel_table(use))
     return (*found, *(table for table in tables if table is not None), _how_known(use))
-
-
-def where_it_goes(run: Run) -> str:
-    """One sentence: what bounds the step, and the lines that most of its time goes to; empty where nothing tells."""
-    use = run.find(TimeUse, UnreadableInput)
-    if use is None:
-        return ""
-    on_device = use.device is not None and any(line.device_ms for line in use.lines)
-    total = use.per_step_ms(sum(p.device_ns for p in use.window.paths.root.walk())) if on_device else use.step_ms
-    ranked = sorted(use.lines, key=lambda line: -(line.device_ms if on_device else line.host_ms))[:3]
-    parts = []
-    for line in ranked:
-        spent = line.device_ms if on_device else line.host_ms
-        if total and spent >= SMALLEST_TOLD * total:
-            backward = 0.0 if on_device else line.backward_ms / total
-            of_it = f", {format_share(backward)} of it backward" if backward else ""
-            code = line.blame.text if len(line.blame.text) <= MAX_CODE else f"{line.blame.text[:MAX_CODE]}..."
-            parts.append(f"{format_share(spent / total)} at {line.blame} (`{code or line.blame.function}`{of_it})")
-    where = "of the device's time" if on_device else "of the step"
-    lines = f"Most {where} goes to: {'; '.join(parts)}." if parts else ""
-    return " ".join(filter(None, (_bound(use), lines)))
-
-
-def next_experiment(run: Run) -> str:
-    """What to try first where no audit found a fault; empty where nothing tells."""
-    use = run.find(TimeUse, UnreadableInput)
-    if use is None or not use.window.has_steps:
-        return ""
-    if use.device is None:
-        first = next(iter(use.lines), None)
-        where = f" Begin at {first.blame}, which has the largest share." if first else ""
-        return f"To make a step shorter, try `torch.compile(model)` and bfloat16 autocast.{where}"
-    if use.is_device_bound:
-        return "To make a step shorter, give the device less to do: bfloat16 autocast, then `torch.compile(model)`."
-    return (
-        'To make a step shorter, let the host launch less: `torch.compile(model, mode="reduce-overhead")`, or a larger '
-        "batch."
-    )
-
-
-def _bound(use: TimeUse) -> str:
-    """What a shorter step would need."""
-    device = use.device
-    if device is None:
-        return ""
-    busy = format_share(device.busy_ns / device.span_ns)
-    if use.is_device_bound:
-        return f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter."
-    cause = max(device.idle_ns, key=lambda one: device.idle_ns[one], default=None)
-    why = f", mostly because {cause}" if cause == "the host had launched nothing" else ""
-    return f"The device is busy for {busy} of the step and idle for the rest{why}: the host bounds the step."
 
 
 def _host(path: CallPath) -> int:

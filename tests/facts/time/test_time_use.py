@@ -10,8 +10,9 @@ from efprof.artifacts.trace.read import read_trace
 from efprof.facts.run.run import Run, open_run
 from efprof.facts.time.device_lanes import device_use, idle_gaps, kind_of
 from efprof.facts.time.step_pictures import MAX_BARS
-from efprof.facts.time.time_use import TimeUse, next_experiment, time_evidence, where_it_goes
+from efprof.facts.time.time_use import TimeUse, time_evidence
 from efprof.facts.time.trace_windows import RankTraces
+from efprof.facts.time.what_bounds import next_experiment, where_it_goes
 from efprof.model import Evidence, Intervals, Narrative, NotRecorded, Table, UnreadableInput
 from tests.facts.time.traces import REAL, STREAM, event, kernel, launch, step, write
 from tests.support.builders import make_steps, write_run
