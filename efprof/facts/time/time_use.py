@@ -7,9 +7,10 @@ from typing import Final, Self
 import numpy as np
 
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources, place_of
+from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath
 from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of
+from efprof.facts.time.line_times import spent_by_line
 from efprof.facts.time.step_pictures import nested_bars, one_step
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table, UnreadableInput
@@ -102,26 +103,16 @@ def _host(path: CallPath) -> int:
 
 
 def _lines(window: TraceWindow, sources: Sources, scale: float) -> tuple[LineUse, ...]:
-    own: dict[str, Counter[str]] = defaultdict(Counter)
-    owners: dict[str, CallPath] = {}
-    for path in window.paths.root.walk():
-        owner = path.nearest("line", "function")
-        if owner is None or owner.kind == "root":
-            continue
-        key = place_of(owner.text) + ("()" if owner.kind == "function" else "")
-        owners.setdefault(key, owner)
-        own[key]["device"] += path.device_ns
-        own[key]["backward" if path.stage == "backward" else "own"] += path.own_ns
     to_ms = 1 / 1e6 / len(window.steps)
     found = [
         LineUse(
-            blame=sources.line(owners[key].text),
-            is_function=owners[key].kind == "function",
-            own_ms=spent["own"] * to_ms * scale,
-            backward_ms=spent["backward"] * to_ms * scale,
-            device_ms=spent["device"] * to_ms,
+            blame=sources.line(spent.site),
+            is_function=spent.is_function,
+            own_ms=(spent.own_ns.total() - spent.own_ns["backward"]) * to_ms * scale,
+            backward_ms=spent.own_ns["backward"] * to_ms * scale,
+            device_ms=spent.device_ns * to_ms,
         )
-        for key, spent in own.items()
+        for spent in spent_by_line(window, sources).values()
     ]
     return tuple(sorted(found, key=lambda line: (-line.host_ms - line.device_ms, line.blame.key)))
 
