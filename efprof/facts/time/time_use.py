@@ -11,6 +11,7 @@ from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath
 from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of
 from efprof.facts.time.line_times import spent_by_line
+from efprof.facts.time.rank_table import rank_table
 from efprof.facts.time.step_pictures import nested_bars, one_step
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table, UnreadableInput
@@ -93,7 +94,7 @@ def time_evidence(run: Run) -> tuple[Evidence, ...]:
             nested_bars(window, sources, "Time on the device", caption, lambda path: path.device_ns, to_ms / use.scale)
         )
     found.append(one_step(window, "One step"))
-    tables = (_device_numbers(use), _line_table(use), _operator_table(use), _kernel_table(use))
+    tables = (rank_table(run), _device_numbers(use), _line_table(use), _operator_table(use), _kernel_table(use))
     return (*found, *(table for table in tables if table is not None), _how_known(use))
 
 

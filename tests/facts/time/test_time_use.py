@@ -144,6 +144,16 @@ def test_of_several_ranks_a_broken_one_costs_one_sentence(tmp_path: Path) -> Non
         open_run(made).get(TimeUse)
 
 
+def test_ranks_stand_side_by_side(tmp_path: Path) -> None:
+    write(tmp_path / "a.json.gz", *step(), rank=1)
+    write(tmp_path / "b.json.gz", *step(), kernel(3, 0, 900), rank=0)
+    with as_run(tmp_path) as made:
+        run = open_run(made)
+        (table, *_) = of_kind(time_evidence(run), Table)
+    assert isinstance(table, Table)
+    assert [(row[0], row[3]) for row in table.rows] == [("0", pytest.approx(0.93)), ("1", pytest.approx(0.35))]
+
+
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/traces")
 @pytest.mark.parametrize(("name", "idle"), [("hta__trace_diff__control", 0.1636), ("hta__df_index_resolver", 0.4226)])
 def test_a_device_is_idle_for_the_share_that_holistic_trace_analysis_reckons(name: str, idle: float) -> None:
