@@ -27,12 +27,8 @@ def of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, files: dict[
 def test_version_2_the_smallest_share_of_all_groups_around_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = {
-        "cpu_dot_max": "300000 100000\n",
-        "job__cpu_dot_max": "max 100000\n",
-        "job__task__cpu_dot_max": "max 100000",
-    }
-    assert of(tmp_path, monkeypatch, "0::/job/task\n", **files) == 3
+    files = {"cpu.max": "300000 100000\n", "job/cpu.max": "max 100000\n", "job/task/cpu.max": "max 100000\n"}
+    assert of(tmp_path, monkeypatch, "0::/job/task\n", files) == 3
 
 
 def test_version_1_a_part_of_a_processor_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
