@@ -5,10 +5,18 @@ import math
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, part_of_steps, within_idle
-from efprof.facts.time.scalar_reads import ReadingLine, gain_without, read_numbers, scalar_reads, what_reading_means
+from efprof.facts.time.scalar_reads import (
+    AFTER_COST,
+    ReadingLine,
+    gain_without,
+    lines_table,
+    read_numbers,
+    reading_message,
+    scalar_reads,
+    what_reading_means,
+)
 from efprof.fixes.scalar_read import read_less
-from efprof.model import Examination, Finding
-from efprof.units import format_ms, format_share, format_value
+from efprof.model import Examination, Finding, Severity
 
 MIN_STEPS = 5
 """Fewer steady steps cannot tell a read in every step from one in a few."""
@@ -21,8 +29,6 @@ READS_ON_CPU = 4.0
 each accumulated micro-batch is ordinary logging."""
 MIN_COST, MIN_COST_MS = 0.01, 0.05
 """On the CPU: 1 % of the step is worth an edit; below 50 us, 1 % is the measuring itself."""
-AFTER_COST = 0.001
-"""The share of the step that reading may cost after the fix."""
 HIGH_COST, MEDIUM_COST = 0.1, 0.01
 
 
@@ -43,6 +49,8 @@ def blocking_scalar_read(run: Run) -> Examination:
     Keep the value on the device (`.detach()`), and read it only every so many steps. Where the program
     goes on with the number at once, have one read serve several such calls.
 
+    On a CPU all lines together are one finding of low severity: there a read waits for nothing.
+
     Predicted gain
     --------------
     The measured time inside the reading calls: an upper bound, since a later read may wait in their place.
@@ -53,7 +61,8 @@ def blocking_scalar_read(run: Run) -> Examination:
     is_gpu, step_ms = bool(run.run_file.devices), times.median_ms()
     guilty = [line for line in reads if _is_guilty(line, step_ms, is_gpu=is_gpu)]
     looked_at = f"{num_steps} steps, {len(reads)} line{'' if len(reads) == 1 else 's'} that read"
-    findings = tuple(_finding(run, line, step_ms, is_gpu=is_gpu) for line in guilty)
+    together = [[line] for line in guilty] if is_gpu else [guilty] * bool(guilty)
+    findings = tuple(_finding(run, lines, step_ms, is_gpu=is_gpu) for lines in together)
     return Examination(looked_at=looked_at, findings=findings)
 
 
@@ -66,40 +75,34 @@ def _is_guilty(line: ReadingLine, step_ms: float, *, is_gpu: bool) -> bool:
     return costs or (line.count_per_micro_batch >= READS_ON_CPU and not line.is_cut_on_host)
 
 
-def _finding(run: Run, line: ReadingLine, step_ms: float, *, is_gpu: bool) -> Finding:
-    share, gain = line.typical_ms / step_ms, within_idle(run, gain_without(line, is_gpu=is_gpu))
-    cost, sources = (gain.step_ms or 0.0) / step_ms, run.get(Sources)
+def _finding(run: Run, lines: list[ReadingLine], step_ms: float, *, is_gpu: bool) -> Finding:
+    first, sources = lines[0], run.get(Sources)
+    gain = gain_without(*lines, is_gpu=is_gpu)
+    gain = within_idle(run, gain) if is_gpu else gain
+    cost = (gain.step_ms or 0.0) / step_ms
     return Finding(
-        blame=line.blame,
+        blame=first.blame,
         category="time",
-        headline=f"A tensor's value is read in {'every step' if line.median_count >= 1 else 'half of the steps'}",
-        message=_message(line, share, is_gpu=is_gpu),
+        headline=f"A tensor's value is read in {'every step' if first.median_count >= 1 else 'half of the steps'}",
+        message=reading_message(lines, step_ms, is_gpu=is_gpu),
         fix=read_less(
-            sources.file(line.blame.file),
-            line.blame.line,
-            calls=line.calls,
-            reads_per_step=line.median_count,
+            sources.file(first.blame.file),
+            first.blame.line,
+            calls=first.calls,
+            reads_per_step=first.median_count,
             every=math.ceil(cost / AFTER_COST),
         ),
         gain=gain,
         evidence=(
-            sources.snippet(line.blame),
-            part_of_steps(run.get(StepTimes), "reads of this line", line.ms),
-            read_numbers(line, share),
-            what_reading_means(line, is_gpu=is_gpu),
+            sources.snippet(first.blame),
+            part_of_steps(run.get(StepTimes), "reads of this line", first.ms),
+            read_numbers(first, first.typical_ms / step_ms),
+            *((lines_table(lines),) if len(lines) > 1 else ()),
+            what_reading_means(first, is_gpu=is_gpu),
         ),
-        severity="high" if cost >= HIGH_COST else "medium" if cost >= MEDIUM_COST else "low",
+        severity=_severity(cost) if is_gpu else "low",
     )
 
 
-def _message(line: ReadingLine, share: float, *, is_gpu: bool) -> str:
-    times = f"{format_value(line.median_count, 'count')} time{'' if line.median_count == 1 else 's'} per step"
-    times = times if line.median_count >= 1 else "in half of the steps"
-    of_step = format_share(share) if share >= AFTER_COST else f"under {format_share(AFTER_COST)}"
-    cost = f"{format_ms(line.typical_ms)} per step ({of_step} of it)"
-    if is_gpu:
-        return f"A tensor's value is read {times}, which waits for the GPU for {cost}."
-    return (
-        f"A tensor's value is read {times}; on this CPU run that costs {cost}, "
-        "on a GPU each read waits for every kernel queued before it."
-    )
+def _severity(cost: float) -> Severity:
+    return "high" if cost >= HIGH_COST else "medium" if cost >= MEDIUM_COST else "low"

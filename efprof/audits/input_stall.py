@@ -49,7 +49,9 @@ def input_stall(run: Run) -> Examination:
     over the cores. Of a trace from elsewhere: its steps replayed with batches that are there when asked for.
     """
     if run.is_foreign:
-        return _of_trace(run)
+        trace_input = run.get(TraceInput)
+        what = "with batches that are there when asked for"
+        return trace_input.examination(*gain_or_bound(run, trace_input.events, trace_input.bound, what))
     times = run.get(StepTimes)
     num_steps = len(times.at_least(MIN_STEPS))
     waits = run.get(InputWaits)
@@ -61,17 +63,6 @@ def input_stall(run: Run) -> Examination:
     blame = run.get(Sources).line(waits.loader.site)
     finding = _of_slow_loader(run, waits, blame) if _is_stalled(waits) else _of_restarts(run, waits, blame)
     return Examination(looked_at=looked_at, findings=(finding,))
-
-
-def _of_trace(run: Run) -> Examination:
-    """Of a trace from elsewhere, which does not tell how many processors there are."""
-    waits = run.get(TraceInput)
-    share = waits.typical_ms / waits.window.step_ms
-    looked_at = f"{len(waits.data_ms)} steps of a trace, {format_share(share)} of them inside the loader"
-    gain, why_bound = gain_or_bound(run, waits.events, waits.bound, "with batches that are there when asked for")
-    if (gain.step_ms or 0.0) < max(MIN_MS, MIN_SHARE * waits.window.step_ms):
-        return Examination(looked_at=looked_at)
-    return Examination(looked_at=looked_at, findings=(waits.finding(gain, why_bound),))
 
 
 def _is_stalled(waits: InputWaits) -> bool:

@@ -254,7 +254,7 @@ def _leading_finding(run: RunIdentity, ranked: tuple[RankedFinding, ...]) -> Ran
         return next((item for item in ranked if item.finding.category == "memory"), None)
     if run.error is not None:
         return next((item for item in ranked if item.finding.category == "numbers"), None)
-    return ranked[0] if ranked else None
+    return ranked[0] if ranked and ranked[0].finding.severity != "low" else None
 
 
 def _without_lead(report: Report, ending: str, ranked: tuple[RankedFinding, ...]) -> VerdictLines:
@@ -285,7 +285,9 @@ def _of_a_snapshot(report: Report, num_looked: int) -> VerdictLines:
             tone="none",
         )
     return VerdictLines(
-        verdict="No fault of the allocator was found."
+        verdict="No fault was found."
+        if num_looked and report.run.num_steps
+        else "No fault of the allocator was found."
         if num_looked
         else "This file does not tell what filled the memory.",
         why=one_line(f"{count_of(num_looked, 'check')} passed: {looked[0]}." if looked else report.warnings[-1]),
@@ -306,7 +308,8 @@ def _clean_sentence(report: Report, num_looked: int, *, can_tell: bool) -> str:
         return "Nothing can be said about this run."
     if not can_tell:
         return f"Too little was recorded: only {num_looked} of {count_of(len(report.audits), 'check')} could look."
-    return "No fault was found."
+    findings = [finding for audit in report.audits for finding in audit.findings]
+    return "Nothing that costs much was found." if findings else "No fault was found."
 
 
 def _why_without_lead(report: Report, ending: str, num_looked: int, num_findings: int) -> str:
@@ -315,7 +318,7 @@ def _why_without_lead(report: Report, ending: str, num_looked: int, num_findings
         return sentence(error_phrase(run))
     if not run.num_steps:
         return "No training step was recorded."
-    if num_findings:
+    if num_findings and ending:
         return f"No check found a cause in memory; {count_of(num_findings, 'finding')} of another kind below."
     if not num_looked:
         return "No check could run: each one says below what it would need."

@@ -16,7 +16,9 @@ from efprof.facts.peak.live_memory import window_peaks
 from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTime, StepTimes, num_warm_up_steps, stall_lines
-from efprof.facts.time.time_use import TimeUse, next_experiment, time_evidence, where_it_goes
+from efprof.facts.time.time_use import TimeUse, time_evidence
+from efprof.facts.time.trace_memory import memory_series
+from efprof.facts.time.what_bounds import next_experiment, where_it_goes
 from efprof.model import (
     BOUNDARIES,
     STAGES,
@@ -100,6 +102,7 @@ def _of_a_trace(run: Run) -> Measurements:
         time=time_evidence(run),
         time_sentence=where_it_goes(run),
         next_experiment=next_experiment(run),
+        window_memory=memory_series(run),
     )
 
 

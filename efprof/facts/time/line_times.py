@@ -60,16 +60,18 @@ class LineTimes:
 
 
 @dataclass(slots=True)
-class _Sum:
-    """What was added up for one line or function, by stage; `site` is that of its first call."""
+class LineSpent:
+    """What was added up for one line or function in nanoseconds, by stage; `site` is that of its first path."""
 
     site: str
     is_function: bool
     own_ns: Counter[str] = field(default_factory=Counter)
+    device_ns: int = 0
 
 
-def _line_window(window: TraceWindow, sources: Sources) -> LineWindow:
-    sums: dict[str, _Sum] = {}
+def spent_by_line(window: TraceWindow, sources: Sources) -> dict[str, LineSpent]:
+    """By `file:line`, and by `file:function()`, what is each path's innermost one."""
+    spent: dict[str, LineSpent] = {}
     for path in window.paths.root.walk():
         owner = path.nearest("line", "function")
         if owner is None:
@@ -77,9 +79,14 @@ def _line_window(window: TraceWindow, sources: Sources) -> LineWindow:
         is_function = owner.kind == "function"
         file = split_site(owner.text)[0]
         place = f"{file}:{sources.line(owner.text).function}()" if is_function else place_of(owner.text)
-        found = sums.setdefault(place, _Sum(site=owner.text, is_function=is_function))
+        found = spent.setdefault(place, LineSpent(site=owner.text, is_function=is_function))
+        found.device_ns += path.device_ns
         if path.own_ns:
             found.own_ns[path.stage] += path.own_ns
+    return spent
+
+
+def _line_window(window: TraceWindow, sources: Sources) -> LineWindow:
     num_steps = len(window.steps)
     return LineWindow(
         first_step=window.numbers[0],
@@ -91,6 +98,6 @@ def _line_window(window: TraceWindow, sources: Sources) -> LineWindow:
                 is_function=found.is_function,
                 own_ms={stage: spent / 1e6 / num_steps for stage, spent in found.own_ns.items()},
             )
-            for place, found in sums.items()
+            for place, found in spent_by_line(window, sources).items()
         },
     )

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, mentions, place_of, placed_nodes
 from efprof.facts.steps.step_times import StepTimes, median_interval
-from efprof.model import Gain, Narrative, Numbers, SourceLine, called_name
+from efprof.model import Gain, Narrative, Numbers, SourceLine, Table, called_name
+from efprof.units import format_ms, format_share, format_value
 
 MAKERS = frozenset({"arange", "rand", "randint", "randn", "randperm", "tensor"})
 """Functions of torch that make a tensor on the CPU unless they are told a device, or given a tensor."""
@@ -18,6 +19,9 @@ ELSEWHERE = re.compile(r"\bset_default_(device|tensor_type)\b|^\s*(async )?with 
 """Where a program says so, a tensor made without a device may lie anywhere."""
 PLAIN_NUMBERS = frozenset({"int", "len", "max", "min", "range", "round"})
 """What these give is no tensor; what `int` reads is looked at by itself."""
+
+AFTER_COST = 0.001
+"""The share of the step that reading may cost after the fix."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,9 +72,23 @@ class ReadingLine:
         return self.share_of_steps * low, self.share_of_steps * high
 
     @property
+    def times(self) -> str:
+        """`8 times per step`."""
+        if self.median_count < 1:
+            return "in half of the steps"
+        return f"{format_value(self.median_count, 'count')} time{'' if self.median_count == 1 else 's'} per step"
+
+    @property
     def ms_where_read(self) -> tuple[float, ...]:
         """The milliseconds of the steps in which the line read."""
         return tuple(ms for ms, count in zip(self.ms, self.counts, strict=True) if count)
+
+
+def cost_phrase(cost_ms: float, step_ms: float) -> str:
+    """`1.55 ms per step (10 % of it)`."""
+    share = cost_ms / step_ms
+    of_step = format_share(share) if share >= AFTER_COST else f"under {format_share(AFTER_COST)}"
+    return f"{format_ms(cost_ms)} per step ({of_step} of it)"
 
 
 def scalar_reads(run: Run) -> list[ReadingLine]:
@@ -114,14 +132,35 @@ def read_numbers(line: ReadingLine, share: float) -> Numbers:
     )
 
 
-def gain_without(line: ReadingLine, *, is_gpu: bool) -> Gain:
-    """What leaving its reads out saves."""
-    low, high = line.interval_ms
+def reading_message(lines: Sequence[ReadingLine], step_ms: float, *, is_gpu: bool) -> str:
+    """What the lines cost here, and on a CPU what they would do on a GPU."""
+    first, *others = lines
+    cost = cost_phrase(sum(line.typical_ms for line in lines), step_ms)
+    if is_gpu:
+        return f"A tensor's value is read {first.times}, which waits for the GPU for {cost}."
+    also = f"{len(others)} more lines" if len(others) > 1 else "".join(str(line.blame) for line in others)
+    where = f", and of others at {also}" if others else ""
+    here = f"A tensor's value is read {first.times}{where}; on this CPU run that costs {cost}."
+    return (
+        f"{here} On a GPU the host waits at {'these lines' if others else 'this line'} for every kernel queued before."
+    )
+
+
+def lines_table(lines: Sequence[ReadingLine]) -> Table:
+    """Each line, how often it reads, and what that costs here."""
+    rows = tuple((f"`{one.blame}`", f"`{one.blame.text}`", one.median_count, one.typical_ms) for one in lines)
+    columns = ("line", "code", "reads per step", "time per step")
+    return Table(title="All lines that read", columns=columns, units=("", "", "count", "ms"), rows=rows)
+
+
+def gain_without(*lines: ReadingLine, is_gpu: bool) -> Gain:
+    """What leaving their reads out saves."""
+    low, high = (sum(line.interval_ms[end] for line in lines) for end in (0, 1))
     return Gain(
         basis="measured bound",
         explanation="the time measured inside the reading calls, all of which the fix removes"
         + ("; a later read may wait in their place" if is_gpu else ""),
-        step_ms=line.typical_ms,
+        step_ms=sum(line.typical_ms for line in lines),
         step_ms_interval=(0.0 if is_gpu else low, high),
     )
 

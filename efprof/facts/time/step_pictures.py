@@ -20,6 +20,7 @@ MAX_DEPTH: Final = 14
 """Rows that a screen shows at once; what is deeper is operators within modules within modules."""
 MIN_SHARE: Final = 1 / 500
 """Of the whole: narrower than a pixel or two."""
+NEARLY_ALL: Final = 0.97
 MAX_LETTERS: Final = 60
 
 Weight = Callable[[CallPath], int]
@@ -63,13 +64,18 @@ class _Bars:
             if total_ns < MIN_SHARE * self.total_ns or depth >= MAX_DEPTH or self._num_bars >= MAX_BARS:
                 continue
             inner = sorted(path.below.values(), key=lambda one: -self._totals[id(one)])
-            if _is_shown(path):
+            if _is_shown(path) and not self._only_leads_on(path, total_ns):
                 self.rows[depth].append(self._bar(path, start_ns, total_ns))
                 self._num_bars += 1
                 self.lay(inner, start_ns, depth + 1)
             else:
                 self.lay(inner, start_ns, depth)
             start_ns += total_ns
+
+    def _only_leads_on(self, path: CallPath, total_ns: int) -> bool:
+        """Whether nearly all of a line's time is that of one line further in, as where `main()` is called."""
+        further = (inner for one in path.below.values() for inner in (one, *one.below.values()) if inner.kind == "line")
+        return path.kind == "line" and any(self._totals[id(one)] >= NEARLY_ALL * total_ns for one in further)
 
     def _bar(self, path: CallPath, start_ns: int, total_ns: int) -> Interval:
         label, where = name_of(path, self._sources)

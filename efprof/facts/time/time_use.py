@@ -1,4 +1,4 @@
-"""Where a step's time goes, in words, tables and pictures: of a recorded run, or of anybody's trace."""
+"""Where a step's time goes, in tables and pictures: of a recorded run, or of anybody's trace."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -7,13 +7,15 @@ from typing import Final, Self
 import numpy as np
 
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources, place_of
+from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath
 from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of
+from efprof.facts.time.line_times import spent_by_line
+from efprof.facts.time.rank_table import rank_table
 from efprof.facts.time.step_pictures import nested_bars, one_step
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table, UnreadableInput
-from efprof.units import format_ms, format_share
+from efprof.units import format_ms
 
 MAX_ROWS: Final = 15
 """More rows than that nobody reads; what is left out is in the pictures."""
@@ -92,63 +94,8 @@ def time_evidence(run: Run) -> tuple[Evidence, ...]:
             nested_bars(window, sources, "Time on the device", caption, lambda path: path.device_ns, to_ms / use.scale)
         )
     found.append(one_step(window, "One step"))
-    tables = (_device_numbers(use), _line_table(use), _operator_table(use), _kernel_table(use))
+    tables = (rank_table(run), _device_numbers(use), _line_table(use), _operator_table(use), _kernel_table(use))
     return (*found, *(table for table in tables if table is not None), _how_known(use))
-
-
-def where_it_goes(run: Run) -> str:
-    """One sentence: what bounds the step, and the lines that most of its time goes to; empty where nothing tells."""
-    use = run.find(TimeUse, UnreadableInput)
-    if use is None:
-        return ""
-    on_device = use.device is not None and any(line.device_ms for line in use.lines)
-    total = use.per_step_ms(sum(p.device_ns for p in use.window.paths.root.walk())) if on_device else use.step_ms
-    ranked = sorted(use.lines, key=lambda line: -(line.device_ms if on_device else line.host_ms))[:3]
-    parts = []
-    for line in ranked:
-        spent = line.device_ms if on_device else line.host_ms
-        if total and spent >= total / 20:
-            of_it = (
-                f", {format_share(line.backward_ms / total)} of it backward"
-                if line.backward_ms and not on_device
-                else ""
-            )
-            parts.append(
-                f"{format_share(spent / total)} at {line.blame} (`{line.blame.text or line.blame.function}`{of_it})"
-            )
-    where = "of the device's time" if on_device else "of the step"
-    lines = f"Most {where} goes to: {'; '.join(parts)}." if parts else ""
-    return " ".join(filter(None, (_bound(use), lines)))
-
-
-def next_experiment(run: Run) -> str:
-    """What to try first where no audit found a fault; empty where nothing tells."""
-    use = run.find(TimeUse, UnreadableInput)
-    if use is None or not use.window.has_steps:
-        return ""
-    if use.device is None:
-        first = next(iter(use.lines), None)
-        where = f" Begin at {first.blame}, which has the largest share." if first else ""
-        return f"To make a step shorter, try `torch.compile(model)` and bfloat16 autocast.{where}"
-    if use.is_device_bound:
-        return "To make a step shorter, give the device less to do: bfloat16 autocast, then `torch.compile(model)`."
-    return (
-        'To make a step shorter, let the host launch less: `torch.compile(model, mode="reduce-overhead")`, or a larger '
-        "batch."
-    )
-
-
-def _bound(use: TimeUse) -> str:
-    """What a shorter step would need."""
-    device = use.device
-    if device is None:
-        return ""
-    busy = format_share(device.busy_ns / device.span_ns)
-    if use.is_device_bound:
-        return f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter."
-    cause = max(device.idle_ns, key=lambda one: device.idle_ns[one], default=None)
-    why = f", mostly because {cause}" if cause == "the host had launched nothing" else ""
-    return f"The device is busy for {busy} of the step and idle for the rest{why}: the host bounds the step."
 
 
 def _host(path: CallPath) -> int:
@@ -157,26 +104,16 @@ def _host(path: CallPath) -> int:
 
 
 def _lines(window: TraceWindow, sources: Sources, scale: float) -> tuple[LineUse, ...]:
-    own: dict[str, Counter[str]] = defaultdict(Counter)
-    owners: dict[str, CallPath] = {}
-    for path in window.paths.root.walk():
-        owner = path.nearest("line", "function")
-        if owner is None or owner.kind == "root":
-            continue
-        key = place_of(owner.text) + ("()" if owner.kind == "function" else "")
-        owners.setdefault(key, owner)
-        own[key]["device"] += path.device_ns
-        own[key]["backward" if path.stage == "backward" else "own"] += path.own_ns
     to_ms = 1 / 1e6 / len(window.steps)
     found = [
         LineUse(
-            blame=sources.line(owners[key].text),
-            is_function=owners[key].kind == "function",
-            own_ms=spent["own"] * to_ms * scale,
-            backward_ms=spent["backward"] * to_ms * scale,
-            device_ms=spent["device"] * to_ms,
+            blame=sources.line(spent.site),
+            is_function=spent.is_function,
+            own_ms=(spent.own_ns.total() - spent.own_ns["backward"]) * to_ms * scale,
+            backward_ms=spent.own_ns["backward"] * to_ms * scale,
+            device_ms=spent.device_ns * to_ms,
         )
-        for key, spent in own.items()
+        for spent in spent_by_line(window, sources).values()
     ]
     return tuple(sorted(found, key=lambda line: (-line.host_ms - line.device_ms, line.blame.key)))
 

@@ -13,11 +13,13 @@ from efprof.facts.time.call_paths import HOST
 from efprof.facts.time.device_lanes import idle_gaps
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
-from efprof.model import Finding, Fix, Gain, Narrative, Numbers, SourceLine
+from efprof.model import Examination, Finding, Fix, Gain, Narrative, Numbers, SourceLine
 from efprof.units import format_ms, format_share
 
 SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
 """How torch names the iterator of a loader without workers."""
+MIN_SHARE, MIN_MS = 0.1, 1.0
+"""A tenth of the step without work for the device is worth an edit; a millisecond may be the profiler's own."""
 HIGH_SHARE = 0.3
 """Of the step without work for the device: a third of the machine's cost."""
 UNKNOWN = SourceLine(file="a DataLoader, by a line that was not recorded", line=0, function="__next__", text="")
@@ -70,8 +72,18 @@ class TraceInput:
             step_ms_interval=(min(self.lost_ms), max(self.lost_ms)) if len(self.lost_ms) > 1 else None,
         )
 
-    def finding(self, gain: Gain, why_bound: str) -> Finding:
-        """What is told of a loader that is waited for, where the trace alone is known, and why the gain is a bound."""
+    def examination(self, gain: Gain, why_bound: str) -> Examination:
+        """Whether the steps wait for their batches: `gain` is won without that, `why_bound` says why it is no replay.
+
+        A trace does not tell how many processors there are.
+        """
+        steps = f"{len(self.data_ms)} step{'' if len(self.data_ms) == 1 else 's'}"
+        share = format_share(self.typical_ms / self.window.step_ms)
+        looked_at = f"{steps} of a trace, {share} of the time inside the loader"
+        is_stalled = (gain.step_ms or 0.0) >= max(MIN_MS, MIN_SHARE * self.window.step_ms)
+        return Examination(looked_at=looked_at, findings=(self._finding(gain, why_bound),) if is_stalled else ())
+
+    def _finding(self, gain: Gain, why_bound: str) -> Finding:
         how = "more of them" if self.has_workers else "num_workers: 0 -> 2 or more, one for each free processor"
         share = format_share(self.typical_ms / self.window.step_ms)
         return Finding(

@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from efprof.artifacts.run_file import DIFF_FILE, Git, Host
 from efprof.artifacts.settings import read_configuration
 from efprof.model import EfprofError
+from efprof.recorder.launch.processors import num_processors
 from efprof.recorder.session.options import Options
 from efprof.recorder.session.redaction import (
     without_secret_line,
@@ -61,7 +62,7 @@ def describe_host() -> Host:
     return Host(
         name_hash=hashlib.sha256(platform.node().encode()).hexdigest()[:12],
         cpu=_cpu_model(),
-        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        num_cpus=num_processors(),
         total_bytes=_total_memory(),
     )
 

@@ -10,8 +10,9 @@ from efprof.artifacts.trace.read import read_trace
 from efprof.facts.run.run import Run, open_run
 from efprof.facts.time.device_lanes import device_use, idle_gaps, kind_of
 from efprof.facts.time.step_pictures import MAX_BARS
-from efprof.facts.time.time_use import TimeUse, next_experiment, time_evidence, where_it_goes
+from efprof.facts.time.time_use import TimeUse, time_evidence
 from efprof.facts.time.trace_windows import RankTraces
+from efprof.facts.time.what_bounds import next_experiment, where_it_goes
 from efprof.model import Evidence, Intervals, Narrative, NotRecorded, Table, UnreadableInput
 from tests.facts.time.traces import REAL, STREAM, event, kernel, launch, step, write
 from tests.support.builders import make_steps, write_run
@@ -141,6 +142,16 @@ def test_of_several_ranks_a_broken_one_costs_one_sentence(tmp_path: Path) -> Non
     broken = tmp_path / "c.json"
     with as_run(broken) as made, pytest.raises(UnreadableInput):
         open_run(made).get(TimeUse)
+
+
+def test_ranks_stand_side_by_side(tmp_path: Path) -> None:
+    write(tmp_path / "a.json.gz", *step(), rank=1)
+    write(tmp_path / "b.json.gz", *step(), kernel(3, 0, 900), rank=0)
+    with as_run(tmp_path) as made:
+        run = open_run(made)
+        (table, *_) = of_kind(time_evidence(run), Table)
+    assert isinstance(table, Table)
+    assert [(row[0], row[3]) for row in table.rows] == [("0", pytest.approx(0.93)), ("1", pytest.approx(0.35))]
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/traces")

@@ -1,0 +1,130 @@
+"""What bounds a step, where most of it goes, and what to try next: in words."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from efprof.facts.run.run import Run
+from efprof.facts.time.call_paths import CallPath
+from efprof.facts.time.time_use import TimeUse
+from efprof.model import UnreadableInput
+from efprof.units import format_share
+
+SMALLEST_TOLD: Final = 0.05
+"""Of the whole: nobody starts with a part of less."""
+ONLY_ONE: Final = 0.9
+"""A line or module that has nearly all, as `trainer.train()`, says nothing: what is inside it leads."""
+MAX_PARTS: Final = 3
+MAX_CODE: Final = 48
+"""Letters of a line within a sentence; the table has all of it."""
+INSTANCE: Final = re.compile(r"_\d+$")
+"""The number that torch gives each module of a class."""
+
+Weight = Callable[[CallPath], int]
+
+
+def where_it_goes(run: Run) -> str:
+    """One or two sentences: what bounds the step, and what most of it goes to; empty where nothing tells."""
+    use = run.find(TimeUse, UnreadableInput)
+    if use is None:
+        return ""
+    paths = list(use.window.paths.root.walk())
+    on_device = any(path.device_ns for path in paths)
+    weight: Weight = (lambda path: path.device_ns) if on_device else (lambda path: max(0, path.own_ns))
+    whole = "of the device's time" if on_device else "of the step"
+    lines, modules = _lines(use, on_device), _modules(use.window.paths.root, weight)
+    parts = modules if modules and (not lines or lines[0][0] >= ONLY_ONE) else lines or _operators(paths, weight)
+    told = "; ".join(f"{format_share(share)} {name}" for share, name in parts[:MAX_PARTS])
+    return " ".join(filter(None, (_bound(use), f"Most {whole} goes to: {told}." if told else "")))
+
+
+def next_experiment(run: Run) -> str:
+    """What to try first where no audit found a fault; empty where nothing tells."""
+    use = run.find(TimeUse, UnreadableInput)
+    if use is None or not use.window.has_steps:
+        return ""
+    if use.device is None:
+        first = next(iter(use.lines), None)
+        where = f" Begin at {first.blame}, which has the largest share." if first else ""
+        return f"To make a step shorter, try `torch.compile(model)` and bfloat16 autocast.{where}"
+    if use.is_device_bound:
+        return "To make a step shorter, give the device less to do: bfloat16 autocast, then `torch.compile(model)`."
+    return (
+        'To make a step shorter, let the host launch less: `torch.compile(model, mode="reduce-overhead")`, or a larger '
+        "batch."
+    )
+
+
+def _bound(use: TimeUse) -> str:
+    """What a shorter step would need."""
+    device = use.device
+    if device is None:
+        return ""
+    busy = format_share(device.busy_ns / device.span_ns)
+    if use.is_device_bound:
+        return f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter."
+    cause = max(device.idle_ns, key=lambda one: device.idle_ns[one], default=None)
+    why = f", mostly because {cause}" if cause == "the host had launched nothing" else ""
+    return f"The device is busy for {busy} of the step and idle for the rest{why}: the host bounds the step."
+
+
+def _lines(use: TimeUse, on_device: bool) -> list[tuple[float, str]]:
+    """The user's lines by their shares, the largest first."""
+    total = use.per_step_ms(sum(p.device_ns for p in use.window.paths.root.walk())) if on_device else use.step_ms
+    parts = []
+    for line in use.lines:
+        share = (line.device_ms if on_device else line.host_ms) / total if total else 0.0
+        if share >= SMALLEST_TOLD:
+            backward = 0.0 if on_device else line.backward_ms / total
+            of_it = f", {format_share(backward)} of it backward" if backward else ""
+            code = line.blame.text if len(line.blame.text) <= MAX_CODE else f"{line.blame.text[:MAX_CODE]}..."
+            parts.append((share, f"at {line.blame} (`{code or line.blame.function}`{of_it})"))
+    return sorted(parts, key=lambda part: -part[0])
+
+
+def _modules(root: CallPath, weight: Weight) -> list[tuple[float, str]]:
+    """The classes of modules at the first depth at which there are several, by their shares."""
+    totals: Counter[int] = Counter()
+    for path in reversed(list(root.walk())):
+        totals[id(path)] += weight(path)
+        if path.above is not None:
+            totals[id(path.above)] += totals[id(path)]
+    whole, level = totals[id(root)] or 1, [root]
+    while True:
+        spent: Counter[str] = Counter()
+        inside: dict[str, list[CallPath]] = {}
+        for path in (module for outer in level for module in _modules_below(outer)):
+            name = INSTANCE.sub("", path.text)
+            spent[name] += totals[id(path)]
+            inside.setdefault(name, []).append(path)
+        if not spent:
+            return []
+        name, most = spent.most_common(1)[0]
+        if most < ONLY_ONE * spent.total():
+            told = [(spent[name] / whole, name) for name in sorted(spent, key=lambda one: -spent[one])]
+            return [(share, f"in `{name}`") for share, name in told if share >= SMALLEST_TOLD]
+        level = inside[name]
+
+
+def _modules_below(path: CallPath) -> list[CallPath]:
+    """The outermost modules within a path."""
+    found, todo = [], list(path.below.values())
+    while todo:
+        one = todo.pop()
+        if one.kind == "module":
+            found.append(one)
+        else:
+            todo.extend(one.below.values())
+    return found
+
+
+def _operators(paths: list[CallPath], weight: Weight) -> list[tuple[float, str]]:
+    """Operators and labels by their own shares, where a trace tells of nothing else."""
+    spent: Counter[str] = Counter()
+    for path in paths:
+        if path.kind in ("operator", "label"):
+            spent[path.text] += weight(path)
+    whole = sum(weight(path) for path in paths) or 1
+    told = [(spent[name] / whole, f"in `{name}`") for name in sorted(spent, key=lambda one: -spent[one])]
+    return [part for part in told if part[0] >= SMALLEST_TOLD]
