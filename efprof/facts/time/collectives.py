@@ -137,7 +137,7 @@ def collectives_of(window: TraceWindow) -> tuple[Collective, ...]:
         path = window.paths.of_event.get(event)
         found.append(
             Collective(
-                kind=_kind(trace, event, path, int(argument[event])),
+                kind=kind_of_collective(trace, event, path, int(argument[event])),
                 start_ns=begin,
                 end_ns=end,
                 launched_ns=launched.get(int(trace.id[event]), begin),
@@ -148,8 +148,8 @@ def collectives_of(window: TraceWindow) -> tuple[Collective, ...]:
     return tuple(found)
 
 
-def _kind(trace: Trace, event: int, path: CallPath | None, argument: int) -> str:
-    """By the argument, by what torch calls it, or by the kernel, which may be one of several for it."""
+def kind_of_collective(trace: Trace, event: int, path: CallPath | None, argument: int) -> str:
+    """By the `collective` argument, by what torch calls it, or by the kernel, which may be one of several for it."""
     texts = [trace.texts[argument]] if argument >= 0 else []
     texts += [part.text for part in reversed(path.parts()) if LABEL.match(part.text)] if path else []
     for text in [*texts, trace.text(event)]:

@@ -68,9 +68,7 @@ def _main_part(paths: list[tuple[CallPath, float]], wanted: tuple[Kind, ...]) ->
 
 
 def _without_line(part: CallPath) -> SourceLine:
-    return SourceLine(
-        file=f"{part.kind} {part.text}, by a line that was not recorded", line=0, function=part.text, text=""
-    )
+    return SourceLine(file=f"{part.kind} {part.text} (line not recorded)", line=0, function=part.text, text="")
 
 
 def what_tells_lines(window: TraceWindow) -> str:
