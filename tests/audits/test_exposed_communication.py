@@ -137,6 +137,8 @@ def test_many_short_exchanges_are_to_be_put_together(tmp_path: Path) -> None:
         (finding,) = exposed_communication(run).findings
     assert "a larger `bucket_cap_mb`" in finding.fix.summary
     assert "50 per step" in finding.fix.summary
+    with foreign_run(tmp_path, steps(exchanges=20)) as run:
+        assert "fewer, larger parts" not in exposed_communication(run).findings[0].fix.summary
 
 
 def test_views_are_suggested_only_where_buckets_are_seen_to_be_copied(tmp_path: Path) -> None:

@@ -33,12 +33,13 @@ def a_step(
     name: Callable[[int], str] = lambda _: "aten::add",
     kernel: str = "elementwise_kernel",
     frames: bool = True,
+    num_launches: int = NUM_LAUNCHES,
 ) -> Events:
     """One in which `train.py:12` launches kernels, each over before the next."""
-    start = number * NUM_LAUNCHES * EVERY_MS
-    events = [step(number, start, NUM_LAUNCHES * EVERY_MS)]
-    events += [call("train.py(12): step", start + 0.01, NUM_LAUNCHES * EVERY_MS - 0.02)] if frames else []
-    for index in range(NUM_LAUNCHES):
+    start = number * num_launches * EVERY_MS
+    events = [step(number, start, num_launches * EVERY_MS)]
+    events += [call("train.py(12): step", start + 0.01, num_launches * EVERY_MS - 0.02)] if frames else []
+    for index in range(num_launches):
         at = start + (index + 0.2) * EVERY_MS
         events.append(operator(name(index), at, 0.05))
         events += launched(kernel, at + 0.04, at + 0.05, kernel_ms, 1000 * number + index + 1)
@@ -67,12 +68,34 @@ def test_a_device_that_is_busy_is_no_fault(tmp_path: Path) -> None:
         assert launch_bound(run).findings == ()
 
 
-def test_a_few_long_gaps_are_not_launching(tmp_path: Path) -> None:
-    events = [step(number, 100.0 * number, 100.0) for number in range(3)]
-    for index in range(60):
-        at = 5.0 * index
-        events += launched("gemm", at, at + 0.01, 0.5, index + 1)
+def stretched(events: Events, factor: float) -> Events:
+    """The same with more time between launches, each of which takes as long as before."""
+    return [
+        event | {"ts": event["ts"] * factor, "dur": event["dur"] * (factor if event["dur"] > 1000 else 1)}
+        for event in events
+    ]
+
+
+def test_long_gaps_are_not_launching(tmp_path: Path) -> None:
+    with foreign_run(tmp_path, stretched(steps(), 5)) as run:
+        assert len(launch_bound(run).findings) == 1
+    with foreign_run(tmp_path, stretched(steps(), 15)) as run:
+        assert launch_bound(run).findings == ()
+
+
+def test_a_toy_s_step_is_not_judged(tmp_path: Path) -> None:
+    with foreign_run(tmp_path, steps(num_launches=60)) as run:
+        assert len(launch_bound(run).findings) == 1
+    with foreign_run(tmp_path, steps(num_launches=40)) as run:
+        assert launch_bound(run).looked_at.startswith("40 launches per step, waited for 8")
+        assert launch_bound(run).findings == ()
+
+
+def test_where_the_device_mostly_waits_for_something_else_that_is_to_be_mended_first(tmp_path: Path) -> None:
+    """Of steps of 30 ms, the last of 10, 8.4 go by in gaps between launches, and 20 in one gap at the end."""
+    events = [event | {"ts": event["ts"] + 20_000 * (event["ts"] // 10_000)} for event in steps()]
     with foreign_run(tmp_path, events) as run:
+        assert launch_bound(run).looked_at.endswith("waited for 33 % of it")
         assert launch_bound(run).findings == ()
 
 

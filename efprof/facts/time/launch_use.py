@@ -139,7 +139,7 @@ def _while_launching(window: TraceWindow, gaps: list[IdleGap], waiting: _Waiting
     is_evaluation: dict[int, bool] = {}
     for gap in gaps:
         path = window.paths.of_event.get(gap.next_event) if gap.next_event is not None else None
-        if path is None or path.stage == "data" or gap.length_ns > MAX_GAP_NS or waiting.touches(gap):
+        if path is None or gap.length_ns > MAX_GAP_NS or waiting.touches(gap):
             continue
         if id(path) not in is_evaluation:
             is_evaluation[id(path)] = any(_evaluates(part) for part in path.parts())
