@@ -82,8 +82,8 @@ def _finding(run: Run, arrivals: RankArrivals, late: int, times: list[StageTime]
         fix=Fix.by_hand(_advice(late, worst)),
         gain=Gain(
             basis="measured bound",
-            explanation="the wait of all others for this rank alone, in the median step",
-            step_ms=late_ms,
+            explanation="the wait of all others for this rank alone, in the median step of the trace",
+            step_ms=min(late_ms, arrivals.steady_ms),
         ),
         evidence=(*snippet, *rank_evidence(arrivals, late, times)),
         severity="high" if share >= HIGH_SHARE else "medium",

@@ -1,6 +1,7 @@
 """slow_rank: fires on the rank that all others wait for, at the stage that makes it late; is silent where none is."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 from efprof.audits.slow_rank import slow_rank
 from efprof.facts.run.run import open_run
 from efprof.model import NotRecorded, ThinEvidence
-from tests.support.builders import make_steps, trace_event, write_run
+from tests.support.builders import START_NS, make_steps, trace_event, write_run, write_trace
 from tests.support.device_traces import (
     REAL_TRACES,
     Events,
@@ -167,6 +168,21 @@ def test_one_rank_of_several_asks_for_the_others_and_a_single_one_passes(tmp_pat
         assert slow_rank(run).looked_at == "a single rank"
     with pytest.raises(NotRecorded):
         slow_rank(write_run(tmp_path / "run", steps=make_steps(3)))
+
+
+def test_no_more_is_won_than_a_step_takes_without_the_profiler(tmp_path: Path) -> None:
+    made = make_steps(10, data_ms=0.0, forward_ms=1.0, backward_ms=2.0, optimizer_ms=0.0, other_ms=0.0)
+    for record in made[:4]:
+        record.window = "trace-1"
+        record.started_ns = START_NS + record.step * round(STEP_MS * 1e6)
+        record.total_us = STEP_MS * 1000
+    slow = a_rank(always(6))
+    run = write_run(tmp_path / "run", steps=made, sources={"train.py": "pass\n" * 30}, traces=[a_rank(always(0))])
+    shutil.copytree(run.folder / "rank0", run.folder / "rank1")
+    write_trace(run.folder / "rank1", 1, slow)
+    (finding,) = slow_rank(open_run(run.folder)).findings
+    assert str(finding.blame) == "train.py:8"
+    assert finding.gain.step_ms == pytest.approx(3.0)
 
 
 @pytest.mark.skipif(not REAL_TRACES.exists(), reason=f"needs the traces in {REAL_TRACES}")

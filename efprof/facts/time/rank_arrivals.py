@@ -68,6 +68,12 @@ class RankArrivals:
         lengths = [end - start for found in self.windows.values() for window in found for start, end in window.steps]
         return sum(lengths) / 1e6 / max(1, len(lengths))
 
+    @property
+    def steady_ms(self) -> float:
+        """The step outside of windows, of the rank where it is shortest; where it is not known, as it was recorded."""
+        steady = [window.steady_ms for found in self.windows.values() for window in found if window.steady_ms]
+        return min(steady, default=self.step_ms)
+
     def late_ms(self, rank: int) -> float:
         """In the median step, what the others would not wait if this rank came with the next but last one."""
         return statistics.median([late[rank] for late in self.late_ns] or [0]) / 1e6
