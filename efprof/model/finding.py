@@ -21,7 +21,8 @@ Applicability = Literal["safe", "review", "manual"]
 class SourceLine:
     """A line of the user's source code, with an identity that survives lines moving above it.
 
-    `line` counts from 1; `file` is relative to the repository; `text` is stripped of its indentation.
+    `line` counts from 1; `file` is relative to the repository; `text` is stripped of its indentation. Where no line is
+    known, `line` is 0 and `file` says what is.
 
     `ordinal` counts equal texts within one function from 0, so that two such lines keep apart.
     """
@@ -33,7 +34,7 @@ class SourceLine:
     ordinal: int = 0
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}:{self.line}" if self.line else self.file
 
     @property
     def key(self) -> str:

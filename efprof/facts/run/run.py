@@ -55,6 +55,12 @@ class Run:
             )
         return self.rank_folders[0]
 
+    def of_rank(self, folder: Path) -> "Run":
+        """The same run, as if this rank alone had recorded anything."""
+        alone = Run(self.folder, self.run_file, self.budget_bytes)
+        alone.own_packages, alone.rank_folders = self.own_packages, (folder,)
+        return alone
+
     def get(self, fact: type[F]) -> F:
         """The fact, computed once; errors are not remembered, so that each asker gets its own."""
         if fact not in self._facts:

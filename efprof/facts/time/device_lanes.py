@@ -31,6 +31,8 @@ class IdleGap:
     start_ns: int
     end_ns: int
     cause: Cause
+    next_event: int | None = None
+    """What the device does after it; None at the end of the stretch."""
 
     @property
     def length_ns(self) -> int:
@@ -94,23 +96,25 @@ def idle_gaps(trace: Trace, start_ns: int, end_ns: int) -> list[IdleGap]:
         begin_ns = int(trace.start_ns[event])
         if begin_ns > free_ns:
             launch_ns = launched.get(int(trace.id[event]))
-            gaps += _gap(free_ns, min(begin_ns, end_ns), launch_ns)
+            gaps += _gap(free_ns, min(begin_ns, end_ns), launch_ns, event)
         free_ns = max(free_ns, int(trace.end_ns[event]))
     if free_ns < end_ns:
-        gaps += _gap(free_ns, end_ns, end_ns)
+        gaps += _gap(free_ns, end_ns, end_ns, None)
     return gaps
 
 
-def _gap(start_ns: int, end_ns: int, launch_ns: int | None) -> list[IdleGap]:
+def _gap(start_ns: int, end_ns: int, launch_ns: int | None, event: int | None) -> list[IdleGap]:
     """Until the launch the host is waited for, after it the device's own queue."""
     if launch_ns is None:
-        return [IdleGap(start_ns=start_ns, end_ns=end_ns, cause="not known")]
+        return [IdleGap(start_ns=start_ns, end_ns=end_ns, cause="not known", next_event=event)]
     turn_ns = min(max(launch_ns, start_ns), end_ns)
     parts: list[tuple[int, int, Cause]] = [
         (start_ns, turn_ns, "the host had launched nothing"),
         (turn_ns, end_ns, "launched, not begun"),
     ]
-    return [IdleGap(start_ns=start, end_ns=end, cause=cause) for start, end, cause in parts if end > start]
+    return [
+        IdleGap(start_ns=start, end_ns=end, cause=cause, next_event=event) for start, end, cause in parts if end > start
+    ]
 
 
 def union(starts: Array, ends: Array) -> tuple[Array, Array]:

@@ -1,0 +1,104 @@
+"""A device that stands still because the host cannot launch its kernels fast enough."""
+
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.facts.time.launch_use import LaunchUse, launch_evidence
+from efprof.facts.time.launching_lines import LaunchingLine, what_tells_lines
+from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
+from efprof.units import format_ms, format_share, format_value
+
+MIN_SHARE = 0.2
+"""Of the step without the profiler. What the profiler adds is known to a factor of two only: less may be nothing."""
+MAIN_SHARE = 0.5
+"""Of all idle time; else something else keeps the device waiting, which is to be mended first."""
+MIN_LAUNCHES = 50
+"""Per step. A step of fewer kernels is a toy's, or its time goes elsewhere."""
+OPTIMIZER_SHARE = 0.25
+"""Of all launches: then updating all parameters at once saves more than a tenth of the step's launches."""
+HIGH_SHARE = 0.4
+"""Of the step: nearly half of what the device costs is for nothing."""
+
+
+def launch_bound(run: Run) -> Examination:
+    """Find a device that waits for the host to launch many short kernels.
+
+    What it finds
+    -------------
+    A fifth of the step or more in gaps that end with a launch, where kernels are shorter than the host takes to launch
+    them. Waits for data, synchronisations, allocations and evaluation do not count, nor what recording adds.
+
+    Why it matters
+    --------------
+    The device stands still while Python and PyTorch prepare the next kernel. A faster device changes nothing.
+
+    Fix
+    ---
+    Of `foreach` or `fused` optimizers, CUDA graphs (`torch.compile(mode="reduce-overhead")`) and a larger batch those
+    that apply: what the trace shows to be used already is not suggested.
+
+    Predicted gain
+    --------------
+    The idle time that these gaps take, less what recording adds to it.
+    """
+    use = run.get(LaunchUse)
+    if not use.launches:
+        return Examination(looked_at="a trace without work for a device")
+    share = use.lost_ms / use.step_ms if use.step_ms else 0.0
+    looked_at = (
+        f"{format_value(round(use.num_launches), 'count')} launches per step, waited for {format_share(share)} of it"
+    )
+    if share < MIN_SHARE or not _is_main(use):
+        return Examination(looked_at=looked_at)
+    if use.line is None:
+        raise ThinEvidence(
+            f"{looked_at}; no line, module or operator of it is recorded. {what_tells_lines(use.window)}"
+        )
+    return Examination(looked_at=looked_at, findings=(_finding(run, use, use.line, share),))
+
+
+def _is_main(use: LaunchUse) -> bool:
+    is_busy_launching = use.num_launches >= MIN_LAUNCHES and use.host_us > use.kernel_us
+    return is_busy_launching and use.waiting_ms >= MAIN_SHARE * use.idle_ms
+
+
+def _finding(run: Run, use: LaunchUse, line: LaunchingLine, share: float) -> Finding:
+    where = "each step" if use.window.has_steps else "the trace"
+    num, device, host = round(use.num_launches), format_ms(use.kernel_us / 1e3), format_ms(use.host_us / 1e3)
+    message = (
+        f"The device waits {format_ms(use.lost_ms)} of {where} ({format_share(share)}) for the host: "
+        f"{format_value(num, 'count')} launches, each of {device} of work for the device and {host} for the host."
+    )
+    snippet = (run.get(Sources).snippet(line.blame),) if line.blame.text else ()
+    return Finding(
+        blame=line.blame,
+        category="time",
+        headline="The device waits for the host to launch kernels",
+        message=f"{message}{'' if line.is_line else f' {what_tells_lines(use.window)}'}",
+        fix=Fix.by_hand(_advice(use)),
+        gain=Gain(
+            basis="measured bound",
+            explanation="the device's idle time that ends with a launch, less what recording adds",
+            step_ms=use.lost_ms,
+        ),
+        evidence=(*snippet, *launch_evidence(use)),
+        severity="high" if share >= HIGH_SHARE else "medium",
+    )
+
+
+def _advice(use: LaunchUse) -> str:
+    """What lets the host launch less, without what is used already."""
+    advice = []
+    in_optimizer = use.launches["optimizer"] / use.launches.total()
+    if "foreach" not in use.setup and in_optimizer >= OPTIMIZER_SHARE:
+        num = format_value(round(in_optimizer * use.num_launches), "count")
+        advice.append(
+            f"Update all parameters at once, `foreach=True` or `fused=True`: the optimizer launches {num} kernels"
+        )
+    if "graphs" not in use.setup:
+        compiled = 'compile with `mode="reduce-overhead"`' if "compile" in use.setup else None
+        how = compiled or '`torch.compile(model, mode="reduce-overhead")`'
+        advice.append(f"Let one CUDA graph launch many kernels, where shapes stay the same: {how}")
+    elif "compile" not in use.setup:
+        advice.append("Have fewer and longer kernels: `torch.compile(model)`")
+    advice.append("Give each kernel more to do by a larger batch, as far as memory reaches")
+    return ". ".join(advice) + "."

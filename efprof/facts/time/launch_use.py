@@ -1,0 +1,199 @@
+"""How long the device of a trace waits for the host to launch the next kernel, and what the host launches meanwhile."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Self
+
+import numpy as np
+
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.facts.time.call_paths import HOST, LAUNCHES, ON_DEVICE, CallPath
+from efprof.facts.time.device_lanes import IdleGap, idle_gaps, length, union
+from efprof.facts.time.launching_lines import LaunchingLine, launching_line
+from efprof.facts.time.time_use import TimeUse
+from efprof.facts.time.trace_windows import TraceWindow
+from efprof.model import Narrative, Numbers, Table
+from efprof.units import format_ms
+
+MAX_GAP_NS: Final = 1_000_000
+"""Longer, the host did something else than launching. In 22 real traces the gaps between launches are below 0.5 ms, and
+what lies above 1 ms is loading a library, compiling, or Python that launches nothing."""
+RECORDING_MS: Final = 0.0006
+"""What the profiler adds to the host for each event: 0.35 us (stacks alone) to 0.62 us (shapes) were measured with
+torch 2.13 on a CPU, where nothing records launches."""
+WAITS: Final = re.compile(r"Synchronize|^(cuda|hip)(Malloc|Free|HostAlloc)")
+"""Calls in which the host waits for the device or for memory, and launches nothing."""
+EVALUATION: Final = re.compile(r"(^|[._ ])(eval|valid)", re.IGNORECASE)
+"""How people name what evaluates a model: with its launches, training steps are not to be judged."""
+FOREACH: Final = re.compile(
+    r"multi_tensor_apply|_foreach_|_fused_(adam|sgd|adagrad)|Fused(Adam|SGD|LAMB)|fused_adam", re.I
+)
+GRAPHS: Final = re.compile(r"^(cuda|hip)GraphLaunch")
+COMPILED: Final = re.compile(r"^triton_|CompiledFxGraph|^CompiledFunction|^Torch-Compiled Region")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchUse:
+    """What was launched in a window, and the stretches in which the device waited for no other reason.
+
+    `gaps` have the path that was launched from after each; `launches` count what was launched by stage.
+    """
+
+    window: TraceWindow
+    gaps: tuple[tuple[int, CallPath], ...]
+    launches: Counter[str]
+    kernel_us: float
+    host_us: float
+    """Of the host for each launch, without its waits."""
+    idle_ms: float
+    """Of the step, for whatever reason."""
+    recording_ms: float
+    """What the profiler added to the host's step: measured where steps outside the window are known."""
+    line: LaunchingLine | None
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """From the last window; raises NotRecorded where there is no trace."""
+        use = run.get(TimeUse)
+        window = use.window
+        (start_ns, *_), (*_, end_ns) = window.steps[0], window.steps[-1]
+        gaps = idle_gaps(window.trace, start_ns, end_ns) if use.device else []
+        launched = _launched(window, start_ns, end_ns)
+        busy = [gap for gap in gaps if gap.cause == "the host had launched nothing"]
+        waiting = _Waiting(window, start_ns, end_ns)
+        chosen = list(_while_launching(window, busy, waiting))
+        others_ns = sum(gap.length_ns for gap in busy if gap.length_ns > MAX_GAP_NS and not waiting.touches(gap))
+        host_ns = end_ns - start_ns - waiting.total_ns - others_ns
+        return cls(
+            window=window,
+            gaps=tuple(chosen),
+            launches=Counter(path.stage for _, path in launched),
+            kernel_us=sum(length_ns for length_ns, _ in launched) / 1e3 / max(1, len(launched)),
+            host_us=max(0, host_ns) / 1e3 / max(1, len(launched)),
+            idle_ms=use.per_step_ms(sum(gap.length_ns for gap in gaps)),
+            recording_ms=_recording_ms(window, start_ns, end_ns),
+            line=launching_line(((path, 1.0) for _, path in chosen), run.get(Sources)),
+        )
+
+    @property
+    def waiting_ms(self) -> float:
+        """Of each step as it was recorded, in which the device waits for a launch."""
+        return sum(length_ns for length_ns, _ in self.gaps) / 1e6 / len(self.window.steps)
+
+    @property
+    def lost_ms(self) -> float:
+        """The same without what recording itself added to it, at most."""
+        return max(0.0, self.waiting_ms - self.recording_ms)
+
+    @property
+    def step_ms(self) -> float:
+        """The step without the profiler."""
+        return max(0.0, self.window.step_ms - self.recording_ms)
+
+    @property
+    def num_launches(self) -> float:
+        """Per step."""
+        return self.launches.total() / len(self.window.steps)
+
+    @cached_property
+    def setup(self) -> frozenset[str]:
+        """What of `foreach`, `graphs` and `compile` is used already."""
+        found = {"foreach": FOREACH, "graphs": GRAPHS, "compile": COMPILED}
+        texts = self.window.trace.texts
+        return frozenset(name for name, pattern in found.items() if any(map(pattern.search, texts)))
+
+
+class _Waiting:
+    """The stretches in which the host waits, or takes a batch from its loader."""
+
+    def __init__(self, window: TraceWindow, start_ns: int, end_ns: int) -> None:
+        trace = window.trace
+        is_wait = np.array([bool(WAITS.search(text)) for text in trace.texts], bool)[trace.name_code]
+        waits = np.flatnonzero(is_wait & trace.is_of(*LAUNCHES))
+        fetches = [(start, end) for start, end, stage in window.paths.stages if stage == "data"]
+        starts = np.concatenate([trace.start_ns[waits], np.array([start for start, _ in fetches], np.int64)])
+        ends = np.concatenate([trace.end_ns[waits], np.array([end for _, end in fetches], np.int64)])
+        inside = (starts < end_ns) & (ends > start_ns)
+        self._starts, self._ends = union(starts[inside].clip(start_ns, end_ns), ends[inside].clip(start_ns, end_ns))
+        self.total_ns = length((self._starts, self._ends))
+
+    def touches(self, gap: IdleGap) -> bool:
+        place = int(np.searchsorted(self._ends, gap.start_ns, side="right"))
+        return place < len(self._starts) and bool(self._starts[place] < gap.end_ns)
+
+
+def _launched(window: TraceWindow, start_ns: int, end_ns: int) -> list[tuple[int, CallPath]]:
+    """How long the device works on each launch in the stretch, and the path it was made from."""
+    trace = window.trace
+    inside = (trace.start_ns < end_ns) & (trace.end_ns > start_ns)
+    work = np.flatnonzero(trace.is_of(*ON_DEVICE) & inside).tolist()
+    found = ((int(trace.duration_ns[event]), window.paths.of_event.get(event)) for event in work)
+    return [(length_ns, path) for length_ns, path in found if path is not None]
+
+
+def _while_launching(window: TraceWindow, gaps: list[IdleGap], waiting: _Waiting) -> Iterator[tuple[int, CallPath]]:
+    is_evaluation: dict[int, bool] = {}
+    for gap in gaps:
+        path = window.paths.of_event.get(gap.next_event) if gap.next_event is not None else None
+        if path is None or gap.length_ns > MAX_GAP_NS or waiting.touches(gap):
+            continue
+        if id(path) not in is_evaluation:
+            is_evaluation[id(path)] = any(_evaluates(part) for part in path.parts())
+        if not is_evaluation[id(path)]:
+            yield gap.length_ns, path
+
+
+def _evaluates(part: CallPath) -> bool:
+    name = part.text.rpartition(":")[2] if part.kind in ("line", "function") else part.text
+    return part.kind in ("line", "function", "label") and bool(EVALUATION.search(name))
+
+
+def _recording_ms(window: TraceWindow, start_ns: int, end_ns: int) -> float:
+    if window.steady_ms is not None:
+        return max(0.0, window.step_ms - window.steady_ms)
+    events = window.trace.is_of(*HOST) & (window.trace.start_ns < end_ns) & (window.trace.end_ns > start_ns)
+    return int(np.count_nonzero(events)) * RECORDING_MS / len(window.steps)
+
+
+def launch_evidence(use: LaunchUse) -> tuple[Numbers | Table | Narrative, ...]:
+    """The figures, the stages, and how they are known."""
+    numbers = Numbers.of(
+        "Launching, per step",
+        ("the device waits for a launch", use.waiting_ms, "ms"),
+        ("of it for what recording adds, at most", min(use.waiting_ms, use.recording_ms), "ms"),
+        ("the device is idle for any reason", use.idle_ms, "ms"),
+        ("launches", use.num_launches, "count"),
+        ("the device works on one for", use.kernel_us / 1e3, "ms"),
+        ("the host needs for one", use.host_us / 1e3, "ms"),
+    )
+    return numbers, _stages(use), _how_known(use)
+
+
+def _stages(use: LaunchUse) -> Table:
+    waited: Counter[str] = Counter()
+    for length_ns, path in use.gaps:
+        waited[path.stage] += length_ns
+    num_steps = len(use.window.steps)
+    rows = tuple(
+        (stage, count / num_steps, waited[stage] / 1e6 / num_steps) for stage, count in use.launches.most_common()
+    )
+    return Table(
+        title="Stages, per step", columns=("Stage", "Launches", "Waited for"), units=("", "count", "ms"), rows=rows
+    )
+
+
+def _how_known(use: LaunchUse) -> Narrative:
+    known = use.window.steady_ms is not None
+    how = "measured on steps outside of the window" if known else "estimated from the number of recorded events"
+    return Narrative.of(
+        "Each kernel is over before the host has launched the next one, so the device stands still in between.",
+        f"Counted are gaps of up to {format_ms(MAX_GAP_NS / 1e6)} that end with a launch and touch no synchronisation, "
+        "no allocation and no fetch of a batch, outside of evaluation. What the profiler adds to the host is "
+        f"{how} and taken off.",
+        "A trace with `with_stack=True` slows the host most. Record one without it: where the device is busy there, "
+        "launching costs nothing.",
+    )

@@ -1,0 +1,79 @@
+"""Which of the user's lines, or else which module, label or operator, work was launched from."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from efprof.facts.source.sources import Sources
+from efprof.facts.time.call_paths import CallPath, Kind
+from efprof.facts.time.trace_windows import TraceWindow
+from efprof.model import SourceLine
+
+MAIN_SHARE = 0.5
+"""The innermost line that most of it passes through is the one to name: the lines inside have too little each."""
+MIN_SHARE = 0.1
+"""A line that fewer launches pass through is not where they come from: a module or an operator is named then."""
+
+NO_PLACE = re.compile(r"(nccl|rccl|gloo|c10d):|record_param_comms$")
+"""What torch calls any collective, wherever it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchingLine:
+    """What to blame, and how much of the weight passed through it; `is_line` is False of anything else."""
+
+    blame: SourceLine
+    is_line: bool
+    share: float
+
+
+def launching_line(weights: Iterable[tuple[CallPath, float]], sources: Sources) -> LaunchingLine | None:
+    """The innermost line with most of the weight, else module, label or operator; None where no path has any."""
+    by_path: dict[int, tuple[CallPath, float]] = {}
+    for path, weight in weights:
+        by_path[id(path)] = path, by_path.get(id(path), (path, 0.0))[1] + weight
+    paths = list(by_path.values())
+    total = sum(weight for _, weight in paths) or 1.0
+    kinds: tuple[tuple[Kind, ...], ...] = (("line", "function"), ("module",), ("label", "operator"))
+    for wanted in kinds:
+        found = _main_part(paths, wanted)
+        if found is not None and found[1] >= MIN_SHARE * total:
+            part, weight = found
+            is_line = wanted[0] == "line"
+            blame = sources.line(part.text) if is_line else _without_line(part)
+            return LaunchingLine(blame=blame, is_line=is_line, share=weight / total)
+    return None
+
+
+def _main_part(paths: list[tuple[CallPath, float]], wanted: tuple[Kind, ...]) -> tuple[CallPath, float] | None:
+    inclusive: defaultdict[str, float] = defaultdict(float)
+    first: dict[str, CallPath] = {}
+    depth: Counter[str] = Counter()
+    for path, weight in paths:
+        parts = [part for part in path.parts() if part.kind in wanted and not NO_PLACE.match(part.text)]
+        for level, part in enumerate(parts):
+            first.setdefault(part.text, part)
+            depth[part.text] = max(depth[part.text], level)
+        for text in {part.text for part in parts}:
+            inclusive[text] += weight
+    if not inclusive:
+        return None
+    most = max(inclusive.values())
+    main = [text for text, weight in inclusive.items() if weight >= MAIN_SHARE * most]
+    text = max(main, key=lambda one: (depth[one], inclusive[one], one)) if len(main) > 1 else main[0]
+    return first[text], inclusive[text]
+
+
+def _without_line(part: CallPath) -> SourceLine:
+    return SourceLine(file=f"{part.kind} {part.text} (line not recorded)", line=0, function=part.text, text="")
+
+
+def what_tells_lines(window: TraceWindow) -> str:
+    """What a trace lacks that names no line of the user's, and how it is recorded."""
+    trace = window.trace
+    if np.any(trace.is_of("python_function")) or "call_stack" in trace.sparse:
+        return "Only functions of libraries are recorded there: `--own PACKAGE` makes one of these yours."
+    return "Which of your lines that is was not recorded: `with_stack=True` tells."

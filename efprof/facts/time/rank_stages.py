@@ -1,0 +1,120 @@
+"""In which stage, and at which line, a late rank spends more than the others; the evidence of it."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from efprof.facts.source.sources import Sources, place_of
+from efprof.facts.time.call_paths import ON_DEVICE, CallPath
+from efprof.facts.time.device_lanes import kind_of
+from efprof.facts.time.rank_arrivals import RankArrivals
+from efprof.facts.time.trace_windows import TraceWindow
+from efprof.model import Narrative, SourceLine, Table
+
+Where = Literal["host", "device"]
+
+
+MAX_ROWS = 12
+"""More than the few stages and the lines that matter nobody reads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageTime:
+    """Milliseconds per step of the late rank and, on average, of the others; on a device without collectives.
+
+    Of one line or function in the stage, or of the whole stage where `site` is empty. Waiting for the late rank makes
+    the others' time longer, so that what is longer on the late rank is its own.
+    """
+
+    stage: str
+    where: Where
+    site: str
+    late_ms: float
+    others_ms: float
+
+    @property
+    def excess_ms(self) -> float:
+        return self.late_ms - self.others_ms
+
+
+def stage_times(arrivals: RankArrivals, late: int) -> list[StageTime]:
+    """Every stage and line on the host and on the device, first that by which the late rank is furthest behind."""
+    wheres: tuple[Where, ...] = ("host", "device") if arrivals.is_on_device else ("host",)
+    found = []
+    for where in wheres:
+        sums = {rank: _sums(windows, where) for rank, windows in arrivals.windows.items()}
+        for stage, site in {key for spent in sums.values() for key in spent}:
+            others = [spent[stage, site] for rank, spent in sums.items() if rank != late]
+            late_ms, others_ms = sums[late][stage, site], sum(others) / len(others)
+            found.append(StageTime(stage=stage, where=where, site=site, late_ms=late_ms, others_ms=others_ms))
+    return sorted(found, key=lambda one: (-one.excess_ms, one.site, one.stage, one.where))
+
+
+def line_behind(worst: StageTime, times: list[StageTime], late: int, sources: Sources) -> SourceLine:
+    """The line of it, or that by which its stage is furthest behind; a made name where no line is."""
+    alike = (one for one in times if one.site and (one.stage, one.where) == (worst.stage, worst.where))
+    line = worst if worst.site else next(alike, None)
+    if line is None or line.excess_ms <= 0:
+        name = f"{worst.stage} on rank {late} (line not recorded)"
+        return SourceLine(file=name, line=0, function=worst.stage, text="")
+    return sources.line(line.site)
+
+
+def _sums(windows: tuple[TraceWindow, ...], where: Where) -> dict[tuple[str, str], float]:
+    """Milliseconds per step of each stage, and of each line in it."""
+    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    num_steps = sum(len(window.steps) for window in windows)
+    for window in windows:
+        for path, spent_ns in _on_host(window) if where == "host" else _on_device(window):
+            line = path.nearest("line", "function")
+            for site in {"", line.text if line is not None else ""}:
+                found[path.stage, site] += spent_ns / 1e6 / num_steps
+    return found
+
+
+def _on_host(window: TraceWindow) -> Iterator[tuple[CallPath, int]]:
+    return ((path, path.own_ns) for path in window.paths.root.walk() if path.above is not None)
+
+
+def _on_device(window: TraceWindow) -> Iterator[tuple[CallPath, int]]:
+    for event in np.flatnonzero(window.trace.is_of(*ON_DEVICE)).tolist():
+        path = window.paths.of_event.get(event)
+        if path is not None and kind_of(window.trace, event) != "communication":
+            yield path, int(window.trace.duration_ns[event])
+
+
+def rank_evidence(arrivals: RankArrivals, late: int, times: list[StageTime]) -> tuple[Table | Narrative, ...]:
+    """The ranks, the stages, and how they are known."""
+    ranks = tuple(
+        (f"rank {rank}", arrivals.late_ms(rank), 100 * arrivals.share_of_steps(rank))
+        for rank in sorted(arrivals.windows)
+    )
+    shown = sorted(times[:MAX_ROWS], key=lambda one: (one.where, one.stage, one.site))
+    stages = tuple(
+        (one.stage, f"`{place_of(one.site)}`" if one.site else "all of it", one.where, one.late_ms, one.others_ms)
+        for one in shown
+    )
+    return (
+        Table(
+            title="Waited for, per step",
+            columns=("Rank", "By all others", "Steps it holds up most"),
+            units=("", "ms", "percent"),
+            rows=ranks,
+        ),
+        Table(
+            title="Stages, per step",
+            columns=("Stage", "Line", "On", f"Rank {late}", "The others"),
+            units=("", "", "", "ms", "ms"),
+            rows=stages,
+        ),
+        Narrative.of(
+            "A collective ends when the last rank has come: all others stand still until then.",
+            "The rank that stays in a collective for the shortest time came last. It is late by what the next but last "
+            f"one stays longer. {arrivals.num_collectives} collectives of {len(arrivals.late_ns)} steps that all ranks "
+            "recorded were compared, in the order of their launches; clocks were not.",
+            "Ranks whose trace is missing may come later still. Profiling slows a rank with more calls more.",
+        ),
+    )

@@ -1,0 +1,237 @@
+"""slow_rank: fires on the rank that all others wait for, at the stage that makes it late; is silent where none is."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from efprof.audits.slow_rank import slow_rank
+from efprof.facts.run.run import open_run
+from efprof.model import NotRecorded, ThinEvidence
+from tests.support.builders import START_NS, make_steps, trace_event, write_run, write_trace
+from tests.support.device_traces import (
+    REAL_TRACES,
+    Events,
+    call,
+    foreign_run,
+    launched,
+    operator,
+    real_run,
+    step,
+)
+from tests.support.waiting import MAX_WAIT_S
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)"
+STEP_MS = 20.0
+
+
+def a_rank(
+    late_ms: Callable[[int], float],
+    *,
+    num_steps: int = 4,
+    name: str = NCCL,
+    gloo: bool = False,
+    in_device_ms: float = 0.0,
+    prepare: bool = True,
+) -> Events:
+    """Steps of a rank that comes `late_ms(step)` later to its all-reduce than another, which ends 15 ms into the step.
+
+    The time is spent in `prepare` at train.py:8, or by kernels of the forward pass where it is `in_device_ms`.
+    """
+    events: Events = []
+    for number in range(num_steps):
+        start, late = number * STEP_MS, late_ms(number)
+        before = late if prepare else 0.0
+        events += [step(number, start, STEP_MS), call("train.py(20): train", start, STEP_MS - 0.1)]
+        events += [call("train.py(8): prepare", start + 0.1, 1.0 + before)]
+        events += [call("nn.Module: Net_0", start + 1.2 + before, 1.0), operator("aten::mm", start + 1.3 + before, 0.5)]
+        if gloo:
+            collective = trace_event(
+                "gloo:all_reduce", start + 4 + late, 11 - late, category="user_annotation", thread=9
+            )
+            events.append(collective)
+            continue
+        events += launched("gemm", start + 1.4 + before, start + 1.5 + before, 1.0 + in_device_ms, 10 * number + 1)
+        events += launched(name, start + 1.9 + before, start + 4 + late, 11 - late, 10 * number + 2, stream=20)
+    return events
+
+
+def always(late_ms: float) -> Callable[[int], float]:
+    return lambda _: late_ms
+
+
+def world(size: int, num: int, **fields: Any) -> list[dict[str, Any]]:
+    return [{"rank": rank, "world_size": size, **fields} for rank in range(num)]
+
+
+def test_it_names_the_rank_that_stays_in_collectives_for_the_shortest_time_and_its_line(tmp_path: Path) -> None:
+    with foreign_run(tmp_path, a_rank(always(1)), a_rank(always(6)), a_rank(always(0))) as run:
+        (finding,) = slow_rank(run).findings
+    assert str(finding.blame) == "train.py:8"
+    assert "for rank 1, which spends" in finding.message
+    assert finding.gain.step_ms == pytest.approx(5.0)  # until the next but last rank has come
+    assert "does alone there" in finding.fix.summary
+
+
+def test_clocks_of_several_machines_need_not_agree(tmp_path: Path) -> None:
+    ahead = [event | {"ts": event["ts"] + 3_600_000_000} for event in a_rank(always(6))]
+    with foreign_run(tmp_path, a_rank(always(0)), ahead) as run:
+        (finding,) = slow_rank(run).findings
+    assert "for rank 1" in finding.message
+
+
+def test_ranks_of_one_pace_or_late_in_turn_are_no_fault(tmp_path: Path) -> None:
+    with foreign_run(tmp_path, a_rank(always(2)), a_rank(always(2.5))) as run:
+        assert slow_rank(run).findings == ()
+    in_turn = [a_rank(lambda number, rank=rank: 6.0 * (number % 2 == rank), num_steps=8) for rank in range(2)]  # type: ignore[misc]
+    with foreign_run(tmp_path, *in_turn) as run:
+        assert slow_rank(run).findings == ()
+
+
+def test_a_slower_device_is_told_by_its_kernels(tmp_path: Path) -> None:
+    slow = a_rank(always(6), in_device_ms=6.0, prepare=False)
+    with foreign_run(tmp_path, a_rank(always(0)), slow) as run:
+        (finding,) = slow_rank(run).findings
+    assert "7.00 ms on the device in the stage forward" in finding.message
+    assert "clock rates" in finding.fix.summary
+
+
+def test_a_rank_that_is_late_in_no_stage_is_looked_at_as_a_whole(tmp_path: Path) -> None:
+    with foreign_run(tmp_path, a_rank(always(0)), a_rank(always(6), prepare=False)) as run:
+        (finding,) = slow_rank(run).findings
+    assert finding.blame.file.startswith("rank 1")
+    assert "machine of rank 1" in finding.fix.summary
+
+
+def test_collectives_of_gloo_are_compared_as_well_but_in_more_steps(tmp_path: Path) -> None:
+    with foreign_run(tmp_path, *(a_rank(always(late), gloo=True, num_steps=6) for late in (0, 6))) as run:
+        (finding,) = slow_rank(run).findings
+    assert str(finding.blame) == "train.py:8"
+    with (
+        foreign_run(tmp_path, *(a_rank(always(late), gloo=True, num_steps=4) for late in (0, 6))) as run,
+        pytest.raises(ThinEvidence, match="too few"),
+    ):
+        slow_rank(run)
+
+
+def test_two_steps_are_too_few(tmp_path: Path) -> None:
+    with (
+        foreign_run(tmp_path, *(a_rank(always(late), num_steps=2) for late in (0, 6))) as run,
+        pytest.raises(ThinEvidence, match="too few"),
+    ):
+        slow_rank(run)
+
+
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        ([{"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 8}], "different numbers of ranks"),
+        (world(4, 2, pg_config=[{"pg_size": 4}, {"pg_size": 2}]), "several groups"),
+    ],
+)
+def test_ranks_that_do_not_exchange_with_each_other_are_not_compared(
+    tmp_path: Path, headers: list[dict[str, Any]], why: str
+) -> None:
+    with (
+        foreign_run(tmp_path, a_rank(always(0)), a_rank(always(6)), distributed=headers) as run,
+        pytest.raises(ThinEvidence, match=why),
+    ):
+        slow_rank(run)
+
+
+def test_ranks_with_other_collectives_are_not_compared(tmp_path: Path) -> None:
+    with (
+        foreign_run(tmp_path, a_rank(always(0)), a_rank(always(6), name="ncclDevKernel_AllGather_RING_LL")) as run,
+        pytest.raises(ThinEvidence, match="no step with the same collectives"),
+    ):
+        slow_rank(run)
+
+
+def test_broadcasts_do_not_wait_for_all(tmp_path: Path) -> None:
+    name = "ncclDevKernel_Broadcast_RING_LL"
+    with foreign_run(tmp_path, a_rank(always(0), name=name), a_rank(always(6), name=name)) as run:
+        assert "without collectives" in slow_rank(run).looked_at
+
+
+def test_one_rank_of_several_asks_for_the_others_and_a_single_one_passes(tmp_path: Path) -> None:
+    with (
+        foreign_run(tmp_path, a_rank(always(0)), distributed=world(8, 1)) as run,
+        pytest.raises(ThinEvidence, match="give those of others too"),
+    ):
+        slow_rank(run)
+    with foreign_run(tmp_path, a_rank(always(0))) as run:
+        assert slow_rank(run).looked_at == "a single rank"
+    with pytest.raises(NotRecorded):
+        slow_rank(write_run(tmp_path / "run", steps=make_steps(3)))
+
+
+def test_no_more_is_won_than_a_step_takes_without_the_profiler(tmp_path: Path) -> None:
+    made = make_steps(10, data_ms=0.0, forward_ms=1.0, backward_ms=2.0, optimizer_ms=0.0, other_ms=0.0)
+    for record in made[:4]:
+        record.window = "trace-1"
+        record.started_ns = START_NS + record.step * round(STEP_MS * 1e6)
+        record.total_us = STEP_MS * 1000
+    slow = a_rank(always(6))
+    run = write_run(tmp_path / "run", steps=made, sources={"train.py": "pass\n" * 30}, traces=[a_rank(always(0))])
+    shutil.copytree(run.folder / "rank0", run.folder / "rank1")
+    write_trace(run.folder / "rank1", 1, slow)
+    (finding,) = slow_rank(open_run(run.folder)).findings
+    assert str(finding.blame) == "train.py:8"
+    assert finding.gain.step_ms == pytest.approx(3.0)
+
+
+@pytest.mark.skipif(not REAL_TRACES.exists(), reason=f"needs the traces in {REAL_TRACES}")
+def test_real_traces_of_two_trainings_are_not_compared() -> None:
+    with (
+        real_run("hta__trace_diff__control", "hta__trace_diff__test") as run,
+        pytest.raises(ThinEvidence, match="different numbers of ranks"),
+    ):
+        slow_rank(run)
+
+
+PROGRAM = """\
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def save(model):
+    if dist.get_rank() == 1:
+        time.sleep(0.06)
+
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = DistributedDataParallel(nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(16):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    save(model)
+dist.destroy_process_group()
+"""
+
+
+def test_a_recorded_training_of_two_processes_is_blamed_on_what_one_of_them_does_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    record = [sys.executable, "-m", "efprof", "record", "--trace-steps", "4:13", "--"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    environment = os.environ | {"EFPROF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        record + torchrun, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=MAX_WAIT_S
+    )
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "home" / "runs").iterdir()
+    (finding,) = slow_rank(open_run(folder)).findings
+    assert (str(finding.blame), finding.blame.text) == ("train.py:11", "time.sleep(0.06)")
+    assert "for rank 1" in finding.message
+    assert finding.gain.step_ms == pytest.approx(60, rel=0.5)
