@@ -79,7 +79,7 @@ class Trace:
         places, codes = self.sparse.get("shapes", (np.empty(0, np.int32), np.empty(0, np.int32)))
         at = int(np.searchsorted(places, event))
         found = msgspec.json.decode(self.texts[codes[at]]) if at < len(places) and places[at] == event else []
-        return tuple(tuple(one[0] if one and isinstance(one[0], list) else one) for one in found)
+        return tuple(tuple(one[0] if isinstance(one[0], list) else one) if one else () for one in found)
 
     @property
     def num_bytes(self) -> int:
