@@ -39,13 +39,13 @@ def calls_of(
     step: int, count: int, *, module: str = "Encoder_0", dims: Any = ITEM, ms: float = 0.8, **fields: Any
 ) -> Iterator[dict[str, Any]]:
     """Calls at line 5, each of which is an operator for a quarter of its time, and nothing but Python for the rest."""
-    layer = fields.pop("layer", "aten::linear")
+    layer, work = fields.pop("layer", "aten::linear"), fields.pop("work", 0.25)
     is_learned = {"Sequence number": 7} if fields.pop("is_learned", True) else {}
     for number in range(count):
         start = 1000.0 * step + 1.0 + ms * number
         yield trace_event(f"nn.Module: {module}", start, 0.9 * ms, **{"call_site": "train.py:5:train", **fields})
         inputs = {"Input Dims": dims(number) if callable(dims) else dims}
-        yield trace_event(layer, start + 0.1 * ms, ms / 4, category="cpu_op", **inputs, **is_learned)
+        yield trace_event(layer, start + 0.01 * ms, work * ms, category="cpu_op", **inputs, **is_learned)
 
 
 def backward(step: int, start_ms: float = 10.0) -> dict[str, Any]:
@@ -172,6 +172,25 @@ def test_a_count_that_differs_from_step_to_step_is_silent(tmp_path: Path) -> Non
 
 def test_calls_that_take_little_of_the_step_are_silent(tmp_path: Path) -> None:
     assert examine(tmp_path, ms=0.3).findings == ()
+
+
+def test_items_that_each_compute_for_long_are_silent(tmp_path: Path) -> None:
+    assert examine(tmp_path / "short", work=0.7).findings != ()
+    assert examine(tmp_path / "long", work=0.88).findings == ()
+
+
+def test_what_a_module_that_is_told_calls_in_a_loop_of_its_own_is_not_told_again(tmp_path: Path) -> None:
+    own = "def forward(layer, parts):\n    return [layer(part) for part in parts]\n"
+    inner = [
+        trace_event("nn.Module: Linear_0", event["ts"] / 1000, 0.7, call_site="train.py:9:forward")
+        for step in WINDOW
+        for event in calls_of(step, 10)
+        if "nn." in event["name"]
+    ]
+    events = [event for step in WINDOW for event in (*calls_of(step, 10, work=0.1), backward(step))]
+    within = [{**event, "ts": event["ts"] + 1.0} for event in inner]
+    finding = only(repeated_forward(run_of(tmp_path, *events, *within, source=TEXTS + own)))
+    assert str(finding.blame) == "train.py:5"
 
 
 def test_a_line_that_no_loop_is_around_is_silent(tmp_path: Path) -> None:

@@ -24,8 +24,12 @@ LINEAR = {"category": "cpu_op", "Input Dims": [[1, 48], [4, 48], [4]], "Sequence
 STEP_MS = 15.5
 
 
-def calls_of(folder: Path, *events: dict[str, Any]) -> tuple[RepeatedCall, ...]:
-    steps = make_steps(40, window=lambda step: "trace-1" if step in WINDOW else None)
+def calls_of(folder: Path, *events: dict[str, Any], profiler_ms: float = 0.0) -> tuple[RepeatedCall, ...]:
+    steps = make_steps(
+        40,
+        window=lambda step: "trace-1" if step in WINDOW else None,
+        other_ms=lambda step: 0.5 + profiler_ms * (step in WINDOW),
+    )
     return (
         write_run(folder / "run", steps=steps, sources={"train.py": SOURCE}, traces=[events]).get(RepeatedCalls).calls
     )
@@ -82,7 +86,13 @@ def test_a_function_that_ran_when_the_window_opened_is_the_same_in_later_steps(t
 def test_a_step_that_begins_within_its_first_call_has_that_call(tmp_path: Path) -> None:
     early = [{**event, "ts": event["ts"] - 1300.0, "tid": 1} for event in encoded(20)]
     (call,) = calls_of(tmp_path, *early, *encoded(21))
-    assert call.num_calls == 3
+    assert (set(call.modules), call.num_calls) == ({"Encoder_0", "Linear_3"}, 3)
+
+
+def test_times_are_those_of_a_step_outside_windows(tmp_path: Path) -> None:
+    events = [*encoded(20), *encoded(21), *(trace_event("sum", 1000.0 * step + STEP_MS, STEP_MS) for step in WINDOW)]
+    (call,) = calls_of(tmp_path, *events, profiler_ms=STEP_MS)
+    assert call.cost.forward_ms == pytest.approx(6 * 0.6 / 2, rel=0.01)
 
 
 def test_the_engines_own_time_belongs_to_the_calls_whose_nodes_it_runs(tmp_path: Path) -> None:
