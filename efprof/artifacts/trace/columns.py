@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from efprof.artifacts.trace.blocks import Header
@@ -72,6 +73,13 @@ class Trace:
             places, found = self.sparse[name]
             values[places] = found
         return values
+
+    def input_shapes(self, event: int) -> tuple[tuple[int, ...], ...]:
+        """Of each of an operator's inputs; of a list of tensors that of its first one; empty where none is recorded."""
+        places, codes = self.sparse.get("shapes", (np.empty(0, np.int32), np.empty(0, np.int32)))
+        at = int(np.searchsorted(places, event))
+        found = msgspec.json.decode(self.texts[codes[at]]) if at < len(places) and places[at] == event else []
+        return tuple(tuple(one[0] if isinstance(one[0], list) else one) if one else () for one in found)
 
     @property
     def num_bytes(self) -> int:

@@ -107,6 +107,13 @@ def test_events_are_in_order_of_their_start_outer_before_inner(tmp_path: Path) -
     assert [trace.text(place) for place in range(3)] == ["first", "outer", "inner"]
 
 
+def test_the_shapes_of_an_operators_inputs_are_numbers_and_a_list_of_tensors_has_its_first_ones(tmp_path: Path) -> None:
+    dims = [[24, 1, 8], [[1, 1, 16], [1, 1, 16]], [], []]
+    events = [{"ph": "X", "name": "aten::lstm", "ts": 1, "args": {"Input Dims": dims}}, {"ph": "X", "name": "add"}]
+    trace = trace_of(tmp_path, *events)
+    assert [trace.input_shapes(event) for event in (1, 0)] == [((24, 1, 8), (1, 1, 16), (), ()), ()]
+
+
 def test_arguments_stay_with_their_events_when_those_are_sorted(tmp_path: Path) -> None:
     events = [
         {"ph": "X", "cat": "cpu_op", "name": str(ts), "ts": ts, "args": {"Sequence number": ts, "Input Dims": [[ts]]}}

@@ -1,0 +1,258 @@
+"""Modules that one line calls several times before a backward pass, each time with one item: what a batch would do.
+
+A call is told by its module (`Encoder_0`, the profiler's number of the instance), by the path of lines that leads to
+it, and by the shapes that its first layer was given. Only calls that the user's line makes itself count, and only
+those that are differentiated: evaluation, generation and what a library repeats are left out.
+"""
+
+import bisect
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+
+from efprof.artifacts.trace.columns import Trace
+from efprof.artifacts.trace.events import Array
+from efprof.facts.run.run import Run
+from efprof.facts.source.loops import loop_around
+from efprof.facts.source.sources import COMPREHENSION, Sources, split_site
+from efprof.facts.time.call_cost import CallCost, Parts, call_cost, parts_of
+from efprof.facts.time.call_paths import MODULE, OPERATORS
+from efprof.facts.time.time_use import TimeUse
+from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
+from efprof.model import SourceLine, ThinEvidence
+
+RECURRENT: Final = frozenset({"aten::gru", "aten::lstm", "aten::rnn_tanh", "aten::rnn_relu"})
+"""Their second input is the state, [layers, batch, width] whichever way the input lies."""
+LAYERS: Final = RECURRENT | {
+    "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::embedding", "aten::gru_cell", "aten::linear",
+    "aten::lstm_cell", "aten::matmul", "aten::rnn_relu_cell", "aten::rnn_tanh_cell",
+}  # fmt: skip
+"""Operators whose input tells how many items a call was given."""
+MIN_STEPS: Final = 2
+"""One step cannot tell what each step does from what one in a hundred does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepeatedCall:
+    """A line that calls modules `num_calls` times each before each of `num_passes` backward passes of every step.
+
+    `modules` come by what they cost; `layer` and `input_shape` are the first layer of the costliest and its input.
+    `parts` tell the lines and modules that lead to the line; `loop` is the one around it, in the source text.
+    """
+
+    modules: tuple[str, ...]
+    blame: SourceLine
+    loop: SourceLine | None
+    is_chained: bool
+    """Whether a call needs what an earlier one gave."""
+    parts: Parts
+    num_calls: int
+    num_passes: int
+    layer: str
+    input_shape: tuple[int, ...]
+    cost: CallCost
+
+    @property
+    def batch_dimension(self) -> int | None:
+        """Where the input has the 1 that tells of a single item; None where it has no such dimension."""
+        if self.layer in RECURRENT:
+            return self.input_shape.index(1)
+        return 0 if len(self.input_shape) > 1 and self.input_shape[0] == 1 else None
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """What the layer would be given at once."""
+        shape, dimension = self.input_shape, self.batch_dimension
+        if dimension is None:
+            return (self.num_calls, *shape)
+        return (*shape[:dimension], self.num_calls, *shape[dimension + 1 :])
+
+    def is_inside(self, other: "RepeatedCall") -> bool:
+        """Whether a module of the other line leads to this one."""
+        return any(self.parts[: len(other.parts) + 1] == (*other.parts, ("module", name)) for name in other.modules)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepeatedCalls:
+    """What is called equally often, and more than once, before each backward pass; the costliest line first."""
+
+    calls: tuple[RepeatedCall, ...]
+    num_steps: int
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """From all windows; raises NotRecorded where there is none, ThinEvidence where they tell too little."""
+        windows, use, sources = run.get(TraceWindows).windows, run.get(TimeUse), run.get(Sources)
+        num_steps = sum(len(window.steps) for window in windows)
+        if num_steps < MIN_STEPS:
+            raise ThinEvidence(f"The traces hold {num_steps} step, {MIN_STEPS} are needed; record a longer run.")
+        for name, what in (("call_site", "the exact line of each call"), ("shapes", "the shapes of operators")):
+            if not any(name in window.trace.sparse for window in windows):
+                raise ThinEvidence(f"The traces lack {what}; record the training with 'efprof record'.")
+        counts: dict[_Key, list[Counter[int]]] = defaultdict(list)
+        sites: dict[_Key, tuple[str, ...]] = {}
+        for window in windows:
+            for calls in _by_step(window):
+                for key, found in calls.items():
+                    counts[key].append(Counter(call.backward_pass for call in found))
+                    sites.setdefault(key, found[0].sites)
+        alike = [
+            _repeated(key, passes[0], sites[key], use, sources)
+            for key, passes in counts.items()
+            if len(passes) == num_steps and _num_alike(passes) > 1
+        ]
+        return cls(calls=tuple(_by_line(alike)), num_steps=num_steps)
+
+
+class _Key(NamedTuple):
+    """What calls must have in common to be made at once."""
+
+    parts: Parts
+    layer: str
+    input_shape: tuple[int, ...]
+
+
+class _Call(NamedTuple):
+    """`sites` are the line that calls, the line that calls its function, and so on, as far as both are the user's."""
+
+    backward_pass: int
+    sites: tuple[str, ...]
+
+
+def _num_alike(steps: Sequence[Counter[int]]) -> int:
+    """How many calls come before each backward pass of each step; 0 where they differ."""
+    counts = {tuple(sorted(passes.values())) for passes in steps}
+    each = {count for passes in counts for count in passes}
+    return each.pop() if len(counts) == len(each) == 1 else 0
+
+
+def _by_step(window: TraceWindow) -> list[dict[_Key, list[_Call]]]:
+    """Of each step, the calls of modules with one item, made and differentiated in the user's own code."""
+    trace, paths = window.trace, window.paths
+    steps: list[dict[_Key, list[_Call]]] = [defaultdict(list) for _ in window.steps]
+    layers = _Layers(trace)
+    begins = [start for start, _ in window.steps]
+    backward = [start for start, _, stage in paths.stages if stage == "backward"]
+    frames = _Frames(trace)
+    for event in np.flatnonzero(trace.is_of("python_function") & (trace.argument("call_site") >= 0)).tolist():
+        path = paths.of_event.get(event)
+        if path is None or path.kind != "module" or path.stage != "forward" or not trace.text(event).startswith(MODULE):
+            continue
+        end_ns = int(trace.end_ns[event])  # a step may begin within its first call, whose hook tells of it
+        step = bisect.bisect_left(begins, end_ns) - 1
+        given = layers.one_item(event)
+        if step >= 0 and end_ns <= window.steps[step][1] and given is not None:
+            call = _Call(bisect.bisect_right(backward, end_ns), frames.sites(event))
+            steps[step][_Key(parts_of(path), *given)].append(call)
+    return steps
+
+
+class _Layers:
+    """The operators of a trace that are layers, and those that are to be differentiated."""
+
+    def __init__(self, trace: Trace) -> None:
+        codes = [code for code, text in enumerate(trace.texts) if text in LAYERS]
+        is_operator, self._shapes = trace.is_of(*OPERATORS), trace.argument("shapes")
+        self._trace = trace
+        self._layers = np.flatnonzero(is_operator & np.isin(trace.name_code, codes) & (self._shapes >= 0))
+        self._differentiated = np.flatnonzero(is_operator & (trace.argument("sequence") >= 0))
+
+    def one_item(self, call: int) -> tuple[str, tuple[int, ...]] | None:
+        """The first layer inside a call and its input's shape; None where that is a batch, or nothing is learned."""
+        if not len(self._inside(self._differentiated, call)):
+            return None
+        layers = self._inside(self._layers, call).tolist()
+        recurrent = [layer for layer in layers if self._trace.text(layer) in RECURRENT]
+        for layer in recurrent or layers:
+            name, shapes = self._trace.text(layer), self._trace.input_shapes(layer)
+            num_items = _num_items(name, shapes)
+            if num_items is not None:
+                return (name, shapes[name == "aten::embedding"]) if num_items == 1 else None
+        return None
+
+    def _inside(self, places: Array, call: int) -> Array:
+        trace = self._trace
+        end = np.searchsorted(trace.start_ns, trace.end_ns[call])
+        within = places[np.searchsorted(places, call) : np.searchsorted(places, end)]
+        found: Array = within[trace.lane[within] == trace.lane[call]]
+        return found
+
+
+def _num_items(layer: str, shapes: Sequence[tuple[int, ...]]) -> int | None:
+    """How many items a layer was given at once; None where its shapes do not tell a batch from a sequence."""
+    first, second = (*shapes, (), ())[:2]
+    if layer in RECURRENT:
+        return second[1] if len(second) == 3 else None
+    if layer == "aten::embedding":
+        return second[0] if len(second) > 1 else None
+    is_unbatched = len(first) == (len(second) - 1 if layer.startswith("aten::conv") else 1)
+    return 1 if is_unbatched else first[0] if first else None
+
+
+class _Frames:
+    """Which function called which, by the numbers that the profiler gives them."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._sites = trace.argument("call_site")
+        self._above = trace.argument("python_parent")
+        places, numbers = trace.sparse.get("python_id", (np.empty(0, np.int64), np.empty(0, np.int64)))
+        self._place_of = dict(zip(numbers.tolist(), places.tolist(), strict=True))
+
+    def sites(self, call: int) -> tuple[str, ...]:
+        """The line of a call, then of the call of its function, for as long as the user's code calls itself."""
+        found: list[str] = []
+        event: int | None = call
+        while event is not None and self._sites[event] >= 0:
+            found.append(self._trace.texts[int(self._sites[event])])
+            event = self._place_of.get(int(self._above[event]))
+            while event is not None and COMPREHENSION.search(self._trace.text(event)):
+                event = self._place_of.get(int(self._above[event]))
+        return tuple(found)
+
+
+def _repeated(key: _Key, passes: Counter[int], sites: tuple[str, ...], use: TimeUse, sources: Sources) -> RepeatedCall:
+    loop, is_chained = _loop(sites, sources)
+    return RepeatedCall(
+        modules=(key.parts[-1][1],),
+        blame=sources.line(sites[0]),
+        loop=loop,
+        is_chained=is_chained,
+        parts=key.parts[:-1],
+        num_calls=next(iter(passes.values())),
+        num_passes=len(passes),
+        layer=key.layer,
+        input_shape=key.input_shape,
+        cost=call_cost(use, key.parts),
+    )
+
+
+def _loop(sites: tuple[str, ...], sources: Sources) -> tuple[SourceLine | None, bool]:
+    """The innermost loop that the user's source has around the call, in its function or the one that calls that."""
+    for site in sites:
+        file, line, function = split_site(site)
+        found = loop_around(sources.tree(file), line)
+        if found is not None:
+            return sources.line(f"{file}:{found.line}:{function}"), found.is_chained
+    return None, False
+
+
+def _by_line(calls: Sequence[RepeatedCall]) -> list[RepeatedCall]:
+    """Modules that a line calls equally often are one: `head(encoder(text))`."""
+    lines: dict[tuple[Parts, int, int], list[RepeatedCall]] = defaultdict(list)
+    for call in sorted(calls, key=lambda call: (-call.cost.total_ms, call.modules)):
+        lines[call.parts, call.num_calls, call.num_passes].append(call)
+    merged = [
+        replace(
+            same[0],
+            modules=tuple(dict.fromkeys(name for call in same for name in call.modules)),
+            cost=reduce(operator.add, [call.cost for call in same]),
+        )
+        for same in lines.values()
+    ]
+    return sorted(merged, key=lambda call: -call.cost.total_ms)
