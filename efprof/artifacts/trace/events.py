@@ -206,8 +206,10 @@ def _block(event: dict[str, list[Any]], num_unreadable: int, starts: Array | Non
     places, with_arguments = _present(everywhere, event["args"])
     argument = _fields(with_arguments, Arguments)
     ids = np.full(len(everywhere), NO_ID, np.int64)
-    for here, numbers in (_present(places, argument["correlation"]), _present(everywhere, event["id"])):
-        ids[here] = integers([value if type(value) is int else _id(value) for value in numbers])
+    here, numbers = _present(places, argument["correlation"])
+    ids[here] = integers(numbers)
+    here, numbers = _present(everywhere, event["id"])
+    ids[here] = integers(list(map(_id, numbers)))
     phase = phases.of(event["ph"])
     dense = {
         "phase": np.array([ord(one[:1] or "?") & 0x7F for one in phases], np.uint8)[phase],
