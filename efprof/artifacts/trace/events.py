@@ -22,27 +22,29 @@ LAST_US: Final = 4 * 10**15
 """A hundred years in microseconds; larger is a mistake, and twice as many nanoseconds no longer fit a column."""
 
 
-_NONE: Final[Any] = None
+NO_NUMBER: Final = -(1 << 63)
+"""What a column of integers has where an event has none: no address, size or number of anything."""
+_NO_TEXT: Final[Any] = None
 DIGITS: Final = b"0123456789"
 
 
 class Arguments(msgspec.Struct, gc=False):
     """The arguments that efprof reads; others are skipped unread."""
 
-    correlation: int | None = None
-    sequence: int | None = msgspec.field(name="Sequence number", default=None)
-    forward_thread: int | None = msgspec.field(name="Fwd thread id", default=None)
-    python_id: int | None = msgspec.field(name="Python id", default=None)
-    python_parent: int | None = msgspec.field(name="Python parent id", default=None)
-    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=_NONE)
+    correlation: int | None = NO_NUMBER
+    sequence: int | None = msgspec.field(name="Sequence number", default=NO_NUMBER)
+    forward_thread: int | None = msgspec.field(name="Fwd thread id", default=NO_NUMBER)
+    python_id: int | None = msgspec.field(name="Python id", default=NO_NUMBER)
+    python_parent: int | None = msgspec.field(name="Python parent id", default=NO_NUMBER)
+    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_TEXT)
     call_stack: str | None = msgspec.field(name="Call stack", default=None)
     call_site: str | None = msgspec.field(name="Call site", default=None)
-    num_bytes: int | None = msgspec.field(name="Bytes", default=None)
-    address: int | None = msgspec.field(name="Addr", default=None)
-    total_bytes: int | None = msgspec.field(name="Total Allocated", default=None)
-    device_type: int | None = msgspec.field(name="Device Type", default=None)
-    copied_bytes: int | None = msgspec.field(name="bytes", default=None)
-    waited_stream: int | None = msgspec.field(name="wait_on_stream", default=None)
+    num_bytes: int | None = msgspec.field(name="Bytes", default=NO_NUMBER)
+    address: int | None = msgspec.field(name="Addr", default=NO_NUMBER)
+    total_bytes: int | None = msgspec.field(name="Total Allocated", default=NO_NUMBER)
+    device_type: int | None = msgspec.field(name="Device Type", default=NO_NUMBER)
+    copied_bytes: int | None = msgspec.field(name="bytes", default=NO_NUMBER)
+    waited_stream: int | None = msgspec.field(name="wait_on_stream", default=NO_NUMBER)
     collective: str | None = msgspec.field(name="Collective name", default=None)
     label: str | None = msgspec.field(name="name", default=None)
 
@@ -206,10 +208,8 @@ def _block(event: dict[str, list[Any]], num_unreadable: int, starts: Array | Non
     places, with_arguments = _present(everywhere, event["args"])
     argument = _fields(with_arguments, Arguments)
     ids = np.full(len(everywhere), NO_ID, np.int64)
-    here, numbers = _present(places, argument["correlation"])
-    ids[here] = integers(numbers)
-    here, numbers = _present(everywhere, event["id"])
-    ids[here] = integers(list(map(_id, numbers)))
+    for here, numbers in (_numbers(places, argument["correlation"]), _present(everywhere, event["id"])):
+        ids[here] = numbers if isinstance(numbers, np.ndarray) else integers(list(map(_id, numbers)))
     phase = phases.of(event["ph"])
     dense = {
         "phase": np.array([ord(one[:1] or "?") & 0x7F for one in phases], np.uint8)[phase],
@@ -222,9 +222,9 @@ def _block(event: dict[str, list[Any]], num_unreadable: int, starts: Array | Non
     }
     sparse = {}
     for name, kind in NUMBERS.items():
-        here, values = _present(places, argument[name])
-        if values:
-            sparse[name] = here, integers(values, kind)
+        here, numbers = _numbers(places, argument[name])
+        if len(here):
+            sparse[name] = here, numbers.astype(kind, copy=False)
     for name in TEXTS:
         here, values = _present(places, argument[name])
         here, values = _present(here, [value or None for value in values])
@@ -239,11 +239,22 @@ def _text(value: str | msgspec.Raw) -> str:
 
 def _present(places: Array, values: list[Any]) -> tuple[Array, list[Any]]:
     """The places of the values that are there, and these."""
-    num_absent = values.count(None)
-    if num_absent == 0 or num_absent == len(values):
-        return places[: len(values) - num_absent], values[: len(values) - num_absent]
+    if values.count(None) == len(values):
+        return places[:0], []
     is_there = [value is not None for value in values]
-    return places[is_there], list(compress(values, is_there))
+    return places[np.fromiter(is_there, bool, len(values))], list(compress(values, is_there))
+
+
+def _numbers(places: Array, values: list[Any]) -> tuple[Array, Array]:
+    """The same of integers, without a loop in Python."""
+    if values.count(NO_NUMBER) == len(values):
+        return places[:0], np.empty(0, np.int64)
+    try:
+        numbers = integers(values)
+    except TypeError:  # a null
+        numbers = integers([NO_NUMBER if value is None else value for value in values])
+    is_there = numbers != NO_NUMBER
+    return places[is_there], numbers[is_there]
 
 
 def nanoseconds(microseconds: Sequence[float]) -> Array:

@@ -139,7 +139,7 @@ def _written(file: BinaryIO) -> Iterator[Block]:
     end = file.seek(0, os.SEEK_END)
     file.seek(0)
     while file.tell() < end:
-        yield pickle.load(file)
+        yield pickle.load(file)  # noqa: S301 -- written by a process of ours
 
 
 def _started(work: Callable[..., None], *arguments: object) -> BaseProcess:
