@@ -122,8 +122,9 @@ class Columns:
         for name in list(self._sparse):
             parts = self._sparse.pop(name)
             places = new_places[_joined([places for places, _ in parts])]
+            values = _joined([values for _, values in parts])
             by_place = np.argsort(places, kind="stable")
-            sparse[name] = places[by_place], _joined([values for _, values in parts])[by_place]
+            sparse[name] = places[by_place], values[by_place]
         return dense, sparse
 
     @property

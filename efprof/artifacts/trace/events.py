@@ -3,9 +3,10 @@
 import re
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from itertools import chain, compress
+from itertools import compress
 from typing import Any, Final
 
 import msgspec
@@ -61,7 +62,7 @@ def _event_type(time: type, zero: Any) -> Any:
             ("tid", int | str, 0),
             ("ts", time, zero),
             ("dur", float, 0.0),
-            ("id", int | str | None, None),
+            ("id", int | str | None, NO_NUMBER),
             ("args", Arguments | None, None),
         ],
         gc=False,
@@ -195,21 +196,23 @@ class _Codes(dict[Any, int]):
         return np.fromiter(map(self.__getitem__, values), np.int32)
 
 
-def _fields(found: Iterable[Any], kind: Any) -> dict[str, list[Any]]:
-    """The fields of structs of one kind, each a list: the fastest way that Python has to turn them round."""
+def _fields(found: Iterable[Any], kind: Any) -> dict[str, tuple[Any, ...]]:
+    """The fields of structs of one kind: the fastest way that Python has to turn them round."""
     names = kind.__struct_fields__
-    values = list(chain.from_iterable(map(msgspec.structs.astuple, found)))
-    return {name: values[place :: len(names)] for place, name in enumerate(names)}
+    return dict(zip(names, zip(*map(msgspec.structs.astuple, found), strict=True), strict=False)) or dict.fromkeys(
+        names, ()
+    )
 
 
-def _block(event: dict[str, list[Any]], num_unreadable: int, starts: Array | None = None) -> Block:
+def _block(event: dict[str, tuple[Any, ...]], num_unreadable: int, starts: Array | None = None) -> Block:
     texts, lanes, phases = _Codes(), _Codes(), _Codes()
     everywhere = np.arange(len(event["ph"]), dtype=np.int32)
-    places, with_arguments = _present(everywhere, event["args"])
+    with_arguments = list(filter(None, event["args"]))
+    places = everywhere[[one is not None for one in event["args"]] if len(with_arguments) < len(everywhere) else ...]
     argument = _fields(with_arguments, Arguments)
     ids = np.full(len(everywhere), NO_ID, np.int64)
-    for here, numbers in (_numbers(places, argument["correlation"]), _present(everywhere, event["id"])):
-        ids[here] = numbers if isinstance(numbers, np.ndarray) else integers(list(map(_id, numbers)))
+    for here, numbers in (_numbers(places, argument["correlation"]), _numbers(everywhere, event["id"])):
+        ids[here] = numbers
     phase = phases.of(event["ph"])
     dense = {
         "phase": np.array([ord(one[:1] or "?") & 0x7F for one in phases], np.uint8)[phase],
@@ -237,7 +240,7 @@ def _text(value: str | msgspec.Raw) -> str:
     return value if isinstance(value, str) else bytes(value).decode(errors="replace")
 
 
-def _present(places: Array, values: list[Any]) -> tuple[Array, list[Any]]:
+def _present(places: Array, values: Sequence[Any]) -> tuple[Array, list[Any]]:
     """The places of the values that are there, and these."""
     if values.count(None) == len(values):
         return places[:0], []
@@ -245,14 +248,14 @@ def _present(places: Array, values: list[Any]) -> tuple[Array, list[Any]]:
     return places[np.fromiter(is_there, bool, len(values))], list(compress(values, is_there))
 
 
-def _numbers(places: Array, values: list[Any]) -> tuple[Array, Array]:
-    """The same of integers, without a loop in Python."""
+def _numbers(places: Array, values: Sequence[Any]) -> tuple[Array, Array]:
+    """The same of integers, for which no loop in Python is needed."""
     if values.count(NO_NUMBER) == len(values):
         return places[:0], np.empty(0, np.int64)
     try:
         numbers = integers(values)
-    except TypeError:  # a null
-        numbers = integers([NO_NUMBER if value is None else value for value in values])
+    except (TypeError, ValueError):  # a null, or the name of a flow
+        numbers = integers([NO_NUMBER if value is None else _id(value) for value in values])
     is_there = numbers != NO_NUMBER
     return places[is_there], numbers[is_there]
 
@@ -299,9 +302,7 @@ def integers(values: Sequence[int], kind: Any = np.int64) -> Array:
 
 def _id(value: int | str) -> int:
     """Flows are numbered; other tools name them by texts, which only have to differ."""
-    if isinstance(value, int):
-        return value
-    try:
-        return int(value, 0)
-    except ValueError:
-        return zlib.crc32(value.encode())
+    for base in (10, 0):
+        with suppress(ValueError):
+            return value if isinstance(value, int) else int(value, base)
+    return zlib.crc32(str(value).encode())

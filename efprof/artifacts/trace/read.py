@@ -103,7 +103,7 @@ def _every(step: int, text: TraceText, first: int) -> Iterator[Block]:
     decoder = Decoder()
     for number, piece in enumerate(text.blocks()):
         if number % step == first:
-            block = decoder.block(b"[%b]" % piece)
+            block = decoder.block(piece)
             if block is None:
                 raise _NotDecoded
             yield block
