@@ -23,8 +23,8 @@ HUGE: Final = 1000 * MB
 MAX_HUGE_BYTES: Final = 600 << 20
 MAX_REPORT_BYTES: Final = 300 * MB
 MIN_OVER_TRACELENS: Final = 6.0
-IDLE_CORES: Final = 1.0
-"""A program of others that keeps one of two processors busy leaves none to the second process."""
+MAX_OTHERS: Final = 0.3
+"""Processors that other programs keep busy: beyond that two processes have not two of them, and time tells little."""
 
 TABLE_HEAD: Final = (
     "| file | JSON | events | bare: CPU | ours: CPU | over bare | bare: wall | two: wall | over bare "
@@ -132,13 +132,17 @@ def report_lines(report: Sequence[Whole], tracelens: Sequence[Whole]) -> Iterato
 
 
 def _wall(row: Row) -> str:
+    over_bare = [row.ratio(BY_TWO, BARE, wall) or 0.0]
+    name = f"Wall of two processes over a bare decoding's, {row.name}"
+    return _with_others(row, _most(name, over_bare, MAX_WALL_OVER_BARE))
+
+
+def _with_others(row: Row, line: str) -> str:
+    """Two processes that must share their processors with other programs are not to blame for it."""
     others = row.median(BY_TWO, lambda cost: cost.others) or 0.0
-    line = _most(f"Wall of two processes over a bare decoding's, {row.name}", [row.ratio(BY_TWO, BARE, wall) or 0.0])
-    return f"{line} Other programs kept {others:.1f} processors busy meanwhile{', too many to judge' * _busy(row)}."
-
-
-def _busy(row: Row) -> bool:
-    return (row.median(BY_TWO, lambda cost: cost.others) or 0.0) >= IDLE_CORES
+    if others > MAX_OTHERS:
+        line = line.replace(" not held: ", " unclear: ")
+    return f"{line} Other programs kept {others:.1f} processors busy meanwhile."
 
 
 def _over_hta(row: Row) -> Iterator[str]:
@@ -146,10 +150,11 @@ def _over_hta(row: Row) -> Iterator[str]:
     yield _least(f"CPU of HTA over that of one process, {row.name}", row.ratio(HTA, ALONE, cpu) or 0.0, least)
     if row.num_bytes >= LARGE:
         by_two = row.ratio(HTA, BY_TWO, wall) or 0.0
-        yield _least(f"Wall of HTA over that of two processes, {row.name}", by_two, MIN_OVER_HTA_BY_TWO)
+        name = f"Wall of HTA over that of two processes, {row.name}"
+        yield _with_others(row, _least(name, by_two, MIN_OVER_HTA_BY_TWO))
 
 
-def _most(what: str, values: Sequence[float], most: float = MAX_WALL_OVER_BARE) -> str:
+def _most(what: str, values: Sequence[float], most: float) -> str:
     value = statistics.median(values)
     return f"- {what} {'held' if value <= most else 'not held'}: {value:.2f} times, at most {most:g}."
 

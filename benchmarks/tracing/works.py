@@ -120,7 +120,7 @@ def whole_of(command: Sequence[str]) -> Whole:
             pid, status, used = os.wait4(process.pid, os.WNOHANG)
             if pid:
                 break
-            peak_bytes = max(peak_bytes, sum(map(_proportional_bytes, _family(process.pid))))
+            peak_bytes = max(peak_bytes, _memory_bytes(_family(process.pid)))
             time.sleep(LOOK_S)
         wall_s = time.perf_counter() - start
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -139,10 +139,19 @@ def _family(pid: int) -> list[int]:
     return [pid, *(one for child in children for one in _family(int(child)))]
 
 
-def _proportional_bytes(pid: int) -> int:
-    """Its memory, of which pages that several processes share count as a part each."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0)
+def _memory_bytes(pids: Sequence[int]) -> int:
+    """What processes have together: each page of data once, and of files as much as the one that has most of them.
+
+    A page of a library, which strangers use as well, would else count as the less the more of them there are.
+    """
+    data, files = 0, 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+        except OSError:  # it ended meanwhile
+            continue
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+        if kib:
+            data += kib["Pss_Anon"] + kib["Pss_Shmem"]
+            files = max(files, kib["Rss"] - kib["Anonymous"])
+    return (data + files) << 10

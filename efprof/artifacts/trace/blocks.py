@@ -14,7 +14,7 @@ from efprof.model import UnreadableInput
 
 T = TypeVar("T")
 
-BLOCK_BYTES = 1 << 19
+BLOCK_BYTES = 1 << 18
 """Decoded, an event takes three times its text: in larger blocks they leave a processor's cache, and take a tenth more
 time."""
 MAX_BLOCK_BYTES = 64 << 20
