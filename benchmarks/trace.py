@@ -47,7 +47,7 @@ All works unpack the file (`isal`). Bare is to decode each block of its events i
 keep none. Ours makes sorted columns of them, in one process or in two. HTA is `TraceAnalysis` of HolisticTraceAnalysis,
 which makes a table of them. Each work is a process of its own, timed from after its imports; they take turns, in random
 order, in {rounds} rounds. Times and ratios are medians, ratios of works in the same round; CPU is of all processes of a
-work. Peaks are of whole processes, imports included; of two together, looked at every 10 ms in a run of its own. MB are
+work. Peaks are of whole processes, imports included; of two together, looked at every 30 ms in a run of its own. MB are
 10^6 bytes. Files from {large} on are made: the events of a real one again and again, later each time, with ids of their
 own. HTA reads files of more than 60 MB in the first round alone, and none of 1 GB.
 """

@@ -18,8 +18,8 @@ from efprof.artifacts.trace.blocks import TraceText
 from efprof.artifacts.trace.events import Decoder
 from efprof.artifacts.trace.read import read_here
 
-LOOK_S: Final = 0.01
-"""Between two looks at the memory of several processes: a work of half a second is seen 50 times."""
+LOOK_S: Final = 0.03
+"""Between two looks at the memory of several processes: one holds them up for a millisecond or more."""
 LONGEST_S: Final = 3600
 
 HTA: Final = """

@@ -107,8 +107,7 @@ class Decoder:
     """Decodes the blocks of one file, and learns from them whether a float can hold its times."""
 
     def __init__(self) -> None:
-        self._decoder: Any = msgspec.json.Decoder(_list_of(_EVENT), strict=False)
-        self._is_late = False
+        self._become(_EVENT)
 
     def block(self, text: bytes) -> Block | None:
         """The columns of a JSON list of events; None where the text is no list."""
@@ -117,17 +116,19 @@ class Decoder:
             return None
         events, num_unreadable = found
         fields = _fields(events, _EVENT)
-        if events and type(events[0]) is _LATE_EVENT:
-            starts = late_nanoseconds(fields["ts"])
-            if starts is None:
-                found = self._one_by_one(text)
-                return None if found is None else _block(_fields(found[0], _EVENT), found[1])
-            return _block(fields, num_unreadable, starts)
-        if not self._is_late and max(fields["ts"], default=0.0) >= EXACT_US:
-            self._decoder = msgspec.json.Decoder(_list_of(_LATE_EVENT), strict=False)
-            self._is_late = True
+        if self._kind is _EVENT and max(fields["ts"], default=0.0) >= EXACT_US:
+            self._become(_LATE_EVENT)
             return self.block(text)
-        return _block(fields, num_unreadable)
+        if not events or type(events[0]) is _EVENT:
+            return _block(fields, num_unreadable, nanoseconds(fields["ts"]))
+        starts = late_nanoseconds(fields["ts"])
+        if starts is not None:
+            return _block(fields, num_unreadable, starts)
+        found = self._one_by_one(NO_JSON.sub(b":null", text))
+        if found is None:
+            return None
+        fields = _fields(found[0], _EVENT)
+        return _block(fields, found[1], nanoseconds(fields["ts"]))
 
     def events(self, text: bytes) -> tuple[list[Any], int] | None:
         """The events of a JSON list, and how many more cannot be read; None where the text is no list."""
@@ -141,6 +142,11 @@ class Decoder:
         except (msgspec.DecodeError, RecursionError):
             repaired, num_repaired = NO_JSON.subn(b":null", text)
             return self.events(repaired) if num_repaired else None
+
+    def _become(self, kind: Any) -> None:
+        """Times are floats; where those are not exact, texts: msgspec would take 10**15 + 0.001 for an integer."""
+        self._kind = kind
+        self._decoder: Any = msgspec.json.Decoder(_list_of(kind), strict=False)
 
     @staticmethod
     def _one_by_one(text: bytes) -> tuple[list[Any], int] | None:
@@ -204,7 +210,7 @@ def _fields(found: Iterable[Any], kind: Any) -> dict[str, tuple[Any, ...]]:
     )
 
 
-def _block(event: dict[str, tuple[Any, ...]], num_unreadable: int, starts: Array | None = None) -> Block:
+def _block(event: dict[str, tuple[Any, ...]], num_unreadable: int, starts: Array) -> Block:
     texts, lanes, phases = _Codes(), _Codes(), _Codes()
     everywhere = np.arange(len(event["ph"]), dtype=np.int32)
     with_arguments = list(filter(None, event["args"]))
@@ -219,7 +225,7 @@ def _block(event: dict[str, tuple[Any, ...]], num_unreadable: int, starts: Array
         "name": texts.of(event["name"]),
         "category": texts.of(event["cat"]),
         "lane": lanes.of(zip(event["pid"], event["tid"], strict=True)),
-        "start_ns": nanoseconds(event["ts"]) if starts is None else starts,
+        "start_ns": starts,
         "duration_ns": nanoseconds(event["dur"]),
         "id": ids,
     }
@@ -232,12 +238,14 @@ def _block(event: dict[str, tuple[Any, ...]], num_unreadable: int, starts: Array
         here, values = _present(places, argument[name])
         here, values = _present(here, [value or None for value in values])
         if values:
-            sparse[name] = here, texts.of(map(_text, values))
+            different = _Codes()
+            codes = different.of(map(bytes, values) if name == "shapes" else values)
+            sparse[name] = here, texts.of(map(_text, different))[codes]
     return Block(dense=dense, sparse=sparse, texts=list(texts), lanes=list(lanes), num_unreadable=num_unreadable)
 
 
-def _text(value: str | msgspec.Raw) -> str:
-    return value if isinstance(value, str) else bytes(value).decode(errors="replace")
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode(errors="replace")
 
 
 def _present(places: Array, values: Sequence[Any]) -> tuple[Array, list[Any]]:
@@ -262,9 +270,10 @@ def _numbers(places: Array, values: Sequence[Any]) -> tuple[Array, Array]:
 
 def nanoseconds(microseconds: Sequence[float]) -> Array:
     """A trace's times, exact; those that no clock shows are cut to the nearest that one can."""
-    times = np.clip(np.array(microseconds, np.float64), -LAST_US, LAST_US)
-    whole = np.floor(times)
-    return whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
+    times: Array = np.maximum(np.minimum(np.array(microseconds, np.float64), LAST_US), -LAST_US)
+    whole: Array = np.floor(times)
+    exact: Array = whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
+    return exact
 
 
 def late_nanoseconds(microseconds: Sequence[msgspec.Raw]) -> Array | None:
