@@ -11,7 +11,7 @@ DOCS_INSTALLED := $(VENV)/installed-docs
 GPU_PYTHON ?= $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test format check types tests casebook bench-overhead bench-memory bench-report bench-trainer stability gpu plotly fixtures clean
+.PHONY: help install demo docs test format check types tests casebook bench-overhead bench-memory bench-report bench-trace bench-trainer stability gpu plotly fixtures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,11 @@ bench-memory: $(TESTS_INSTALLED) ## Replay recorded GPU memory, and time a milli
 
 bench-report: $(TESTS_INSTALLED) ## Measure what a report costs, and where its time goes
 	$(BIN)/python -m benchmarks.report --write reports/report.md
+
+# HTA and TraceLens, of which neither may be installed beside efprof, are measured where their Python is named:
+# make bench-trace HTA=/path/to/python TRACELENS=/path/to/python
+bench-trace: $(TESTS_INSTALLED) ## Measure reading a profiler's trace, beside a bare decoding and other people's tools
+	$(BIN)/python -m benchmarks.trace --write reports/trace.md $(if $(HTA),--hta $(HTA)) $(if $(TRACELENS),--tracelens $(TRACELENS))
 
 bench-trainer: $(TESTS_INSTALLED) ## Time energy_flow's step against a loop over flows and texts with the same weights
 	$(BIN)/python -m benchmarks.trainer --write reports/trainer.md

@@ -119,7 +119,7 @@ class Columns:
     def ordered(self, base_ns: int) -> tuple[dict[str, Array], dict[str, tuple[Array, Array]]]:
         """The dense and the sparse columns, of which the blocks' own are given up."""
         dense = {name: _joined(self._dense.pop(name)) for name in ("start_ns", "duration_ns")}
-        order = np.lexsort((-dense["duration_ns"], dense["start_ns"])).astype(np.int32)
+        order = _order(dense["start_ns"], dense["duration_ns"])
         dense = {name: column[order] for name, column in dense.items()}
         dense["start_ns"] += base_ns
         for name in list(self._dense):
@@ -130,8 +130,9 @@ class Columns:
         for name in list(self._sparse):
             parts = self._sparse.pop(name)
             places = new_places[_joined([places for places, _ in parts])]
+            values = _joined([values for _, values in parts])
             by_place = np.argsort(places, kind="stable")
-            sparse[name] = places[by_place], _joined([values for _, values in parts])[by_place]
+            sparse[name] = places[by_place], values[by_place]
         return dense, sparse
 
     @property
@@ -141,6 +142,17 @@ class Columns:
     @property
     def lanes(self) -> list[Lane]:
         return list(self._lanes)
+
+
+def _order(starts: Array, durations: Array) -> Array:
+    """By start, of equal ones the longest first, else as in the file: few of them need a second look."""
+    order = np.argsort(starts).astype(np.int32)
+    sorted_starts = starts[order]
+    is_same = sorted_starts[1:] == sorted_starts[:-1]
+    tied = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
+    some = order[tied]
+    order[tied] = some[np.lexsort((some, -durations[some], starts[some]))]
+    return order
 
 
 def _joined(parts: list[Array]) -> Array:

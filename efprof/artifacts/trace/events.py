@@ -3,8 +3,10 @@
 import re
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
+from itertools import compress
 from typing import Any, Final
 
 import msgspec
@@ -13,40 +15,43 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 EXACT_US: Final = 2.0**42
-"""Up to 51 days in microseconds a float tells one nanosecond from the next; later times are decoded as decimals."""
-LATE_FRACTION: Final = re.compile(rb'"ts"\s*:\s*"?\d{13,}\.\d*[1-9]')
-"""A time past that with thousandths; many files have whole microseconds, for which a float is enough."""
+"""Up to 51 days in microseconds a float tells one nanosecond from the next; later times are read digit by digit."""
 NO_JSON: Final = re.compile(rb":\s*[+-]?(?:inf|nan|infinity)\b", re.IGNORECASE)
 """What C++ and Python write for a number that is none; kineto divides by durations of zero."""
 NO_ID: Final = -1
-LAST_US: Final = 4e15
+LAST_US: Final = 4 * 10**15
 """A hundred years in microseconds; larger is a mistake, and twice as many nanoseconds no longer fit a column."""
+
+
+NO_NUMBER: Final = -(1 << 63)
+"""What a column of integers has where an event has none: no address, size or number of anything."""
+_NO_TEXT: Final[Any] = None
+DIGITS: Final = b"0123456789"
 
 
 class Arguments(msgspec.Struct, gc=False):
     """The arguments that efprof reads; others are skipped unread."""
 
-    correlation: int | None = None
-    sequence: int | None = msgspec.field(name="Sequence number", default=None)
-    forward_thread: int | None = msgspec.field(name="Fwd thread id", default=None)
-    python_id: int | None = msgspec.field(name="Python id", default=None)
-    python_parent: int | None = msgspec.field(name="Python parent id", default=None)
-    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
+    correlation: int | None = NO_NUMBER
+    sequence: int | None = msgspec.field(name="Sequence number", default=NO_NUMBER)
+    forward_thread: int | None = msgspec.field(name="Fwd thread id", default=NO_NUMBER)
+    python_id: int | None = msgspec.field(name="Python id", default=NO_NUMBER)
+    python_parent: int | None = msgspec.field(name="Python parent id", default=NO_NUMBER)
+    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_TEXT)
     call_stack: str | None = msgspec.field(name="Call stack", default=None)
     call_site: str | None = msgspec.field(name="Call site", default=None)
-    num_bytes: int | None = msgspec.field(name="Bytes", default=None)
-    address: int | None = msgspec.field(name="Addr", default=None)
-    total_bytes: int | None = msgspec.field(name="Total Allocated", default=None)
-    device_type: int | None = msgspec.field(name="Device Type", default=None)
-    copied_bytes: int | None = msgspec.field(name="bytes", default=None)
-    waited_stream: int | None = msgspec.field(name="wait_on_stream", default=None)
+    num_bytes: int | None = msgspec.field(name="Bytes", default=NO_NUMBER)
+    address: int | None = msgspec.field(name="Addr", default=NO_NUMBER)
+    total_bytes: int | None = msgspec.field(name="Total Allocated", default=NO_NUMBER)
+    device_type: int | None = msgspec.field(name="Device Type", default=NO_NUMBER)
+    copied_bytes: int | None = msgspec.field(name="bytes", default=NO_NUMBER)
+    waited_stream: int | None = msgspec.field(name="wait_on_stream", default=NO_NUMBER)
     collective: str | None = msgspec.field(name="Collective name", default=None)
     label: str | None = msgspec.field(name="name", default=None)
 
 
-def _event_type(time: type) -> Any:
+def _event_type(time: type, zero: Any) -> Any:
     """One event, whatever its phase; times are in microseconds."""
-    zero = time(0)
     return msgspec.defstruct(
         "Event",
         [
@@ -56,8 +61,8 @@ def _event_type(time: type) -> Any:
             ("pid", int | str, 0),
             ("tid", int | str, 0),
             ("ts", time, zero),
-            ("dur", time, zero),
-            ("id", int | str | None, None),
+            ("dur", float, 0.0),
+            ("id", int | str | None, NO_NUMBER),
             ("args", Arguments | None, None),
         ],
         gc=False,
@@ -79,7 +84,9 @@ NUMBERS: Final = {
 """Arguments that some events have, as numbers."""
 TEXTS: Final = ("shapes", "call_stack", "call_site", "collective", "label")
 """The same as texts, each different one kept once."""
-_EVENTS: Final[dict[type, Any]] = {time: _event_type(time) for time in (float, Decimal)}
+_EVENT: Final = _event_type(float, 0.0)
+_LATE_EVENT: Final = _event_type(msgspec.Raw, msgspec.Raw(b"0"))
+"""Its start is left as text."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -97,13 +104,10 @@ class Block:
 
 
 class Decoder:
-    """Decodes the blocks of one file, and learns from them whether its times need decimals."""
+    """Decodes the blocks of one file, and learns from them whether a float can hold its times."""
 
     def __init__(self) -> None:
-        self._decoders: dict[type, Any] = {
-            time: msgspec.json.Decoder(_list_of(kind), strict=False) for time, kind in _EVENTS.items()
-        }
-        self._time: type = float
+        self._become(_EVENT)
 
     def block(self, text: bytes) -> Block | None:
         """The columns of a JSON list of events; None where the text is no list."""
@@ -111,16 +115,25 @@ class Decoder:
         if found is None:
             return None
         events, num_unreadable = found
-        times = [event.ts for event in events]
-        if self._time is float and max(times, default=0.0) >= EXACT_US and LATE_FRACTION.search(text):
-            self._time = Decimal
+        fields = _fields(events, _EVENT)
+        if self._kind is _EVENT and max(fields["ts"], default=0.0) >= EXACT_US:
+            self._become(_LATE_EVENT)
             return self.block(text)
-        return _block(events, times, num_unreadable)
+        if not events or type(events[0]) is _EVENT:
+            return _block(fields, num_unreadable, nanoseconds(fields["ts"]))
+        starts = late_nanoseconds(fields["ts"])
+        if starts is not None:
+            return _block(fields, num_unreadable, starts)
+        found = self._one_by_one(NO_JSON.sub(b":null", text))
+        if found is None:
+            return None
+        fields = _fields(found[0], _EVENT)
+        return _block(fields, found[1], nanoseconds(fields["ts"]))
 
     def events(self, text: bytes) -> tuple[list[Any], int] | None:
         """The events of a JSON list, and how many more cannot be read; None where the text is no list."""
         try:
-            events: list[Any] = self._decoders[self._time].decode(text)
+            events: list[Any] = self._decoder.decode(text)
             return events, 0
         except msgspec.ValidationError:
             return self._one_by_one(text)
@@ -130,13 +143,19 @@ class Decoder:
             repaired, num_repaired = NO_JSON.subn(b":null", text)
             return self.events(repaired) if num_repaired else None
 
-    def _one_by_one(self, text: bytes) -> tuple[list[Any], int] | None:
+    def _become(self, kind: Any) -> None:
+        """Times are floats; where those are not exact, texts: msgspec would take 10**15 + 0.001 for an integer."""
+        self._kind = kind
+        self._decoder: Any = msgspec.json.Decoder(_list_of(kind), strict=False)
+
+    @staticmethod
+    def _one_by_one(text: bytes) -> tuple[list[Any], int] | None:
         """Where a field is not of its type, its event is kept without it; without its time, an event has no place."""
         try:
             found = msgspec.json.decode(text.decode(errors="replace"))
         except (msgspec.DecodeError, RecursionError):
             return None
-        events = [_converted(event, _EVENTS[self._time]) for event in found]
+        events = [_converted(event) for event in found]
         kept = [event for event in events if event is not None]
         return kept, len(events) - len(kept)
 
@@ -145,7 +164,7 @@ def _list_of(kind: Any) -> Any:
     return list[kind]
 
 
-def _converted(found: Any, kind: Any) -> Any:
+def _converted(found: Any) -> Any:
     if not isinstance(found, dict):
         return None
     fields: dict[str, Any] = {name: found[name] for name in ("ts", "dur") if name in found}
@@ -155,7 +174,7 @@ def _converted(found: Any, kind: Any) -> Any:
     given = arguments.items() if isinstance(arguments, dict) else ()
     fields["args"] = {name: value for name, value in given if _is_argument(name, value)}
     try:
-        return msgspec.convert(fields, kind, strict=False)
+        return msgspec.convert(fields, _EVENT, strict=False)
     except (msgspec.ValidationError, OverflowError):
         return None
 
@@ -183,56 +202,102 @@ class _Codes(dict[Any, int]):
         return np.fromiter(map(self.__getitem__, values), np.int32)
 
 
-def _block(events: list[Any], times: list[Any], num_unreadable: int) -> Block:
-    texts, lanes = _Codes(), _Codes()
-    places = np.array([place for place, event in enumerate(events) if event.args is not None], np.int64)
-    arguments = [event.args for event in events if event.args is not None]
-    ids = np.full(len(events), NO_ID, np.int64)
-    for here, numbers in (
-        _present(places, [one.correlation for one in arguments]),
-        _present(np.arange(len(events)), [event.id for event in events]),
-    ):
-        ids[here] = integers(list(map(_id, numbers)))
+def _fields(found: Iterable[Any], kind: Any) -> dict[str, tuple[Any, ...]]:
+    """The fields of structs of one kind: the fastest way that Python has to turn them round."""
+    names = kind.__struct_fields__
+    return dict(zip(names, zip(*map(msgspec.structs.astuple, found), strict=True), strict=False)) or dict.fromkeys(
+        names, ()
+    )
+
+
+def _block(event: dict[str, tuple[Any, ...]], num_unreadable: int, starts: Array) -> Block:
+    texts, lanes, phases = _Codes(), _Codes(), _Codes()
+    everywhere = np.arange(len(event["ph"]), dtype=np.int32)
+    with_arguments = list(filter(None, event["args"]))
+    places = everywhere[[one is not None for one in event["args"]] if len(with_arguments) < len(everywhere) else ...]
+    argument = _fields(with_arguments, Arguments)
+    ids = np.full(len(everywhere), NO_ID, np.int64)
+    for here, numbers in (_numbers(places, argument["correlation"]), _numbers(everywhere, event["id"])):
+        ids[here] = numbers
+    phase = phases.of(event["ph"])
     dense = {
-        "phase": np.array([ord(event.ph[:1] or "?") & 0x7F for event in events], np.uint8),
-        "name": texts.of([event.name for event in events]),
-        "category": texts.of([event.cat for event in events]),
-        "lane": lanes.of([(event.pid, event.tid) for event in events]),
-        "start_ns": nanoseconds(times),
-        "duration_ns": nanoseconds([event.dur for event in events]),
+        "phase": np.array([ord(one[:1] or "?") & 0x7F for one in phases], np.uint8)[phase],
+        "name": texts.of(event["name"]),
+        "category": texts.of(event["cat"]),
+        "lane": lanes.of(zip(event["pid"], event["tid"], strict=True)),
+        "start_ns": starts,
+        "duration_ns": nanoseconds(event["dur"]),
         "id": ids,
     }
     sparse = {}
     for name, kind in NUMBERS.items():
-        here, values = _present(places, [getattr(one, name) for one in arguments])
-        if values:
-            sparse[name] = here, integers(values, kind)
+        here, numbers = _numbers(places, argument[name])
+        if len(here):
+            sparse[name] = here, numbers.astype(kind, copy=False)
     for name in TEXTS:
-        here, values = _present(places, [getattr(one, name) or None for one in arguments])
+        here, values = _present(places, argument[name])
+        here, values = _present(here, [value or None for value in values])
         if values:
-            sparse[name] = here, texts.of(map(_text, values))
+            different = _Codes()
+            codes = different.of(map(bytes, values) if name == "shapes" else values)
+            sparse[name] = here, texts.of(map(_text, different))[codes]
     return Block(dense=dense, sparse=sparse, texts=list(texts), lanes=list(lanes), num_unreadable=num_unreadable)
 
 
-def _text(value: str | msgspec.Raw) -> str:
-    return value if isinstance(value, str) else bytes(value).decode(errors="replace")
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode(errors="replace")
 
 
-def _present(places: Array, values: list[Any]) -> tuple[Array, list[Any]]:
+def _present(places: Array, values: Sequence[Any]) -> tuple[Array, list[Any]]:
     """The places of the values that are there, and these."""
-    num_absent = values.count(None)
-    if num_absent == 0 or num_absent == len(values):
-        return places[: len(values) - num_absent], values[: len(values) - num_absent]
-    return places[[value is not None for value in values]], [value for value in values if value is not None]
+    if values.count(None) == len(values):
+        return places[:0], []
+    is_there = [value is not None for value in values]
+    return places[np.fromiter(is_there, bool, len(values))], list(compress(values, is_there))
 
 
-def nanoseconds(microseconds: Sequence[float] | Sequence[Decimal]) -> Array:
+def _numbers(places: Array, values: Sequence[Any]) -> tuple[Array, Array]:
+    """The same of integers, for which no loop in Python is needed."""
+    if values.count(NO_NUMBER) == len(values):
+        return places[:0], np.empty(0, np.int64)
+    try:
+        numbers = integers(values)
+    except (TypeError, ValueError):  # a null, or the name of a flow
+        numbers = integers([NO_NUMBER if value is None else _id(value) for value in values])
+    is_there = numbers != NO_NUMBER
+    return places[is_there], numbers[is_there]
+
+
+def nanoseconds(microseconds: Sequence[float]) -> Array:
     """A trace's times, exact; those that no clock shows are cut to the nearest that one can."""
-    if microseconds and isinstance(microseconds[0], Decimal):
-        return integers([round(time * 1000) for time in microseconds])
-    times = np.clip(np.array(microseconds, np.float64), -LAST_US, LAST_US)
-    whole = np.floor(times)
-    return whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
+    times: Array = np.maximum(np.minimum(np.array(microseconds, np.float64), LAST_US), -LAST_US)
+    whole: Array = np.floor(times)
+    exact: Array = whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
+    return exact
+
+
+def late_nanoseconds(microseconds: Sequence[msgspec.Raw]) -> Array | None:
+    """The same of times that a float cannot hold, from their text; None where one is no number.
+
+    A profiler writes all of them whole, or all with three decimals; for those that other tools wrote, Python's
+    decimals take ten times as long.
+    """
+    text = b",".join(microseconds)
+    signs = text.translate(None, DIGITS)
+    if signs == b"," * (len(microseconds) - 1):
+        return np.minimum(np.fromstring(text, np.int64, sep=","), LAST_US) * 1000
+    if signs == b".," * (len(microseconds) - 1) + b"." and _have_thousandths(text):
+        return np.minimum(np.fromstring(text.replace(b".", b""), np.int64, sep=","), LAST_US * 1000)
+    try:
+        exact = [Decimal(bytes(time).decode().strip('"')) for time in microseconds]
+        return integers([round(min(max(time, Decimal(-LAST_US)), Decimal(LAST_US)) * 1000) for time in exact])
+    except (InvalidOperation, ValueError):
+        return None
+
+
+def _have_thousandths(text: bytes) -> bool:
+    signs = np.frombuffer(text + b",", np.uint8)
+    return bool((np.flatnonzero(signs == ord(",")) - np.flatnonzero(signs == ord(".")) == len(".000")).all())
 
 
 def integers(values: Sequence[int], kind: Any = np.int64) -> Array:
@@ -246,9 +311,7 @@ def integers(values: Sequence[int], kind: Any = np.int64) -> Array:
 
 def _id(value: int | str) -> int:
     """Flows are numbered; other tools name them by texts, which only have to differ."""
-    if isinstance(value, int):
-        return value
-    try:
-        return int(value, 0)
-    except ValueError:
-        return zlib.crc32(value.encode())
+    for base in (10, 0):
+        with suppress(ValueError):
+            return value if isinstance(value, int) else int(value, base)
+    return zlib.crc32(str(value).encode())

@@ -1,17 +1,19 @@
 """Reads a trace in a process of its own, so that a file that is broken, or made to break things, costs one sentence."""
 
-import gc
 import mmap
 import multiprocessing
 import os
+import pickle
 import resource
+import sys
 import tempfile
 import warnings
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import zip_longest
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -29,8 +31,8 @@ MAX_PER_BYTE: Final = {True: 24, False: 2}
 bytes for an event of 15 bytes packed, or 250."""
 LARGE_BYTES: Final = {True: 4 << 20, False: 48 << 20}
 """From this size on, packed or not, several processes decode: each costs some milliseconds, and half a second less."""
-MAX_PROCESSES = 8
-"""More than decompressing, which is one process's work, can feed."""
+MAX_PROCESSES = 4
+"""Each unpacks the whole file, a tenth of the work: more of them win little."""
 _FORK: Final = multiprocessing.get_context("fork")
 
 
@@ -46,10 +48,7 @@ def read_trace(path: Path, *, num_processes: int | None = None) -> Trace:
     """
     with tempfile.TemporaryFile(prefix="efprof-trace-") as columns:
         ours, theirs = _FORK.Pipe(duplex=False)
-        process = _FORK.Process(target=_read_in_child, args=(path, columns, theirs, num_processes))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: no thread of ours holds a lock
-            process.start()
+        process = _started(_read_in_child, path, columns, theirs, num_processes)
         theirs.close()
         try:
             answer = ours.recv()
@@ -67,57 +66,88 @@ def read_trace(path: Path, *, num_processes: int | None = None) -> Trace:
 
 
 def read_here(path: Path, num_processes: int = 1) -> tuple[TraceText, Columns]:
-    """The same in this process."""
-    if num_processes > 1:
-        try:
-            return _collected(TraceText(path), num_processes)
-        except (_CutWrong, BrokenProcessPool):
-            pass  # one process joins the pieces, and does what one that was killed did not
-    return _collected(TraceText(path), 1)
-
-
-class _CutWrong(Exception):
-    """A piece of the text is no list of events, and must be joined with the next."""
-
-
-def _collected(text: TraceText, num_processes: int) -> tuple[TraceText, Columns]:
-    columns = Columns()
+    """The same in this process, helped by as many others as are wanted beside it."""
     with no_garbage_collection():
-        for block in text.decoded(Decoder().block) if num_processes == 1 else _decoded_by(num_processes, text):
+        if num_processes > 1:
+            try:
+                return _read_by(num_processes, path)
+            except _NotDecoded:
+                pass  # one process joins the pieces, and does what one that was killed did not
+        text, columns = TraceText(path), Columns()
+        for block in text.decoded(Decoder().block):
             columns.add(block)
     return text, columns
 
 
-def _decoded_by(num_processes: int, text: TraceText) -> Iterator[Block]:
-    with ProcessPoolExecutor(num_processes, mp_context=_FORK, initializer=_start_worker) as pool:
-        waiting: deque[Future[Block | None]] = deque()
-        for block in text.blocks():
-            waiting.append(pool.submit(_decode, b"[%b]" % block))
-            if len(waiting) > 2 * num_processes:
-                yield _result(waiting)
-        while waiting:
-            yield _result(waiting)
+class _NotDecoded(Exception):
+    """A piece of the text is no list of events, and must be joined with the next; or its process was killed."""
 
 
-def _result(waiting: "deque[Future[Block | None]]") -> Block:
-    found = waiting.popleft().result()
-    if found is None:
-        for future in waiting:
-            future.cancel()
-        raise _CutWrong
-    return found
+def _read_by(num_processes: int, path: Path) -> tuple[TraceText, Columns]:
+    """Each process unpacks the whole file, which is faster than to send its text, and decodes one block of so many."""
+    text, columns = TraceText(path), Columns()
+    with ExitStack() as running:
+        others = [running.enter_context(_other(path, first, num_processes)) for first in range(1, num_processes)]
+        own = deque(_every(num_processes, text, 0))
+        for process, _ in others:
+            process.join()
+            if process.exitcode:
+                raise _NotDecoded
+        for blocks in zip_longest(_given_up(own), *(_written(file) for _, file in others)):
+            for block in filter(None, blocks):
+                columns.add(block)
+    return text, columns
 
 
-_DECODER: list[Decoder] = []
+def _every(step: int, text: TraceText, first: int) -> Iterator[Block]:
+    decoder = Decoder()
+    for number, piece in enumerate(text.blocks()):
+        if number % step == first:
+            block = decoder.block(piece)
+            if block is None:
+                raise _NotDecoded
+            yield block
 
 
-def _start_worker() -> None:
-    gc.disable()
-    _DECODER.append(Decoder())
+def _given_up(blocks: deque[Block]) -> Iterator[Block]:
+    while blocks:
+        yield blocks.popleft()
 
 
-def _decode(text: bytes) -> Block | None:
-    return _DECODER[0].block(text)
+@contextmanager
+def _other(path: Path, first: int, step: int) -> Iterator[tuple[BaseProcess, BinaryIO]]:
+    """A process that writes its blocks to a file, so that it never waits for who reads them."""
+    with tempfile.TemporaryFile(prefix="efprof-trace-") as file:
+        process = _started(_write_blocks, path, file, first, step)
+        try:
+            yield process, file
+        finally:
+            process.kill()
+            process.join()
+
+
+def _write_blocks(path: Path, file: BinaryIO, first: int, step: int) -> None:
+    try:
+        for block in _every(step, TraceText(path), first):
+            pickle.dump(block, file, pickle.HIGHEST_PROTOCOL)
+        file.flush()
+    except (_NotDecoded, UnreadableInput, OSError, MemoryError):
+        sys.exit(1)
+
+
+def _written(file: BinaryIO) -> Iterator[Block]:
+    end = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    while file.tell() < end:
+        yield pickle.load(file)  # noqa: S301 -- written by a process of ours
+
+
+def _started(work: Callable[..., None], *arguments: object) -> BaseProcess:
+    process = _FORK.Process(target=work, args=arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: no thread of ours holds a lock
+        process.start()
+    return process
 
 
 def _read_in_child(path: Path, file: BinaryIO, answer: Connection, num_processes: int | None) -> None:

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import signal
 import tempfile
 import time
 from contextlib import suppress
@@ -14,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from efprof.artifacts.trace import blocks
+from efprof.artifacts.trace import read
 from efprof.artifacts.trace.blocks import TraceText
 from efprof.artifacts.trace.columns import ABSENT, Trace
-from efprof.artifacts.trace.events import Decoder
+from efprof.artifacts.trace.events import LAST_US, Decoder
 from efprof.artifacts.trace.read import read_here, read_trace
 from efprof.artifacts.trace.sites import read_window
 from efprof.model import UnreadableInput
@@ -30,6 +32,8 @@ BASE_NS = 227 * QUARTER_NS
 TRACES = Path(__file__).parents[3].parent / "shared" / "data" / "traces"
 KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1.5, "dur": 2.25}
 """On stream 7 of device 0."""
+NUM_EVENTS = 20_000
+"""Of two megabytes, several blocks."""
 
 
 def written(folder: Path, content: bytes, name: str = "trace.json") -> Path:
@@ -143,14 +147,63 @@ def test_a_file_reads_the_same_however_it_is_written(
         assert text.header.devices == ([] if is_list else [{"id": 0}])
 
 
-def test_several_processes_read_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 4096)
-    tricky = {"a": [{"b": 1}, {"b": 2}]}
-    for arguments in ({}, tricky):
-        events = [{**KERNEL, "name": f"k{at % 7}", "ts": at, "args": arguments} for at in range(3000)]
-        path = written(tmp_path, json.dumps({"traceEvents": events}, separators=(",", ":")).encode())
-        one, several = (read_here(path, number)[1].ordered(0)[0] for number in (1, 2))
-        assert all((one[name] == several[name]).all() for name in one)
+def test_several_processes_read_what_one_does(tmp_path: Path) -> None:
+    path = several_blocks(tmp_path, {})
+    assert read_here(path, 3)[0].header.rank == 5
+    one, several = (read_here(path, number)[1].ordered(0)[0] for number in (1, 3))
+    assert len(one["id"]) == NUM_EVENTS
+    assert all((one[name] == several[name]).all() for name in one)
+
+
+def test_one_process_joins_what_several_could_not_decode(tmp_path: Path) -> None:
+    path = several_blocks(tmp_path, {"a": [{"b": "x" * 600}, {"b": 2}]})
+    with pytest.raises(read._NotDecoded):
+        read._read_by(2, path)
+    assert len(read_here(path, 2)[1].ordered(0)[0]["id"]) == NUM_EVENTS
+
+
+def test_a_helper_that_is_killed_costs_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "_write_blocks", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    path = several_blocks(tmp_path, {})
+    assert len(read_here(path, 2)[1].ordered(0)[0]["id"]) == NUM_EVENTS
+
+
+def several_blocks(folder: Path, arguments: dict[str, Any]) -> Path:
+    """A file whose events fill more blocks than there are processes."""
+    events = [{**KERNEL, "name": f"k{at % 7}", "ts": at % 999, "args": arguments} for at in range(NUM_EVENTS)]
+    whole = {"distributedInfo": {"rank": 5}, "traceEvents": events}
+    path = written(folder, json.dumps(whole, separators=(",", ":")).encode())
+    assert len(list(TraceText(path).blocks())) > 3
+    return path
+
+
+def test_a_null_or_an_empty_text_is_no_argument_but_a_flow_may_have_the_number_zero(tmp_path: Path) -> None:
+    empty = {"correlation": None, "Sequence number": None, "Call stack": "", "bytes": 0}
+    flow = {"ph": "s", "id": 0, "cat": "ac2g", "name": "ac2g", "ts": 2}
+    trace = trace_of(tmp_path, {**KERNEL, "args": empty}, flow, {**KERNEL, "ts": 9, "args": {"Sequence number": 0}})
+    assert trace.id.tolist() == [ABSENT, 0, ABSENT]
+    assert trace.argument("sequence").tolist() == [ABSENT, ABSENT, 0]
+    assert trace.argument("copied_bytes").tolist() == [0, ABSENT, ABSENT]
+    assert "call_stack" not in trace.sparse
+
+
+@pytest.mark.parametrize(
+    ("times", "starts_ns"),
+    [
+        (["1700000000000000", "1700000000000001"], [1_700_000_000_000_000_000, 1_700_000_000_000_001_000]),
+        (["1700000000000000.25", "1700000000000000.125"], [1_700_000_000_000_000_250, 1_700_000_000_000_000_125]),
+        (['"1700000000000000.007"', "1.700000000000000007e15"], [1_700_000_000_000_000_007] * 2),
+        (["1700000000000000.001", "5"], [1_700_000_000_000_000_001, 5000]),
+        (["1700000000000000", "null"], [1_700_000_000_000_000_000]),
+        (["9" * 40, "1700000000000000"], [LAST_US * 1000, 1_700_000_000_000_000_000]),
+        (["9" * 40, "-1e300"], [LAST_US * 1000, -LAST_US * 1000]),
+    ],
+)
+def test_late_times_are_exact_however_they_are_written(times: list[str], starts_ns: list[int]) -> None:
+    block = Decoder().block(b"[%b]" % ",".join(f'{{"ph":"X","ts":{time}}}' for time in times).encode())
+    assert block is not None
+    assert block.dense["start_ns"].tolist() == starts_ns
+    assert block.num_unreadable == len(times) - len(starts_ns)
 
 
 def test_numbers_that_are_none_cost_no_event(tmp_path: Path) -> None:
