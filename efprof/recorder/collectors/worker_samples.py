@@ -24,7 +24,7 @@ from efprof.recorder.hooks.patching import replace
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.sites import Sites, callers
-from efprof.recorder.session.writing import LineWriter, RankFolder
+from efprof.recorder.session.writing import OWN_FOLDER, LineWriter, RankFolder
 
 PERIOD_S: Final = 0.02
 """Between two samples on average; they come at odd times, so as not to keep step with the items that a worker makes.
@@ -168,11 +168,15 @@ class Sampler:
         self._write()
 
     def _sample(self) -> None:
-        inner = sys._current_frames().get(self._ident)
-        is_asking = False
+        inner, is_asking = sys._current_frames().get(self._ident), False
         for caller in callers(inner):
             code = caller.f_code
-            if code is LOOP.__code__:  # what is around it is the program that the worker was forked from
+            if code is SampledLoop.__call__.__code__:  # around it is the program that the worker was forked from
+                return
+            if caller is inner and code.co_filename.startswith(OWN_FOLDER):
+                inner = caller.f_back  # a forked worker goes through our hooks
+                continue
+            if code is LOOP.__code__:
                 if is_asking:
                     self._num_idle += 1
                 else:

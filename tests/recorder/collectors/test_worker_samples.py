@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -20,9 +21,10 @@ from torch.utils.data._utils import worker
 from efprof.artifacts.readings import WORKER_SAMPLES_FILE, WorkerSamples, read_worker_samples
 from efprof.artifacts.run_file import SOURCES_FILE, SourceText, read_sources
 from efprof.recorder.collectors import worker_samples
-from efprof.recorder.collectors.worker_samples import LOOP, SWITCH_S, Sampler, WorkerFiles
+from efprof.recorder.collectors.worker_samples import LOOP, SWITCH_S, SampledLoop, Sampler, WorkerFiles
 from efprof.recorder.session.writing import RankFolder, claim_folder
 from tests.recorder.recording import Recorded, line_of, open_session, record_here
+from tests.support.waiting import FOR_EVER_S
 
 HERE = Path(__file__)
 NUM_BATCHES = 8
@@ -54,6 +56,13 @@ class Killed(Slow):
         if index == 4 * NUM_BATCHES - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
+
+
+class Listed(Slow):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        for _ in range(20):
+            torch.ones(100_000).tolist()  # list
+        return torch.zeros(4)
 
 
 class Program:
@@ -141,12 +150,42 @@ def test_the_thread_and_the_switch_interval_are_the_workers_alone(tmp_path: Path
 
 def test_a_worker_that_ends_has_neither_left(tmp_path: Path) -> None:
     session = open_session(tmp_path)
-    loop = worker_samples.SampledLoop(session)
+    loop = SampledLoop(session)
     loop.loader = 0
     with pytest.raises(TypeError):  # torch's loop, without its arguments
         loop()
     assert sys.getswitchinterval() == DEFAULT_SWITCH_S
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("efprof")]
+
+
+def test_no_line_of_the_program_around_the_loop_is_the_worker_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samplers, started = [], SampledLoop._started
+
+    def keep(*arguments: Any) -> Sampler:
+        samplers.append(started(*arguments))
+        return samplers[-1]
+
+    monkeypatch.setattr(worker_samples, "PERIOD_S", FOR_EVER_S)
+    monkeypatch.setattr(SampledLoop, "_started", keep)
+    monkeypatch.setattr(Sampler, "stop", Sampler._sample)
+    loop = SampledLoop(open_session(tmp_path))
+    loop.loader = 0
+    with pytest.raises(TypeError):
+        loop()
+    monkeypatch.undo()
+    (sampler,) = samplers
+    places = dict(sampler._places)
+    sampler.stop()
+    assert places == {}
+
+
+def test_the_recorder_s_own_functions_are_no_library_s(tmp_path: Path) -> None:
+    program = Program(Listed())
+    lines = [line for one in samples_of(record_here(tmp_path, program.run)) for line in one.lines]
+    assert by_line(samples_of(Recorded(folder=tmp_path)))[line_of(HERE, "list")] > 0
+    assert not [line for line in lines if line.inside is not None and line.inside.startswith("efprof.")]
 
 
 def test_without_a_recording_workers_are_as_ever(tmp_path: Path) -> None:
