@@ -1,4 +1,4 @@
-"""What is read beside the steps: device_use.jsonl, worker_memory.jsonl, evaluations.jsonl."""
+"""What is read beside the steps: device_use.jsonl, worker_memory.jsonl, worker_samples.jsonl, evaluations.jsonl."""
 
 from pathlib import Path
 
@@ -9,6 +9,8 @@ from efprof.artifacts.files import read_lines
 DEVICE_USE_FILE = "device_use.jsonl"
 
 WORKER_MEMORY_FILE = "worker_memory.jsonl"
+
+WORKER_SAMPLES_FILE = "worker_samples.jsonl"
 
 EVALUATIONS_FILE = "evaluations.jsonl"
 
@@ -113,6 +115,33 @@ def read_worker_memory(rank_folder: Path) -> tuple[list[ProcessesSample], list[D
     )
     samples = [line for line in lines if isinstance(line, ProcessesSample)]
     return samples, [line for line in lines if isinstance(line, DataSetObjects)]
+
+
+class SampledLine(msgspec.Struct, array_like=True, frozen=True):
+    """How often a data worker was found at a line of the user's, and within which function of a library.
+
+    `site` is None where the library was not called from the user's code, as where it puts a batch together; `inside`
+    where the line itself was running.
+    """
+
+    site: str | None
+    inside: str | None
+    num_samples: int
+
+
+class WorkerSamples(msgspec.Struct, kw_only=True):
+    """What one data worker of a loader was found at since its line before; idle ones waited to be asked for a batch."""
+
+    loader: int
+    pid: int
+    num_idle: int
+    lines: list[SampledLine]
+
+
+def read_worker_samples(rank_folder: Path) -> list[WorkerSamples]:
+    """All whole lines in order; raises NotRecorded where there are none."""
+    how = "it is written where a DataLoader has worker processes."
+    return read_lines(rank_folder / WORKER_SAMPLES_FILE, WorkerSamples, how)[0]
 
 
 class EvaluationMemory(msgspec.Struct, array_like=True, gc=False):

@@ -11,6 +11,7 @@ from efprof.facts.input.input_waits import (
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, within_idle
+from efprof.facts.time.loader_lines import with_lines
 from efprof.facts.time.trace_input import TraceInput
 from efprof.fixes.settings import set_loader_arguments
 from efprof.model import Change, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
@@ -32,7 +33,9 @@ def input_stall(run: Run) -> Examination:
 
     What it finds
     -------------
-    A tenth of the step or more spent waiting for its batch, or for workers that are started anew every epoch.
+    A tenth of the step or more spent waiting for its batch, or for workers that are started anew every epoch. The line
+    that builds the loader is to blame; where it is known, the message names the line inside, in its workers or in the
+    data set, that takes most of the time.
 
     Why it matters
     --------------
@@ -41,7 +44,7 @@ def input_stall(run: Run) -> Examination:
     Fix
     ---
     As many workers as make batches at the speed they are used, one core left to the training; `persistent_workers`
-    where the waits are those of new epochs.
+    where the waits are those of new epochs. Where one line takes most of the workers' time, make that cheaper first.
 
     Predicted gain
     --------------
@@ -61,7 +64,10 @@ def input_stall(run: Run) -> Examination:
     if waits.loader is None or waits.loader.site is None:
         raise ThinEvidence(f"{looked_at}, but the loader that made them wait was built where it could not be seen.")
     blame = run.get(Sources).line(waits.loader.site)
-    finding = _of_slow_loader(run, waits, blame) if _is_stalled(waits) else _of_restarts(run, waits, blame)
+    if _is_stalled(waits):
+        finding = with_lines(run, waits.loader, waits.data_ms, _of_slow_loader(run, waits, blame))
+    else:
+        finding = _of_restarts(run, waits, blame)
     return Examination(looked_at=looked_at, findings=(finding,))
 
 

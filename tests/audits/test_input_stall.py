@@ -1,10 +1,12 @@
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from efprof.artifacts.readings import WORKER_SAMPLES_FILE, SampledLine, WorkerSamples
 from efprof.audits.input_stall import input_stall
 from efprof.facts.input.input_waits import HANDOVER_MS, InputWaits
-from efprof.model import CodeEdit, NotRecorded, ThinEvidence
+from efprof.model import CodeEdit, NotRecorded, Snippet, ThinEvidence
 from tests.support.builders import loader_built, make_steps, write_run
 
 SOURCE = """\
@@ -152,3 +154,19 @@ def test_no_prediction_is_negative_or_more_than_the_wait(num_workers, num_cpus, 
     assert -1e-9 <= waits.saved_ms_with(workers) <= data_ms + 1e-9 or waits.step_ms_with(workers) >= step_ms
     low, high = waits.saved_interval_ms_with(workers)
     assert 0 <= low <= high or waits.saved_ms_with(workers) < 0
+
+
+def test_the_slowest_line_in_the_workers_is_named_and_the_loader_stays_to_blame(tmp_path):
+    steps = make_steps(40, loader=1, cpu_us=14_500.0, data_ms=40.0)
+    sources = {"train.py": SOURCE, "data.py": "def load(index):\n    return decode(index)\n"}
+    run = write_run(tmp_path / "run", steps=steps, events=[loader_built(num_workers=2)], sources=sources)
+    lines = [SampledLine("data.py:2:load", "PIL.Image.open", 80), SampledLine("data.py:1:load", None, 20)]
+    samples = WorkerSamples(loader=1, pid=10, num_idle=3, lines=lines)
+    (run.rank_folder / WORKER_SAMPLES_FILE).write_bytes(msgspec.json.encode(samples) + b"\n")
+    (finding,) = input_stall(run).findings
+    assert str(finding.blame) == "train.py:5"
+    assert finding.message.endswith(
+        "of the workers' time goes to data.py:2 `return decode(index)`, inside PIL.Image.open."
+    )
+    snippets = [one.file for one in finding.evidence if isinstance(one, Snippet)]
+    assert snippets == ["train.py", "data.py"]

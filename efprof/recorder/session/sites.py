@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 from efprof.artifacts.run_file import SourceText
 from efprof.recorder.session.redaction import without_secrets
-from efprof.recorder.session.writing import LineWriter, is_of_a_signal
+from efprof.recorder.session.writing import is_of_a_signal
 
 MAX_SOURCE_BYTES = 1024**2
 """A longer file is generated; nobody wants its text in a report."""
@@ -24,14 +24,20 @@ TYPED_IN = ("<ipython-input-", "<stdin>")
 """What Python calls code that is in no file, but the user's: an IPython prompt's, or piped into Python."""
 
 
+class SourceWriter(Protocol):
+    """Where the texts of files go."""
+
+    def write(self, record: SourceText) -> None: ...
+
+
 class Sites:
     """Tells user code from libraries, names places in it, and keeps the text of each file it names."""
 
-    def __init__(self, root: Path, sources: LineWriter) -> None:
+    def __init__(self, root: Path, sources: SourceWriter) -> None:
         self._root = f"{os.path.realpath(root)}{os.sep}"
         self._start = os.getcwd()  # noqa: PTH109 - what Python calls files is relative to it, wherever the program goes
         self._sources = sources
-        self._own_package = _package_that_runs()
+        self.own_package = _package_that_runs()
         self._is_user: dict[str, bool] = {}
         self._names: dict[str, str] = {}
         self._absolute: dict[str, str] = {}
@@ -88,7 +94,7 @@ class Sites:
             return path.startswith(TYPED_IN)
         # As it is spelled: a link into a library is the library's.
         path = os.path.normpath(os.path.join(self._start, path))  # noqa: PTH118
-        if self._own_package and path.startswith(self._own_package):
+        if self.own_package and path.startswith(self.own_package):
             return True
         return not path.startswith(_library_folders())
 

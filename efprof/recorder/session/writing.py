@@ -69,12 +69,26 @@ class RankFolder:
         assert self._path is not None
         return self._path
 
+    def join(self, process_id: int) -> bool:
+        """Write to the folder of another process from now on; False where that has not made it yet."""
+        for attempt in reversed(list_attempts(self._run_folder)):
+            for folder in attempt.rank_folders:
+                process = read_process(folder)
+                if process is not None and process.pid == process_id:
+                    with self._making:
+                        self._use(folder)
+                    return True
+        return False
+
     def _make(self) -> None:
         if self._path is None:
-            self._path = claim_folder(self._run_folder)
-            for append, line in self._waiting:
-                append(line)
-            self._waiting.clear()
+            self._use(claim_folder(self._run_folder))
+
+    def _use(self, path: Path) -> None:
+        self._path = path
+        for append, line in self._waiting:
+            append(line)
+        self._waiting.clear()
 
     def keeps_waiting(self, record: msgspec.Struct) -> bool:
         """Whether this record is no reason to make the folder yet: no step, nor the error that ended the training."""

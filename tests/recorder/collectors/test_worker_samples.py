@@ -1,0 +1,290 @@
+"""Which lines data workers are sampled at, and that nothing else of them changes."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import worker
+
+from efprof.artifacts.readings import WORKER_SAMPLES_FILE, WorkerSamples, read_worker_samples
+from efprof.artifacts.run_file import SOURCES_FILE, SourceText, read_sources
+from efprof.recorder.collectors import worker_samples
+from efprof.recorder.collectors.worker_samples import LOOP, SWITCH_S, SampledLoop, Sampler, WorkerFiles
+from efprof.recorder.session.writing import RankFolder, claim_folder
+from tests.recorder.recording import Recorded, line_of, open_session, record_here
+from tests.support.waiting import FOR_EVER_S
+
+HERE = Path(__file__)
+NUM_BATCHES = 8
+DEFAULT_SWITCH_S = sys.getswitchinterval()
+
+
+class Slow(Dataset[torch.Tensor]):
+    """Each item holds the seconds of its Python line and of its numpy line, and what the worker is like."""
+
+    def __init__(self, num_numbers: int = 400_000) -> None:
+        self.num_numbers = num_numbers
+        self.values = numpy.random.default_rng(0).random(num_numbers)
+
+    def __len__(self) -> int:
+        return 4 * NUM_BATCHES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        begun = time.perf_counter()
+        sum(number % 7 for number in range(self.num_numbers))  # python
+        between = time.perf_counter()
+        numpy.sort(self.values)  # numpy
+        ended = time.perf_counter()
+        own = float("efprof-worker-samples" in {thread.name for thread in threading.enumerate()})
+        return torch.tensor([between - begun, ended - between, sys.getswitchinterval(), own])
+
+
+class Killed(Slow):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 4 * NUM_BATCHES - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+class Listed(Slow):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        for _ in range(20):
+            torch.ones(100_000).tolist()  # list
+        return torch.zeros(4)
+
+
+class Program:
+    """Trains on a loader with two workers, and keeps the items."""
+
+    def __init__(self, data: Dataset[torch.Tensor] | None = None, *, num_epochs: int = 1, **options: object) -> None:
+        self.model = torch.nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6)
+        self.loader = DataLoader(data or Slow(20_000), batch_size=4, num_workers=2, **options)  # type: ignore[arg-type]
+        self.num_epochs = num_epochs
+        self.batches: list[torch.Tensor] = []
+
+    def run(self) -> None:
+        for _ in range(self.num_epochs):
+            for batch in self.loader:
+                self.batches.append(batch)
+                self.optimizer.zero_grad()
+                self.model(batch).mean().backward()
+                self.optimizer.step()
+
+    @property
+    def items(self) -> torch.Tensor:
+        """[items, 4]"""
+        return torch.cat(self.batches)
+
+
+def samples_of(recorded: Recorded) -> list[WorkerSamples]:
+    return read_worker_samples(recorded.rank)
+
+
+def by_line(samples: list[WorkerSamples]) -> Counter[int]:
+    """How often each line of this file was met, whatever its function."""
+    found: Counter[int] = Counter()
+    for one in samples:
+        for line in one.lines:
+            if line.site is not None and f"/{line.site}".rpartition("/")[2].startswith(f"{HERE.name}:"):
+                found[int(line.site.split(":")[1])] += line.num_samples
+    return found
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_lines_of_python_and_of_numpy_are_met_as_often_as_they_take_long(tmp_path: Path, method: str) -> None:
+    program = Program(Slow(), multiprocessing_context=method)
+    samples = samples_of(record_here(tmp_path, program.run))
+    lines = by_line(samples)
+    in_python, in_numpy = lines[line_of(HERE, "python")], lines[line_of(HERE, "numpy")]
+    assert in_python + in_numpy > 25
+    seconds = program.items.sum(0)
+    measured = float(seconds[0] / (seconds[0] + seconds[1]))
+    assert in_python / (in_python + in_numpy) == pytest.approx(measured, abs=0.2)
+    assert {one.loader for one in samples} == {0}
+    assert len({one.pid for one in samples}) == 2
+
+
+def test_workers_that_wait_to_be_asked_are_idle(tmp_path: Path) -> None:
+    program = Program(num_epochs=2, persistent_workers=True)
+    program.model.register_forward_hook(lambda *_: time.sleep(0.1))
+
+    def train() -> None:
+        program.run()
+        del program.loader  # which stops the workers
+
+    samples = samples_of(record_here(tmp_path, train))
+    assert len({one.pid for one in samples}) == 2
+    assert sum(one.num_idle for one in samples) > sum(by_line(samples).values())
+
+
+def test_workers_of_each_epoch_are_sampled_and_the_text_of_a_file_is_not_written_by_each(tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, Program(Slow(50_000), num_epochs=3).run)
+    assert len({one.pid for one in samples_of(recorded)}) == 6
+    texts = (recorded.rank / SOURCES_FILE).read_text().splitlines()
+    assert 1 <= sum(HERE.name in text[:200] for text in texts) <= 3  # the training, and two workers at one time
+
+
+def test_the_thread_and_the_switch_interval_are_the_workers_alone(tmp_path: Path) -> None:
+    program = Program()
+    record_here(tmp_path, program.run)
+    assert program.items[:, 2].tolist() == pytest.approx([SWITCH_S] * len(program.items))
+    assert program.items[:, 3].tolist() == [1.0] * len(program.items)
+    assert sys.getswitchinterval() == DEFAULT_SWITCH_S
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("efprof")]
+    assert multiprocessing.active_children() == []
+    assert worker._worker_loop is LOOP
+
+
+def test_a_worker_that_ends_has_neither_left(tmp_path: Path) -> None:
+    session = open_session(tmp_path)
+    loop = SampledLoop(session)
+    loop.loader = 0
+    with pytest.raises(TypeError):  # torch's loop, without its arguments
+        loop()
+    assert sys.getswitchinterval() == DEFAULT_SWITCH_S
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("efprof")]
+
+
+def test_no_line_of_the_program_around_the_loop_is_the_worker_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samplers, started = [], SampledLoop._started
+
+    def keep(*arguments: Any) -> Sampler:
+        samplers.append(started(*arguments))
+        return samplers[-1]
+
+    monkeypatch.setattr(worker_samples, "PERIOD_S", FOR_EVER_S)
+    monkeypatch.setattr(SampledLoop, "_started", keep)
+    monkeypatch.setattr(Sampler, "stop", Sampler._sample)
+    loop = SampledLoop(open_session(tmp_path))
+    loop.loader = 0
+    with pytest.raises(TypeError):
+        loop()
+    monkeypatch.undo()
+    (sampler,) = samplers
+    places = dict(sampler._places)
+    sampler.stop()
+    assert places == {}
+
+
+def test_the_recorder_s_own_functions_are_no_library_s(tmp_path: Path) -> None:
+    program = Program(Listed())
+    lines = [line for one in samples_of(record_here(tmp_path, program.run)) for line in one.lines]
+    assert by_line(samples_of(Recorded(folder=tmp_path)))[line_of(HERE, "list")] > 0
+    assert not [line for line in lines if line.inside is not None and line.inside.startswith("efprof.")]
+
+
+def test_without_a_recording_workers_are_as_ever(tmp_path: Path) -> None:
+    record_here(tmp_path, Program().run)
+    program = Program()
+    program.run()
+    assert program.items[:, 2].tolist() == pytest.approx([DEFAULT_SWITCH_S] * len(program.items))
+    assert program.items[:, 3].sum() == 0
+
+
+def test_a_loader_of_another_thread_and_one_without_workers_are_left_alone(tmp_path: Path) -> None:
+    program = Program(num_epochs=0)
+
+    def train() -> None:
+        other = threading.Thread(target=lambda: program.batches.extend(program.loader))
+        other.start()
+        other.join()
+        plain = Program()
+        plain.loader = DataLoader(Slow(100), batch_size=4)
+        plain.run()
+        program.batches.extend(plain.batches)
+
+    recorded = record_here(tmp_path, train)
+    assert program.items[:, 3].sum() == 0
+    assert not (recorded.rank / WORKER_SAMPLES_FILE).exists()
+
+
+def test_what_a_worker_has_to_tell_waits_until_the_training_process_has_a_folder(tmp_path: Path) -> None:
+    files = WorkerFiles(RankFolder(tmp_path, waits_for_training=True), trained_by=os.getpid())
+    files.write(SourceText(file="data.py", text="x = 1"))
+    files.write_samples(WorkerSamples(loader=0, pid=1, num_idle=1, lines=[]))
+    assert list(tmp_path.iterdir()) == []
+    rank = claim_folder(tmp_path)
+    files.write_samples(WorkerSamples(loader=0, pid=1, num_idle=2, lines=[]))
+    assert [one.num_idle for one in read_worker_samples(rank)] == [1, 2]
+    assert read_sources(rank) == {"data.py": ["x = 1"]}
+
+
+def error_of(train: Callable[[], object]) -> str:
+    """The text of what it raises: its traceback would keep the workers."""
+    try:
+        train()
+    except Exception as error:
+        return str(error)
+    finally:
+        gc.collect()
+    return ""
+
+
+def noting(folder: Path) -> Callable[[int], None]:
+    def note(number: int) -> None:
+        (folder / f"worker-{number}").touch()
+
+    return note
+
+
+def failing(_: int) -> None:
+    raise ArithmeticError("of the program")
+
+
+def test_the_program_s_own_start_of_workers_runs_and_stays_its_own(tmp_path: Path) -> None:
+    own = noting(tmp_path)
+    program = Program(worker_init_fn=own)
+    record_here(tmp_path / "run", program.run)
+    assert {path.name for path in tmp_path.glob("worker-*")} == {"worker-0", "worker-1"}
+    assert program.loader.worker_init_fn is own
+
+
+def test_what_the_program_s_own_start_raises_arrives(tmp_path: Path) -> None:
+    program = Program(worker_init_fn=failing)
+    assert "ArithmeticError: of the program" in error_of(lambda: record_here(tmp_path, program.run))
+    assert multiprocessing.active_children() == []
+
+
+def test_a_killed_worker_leaves_what_it_wrote_and_the_program_s_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_samples, "WRITE_S", 0.05)
+    monkeypatch.setattr(worker_samples, "PERIOD_S", 0.002)
+    assert "exited unexpectedly" in error_of(lambda: record_here(tmp_path, Program(Killed(200_000)).run))
+    assert by_line(read_worker_samples(tmp_path / "rank0"))[line_of(HERE, "python")] > 0
+    assert multiprocessing.active_children() == []
+
+
+def test_a_sampler_that_fails_is_told_of_and_the_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: Sampler) -> None:
+        raise ArithmeticError("ours")
+
+    monkeypatch.setattr(Sampler, "_sample", fail)
+    program = Program(Slow(200_000))
+    record_here(tmp_path, program.run)
+    assert len(program.batches) == NUM_BATCHES
+    assert "the worker_samples collector stopped, training goes on: ArithmeticError: ours" in capfd.readouterr().err
+
+
+def test_a_long_run_of_short_epochs_is_sampled_at_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_samples, "MAX_STARTS", 1)
+    program = Program(num_epochs=2)
+    record_here(tmp_path, program.run)
+    assert program.items[:, 3].tolist() == [1.0] * 4 * NUM_BATCHES + [0.0] * 4 * NUM_BATCHES
