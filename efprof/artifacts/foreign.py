@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from efprof.artifacts.run_file import RUN_FILE, SCHEMA_VERSION, RunFile, write_run_file
-from efprof.artifacts.trace.blocks import leading_header
+from efprof.artifacts.trace.blocks import begins_as_trace, leading_header
 
 SNAPSHOT_SUFFIXES = frozenset({".pickle", ".pkl"})
 TRACE_NAME = re.compile(r".+\.json(\.gz)?", re.IGNORECASE)
@@ -65,7 +65,8 @@ def _by_rank(traces: Sequence[Path]) -> list[Path]:
 
 def _files_in(folder: Path) -> list[Path]:
     """By the numbers in their names: `rank10` comes after `rank9`."""
-    files = [path for path in folder.iterdir() if path.is_file() and (_has_snapshot_name(path) or is_trace(path))]
+    files = [path for path in folder.iterdir() if path.is_file()]
+    files = [path for path in files if _has_snapshot_name(path) or (is_trace(path) and begins_as_trace(path))]
     parts = {path: re.split(r"(\d+)", path.name) for path in files}
     return sorted(files, key=lambda path: [int(part) if part.isdecimal() else part for part in parts[path]])
 

@@ -41,7 +41,7 @@ class Header(msgspec.Struct, frozen=True):
     def rank(self) -> int | None:
         """The rank that wrote it, where it says so."""
         rank = self.distributed.get("rank")
-        return rank if isinstance(rank, int) else None
+        return rank if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 else None
 
 
 class _Clock(msgspec.Struct):
@@ -187,6 +187,14 @@ class TraceText:
             with suppress(msgspec.DecodeError):
                 return Header(**msgspec.structs.asdict(msgspec.json.decode(text, type=kind, strict=False)))
         return Header()
+
+
+def begins_as_trace(path: Path) -> bool:
+    """Whether a file among others is meant as a trace, broken or not: by its first 64 KiB."""
+    with suppress(OSError, EOFError, _DAMAGED), TraceText(path)._open() as file:
+        start = file.read(1 << 16)
+        return b'"traceEvents"' in start or start.lstrip()[:1] == b"["
+    return True
 
 
 def leading_header(path: Path) -> Header:

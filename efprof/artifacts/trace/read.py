@@ -155,6 +155,8 @@ def _read_in_child(path: Path, file: BinaryIO, answer: Connection, num_processes
         answer.send(_stored(path, file, num_processes))
     except UnreadableInput as error:
         answer.send(str(error))
+    except (ArithmeticError, ValueError, RecursionError) as error:
+        answer.send(f"{path} is not a whole profiler trace ({error}); record or copy it again.")
     except MemoryError:
         answer.send(f"{path} cannot be read: it needs more memory than a trace of its size does; record it again.")
 

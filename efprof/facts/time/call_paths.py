@@ -34,7 +34,7 @@ STAGES_OF_CALLS: Final = {
 }
 """The events that begin a stage, the outermost of them, as torch's profiler names them."""
 RECORDER: Final = re.compile(r"(^|/)efprof/recorder/")
-STEP_LABEL: Final = re.compile(r"^ProfilerStep\s*#?\d+")
+STEP_LABEL: Final = re.compile(r"^ProfilerStep\s*#?(\d{1,18})(?!\d)")
 MODULE: Final = "nn.Module: "
 
 
@@ -94,8 +94,8 @@ class CallPaths:
 
     root: CallPath
     of_event: dict[int, CallPath]
-    stages: tuple[tuple[int, int, str], ...]
-    """Where each stage begins and ends, in order, on whatever thread."""
+    stages: tuple[tuple[int, int, str, CallPath], ...]
+    """Where each stage begins and ends, in order, on whatever thread; and the path that began it."""
     recorder_ns: int
     unlaunched_ns: int
     """On the device, of kernels whose launch is not in the trace."""
@@ -104,27 +104,42 @@ class CallPaths:
 def call_paths(trace: Trace, start_ns: int, end_ns: int, sites_of: SitesOf) -> CallPaths:
     """Walk the events that overlap the stretch."""
     walk = _Walk(trace, start_ns, end_ns, sites_of)
-    main, *others = _threads(trace, start_ns, end_ns) or [np.empty(0, np.int64)]
+    main, engines, others = _threads(trace, start_ns, end_ns)
     walk.add_thread(main)
-    for events in others:
+    for events in engines:
         walk.add_thread(events, beside=main)
+    for events in others:
+        walk.add_thread(events, is_of_step=False)
     unlaunched_ns = walk.add_kernels()
     return CallPaths(
         root=walk.root,
         of_event=walk.of_event,
-        stages=tuple(sorted(walk.stages)),
+        stages=tuple(sorted(walk.stages, key=lambda stage: stage[:3])),
         recorder_ns=walk.recorder_ns,
         unlaunched_ns=unlaunched_ns,
     )
 
 
-def _threads(trace: Trace, start_ns: int, end_ns: int) -> list[Array]:
-    """The places of the host's events by thread, first that of the steps: where most happens that is no backward."""
+def _threads(trace: Trace, start_ns: int, end_ns: int) -> tuple[Array, list[Array], list[Array]]:
+    """The places of the host's events by thread: that of the steps, those of the autograd engine, others that work.
+
+    The first is that of the profiler's labels, where it does anything; else the one without backward nodes on which
+    most happens. Threads that only wait for something are left out.
+    """
     chosen = np.flatnonzero(trace.is_of(*HOST) & (trace.start_ns < end_ns) & (trace.end_ns > start_ns))
     by_thread = [chosen[trace.lane[chosen] == lane] for lane in np.unique(trace.lane[chosen])]
-    is_backward, is_work = _is_backward(trace), trace.is_of(*OPERATORS, *LAUNCHES)
-    working = [events for events in by_thread if is_work[events].any()] or by_thread  # others wait for something
-    return sorted(working, key=lambda events: -int(np.count_nonzero(~is_backward[events])))
+    is_backward, is_work, is_step = _is_backward(trace), trace.is_of(*OPERATORS, *LAUNCHES), _is_step(trace)
+    working = [ev for ev in by_thread if is_work[ev].any() or (is_step[ev].any() and len(ev) > 1)] or by_thread
+    if not working:
+        return np.empty(0, np.int64), [], []
+    main = max(working, key=lambda ev: (is_step[ev].any(), not is_backward[ev].any(), len(ev)))
+    rest = [events for events in working if events is not main]
+    return main, [ev for ev in rest if is_backward[ev].any()], [ev for ev in rest if not is_backward[ev].any()]
+
+
+def _is_step(trace: Trace) -> Array:
+    """Which events are the profiler's labels of steps."""
+    return np.array([bool(STEP_LABEL.match(text)) for text in trace.texts], bool)[trace.name_code]
 
 
 def _is_backward(trace: Trace) -> Array:
@@ -145,7 +160,8 @@ class _Walk:
     def __init__(self, trace: Trace, start_ns: int, end_ns: int, sites_of: SitesOf) -> None:
         self.root = CallPath("root", "", OTHER, None)
         self.of_event: dict[int, CallPath] = {}
-        self.stages: list[tuple[int, int, str]] = []
+        self.stages: list[tuple[int, int, str, CallPath]] = []
+        self._counts = True
         self.recorder_ns = 0
         self._trace = trace
         self._bounds = start_ns, end_ns
@@ -153,22 +169,28 @@ class _Walk:
         self._kinds: dict[int, _Kind] = {}
         self._sites: dict[tuple[int, int, int], tuple[tuple[Kind, str], ...]] = {}
         self._sequence = trace.argument("sequence")
+        self._forward_thread = trace.argument("forward_thread")
         self._call_site = trace.argument("call_site")
         self._call_stack = trace.argument("call_stack")
-        self._is_step = np.array([bool(STEP_LABEL.match(text)) for text in trace.texts], bool)[trace.name_code]
+        self._is_step = _is_step(trace)
         self._is_operator = trace.is_of(*OPERATORS) & ~self._is_step
         self._is_launch = trace.is_of(*LAUNCHES)
         self._is_label = trace.is_of("user_annotation")
         self._is_backward = _is_backward(trace)
-        self._forward: dict[int, CallPath] = {}
+        self._forward: dict[int, dict[int, CallPath]] = {}
+        """The path of the last forward operation of each number, by thread: every thread counts for itself."""
+        self._lane_of: dict[int, int] = {}
+        """The thread that the engine means by its own number of one, learned where only one can be meant."""
         self._outer: dict[int, int] = {}
         """The event around each."""
 
-    def add_thread(self, events: Array, beside: Array | None = None) -> None:
+    def add_thread(self, events: Array, beside: Array | None = None, *, is_of_step: bool = True) -> None:
         """Walk one thread's events, outer before inner.
 
-        The thread `beside` waits while the autograd engine works on this one: that is no time of its own paths.
+        The thread `beside` waits while the autograd engine works on this one: that is no time of its own paths. What a
+        thread does that is no part of the step, as one that fetches ahead, is no time of the step; its kernels are.
         """
+        self._counts = is_of_step
         trace, (first_ns, last_ns) = self._trace, self._bounds
         starts = np.maximum(trace.start_ns[events], first_ns).tolist()
         ends = np.minimum(trace.end_ns[events], last_ns).tolist()
@@ -183,15 +205,15 @@ class _Walk:
                 self._spend(around, is_recorder_around, -spent_ns)
             else:
                 spent_ns, around = end_ns - start_ns, self.root
-                if beside is not None and self._is_step[event]:
+                if (beside is not None or not is_of_step) and self._is_step[event]:
                     continue  # the profiler draws its own labels in a lane apart
                 if beside is not None and self._is_backward[event]:
                     self._wait(beside, start_ns, spent_ns)
             path, is_recorder = self._inside(event, around)
             self._spend(path, is_recorder, spent_ns)
             path.count += path is not around
-            if path.stage != around.stage:
-                self.stages.append((start_ns, start_ns + spent_ns, path.stage))
+            if path.stage != around.stage and is_of_step:
+                self.stages.append((start_ns, start_ns + spent_ns, path.stage, path))
             self.of_event[event] = path
             open_events.append((event, start_ns + spent_ns, path, is_recorder))
 
@@ -205,22 +227,28 @@ class _Walk:
             self.of_event[event].own_ns -= min(spent_ns, int(self._trace.end_ns[event]) - start_ns)
 
     def add_kernels(self) -> int:
-        """Give each kernel's time to the path of its launch; the nanoseconds of those without one."""
+        """Give each kernel's time to the path of its launch; the nanoseconds of those whose launch is not recorded.
+
+        A kernel belongs to the steps that launched it, whenever the device came to it.
+        """
         trace, (first_ns, last_ns) = self._trace, self._bounds
         launches = np.flatnonzero(self._is_launch & (trace.id >= 0))
         by_id = dict(zip(trace.id[launches].tolist(), launches.tolist(), strict=True))
-        kernels = np.flatnonzero(trace.is_of(*ON_DEVICE) & (trace.start_ns < last_ns) & (trace.end_ns > first_ns))
+        kernels = np.flatnonzero(trace.is_of(*ON_DEVICE) & (trace.duration_ns > 0))
         unlaunched_ns = 0
         for kernel in kernels.tolist():
-            path = self.of_event.get(by_id.get(int(trace.id[kernel]), -1))
-            if path is None:
-                unlaunched_ns += int(trace.duration_ns[kernel])
-            else:
+            launch = by_id.get(int(trace.id[kernel]))
+            path = self.of_event.get(launch) if launch is not None else None
+            if path is not None:
                 path.device_ns += int(trace.duration_ns[kernel])
                 self.of_event[kernel] = path
+            elif launch is None and first_ns <= trace.start_ns[kernel] < last_ns:
+                unlaunched_ns += int(trace.duration_ns[kernel])
         return unlaunched_ns
 
     def _spend(self, path: CallPath, is_recorder: bool, spent_ns: int) -> None:
+        if not self._counts:
+            return
         if is_recorder:
             self.recorder_ns += spent_ns
         else:
@@ -237,7 +265,8 @@ class _Walk:
         sequence = int(self._sequence[event])
         text = self._trace.text(event)
         if self._is_backward[event] and path.kind != "operator":
-            return self._differentiated(text.removeprefix(EVALUATE), sequence), False
+            thread = int(self._forward_thread[event])
+            return self._differentiated(text.removeprefix(EVALUATE), sequence, thread), False
         path = self._at_places(event, path)
         if kind.module is not None:
             path = path.step_into("module", kind.module, path.stage)
@@ -249,7 +278,8 @@ class _Walk:
             if path.kind != "operator":
                 path = path.step_into("operator", text, path.stage)
             if sequence >= 0 and path.stage != "backward":
-                self._forward[sequence] = path  # the last one: what runs before the node is made has its number too
+                # The last one: what runs before the node is made has its number too.
+                self._forward.setdefault(sequence, {})[int(self._trace.lane[event])] = path
         return path, False
 
     def _at_places(self, event: int, path: CallPath) -> CallPath:
@@ -266,9 +296,14 @@ class _Walk:
                 begun = begun.step_into(part.kind, part.text, stage)
         return begun
 
-    def _differentiated(self, node: str, sequence: int) -> CallPath:
+    def _differentiated(self, node: str, sequence: int, thread: int) -> CallPath:
         """The path of the forward operation, within the backward pass."""
-        forward = self._forward.get(sequence, self.root)
+        by_lane = self._forward.get(sequence, {})
+        if len(by_lane) == 1:
+            self._lane_of.setdefault(thread, next(iter(by_lane)))
+        # Where several threads made a node of that number, and nothing told which is meant, none is named.
+        lane = self._lane_of.get(thread) if len(by_lane) > 1 else next(iter(by_lane), None)
+        forward = by_lane.get(lane, self.root) if lane is not None else self.root
         begun = self.root.step_into("stage", "backward", "backward")
         for part in forward.parts():
             if part.kind not in ("stage", "operator"):

@@ -98,7 +98,9 @@ def idle_gaps(trace: Trace, start_ns: int, end_ns: int) -> list[IdleGap]:
             launch_ns = launched.get(int(trace.id[event]))
             gaps += _gap(free_ns, min(begin_ns, end_ns), launch_ns, event)
         free_ns = max(free_ns, int(trace.end_ns[event]))
-    if free_ns < end_ns:
+    if free_ns < end_ns and not len(launches):
+        gaps.append(IdleGap(start_ns=free_ns, end_ns=end_ns, cause="not known"))
+    elif free_ns < end_ns:
         gaps += _gap(free_ns, end_ns, end_ns, None)
     return gaps
 

@@ -114,7 +114,7 @@ class _Waiting:
         trace = window.trace
         is_wait = np.array([bool(WAITS.search(text)) for text in trace.texts], bool)[trace.name_code]
         waits = np.flatnonzero(is_wait & trace.is_of(*LAUNCHES))
-        fetches = [(start, end) for start, end, stage in window.paths.stages if stage == "data"]
+        fetches = [(start, end) for start, end, stage, _ in window.paths.stages if stage == "data"]
         starts = np.concatenate([trace.start_ns[waits], np.array([start for start, _ in fetches], np.int64)])
         ends = np.concatenate([trace.end_ns[waits], np.array([end for _, end in fetches], np.int64)])
         inside = (starts < end_ns) & (ends > start_ns)

@@ -91,7 +91,8 @@ class RankArrivals:
 
 def _windows_of_ranks(run: Run) -> dict[int, tuple[TraceWindow, ...]]:
     if run.is_foreign:
-        return {rank: (window,) for rank, window in run.get(RankTraces).windows.items()}
+        traces = run.get(RankTraces)
+        return {rank: (window,) for rank, window in traces.windows.items()} or {0: (traces.first,)}
     if len(run.rank_folders) < 2:
         return {0: run.get(TraceWindows).windows}
     found: dict[int, tuple[TraceWindow, ...]] = {}

@@ -137,7 +137,7 @@ def _by_step(window: TraceWindow) -> list[dict[_Key, list[_Call]]]:
     steps: list[dict[_Key, list[_Call]]] = [defaultdict(list) for _ in window.steps]
     layers = _Layers(trace)
     begins = [start for start, _ in window.steps]
-    backward = [start for start, _, stage in paths.stages if stage == "backward"]
+    backward = [start for start, _, stage, _ in paths.stages if stage == "backward"]
     frames = _Frames(trace)
     for event in np.flatnonzero(trace.is_of("python_function") & (trace.argument("call_site") >= 0)).tolist():
         path = paths.of_event.get(event)

@@ -20,6 +20,8 @@ MAX_DEPTH: Final = 14
 """Rows that a screen shows at once; what is deeper is operators within modules within modules."""
 MIN_SHARE: Final = 1 / 500
 """Of the whole: narrower than a pixel or two."""
+MAX_NESTING: Final = 300
+"""Of calls, shown and not: Python itself has no more than a thousand."""
 NEARLY_ALL: Final = 0.97
 MAX_LETTERS: Final = 60
 
@@ -57,19 +59,24 @@ class _Bars:
             self._totals[id(one)] = max(0, self._weight(one)) + below
         return self._totals[id(path)]
 
-    def lay(self, paths: list[CallPath], start_ns: int, depth: int) -> None:
+    def lay(self, paths: list[CallPath], start_ns: int, depth: int, nesting: int = 0) -> None:
         """Put paths side by side, and what is below each under it."""
         for path in paths:
             total_ns = self._totals[id(path)]
-            if total_ns < MIN_SHARE * self.total_ns or depth >= MAX_DEPTH or self._num_bars >= MAX_BARS:
+            if (
+                total_ns < MIN_SHARE * self.total_ns
+                or depth >= MAX_DEPTH
+                or nesting > MAX_NESTING
+                or self._num_bars >= MAX_BARS
+            ):
                 continue
             inner = sorted(path.below.values(), key=lambda one: -self._totals[id(one)])
             if _is_shown(path) and not self._only_leads_on(path, total_ns):
                 self.rows[depth].append(self._bar(path, start_ns, total_ns))
                 self._num_bars += 1
-                self.lay(inner, start_ns, depth + 1)
+                self.lay(inner, start_ns, depth + 1, nesting + 1)
             else:
-                self.lay(inner, start_ns, depth)
+                self.lay(inner, start_ns, depth, nesting + 1)
             start_ns += total_ns
 
     def _only_leads_on(self, path: CallPath, total_ns: int) -> bool:
@@ -147,12 +154,13 @@ class _StepLanes:
     def stages(self) -> IntervalRow:
         """The stages as the thread of the steps goes through them."""
         bands: list[tuple[int, int, str]] = []
-        for start_ns, end_ns, stage in self._paths.stages:
+        for start_ns, end_ns, stage, _ in self._paths.stages:
             start_ns, end_ns = max(start_ns, self._start_ns), min(end_ns, self._end_ns)
             if end_ns <= start_ns:
                 continue
             if bands and bands[-1][2] == stage and start_ns - bands[-1][1] < 5 * self._grain_ns:
-                start_ns, end_ns = bands.pop()[0], max(end_ns, bands[-1][1] if bands else end_ns)
+                before_ns, until_ns, _ = bands.pop()
+                start_ns, end_ns = before_ns, max(end_ns, until_ns)
             bands.append((start_ns, end_ns, stage))
         found = [
             self._interval(start, end, stage, stage, f"{stage}: {_ms(end - start)}") for start, end, stage in bands

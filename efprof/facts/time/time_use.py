@@ -163,24 +163,26 @@ def _operator_table(use: TimeUse) -> Table | None:
 
 def _kernel_table(use: TimeUse) -> Table | None:
     trace, steps = use.window.trace, use.window.steps
-    inside = (trace.start_ns < steps[-1][1]) & (trace.end_ns > steps[0][0])
-    kernels = np.flatnonzero(trace.is_of(*ON_DEVICE) & inside)
+    on_device = np.flatnonzero(trace.is_of(*ON_DEVICE))
+    kernels = on_device[[event in use.window.paths.of_event for event in on_device.tolist()]]
+    if not len(kernels):  # where no launch was recorded, by when they ran
+        kernels = on_device[(trace.start_ns[on_device] < steps[-1][1]) & (trace.end_ns[on_device] > steps[0][0])]
     if not len(kernels):
         return None
     codes = trace.name_code[kernels]
     counts = np.bincount(codes, minlength=len(trace.texts))
     spent = np.bincount(codes, weights=trace.duration_ns[kernels], minlength=len(trace.texts))
     shapes = _shapes_of_launches(use, kernels.tolist())
-    busy_ns = use.device.busy_ns if use.device else 1
+    whole_ns = max(1, int(trace.duration_ns[kernels].sum()))
     rows: list[tuple[str | float, ...]] = []
     for code in np.argsort(-spent, kind="stable")[:MAX_ROWS].tolist():
         if not counts[code]:
             break
         first = int(kernels[codes == code][0])
         row = (f"`{trace.texts[code][:100]}`", kind_of(trace, first), shapes.get(code, ""))
-        times = (counts[code] / len(steps), use.per_step_ms(spent[code]), 100 * spent[code] / max(1, busy_ns))
+        times = (counts[code] / len(steps), use.per_step_ms(spent[code]), 100 * spent[code] / whole_ns)
         rows.append((*row, *(float(value) for value in times)))
-    columns = ("Kernel", "Kind", "Launched by", "Calls", "Device", "Of busy time")
+    columns = ("Kernel", "Kind", "Launched by", "Calls", "Device", "Of all")
     return Table(
         title="Kernels, per step", columns=columns, units=("", "", "", "count", "ms", "percent"), rows=tuple(rows)
     )

@@ -43,7 +43,7 @@ class TraceInput:
         """From the first readable trace; raises NotRecorded where there is none."""
         use = run.get(TimeUse)
         window = use.window
-        fetches = [(start, end) for start, end, stage in window.paths.stages if stage == "data"]
+        fetches = [(start, end) for start, end, stage, _ in window.paths.stages if stage == "data"]
         gaps = idle_gaps(window.trace, window.steps[0][0], window.steps[-1][1]) if use.device else []
         idle = [(gap.start_ns, gap.end_ns) for gap in gaps]
         data_ms = tuple(_overlap_ns([step], fetches) / 1e6 for step in window.steps)
@@ -122,20 +122,26 @@ def _events_of_data(window: TraceWindow) -> frozenset[int]:
 
 
 def _asking_line(window: TraceWindow, sources: Sources) -> SourceLine:
-    """The line of the user's around most of the loader's time, the outermost: what is inside is the data set's."""
+    """The innermost line of the user's around the loader's `__next__`: what is inside that is the data set's."""
     spent: Counter[str] = Counter()
-    for path in window.paths.root.walk():
-        if path.stage == "data":
-            places = [part.text for part in path.parts() if part.kind in ("line", "function")]
-            if places:
-                spent[places[0]] += max(0, path.own_ns)
+    for start_ns, end_ns, stage, path in window.paths.stages:
+        asked = path.nearest("line", "function") if stage == "data" else None
+        if asked is not None:
+            spent[asked.text] += end_ns - start_ns
     return sources.line(spent.most_common(1)[0][0]) if spent else UNKNOWN
 
 
 def _cut(spans: list[tuple[int, int]], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The stretches that both have in common."""
-    pairs = ((max(a, c), min(b, d)) for a, b in spans for c, d in others)
-    return [(start, end) for start, end in pairs if end > start]
+    """The stretches that both have in common; both are in order, and touch no other of their own."""
+    found, at = [], 0
+    for start, end in spans:
+        while at < len(others) and others[at][1] <= start:
+            at += 1
+        place = at
+        while place < len(others) and others[place][0] < end:
+            found.append((max(start, others[place][0]), min(end, others[place][1])))
+            place += 1
+    return found
 
 
 def _overlap_ns(spans: list[tuple[int, int]], others: list[tuple[int, int]]) -> int:

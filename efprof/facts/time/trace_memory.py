@@ -34,7 +34,7 @@ def memory_series(run: Run) -> Series | None:
     inside = _thinned(known[(trace.start_ns[known] >= start_ns) & (trace.start_ns[known] <= end_ns)], totals)
     bands = tuple(
         StageBand(start=(start - start_ns) / 1e6, end=(end - start_ns) / 1e6, stage=stage, step=0)
-        for start, end, stage in paths.stages
+        for start, end, stage, _ in paths.stages
         if start_ns <= start and end <= end_ns and end - start >= (end_ns - start_ns) / MAX_EVENTS
     )
     line = SeriesLine(

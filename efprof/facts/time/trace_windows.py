@@ -1,10 +1,14 @@
 """The traces of a run, ours or from elsewhere, each with its steps and the paths that its time was spent under."""
 
+import os
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from importlib.metadata import distribution, packages_distributions
+from itertools import count
+from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
@@ -19,15 +23,18 @@ from efprof.facts.time.call_paths import HOST, ON_DEVICE, STEP_LABEL, CallPaths,
 from efprof.model import NotRecorded, UnreadableInput
 
 LIBRARIES: Final = frozenset({
-    "PIL", "_pytest", "accelerate", "apex", "bitsandbytes", "click", "cv2", "datasets", "deepspeed", "efprof", "einops",
-    "fairscale", "flash_attn", "flashinfer", "huggingface_hub", "hydra", "ignite", "jax", "kornia", "lightning",
-    "lightning_fabric", "megatron", "mlflow", "numba", "numpy", "omegaconf", "pandas", "peft", "pluggy", "pyarrow",
-    "pytorch_lightning", "ray", "safetensors", "scipy", "sentence_transformers", "sklearn", "tensorboard", "timm",
-    "tokenizers", "torch", "torchaudio", "torchmetrics", "torchtext", "torchvision", "tqdm", "transformers", "triton",
-    "trl", "unsloth", "vllm", "wandb", "xformers", "yaml",
+    "IPython", "PIL", "_pytest", "accelerate", "apex", "bitsandbytes", "click", "cv2", "datasets", "deepspeed",
+    "detectron2", "diffusers", "efprof", "einops", "fairscale", "flash_attn", "flashinfer", "huggingface_hub",
+    "hydra", "ignite", "ipykernel", "ipykernel_launcher", "jax", "kornia", "lightning", "lightning_fabric",
+    "megatron", "mlflow", "mmcv", "mmengine", "monai", "networkx", "numba", "numpy", "omegaconf", "pandas", "peft",
+    "pluggy", "pyarrow", "pytorch_lightning", "ray", "safetensors", "scipy", "sentence_transformers", "sklearn",
+    "sympy", "tensorboard", "timm", "tokenizers", "torch", "torch_geometric", "torchao", "torchaudio", "torchdata",
+    "torchmetrics", "torchtext", "torchvision", "tornado", "tqdm", "traitlets", "transformer_engine",
+    "transformers", "triton", "trl", "unsloth", "vllm", "wandb", "xformers", "yaml",
 })  # fmt: skip
 """What a user trains with, by the top-level package: frames of it are no lines of theirs. `--own` takes one out."""
-INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3\.\d+/")
+INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3\.\d+t?/", re.IGNORECASE)
+NOTEBOOK: Final = "<ipython-input"
 FOREIGN_TRACE: Final = "trace-1.json.gz"
 OPTIMIZER_STEP: Final = re.compile(r"^Optimizer\.step#")
 
@@ -106,7 +113,8 @@ class RankTraces:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Read the trace of every rank; raises NotRecorded where there is none."""
-        windows, errors = {}, {}
+        windows: dict[int, TraceWindow] = {}
+        unnamed, errors = [], {}
         for number, folder in enumerate(run.rank_folders):
             for path in trace_paths(folder)[:1] if (folder / FOREIGN_TRACE).exists() else ():
                 try:
@@ -115,8 +123,13 @@ class RankTraces:
                     errors[number] = str(error).replace(str(path), str(path.resolve()))
                 else:
                     rank = trace.header.rank
-                    is_named = rank is not None and rank not in windows
-                    windows[rank if is_named and rank is not None else number] = foreign_window(trace, run.own_packages)
+                    window = foreign_window(trace, run.own_packages)
+                    if rank is None or rank in windows:
+                        unnamed.append(window)
+                    else:
+                        windows[rank] = window
+        free = (rank for rank in count() if rank not in windows and rank not in errors)
+        windows |= dict(zip(free, unnamed, strict=False))
         if not windows and not errors:
             raise NotRecorded(f"{FOREIGN_TRACE} is missing; give a trace of torch's profiler to see its time.")
         return cls(windows=windows, errors=errors)
@@ -148,8 +161,8 @@ def _recorded_sites(sources: Sources) -> SitesOf:
 def foreign_window(trace: Trace, own_packages: frozenset[str] = frozenset()) -> TraceWindow:
     """A trace that something else recorded, with the steps that it tells of itself."""
     steps, has_steps = steps_in(trace)
-    labels = [text for text in _labels(trace) if STEP_LABEL.match(text)] if has_steps else []
-    numbers = [int(re.sub(r"\D", "", text)) for text in labels]
+    labels = [STEP_LABEL.match(text) for text in _labels(trace)] if has_steps else []
+    numbers = [int(label[1]) for label in labels if label]
     return TraceWindow(
         name="the trace",
         read=lambda: trace,
@@ -164,43 +177,57 @@ def steps_in(trace: Trace) -> tuple[tuple[tuple[int, int], ...], bool]:
     """Where each step of a trace begins and ends, and whether the trace says so itself.
 
     By the profiler's own label, else by the ends of what an optimizer does, else by the label of the user's that
-    repeats and takes most; else all of it is one step.
+    repeats and takes most; else all of it is one step. Of labels within each other the outermost count.
     """
-    on_host = np.flatnonzero(trace.is_of(*HOST, *ON_DEVICE))
-    if not len(on_host):
-        on_host = np.flatnonzero(trace.phase == COMPLETE)
-    if not len(on_host):
+    events = np.flatnonzero(trace.is_of(*HOST, *ON_DEVICE))
+    events = events if len(events) else np.flatnonzero(trace.phase == COMPLETE)
+    if not len(events):
         return (((0, 1)),), False
-    whole = int(trace.start_ns[on_host].min()), int(trace.end_ns[on_host].max())
+    whole = int(trace.start_ns[events].min()), int(trace.end_ns[events].max())
     labels = _labels(trace)
-    by_label = {text: places for text, places in labels.items() if STEP_LABEL.match(text)}
-    if by_label:
-        spans = sorted((int(trace.start_ns[p]), int(trace.end_ns[p])) for places in by_label.values() for p in places)
-        # A step lasts until the next one begins; the last one until its label ends.
-        ends = [start for start, _ in spans[1:]] + [spans[-1][1]]
-        return tuple((start, end) for (start, _), end in zip(spans, ends, strict=True)), True
-    updates = sorted(int(trace.end_ns[p]) for text, ps in labels.items() if OPTIMIZER_STEP.match(text) for p in ps)
+    steps = _outermost([span for text, spans in labels.items() if STEP_LABEL.match(text) for span in spans])
+    if steps:
+        return _until_the_next(steps), True
+    updates = [
+        end for _, end in _outermost([s for text, ss in labels.items() if OPTIMIZER_STEP.match(text) for s in ss])
+    ]
     if len(updates) > 1:
         return tuple(zip([whole[0], *updates[:-1]], updates, strict=True)), True
-    repeated = {text: places for text, places in labels.items() if len(places) > 1}
-    if repeated:
-        longest = max(repeated, key=lambda text: int(trace.duration_ns[repeated[text]].sum()))
-        starts = [int(trace.start_ns[place]) for place in repeated[longest]]
-        ends = [*starts[1:], int(trace.end_ns[repeated[longest][-1]])]
-        if int(trace.duration_ns[repeated[longest]].sum()) * 2 > whole[1] - whole[0]:
-            return tuple(zip(starts, ends, strict=True)), True
+    repeated = [spans for spans in map(_outermost, labels.values()) if len(spans) > 1]
+    longest = max(repeated, key=_length, default=[])
+    if _length(longest) * 2 > whole[1] - whole[0]:
+        return _until_the_next(longest), True
     return (whole,), False
 
 
-def _labels(trace: Trace) -> dict[str, list[int]]:
-    """The places of the events of each label of the host, in order; files of 2021 call labels operators."""
-    found: dict[str, list[int]] = {}
-    for place in np.flatnonzero(trace.is_of("user_annotation")).tolist():
-        found.setdefault(trace.text(place), []).append(place)
-    if not found:
+def _outermost(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those in no other, in order."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+        if not found or start >= found[-1][1]:
+            found.append((start, end))
+    return found
+
+
+def _until_the_next(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """A step lasts until the next one begins; the last one until its label ends."""
+    ends = [start for start, _ in spans[1:]] + [spans[-1][1]]
+    return tuple((start, end) for (start, _), end in zip(spans, ends, strict=True))
+
+
+def _length(spans: list[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in spans)
+
+
+def _labels(trace: Trace) -> dict[str, list[tuple[int, int]]]:
+    """Where each label of the host begins and ends; files of 2021 call labels operators."""
+    places = np.flatnonzero(trace.is_of("user_annotation"))
+    if not len(places):
         steps = [code for code, text in enumerate(trace.texts) if STEP_LABEL.match(text) or OPTIMIZER_STEP.match(text)]
-        for place in np.flatnonzero(np.isin(trace.name_code, steps) & trace.is_of("operator")).tolist():
-            found.setdefault(trace.text(place), []).append(place)
+        places = np.flatnonzero(np.isin(trace.name_code, steps) & trace.is_of("operator"))
+    found: dict[str, list[tuple[int, int]]] = {}
+    for place in places.tolist():
+        found.setdefault(trace.text(place), []).append((int(trace.start_ns[place]), int(trace.end_ns[place])))
     return found
 
 
@@ -220,12 +247,34 @@ def _frame_sites(own_packages: frozenset[str]) -> SitesOf:
 def user_frame(name: str, own_packages: frozenset[str] = frozenset()) -> str | None:
     """`train.py(12): step` as `train.py:12:step`; None of a library's, Python's own, or what is no frame."""
     frame = FRAME.fullmatch(name.strip())
-    if frame is None or frame["file"].startswith("<"):
+    if frame is None or (frame["file"].startswith("<") and not frame["file"].startswith(NOTEBOOK)):
         return None
-    installed = INSTALLED.match(frame["file"])
-    file = frame["file"][installed.end() :] if installed else frame["file"].removeprefix("./")
+    path = frame["file"].replace("\\", "/")
+    installed = INSTALLED.match(path)
+    file = path[installed.end() :] if installed else path.removeprefix("./")
     package = file.split("/")[0].removesuffix(".py")
-    is_library = bool(installed) or package in LIBRARIES or package in sys.stdlib_module_names
+    is_library = bool(installed) or package in LIBRARIES | _installed_here() or _is_of_python(file)
     if is_library and package not in own_packages:
         return None
     return f"{file}:{frame['line']}:{frame['function']}"
+
+
+@cache
+def _installed_here() -> frozenset[str]:
+    """Top-level packages that are installed where the report is made: most likely what trained has the same ones.
+
+    torch leaves `site-packages` out of a frame's path, so that a package looks like a folder of the user's.
+    """
+    found = set()
+    for package, distributions in packages_distributions().items():
+        origins = (distribution(name).read_text("direct_url.json") or "" for name in distributions)
+        if not any('"editable": true' in origin for origin in origins):
+            found.add(package)
+    return frozenset(found)
+
+
+def _is_of_python(file: str) -> bool:
+    """Whether it is of Python's own library: of a folder of that name, only if Python's has that folder too."""
+    first, *inner = file.split("/")
+    name = first.removesuffix(".py")
+    return name in sys.stdlib_module_names and (not inner or (Path(os.__file__).parent / name).is_dir())

@@ -15,6 +15,7 @@ SMALLEST_TOLD: Final = 0.05
 """Of the whole: nobody starts with a part of less."""
 ONLY_ONE: Final = 0.9
 """A line or module that has nearly all, as `trainer.train()`, says nothing: what is inside it leads."""
+WORTH_SAYING: Final = 0.1
 MAX_PARTS: Final = 3
 MAX_CODE: Final = 48
 """Letters of a line within a sentence; the table has all of it."""
@@ -50,6 +51,8 @@ def next_experiment(run: Run) -> str:
         return f"To make a step shorter, try `torch.compile(model)` and bfloat16 autocast.{where}"
     if use.is_device_bound:
         return "To make a step shorter, give the device less to do: bfloat16 autocast, then `torch.compile(model)`."
+    if not _is_host_bound(use):
+        return ""
     return (
         'To make a step shorter, let the host launch less: `torch.compile(model, mode="reduce-overhead")`, or a larger '
         "batch."
@@ -62,11 +65,23 @@ def _bound(use: TimeUse) -> str:
     if device is None:
         return ""
     busy = format_share(device.busy_ns / device.span_ns)
+    alone = device.exposed_ns / device.span_ns
+    also = f" For {format_share(alone)} of it the device only communicates." if alone >= WORTH_SAYING else ""
     if use.is_device_bound:
-        return f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter."
+        return (
+            f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter.{also}"
+        )
     cause = max(device.idle_ns, key=lambda one: device.idle_ns[one], default=None)
-    why = f", mostly because {cause}" if cause == "the host had launched nothing" else ""
-    return f"The device is busy for {busy} of the step and idle for the rest{why}: the host bounds the step."
+    why = {
+        "the host had launched nothing": ", mostly because the host had launched nothing: the host bounds the step",
+        "launched, not begun": ", mostly between a launch and its kernel",
+    }.get(cause or "", "; why, the trace does not tell")
+    return f"The device is busy for {busy} of the step and idle for the rest{why}.{also}"
+
+
+def _is_host_bound(use: TimeUse) -> bool:
+    idle = use.device.idle_ns if use.device else {}
+    return max(idle, key=lambda one: idle[one], default=None) == "the host had launched nothing"
 
 
 def _lines(use: TimeUse, on_device: bool) -> list[tuple[float, str]]:

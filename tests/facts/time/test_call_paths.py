@@ -2,11 +2,13 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from efprof.artifacts.trace.read import read_trace
-from efprof.facts.time.call_paths import CallPath, CallPaths
+from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, CallPath, CallPaths
 from efprof.facts.time.trace_windows import TraceWindow, foreign_window, user_frame
 from tests.facts.time.traces import ENGINE, REAL, event, kernel, launch, step, write
 
@@ -38,7 +40,7 @@ def test_each_stage_has_its_time(paths: CallPaths) -> None:
     for path in paths.root.walk():
         spent[path.stage] += path.own_ns // 1000
     assert spent == {"data": 300, "forward": 180, "backward": 300, "optimizer": 100, "other": 120}
-    assert [stage for _, _, stage in paths.stages] == ["data", "forward", "backward", "backward", "optimizer"]
+    assert [stage for _, _, stage, _ in paths.stages] == ["data", "forward", "backward", "backward", "optimizer"]
 
 
 def test_a_backward_operator_belongs_to_the_line_and_module_of_its_forward_one(paths: CallPaths) -> None:
@@ -124,6 +126,44 @@ def test_an_engine_thread_alone_has_paths_too(tmp_path: Path) -> None:
     assert times(window_of(tmp_path, alone).paths)["backward > MulBackward0"][0] == 10.0
 
 
+def test_the_thread_of_the_steps_is_that_of_their_labels_however_busy_others_are(tmp_path: Path) -> None:
+    ahead = [event("aten::copy_", at, 4, lane=(1, 9)) for at in range(0, 1000, 5)]
+    nodes = [event("aten::mm", at, 1, lane=ENGINE) for at in range(551, 790, 2)]
+    paths = window_of(tmp_path, *step(), *ahead, *nodes).paths
+    assert sum(path.own_ns for path in paths.root.walk()) == 1_000_000
+    assert not any("copy_" in name for name in times(paths) if times(paths)[name][0])
+
+
+def test_a_kernel_belongs_to_the_step_that_launched_it_whenever_it_runs(tmp_path: Path) -> None:
+    late = [launch(7, 980), kernel(7, 1500, 70), kernel(8, 20, 30), launch(8, -50)]
+    paths = window_of(tmp_path, *step(), *late).paths
+    assert sum(path.device_ns for path in paths.root.walk()) == 420_000
+    assert paths.unlaunched_ns == 0
+
+
+def test_threads_count_their_forward_operations_each_for_itself(tmp_path: Path) -> None:
+    def branch(tid: int, name: str, at: float, sequence: int) -> dict[str, Any]:
+        return event(f"aten::{name}", at, 10, lane=(1, tid), Sequence_number=sequence)
+
+    def node(thread: int, at: float, sequence: int) -> dict[str, Any]:
+        name = "autograd::engine::evaluate_function: MmBackward0"
+        return event(name, at, 10, lane=ENGINE, Sequence_number=sequence, Fwd_thread_id=thread)
+
+    events = [
+        event("ProfilerStep#1", 0, 500, "user_annotation"), event("train.py(1): a", 0, 40, "python_function"),
+        branch(1, "first", 5, 5), branch(1, "second", 20, 6), event("train.py(2): b", 0, 40, "python_function", (1, 3)),
+        branch(3, "third", 5, 5), node(1, 100, 6), node(1, 120, 5),
+    ]  # fmt: skip
+    found = times(window_of(tmp_path, *events).paths)
+    assert found["backward > train.py:1:a > MmBackward0"][0] == 20.0
+
+
+def test_of_labels_within_each_other_the_outermost_are_steps(tmp_path: Path) -> None:
+    labels = [event("iteration", at, 90, "user_annotation") for at in (0, 100, 200)]
+    inner = [event("iteration", at + 10, 20, "user_annotation") for at in (0, 100, 200)]
+    assert window_of(tmp_path, *labels, *inner).steps == ((0, 100_000), (100_000, 200_000), (200_000, 290_000))
+
+
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/traces")
 @pytest.mark.parametrize("path", sorted(REAL.glob("*.gz")) or [Path()], ids=lambda path: path.name[:40])
 def test_in_real_traces_every_kernel_is_counted_once_and_no_thread_twice(path: Path) -> None:
@@ -131,7 +171,13 @@ def test_in_real_traces_every_kernel_is_counted_once_and_no_thread_twice(path: P
         pytest.skip("the smaller ones show the same")
     window = foreign_window(read_trace(path))
     trace, paths = window.trace, window.paths
-    inside = (trace.start_ns < window.steps[-1][1]) & (trace.end_ns > window.steps[0][0])
-    on_device = trace.is_of("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset") & inside
-    told = sum(one.device_ns for one in paths.root.walk()) + paths.unlaunched_ns
-    assert told == int(trace.duration_ns[on_device].sum())
+    start_ns, end_ns = window.steps[0][0], window.steps[-1][1]
+    launched = {int(trace.id[at]): at for at in np.flatnonzero(trace.is_of(*LAUNCHES) & (trace.id >= 0)).tolist()}
+    expected = 0
+    for one in np.flatnonzero(trace.is_of(*ON_DEVICE)).tolist():
+        launch = launched.get(int(trace.id[one]))
+        is_of_steps = start_ns <= trace.start_ns[one] < end_ns
+        if launch is not None:  # whenever the device came to it
+            is_of_steps = trace.start_ns[launch] < end_ns and trace.end_ns[launch] > start_ns
+        expected += int(trace.duration_ns[one]) * bool(is_of_steps)
+    assert sum(path.device_ns for path in paths.root.walk()) + paths.unlaunched_ns == expected

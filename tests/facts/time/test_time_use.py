@@ -144,6 +144,20 @@ def test_of_several_ranks_a_broken_one_costs_one_sentence(tmp_path: Path) -> Non
         open_run(made).get(TimeUse)
 
 
+def test_a_stage_is_one_band_as_long_as_it_lasts(tmp_path: Path) -> None:
+    (_, _, lanes, *_) = of_kind(time_evidence(foreign_run(tmp_path, *step())), Intervals)
+    assert isinstance(lanes, Intervals)
+    bands = [(bar.label, round(bar.start_ms, 2), round(bar.length_ms, 2)) for bar in lanes.rows[0].intervals]
+    assert bands == [("data", 0.01, 0.3), ("forward", 0.33, 0.18), ("backward", 0.53, 0.3), ("optimizer", 0.85, 0.1)]
+
+
+def test_two_traces_of_one_rank_and_one_of_none_are_all_kept(tmp_path: Path) -> None:
+    for name, rank in (("a", 1), ("b", 1), ("c", None)):
+        write(tmp_path / f"{name}.json.gz", *step(), rank=rank)
+    with as_run(tmp_path) as made:
+        assert sorted(open_run(made).get(RankTraces).windows) == [0, 1, 2]
+
+
 def test_ranks_stand_side_by_side(tmp_path: Path) -> None:
     write(tmp_path / "a.json.gz", *step(), rank=1)
     write(tmp_path / "b.json.gz", *step(), kernel(3, 0, 900), rank=0)

@@ -8,7 +8,7 @@ from efprof.artifacts.foreign import as_run
 from efprof.audits.input_stall import input_stall
 from efprof.facts.run.run import open_run
 from efprof.model import Examination
-from tests.facts.time.traces import REAL, slower, step, write
+from tests.facts.time.traces import REAL, event, slower, step, write
 
 WITH_WORKERS = "_MultiProcessingDataLoaderIter"
 
@@ -23,6 +23,17 @@ def test_the_line_that_asks_for_a_batch_is_blamed_and_the_idle_device_is_the_gai
     assert (str(finding.blame), finding.severity) == ("train.py:5", "high")
     assert finding.gain.step_ms == pytest.approx(30.0)
     assert "num_workers: 0 -> 2 or more" in finding.fix.summary
+
+
+def test_of_calls_within_each_other_the_innermost_one_that_asks_is_blamed(tmp_path: Path) -> None:
+    around = [
+        event("run.py(90): <module>", 0, 2000, "python_function"),
+        event("run.py(80): go", 0, 2000, "python_function"),
+    ]
+    inside = [event("data.py(7): __getitem__", at + 20, 280, "python_function") for at in (0, 1000)]
+    steps = slower(100, *around, *step(0, 0), *step(1000, 1), *inside)
+    (finding,) = examine(write(tmp_path / "trace.json.gz", *steps)).findings
+    assert str(finding.blame) == "train.py:5"
 
 
 def test_a_loader_that_has_workers_needs_more_of_them(tmp_path: Path) -> None:

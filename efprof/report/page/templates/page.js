@@ -137,11 +137,11 @@
 for (const figure of document.querySelectorAll(".intervals")) {
   const note = figure.querySelector(".interval-note");
   const show = (event) => {
-    const bar = event.target.closest("[data-note]");
+    const bar = event.target.closest("i[title]");
     if (!bar) return;
     figure.querySelector(".chosen")?.classList.remove("chosen");
     bar.classList.add("chosen");
-    note.textContent = bar.dataset.note;
+    note.textContent = bar.title;
   };
   figure.addEventListener("mouseover", show);
   figure.addEventListener("click", show);
