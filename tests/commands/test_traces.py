@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 from efprof.commands.compare import compare
 from efprof.commands.report import report
 from efprof.model import EfprofError, UnreadableInput
-from tests.facts.time.traces import event, slower, step, write
+from tests.facts.time.traces import REAL, event, slower, step, write
 from tests.support.builders import make_steps, write_run
 
 
@@ -77,3 +77,14 @@ def test_two_traces_are_compared(trace: Path, tmp_path: Path) -> None:
     longer = write(tmp_path / "base.json.gz", *slower(100, *[one for n in range(9) for one in step(1000 * n, n)]))
     output = run(compare, longer, halved).output
     assert "-50.0 %" in output
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/traces")
+@pytest.mark.parametrize("path", sorted(REAL.glob("*.gz")) or [Path()], ids=lambda path: path.name[:40])
+def test_real_traces_have_a_page_and_no_check_breaks_on_them(path: Path, tmp_path: Path) -> None:
+    if path.stat().st_size > 500_000:
+        pytest.skip("the larger ones are read by make bench-trace")
+    text = run(report, path, "--out", tmp_path / "page.html").output
+    assert "Verdict" in text
+    assert " broke" not in text
+    assert "Where the time goes" in (tmp_path / "page.html").read_text()

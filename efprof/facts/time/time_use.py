@@ -85,7 +85,7 @@ def time_evidence(run: Run) -> tuple[Evidence, ...]:
     window, to_ms = use.window, use.scale / 1e6 / len(use.window.steps)
     root = window.paths.root
     found: list[Evidence] = []
-    if any(path.own_ns > 0 for path in root.walk()):
+    if any(_host(path) > 0 for path in root.walk()):
         caption = "From stage to your line to module to operator; each bar is as wide as what was spent under it."
         found.append(nested_bars(window, sources, "Time on the host", caption, lambda path: _host(path), to_ms))
     if any(path.device_ns for path in root.walk()):
