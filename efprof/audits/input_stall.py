@@ -54,7 +54,7 @@ def input_stall(run: Run) -> Examination:
     if run.is_foreign:
         trace_input = run.get(TraceInput)
         what = "with batches that are there when asked for"
-        return trace_input.examination(*gain_or_bound(run, trace_input.events, trace_input.bound, what))
+        return trace_input.examination(lambda: gain_or_bound(run, trace_input.events, trace_input.bound, what))
     times = run.get(StepTimes)
     num_steps = len(times.at_least(MIN_STEPS))
     waits = run.get(InputWaits)

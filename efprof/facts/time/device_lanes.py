@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 import numpy as np
@@ -56,10 +57,15 @@ class DeviceUse:
 
 def kind_of(trace: Trace, event: int) -> DeviceKind:
     """What sort of work an event on the device is."""
-    text, category = trace.text(event), trace.texts[int(trace.category[event])].lower()
+    return _kind_of_name(trace.text(event), trace.texts[int(trace.category[event])])
+
+
+@lru_cache(maxsize=4096)
+def _kind_of_name(text: str, category: str) -> DeviceKind:
     if COMMUNICATION.search(text):
         return "communication"
-    return "copy" if category in ("gpu_memcpy", "gpu_memset", "memcpy", "memset") or COPY.match(text) else "compute"
+    is_copy = category.lower() in ("gpu_memcpy", "gpu_memset", "memcpy", "memset") or COPY.match(text)
+    return "copy" if is_copy else "compute"
 
 
 def device_use(trace: Trace, start_ns: int, end_ns: int) -> DeviceUse | None:

@@ -2,6 +2,7 @@
 
 import statistics
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -44,7 +45,7 @@ class TraceInput:
         use = run.get(TimeUse)
         window = use.window
         fetches = [(start, end) for start, end, stage, _ in window.paths.stages if stage == "data"]
-        gaps = idle_gaps(window.trace, window.steps[0][0], window.steps[-1][1]) if use.device else []
+        gaps = idle_gaps(window.trace, window.steps[0][0], window.steps[-1][1]) if use.device and fetches else []
         idle = [(gap.start_ns, gap.end_ns) for gap in gaps]
         data_ms = tuple(_overlap_ns([step], fetches) / 1e6 for step in window.steps)
         lost_ms = tuple(_overlap_ns(_cut([step], fetches), idle) / 1e6 for step in window.steps)
@@ -72,16 +73,18 @@ class TraceInput:
             step_ms_interval=(min(self.lost_ms), max(self.lost_ms)) if len(self.lost_ms) > 1 else None,
         )
 
-    def examination(self, gain: Gain, why_bound: str) -> Examination:
-        """Whether the steps wait for their batches: `gain` is won without that, `why_bound` says why it is no replay.
+    def examination(self, replayed: Callable[[], tuple[Gain, str]]) -> Examination:
+        """Whether the steps wait for their batches; a trace does not tell how many processors there are.
 
-        A trace does not tell how many processors there are.
+        `replayed` gives what is won without that, and why it is no replay where it is none; it is asked where the
+        measured bound is worth an edit.
         """
         steps = f"{len(self.data_ms)} step{'' if len(self.data_ms) == 1 else 's'}"
         share = format_share(self.typical_ms / self.window.step_ms)
         looked_at = f"{steps} of a trace, {share} of the time inside the loader"
-        is_stalled = (gain.step_ms or 0.0) >= max(MIN_MS, MIN_SHARE * self.window.step_ms)
-        return Examination(looked_at=looked_at, findings=(self._finding(gain, why_bound),) if is_stalled else ())
+        if (self.bound.step_ms or 0.0) < max(MIN_MS, MIN_SHARE * self.window.step_ms):
+            return Examination(looked_at=looked_at)
+        return Examination(looked_at=looked_at, findings=(self._finding(*replayed()),))
 
     def _finding(self, gain: Gain, why_bound: str) -> Finding:
         how = "more of them" if self.has_workers else "num_workers: 0 -> 2 or more, one for each free processor"
