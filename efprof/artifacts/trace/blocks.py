@@ -123,6 +123,8 @@ class TraceText:
             if len(text) > MAX_BLOCK_BYTES:
                 raise self.broken(f"no end of an event in {len(text) >> 20} MiB")
         events, tail = self._end(head, text)
+        if EVENTS.search(tail):
+            raise self.broken("it has two lists of traceEvents")
         self.header = self._decoded_header(head + b"]" + tail)
         if events:
             yield b"[%b]" % events

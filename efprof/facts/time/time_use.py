@@ -11,9 +11,8 @@ from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath
 from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of
 from efprof.facts.time.line_times import spent_by_line
-from efprof.facts.time.rank_table import rank_table
 from efprof.facts.time.step_pictures import nested_bars, one_step
-from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
+from efprof.facts.time.trace_windows import RankTraces, TraceWindow, TraceWindows
 from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table, UnreadableInput
 from efprof.units import format_ms
 
@@ -94,7 +93,7 @@ def time_evidence(run: Run) -> tuple[Evidence, ...]:
             nested_bars(window, sources, "Time on the device", caption, lambda path: path.device_ns, to_ms / use.scale)
         )
     found.append(one_step(window, "One step"))
-    tables = (rank_table(run), _device_numbers(use), _line_table(use), _operator_table(use), _kernel_table(use))
+    tables = (_rank_table(run), _device_numbers(use), _line_table(use), _operator_table(use), _kernel_table(use))
     return (*found, *(table for table in tables if table is not None), _how_known(use))
 
 
@@ -199,6 +198,26 @@ def _shapes_of_launches(use: TimeUse, kernels: list[int]) -> dict[int, str]:
     return {code: f"`{names.most_common(1)[0][0]}`" for code, names in found.items()}
 
 
+def _rank_table(run: Run) -> Table | None:
+    """A row for each rank: its step, and what its device does in it; None where there is one rank."""
+    traces = run.find(RankTraces) if run.is_foreign else None
+    if traces is None or len(traces.windows) < 2:
+        return None
+    rows = tuple(_rank_row(rank, traces.windows[rank]) for rank in sorted(traces.windows))
+    columns = ("Rank", "Steps", "Step", "Busy", "Computes", "Communicates", "Nothing else runs", "Idle")
+    return Table(title="Ranks, per step", columns=columns, units=("", "count", *("ms",) * 6), rows=rows)
+
+
+def _rank_row(rank: int, window: TraceWindow) -> tuple[str | float, ...]:
+    num_steps = len(window.steps)
+    use = device_use(window.trace, window.steps[0][0], window.steps[-1][1])
+    if use is None:
+        return (str(rank), float(num_steps), window.step_ms, "", "", "", "", "")
+    communicates = use.kind_ns["communication"]
+    spent = (use.busy_ns, use.kind_ns["compute"], communicates, use.exposed_ns, use.span_ns - use.busy_ns)
+    return (str(rank), float(num_steps), window.step_ms, *(one / 1e6 / num_steps for one in spent))
+
+
 def _device_numbers(use: TimeUse) -> Numbers | None:
     device = use.device
     if device is None:
@@ -231,6 +250,8 @@ def _how_known(use: TimeUse) -> Narrative:
     if window.paths.unlaunched_ns:
         lost = format_ms(use.per_step_ms(window.paths.unlaunched_ns))
         paragraphs.append(f"Kernels of {lost} per step have no launch in the trace: they have a lane, but no line.")
+    if num_unreadable := window.trace.num_unreadable:
+        paragraphs.append(f"Events without a readable time, {num_unreadable:,} of them, are left out.")
     missing = _missing(use)
     return Narrative(title="How this is known", paragraphs=(*paragraphs, *missing))
 

@@ -233,6 +233,7 @@ BROKEN = {
     "cut after an event": b'{"traceEvents": [{"ph":"X","ts":1},{"ph":"X","ts":2}',
     "cut after the list": b'{"traceEvents": [{"ph":"X","ts":1}]',
     "garbage between": b'{"traceEvents": [{"ph":"X","ts":1},{ph:1},{"ph":"X","ts":2}]}',
+    "two lists": b'{"traceEvents": [{"ph":"X","ts":1}], "traceEvents": [{"ph":"X","ts":2}]}',
     "packed and cut": gzip.compress(b'{"traceEvents": [' + b'{"ph":"X","ts":1},' * 5000)[:-20],
     "packed garbage": b"\x1f\x8b" + bytes(range(200)),
     "deep": b'{"traceEvents": ' + b"[" * 200_000,

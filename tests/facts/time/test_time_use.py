@@ -114,6 +114,12 @@ def test_a_trace_from_elsewhere_names_what_it_lacks_and_the_flag_that_records_it
     assert "with_stack" not in " ".join(known.paragraphs)
 
 
+def test_events_without_a_time_are_said_to_be_left_out(tmp_path: Path) -> None:
+    untimed = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": "soon"}] * 3
+    (known,) = of_kind(time_evidence(foreign_run(tmp_path, *step(), *untimed)), Narrative)
+    assert "Events without a readable time, 3 of them, are left out." in known.paragraphs
+
+
 def test_what_bounds_a_step_is_said_from_what_the_device_does(tmp_path: Path) -> None:
     assert "idle for the rest, mostly because the host had launched nothing" in where_it_goes(
         foreign_run(tmp_path, *step())
