@@ -211,17 +211,17 @@ def _fields(found: Iterable[Any], kind: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def _block(event: dict[str, tuple[Any, ...]], num_unreadable: int, starts: Array) -> Block:
-    texts, lanes, phases = _Codes(), _Codes(), _Codes()
+    texts, lanes = _Codes(), _Codes()
     everywhere = np.arange(len(event["ph"]), dtype=np.int32)
     with_arguments = list(filter(None, event["args"]))
-    places = everywhere[[one is not None for one in event["args"]] if len(with_arguments) < len(everywhere) else ...]
+    has_some = list(map(bool, event["args"])) if len(with_arguments) < len(everywhere) else ...
+    places = everywhere[has_some]
     argument = _fields(with_arguments, Arguments)
     ids = np.full(len(everywhere), NO_ID, np.int64)
     for here, numbers in (_numbers(places, argument["correlation"]), _numbers(everywhere, event["id"])):
         ids[here] = numbers
-    phase = phases.of(event["ph"])
     dense = {
-        "phase": np.array([ord(one[:1] or "?") & 0x7F for one in phases], np.uint8)[phase],
+        "phase": _phases(event["ph"]),
         "name": texts.of(event["name"]),
         "category": texts.of(event["cat"]),
         "lane": lanes.of(zip(event["pid"], event["tid"], strict=True)),
@@ -242,6 +242,14 @@ def _block(event: dict[str, tuple[Any, ...]], num_unreadable: int, starts: Array
             codes = different.of(map(bytes, values) if name == "shapes" else values)
             sparse[name] = here, texts.of(map(_text, different))[codes]
     return Block(dense=dense, sparse=sparse, texts=list(texts), lanes=list(lanes), num_unreadable=num_unreadable)
+
+
+def _phases(found: Sequence[str]) -> Array:
+    """Their first characters."""
+    text = "".join(found)
+    if len(text) != len(found) or "" in found:
+        text = "".join(one[:1] or "?" for one in found)
+    return np.frombuffer(text.encode("ascii", "replace"), np.uint8)
 
 
 def _text(value: str | bytes) -> str:
