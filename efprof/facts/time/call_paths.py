@@ -114,10 +114,21 @@ def call_paths(trace: Trace, start_ns: int, end_ns: int, sites_of: SitesOf) -> C
     return CallPaths(
         root=walk.root,
         of_event=walk.of_event,
-        stages=tuple(sorted(walk.stages, key=lambda stage: stage[:3])),
+        stages=tuple(_innermost(sorted(walk.stages, key=lambda stage: stage[:3]))),
         recorder_ns=walk.recorder_ns,
         unlaunched_ns=unlaunched_ns,
     )
+
+
+def _innermost(stages: list[tuple[int, int, str, CallPath]]) -> list[tuple[int, int, str, CallPath]]:
+    """An optimizer's stage in pieces, where its closure runs the others within it."""
+    found: list[tuple[int, int, str, CallPath]] = []
+    for stage in stages:
+        is_within = found and stage[0] < found[-1][1] and found[-1][2] == "optimizer"
+        around = found.pop() if is_within else None
+        pieces = [stage] if around is None else [(around[0], *stage[:1], *around[2:]), stage, (stage[1], *around[1:])]
+        found += [piece for piece in pieces if piece[0] < piece[1]]
+    return found
 
 
 def _threads(trace: Trace, start_ns: int, end_ns: int) -> tuple[Array, list[Array], list[Array]]:
@@ -146,6 +157,11 @@ def _is_backward(trace: Trace) -> Array:
     """Which events are the autograd engine's calls of a node: by their name, or in 2021 by the thread they point to."""
     evaluates = np.array([text.startswith(EVALUATE) for text in trace.texts], bool)
     return evaluates[trace.name_code] | (trace.is_of(*OPERATORS) & (trace.argument("forward_thread") > 0))
+
+
+def _may_begin(stage: str, around: str) -> bool:
+    """Not within another stage, but for the closure that an optimizer calls: Lightning runs all of a step in one."""
+    return around == OTHER or (around == "optimizer" and stage != "optimizer")
 
 
 class _Kind(NamedTuple):
@@ -260,7 +276,7 @@ class _Walk:
         if kind.is_recorder:  # what it calls in the user's name was called from the user's line
             return self._at_places(event, around), True
         path = around
-        if kind.stage is not None and around.stage == OTHER:
+        if kind.stage is not None and _may_begin(kind.stage, around.stage):
             path = self._begin_stage(path, kind.stage)
         sequence = int(self._sequence[event])
         text = self._trace.text(event)
@@ -273,7 +289,7 @@ class _Walk:
         elif self._is_label[event] and not self._is_step[event] and kind.stage is None:
             path = path.step_into("label", text, path.stage)
         elif self._is_operator[event]:
-            if path.stage == OTHER and sequence >= 0:  # only what is to be differentiated has a number
+            if sequence >= 0 and _may_begin("forward", path.stage):  # only what is to be differentiated has a number
                 path = self._begin_stage(path, "forward")
             if path.kind != "operator":
                 path = path.step_into("operator", text, path.stage)

@@ -43,6 +43,19 @@ def test_each_stage_has_its_time(paths: CallPaths) -> None:
     assert [stage for _, _, stage, _ in paths.stages] == ["data", "forward", "backward", "backward", "optimizer"]
 
 
+def test_what_an_optimizer_s_closure_runs_is_no_part_of_the_update(tmp_path: Path) -> None:
+    events = [
+        event("Optimizer.step#Adam.step", 0, 100, "user_annotation"),
+        event("nn.Module: Net_0", 10, 30, "python_function"),
+        event("torch/_tensor.py(600): backward", 50, 20, "python_function"),
+        event("aten::add_", 80, 10),
+    ]
+    stages = window_of(tmp_path, *events).paths.stages
+    order = ["optimizer", "forward", "optimizer", "backward", "optimizer"]
+    assert [stage for _, _, stage, _ in stages] == order
+    assert [end - start for start, end, *_ in stages] == [10_000, 30_000, 10_000, 20_000, 30_000]
+
+
 def test_a_backward_operator_belongs_to_the_line_and_module_of_its_forward_one(paths: CallPaths) -> None:
     at = "backward > train.py:5:main > train.py:10:forward > Net_0 > AddmmBackward0"
     assert times(paths)[at] == (250.0, 200.0)
