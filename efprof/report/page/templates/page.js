@@ -133,16 +133,32 @@
   openTarget();
 })();
 
-// A bar too narrow for its words says them above its picture.
+// A bar too narrow for its words says them above its picture. With the focus on it, arrows go from bar to bar.
 for (const figure of document.querySelectorAll(".intervals")) {
   const note = figure.querySelector(".interval-note");
-  const show = (event) => {
-    const bar = event.target.closest("i[title]");
+  const tracks = [...figure.querySelectorAll(".interval-track")].map((track) => [...track.children]);
+  const choose = (bar) => {
     if (!bar) return;
     figure.querySelector(".chosen")?.classList.remove("chosen");
     bar.classList.add("chosen");
     note.textContent = bar.title;
   };
-  figure.addEventListener("mouseover", show);
-  figure.addEventListener("click", show);
+  const below = (bar, row) => {
+    const box = (one) => one.getBoundingClientRect();
+    const middle = (box(bar).left + box(bar).right) / 2;
+    return (tracks[row] || []).find((other) => box(other).right > middle) || (tracks[row] || []).at(-1);
+  };
+  const moved = (bar, key) => {
+    if (!bar) return tracks[0]?.[0];
+    const row = tracks.findIndex((bars) => bars.includes(bar));
+    return { ArrowLeft: bar.previousElementSibling, ArrowRight: bar.nextElementSibling,
+             ArrowUp: below(bar, row - 1), ArrowDown: below(bar, row + 1) }[key];
+  };
+  figure.addEventListener("mouseover", (event) => choose(event.target.closest("i[title]")));
+  figure.addEventListener("click", (event) => choose(event.target.closest("i[title]")));
+  figure.addEventListener("keydown", (event) => {
+    if (!event.key.startsWith("Arrow")) return;
+    event.preventDefault();
+    choose(moved(figure.querySelector(".chosen"), event.key));
+  });
 }
