@@ -99,6 +99,7 @@ def test_a_loop_is_measured_recorded_and_bare_in_one_process() -> None:
     assert pair.bare.folder is None
 
 
+@pytest.mark.long
 def test_recorded_and_bare_blocks_take_turns_within_one_recording() -> None:
     pairs = measure(replace(ALWAYS_ON, switched_s=0.4, num_processes=1), "mlp", "cpu", bare_ms=30.0, rounds=1)
     assert pairs
@@ -107,13 +108,18 @@ def test_recorded_and_bare_blocks_take_turns_within_one_recording() -> None:
     assert pairs[0].own_us > 0
 
 
+@pytest.mark.long
 def test_a_whole_run_tells_what_it_cost_beyond_its_allowance() -> None:
     assert 0 <= run_whole("mlp", "cpu", bare_ms=20.0, seconds=0.5) < 0.5
 
 
 @pytest.mark.parametrize(
     ("name", "pause_s"),
-    [("mlp", 0.5), *((name, 0.0) for name in ("gan", "by_hand", "scaler", "teacher", "accumulation", "closures"))],
+    [
+        ("mlp", 0.5),
+        *((name, 0.0) for name in ("gan", "by_hand", "scaler", "teacher")),
+        *(pytest.param(name, 0.0, marks=pytest.mark.long) for name in ("accumulation", "closures")),
+    ],
 )
 def test_a_recorder_sees_each_step_of_a_loop_whose_bare_slices_come_between(
     name: str, pause_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -141,6 +147,7 @@ def test_a_recorder_sees_each_step_of_a_loop_whose_bare_slices_come_between(
     assert {step.micro_batches for step in steps[:20]} == {step.micro_batches for step in steps if not step.is_full}
 
 
+@pytest.mark.long
 def test_what_light_steps_add_is_told_beside_what_full_ones_do() -> None:
     (line,) = mode_lines(["scaler"], "cpu", 0.1)
     assert line.startswith("| scaler |")

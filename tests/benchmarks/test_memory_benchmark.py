@@ -46,6 +46,7 @@ def test_made_training_is_the_same_every_time(made: Any) -> None:
     assert made_snapshot(NUM_EVENTS) == made
 
 
+@pytest.mark.long
 def test_the_benchmark_prints_and_writes_both_tables(tmp_path: Path) -> None:
     table = tmp_path / "memory.md"
     arguments = ["--events", "2000", "--rounds", "1", "--recordings", str(tmp_path), "--write", str(table)]

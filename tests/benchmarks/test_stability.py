@@ -109,6 +109,7 @@ def test_a_name_that_no_phase_has_is_refused() -> None:
     assert "no phase begins with 'lnog'; choose from basic, mixed precision, everything on, long" in result.output
 
 
+@pytest.mark.long
 def test_a_training_process_that_ended_in_an_error_holds_nothing(tmp_path: Path) -> None:
     seen = stability.watched(phases_of("cpu")[0], "cpu", tmp_path)  # without a dataset
     assert seen.error == "ended with status 1"

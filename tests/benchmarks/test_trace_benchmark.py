@@ -68,6 +68,7 @@ def test_a_repetition_comes_later_and_has_ids_of_its_own(tmp_path: Path) -> None
     assert len(set(launches)) == num_repetitions
 
 
+@pytest.mark.long
 def test_the_benchmark_prints_and_writes_its_tables(tmp_path: Path) -> None:
     for name in (SMALL, *REPEATED):
         real(tmp_path, name)

@@ -72,6 +72,7 @@ def test_the_table_is_written_and_a_speed_too_low_fails(tmp_path: Path, monkeypa
     assert "Commit " in done.output
 
 
+@pytest.mark.long
 def test_the_naive_loop_is_timed_beside_the_trainer() -> None:
     lines = list(naive_lines(rounds=1))
     assert any("Equal numbers held" in line for line in lines)
