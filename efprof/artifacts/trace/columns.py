@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -28,7 +29,7 @@ class Trace:
     of texts are places in `texts`. Times are in nanoseconds on the epoch's clock, or the file's own where it has none.
     """
 
-    name: str
+    path: Path
     header: Header
     texts: list[str]
     lanes: list[Lane]

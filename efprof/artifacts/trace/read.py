@@ -1,15 +1,12 @@
 """Reads a trace in a process of its own, so that a file that is broken, or made to break things, costs one sentence."""
 
 import mmap
-import multiprocessing
 import os
 import pickle
-import resource
 import sys
 import tempfile
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from multiprocessing.connection import Connection
@@ -19,6 +16,7 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
+from efprof.artifacts.child import ChildEnded, answer_of, limit_memory, started
 from efprof.artifacts.files import no_garbage_collection, numbered_files
 from efprof.artifacts.trace.blocks import GZIP, TraceText
 from efprof.artifacts.trace.columns import Columns, Trace
@@ -33,7 +31,6 @@ LARGE_BYTES: Final = {True: 4 << 20, False: 48 << 20}
 """From this size on, packed or not, several processes decode: each costs some milliseconds, and half a second less."""
 MAX_PROCESSES = 4
 """Each unpacks the whole file, a tenth of the work: more of them win little."""
-_FORK: Final = multiprocessing.get_context("fork")
 
 
 def trace_paths(rank_folder: Path) -> list[Path]:
@@ -47,19 +44,10 @@ def read_trace(path: Path, *, num_processes: int | None = None) -> Trace:
     `num_processes` decode a large file; as many as there are processors where it is None.
     """
     with tempfile.TemporaryFile(prefix="efprof-trace-") as columns:
-        ours, theirs = _FORK.Pipe(duplex=False)
-        process = _started(_read_in_child, path, columns, theirs, num_processes)
-        theirs.close()
         try:
-            answer = ours.recv()
-        except EOFError:
-            process.join()
-            raise UnreadableInput(
-                f"{path} cannot be read: its reader ended with {process.exitcode}, as where memory is short."
-            ) from None
-        finally:
-            ours.close()
-        process.join()
+            answer = answer_of(_read_in_child, path, columns, num_processes)
+        except ChildEnded as ended:
+            raise UnreadableInput(f"{path} cannot be read: its reader {ended}.") from None
         if isinstance(answer, str):
             raise UnreadableInput(answer)
         return _mapped(answer, columns)
@@ -118,7 +106,7 @@ def _given_up(blocks: deque[Block]) -> Iterator[Block]:
 def _other(path: Path, first: int, step: int) -> Iterator[tuple[BaseProcess, BinaryIO]]:
     """A process that writes its blocks to a file, so that it never waits for who reads them."""
     with tempfile.TemporaryFile(prefix="efprof-trace-") as file:
-        process = _started(_write_blocks, path, file, first, step)
+        process = started(_write_blocks, path, file, first, step)
         try:
             yield process, file
         finally:
@@ -142,15 +130,7 @@ def _written(file: BinaryIO) -> Iterator[Block]:
         yield pickle.load(file)  # noqa: S301 -- written by a process of ours
 
 
-def _started(work: Callable[..., None], *arguments: object) -> BaseProcess:
-    process = _FORK.Process(target=work, args=arguments)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: no thread of ours holds a lock
-        process.start()
-    return process
-
-
-def _read_in_child(path: Path, file: BinaryIO, answer: Connection, num_processes: int | None) -> None:
+def _read_in_child(path: Path, file: BinaryIO, num_processes: int | None, answer: Connection) -> None:
     try:
         answer.send(_stored(path, file, num_processes))
     except UnreadableInput as error:
@@ -163,11 +143,8 @@ def _read_in_child(path: Path, file: BinaryIO, answer: Connection, num_processes
 
 def _stored(path: Path, file: BinaryIO, num_processes: int | None) -> dict[str, Any]:
     """Write the columns to the file, one after the other, and say where they lie and what else there is."""
-    is_packed, num_bytes = _size(path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    most = used + max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes)
-    resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
+    is_packed, num_bytes = size_of(path)
+    limit_memory(max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes))
     available = num_processes or min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
     text, columns = read_here(path, available if num_bytes >= LARGE_BYTES[is_packed] else 1)
     dense, sparse = columns.ordered(text.header.base_ns)
@@ -175,7 +152,7 @@ def _stored(path: Path, file: BinaryIO, num_processes: int | None) -> dict[str, 
         "dense": {name: _append(column, file) for name, column in dense.items()},
         "sparse": {name: tuple(_append(column, file) for column in pair) for name, pair in sparse.items()},
         "fields": {
-            "name": path.name,
+            "path": path.resolve(),
             "header": text.header,
             "texts": columns.texts,
             "lanes": columns.lanes,
@@ -184,7 +161,8 @@ def _stored(path: Path, file: BinaryIO, num_processes: int | None) -> dict[str, 
     }
 
 
-def _size(path: Path) -> tuple[bool, int]:
+def size_of(path: Path) -> tuple[bool, int]:
+    """Whether the file is packed, and its bytes; raises UnreadableInput."""
     try:
         with path.open("rb") as file:
             return file.read(2) == GZIP, path.stat().st_size

@@ -1,6 +1,7 @@
 """A made host and device: they run a program and write the trace of it, the clock of which is the truth to replay."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -125,7 +126,7 @@ def window_of(*events: dict[str, Any]) -> TraceWindow:
     columns.add(block)
     dense, sparse = columns.ordered(0)
     trace = Trace(
-        name="made",
+        path=Path("made"),
         header=Header(),
         texts=columns.texts,
         lanes=columns.lanes,
