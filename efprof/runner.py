@@ -56,14 +56,14 @@ def make_report(
 
 
 def first_overview(*makes: Callable[[], tuple[Evidence, ...]]) -> tuple[tuple[Evidence, ...], tuple[str, ...]]:
-    """Pictures of what nothing is wrong with, by the first that has any; and a warning for each that broke."""
+    """What is shown though nothing is wrong with it, by the first that has any; and a warning for each that broke."""
     warnings = []
     for make in makes:
         match _tried(make):
             case NotRecorded() | ThinEvidence() | UnreadableInput():  # the audits of the same data say why
                 continue
             case Exception() as error:
-                warnings.append(f"An overview of the memory is missing, since making it failed: {_where(error)}.")
+                warnings.append(f"An overview is missing, since making it failed: {_where(error)}.")
             case made if made:
                 return made, tuple(warnings)
     return (), tuple(warnings)

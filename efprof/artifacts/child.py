@@ -3,7 +3,8 @@
 import multiprocessing
 import resource
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
@@ -45,8 +46,20 @@ def started(work: Callable[..., None], *arguments: object) -> BaseProcess:
     return process
 
 
-def limit_memory(num_bytes: int) -> None:
-    """Let this process take so many bytes more than it has, or fewer where it has a limit already."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + num_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
+@contextmanager
+def bounded_memory(num_bytes: int) -> Iterator[None]:
+    """Let the process have no more than this on top of what it has, so that a few bytes cannot ask for all there is."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    except OSError:  # no Linux
+        yield
+        return
+    limit = pages * resource.getpagesize() + num_bytes
+    if soft != resource.RLIM_INFINITY:
+        limit = min(limit, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -2,13 +2,12 @@
 
 import copyreg
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any, Final, NoReturn
 
 import msgspec
 
+from efprof.artifacts.child import bounded_memory
 from efprof.artifacts.files import no_garbage_collection
 from efprof.model import UnreadableInput
 
@@ -110,7 +109,7 @@ def read_snapshot(path: Path) -> Snapshot:
         num_bytes = path.stat().st_size
         with (
             path.open("rb") as file,
-            _bounded_memory(FIXED_BYTES + BYTES_PER_BYTE * num_bytes),
+            bounded_memory(FIXED_BYTES + BYTES_PER_BYTE * num_bytes),
             no_garbage_collection(),
         ):
             content = _unpickle(file)
@@ -138,27 +137,6 @@ def _unpickle(file: IO[bytes]) -> object:
     if isinstance(content, list):  # torch.cuda.memory_snapshot(), and what torch 2.0 and older dumped
         return {"segments": content}
     return content
-
-
-@contextmanager
-def _bounded_memory(num_bytes: int) -> Iterator[None]:
-    """Let the process have no more than this on top of what it has, so that a few bytes cannot ask for all there is."""
-    try:
-        import resource
-
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    except (ImportError, OSError):  # no Linux
-        yield
-        return
-    limit = pages * resource.getpagesize() + num_bytes
-    if soft != resource.RLIM_INFINITY:
-        limit = min(limit, soft)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _printable(text: str) -> str:

@@ -57,6 +57,7 @@ _CLEARED: Final = "\r\x1b[K"
     metavar="PACKAGE",
     help="An installed package whose lines are yours, in a trace from elsewhere.",
 )
+@click.option("--hta", is_flag=True, help="Also what HolisticTraceAnalysis says of a GPU's trace: seconds.")
 @click.option("--static", is_flag=True, help="Draw still pictures, for readers without JavaScript (with matplotlib).")
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: reports/, or the terminal.")
 def report(
@@ -66,6 +67,7 @@ def report(
     budget: int | None,
     gpu_estimate: bool,
     own: tuple[str, ...],
+    hta: bool,
     static: bool,
     out: Path | None,
 ) -> None:
@@ -82,6 +84,7 @@ def report(
             budget_bytes=budget,
             has_gpu_estimate=gpu_estimate,
             own_packages=frozenset(own),
+            has_hta=hta,
             say=progress.say,
         )
         result = report_on(runs, made)
@@ -114,12 +117,13 @@ def analyse(
     *,
     has_gpu_estimate: bool = False,
     own_packages: frozenset[str] = frozenset(),
+    has_hta: bool = False,
     say: "Callable[[str], None]" = lambda _: None,
 ) -> "Report":
     """Every audit's result over the run in that folder; raises UnreadableInput.
 
     `say` is told what is done next. With `has_gpu_estimate` the report of a run on a CPU says what it would take on a
-    GPU, which may take longer than all the rest.
+    GPU, which may take longer than all the rest; so may `has_hta`, what HolisticTraceAnalysis says.
     """
     from efprof.facts.device.device_use import device_use_evidence
     from efprof.facts.device.segment_map import device_overview
@@ -139,6 +143,12 @@ def analyse(
     say("reading the run")
     device, failures = first_overview(*overviews)
     measurements = replace(measurements_of(run), device=(*device, *device_use_evidence(run)))
+    if has_hta:
+        from efprof.facts.overview.hta import hta_evidence
+
+        say("asking HTA")
+        said, broken = first_overview(lambda: hta_evidence(run))
+        measurements, failures = replace(measurements, hta=said), (*failures, *broken)
     warnings = (*warnings_of(run), *failures)
     identity = identify(run)
     return make_report(

@@ -170,6 +170,8 @@ class Measurements:
     """What bounds the step, and the lines that most of it goes to."""
     next_experiment: str = ""
     """What to try where nothing is wrong, to make the step shorter all the same."""
+    hta: tuple[Evidence, ...] = ()
+    """What HolisticTraceAnalysis says of the same traces, where it was asked for."""
     device: tuple[Evidence, ...] = ()
     """What a CUDA snapshot shows of each device's memory, where its history can be replayed."""
     window_memory: Series | None = None

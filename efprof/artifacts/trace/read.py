@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from efprof.artifacts.child import ChildEnded, answer_of, limit_memory, started
+from efprof.artifacts.child import ChildEnded, answer_of, bounded_memory, started
 from efprof.artifacts.files import no_garbage_collection, numbered_files
 from efprof.artifacts.trace.blocks import GZIP, TraceText
 from efprof.artifacts.trace.columns import Columns, Trace
@@ -144,10 +144,10 @@ def _read_in_child(path: Path, file: BinaryIO, num_processes: int | None, answer
 def _stored(path: Path, file: BinaryIO, num_processes: int | None) -> dict[str, Any]:
     """Write the columns to the file, one after the other, and say where they lie and what else there is."""
     is_packed, num_bytes = size_of(path)
-    limit_memory(max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes))
     available = num_processes or min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
-    text, columns = read_here(path, available if num_bytes >= LARGE_BYTES[is_packed] else 1)
-    dense, sparse = columns.ordered(text.header.base_ns)
+    with bounded_memory(max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes)):
+        text, columns = read_here(path, available if num_bytes >= LARGE_BYTES[is_packed] else 1)
+        dense, sparse = columns.ordered(text.header.base_ns)
     return {
         "dense": {name: _append(column, file) for name, column in dense.items()},
         "sparse": {name: tuple(_append(column, file) for column in pair) for name, pair in sparse.items()},

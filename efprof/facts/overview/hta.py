@@ -1,0 +1,206 @@
+"""What HolisticTraceAnalysis (HTA) says of the same traces, where it is asked for: the one place that knows it.
+
+For each rank it runs in a process of its own: what it breaks at costs one sentence. Its traps that are kept away from
+here: its rounding makes times of nanoseconds negative; it counts waits (`cuda_sync`) and Triton's operators as work of
+the device, and without waits calls each step bound by the CPU; what ends in `.gz` must be packed, and a bare list of
+events breaks it; its sums by kind of kernel lose fractions of microseconds, and where it groups kernels their means are
+sums.
+"""
+
+import gzip
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+
+from efprof.artifacts.child import ChildEnded, answer_of, bounded_memory
+from efprof.artifacts.trace.read import size_of
+from efprof.facts.run.run import Run
+from efprof.facts.time.call_paths import ON_DEVICE
+from efprof.facts.time.time_use import MAX_ROWS, TimeUse
+from efprof.facts.time.trace_windows import RankTraces
+from efprof.model import Narrative, NotRecorded, Table, UnreadableInput
+
+PACKAGE: Final = "traceinsight"
+WAITS: Final = "cuda_sync"
+COUNTERS: Final = "cuda_profiler_range"
+COUNTER: Final = re.compile(r"\w+__\w+\.\w+")
+"""NVIDIA names one so: `smsp__sass_thread_inst_executed_op_ffma_pred_on.sum`."""
+MAX_PER_COUNTER: Final = 5
+LONGEST_S: Final = 900
+"""It takes 50 s for 314 MB; it has hung."""
+MIN_LIMIT_BYTES: Final = 2 << 30
+MAX_PER_BYTE: Final = {True: 480, False: 24}
+"""Of memory for each byte of a file, packed or not: it took 5 for one that was not (1.4 GB for 314 MB)."""
+FAILURES: Final = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, OSError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+COLUMNS: Final = {
+    "stream": ("Stream", ""), "idle_category": ("Cause", ""), "idle_time": ("Idle", "ms"),
+    "kernel_time(us)": ("First to last kernel", "ms"), "idle_time(us)": ("Idle", "ms"),
+    "compute_time(us)": ("Computes", "ms"), "non_compute_time(us)": ("Other work", "ms"),
+    "idle_time_pctg": ("Idle of all", "percent"), "comp_comm_overlap_pctg": ("Of all communication", "percent"),
+    "counter": ("Counter", ""), "name": ("Kernel", ""), "bottom_level_op": ("Operator", ""),
+    "value": ("Mean", "count"), "kernel_type": ("Kind", ""), "sum (us)": ("All", "ms"), "mean (us)": ("Mean", "ms"),
+    "max (us)": ("Longest", "ms"), "bound_by": ("Bound by", ""), "duration": ("Of the path", "percent"),
+}  # fmt: skip
+"""Those of HTA's columns that are shown: their headings, and our units of them."""
+KNOWN: Final = (
+    "By HolisticTraceAnalysis {}, of the whole trace and not per step. Its rounding to microseconds is off; waits and "
+    "Triton's operators, which it takes for work of the device, were left out, waits for all but the critical path. "
+    "Where there are several steps, it leaves out kernels whose launch was not recorded."
+)
+NOT_INSTALLED: Final = "HolisticTraceAnalysis is not installed where this was made: `pip install 'efprof[hta]'`."
+NO_PATH: Final = (
+    "The critical path is left out: HTA knows what waits for what by `cuda_sync` events, of which the trace has none. "
+    "`experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)` records them."
+)
+
+
+def hta_evidence(run: Run) -> tuple[Table | Narrative, ...]:
+    """HTA's tables of all ranks, and how they are known or why they are missing; nothing without a device.
+
+    Of a recorded run it is asked for the last window. Raises NotRecorded without a trace, UnreadableInput.
+    """
+    windows = run.get(RankTraces).windows if run.is_foreign else {0: run.get(TimeUse).window}
+    traces = {rank: windows[rank].trace for rank in sorted(windows)}
+    paths = {rank: trace.path for rank, trace in traces.items() if np.any(trace.is_of(*ON_DEVICE, COUNTERS))}
+    try:
+        paragraphs = [KNOWN.format(version(PACKAGE))]
+    except PackageNotFoundError:
+        return (Narrative(title="HTA", paragraphs=(NOT_INSTALLED,)),) if paths else ()
+    tables: dict[str, Table] = {}
+    for rank, path in paths.items():
+        found, missing = _asked(path)
+        paragraphs += [f"Rank {rank}: {sentence}" for sentence in missing]
+        for table in found:
+            above = tables[table.title].rows if table.title in tables else ()
+            tables[table.title] = replace(table, rows=(*above, *((str(rank), *row) for row in table.rows)))
+    return (*tables.values(), Narrative(title="HTA", paragraphs=tuple(paragraphs[not tables :]))) if paths else ()
+
+
+def _asked(path: Path) -> tuple[list[Table], list[str]]:
+    """Its tables, and a sentence for each that is missing."""
+    with TemporaryDirectory(prefix="efprof-hta-") as folder:
+        try:
+            found: tuple[list[Table], list[str]] = answer_of(_ask, path, Path(folder), longest_s=LONGEST_S)
+        except ChildEnded as ended:
+            return [], [f"HTA {ended}."]
+    return found
+
+
+def _ask(path: Path, folder: Path, answer: Connection) -> None:
+    for output in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    tables, missing = [], []
+    try:
+        is_packed, num_bytes = size_of(path)
+        with bounded_memory(max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes)):
+            for title, frame_of in _analyses(_loaded(_readable(path, is_packed, folder))):
+                try:
+                    tables.append(_table(title, frame_of()))
+                except NotRecorded as absent:
+                    missing.append(str(absent))
+                except FAILURES as error:
+                    missing.append(f"{title}: {_told(error)}")
+    except (*FAILURES, UnreadableInput) as error:
+        missing.append(_told(error))
+    answer.send(([table for table in tables if table.rows], missing))
+
+
+def _told(error: Exception) -> str:
+    return f"HTA broke off with {type(error).__name__} ({' '.join(str(error).split())[:200]})."
+
+
+def _readable(path: Path, is_packed: bool, folder: Path) -> Path:
+    """The same trace under a name, and in a form, that HTA reads."""
+    made = folder / ("trace.json.gz" if is_packed else "trace.json")
+    with (gzip.open if is_packed else open)(path, "rb") as file:
+        if file.read(1 << 12).lstrip()[:1] == b"[":
+            file.seek(0)
+            made = folder / "trace.json"
+            made.write_bytes(b'{"traceEvents":' + file.read() + b"}")
+        else:
+            made.symlink_to(path)
+    return made
+
+
+def _loaded(path: Path) -> Any:
+    """HTA's own object, with the one rank 0."""
+    from hta.configs.env_options import HTAEnvOptions
+    from hta.trace_analysis import TraceAnalysis
+
+    HTAEnvOptions.instance().set_disable_ns_rounding(True)
+    return TraceAnalysis(trace_files={0: str(path)}, include_last_profiler_step=True)
+
+
+def _analyses(hta: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Those that the trace has something for: a title, and what makes HTA's table."""
+    categories = hta.t.symbol_table.get_sym_id_map()
+    device, frame = copy(hta), hta.t.traces[0]
+    device.t = copy(hta.t)
+    on_device = frame["cat"].isin([code for name, code in categories.items() if name.lower() in ON_DEVICE])
+    device.t.traces = {0: frame[on_device | frame["stream"].eq(-1)]}
+    if on_device.any():
+        yield "Time of the device", lambda: device.get_temporal_breakdown(visualize=False)
+        yield "Idle time of each stream", lambda: _idle(device)
+        yield "Kernels", lambda: _kernels(device)
+        yield "Communication while kernels compute", lambda: device.get_comm_comp_overlap(visualize=False).dropna()
+    yield "Critical path of one step", lambda: _critical_path(hta, WAITS in categories)
+    if COUNTERS in categories:
+        yield "Hardware counters", lambda: _counters(hta)
+
+
+def _idle(device: Any) -> Any:
+    frame, _ = device.get_idle_time_breakdown(ranks=[0], visualize=False)
+    return frame[frame["idle_time"] > 0].nlargest(MAX_ROWS, "idle_time")
+
+
+def _kernels(device: Any) -> Any:
+    _, frame = device.get_gpu_kernel_breakdown(visualize=False, num_kernels=len(device.t.traces[0]))
+    return frame.nlargest(MAX_ROWS, "sum (us)")
+
+
+def _critical_path(hta: Any, has_waits: bool) -> Any:
+    """Of the step in the middle, or of the whole trace where it has no steps."""
+    if not has_waits:
+        raise NotRecorded(NO_PATH)
+    steps = hta.get_profiler_steps()
+    found = hta.critical_path_analysis(0, "ProfilerStep" if len(steps) else "", len(steps) // 2)
+    if found is None or not found[1]:
+        raise ValueError("it found none")
+    return found[0].summary().sort_values(ascending=False).reset_index()
+
+
+def _counters(hta: Any) -> Any:
+    """For each counter the kernels with the highest mean."""
+    (frame,) = hta.get_cupti_counter_data_with_operators(ranks=[0])
+    keys = ["counter", "name", "bottom_level_op"]
+    melted = frame.melt(keys[1:], list(filter(COUNTER.fullmatch, frame.columns)), "counter")
+    means = melted[melted["value"] > 0].groupby(keys)["value"].mean().sort_values(ascending=False)
+    return means.groupby("counter").head(MAX_PER_COUNTER).reset_index().sort_values("counter", kind="stable")
+
+
+def _table(title: str, frame: Any) -> Table:
+    """HTA's times are in microseconds, ours in milliseconds."""
+    names = [name for name in COLUMNS if name in frame.columns]
+    headings, units = zip(("Rank", ""), *(COLUMNS[name] for name in names), strict=True)
+    cells = ([_cell(value, COLUMNS[name][1]) for value in frame[name]] for name in names)
+    return Table(title=title, columns=headings, units=units, rows=tuple(zip(*cells, strict=True)))
+
+
+def _cell(value: Any, unit: str) -> str | float:
+    return float(value) / (1e3 if unit == "ms" else 1.0) if unit else f"`{str(value)[:100]}`"
