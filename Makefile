@@ -11,7 +11,7 @@ DOCS_INSTALLED := $(VENV)/installed-docs
 GPU_PYTHON ?= $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test format check types tests casebook bench-overhead bench-memory bench-report bench-trace bench-trainer stability gpu plotly fixtures clean
+.PHONY: help install demo docs test format check types tests casebook bench-overhead bench-memory bench-report bench-trace bench-trainer hta stability gpu plotly fixtures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,12 @@ bench-trace: $(TESTS_INSTALLED) ## Measure reading a profiler's trace, beside a 
 
 bench-trainer: $(TESTS_INSTALLED) ## Time energy_flow's step against a loop over flows and texts with the same weights
 	$(BIN)/python -m benchmarks.trainer --write reports/trainer.md
+
+# What its tests need of the rest of HTA's packages is there: alone, without its notebooks, it is 77 MB instead of 490.
+hta: $(TESTS_INSTALLED) ## Check what a device does in other people's traces against HolisticTraceAnalysis
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/hta \
+		'traceinsight>=0.6.1,<0.7' 'plotly>=5.11' narwhals
+	PYTHONPATH=$(VENV)/hta $(BIN)/python -m pytest -rs -s tests/facts/overview/test_hta.py
 
 stability: $(TESTS_INSTALLED) ## Run the long tests, train energy_flow in four phases on every device, and check that nothing grows, slows or breaks
 	$(BIN)/python -m pytest -m long

@@ -37,6 +37,8 @@ COUNTERS: Final = "cuda_profiler_range"
 COUNTER: Final = re.compile(r"\w+__\w+\.\w+")
 """NVIDIA names one so: `smsp__sass_thread_inst_executed_op_ffma_pred_on.sum`."""
 MAX_PER_COUNTER: Final = 5
+MIN_SHARE: Final = 0.05
+"""Percent of the path: less is shown as nothing."""
 LONGEST_S: Final = 900
 """It takes 50 s for 314 MB; it has hung."""
 MIN_LIMIT_BYTES: Final = 2 << 30
@@ -182,7 +184,8 @@ def _critical_path(hta: Any, has_waits: bool) -> Any:
     found = hta.critical_path_analysis(0, "ProfilerStep" if len(steps) else "", len(steps) // 2)
     if found is None or not found[1]:
         raise ValueError("it found none")
-    return found[0].summary().sort_values(ascending=False).reset_index()
+    shares = found[0].summary().sort_values(ascending=False)
+    return shares[shares >= MIN_SHARE].reset_index()
 
 
 def _counters(hta: Any) -> Any:
@@ -203,4 +206,4 @@ def _table(title: str, frame: Any) -> Table:
 
 
 def _cell(value: Any, unit: str) -> str | float:
-    return float(value) / (1e3 if unit == "ms" else 1.0) if unit else f"`{str(value)[:100]}`"
+    return float(value) / (1e3 if unit == "ms" else 1.0) if unit else f"`{str(value)[:70]}`"
