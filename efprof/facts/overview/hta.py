@@ -1,13 +1,11 @@
 """What HolisticTraceAnalysis (HTA) says of the same traces, where it is asked for: the one place that knows it.
 
-For each rank it runs in a process of its own: what it breaks at costs one sentence. Its traps that are kept away from
-here: its rounding makes times of nanoseconds negative; it counts waits (`cuda_sync`) and Triton's operators as work of
-the device, and without waits calls each step bound by the CPU; what ends in `.gz` must be packed, and a bare list of
-events breaks it; its sums by kind of kernel lose fractions of microseconds, and where it groups kernels their means are
-sums.
+For each rank it runs in a process of its own. Its traps that are kept away from here: its rounding makes times of
+nanoseconds negative; it counts waits (`cuda_sync`) and Triton's operators as work of the device, and calls each step
+bound by the CPU without waits; what ends in `.gz` must be packed; its sums by kind of kernel lose fractions of
+microseconds, and where it groups kernels their means are sums.
 """
 
-import gzip
 import logging
 import os
 import re
@@ -32,13 +30,10 @@ from efprof.facts.time.trace_windows import RankTraces
 from efprof.model import Narrative, NotRecorded, Table, UnreadableInput
 
 PACKAGE: Final = "traceinsight"
-WAITS: Final = "cuda_sync"
 COUNTERS: Final = "cuda_profiler_range"
 COUNTER: Final = re.compile(r"\w+__\w+\.\w+")
 """NVIDIA names one so: `smsp__sass_thread_inst_executed_op_ffma_pred_on.sum`."""
 MAX_PER_COUNTER: Final = 5
-MIN_SHARE: Final = 0.05
-"""Percent of the path: less is shown as nothing."""
 LONGEST_S: Final = 900
 """It takes 50 s for 314 MB; it has hung."""
 MIN_LIMIT_BYTES: Final = 2 << 30
@@ -77,19 +72,21 @@ def hta_evidence(run: Run) -> tuple[Table | Narrative, ...]:
     """
     windows = run.get(RankTraces).windows if run.is_foreign else {0: run.get(TimeUse).window}
     traces = {rank: windows[rank].trace for rank in sorted(windows)}
-    paths = {rank: trace.path for rank, trace in traces.items() if np.any(trace.is_of(*ON_DEVICE, COUNTERS))}
+    traces = {rank: trace for rank, trace in traces.items() if np.any(trace.is_of(*ON_DEVICE, COUNTERS))}
+    if not traces:
+        return ()
     try:
         paragraphs = [KNOWN.format(version(PACKAGE))]
     except PackageNotFoundError:
-        return (Narrative(title="HTA", paragraphs=(NOT_INSTALLED,)),) if paths else ()
+        return (Narrative(title="HTA", paragraphs=(NOT_INSTALLED,)),)
     tables: dict[str, Table] = {}
-    for rank, path in paths.items():
-        found, missing = _asked(path)
+    for rank, trace in traces.items():
+        found, missing = _asked(trace.path)
         paragraphs += [f"Rank {rank}: {sentence}" for sentence in missing]
         for table in found:
             above = tables[table.title].rows if table.title in tables else ()
             tables[table.title] = replace(table, rows=(*above, *((str(rank), *row) for row in table.rows)))
-    return (*tables.values(), Narrative(title="HTA", paragraphs=tuple(paragraphs[not tables :]))) if paths else ()
+    return (*tables.values(), Narrative(title="HTA", paragraphs=tuple(paragraphs[not tables :])))
 
 
 def _asked(path: Path) -> tuple[list[Table], list[str]]:
@@ -111,7 +108,9 @@ def _ask(path: Path, folder: Path, answer: Connection) -> None:
     try:
         is_packed, num_bytes = size_of(path)
         with bounded_memory(max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes)):
-            for title, frame_of in _analyses(_loaded(_readable(path, is_packed, folder))):
+            named = folder / ("trace.json.gz" if is_packed else "trace.json")
+            named.symlink_to(path)
+            for title, frame_of in _analyses(_loaded(named)):
                 try:
                     tables.append(_table(title, frame_of()))
                 except NotRecorded as absent:
@@ -125,19 +124,6 @@ def _ask(path: Path, folder: Path, answer: Connection) -> None:
 
 def _told(error: Exception) -> str:
     return f"HTA broke off with {type(error).__name__} ({' '.join(str(error).split())[:200]})."
-
-
-def _readable(path: Path, is_packed: bool, folder: Path) -> Path:
-    """The same trace under a name, and in a form, that HTA reads."""
-    made = folder / ("trace.json.gz" if is_packed else "trace.json")
-    with (gzip.open if is_packed else open)(path, "rb") as file:
-        if file.read(1 << 12).lstrip()[:1] == b"[":
-            file.seek(0)
-            made = folder / "trace.json"
-            made.write_bytes(b'{"traceEvents":' + file.read() + b"}")
-        else:
-            made.symlink_to(path)
-    return made
 
 
 def _loaded(path: Path) -> Any:
@@ -158,22 +144,12 @@ def _analyses(hta: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     device.t.traces = {0: frame[on_device | frame["stream"].eq(-1)]}
     if on_device.any():
         yield "Time of the device", lambda: device.get_temporal_breakdown(visualize=False)
-        yield "Idle time of each stream", lambda: _idle(device)
-        yield "Kernels", lambda: _kernels(device)
+        yield "Idle time of each stream", lambda: device.get_idle_time_breakdown([0], visualize=False)[0]
+        yield "Kernels", lambda: device.get_gpu_kernel_breakdown(False, num_kernels=len(frame))[1]
         yield "Communication while kernels compute", lambda: device.get_comm_comp_overlap(visualize=False).dropna()
-    yield "Critical path of one step", lambda: _critical_path(hta, WAITS in categories)
+    yield "Critical path of one step", lambda: _critical_path(hta, "cuda_sync" in categories)
     if COUNTERS in categories:
         yield "Hardware counters", lambda: _counters(hta)
-
-
-def _idle(device: Any) -> Any:
-    frame, _ = device.get_idle_time_breakdown(ranks=[0], visualize=False)
-    return frame[frame["idle_time"] > 0].nlargest(MAX_ROWS, "idle_time")
-
-
-def _kernels(device: Any) -> Any:
-    _, frame = device.get_gpu_kernel_breakdown(visualize=False, num_kernels=len(device.t.traces[0]))
-    return frame.nlargest(MAX_ROWS, "sum (us)")
 
 
 def _critical_path(hta: Any, has_waits: bool) -> Any:
@@ -185,7 +161,7 @@ def _critical_path(hta: Any, has_waits: bool) -> Any:
     if found is None or not found[1]:
         raise ValueError("it found none")
     shares = found[0].summary().sort_values(ascending=False)
-    return shares[shares >= MIN_SHARE].reset_index()
+    return shares[shares.round(1) > 0].reset_index()
 
 
 def _counters(hta: Any) -> Any:
@@ -200,6 +176,8 @@ def _counters(hta: Any) -> Any:
 def _table(title: str, frame: Any) -> Table:
     """HTA's times are in microseconds, ours in milliseconds."""
     names = [name for name in COLUMNS if name in frame.columns]
+    longest = [name for name in ("idle_time", "sum (us)") if name in names]
+    frame = frame.nlargest(MAX_ROWS, longest) if longest else frame
     headings, units = zip(("Rank", ""), *(COLUMNS[name] for name in names), strict=True)
     cells = ([_cell(value, COLUMNS[name][1]) for value in frame[name]] for name in names)
     return Table(title=title, columns=headings, units=units, rows=tuple(zip(*cells, strict=True)))
