@@ -1,0 +1,67 @@
+"""Waits for the device that no read of a value asks for."""
+
+from efprof.facts.gain.ended_waits import wait_finding, worth_an_edit
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.facts.time.host_waits import HostWaits, WaitingLine
+from efprof.fixes.synchronisation import go_on
+from efprof.model import Examination, Finding, NotRecorded
+from efprof.units import format_ms
+
+ASKED = {"copy": "A copy of pageable memory", "mask": "Indexing by a mask", "synchronize": "A synchronisation"}
+"""What asks for a wait, in words; else it is an operator's name."""
+
+
+def device_synchronisation(run: Run) -> Examination:
+    """Find lines that make the host wait for the device without reading a value.
+
+    What it finds
+    -------------
+    In every step: operators whose result is as large as values on the device say (`nonzero`, indexing by a mask,
+    `masked_select`, `repeat_interleave`, `unique`), copies of pageable memory, and `torch.cuda.synchronize()`. What
+    torch's own optimizers, gradient scaler, profiler, loader and allocator wait for is told and not blamed.
+
+    Why it matters
+    --------------
+    The host launches nothing while it waits. Once it may go on, the device has nothing left to do until the host has
+    launched the next kernel.
+
+    Fix
+    ---
+    By what asked for the wait: `torch.where` instead of a mask as an index, a size that is given, pinned memory with
+    `non_blocking=True`, no synchronisation.
+
+    Predicted gain
+    --------------
+    The steps of the trace replayed without these waits. Where it cannot be replayed, the time inside them, at most that
+    in which the device was idle for want of a launch. A wait in which the device has enough to do costs nothing.
+    """
+    waits = run.get(HostWaits)
+    lines = waits.of("synchronisation")
+    if not waits.is_gpu:
+        named = "".join(f"; on a GPU {line.calls[0]} waits at {line.blame}" for line in lines)
+        return Examination(looked_at=f"{waits.steps} on the CPU, where nothing waits for a device{named}")
+    if waits.use is None and not lines:
+        raise NotRecorded("no trace tells what the host waits for; record the run without '--windows none'.")
+    told = ", ".join(f"{what} {format_ms(ms)}" for what, ms in waits.told.items())
+    looked_at = f"{waits.steps}, {len(lines)} line{'' if len(lines) == 1 else 's'} that waited without reading"
+    guilty, together = worth_an_edit(run, "synchronisation")
+    findings = tuple(_finding(run, line, together) for line in guilty)
+    return Examination(looked_at=f"{looked_at}{f'; torch itself: {told}' if told else ''}", findings=findings)
+
+
+def _finding(run: Run, line: WaitingLine, together: str) -> Finding:
+    asked = line.calls[0]
+    what = ASKED.get(asked, f"`{asked}`")
+    return wait_finding(
+        run,
+        [line],
+        headline="The host waits for the device",
+        message=f"{what} makes the host wait {line.times}, {run.get(HostWaits).cost(line)}.{together}",
+        fix=lambda _: go_on(run.get(Sources).file(line.blame.file), line.blame.line, asked),
+        meaning=(
+            "A size must be known, or memory may not change before the device has come to it: the host stops until all "
+            "that was queued before is done.",
+            "It is harmless where the device has enough to do meanwhile.",
+        ),
+    )
