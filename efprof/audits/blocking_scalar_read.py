@@ -9,7 +9,7 @@ from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.host_waits import HostWaits, WaitingLine
 from efprof.fixes.scalar_read import read_less
-from efprof.model import Examination, Finding, Fix
+from efprof.model import Examination, Finding
 
 READS_ON_CPU = 4.0
 """On the CPU a read waits for nothing. Four per backward pass come from an inner loop, which stalls a GPU most; one for
@@ -81,22 +81,16 @@ def _on_cpu(run: Run, lines: list[WaitingLine]) -> Finding:
 
 
 def _finding(run: Run, lines: list[WaitingLine], message: str, how: str) -> Finding:
-    first, file = lines[0], run.get(Sources).file(lines[0].blame.file)
-
-    def fix(share: float) -> Fix:
-        every = math.ceil(share / AFTER_COST)
-        return read_less(file, first.blame.line, calls=first.calls, reads_per_step=first.count, every=every)
-
+    first, every = lines[0], math.ceil(run.get(HostWaits).share(lines) / AFTER_COST)
+    file = run.get(Sources).file(first.blame.file)
     return wait_finding(
         run,
         lines,
-        headline=f"A tensor's value is read in {'every step' if first.count >= 1 else 'half of the steps'}",
-        message=message,
-        fix=fix,
-        meaning=(
-            "Python needs the number, so it stops until the device has computed it; it can queue no work meanwhile.",
-            how,
-            "It is harmless where the program must decide by the value before it can go on, and nothing else could be "
-            "queued meanwhile.",
-        ),
+        f"A tensor's value is read in {'every step' if first.count >= 1 else 'half of the steps'}",
+        message,
+        read_less(file, first.blame.line, calls=first.calls, reads_per_step=first.count, every=every),
+        "Python needs the number, so it stops until the device has computed it; it can queue no work meanwhile.",
+        how,
+        "It is harmless where the program must decide by the value before it can go on, and nothing else could be "
+        "queued meanwhile.",
     )

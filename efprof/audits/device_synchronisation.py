@@ -43,7 +43,7 @@ def device_synchronisation(run: Run) -> Examination:
         return Examination(looked_at=f"{waits.steps} on the CPU, where nothing waits for a device{named}")
     if waits.use is None and not lines:
         raise NotRecorded("no trace tells what the host waits for; record the run without '--windows none'.")
-    told = ", ".join(f"{what} {format_ms(ms)}" for what, ms in waits.told.items())
+    told = ", ".join(f"{line.calls[0]} {format_ms(line.typical_ms)}" for line in waits.of("told"))
     looked_at = f"{waits.steps}, {len(lines)} line{'' if len(lines) == 1 else 's'} that waited without reading"
     guilty, together = worth_an_edit(run, "synchronisation")
     findings = tuple(_finding(run, line, together) for line in guilty)
@@ -56,12 +56,10 @@ def _finding(run: Run, line: WaitingLine, together: str) -> Finding:
     return wait_finding(
         run,
         [line],
-        headline="The host waits for the device",
-        message=f"{what} makes the host wait {line.times}, {run.get(HostWaits).cost(line)}.{together}",
-        fix=lambda _: go_on(run.get(Sources).file(line.blame.file), line.blame.line, asked),
-        meaning=(
-            "A size must be known, or memory may not change before the device has come to it: the host stops until all "
-            "that was queued before is done.",
-            "It is harmless where the device has enough to do meanwhile.",
-        ),
+        "The host waits for the device",
+        f"{what} makes the host wait {line.times}, {run.get(HostWaits).cost(line)}.{together}",
+        go_on(run.get(Sources).file(line.blame.file), line.blame.line, asked),
+        "A size must be known, or memory may not change before the device has come to it: the host stops until all "
+        "that was queued before is done.",
+        "It is harmless where the device has enough to do meanwhile.",
     )

@@ -1,6 +1,6 @@
 """Which waits for a GPU are worth an edit, and the finding: what a step wins without them, and how that is known."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from efprof.facts.gain.replay import gain_or_bound
@@ -36,16 +36,8 @@ def worth_an_edit(run: Run, kind: Kind) -> tuple[list[WaitingLine], str]:
     return lines, f" Without all {len(traced)} such lines it takes {format_ms(gain_ms)} less." * (len(traced) > 1)
 
 
-def wait_finding(
-    run: Run,
-    lines: Sequence[WaitingLine],
-    *,
-    headline: str,
-    message: str,
-    fix: Callable[[float], Fix],
-    meaning: tuple[str, ...],
-) -> Finding:
-    """At the first of the lines; `fix` is given the share of the step that it saves."""
+def wait_finding(run: Run, lines: Sequence[WaitingLine], headline: str, message: str, fix: Fix, *why: str) -> Finding:
+    """At the first of the lines; `why` says what it means."""
     waits, (gain, why_bound) = run.get(HostWaits), _ended(run, lines)
     share = (gain.step_ms or 0.0) / waits.step_ms
     severity: Severity = "high" if share >= HIGH_COST else "medium" if share >= MEDIUM_COST else "low"
@@ -54,25 +46,31 @@ def wait_finding(
         category="time",
         headline=headline,
         message=message,
-        fix=fix(share),
+        fix=fix,
         gain=gain,
-        evidence=_evidence(run, lines[0], *meaning, why_bound),
+        evidence=_evidence(run, lines[0], *why, why_bound),
         severity=severity if waits.is_gpu else "low",
     )
 
 
 def _ended(run: Run, lines: Sequence[WaitingLine]) -> tuple[Gain, str]:
     """What a step wins without these waits, replayed where a trace has them; and why it is a bound, where it is one."""
-    waits = run.get(HostWaits)
-    bound = waits.bound(lines)
+    waits, ms = run.get(HostWaits), sum(line.typical_ms for line in lines)
+    low, high = (sum(line.interval_ms[end] for line in lines) for end in (0, 1))
+    what = "the time inside the calls that wait"
+    if not waits.is_gpu:
+        return Gain(basis="measured bound", explanation=what, step_ms=ms, step_ms_interval=(low, high)), ""
+    what = f"{what}; a later call may wait in their place"
+    bound = Gain(basis="measured bound", explanation=what, step_ms=ms, step_ms_interval=(0.0, high))
     events = frozenset[int]().union(*(line.events for line in lines))
     if not events:
-        return within_idle(run, bound) if waits.is_gpu and not run.is_foreign else bound, ""
+        return within_idle(run, bound) if not run.is_foreign else bound, ""
+    what = f"{what}; at most what the device waits for a launch"
+    bound = replace(bound, explanation=what, step_ms=min(ms, waits.late_ms))
     gain, why_bound = gain_or_bound(run, events, bound, "without these waits")
-    most_ms = bound.step_ms or 0.0  # of the usual step: a replay has rare ones too
-    low, high = gain.step_ms_interval or (0.0, most_ms)
-    interval = min(low, most_ms), min(high, most_ms)
-    return replace(gain, step_ms=min(gain.step_ms or 0.0, most_ms), step_ms_interval=interval), why_bound
+    of_all = (gain.step_ms or 0.0, *(gain.step_ms_interval or (0.0, ms)))
+    usual, low, high = (min(one, ms) for one in of_all)  # a replay has rare waits too
+    return replace(gain, step_ms=usual, step_ms_interval=(low, high)), why_bound
 
 
 def _evidence(run: Run, line: WaitingLine, *paragraphs: str) -> tuple[Evidence, ...]:

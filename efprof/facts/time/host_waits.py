@@ -14,7 +14,7 @@ from efprof.facts.steps.step_times import StepTimes, median_interval
 from efprof.facts.time.launching_lines import blame_of
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_waits import Kind, TraceWait, waits_in
-from efprof.model import Gain, NotRecorded, SourceLine, Table, UnreadableInput
+from efprof.model import NotRecorded, SourceLine, Table, UnreadableInput
 from efprof.units import format_ms, format_share, format_value
 
 MIN_STEPS: Final = 5
@@ -72,13 +72,12 @@ class WaitingLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostWaits:
-    """The lines, the longest waits first; `told` has what torch asks for itself, in milliseconds per step by what asks.
+    """The lines, the longest waits first; `steps` says what was looked at.
 
-    `use` is the trace that tells what the device does meanwhile, where one does; `steps` says what was looked at.
+    `use` is the trace that tells what the device does meanwhile, where one does.
     """
 
     lines: tuple[WaitingLine, ...]
-    told: dict[str, float]
     steps: str
     step_ms: float
     is_gpu: bool
@@ -88,55 +87,42 @@ class HostWaits:
     def compute(cls, run: Run) -> Self:
         """Of the steady steps and of the last window; raises NotRecorded of a trace without work for a device."""
         use = _use_of_device(run)
-        seen = list(_traced(use, run.get(Sources))) if use else []
-        told: dict[str, float] = defaultdict(float)
-        for one in seen:
-            told[one.call] += one.ms * (one.kind == "told")
-        num_steps = len(use.window.steps) if use else 1
-        lines = _lines((one for one in seen if one.kind != "told"), num_steps)
+        num_steps = len(use.window.steps) if use else 0
+        lines = _lines(_traced(use, run.get(Sources)), num_steps) if use else []
         steps, step_ms = f"{num_steps} step{'' if num_steps == 1 else 's'} of a trace", use.step_ms if use else 0.0
         if not run.is_foreign:
             steady, step_ms = run.get(StepTimes).at_least(MIN_STEPS), run.get(StepTimes).median_ms()
             steps, lines = f"{len(steady)} steps", _together(_lines(_recorded(run), len(steady)), lines)
-        return cls(
-            lines=tuple(sorted(lines, key=lambda line: (-line.typical_ms, line.blame.key))),
-            told={what: ms / num_steps for what, ms in told.items() if ms},
-            steps=steps,
-            step_ms=step_ms,
-            is_gpu=run.is_foreign or bool(run.run_file.devices),
-            use=use,
-        )
+        lines.sort(key=lambda line: (-line.typical_ms, line.blame.key))
+        is_gpu = run.is_foreign or bool(run.run_file.devices)
+        return cls(lines=tuple(lines), steps=steps, step_ms=step_ms, is_gpu=is_gpu, use=use)
 
     def of(self, kind: Kind) -> list[WaitingLine]:
         return [line for line in self.lines if line.kind == kind]
 
-    def bound(self, lines: Sequence[WaitingLine]) -> Gain:
-        """What leaving these waits out saves at most; on a GPU perhaps nothing, since a later one may wait instead."""
-        low, most = (sum(line.interval_ms[end] for line in lines) for end in (0, 1))
-        typical, explanation = sum(line.typical_ms for line in lines), "the time inside the calls that wait"
-        if self.is_gpu:
-            low, explanation = 0.0, f"{explanation}; a later call may wait in their place"
-        if self.use and self.use.device and all(line.events for line in lines):
-            late_ns = self.use.device.idle_ns.get("the host had launched nothing", 0)
-            late_ms = self.use.per_step_ms(late_ns) * self.use.scale
-            typical, most = min(typical, late_ms), min(most, late_ms)
-            explanation += f"; at most what the device waits for a launch, {format_ms(late_ms)}"
-        interval = (low, most)
-        return Gain(basis="measured bound", explanation=explanation, step_ms=typical, step_ms_interval=interval)
+    @property
+    def late_ms(self) -> float:
+        """How long in each step of the trace the device has nothing to do since the host has launched nothing."""
+        if self.use is None or self.use.device is None:
+            return 0.0
+        return self.use.scale * self.use.per_step_ms(self.use.device.idle_ns.get("the host had launched nothing", 0))
+
+    def share(self, lines: Sequence[WaitingLine]) -> float:
+        """Of the step, inside the waits of these lines."""
+        return sum(line.typical_ms for line in lines) / self.step_ms if self.step_ms else 0.0
 
     def cost(self, *lines: WaitingLine) -> str:
         """`1.55 ms per step (10 % of it)`."""
-        ms = sum(line.typical_ms for line in lines)
-        share = ms / self.step_ms if self.step_ms else 0.0
-        return f"{format_ms(ms)} per step ({format_share(share) if share >= 0.001 else 'under 0.1 %'} of it)"
+        share = self.share(lines)
+        of_step = format_share(share) if share >= 0.001 else "under 0.1 %"
+        return f"{format_ms(share * self.step_ms)} per step ({of_step} of it)"
 
     def table(self) -> Table:
-        """Every wait: those of the lines, and those that torch asks for itself."""
+        """Of all waits, those that torch asks for itself among them."""
         rows: list[tuple[str | float, ...]] = []
         for one in self.lines:
             idle, code = "" if one.idle_ms is None else one.idle_ms, f"`{one.blame.text}`" * bool(one.blame.text)
             rows.append((f"`{one.blame}`", code, ", ".join(one.calls), one.count, one.typical_ms, idle))
-        rows += [("torch itself", "", what, "", ms, "") for what, ms in self.told.items()]
         columns = ("line", "code", "asked for by", "waits per step", "time per step", "device then idle")
         units = ("", "", "", "count", "ms", "ms")
         return Table(title="All waits of the host", columns=columns, units=units, rows=tuple(rows))
