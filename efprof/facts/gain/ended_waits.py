@@ -33,7 +33,7 @@ def worth_an_edit(run: Run, kind: Kind) -> tuple[list[WaitingLine], str]:
     if gain_ms < MIN_GAIN * waits.step_ms:
         traced = []
     lines = [line for line in each if line in traced or not line.events]
-    return lines, f" Without all {len(traced)} such lines it takes {format_ms(gain_ms)} less." * (len(traced) > 1)
+    return lines, f" Without all {len(traced)} such lines the step takes {format_ms(gain_ms)} less." * (len(traced) > 1)
 
 
 def wait_finding(run: Run, lines: Sequence[WaitingLine], headline: str, message: str, fix: Fix, *why: str) -> Finding:
