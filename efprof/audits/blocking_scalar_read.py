@@ -50,7 +50,9 @@ def blocking_scalar_read(run: Run) -> Examination:
     looked_at = f"{waits.steps}, {len(reads)} line{'' if len(reads) == 1 else 's'} that read"
     if waits.is_gpu:
         guilty, together = worth_an_edit(run, "read")
-        return Examination(looked_at=looked_at, findings=tuple(_on_gpu(run, line, together) for line in guilty))
+        costs = (f", which waits for the GPU for {waits.cost(line)}.{together}" for line in guilty)
+        findings = tuple(_finding(run, [line], cost) for line, cost in zip(guilty, costs, strict=True))
+        return Examination(looked_at=looked_at, findings=findings)
     micro_batches = statistics.median(time.record.micro_batches for time in run.get(StepTimes).steady)
     guilty = [line for line in reads if _costs_on_cpu(line, waits.step_ms, micro_batches)]
     return Examination(looked_at=looked_at, findings=(_on_cpu(run, guilty),) if guilty else ())
@@ -63,34 +65,24 @@ def _costs_on_cpu(line: WaitingLine, step_ms: float, micro_batches: float) -> bo
     return line.share_of_steps >= MIN_SHARE_OF_STEPS and (costs or are_many)
 
 
-def _on_gpu(run: Run, line: WaitingLine, together: str) -> Finding:
-    cost = run.get(HostWaits).cost(line)
-    message = f"A tensor's value is read {line.times}, which waits for the GPU for {cost}.{together}"
-    return _finding(run, [line], message, "The time holds the wait for the GPU's queue and the copy.")
-
-
 def _on_cpu(run: Run, lines: list[WaitingLine]) -> Finding:
-    first, *others = lines
+    others = lines[1:]
     also = f"{len(others)} more lines" if len(others) > 1 else "".join(str(line.blame) for line in others)
-    where = f", and of others at {also}" if others else ""
-    message = (
-        f"A tensor's value is read {first.times}{where}; on this CPU run that costs {run.get(HostWaits).cost(*lines)}. "
-        f"On a GPU the host waits at {'these lines' if others else 'this line'} for every kernel queued before."
-    )
-    return _finding(run, lines, message, "How long it would wait on a GPU cannot be told from a run on the CPU.")
+    here = f"{f', and of others at {also}' if others else ''}; on this CPU run that costs"
+    on_gpu = f"On a GPU the host waits at {'these lines' if others else 'this line'} for every kernel queued before."
+    return _finding(run, lines, f"{here} {run.get(HostWaits).cost(*lines)}. {on_gpu}")
 
 
-def _finding(run: Run, lines: list[WaitingLine], message: str, how: str) -> Finding:
+def _finding(run: Run, lines: list[WaitingLine], cost: str) -> Finding:
     first, every = lines[0], math.ceil(run.get(HostWaits).share(lines) / AFTER_COST)
     file = run.get(Sources).file(first.blame.file)
     return wait_finding(
         run,
         lines,
         f"A tensor's value is read in {'every step' if first.count >= 1 else 'half of the steps'}",
-        message,
+        f"A tensor's value is read {first.times}{cost}",
         read_less(file, first.blame.line, calls=first.calls, reads_per_step=first.count, every=every),
         "Python needs the number, so it stops until the device has computed it; it can queue no work meanwhile.",
-        how,
         "It is harmless where the program must decide by the value before it can go on, and nothing else could be "
         "queued meanwhile.",
     )

@@ -58,14 +58,14 @@ def _ended(run: Run, lines: Sequence[WaitingLine]) -> tuple[Gain, str]:
     waits, ms = run.get(HostWaits), sum(line.typical_ms for line in lines)
     low, high = (sum(line.interval_ms[end] for line in lines) for end in (0, 1))
     what = "the time inside the calls that wait"
+    bound = Gain(basis="measured bound", explanation=what, step_ms=ms, step_ms_interval=(low, high))
     if not waits.is_gpu:
-        return Gain(basis="measured bound", explanation=what, step_ms=ms, step_ms_interval=(low, high)), ""
-    what = f"{what}; a later call may wait in their place"
-    bound = Gain(basis="measured bound", explanation=what, step_ms=ms, step_ms_interval=(0.0, high))
+        return bound, ""
+    bound = replace(bound, step_ms_interval=(0.0, high), explanation=f"{what}; a later call may wait in their place")
     events = frozenset[int]().union(*(line.events for line in lines))
     if not events:
         return within_idle(run, bound) if not run.is_foreign else bound, ""
-    what = f"{what}; at most what the device waits for a launch"
+    what = f"{bound.explanation}; at most what the device waits for a launch"
     bound = replace(bound, explanation=what, step_ms=min(ms, waits.late_ms))
     gain, why_bound = gain_or_bound(run, events, bound, "without these waits")
     of_all = (gain.step_ms or 0.0, *(gain.step_ms_interval or (0.0, ms)))

@@ -70,13 +70,10 @@ class TraceWait:
 def waiting_calls(trace: Trace) -> Array:
     """The places of the calls that wait and lie in no other such call of their thread, in order of their start."""
     may_wait = np.array([bool(SYNCHRONIZE.match(text) or COPY.match(text)) for text in trace.texts], bool)
-    copies = _copies(trace)
-    found = []
-    for call in np.flatnonzero(trace.is_of(*LAUNCHES) & may_wait[trace.name_code]).tolist():
-        is_queued = COPY.match(trace.text(call)) and ASYNCHRONOUS in trace.text(call)
-        if not is_queued or PAGEABLE in copies.get(int(trace.id[call]), ""):
-            found.append(call)
-    return outermost(trace, np.array(found, np.int64))[0]
+    queues = np.array([bool(COPY.match(text)) and ASYNCHRONOUS in text for text in trace.texts], bool)[trace.name_code]
+    pageable = [number for number, copy in _copies(trace).items() if PAGEABLE in copy]
+    waits = may_wait[trace.name_code] & (~queues | np.isin(trace.id, pageable))
+    return outermost(trace, np.flatnonzero(trace.is_of(*LAUNCHES) & waits))[0]
 
 
 def outermost(trace: Trace, events: Array) -> tuple[Array, dict[int, int]]:
