@@ -15,7 +15,7 @@ from efprof.facts.time.host_waits import HostWaits
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_waits import SYNCHRONIZE, waits_in
 from efprof.model import NotRecorded, Table
-from tests.support.builders import GPU, make_busy_step, make_steps, write_run
+from tests.support.builders import GPU, START_NS, make_busy_step, make_steps, write_run
 from tests.support.device_traces import (
     REAL_TRACES,
     Events,
@@ -134,8 +134,35 @@ def test_a_recorded_synchronisation_on_a_gpu_is_deleted_and_on_a_cpu_named(tmp_p
     (finding,) = device_synchronisation(on_gpu).findings
     assert (str(finding.blame), finding.gain.step_ms) == ("train.py:2", pytest.approx(0.2))
     assert finding.fix.changes
-    on_cpu = device_synchronisation(write_run(tmp_path / "cpu", steps=make_steps(20, stalls=[site]), sources=source))
-    assert (on_cpu.findings, "on a GPU synchronize waits at train.py:2" in on_cpu.looked_at) == ((), True)
+    sized = SiteCalls(site="train.py:3:main", call="nonzero", count=9, us=900.0)
+    on_cpu = write_run(tmp_path / "cpu", steps=make_steps(20, stalls=[site], reads=[sized]), sources=source)
+    assert blocking_scalar_read(on_cpu).findings == device_synchronisation(on_cpu).findings == ()
+    looked_at = device_synchronisation(on_cpu).looked_at
+    assert "on a GPU synchronize waits at train.py:2" in looked_at
+    assert "on a GPU nonzero waits at train.py:3" in looked_at
+
+
+def test_a_read_that_was_recorded_and_lies_in_a_window_is_one_wait_with_a_replayed_gain(tmp_path: Path) -> None:
+    def window(number: int) -> str | None:
+        return "trace-1" if number < 4 else None
+
+    read = SiteCalls(site="train.py:12:step", call="item", count=1, us=4000.0)
+    steps = make_steps(40, window=window, reads=[read])
+    for record in steps:
+        record.started_ns = START_NS + record.step * 10_000_000
+        record.total_us = 10_000.0
+    around = ("aten::item", "aten::_local_scalar_dense")
+    events = [one for number in range(4) for one in a_step(number, *around, copy=COPY)]
+    at_line = [
+        one | {"args": {"Call site": "train.py:12:step"}} if one["name"] == "aten::item" else one for one in events
+    ]
+    source = {"train.py": "def step():\n" + "    pass\n" * 20}
+    run = write_run(tmp_path / "run", steps=steps, sources=source, traces=[at_line], devices=[GPU])
+    (line,) = run.get(HostWaits).lines
+    assert (line.count, len(line.ms), line.idle_ms) == (1, 36, pytest.approx(2.0, abs=0.1))
+    (finding,) = blocking_scalar_read(run).findings
+    assert (str(finding.blame), finding.gain.basis) == ("train.py:12", "replay")
+    assert device_synchronisation(run).findings == ()
 
 
 def test_without_a_device_in_the_trace_it_is_not_applicable(tmp_path: Path) -> None:
