@@ -4,12 +4,22 @@ from efprof.facts.gain.ended_waits import wait_finding, worth_an_edit
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.host_waits import HostWaits, WaitingLine
-from efprof.fixes.synchronisation import go_on
-from efprof.model import Examination, Finding, NotRecorded
+from efprof.fixes.source_edit import delete_statement
+from efprof.model import Examination, Finding, Fix, NotRecorded
 from efprof.units import format_ms
 
 ASKED = {"copy": "A copy of pageable memory", "mask": "Indexing by a mask", "synchronize": "A synchronisation"}
 """What asks for a wait, in words; else it is an operator's name."""
+BY_SHAPE = "Keep the shape: `torch.where(mask, x, other)`, or multiply by the mask: how many it has is then not read."
+INSTEAD = {
+    **dict.fromkeys(("mask", "masked_select", "nonzero", "where", "argwhere"), BY_SHAPE),
+    "repeat_interleave": "Pass `output_size=`, the sum of the repeats, where the host knows it.",
+    "one_hot": "Pass `num_classes=`: the largest value is then not read.",
+    "copy": "Copy from pinned memory and go on: `pin_memory=True` in the `DataLoader`, or `.pin_memory()` once, and "
+    "`.to(device, non_blocking=True)`.",
+    "synchronize": "Delete it. To measure time, record `torch.cuda.Event(enable_timing=True)` and read it later.",
+}
+IN_GENERAL = "It reads values to know a size: have it run where the batch is made, or less often."
 
 
 def device_synchronisation(run: Run) -> Examination:
@@ -51,14 +61,15 @@ def device_synchronisation(run: Run) -> Examination:
 
 
 def _finding(run: Run, line: WaitingLine, together: str) -> Finding:
-    asked = line.calls[0]
-    what = ASKED.get(asked, f"`{asked}`")
+    asked, waits = line.calls[0], run.get(HostWaits)
+    file = run.get(Sources).file(line.blame.file)
+    edit = delete_statement(file, line.blame.line) if asked == "synchronize" else None
     return wait_finding(
         run,
         [line],
         "The host waits for the device",
-        f"{what} makes the host wait {line.times}, {run.get(HostWaits).cost(line)}.{together}",
-        go_on(run.get(Sources).file(line.blame.file), line.blame.line, asked),
+        f"{ASKED.get(asked, f'`{asked}`')} makes the host wait {line.times}, {waits.cost(line)}.{together}",
+        Fix.by(edit, "review", INSTEAD.get(asked, IN_GENERAL)),
         "A size must be known, or memory may not change before the device has come to it: the host stops until all "
         "that was queued before is done.",
         "It is harmless where the device has enough to do meanwhile.",
