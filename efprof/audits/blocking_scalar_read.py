@@ -1,35 +1,23 @@
 """Tensor values that are read into Python in every step."""
 
 import math
+import statistics
 
+from efprof.facts.gain.ended_waits import MIN_SHARE_OF_STEPS, wait_finding, worth_an_edit
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.facts.steps.step_times import StepTimes, part_of_steps, within_idle
-from efprof.facts.time.scalar_reads import (
-    AFTER_COST,
-    ReadingLine,
-    gain_without,
-    lines_table,
-    read_numbers,
-    reading_message,
-    scalar_reads,
-    what_reading_means,
-)
+from efprof.facts.steps.step_times import StepTimes
+from efprof.facts.time.host_waits import HostWaits, WaitingLine
 from efprof.fixes.scalar_read import read_less
-from efprof.model import Examination, Finding, Severity
+from efprof.model import Examination, Finding
 
-MIN_STEPS = 5
-"""Fewer steady steps cannot tell a read in every step from one in a few."""
-MIN_SHARE_OF_STEPS = 0.5
-"""A line that reads in fewer steps is logging now and then, which is the cure."""
-READS_ON_GPU = 1.0
-"""On a GPU every read empties the queue: one per step is enough to stall it."""
 READS_ON_CPU = 4.0
 """On the CPU a read waits for nothing. Four per backward pass come from an inner loop, which stalls a GPU most; one for
 each accumulated micro-batch is ordinary logging."""
 MIN_COST, MIN_COST_MS = 0.01, 0.05
 """On the CPU: 1 % of the step is worth an edit; below 50 us, 1 % is the measuring itself."""
-HIGH_COST, MEDIUM_COST = 0.1, 0.01
+AFTER_COST = 0.001
+"""The share of the step that reading may cost after the fix."""
 
 
 def blocking_scalar_read(run: Run) -> Examination:
@@ -37,7 +25,8 @@ def blocking_scalar_read(run: Run) -> Examination:
 
     What it finds
     -------------
-    `.item()`, `.tolist()`, `.cpu()`, `float(tensor)`, `if tensor:` and `nonzero` in the training step, by line.
+    `.item()`, `.tolist()`, `.cpu()`, `float(tensor)`, `if tensor:` in the training step, by line. Reads that torch's
+    own optimizers, gradient scaler and the like make are told among all waits, and not blamed.
 
     Why it matters
     --------------
@@ -53,56 +42,47 @@ def blocking_scalar_read(run: Run) -> Examination:
 
     Predicted gain
     --------------
-    The measured time inside the reading calls: an upper bound, since a later read may wait in their place.
+    On a GPU the steps of a trace replayed without the waits. Where that tells nothing, the time inside the calls, at
+    most that in which the device was idle: an upper bound, since a later read may wait in their place.
     """
-    times = run.get(StepTimes)
-    num_steps = len(times.at_least(MIN_STEPS))
-    reads = scalar_reads(run)
-    is_gpu, step_ms = bool(run.run_file.devices), times.median_ms()
-    guilty = [line for line in reads if _is_guilty(line, step_ms, is_gpu=is_gpu)]
-    looked_at = f"{num_steps} steps, {len(reads)} line{'' if len(reads) == 1 else 's'} that read"
-    together = [[line] for line in guilty] if is_gpu else [guilty] * bool(guilty)
-    findings = tuple(_finding(run, lines, step_ms, is_gpu=is_gpu) for lines in together)
-    return Examination(looked_at=looked_at, findings=findings)
+    waits = run.get(HostWaits)
+    reads = waits.of("read")
+    looked_at = f"{waits.steps}, {len(reads)} line{'' if len(reads) == 1 else 's'} that read"
+    if waits.is_gpu:
+        guilty, together = worth_an_edit(run, "read")
+        costs = (f", which waits for the GPU for {waits.cost(line)}.{together}" for line in guilty)
+        findings = tuple(_finding(run, [line], cost) for line, cost in zip(guilty, costs, strict=True))
+        return Examination(looked_at=looked_at, findings=findings)
+    micro_batches = statistics.median(time.record.micro_batches for time in run.get(StepTimes).steady)
+    guilty = [line for line in reads if _costs_on_cpu(line, waits.step_ms, micro_batches)]
+    return Examination(looked_at=looked_at, findings=(_on_cpu(run, guilty),) if guilty else ())
 
 
-def _is_guilty(line: ReadingLine, step_ms: float, *, is_gpu: bool) -> bool:
-    if line.share_of_steps < MIN_SHARE_OF_STEPS:
-        return False
-    if is_gpu:
-        return line.mean_count >= READS_ON_GPU
+def _costs_on_cpu(line: WaitingLine, step_ms: float, micro_batches: float) -> bool:
+    """Whole numbers cut and index, mostly by what was made on the CPU: that many are read tells nothing of a GPU."""
     costs = line.typical_ms >= max(MIN_COST * step_ms, MIN_COST_MS)
-    return costs or (line.count_per_micro_batch >= READS_ON_CPU and not line.is_cut_on_host)
+    are_many = line.count >= READS_ON_CPU * max(1.0, micro_batches) and line.calls != ("int",)
+    return line.share_of_steps >= MIN_SHARE_OF_STEPS and (costs or are_many)
 
 
-def _finding(run: Run, lines: list[ReadingLine], step_ms: float, *, is_gpu: bool) -> Finding:
-    first, sources = lines[0], run.get(Sources)
-    gain = gain_without(*lines, is_gpu=is_gpu)
-    gain = within_idle(run, gain) if is_gpu else gain
-    cost = (gain.step_ms or 0.0) / step_ms
-    return Finding(
-        blame=first.blame,
-        category="time",
-        headline=f"A tensor's value is read in {'every step' if first.median_count >= 1 else 'half of the steps'}",
-        message=reading_message(lines, step_ms, is_gpu=is_gpu),
-        fix=read_less(
-            sources.file(first.blame.file),
-            first.blame.line,
-            calls=first.calls,
-            reads_per_step=first.median_count,
-            every=math.ceil(cost / AFTER_COST),
-        ),
-        gain=gain,
-        evidence=(
-            sources.snippet(first.blame),
-            part_of_steps(run.get(StepTimes), "reads of this line", first.ms),
-            read_numbers(first, first.typical_ms / step_ms),
-            *((lines_table(lines),) if len(lines) > 1 else ()),
-            what_reading_means(first, is_gpu=is_gpu),
-        ),
-        severity=_severity(cost) if is_gpu else "low",
+def _on_cpu(run: Run, lines: list[WaitingLine]) -> Finding:
+    others = lines[1:]
+    also = f"{len(others)} more lines" if len(others) > 1 else "".join(str(line.blame) for line in others)
+    here = f"{f', and of others at {also}' if others else ''}; on this CPU run that costs"
+    on_gpu = f"On a GPU the host waits at {'these lines' if others else 'this line'} for every kernel queued before."
+    return _finding(run, lines, f"{here} {run.get(HostWaits).cost(*lines)}. {on_gpu}")
+
+
+def _finding(run: Run, lines: list[WaitingLine], cost: str) -> Finding:
+    first, every = lines[0], math.ceil(run.get(HostWaits).share(lines) / AFTER_COST)
+    file = run.get(Sources).file(first.blame.file)
+    return wait_finding(
+        run,
+        lines,
+        f"A tensor's value is read in {'every step' if first.count >= 1 else 'half of the steps'}",
+        f"A tensor's value is read {first.times}{cost}",
+        read_less(file, first.blame.line, calls=first.calls, reads_per_step=first.count, every=every),
+        "Python needs the number, so it stops until the device has computed it; it can queue no work meanwhile.",
+        "It is harmless where the program must decide by the value before it can go on, and nothing else could be "
+        "queued meanwhile.",
     )
-
-
-def _severity(cost: float) -> Severity:
-    return "high" if cost >= HIGH_COST else "medium" if cost >= MEDIUM_COST else "low"

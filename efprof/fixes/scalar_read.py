@@ -73,8 +73,6 @@ def log_every(file: SourceFile, line: int, num_steps: int) -> CodeEdit | None:
 def _advice(calls: Sequence[str], reads_per_step: float) -> str:
     if "bool" in calls:
         return "Let the tensor decide on the device (`torch.where`, a mask), or check it only now and then."
-    if "nonzero" in calls:
-        return "Multiply by the mask instead of selecting by its indices: the shape then needs no reading."
     if reads_per_step >= MANY_READS:
         instead = f"Collect the step's {reads_per_step:.0f} values on the device (`torch.stack`) and read them at once."
     else:

@@ -52,7 +52,7 @@ def test_what_a_read_waits_for_a_busy_device_is_not_saved(tmp_path):
 def test_on_the_cpu_one_cheap_read_per_micro_batch_is_silent_and_one_of_a_percent_of_the_step_fires(tmp_path):
     assert examine(tmp_path / "cheap", [reads(6, us=9)]).findings == ()
     assert examine(tmp_path / "accumulated", [reads(6, count=8, us=9)], micro_batches=8).findings == ()
-    (finding,) = examine(tmp_path / "costly", [reads(6, call="nonzero", us=200)]).findings
+    (finding,) = examine(tmp_path / "costly", [reads(6, us=200)]).findings
     assert finding.gain.step_ms_interval == pytest.approx((0.2, 0.2))
 
 
@@ -72,19 +72,13 @@ def test_on_the_cpu_all_lines_are_one_finding_of_low_severity_whatever_they_cost
     assert [row[0] for row in table.rows] == ["`train.py:5`", "`train.py:6`"]
 
 
-def test_on_the_cpu_reads_that_a_batch_is_cut_by_are_silent_unless_they_cost_a_percent(tmp_path):
-    source = """\
-def get_batch(data):
-    starts = torch.randint(90, (16,))
-    return torch.stack([data[s : s + 9] for s in starts])
-"""
+def test_on_the_cpu_whole_numbers_which_cut_and_index_are_silent_unless_they_cost_a_percent(tmp_path):
     for name, us, run, num_findings in (
         ("cheap", 31, {}, 0),
         ("costly", 310, {}, 1),
         ("gpu", 31, {"devices": [GPU]}, 1),  # there the recorder leaves out a host's
     ):
-        cuts = [SiteCalls(site="train.py:3:get_batch.<locals>.<listcomp>", call="int", count=32, us=us)]
-        assert len(examine(tmp_path / name, cuts, source=source, **run).findings) == num_findings, name
+        assert len(examine(tmp_path / name, [reads(5, call="int", count=32, us=us)], **run).findings) == num_findings
 
 
 def test_a_last_step_that_read_less_or_a_cheap_read_does_not_change_what_is_said(tmp_path):

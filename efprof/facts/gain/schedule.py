@@ -14,12 +14,9 @@ import numpy as np
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE
+from efprof.facts.time.trace_waits import ASYNCHRONOUS, COPY, SYNCHRONIZE, outermost
 
-SYNCHRONIZE: Final = re.compile(r"^(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize|^(cuda|hip)Free$|^cuMemFree")
-"""Calls that wait for the device; to give memory back to the driver waits for all of it."""
 STREAM_WAIT: Final = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
-COPY: Final = re.compile(r"^(cuda|cu|hip)Memcpy")
-ASYNCHRONOUS: Final = "Async"
 WITH_HOST: Final = re.compile(r"HtoD|DtoH|Host")
 """A copy between the host and a device; from or to pageable memory it blocks, whatever its name says."""
 STREAM_WAIT_EVENT, NO_STREAM = "Stream Wait", -1
@@ -81,7 +78,7 @@ def schedule_of(trace: Trace, start_ns: int, end_ns: int) -> Schedule:
     launch = np.array([by_id.get(one, -1) for one in trace.id[on_device].tolist()], np.int64)
     threads = np.unique(trace.lane[launch[launch >= 0]])
     inside = np.flatnonzero(is_call & (trace.start_ns >= start_ns) & (trace.start_ns < end_ns))
-    calls, outer = _outermost(trace, inside[np.isin(trace.lane[inside], threads)])
+    calls, outer = outermost(trace, inside[np.isin(trace.lane[inside], threads)])
     place = np.array([outer.get(one, -1) for one in launch.tolist()], np.int64)
     is_before, is_missing = _beside(trace, on_device, launch, place, (start_ns, end_ns))
     before = on_device[is_before]
@@ -93,20 +90,6 @@ def schedule_of(trace: Trace, start_ns: int, end_ns: int) -> Schedule:
         kernel_ns=int(trace.duration_ns[on_device[place >= 0]].sum()),
         unlaunched_ns=int(trace.duration_ns[on_device[is_missing]].sum()),
     )
-
-
-def _outermost(trace: Trace, events: Array) -> tuple[Array, dict[int, int]]:
-    """The calls that lie in no other of their thread; and for each event the place of the one that it lies in."""
-    outermost: list[int] = []
-    outer: dict[int, int] = {}
-    current: dict[int, int] = {}
-    for event in events.tolist():
-        thread = int(trace.lane[event])
-        if thread not in current or trace.start_ns[event] >= trace.end_ns[outermost[current[thread]]]:
-            current[thread] = len(outermost)
-            outermost.append(event)
-        outer[event] = current[thread]
-    return np.array(outermost, np.int64), outer
 
 
 def _beside(

@@ -90,10 +90,15 @@ class CallPath:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallPaths:
-    """The paths of a stretch of a trace, and the path of every event in it; `recorder_ns` is our own time."""
+    """The paths of a stretch of a trace, and the path of every event in it; `recorder_ns` is our own time.
+
+    `outer` has the event around each that lies in another one, `threads` the lanes of the threads that make the steps.
+    """
 
     root: CallPath
     of_event: dict[int, CallPath]
+    outer: dict[int, int]
+    threads: frozenset[int]
     stages: tuple[tuple[int, int, str, CallPath], ...]
     """Where each stage begins and ends, in order, on whatever thread; and the path that began it."""
     recorder_ns: int
@@ -114,6 +119,8 @@ def call_paths(trace: Trace, start_ns: int, end_ns: int, sites_of: SitesOf) -> C
     return CallPaths(
         root=walk.root,
         of_event=walk.of_event,
+        outer=walk.outer,
+        threads=frozenset(int(trace.lane[events[0]]) for events in (main, *engines) if len(events)),
         stages=tuple(_innermost(sorted(walk.stages, key=lambda stage: stage[:3]))),
         recorder_ns=walk.recorder_ns,
         unlaunched_ns=unlaunched_ns,
@@ -176,6 +183,7 @@ class _Walk:
     def __init__(self, trace: Trace, start_ns: int, end_ns: int, sites_of: SitesOf) -> None:
         self.root = CallPath("root", "", OTHER, None)
         self.of_event: dict[int, CallPath] = {}
+        self.outer: dict[int, int] = {}
         self.stages: list[tuple[int, int, str, CallPath]] = []
         self._counts = True
         self.recorder_ns = 0
@@ -197,8 +205,6 @@ class _Walk:
         """The path of the last forward operation of each number, by thread: every thread counts for itself."""
         self._lane_of: dict[int, int] = {}
         """The thread that the engine means by its own number of one, learned where only one can be meant."""
-        self._outer: dict[int, int] = {}
-        """The event around each."""
 
     def add_thread(self, events: Array, beside: Array | None = None, *, is_of_step: bool = True) -> None:
         """Walk one thread's events, outer before inner.
@@ -215,7 +221,7 @@ class _Walk:
             while open_events and open_events[-1][1] <= start_ns:
                 open_events.pop()
             if open_events:
-                self._outer[event], around_end_ns, around, is_recorder_around = open_events[-1]
+                self.outer[event], around_end_ns, around, is_recorder_around = open_events[-1]
                 # A trace rounds its times so that an inner event can seem to outlast its outer one.
                 spent_ns = min(end_ns, around_end_ns) - start_ns
                 self._spend(around, is_recorder_around, -spent_ns)
@@ -238,7 +244,7 @@ class _Walk:
         place = int(np.searchsorted(self._trace.start_ns[beside], start_ns, side="right")) - 1
         event: int | None = int(beside[place]) if place >= 0 else None
         while event is not None and self._trace.end_ns[event] <= start_ns:
-            event = self._outer.get(event)
+            event = self.outer.get(event)
         if event is not None and event in self.of_event:
             self.of_event[event].own_ns -= min(spent_ns, int(self._trace.end_ns[event]) - start_ns)
 

@@ -15,6 +15,7 @@ from efprof.facts.time.call_paths import HOST, LAUNCHES, ON_DEVICE, CallPath
 from efprof.facts.time.device_lanes import IdleGap, idle_gaps, length, union
 from efprof.facts.time.launching_lines import LaunchingLine, launching_line
 from efprof.facts.time.time_use import TimeUse
+from efprof.facts.time.trace_waits import waiting_calls
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import Narrative, Numbers, Table
 from efprof.units import format_ms
@@ -25,8 +26,8 @@ what lies above 1 ms is loading a library, compiling, or Python that launches no
 RECORDING_MS: Final = 0.0006
 """What the profiler adds to the host for each event: 0.35 us (stacks alone) to 0.62 us (shapes) were measured with
 torch 2.13 on a CPU, where nothing records launches."""
-WAITS: Final = re.compile(r"Synchronize|^(cuda|hip)(Malloc|Free|HostAlloc)")
-"""Calls in which the host waits for the device or for memory, and launches nothing."""
+MEMORY: Final = re.compile(r"^(cuda|hip)(Malloc|Free|HostAlloc)")
+"""Calls in which the host waits for memory; in these and in those that wait for the device it launches nothing."""
 EVALUATION: Final = re.compile(r"(^|[._ ])(eval|valid)", re.IGNORECASE)
 """How people name what evaluates a model: with its launches, training steps are not to be judged."""
 FOREACH: Final = re.compile(
@@ -112,8 +113,8 @@ class _Waiting:
 
     def __init__(self, window: TraceWindow, start_ns: int, end_ns: int) -> None:
         trace = window.trace
-        is_wait = np.array([bool(WAITS.search(text)) for text in trace.texts], bool)[trace.name_code]
-        waits = np.flatnonzero(is_wait & trace.is_of(*LAUNCHES))
+        is_memory = np.array([bool(MEMORY.search(text)) for text in trace.texts], bool)[trace.name_code]
+        waits = np.union1d(waiting_calls(trace), np.flatnonzero(is_memory & trace.is_of(*LAUNCHES)))
         fetches = [(start, end) for start, end, stage, _ in window.paths.stages if stage == "data"]
         starts = np.concatenate([trace.start_ns[waits], np.array([start for start, _ in fetches], np.int64)])
         ends = np.concatenate([trace.end_ns[waits], np.array([end for _, end in fetches], np.int64)])

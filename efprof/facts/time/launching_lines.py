@@ -17,6 +17,7 @@ MAIN_SHARE = 0.5
 MIN_SHARE = 0.1
 """A line that fewer launches pass through is not where they come from: a module or an operator is named then."""
 
+UNKNOWN = SourceLine(file="a line that was not recorded", line=0, function="", text="")
 NO_PLACE = re.compile(r"(nccl|rccl|gloo|c10d):|record_param_comms$")
 """What torch calls any collective, wherever it is."""
 
@@ -65,6 +66,15 @@ def _main_part(paths: list[tuple[CallPath, float]], wanted: tuple[Kind, ...]) ->
     main = [text for text, weight in inclusive.items() if weight >= MAIN_SHARE * most]
     text = max(main, key=lambda one: (depth[one], inclusive[one], one)) if len(main) > 1 else main[0]
     return first[text], inclusive[text]
+
+
+def blame_of(path: CallPath, sources: Sources) -> SourceLine:
+    """The innermost line or function; else what names the innermost module, label or operator."""
+    part = path.nearest("line", "function")
+    if part is not None:
+        return sources.line(part.text)
+    part = path.nearest("module") or path.nearest("label") or path.nearest("operator")
+    return _without_line(part) if part else UNKNOWN
 
 
 def _without_line(part: CallPath) -> SourceLine:

@@ -1,0 +1,76 @@
+"""Waits for the device that no read of a value asks for."""
+
+from efprof.facts.gain.ended_waits import wait_finding, worth_an_edit
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.facts.time.host_waits import HostWaits, WaitingLine
+from efprof.fixes.source_edit import delete_statement
+from efprof.model import Examination, Finding, Fix, NotRecorded
+from efprof.units import format_ms
+
+ASKED = {"copy": "A copy of pageable memory", "mask": "Indexing by a mask", "synchronize": "A synchronisation"}
+"""What asks for a wait, in words; else it is an operator's name."""
+BY_SHAPE = "Keep the shape: `torch.where(mask, x, other)`, or multiply by the mask: how many it has is then not read."
+INSTEAD = {
+    **dict.fromkeys(("mask", "masked_select", "nonzero", "where", "argwhere"), BY_SHAPE),
+    "repeat_interleave": "Pass `output_size=`, the sum of the repeats, where the host knows it.",
+    "one_hot": "Pass `num_classes=`: the largest value is then not read.",
+    "copy": "Copy from pinned memory and go on: `pin_memory=True` in the `DataLoader`, or `.pin_memory()` once, and "
+    "`.to(device, non_blocking=True)`.",
+    "synchronize": "Delete it. To measure time, record `torch.cuda.Event(enable_timing=True)` and read it later.",
+}
+IN_GENERAL = "It reads values to know a size: have it run where the batch is made, or less often."
+
+
+def device_synchronisation(run: Run) -> Examination:
+    """Find lines that make the host wait for the device without reading a value.
+
+    What it finds
+    -------------
+    In every step: operators whose result is as large as values on the device say (`nonzero`, indexing by a mask,
+    `masked_select`, `repeat_interleave`, `unique`), copies of pageable memory, and `torch.cuda.synchronize()`. What
+    torch's own optimizers, gradient scaler, profiler, loader and allocator wait for is told and not blamed.
+
+    Why it matters
+    --------------
+    The host launches nothing while it waits. Once it may go on, the device has nothing left to do until the host has
+    launched the next kernel.
+
+    Fix
+    ---
+    By what asked for the wait: `torch.where` instead of a mask as an index, a size that is given, pinned memory with
+    `non_blocking=True`, no synchronisation.
+
+    Predicted gain
+    --------------
+    The steps of the trace replayed without these waits. Where it cannot be replayed, the time inside them, at most that
+    in which the device was idle for want of a launch. A wait in which the device has enough to do costs nothing.
+    """
+    waits = run.get(HostWaits)
+    lines = waits.of("synchronisation")
+    if not waits.is_gpu:
+        named = "".join(f"; on a GPU {line.calls[0]} waits at {line.blame}" for line in lines)
+        return Examination(looked_at=f"{waits.steps} on the CPU, where nothing waits for a device{named}")
+    if waits.use is None and not lines:
+        raise NotRecorded("no trace tells what the host waits for; record the run without '--windows none'.")
+    told = ", ".join(f"{line.calls[0]} {format_ms(line.typical_ms)}" for line in waits.of("told"))
+    looked_at = f"{waits.steps}, {len(lines)} line{'' if len(lines) == 1 else 's'} that waited without reading"
+    guilty, together = worth_an_edit(run, "synchronisation")
+    findings = tuple(_finding(run, line, together) for line in guilty)
+    return Examination(looked_at=f"{looked_at}{f'; torch itself: {told}' if told else ''}", findings=findings)
+
+
+def _finding(run: Run, line: WaitingLine, together: str) -> Finding:
+    asked, waits = line.calls[0], run.get(HostWaits)
+    file = run.get(Sources).file(line.blame.file)
+    edit = delete_statement(file, line.blame.line) if asked == "synchronize" else None
+    return wait_finding(
+        run,
+        [line],
+        "The host waits for the device",
+        f"{ASKED.get(asked, f'`{asked}`')} makes the host wait {line.times}, {waits.cost(line)}.{together}",
+        Fix.by(edit, "review", INSTEAD.get(asked, IN_GENERAL)),
+        "A size must be known, or memory may not change before the device has come to it: the host stops until all "
+        "that was queued before is done.",
+        "It is harmless where the device has enough to do meanwhile.",
+    )
