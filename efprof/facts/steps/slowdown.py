@@ -47,6 +47,10 @@ class Part:
     device_ms: float | None
 
     @property
+    def span(self) -> str:
+        return f"steps {self.first_step} to {self.last_step}"
+
+    @property
     def middle(self) -> float:
         """The step in the middle."""
         return (self.first_step + self.last_step) / 2

@@ -15,8 +15,12 @@ import numpy as np
 
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
+from efprof.facts.source.sources import place_of
 
 Kind = Literal["root", "stage", "line", "function", "module", "operator", "label"]
+
+Line = tuple[Kind, str]
+"""A line or a function of the user's, by `file:line`; of a function that is where it begins."""
 
 HOST: Final = ("cpu_op", "operator", "python_function", "user_annotation", "cuda_runtime", "cuda_driver", "runtime")
 """Categories of what threads of the host do, of 2021 and later; ROCm has the same names."""
@@ -99,6 +103,19 @@ class CallPaths:
     recorder_ns: int
     unlaunched_ns: int
     """On the device, of kernels whose launch is not in the trace."""
+
+
+def paths_by_line(root: CallPath) -> dict[Line, list[CallPath]]:
+    """The paths of each line, and of each function outside of its lines: what each path's innermost one is.
+
+    The first one's `text` is the whole `file:line:function`.
+    """
+    found: dict[Line, list[CallPath]] = {}
+    for path in root.walk():
+        owner = path.nearest("line", "function")
+        if owner is not None:
+            found.setdefault((owner.kind, place_of(owner.text)), []).append(path)
+    return found
 
 
 def call_paths(trace: Trace, start_ns: int, end_ns: int, sites_of: SitesOf) -> CallPaths:

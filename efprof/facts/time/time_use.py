@@ -10,7 +10,6 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath
 from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of
-from efprof.facts.time.line_times import spent_by_line
 from efprof.facts.time.step_pictures import nested_bars, one_step
 from efprof.facts.time.trace_windows import RankTraces, TraceWindow, TraceWindows
 from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table, UnreadableInput
@@ -106,13 +105,13 @@ def _lines(window: TraceWindow, sources: Sources, scale: float) -> tuple[LineUse
     to_ms = 1 / 1e6 / len(window.steps)
     found = [
         LineUse(
-            blame=sources.line(spent.site),
-            is_function=spent.is_function,
-            own_ms=(spent.own_ns.total() - spent.own_ns["backward"]) * to_ms * scale,
-            backward_ms=spent.own_ns["backward"] * to_ms * scale,
-            device_ms=spent.device_ns * to_ms,
+            blame=sources.line(paths[0].text),
+            is_function=kind == "function",
+            own_ms=sum(path.own_ns for path in paths if path.stage != "backward") * to_ms * scale,
+            backward_ms=sum(path.own_ns for path in paths if path.stage == "backward") * to_ms * scale,
+            device_ms=sum(path.device_ns for path in paths) * to_ms,
         )
-        for spent in spent_by_line(window, sources).values()
+        for (kind, _), paths in window.lines.items()
     ]
     return tuple(sorted(found, key=lambda line: (-line.host_ms - line.device_ms, line.blame.key)))
 
@@ -233,7 +232,7 @@ def _device_numbers(use: TimeUse) -> Numbers | None:
 def _how_known(use: TimeUse) -> Narrative:
     window = use.window
     paragraphs = []
-    which = f"steps {window.numbers[0]} to {window.numbers[-1]}" if window.has_steps else "the whole trace as one step"
+    which = window.span if window.has_steps else "the whole trace as one step"
     source = f"From {window.name}: {which}."
     if window.steady_ms:
         source += (
