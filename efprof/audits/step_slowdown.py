@@ -1,7 +1,5 @@
 """Later steps that take longer than the first ones."""
 
-from collections import Counter
-
 from efprof.facts.growth.grown_line import (
     GrownLine,
     GrownLines,
@@ -70,7 +68,8 @@ def step_slowdown(run: Run) -> Examination:
 
 
 def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
-    blame = lines.line.blame if lines.line else _stage_line(run, slowdown)
+    blame = lines.line.path.blame if lines.line else _stage_line(run, slowdown)
+    low, high = slowdown.growth_interval_ms
     return Finding(
         blame=blame,
         category="time",
@@ -80,8 +79,8 @@ def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
         gain=Gain(
             basis="measured bound",
             explanation="the typical step of the last third less that of the first third",
-            step_ms=slowdown.growth_on_device_ms,
-            step_ms_interval=slowdown.growth_on_device_interval_ms,
+            step_ms=slowdown.on_device(slowdown.growth_ms),
+            step_ms_interval=(slowdown.on_device(low), slowdown.on_device(high)),
         ),
         evidence=(run.get(Sources).snippet(blame), *slowdown_evidence(run.get(StepTimes), slowdown, lines)),
         severity="high" if slowdown.ratio >= HIGH_RATIO else "medium",
@@ -90,9 +89,8 @@ def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
 
 def _stage_line(run: Run, slowdown: Slowdown) -> SourceLine:
     """Where the stage that grew is begun, as far as that is recorded."""
-    sites = Counter(time.record.backward_site for time in run.get(StepTimes).steady)
     loader = run.get(InputWaits).loader
-    site = loader.site if slowdown.stage == "data" and loader else sites.most_common(1)[0][0]
+    site = loader.site if slowdown.stage == "data" and loader else run.get(StepTimes).backward_site
     if site is None:
         raise ThinEvidence(f"Later steps take {slowdown.ratio:.2f}x as long, but no line of the step was recorded.")
     return run.get(Sources).line(site)

@@ -1,5 +1,3 @@
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -90,20 +88,14 @@ def test_blames_the_line_that_grew_between_the_windows(tmp_path):
     low, high = finding.gain.step_ms_interval
     assert low < finding.gain.step_ms < high
     table = next(one for one in finding.evidence if getattr(one, "title", "").startswith("What grew in the other"))
-    assert table.rows[0][1:] == ("aten::pow", 6.0, 61.0, pytest.approx(0.9, rel=0.01), pytest.approx(5.85, rel=0.01))
+    assert table.rows[0][1:] == ("aten::pow", pytest.approx(0.9, rel=0.01), 6.0, pytest.approx(5.85, rel=0.01), 61.0)
 
 
-def test_time_outside_of_calls_is_the_function_s_or_that_of_its_line_that_allocates_more(tmp_path):
+def test_python_outside_of_calls_is_blamed_on_its_function(tmp_path):
     traces = (window_of(5, 0.1, in_loss_ms=2.0), window_of(60, 0.1, in_loss_ms=13.0))
-    steps = steps_with(other_ms=grows)
-    (finding,) = examine(tmp_path / "run", steps, traces=traces).findings
+    (finding,) = examine(tmp_path / "run", steps_with(other_ms=grows), traces=traces).findings
     assert (str(finding.blame), finding.blame.text) == ("train.py:11", "def loss_of(out, y):")
-    windows = [
-        [*allocated_in(step, line_5=1000, line_6=500), *allocated_in(step + 1, "loss_of", line_13=100 * step)]
-        for step in (50, 90)
-    ]
-    (finding,) = examine(tmp_path / "second", steps, traces=traces, allocations=windows).findings
-    assert str(finding.blame) == "train.py:13"
+    assert "(Python in it runs as often as before, but longer)" in finding.message
 
 
 def test_a_line_of_a_stage_that_did_not_grow_is_not_blamed(tmp_path):
@@ -167,14 +159,14 @@ def test_gradients_that_explain_none_of_it_do_not_excuse_it(num_late, stage, tmp
     assert len(examine(tmp_path / "run", steps).findings) == 1
 
 
-def allocated_in(step, function="main", **bytes_by_line):
+def allocated_in(step, **bytes_by_line):
     """What lines of the forward pass of a step allocate, each in a stack of its own."""
     return [
         allocation(
             START_NS + step * 1_000_000_000 + 2_000_000 + place,
             100 * step + place,
             num_bytes,
-            f"train.py:{line.removeprefix('line_')}:{function}",
+            f"train.py:{line.removeprefix('line_')}:main",
         )
         for place, (line, num_bytes) in enumerate(bytes_by_line.items(), start=1)
     ]
@@ -187,46 +179,6 @@ def test_lines_that_all_allocate_more_show_longer_data_and_one_line_does_not(tmp
     windows = (allocated_in(3, line_3=4000, line_6=1000), allocated_in(90, line_3=4000, line_6=9000))
     run = examine(tmp_path / "second", steps_with(forward_ms=lambda s: 4 + 0.2 * s), allocations=windows)
     assert len(run.findings) == 1
-
-
-MORE_CALLS = """\
-def main():
-    seen = []
-    for x, y in loader:
-        out = model(x)
-        for old in seen:
-            out = blend(out, old)
-        seen.append(x)
-        out.mean().backward()
-"""
-
-
-def calls_of(step, ms):
-    """A window's Python calls: `blend` is called on what is always as large."""
-    start = 1000.0 * step + 1.1
-    return [
-        trace_event("nn.Module: Blend_0", start, ms, call_site="train.py:6:main"),
-        trace_event("torch/_tensor.py(600): backward", start + 500, 8.0, call_site="train.py:8:main"),
-    ]
-
-
-def allocated_by_calls(step, num_calls):
-    """What the same calls allocate, in a line before the loop and the one within it."""
-    lines = [event for at in range(num_calls) for event in allocated_in(step, line_4=4096, line_6=4096)]
-    return [dataclasses.replace(event, address=at) for at, event in enumerate(lines)]
-
-
-def test_more_calls_that_the_data_may_ask_for_are_unclear(tmp_path):
-    run = write_run(
-        tmp_path / "run",
-        steps=steps_with(forward_ms=lambda s: 4 + 0.2 * s),
-        traces=(calls_of(5, 0.4), calls_of(60, 3.0)),
-        allocations=(allocated_by_calls(3, 4), allocated_by_calls(90, 30)),
-        sources={"train.py": MORE_CALLS},
-        events=[loader_built(site="train.py:3:main")],
-    )
-    with pytest.raises(ThinEvidence, match="as for longer data"):
-        step_slowdown(run)
 
 
 def test_a_data_stage_that_grows_is_shown_at_the_loader(tmp_path):

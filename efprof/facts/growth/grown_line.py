@@ -1,12 +1,11 @@
 """Which line takes longer in the last profiler window than in the first, and what else later steps have more of."""
 
-import contextlib
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.growth.kept_growth import KeptGrowth
@@ -40,9 +39,16 @@ OF_GRADIENTS = frozenset({"backward", "optimizer"})
 """The stages that take longer where more parameters are trained."""
 
 
+class Spent(NamedTuple):
+    """Own milliseconds, and calls, per step."""
+
+    ms: float = 0.0
+    calls: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Growth:
-    """Own milliseconds and calls per step of what a line runs, in the early and the late window.
+    """What a line runs, in the early and the late window.
 
     `runs` is an operator, a module or a label; empty for the line itself, or the function's own Python.
     """
@@ -50,24 +56,22 @@ class Growth:
     blame: SourceLine
     is_function: bool
     runs: str
-    early_ms: float
-    late_ms: float
-    early_calls: float
-    late_calls: float
+    early: Spent
+    late: Spent
 
     @property
     def grown_ms(self) -> float:
-        return self.late_ms - self.early_ms
+        return self.late.ms - self.early.ms
 
     @property
     def is_called_more(self) -> bool:
-        return self.late_calls >= MIN_FACTOR * self.early_calls
+        return self.late.calls > MIN_FACTOR * self.early.calls
 
     def words(self) -> str:
         """What a step does more of: calls of it, or time in as many."""
         what = f"`{self.runs}`" if self.runs else "Python in it" if self.is_function else "what it calls"
         if self.is_called_more:
-            return f"{what} runs {self.late_calls:,.0f} times a step instead of {self.early_calls:,.0f}"
+            return f"{what} runs {self.late.calls:,.0f} times a step instead of {self.early.calls:,.0f}"
         return f"{what} runs as often as before, but longer"
 
 
@@ -75,12 +79,10 @@ class Growth:
 class GrownLine:
     """The line (or function, outside of its lines) whose own time grew most in the stage that grew most.
 
-    `blame` is that line; of a function the line that allocates more than it did, else the first. `early_ms` and
-    `late_ms` are per step of the windows `early` and `late`; `share` is its part of all that grew in the stage between
-    them. `path` is what grew most of what it runs, `paths` what did on any line.
+    `early_ms` and `late_ms` are per step of the windows `early` and `late`; `share` is its part of all that grew in
+    the stage between them. `path` is what grew most of what it runs, `paths` what did on any line.
     """
 
-    blame: SourceLine
     path: Growth
     paths: tuple[Growth, ...]
     early: TraceWindow
@@ -92,7 +94,8 @@ class GrownLine:
     def explains(self, slowdown: Slowdown) -> bool:
         """Whether it runs something ever more often, and grows fast enough for what the steps grew by."""
         per_step_ms = (self.late_ms - self.early_ms) / (self.late.middle - self.early.middle)
-        return self.path.is_called_more and per_step_ms >= MIN_EXPLAINED * slowdown.growth_per_step_ms
+        is_called_more = self.path.early.calls > 0 and self.path.is_called_more  # what is new may come now and then
+        return is_called_more and per_step_ms >= MIN_EXPLAINED * slowdown.growth_per_step_ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +117,7 @@ class GrownLines:
         if len(windows) < 2 or windows[-1].middle - windows[0].middle < MIN_DISTANCE:
             reason = "no two profiler windows lie far enough apart to compare their lines"
             return cls(line=None, reason=reason, is_compared=False)
-        line = _fastest_growing(windows[0], windows[-1], slowdown.stage, run)
+        line = _fastest_growing(windows[0], windows[-1], slowdown.stage, run.get(Sources))
         least = 1 + STANDING_OUT * (slowdown.ratio - 1) if slowdown.is_uniform else MIN_FACTOR
         least *= max(1.0, _machine_factor(windows[0], windows[-1]))
         if line is None or line.share < MIN_SHARE or line.late_ms < least * line.early_ms:
@@ -179,11 +182,13 @@ def larger_steps(run: Run) -> str:
         if before and after >= least * before:
             return f"a step has {after:,.0f} {name} there instead of {before:,.0f}"
     # What keeps more with every step makes a line or two allocate more; longer data does it to all of them.
-    early, late = _allocated(run, _in_forward)
-    factor = _common_factor(early, late, MIN_LINE_SHARE * early.total())
-    if factor < least:
-        return ""
-    return f"the lines of the forward pass allocate {format_value(factor, 'ratio')} as much there, as for longer data"
+    if (memory := run.find(LiveMemory)) is not None:
+        early, late = (_forward_bytes(memory.windows[place], run.get(Sources)) for place in (0, -1))
+        factor = _common_factor(early, late, MIN_LINE_SHARE * early.total())
+        if factor >= least:
+            more = format_value(factor, "ratio")
+            return f"the lines of the forward pass allocate {more} as much there, as for longer data"
+    return ""
 
 
 def _machine_factor(early: TraceWindow, late: TraceWindow) -> float:
@@ -201,52 +206,39 @@ def _common_factor(before: Mapping[K, float], after: Mapping[K, float], least: f
     return factors[len(factors) // 4] if len(factors) > 1 else 1.0
 
 
-def _fastest_growing(early: TraceWindow, late: TraceWindow, stage: str, run: Run) -> GrownLine | None:
-    sources = run.get(Sources)
+def _fastest_growing(early: TraceWindow, late: TraceWindow, stage: str, sources: Sources) -> GrownLine | None:
     by_line: dict[Line, list[Growth]] = defaultdict(list)
     before, after = (_spent(window, stage) for window in (early, late))
     for line, runs in before | after:
         if line in late.lines:
-            by_line[line].append(
-                Growth(
-                    blame=sources.line(late.lines[line][0].text),
-                    is_function=line[0] == "function",
-                    runs=runs,
-                    early_ms=before[line, runs][0],
-                    late_ms=after[line, runs][0],
-                    early_calls=before[line, runs][1],
-                    late_calls=after[line, runs][1],
-                )
-            )
+            blame, spent = sources.line(late.lines[line][0].text), (before[line, runs], after[line, runs])
+            is_function = line[0] == "function"
+            by_line[line].append(Growth(blame=blame, is_function=is_function, runs=runs, early=spent[0], late=spent[1]))
     grown = {line: sum(path.grown_ms for path in paths) for line, paths in sorted(by_line.items())}
     total_ms = sum(ms for ms in grown.values() if ms > 0)
     if not total_ms:
         return None
     most = max(grown, key=lambda line: grown[line])
     every = sorted(chain(*by_line.values()), key=lambda path: -path.grown_ms)
-    path = max(by_line[most], key=lambda path: path.grown_ms)
     return GrownLine(
-        blame=_allocating_line(run, path.blame) if path.is_function else path.blame,
-        path=path,
+        path=max(by_line[most], key=lambda path: path.grown_ms),
         paths=tuple(path for path in every[:MAX_ROWS] if path.grown_ms > 0),
         early=early,
         late=late,
-        early_ms=sum(path.early_ms for path in by_line[most]),
-        late_ms=sum(path.late_ms for path in by_line[most]),
+        early_ms=sum(path.early.ms for path in by_line[most]),
+        late_ms=sum(path.late.ms for path in by_line[most]),
         share=grown[most] / total_ms,
     )
 
 
-def _spent(window: TraceWindow, stage: str) -> dict[tuple[Line, str], tuple[float, float]]:
-    """Milliseconds and calls per step in the stage, by line and what it runs."""
-    found: dict[tuple[Line, str], tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
-    for line, paths in window.lines.items():
-        for path in paths:
-            if path.stage == stage:
-                key = line, "" if path.kind in ("line", "function") else path.text
-                ms, calls = found[key]
-                num_steps = len(window.steps)
-                found[key] = ms + path.own_ns / 1e6 / num_steps, calls + path.count / num_steps
+def _spent(window: TraceWindow, stage: str) -> dict[tuple[Line, str], Spent]:
+    """In the stage, by line and what it runs."""
+    found: dict[tuple[Line, str], Spent] = defaultdict(Spent)
+    num_steps = len(window.steps)
+    for line, path in ((line, path) for line, paths in window.lines.items() for path in paths if path.stage == stage):
+        key = line, "" if path.kind in ("line", "function") else path.text
+        ms, calls = found[key]
+        found[key] = Spent(ms + path.own_ns / 1e6 / num_steps, calls + path.count / num_steps)
     return found
 
 
@@ -255,28 +247,20 @@ def _stage_table(slowdown: Slowdown) -> Table:
     stages = sorted(STAGES, key=slowdown.stage_growth_ms, reverse=True)
     rows = [(stage, early.stage_ms[stage], late.stage_ms[stage]) for stage in stages]
     rows.append(("whole step", early.typical_ms, late.typical_ms))
-    columns = ("stage", early.span, late.span, "growth")
-    return Table(
-        title="Stages, per typical step",
-        columns=columns,
-        units=("", "ms", "ms", "ms"),
-        rows=tuple((name, early_ms, late_ms, late_ms - early_ms) for name, early_ms, late_ms in rows),
-    )
+    columns = {"stage": "", early.span: "ms", late.span: "ms", "growth": "ms"}
+    return Table.of("Stages, per typical step", columns, ((*row, row[2] - row[1]) for row in rows))
 
 
 def _path_table(slowdown: Slowdown, line: GrownLine) -> Table:
-    early, late = line.early.span, line.late.span
+    columns = {"line": "", "runs": ""}
+    for window in (line.early, line.late):
+        columns |= {f"time in {window.span}": "ms", f"calls in {window.span}": "count"}
     rows = []
     for path in line.paths:
         blame = path.blame
         name = f"{blame.function}, outside of its calls" if path.is_function else f"{blame}  {blame.text}"
-        rows.append((name, path.runs, path.early_calls, path.late_calls, path.early_ms, path.late_ms))
-    return Table(
-        title=f"What grew in the {slowdown.stage} stage, per step under the profiler",
-        columns=("line", "runs", f"calls in {early}", f"calls in {late}", f"time in {early}", f"time in {late}"),
-        units=("", "", "count", "count", "ms", "ms"),
-        rows=tuple(rows),
-    )
+        rows.append((name, path.runs, *path.early, *path.late))
+    return Table.of(f"What grew in the {slowdown.stage} stage, per step under the profiler", columns, rows)
 
 
 def _meaning(slowdown: Slowdown, lines: GrownLines) -> Narrative:
@@ -307,33 +291,12 @@ def _usual(run: Run, part: Part, of: Callable[[StepRecord], int | None]) -> floa
     return statistics.median(found)
 
 
-def _allocating_line(run: Run, function: SourceLine) -> SourceLine:
-    """The line of a function whose allocations grew most: a trace has none for `a + b`. Itself where none grew."""
-    early, late = _allocated(run, lambda window: range(len(window.events)))
-    lines = {run.get(Sources).line(site): late[site] - early[site] for site in late}
-    within = [line for line in lines if (line.file, line.function) == (function.file, function.function)]
-    most = max(within, key=lambda line: lines[line], default=function)
-    return most if lines.get(most, 0) > 0 else function
-
-
-def _allocated(run: Run, which: Callable[[LiveWindow], Iterable[int]]) -> tuple[Counter[str], Counter[str]]:
-    """The bytes that each line allocates per step by these events, in the first window and in the last."""
-    with contextlib.suppress(NotRecorded):
-        windows, sources = run.get(LiveMemory).windows, run.get(Sources)
-        return _bytes_of(windows[0], which, sources), _bytes_of(windows[-1], which, sources)
-    return Counter(), Counter()
-
-
-def _in_forward(window: LiveWindow) -> Iterator[int]:
-    for stretch in window.stretches:
-        if stretch.stage == "forward":
-            yield from range(stretch.first, stretch.end)
-
-
-def _bytes_of(window: LiveWindow, which: Callable[[LiveWindow], Iterable[int]], sources: Sources) -> Counter[str]:
-    num_steps = max(1, len({stretch.step for stretch in window.stretches}))
+def _forward_bytes(window: LiveWindow, sources: Sources) -> Counter[str]:
+    """What each of the user's lines allocates in the forward pass of a step."""
+    stretches = [stretch for stretch in window.stretches if stretch.stage == "forward"]
+    num_steps = len({stretch.step for stretch in stretches})
     sites, sizes = sites_of(window, sources), Counter[str]()
-    for index in which(window):
+    for index in (index for stretch in stretches for index in range(stretch.first, stretch.end)):
         site = sites[index]
         if site is not None and window.events[index].num_bytes > 0:
             sizes[site] += window.events[index].num_bytes

@@ -9,7 +9,7 @@ import numpy as np
 
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
-from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE
+from efprof.facts.time.call_paths import ON_DEVICE, by_launch
 
 DeviceKind = Literal["compute", "copy", "communication"]
 Cause = Literal["the host had launched nothing", "launched, not begun", "not known"]
@@ -54,6 +54,11 @@ class DeviceUse:
     exposed_ns: int
     idle_ns: dict[Cause, int]
 
+    @property
+    def main_cause(self) -> Cause | None:
+        """Why it is idle for most of that time; None where it never is."""
+        return max(self.idle_ns, key=lambda cause: self.idle_ns[cause], default=None)
+
 
 def kind_of(trace: Trace, event: int) -> DeviceKind:
     """What sort of work an event on the device is."""
@@ -94,8 +99,7 @@ def device_use(trace: Trace, start_ns: int, end_ns: int) -> DeviceUse | None:
 def idle_gaps(trace: Trace, start_ns: int, end_ns: int) -> list[IdleGap]:
     """Where no stream has anything to do, in order, and whether the host had launched what came next."""
     events = _on_device(trace, start_ns, end_ns)
-    launches = np.flatnonzero(trace.is_of(*LAUNCHES) & (trace.id >= 0))
-    launched = dict(zip(trace.id[launches].tolist(), trace.end_ns[launches].tolist(), strict=True))
+    launched = by_launch(trace, trace.end_ns)
     gaps = []
     free_ns = start_ns
     for event in events.tolist():
@@ -104,7 +108,7 @@ def idle_gaps(trace: Trace, start_ns: int, end_ns: int) -> list[IdleGap]:
             launch_ns = launched.get(int(trace.id[event]))
             gaps += _gap(free_ns, min(begin_ns, end_ns), launch_ns, event)
         free_ns = max(free_ns, int(trace.end_ns[event]))
-    if free_ns < end_ns and not len(launches):
+    if free_ns < end_ns and not launched:
         gaps.append(IdleGap(start_ns=free_ns, end_ns=end_ns, cause="not known"))
     elif free_ns < end_ns:
         gaps += _gap(free_ns, end_ns, end_ns, None)

@@ -112,8 +112,7 @@ class _Waiting:
 
     def __init__(self, window: TraceWindow, start_ns: int, end_ns: int) -> None:
         trace = window.trace
-        is_wait = np.array([bool(WAITS.search(text)) for text in trace.texts], bool)[trace.name_code]
-        waits = np.flatnonzero(is_wait & trace.is_of(*LAUNCHES))
+        waits = np.flatnonzero(trace.matches(WAITS) & trace.is_of(*LAUNCHES))
         fetches = [(start, end) for start, end, stage, _ in window.paths.stages if stage == "data"]
         starts = np.concatenate([trace.start_ns[waits], np.array([start for start, _ in fetches], np.int64)])
         ends = np.concatenate([trace.end_ns[waits], np.array([end for _, end in fetches], np.int64)])
@@ -178,12 +177,9 @@ def _stages(use: LaunchUse) -> Table:
     for length_ns, path in use.gaps:
         waited[path.stage] += length_ns
     num_steps = len(use.window.steps)
-    rows = tuple(
-        (stage, count / num_steps, waited[stage] / 1e6 / num_steps) for stage, count in use.launches.most_common()
-    )
-    return Table(
-        title="Stages, per step", columns=("Stage", "Launches", "Waited for"), units=("", "count", "ms"), rows=rows
-    )
+    counts = use.launches.most_common()
+    rows = ((stage, count / num_steps, waited[stage] / 1e6 / num_steps) for stage, count in counts)
+    return Table.of("Stages, per step", {"Stage": "", "Launches": "count", "Waited for": "ms"}, rows)
 
 
 def _how_known(use: LaunchUse) -> Narrative:

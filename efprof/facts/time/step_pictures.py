@@ -146,8 +146,7 @@ class _StepLanes:
         self._start_ns, self._end_ns = start_ns, end_ns
         trace = self._trace
         inside = (trace.start_ns < end_ns) & (trace.end_ns > start_ns)
-        is_step = np.array([bool(STEP_LABEL.match(text)) for text in trace.texts], bool)[trace.name_code]
-        self._operators = np.flatnonzero(inside & trace.is_of(*OPERATORS) & ~is_step)
+        self._operators = np.flatnonzero(inside & trace.is_of(*OPERATORS) & ~trace.matches(STEP_LABEL))
         self._kernels = np.flatnonzero(inside & trace.is_of(*ON_DEVICE))
         self._grain_ns = (end_ns - start_ns) / MAX_BARS * 2
 

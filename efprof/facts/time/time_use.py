@@ -127,9 +127,8 @@ def _line_table(use: TimeUse) -> Table | None:
         code = "outside of its calls" if line.is_function else f"`{line.blame.text}`" * bool(line.blame.text)
         device = (line.device_ms,) if on_device else ()
         rows.append((text, code, line.own_ms, line.backward_ms, *device, 100 * line.host_ms / use.step_ms))
-    columns = ("Line", "Code", "Own", "Backward", *(("Device",) if on_device else ()), "Of the step")
-    units = ("", "", "ms", "ms", *(("ms",) if on_device else ()), "percent")
-    return Table(title="Your lines, per step", columns=columns, units=units, rows=tuple(rows))
+    columns = {"Line": "", "Code": "", "Own": "ms", "Backward": "ms"} | ({"Device": "ms"} if on_device else {})
+    return Table.of("Your lines, per step", columns | {"Of the step": "percent"}, rows)
 
 
 def _operator_table(use: TimeUse) -> Table | None:
@@ -154,9 +153,8 @@ def _operator_table(use: TimeUse) -> Table | None:
         )
         for name, (count, host, device) in ranked
     )
-    columns = ("Operator", "Calls", "Host", *(("Device",) if on_device else ()), "Of the step")
-    units = ("", "count", "ms", *(("ms",) if on_device else ()), "percent")
-    return Table(title="Operators, per step", columns=columns, units=units, rows=rows) if rows else None
+    columns = {"Operator": "", "Calls": "count", "Host": "ms"} | ({"Device": "ms"} if on_device else {})
+    return Table.of("Operators, per step", columns | {"Of the step": "percent"}, rows) if rows else None
 
 
 def _kernel_table(use: TimeUse) -> Table | None:
@@ -180,10 +178,8 @@ def _kernel_table(use: TimeUse) -> Table | None:
         row = (f"`{trace.texts[code][:100]}`", kind_of(trace, first), shapes.get(code, ""))
         times = (counts[code] / len(steps), use.per_step_ms(spent[code]), 100 * spent[code] / whole_ns)
         rows.append((*row, *(float(value) for value in times)))
-    columns = ("Kernel", "Kind", "Launched by", "Calls", "Device", "Of all")
-    return Table(
-        title="Kernels, per step", columns=columns, units=("", "", "", "count", "ms", "percent"), rows=tuple(rows)
-    )
+    columns = {"Kernel": "", "Kind": "", "Launched by": "", "Calls": "count", "Device": "ms", "Of all": "percent"}
+    return Table.of("Kernels, per step", columns, rows)
 
 
 def _shapes_of_launches(use: TimeUse, kernels: list[int]) -> dict[int, str]:
@@ -202,9 +198,9 @@ def _rank_table(run: Run) -> Table | None:
     traces = run.find(RankTraces) if run.is_foreign else None
     if traces is None or len(traces.windows) < 2:
         return None
-    rows = tuple(_rank_row(rank, traces.windows[rank]) for rank in sorted(traces.windows))
-    columns = ("Rank", "Steps", "Step", "Busy", "Computes", "Communicates", "Nothing else runs", "Idle")
-    return Table(title="Ranks, per step", columns=columns, units=("", "count", *("ms",) * 6), rows=rows)
+    rows = (_rank_row(rank, traces.windows[rank]) for rank in sorted(traces.windows))
+    times = dict.fromkeys(("Step", "Busy", "Computes", "Communicates", "Nothing else runs", "Idle"), "ms")
+    return Table.of("Ranks, per step", {"Rank": "", "Steps": "count"} | times, rows)
 
 
 def _rank_row(rank: int, window: TraceWindow) -> tuple[str | float, ...]:

@@ -7,26 +7,18 @@ import pytest
 
 from efprof.artifacts.foreign import as_run
 from efprof.artifacts.trace.read import read_trace
-from efprof.facts.run.run import Run, open_run
+from efprof.facts.run.run import open_run
 from efprof.facts.time.device_lanes import device_use, idle_gaps, kind_of
 from efprof.facts.time.step_pictures import MAX_BARS
 from efprof.facts.time.time_use import TimeUse, time_evidence
 from efprof.facts.time.trace_windows import RankTraces
 from efprof.facts.time.what_bounds import next_experiment, where_it_goes
 from efprof.model import Evidence, Intervals, Narrative, NotRecorded, Table, UnreadableInput
-from tests.facts.time.traces import REAL, STREAM, event, kernel, launch, step, write
+from tests.facts.time.traces import REAL, STREAM, event, foreign_run, kernel, launch, step, write
 from tests.support.builders import make_steps, write_run
 
 RECORDED = Path(__file__).parents[2] / "runs" / "attention_activations-sick"
 LINE = "tests/casebook/attention_activations.py"
-
-
-def foreign_run(folder: Path, *events: dict[str, object]) -> Run:
-    path = write(folder / "trace.json.gz", *events)
-    with as_run(path) as made:
-        run = open_run(made)
-        run.get(RankTraces)
-        return run
 
 
 def of_kind(evidence: tuple[Evidence, ...], kind: type) -> list[Evidence]:

@@ -48,16 +48,6 @@ def own_ms(window: TraceWindow) -> dict[str, dict[str, float]]:
     return found
 
 
-def test_a_call_counts_for_the_line_it_was_made_from(tmp_path: Path) -> None:
-    window = window_of(
-        tmp_path,
-        call("nn.Module: Net_0", 1, 4, "train.py:7:train"),
-        call("torch/nn/x.py(1): f", 2, 1, "torch/nn/y.py:3:g"),
-    )
-    assert own_ms(window) == {"train.py:7": {"forward": 4.0}}
-    assert window.lines["line", "train.py:7"][0].text == "train.py:7:train"
-
-
 def test_a_comprehension_counts_once_for_the_line_it_is_written_in(tmp_path: Path) -> None:
     window = window_of(
         tmp_path,
@@ -80,6 +70,7 @@ def test_time_in_deeper_user_lines_is_not_the_outer_line_s_own(tmp_path: Path) -
         "train.py:7": {"forward": 4.0},
         "train.py:10": {"backward": 3.0},
     }
+    assert window.lines["line", "train.py:7"][0].text == "train.py:7:train"
 
 
 def test_a_stage_begun_by_a_library_belongs_to_the_user_s_line(tmp_path: Path) -> None:
