@@ -105,6 +105,14 @@ class CallPaths:
     """On the device, of kernels whose launch is not in the trace."""
 
 
+def totals(root: CallPath, weight: Callable[[CallPath], int]) -> dict[int, int]:
+    """What is spent under each path, itself included, by its `id`."""
+    found: dict[int, int] = {}
+    for path in reversed(list(root.walk())):
+        found[id(path)] = max(0, weight(path)) + sum(found[id(below)] for below in path.below.values())
+    return found
+
+
 def paths_by_line(root: CallPath) -> dict[Line, list[CallPath]]:
     """The paths of each line, and of each function outside of its lines: what each path's innermost one is.
 

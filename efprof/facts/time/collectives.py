@@ -13,7 +13,7 @@ from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath, by_launch
-from efprof.facts.time.device_lanes import kind_of, union
+from efprof.facts.time.device_lanes import kind_of, overlap_ns, union
 from efprof.facts.time.launching_lines import LaunchingLine, launching_line
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
@@ -140,7 +140,7 @@ def collectives_of(window: TraceWindow) -> tuple[Collective, ...]:
                 start_ns=begin,
                 end_ns=end,
                 launched_ns=launched.get(int(trace.id[event]), begin),
-                exposed_ns=end - begin - _overlap_ns(busy, begin, end),
+                exposed_ns=end - begin - overlap_ns(busy, begin, end),
                 path=path,
             )
         )
@@ -156,13 +156,6 @@ def kind_of_collective(trace: Trace, event: int, path: CallPath | None, argument
         if kind is not None:
             return kind
     return trace.text(event)[:40]
-
-
-def _overlap_ns(spans: tuple[Array, Array], start_ns: int, end_ns: int) -> int:
-    first = int(np.searchsorted(spans[1], start_ns, side="right"))
-    last = int(np.searchsorted(spans[0], end_ns, side="left"))
-    starts, ends = spans[0][first:last], spans[1][first:last]
-    return int((np.minimum(ends, end_ns) - np.maximum(starts, start_ns)).sum())
 
 
 def _line_of(found: tuple[Collective, ...], window: TraceWindow, sources: Sources) -> LaunchingLine | None:

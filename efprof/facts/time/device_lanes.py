@@ -14,6 +14,9 @@ from efprof.facts.time.call_paths import ON_DEVICE, by_launch
 DeviceKind = Literal["compute", "copy", "communication"]
 Cause = Literal["the host had launched nothing", "launched, not begun", "not known"]
 
+Spans = tuple[Array, Array]
+"""Where stretches begin, and where each of them ends."""
+
 COMMUNICATION: Final = re.compile(r"nccl(Dev)?Kernel|^nccl|rccl|multimem_all_|nvshmem|deep_ep::", re.IGNORECASE)
 """Collectives of NCCL under its old and its new name, of RCCL, and what talks over NVLink by itself."""
 COPY: Final = re.compile(r"^Mem(cpy|set)\b|^Copy", re.IGNORECASE)
@@ -129,7 +132,7 @@ def _gap(start_ns: int, end_ns: int, launch_ns: int | None, event: int | None) -
     ]
 
 
-def union(starts: Array, ends: Array) -> tuple[Array, Array]:
+def union(starts: Array, ends: Array) -> Spans:
     """The intervals put together where they touch: where each stretch begins and ends."""
     if not len(starts):
         return starts, ends
@@ -139,9 +142,17 @@ def union(starts: Array, ends: Array) -> tuple[Array, Array]:
     return starts[begins], reached[np.concatenate([begins[1:] - 1, [len(starts) - 1]])]
 
 
-def length(spans: tuple[Array, Array]) -> int:
+def length(spans: Spans) -> int:
     """The nanoseconds that stretches cover."""
     return int((spans[1] - spans[0]).sum())
+
+
+def overlap_ns(spans: Spans, start_ns: int, end_ns: int) -> int:
+    """How much of the time between two instants stretches cover, which are in order and apart."""
+    first = int(np.searchsorted(spans[1], start_ns, side="right"))
+    last = int(np.searchsorted(spans[0], end_ns, side="left"))
+    starts, ends = spans[0][first:last], spans[1][first:last]
+    return int((np.minimum(ends, end_ns) - np.maximum(starts, start_ns)).sum())
 
 
 def _on_device(trace: Trace, start_ns: int, end_ns: int) -> Array:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from efprof.facts.run.run import Run
-from efprof.facts.time.call_paths import CallPath
+from efprof.facts.time.call_paths import CallPath, totals
 from efprof.facts.time.time_use import TimeUse
 from efprof.model import UnreadableInput
 from efprof.units import format_share
@@ -95,18 +95,14 @@ def _lines(use: TimeUse, on_device: bool) -> list[tuple[float, str]]:
 
 def _modules(root: CallPath, weight: Weight) -> list[tuple[float, str]]:
     """The classes of modules at the first depth at which there are several, by their shares."""
-    totals: Counter[int] = Counter()
-    for path in reversed(list(root.walk())):
-        totals[id(path)] += weight(path)
-        if path.above is not None:
-            totals[id(path.above)] += totals[id(path)]
-    whole, level = totals[id(root)] or 1, [root]
+    spent_under = totals(root, weight)
+    whole, level = spent_under[id(root)] or 1, [root]
     while True:
         spent: Counter[str] = Counter()
         inside: dict[str, list[CallPath]] = {}
         for path in (module for outer in level for module in _modules_below(outer)):
             name = INSTANCE.sub("", path.text)
-            spent[name] += totals[id(path)]
+            spent[name] += spent_under[id(path)]
             inside.setdefault(name, []).append(path)
         if not spent:
             return []
