@@ -73,19 +73,6 @@ def test_a_device_is_busy_or_idle_for_a_reason(tmp_path: Path) -> None:
     assert gaps[:2] == [(0, 402, "the host had launched nothing"), (402, 410, "launched, not begun")]
 
 
-def test_communication_that_nothing_hides_is_exposed(tmp_path: Path) -> None:
-    other = (0, 8)
-    events = [
-        launch(1, 0),
-        kernel(1, 10, 100),
-        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", 60, 100, "kernel", other, correlation=2),
-        event("ncclKernel_AllGather_RING_LL", 300, 40, "kernel", other, correlation=3),
-    ]
-    use = device_use(read_trace(write(tmp_path / "t.json.gz", *events)), 0, 400_000)
-    assert use is not None
-    assert (use.kind_ns["communication"], use.exposed_ns) == (140_000, 50_000 + 40_000)
-
-
 def test_a_kernel_named_after_a_copy_computes(tmp_path: Path) -> None:
     names = {
         "triton_poi_fused_Memset_0": "compute", "Memcpy DtoH (Device -> Pinned)": "copy",
