@@ -1,13 +1,7 @@
 """Steps that wait for their data."""
 
 from efprof.facts.gain.replay import gain_or_bound
-from efprof.facts.input.input_waits import (
-    MAX_HANDOVER_MS,
-    MIN_GAIN,
-    InputWaits,
-    wait_evidence,
-    wait_severity,
-)
+from efprof.facts.input.input_waits import MAX_HANDOVER_MS, MIN_GAIN, InputWaits, wait_evidence, wait_severity
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, within_idle

@@ -84,22 +84,20 @@ def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
 
 def _fix(sources: Sources, found: SkippedSteps, blame: SourceLine) -> Fix:
     if found.lowest_scale < MIN_SCALE:
-        return Fix(
-            summary=f"Gradients overflow at a scale of {_said(found.lowest_scale)} too, which no setting of the scaler "
-            "helps: run a skipped step under torch.autograd.set_detect_anomaly(True).",
-            applicability="manual",
+        return Fix.by_hand(
+            f"Gradients overflow at a scale of {_said(found.lowest_scale)} too, which no setting of the scaler helps: "
+            "run a skipped step under torch.autograd.set_detect_anomaly(True)."
         )
     settings = found.settings
     if not settings:
-        return Fix(
-            summary=f"Give the scaler init_scale={found.lowest_scale}, the lowest scale of the run, and a "
-            f"growth_interval of {MIN_INTERVAL:,} or more.",
-            applicability="manual",
+        return Fix.by_hand(
+            f"Give the scaler init_scale={found.lowest_scale}, the lowest scale of the run, and a growth_interval of "
+            f"{MIN_INTERVAL:,} or more."
         )
     change = ", ".join(f"{name}: {_said(old)} -> {_said(new)}" for name, (old, new) in settings.items())
     summary = f"Have the scaler try scales that are too large less often: {change}"
     if found.is_resumed:
-        return Fix(summary=f"{summary}, in the saved state too, which was loaded over these.", applicability="manual")
+        return Fix.by_hand(f"{summary}, in the saved state too, which was loaded over these.")
     changes = set_scaler_arguments(
         sources.file(blame.file),
         blame.line,

@@ -1,11 +1,10 @@
 """Later steps that take longer than the first ones."""
 
-from collections import Counter
-
-from efprof.facts.growth.slowdown_line import (
-    SlowdownLine,
-    SlowdownLines,
+from efprof.facts.growth.grown_line import (
+    GrownLine,
+    GrownLines,
     larger_steps,
+    longer_containers,
     slowdown_evidence,
     slowdown_message,
 )
@@ -22,7 +21,7 @@ MIN_RATIO = 1.25
 MIN_CERTAIN_RATIO = 1.1
 """The interval's lower end must clear a tenth: less may be caches that fill and clocks that fall."""
 MIN_EXPLAINED_RATIO, MIN_CERTAIN_EXPLAINED = 1.1, 1.03
-"""The same where a line is seen to go through a container that gets longer: that is no machine's doing, and goes on."""
+"""The same where a line is seen to run something ever more often: that is no machine's doing."""
 HIGH_RATIO = 1.5
 
 
@@ -32,8 +31,8 @@ def step_slowdown(run: Run) -> Examination:
     What it finds
     -------------
     A last third of the steps that takes at least a quarter longer than the first third, the stage that grew, and the
-    line whose time grew between the first profiler window and the last. Where the steps themselves were seen to become
-    larger, it is silent.
+    line whose time grew between the first profiler window and the last, with what it runs more often, or longer. Where
+    the steps themselves were seen to become larger, it is silent.
 
     Why it matters
     --------------
@@ -49,11 +48,10 @@ def step_slowdown(run: Run) -> Examination:
     """
     slowdown = run.get(Slowdown)
     early, late = slowdown.early, slowdown.late
-    looked_at = f"steps {early.first_step} to {early.last_step} against {late.first_step} to {late.last_step}, which "
-    looked_at += f"take {format_value(slowdown.ratio, 'ratio')} as long"
+    looked_at = f"{early.span} against {late.span}, which take {format_value(slowdown.ratio, 'ratio')} as long"
     if slowdown.ratio < MIN_EXPLAINED_RATIO:
         return Examination(looked_at=looked_at)
-    lines = run.get(SlowdownLines)
+    lines = run.get(GrownLines)
     is_explained = lines.line is not None and lines.line.explains(slowdown)
     if not is_explained and slowdown.ratio < MIN_RATIO:
         return Examination(looked_at=looked_at)
@@ -61,7 +59,7 @@ def step_slowdown(run: Run) -> Examination:
         raise ThinEvidence(f"Unclear: {looked_at}, but the interval reaches down to {slowdown.ratio_interval[0]:.2f}x.")
     if doubt := slowdown.doubt(is_gpu=bool(run.run_file.devices), is_explained=is_explained):
         raise ThinEvidence(f"Unclear: {looked_at}, but {doubt}.")
-    if not is_explained and (larger := larger_steps(run)):
+    if larger := larger_steps(run):
         raise ThinEvidence(f"Unclear: {looked_at}, but {larger}.")
     if lines.line is None and (slowdown.is_uniform or lines.is_compared):
         why = "all stages grew alike, as on a machine that became busier" if slowdown.is_uniform else lines.reason
@@ -69,19 +67,20 @@ def step_slowdown(run: Run) -> Examination:
     return Examination(looked_at=looked_at, findings=(_finding(run, slowdown, lines),))
 
 
-def _finding(run: Run, slowdown: Slowdown, lines: SlowdownLines) -> Finding:
-    blame = lines.line.blame if lines.line else _stage_line(run, slowdown)
+def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
+    blame = lines.line.path.blame if lines.line else _stage_line(run, slowdown)
+    low, high = slowdown.growth_interval_ms
     return Finding(
         blame=blame,
         category="time",
         headline="Later steps take longer",
         message=slowdown_message(slowdown, lines),
-        fix=_fix(slowdown, lines.line),
+        fix=_fix(run, slowdown, lines.line),
         gain=Gain(
             basis="measured bound",
             explanation="the typical step of the last third less that of the first third",
-            step_ms=slowdown.growth_on_device_ms,
-            step_ms_interval=slowdown.growth_on_device_interval_ms,
+            step_ms=slowdown.on_device(slowdown.growth_ms),
+            step_ms_interval=(slowdown.on_device(low), slowdown.on_device(high)),
         ),
         evidence=(run.get(Sources).snippet(blame), *slowdown_evidence(run.get(StepTimes), slowdown, lines)),
         severity="high" if slowdown.ratio >= HIGH_RATIO else "medium",
@@ -90,26 +89,19 @@ def _finding(run: Run, slowdown: Slowdown, lines: SlowdownLines) -> Finding:
 
 def _stage_line(run: Run, slowdown: Slowdown) -> SourceLine:
     """Where the stage that grew is begun, as far as that is recorded."""
-    sites = Counter(time.record.backward_site for time in run.get(StepTimes).steady)
     loader = run.get(InputWaits).loader
-    site = loader.site if slowdown.stage == "data" and loader else sites.most_common(1)[0][0]
+    site = loader.site if slowdown.stage == "data" and loader else run.get(StepTimes).backward_site
     if site is None:
         raise ThinEvidence(f"Later steps take {slowdown.ratio:.2f}x as long, but no line of the step was recorded.")
     return run.get(Sources).line(site)
 
 
-def _fix(slowdown: Slowdown, line: SlowdownLine | None) -> Fix:
+def _fix(run: Run, slowdown: Slowdown, line: GrownLine | None) -> Fix:
     doubled = round(slowdown.late.middle + slowdown.late.typical_ms / slowdown.growth_per_step_ms)
     rate = f"{format_ms(slowdown.growth_per_step_ms)} more with each step, twice as long by step {doubled:,}"
+    meanwhile = longer_containers(run)
     if line is None:
-        return Fix.by_hand(f"Find what the {slowdown.stage} stage does more of: {rate}.")
-    took = f"it took {format_ms(line.early_ms)} per step in steps {line.early.first_step} to {line.early.last_step} "
-    took += (
-        f"and {format_ms(line.late_ms)} in steps {line.late.first_step} to {line.late.last_step}, under the profiler"
-    )
-    if line.container is None:
-        return Fix.by_hand(f"Bound the work of this line: {took}; {rate}.")
-    bound = f"to its last {line.container.early_length} entries"
-    grown = f" (it gets longer at {line.container.grown_at})" if line.container.grown_at else ""
-    advice = f"Keep a running value instead of `{line.container.name}`{grown}, or bound it {bound}: {took}; {rate}."
-    return Fix.by_hand(advice)
+        return Fix.by_hand(f"Find what the {slowdown.stage} stage does more of: {rate}.{meanwhile}")
+    took = f"it took {format_ms(line.early_ms)} per step in {line.early.span} and {format_ms(line.late_ms)} in "
+    took += f"{line.late.span}, under the profiler"
+    return Fix.by_hand(f"Bound the work of this line: {took}; {rate}.{meanwhile}")

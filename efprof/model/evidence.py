@@ -1,5 +1,6 @@
 """What a finding shows for itself: a closed union that only the renderers take apart."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -48,6 +49,11 @@ class Table:
     columns: tuple[str, ...]
     units: tuple[str, ...]
     rows: tuple[tuple[str | float, ...], ...]
+
+    @classmethod
+    def of(cls, title: str, columns: Mapping[str, str], rows: Iterable[tuple[str | float, ...]]) -> Self:
+        """With columns by their headings, and the unit of each."""
+        return cls(title=title, columns=tuple(columns), units=tuple(columns.values()), rows=tuple(rows))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

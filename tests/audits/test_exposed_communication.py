@@ -9,10 +9,11 @@ from efprof.audits.exposed_communication import exposed_communication
 from efprof.model import NotRecorded, ThinEvidence
 from tests.support.builders import make_steps, trace_event, write_run
 from tests.support.device_traces import (
-    REAL_TRACES,
     Events,
     call,
     foreign_run,
+    found_by,
+    has_real_traces,
     launched,
     operator,
     real_run,
@@ -20,7 +21,6 @@ from tests.support.device_traces import (
 )
 
 OLD, NEW = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)"
-has_real_traces = pytest.mark.skipif(not REAL_TRACES.exists(), reason=f"needs the traces in {REAL_TRACES}")
 
 
 def label(name: str, start_ms: float, length_ms: float) -> dict[str, Any]:
@@ -72,8 +72,7 @@ def steps(**fields: Any) -> Events:
 
 @pytest.mark.parametrize("name", [OLD, NEW])
 def test_it_tells_how_long_collectives_run_alone_under_both_names_of_their_kernels(tmp_path: Path, name: str) -> None:
-    with foreign_run(tmp_path, steps(name=name)) as run:
-        (finding,) = exposed_communication(run).findings
+    (finding,) = found_by(exposed_communication, tmp_path, steps(name=name))
     assert str(finding.blame) == "train.py:30"  # that calls backward: autograd's own calls have no line
     assert finding.gain.step_ms == pytest.approx(3.0, abs=0.01)
     assert "all-reduce of gradients 100 %" in finding.message
@@ -83,20 +82,18 @@ def test_it_tells_how_long_collectives_run_alone_under_both_names_of_their_kerne
 
 
 def test_what_the_device_computes_beside_costs_nothing(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, steps(beside=True)) as run:
-        assert exposed_communication(run).findings == ()
+    assert found_by(exposed_communication, tmp_path, steps(beside=True)) == ()
 
 
 def test_without_lines_it_names_the_operator_and_the_flag(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, steps(frames=False)) as run:
-        (finding,) = exposed_communication(run).findings
+    (finding,) = found_by(exposed_communication, tmp_path, steps(frames=False))
     assert finding.blame.file.startswith("operator torch::autograd::AccumulateGrad")
     assert "`with_stack=True` tells" in finding.message
 
 
 def test_where_nothing_can_be_named_it_abstains(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, steps(frames=False, operators=False)) as run, pytest.raises(ThinEvidence):
-        exposed_communication(run)
+    with pytest.raises(ThinEvidence):
+        found_by(exposed_communication, tmp_path, steps(frames=False, operators=False))
 
 
 def test_a_call_outside_of_backward_is_blamed_on_its_function_and_named_by_its_argument(tmp_path: Path) -> None:
@@ -106,47 +103,39 @@ def test_a_call_outside_of_backward_is_blamed_on_its_function_and_named_by_its_a
         events += [step(number, start, 10.0), call("train.py(50): gather", start + 1, 1)]
         events += launched("ncclDevKernel_Generic(args)", start + 1.1, start + 2, 4.0, number + 1)
         events[-1]["args"]["Collective name"] = "_allgather_base"
-    with foreign_run(tmp_path, events) as run:
-        (finding,) = exposed_communication(run).findings
+    (finding,) = found_by(exposed_communication, tmp_path, events)
     assert str(finding.blame) == "train.py:50"
     assert "all-gather 100 %" in finding.message
     assert "forward_prefetch=True" in finding.fix.summary
 
 
 def test_accumulation_that_exchanges_in_each_pass_is_to_exchange_in_the_last(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, steps(passes=3)) as run:
-        (finding,) = exposed_communication(run).findings
+    (finding,) = found_by(exposed_communication, tmp_path, steps(passes=3))
     assert "no_sync():` around all but the last of the 3 passes" in finding.fix.summary
 
 
 def test_accumulation_that_exchanges_in_the_last_pass_is_right(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, steps(passes=2, synced=1)) as run:
-        (finding,) = exposed_communication(run).findings
+    (finding,) = found_by(exposed_communication, tmp_path, steps(passes=2, synced=1))
     assert "no_sync():" not in finding.fix.summary
 
 
 def test_two_models_with_an_update_each_do_not_accumulate(tmp_path: Path) -> None:
     updates = [label("Optimizer.step#Adam.step", 10.0 * number + at, 0.1) for number in range(4) for at in (4.2, 9.2)]
-    with foreign_run(tmp_path, steps(passes=2) + updates) as run:
-        (finding,) = exposed_communication(run).findings
+    (finding,) = found_by(exposed_communication, tmp_path, steps(passes=2) + updates)
     assert "no_sync():" not in finding.fix.summary
 
 
 def test_many_short_exchanges_are_to_be_put_together(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, steps(exchanges=50)) as run:
-        (finding,) = exposed_communication(run).findings
+    (finding,) = found_by(exposed_communication, tmp_path, steps(exchanges=50))
     assert "a larger `bucket_cap_mb`" in finding.fix.summary
     assert "50 per step" in finding.fix.summary
-    with foreign_run(tmp_path, steps(exchanges=20)) as run:
-        assert "fewer, larger parts" not in exposed_communication(run).findings[0].fix.summary
+    assert "fewer, larger parts" not in found_by(exposed_communication, tmp_path, steps(exchanges=20))[0].fix.summary
 
 
 def test_views_are_suggested_only_where_buckets_are_seen_to_be_copied(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, steps()) as run:
-        assert "gradient_as_bucket_view" not in exposed_communication(run).findings[0].fix.summary
+    assert "gradient_as_bucket_view" not in found_by(exposed_communication, tmp_path, steps())[0].fix.summary
     copy = operator("torch.distributed.ddp.reducer::copy_bucket_to_grad", 9.5, 0.1)
-    with foreign_run(tmp_path, [*steps(), copy]) as run:
-        assert "gradient_as_bucket_view" in exposed_communication(run).findings[0].fix.summary
+    assert "gradient_as_bucket_view" in found_by(exposed_communication, tmp_path, [*steps(), copy])[0].fix.summary
 
 
 def test_without_a_trace_it_is_not_applicable_and_without_collectives_it_passes(tmp_path: Path) -> None:

@@ -67,14 +67,6 @@ def test_of_a_small_part_of_a_large_storage_a_copy_is_kept(tmp_path: Path) -> No
     assert finding.gain.peak_bytes == pytest.approx(59 * MIB, rel=0.01)
 
 
-def test_what_is_bounded_is_silent_and_named(tmp_path: Path) -> None:
-    counts = counts_of(lambda n: plain(n, type="deque", max_length=500))
-    run = leaking_run(tmp_path, counts=counts, steps=leaking_steps(bytes_per_step=0))
-    examination = growing_tensors(run)
-    assert examination.findings == ()
-    assert "; `history` is bounded: " in examination.looked_at
-
-
 def test_a_run_of_a_buffer_that_may_fill_or_without_counts_is_not_judged(tmp_path: Path) -> None:
     counts = counts_of(lambda n: plain({20: 100, 40: 160, 60: 180}[n], type="dict"))
     with pytest.raises(ThinEvidence, match=r"`train.history` .* it may still be filling; record a longer run"):

@@ -10,10 +10,11 @@ from efprof.audits.launch_bound import launch_bound
 from efprof.model import NotRecorded, ThinEvidence
 from tests.support.builders import START_NS, make_steps, trace_event, write_run
 from tests.support.device_traces import (
-    REAL_TRACES,
     Events,
     call,
     foreign_run,
+    found_by,
+    has_real_traces,
     launched,
     operator,
     real_run,
@@ -23,7 +24,6 @@ from tests.support.device_traces import (
 
 NUM_LAUNCHES, EVERY_MS = 100, 0.1
 """A step of 10 ms with a launch every 100 us."""
-has_real_traces = pytest.mark.skipif(not REAL_TRACES.exists(), reason=f"needs the traces in {REAL_TRACES}")
 
 
 def a_step(
@@ -51,8 +51,7 @@ def steps(**fields: Any) -> Events:
 
 
 def test_it_blames_the_function_that_launches_and_bounds_the_gain_by_the_gaps(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, steps()) as run:
-        (finding,) = launch_bound(run).findings
+    (finding,) = found_by(launch_bound, tmp_path, steps())
     assert str(finding.blame) == "train.py:12"
     assert finding.gain.step_ms == pytest.approx(
         8.4 - 0.12, abs=0.02
@@ -64,8 +63,7 @@ def test_it_blames_the_function_that_launches_and_bounds_the_gain_by_the_gaps(tm
 
 
 def test_a_device_that_is_busy_is_no_fault(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, steps(kernel_ms=0.095)) as run:
-        assert launch_bound(run).findings == ()
+    assert found_by(launch_bound, tmp_path, steps(kernel_ms=0.095)) == ()
 
 
 def stretched(events: Events, factor: float) -> Events:
@@ -77,15 +75,12 @@ def stretched(events: Events, factor: float) -> Events:
 
 
 def test_long_gaps_are_not_launching(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, stretched(steps(), 5)) as run:
-        assert len(launch_bound(run).findings) == 1
-    with foreign_run(tmp_path, stretched(steps(), 15)) as run:
-        assert launch_bound(run).findings == ()
+    assert len(found_by(launch_bound, tmp_path, stretched(steps(), 5))) == 1
+    assert found_by(launch_bound, tmp_path, stretched(steps(), 15)) == ()
 
 
 def test_a_toy_s_step_is_not_judged(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, steps(num_launches=60)) as run:
-        assert len(launch_bound(run).findings) == 1
+    assert len(found_by(launch_bound, tmp_path, steps(num_launches=60))) == 1
     with foreign_run(tmp_path, steps(num_launches=40)) as run:
         assert launch_bound(run).looked_at.startswith("40 launches per step, waited for 8")
         assert launch_bound(run).findings == ()
@@ -119,8 +114,7 @@ def test_gaps_after_a_synchronisation_or_within_the_loader_do_not_count(tmp_path
 
 def test_evaluation_is_not_a_training_step(tmp_path: Path) -> None:
     events = [event | {"name": event["name"].replace(": step", ": evaluate")} for event in steps()]
-    with foreign_run(tmp_path, events) as run:
-        assert launch_bound(run).findings == ()
+    assert found_by(launch_bound, tmp_path, events) == ()
 
 
 def test_an_optimizer_that_launches_much_is_to_update_all_at_once(tmp_path: Path) -> None:
@@ -128,8 +122,7 @@ def test_an_optimizer_that_launches_much_is_to_update_all_at_once(tmp_path: Path
         trace_event("Optimizer.step#AdamW.step", 10.0 * number + 5.0, 4.9, category="user_annotation")
         for number in range(4)
     ]
-    with foreign_run(tmp_path, events) as run:
-        (finding,) = launch_bound(run).findings
+    (finding,) = found_by(launch_bound, tmp_path, events)
     assert "the optimizer launches 49 kernels" in finding.fix.summary
 
 
@@ -146,24 +139,21 @@ def test_what_is_used_is_not_suggested(tmp_path: Path, used: str, never: str) ->
         trace_event("Optimizer.step#AdamW.step", 10.0 * number + 0.1, 9.7, category="user_annotation")
         for number in range(4)
     ]
-    with foreign_run(tmp_path, steps() + labels) as run:
-        assert never in launch_bound(run).findings[0].fix.summary
+    assert never in found_by(launch_bound, tmp_path, steps() + labels)[0].fix.summary
     events = steps() + labels + [runtime(used, 3.0, 0.001)]
-    with foreign_run(tmp_path, events) as run:
-        assert never not in launch_bound(run).findings[0].fix.summary
+    assert never not in found_by(launch_bound, tmp_path, events)[0].fix.summary
 
 
 def test_without_lines_it_names_the_operator_and_the_flag_that_tells_lines(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, steps(frames=False)) as run:
-        (finding,) = launch_bound(run).findings
+    (finding,) = found_by(launch_bound, tmp_path, steps(frames=False))
     assert finding.blame.file.startswith("operator aten::add")
     assert "`with_stack=True` tells" in finding.message
 
 
 def test_without_anything_to_name_it_abstains(tmp_path: Path) -> None:
     events = [event for event in steps(frames=False) if event["cat"] != "cpu_op"]
-    with foreign_run(tmp_path, events) as run, pytest.raises(ThinEvidence, match="with_stack=True"):
-        launch_bound(run)
+    with pytest.raises(ThinEvidence, match="with_stack=True"):
+        found_by(launch_bound, tmp_path, events)
 
 
 @pytest.mark.parametrize(("steady_ms", "gain_ms"), [(2.5, 0.9), (1.2, None)])

@@ -15,16 +15,7 @@ from efprof.audits.retained_graph import retained_graph
 from efprof.facts.run.run import Run
 from efprof.model import Examination, Table, ThinEvidence
 from efprof.units import MIB
-from tests.audits.growing_runs import (
-    TRAIN,
-    containers_of,
-    counts_of,
-    leaking_run,
-    leaking_steps,
-    plain,
-    seen,
-    watch_of,
-)
+from tests.audits.growing_runs import TRAIN, containers_of, counts_of, leaking_run, leaking_steps, plain, seen, watch_of
 from tests.facts.allocations import allocation
 from tests.support.builders import START_NS, make_step, write_run
 

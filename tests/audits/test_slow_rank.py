@@ -15,10 +15,11 @@ from efprof.facts.run.run import open_run
 from efprof.model import NotRecorded, ThinEvidence
 from tests.support.builders import START_NS, make_steps, trace_event, write_run, write_trace
 from tests.support.device_traces import (
-    REAL_TRACES,
     Events,
     call,
     foreign_run,
+    found_by,
+    has_real_traces,
     launched,
     operator,
     real_run,
@@ -70,8 +71,7 @@ def world(size: int, num: int, **fields: Any) -> list[dict[str, Any]]:
 
 
 def test_it_names_the_rank_that_stays_in_collectives_for_the_shortest_time_and_its_line(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, a_rank(always(1)), a_rank(always(6)), a_rank(always(0))) as run:
-        (finding,) = slow_rank(run).findings
+    (finding,) = found_by(slow_rank, tmp_path, a_rank(always(1)), a_rank(always(6)), a_rank(always(0)))
     assert str(finding.blame) == "train.py:8"
     assert "for rank 1, which spends" in finding.message
     assert finding.gain.step_ms == pytest.approx(5.0)  # until the next but last rank has come
@@ -80,51 +80,39 @@ def test_it_names_the_rank_that_stays_in_collectives_for_the_shortest_time_and_i
 
 def test_clocks_of_several_machines_need_not_agree(tmp_path: Path) -> None:
     ahead = [event | {"ts": event["ts"] + 3_600_000_000} for event in a_rank(always(6))]
-    with foreign_run(tmp_path, a_rank(always(0)), ahead) as run:
-        (finding,) = slow_rank(run).findings
+    (finding,) = found_by(slow_rank, tmp_path, a_rank(always(0)), ahead)
     assert "for rank 1" in finding.message
 
 
 def test_ranks_of_one_pace_or_late_in_turn_are_no_fault(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, a_rank(always(2)), a_rank(always(2.5))) as run:
-        assert slow_rank(run).findings == ()
+    assert found_by(slow_rank, tmp_path, a_rank(always(2)), a_rank(always(2.5))) == ()
     in_turn = [a_rank(lambda number, rank=rank: 6.0 * (number % 2 == rank), num_steps=8) for rank in range(2)]  # type: ignore[misc]
-    with foreign_run(tmp_path, *in_turn) as run:
-        assert slow_rank(run).findings == ()
+    assert found_by(slow_rank, tmp_path, *in_turn) == ()
 
 
 def test_a_slower_device_is_told_by_its_kernels(tmp_path: Path) -> None:
     slow = a_rank(always(6), in_device_ms=6.0, prepare=False)
-    with foreign_run(tmp_path, a_rank(always(0)), slow) as run:
-        (finding,) = slow_rank(run).findings
+    (finding,) = found_by(slow_rank, tmp_path, a_rank(always(0)), slow)
     assert "7.00 ms on the device in the stage forward" in finding.message
     assert "clock rates" in finding.fix.summary
 
 
 def test_a_rank_that_is_late_in_no_stage_is_looked_at_as_a_whole(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, a_rank(always(0)), a_rank(always(6), prepare=False)) as run:
-        (finding,) = slow_rank(run).findings
+    (finding,) = found_by(slow_rank, tmp_path, a_rank(always(0)), a_rank(always(6), prepare=False))
     assert finding.blame.file.startswith("rank 1")
     assert "machine of rank 1" in finding.fix.summary
 
 
 def test_collectives_of_gloo_are_compared_as_well_but_in_more_steps(tmp_path: Path) -> None:
-    with foreign_run(tmp_path, *(a_rank(always(late), gloo=True, num_steps=6) for late in (0, 6))) as run:
-        (finding,) = slow_rank(run).findings
+    (finding,) = found_by(slow_rank, tmp_path, *(a_rank(always(late), gloo=True, num_steps=6) for late in (0, 6)))
     assert str(finding.blame) == "train.py:8"
-    with (
-        foreign_run(tmp_path, *(a_rank(always(late), gloo=True, num_steps=4) for late in (0, 6))) as run,
-        pytest.raises(ThinEvidence, match="too few"),
-    ):
-        slow_rank(run)
+    with pytest.raises(ThinEvidence, match="too few"):
+        found_by(slow_rank, tmp_path, *(a_rank(always(late), gloo=True, num_steps=4) for late in (0, 6)))
 
 
 def test_two_steps_are_too_few(tmp_path: Path) -> None:
-    with (
-        foreign_run(tmp_path, *(a_rank(always(late), num_steps=2) for late in (0, 6))) as run,
-        pytest.raises(ThinEvidence, match="too few"),
-    ):
-        slow_rank(run)
+    with pytest.raises(ThinEvidence, match="too few"):
+        found_by(slow_rank, tmp_path, *(a_rank(always(late), num_steps=2) for late in (0, 6)))
 
 
 @pytest.mark.parametrize(
@@ -137,19 +125,13 @@ def test_two_steps_are_too_few(tmp_path: Path) -> None:
 def test_ranks_that_do_not_exchange_with_each_other_are_not_compared(
     tmp_path: Path, headers: list[dict[str, Any]], why: str
 ) -> None:
-    with (
-        foreign_run(tmp_path, a_rank(always(0)), a_rank(always(6)), distributed=headers) as run,
-        pytest.raises(ThinEvidence, match=why),
-    ):
-        slow_rank(run)
+    with pytest.raises(ThinEvidence, match=why):
+        found_by(slow_rank, tmp_path, a_rank(always(0)), a_rank(always(6)), distributed=headers)
 
 
 def test_ranks_with_other_collectives_are_not_compared(tmp_path: Path) -> None:
-    with (
-        foreign_run(tmp_path, a_rank(always(0)), a_rank(always(6), name="ncclDevKernel_AllGather_RING_LL")) as run,
-        pytest.raises(ThinEvidence, match="no step with the same collectives"),
-    ):
-        slow_rank(run)
+    with pytest.raises(ThinEvidence, match="no step with the same collectives"):
+        found_by(slow_rank, tmp_path, a_rank(always(0)), a_rank(always(6), name="ncclDevKernel_AllGather_RING_LL"))
 
 
 def test_broadcasts_do_not_wait_for_all(tmp_path: Path) -> None:
@@ -159,11 +141,8 @@ def test_broadcasts_do_not_wait_for_all(tmp_path: Path) -> None:
 
 
 def test_one_rank_of_several_asks_for_the_others_and_a_single_one_passes(tmp_path: Path) -> None:
-    with (
-        foreign_run(tmp_path, a_rank(always(0)), distributed=world(8, 1)) as run,
-        pytest.raises(ThinEvidence, match="give those of others too"),
-    ):
-        slow_rank(run)
+    with pytest.raises(ThinEvidence, match="give those of others too"):
+        found_by(slow_rank, tmp_path, a_rank(always(0)), distributed=world(8, 1))
     with foreign_run(tmp_path, a_rank(always(0))) as run:
         assert slow_rank(run).looked_at == "a single rank"
     with pytest.raises(NotRecorded):
@@ -185,7 +164,7 @@ def test_no_more_is_won_than_a_step_takes_without_the_profiler(tmp_path: Path) -
     assert finding.gain.step_ms == pytest.approx(3.0)
 
 
-@pytest.mark.skipif(not REAL_TRACES.exists(), reason=f"needs the traces in {REAL_TRACES}")
+@has_real_traces
 def test_real_traces_of_two_trainings_are_not_compared() -> None:
     with (
         real_run("hta__trace_diff__control", "hta__trace_diff__test") as run,

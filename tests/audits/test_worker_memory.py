@@ -6,13 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from efprof.artifacts.readings import (
-    WORKER_MEMORY_FILE,
-    DataSetObjects,
-    HeldContainer,
-    ProcessesSample,
-    ProcessMemory,
-)
+from efprof.artifacts.readings import WORKER_MEMORY_FILE, DataSetObjects, HeldContainer, ProcessesSample, ProcessMemory
 from efprof.audits.worker_memory import worker_memory
 from efprof.commands.report import analyse, render
 from efprof.facts.input.worker_memory import WorkerMemory

@@ -1,17 +1,21 @@
 """Small traces of a GPU, as torch's profiler writes them, for tests that need one of a given shape."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from efprof.artifacts.foreign import as_run
 from efprof.facts.run.run import Run, open_run
+from efprof.model import Examination, Finding
 from tests.support.builders import START_NS, TraceEvents, trace_event
 
 REAL_TRACES = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 """Other people's, which the repository does not hold."""
+has_real_traces = pytest.mark.skipif(not REAL_TRACES.exists(), reason=f"needs the traces in {REAL_TRACES}")
 
 Events = list[dict[str, Any]]
 
@@ -64,6 +68,14 @@ def foreign_run(folder: Path, *ranks: TraceEvents, distributed: Sequence[dict[st
         paths[-1].write_text(content)
     with as_run(*paths) as run_folder:
         yield open_run(run_folder)
+
+
+def found_by(
+    audit: Callable[[Run], Examination], folder: Path, *ranks: TraceEvents, **fields: Any
+) -> Sequence[Finding]:
+    """What an audit finds in the trace of each rank."""
+    with foreign_run(folder, *ranks, **fields) as run:
+        return audit(run).findings
 
 
 @contextmanager

@@ -33,9 +33,6 @@ class Header(msgspec.Struct, frozen=True):
     base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
     devices: list[dict[str, object]] = msgspec.field(name="deviceProperties", default_factory=list)
     distributed: dict[str, object] = msgspec.field(name="distributedInfo", default_factory=dict)
-    has_stacks: int = msgspec.field(name="with_stack", default=0)
-    has_shapes: int = msgspec.field(name="record_shapes", default=0)
-    has_memory: int = msgspec.field(name="profile_memory", default=0)
 
     @property
     def rank(self) -> int | None:

@@ -1,5 +1,6 @@
 """A trace at rest: one NumPy array for each field of its events, in order of their start, outer before inner."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from efprof.artifacts.trace.events import TEXTS, Array, Block
 Lane = tuple[int | str, int | str]
 """Process (or device) and thread (or stream) of an event, as the file names them."""
 
-COMPLETE, INSTANT, OLD_INSTANT, FLOW_START, FLOW_END = map(ord, "XiIsf")
+COMPLETE: Final = ord("X")
 ABSENT: Final = -1
 
 
@@ -62,6 +63,11 @@ class Trace:
     def named(self, name: str) -> list[int]:
         """The places of the events of that name."""
         return [] if name not in self.texts else np.flatnonzero(self.name_code == self.texts.index(name)).tolist()
+
+    def matches(self, pattern: re.Pattern[str]) -> Array:
+        """Which events have a name that the pattern is found in."""
+        found: Array = np.array([bool(pattern.search(text)) for text in self.texts], bool)[self.name_code]
+        return found
 
     def text(self, event: int) -> str:
         """The event's name."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
-from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE
+from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, by_launch
 from efprof.facts.time.trace_waits import ASYNCHRONOUS, COPY, SYNCHRONIZE, outermost
 
 STREAM_WAIT: Final = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
@@ -73,8 +73,7 @@ class Schedule:
 def schedule_of(trace: Trace, start_ns: int, end_ns: int) -> Schedule:
     """Read the calls and kernels of a stretch."""
     is_call, on_device = trace.is_of(*LAUNCHES), np.flatnonzero(trace.is_of(*ON_DEVICE))
-    launches = np.flatnonzero(is_call & (trace.id >= 0))
-    by_id = dict(zip(trace.id[launches].tolist(), launches.tolist(), strict=True))
+    by_id = by_launch(trace, np.arange(len(trace)))
     launch = np.array([by_id.get(one, -1) for one in trace.id[on_device].tolist()], np.int64)
     threads = np.unique(trace.lane[launch[launch >= 0]])
     inside = np.flatnonzero(is_call & (trace.start_ns >= start_ns) & (trace.start_ns < end_ns))

@@ -120,23 +120,21 @@ def counted_series(kept: Sequence[RetainedTensors]) -> Series:
 
 
 def kept_table(kept: Sequence[RetainedTensors]) -> Table:
-    return Table(
-        title="What grew, and the lines that were seen to change it",
-        columns=("held by", "type", "entries", "growth per step", "fed by", "emptied by", "what speaks against a leak"),
-        units=("", "", "", "bytes_per_step", "", "", ""),
-        rows=tuple(
-            (
-                ", ".join((one.path or one.name, *one.aliases)),
-                one.type,
-                " -> ".join(f"{size.length:,}" for size in one.sizes),
-                one.rate.slope,
-                _seen_at(one.fed) or one.unseen,
-                _seen_at(one.emptied) or "no line seen",
-                one.against or "nothing that was seen",
-            )
-            for one in kept[:MAX_SHOWN]
-        ),
+    rows = (
+        (
+            ", ".join((one.path or one.name, *one.aliases)),
+            one.type,
+            " -> ".join(f"{size.length:,}" for size in one.sizes),
+            one.rate.slope,
+            _seen_at(one.fed) or one.unseen,
+            _seen_at(one.emptied) or "no line seen",
+            one.against or "nothing that was seen",
+        )
+        for one in kept[:MAX_SHOWN]
     )
+    columns = {"held by": "", "type": "", "entries": "", "growth per step": "bytes_per_step", "fed by": ""}
+    columns |= {"emptied by": "", "what speaks against a leak": ""}
+    return Table.of("What grew, and the lines that were seen to change it", columns, rows)
 
 
 def _seen_at(changes: Sequence[Change]) -> str:

@@ -88,16 +88,6 @@ class KeptGrowth:
         )
 
 
-def lengthened(run: Run, name: str) -> RetainedTensors | None:
-    """The holder or container of that last name that was counted to get longer, and not to be bounded."""
-    grown = run.find(KeptGrowth)
-    for one in (*grown.holders, *grown.containers) if grown else ():
-        is_named = one.name.rpartition(".")[2] == name
-        if is_named and one.entries_added > 0 and one.verdict != "bounded":
-            return one
-    return None
-
-
 def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> RetainedTensors | None:
     """None where no count found more than an earlier one."""
     found = list(_counted(name, counts, is_complete=seen.is_watched))

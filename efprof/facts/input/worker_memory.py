@@ -4,13 +4,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Final, Self
 
-from efprof.artifacts.readings import (
-    DataSetObjects,
-    HeldContainer,
-    ProcessesSample,
-    ProcessMemory,
-    read_worker_memory,
-)
+from efprof.artifacts.readings import DataSetObjects, HeldContainer, ProcessesSample, ProcessMemory, read_worker_memory
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.model import Evidence, Narrative, NotRecorded, Series, SeriesLine, SourceLine, Table, ThinEvidence
@@ -124,14 +118,11 @@ def process_table(run: Run) -> Table | None:
     fullest = max(samples, key=_total_bytes)
     left_out = f", {fullest.num_left_out} others not read" if fullest.num_left_out else ""
     held = format_bytes(_total_bytes(fullest))
-    return Table(
-        title=f"All processes at step {fullest.step:,}, when they held most: {held}{left_out}",
-        columns=("process", "its part of all", "private"),
-        units=("", "bytes", "bytes"),
-        rows=tuple(
-            (process.name, float(process.pss_bytes), float(process.private_bytes))
-            for process in sorted(fullest.processes, key=lambda process: (not process.is_training, -process.pss_bytes))
-        ),
+    ordered = sorted(fullest.processes, key=lambda process: (not process.is_training, -process.pss_bytes))
+    return Table.of(
+        f"All processes at step {fullest.step:,}, when they held most: {held}{left_out}",
+        {"process": "", "its part of all": "bytes", "private": "bytes"},
+        ((process.name, float(process.pss_bytes), float(process.private_bytes)) for process in ordered),
     )
 
 

@@ -1,6 +1,5 @@
 """Whether later steps take longer than early ones, and whether they have more to do because they are larger."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -47,6 +46,10 @@ class Part:
     device_ms: float | None
 
     @property
+    def span(self) -> str:
+        return f"steps {self.first_step} to {self.last_step}"
+
+    @property
     def middle(self) -> float:
         """The step in the middle."""
         return (self.first_step + self.last_step) / 2
@@ -90,23 +93,11 @@ class Slowdown:
         """How much longer the later steps take."""
         return self.late.typical_ms - self.early.typical_ms
 
-    @property
-    def growth_on_device_ms(self) -> float:
-        """How much longer the device takes too: a host that runs ahead of it at first only catches up with it."""
-        return min(self.growth_ms, self._device_growth_ms)
-
-    @property
-    def growth_on_device_interval_ms(self) -> tuple[float, float]:
-        """The interval of that."""
-        low, high = (min(end, self._device_growth_ms) for end in self.growth_interval_ms)
-        return low, high
-
-    @property
-    def _device_growth_ms(self) -> float:
-        """Infinite where there is no device."""
+    def on_device(self, growth_ms: float) -> float:
+        """No more than the device takes longer: a host that runs ahead of it at first only catches up with it."""
         if self.early.device_ms is None or self.late.device_ms is None:
-            return math.inf
-        return self.late.device_ms - self.early.device_ms
+            return growth_ms
+        return min(growth_ms, self.late.device_ms - self.early.device_ms)
 
     @property
     def growth_per_step_ms(self) -> float:
@@ -136,7 +127,7 @@ class Slowdown:
             return "those are over so soon that anything else the machine did meanwhile looks the same"
         if self.sudden_share > MAX_SUDDEN:
             return "nearly all of it came at once, as where another phase of the training begins"
-        if self.growth_on_device_ms < MIN_WORK_SHARE * self.growth_ms:
+        if self.on_device(self.growth_ms) < MIN_WORK_SHARE * self.growth_ms:
             return "the device took no longer: its host had only run ahead of it"
         if not is_gpu and self.late.cpu_ms - self.early.cpu_ms < MIN_WORK_SHARE * self.growth_ms:
             return "the process did no more work: its machine was busy"

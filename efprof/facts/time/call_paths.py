@@ -15,8 +15,12 @@ import numpy as np
 
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
+from efprof.facts.source.sources import place_of
 
 Kind = Literal["root", "stage", "line", "function", "module", "operator", "label"]
+
+Line = tuple[Kind, str]
+"""A line or a function of the user's, by `file:line`; of a function that is where it begins."""
 
 HOST: Final = ("cpu_op", "operator", "python_function", "user_annotation", "cuda_runtime", "cuda_driver", "runtime")
 """Categories of what threads of the host do, of 2021 and later; ROCm has the same names."""
@@ -106,6 +110,27 @@ class CallPaths:
     """On the device, of kernels whose launch is not in the trace."""
 
 
+def totals(root: CallPath, weight: Callable[[CallPath], int]) -> dict[int, int]:
+    """What is spent under each path, itself included, by its `id`."""
+    found: dict[int, int] = {}
+    for path in reversed(list(root.walk())):
+        found[id(path)] = max(0, weight(path)) + sum(found[id(below)] for below in path.below.values())
+    return found
+
+
+def paths_by_line(root: CallPath) -> dict[Line, list[CallPath]]:
+    """The paths of each line, and of each function outside of its lines: what each path's innermost one is.
+
+    The first one's `text` is the whole `file:line:function`.
+    """
+    found: dict[Line, list[CallPath]] = {}
+    for path in root.walk():
+        owner = path.nearest("line", "function")
+        if owner is not None:
+            found.setdefault((owner.kind, place_of(owner.text)), []).append(path)
+    return found
+
+
 def call_paths(trace: Trace, start_ns: int, end_ns: int, sites_of: SitesOf) -> CallPaths:
     """Walk the events that overlap the stretch."""
     walk = _Walk(trace, start_ns, end_ns, sites_of)
@@ -138,6 +163,12 @@ def _innermost(stages: list[tuple[int, int, str, CallPath]]) -> list[tuple[int, 
     return found
 
 
+def by_launch(trace: Trace, values: Array) -> dict[int, int]:
+    """What the event of each launch has of these values, by the number that its kernels share."""
+    launches = np.flatnonzero(trace.is_of(*LAUNCHES) & (trace.id >= 0))
+    return dict(zip(trace.id[launches].tolist(), values[launches].tolist(), strict=True))
+
+
 def _threads(trace: Trace, start_ns: int, end_ns: int) -> tuple[Array, list[Array], list[Array]]:
     """The places of the host's events by thread: that of the steps, those of the autograd engine, others that work.
 
@@ -146,18 +177,13 @@ def _threads(trace: Trace, start_ns: int, end_ns: int) -> tuple[Array, list[Arra
     """
     chosen = np.flatnonzero(trace.is_of(*HOST) & (trace.start_ns < end_ns) & (trace.end_ns > start_ns))
     by_thread = [chosen[trace.lane[chosen] == lane] for lane in np.unique(trace.lane[chosen])]
-    is_backward, is_work, is_step = _is_backward(trace), trace.is_of(*OPERATORS, *LAUNCHES), _is_step(trace)
+    is_backward, is_work, is_step = _is_backward(trace), trace.is_of(*OPERATORS, *LAUNCHES), trace.matches(STEP_LABEL)
     working = [ev for ev in by_thread if is_work[ev].any() or (is_step[ev].any() and len(ev) > 1)] or by_thread
     if not working:
         return np.empty(0, np.int64), [], []
     main = max(working, key=lambda ev: (is_step[ev].any(), not is_backward[ev].any(), len(ev)))
     rest = [events for events in working if events is not main]
     return main, [ev for ev in rest if is_backward[ev].any()], [ev for ev in rest if not is_backward[ev].any()]
-
-
-def _is_step(trace: Trace) -> Array:
-    """Which events are the profiler's labels of steps."""
-    return np.array([bool(STEP_LABEL.match(text)) for text in trace.texts], bool)[trace.name_code]
 
 
 def _is_backward(trace: Trace) -> Array:
@@ -196,9 +222,8 @@ class _Walk:
         self._forward_thread = trace.argument("forward_thread")
         self._call_site = trace.argument("call_site")
         self._call_stack = trace.argument("call_stack")
-        self._is_step = _is_step(trace)
+        self._is_step = trace.matches(STEP_LABEL)
         self._is_operator = trace.is_of(*OPERATORS) & ~self._is_step
-        self._is_launch = trace.is_of(*LAUNCHES)
         self._is_label = trace.is_of("user_annotation")
         self._is_backward = _is_backward(trace)
         self._forward: dict[int, dict[int, CallPath]] = {}
@@ -254,12 +279,11 @@ class _Walk:
         A kernel belongs to the steps that launched it, whenever the device came to it.
         """
         trace, (first_ns, last_ns) = self._trace, self._bounds
-        launches = np.flatnonzero(self._is_launch & (trace.id >= 0))
-        by_id = dict(zip(trace.id[launches].tolist(), launches.tolist(), strict=True))
+        launches = by_launch(trace, np.arange(len(trace)))
         kernels = np.flatnonzero(trace.is_of(*ON_DEVICE) & (trace.duration_ns > 0))
         unlaunched_ns = 0
         for kernel in kernels.tolist():
-            launch = by_id.get(int(trace.id[kernel]))
+            launch = launches.get(int(trace.id[kernel]))
             path = self.of_event.get(launch) if launch is not None else None
             if path is not None:
                 path.device_ns += int(trace.duration_ns[kernel])

@@ -12,8 +12,8 @@ from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, CallPath
-from efprof.facts.time.device_lanes import kind_of, union
+from efprof.facts.time.call_paths import ON_DEVICE, CallPath, by_launch
+from efprof.facts.time.device_lanes import kind_of, overlap_ns, union
 from efprof.facts.time.launching_lines import LaunchingLine, launching_line
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
@@ -128,8 +128,7 @@ def collectives_of(window: TraceWindow) -> tuple[Collective, ...]:
     is_collective = np.array([kind_of(trace, event) == "communication" for event in events.tolist()], bool)
     others = events[~is_collective]
     busy = union(trace.start_ns[others], trace.end_ns[others])
-    launches = np.flatnonzero(trace.is_of(*LAUNCHES) & (trace.id >= 0))
-    launched = dict(zip(trace.id[launches].tolist(), trace.start_ns[launches].tolist(), strict=True))
+    launched = by_launch(trace, trace.start_ns)
     argument = trace.argument("collective")
     found = []
     for event in events[is_collective].tolist():
@@ -141,7 +140,7 @@ def collectives_of(window: TraceWindow) -> tuple[Collective, ...]:
                 start_ns=begin,
                 end_ns=end,
                 launched_ns=launched.get(int(trace.id[event]), begin),
-                exposed_ns=end - begin - _overlap_ns(busy, begin, end),
+                exposed_ns=end - begin - overlap_ns(busy, begin, end),
                 path=path,
             )
         )
@@ -159,21 +158,12 @@ def kind_of_collective(trace: Trace, event: int, path: CallPath | None, argument
     return trace.text(event)[:40]
 
 
-def _overlap_ns(spans: tuple[Array, Array], start_ns: int, end_ns: int) -> int:
-    first = int(np.searchsorted(spans[1], start_ns, side="right"))
-    last = int(np.searchsorted(spans[0], end_ns, side="left"))
-    starts, ends = spans[0][first:last], spans[1][first:last]
-    return int((np.minimum(ends, end_ns) - np.maximum(starts, start_ns)).sum())
-
-
 def _line_of(found: tuple[Collective, ...], window: TraceWindow, sources: Sources) -> LaunchingLine | None:
     """Where most of what is exposed was launched; where autograd did, which has no line, the call of backward."""
     line = launching_line(((one.path, one.exposed_ns) for one in found if one.path), sources)
     of_gradients = sum(one.exposed_ns for one in found if one.is_of_gradients)
     if (line is None or not line.is_line) and 2 * of_gradients >= sum(one.exposed_ns for one in found):
-        trace = window.trace
-        is_call = np.array([bool(BACKWARD.search(text)) for text in trace.texts], bool)[trace.name_code]
-        calls = (window.paths.of_event.get(event) for event in np.flatnonzero(is_call).tolist())
+        calls = map(window.paths.of_event.get, np.flatnonzero(window.trace.matches(BACKWARD)).tolist())
         backward = launching_line(((path, 1.0) for path in calls if path), sources)
         return backward if backward is not None and backward.is_line else line
     return line
@@ -182,8 +172,7 @@ def _line_of(found: tuple[Collective, ...], window: TraceWindow, sources: Source
 def _starts_of(window: TraceWindow, label: re.Pattern[str]) -> Array:
     """When each of these of the host began within the steps, in order."""
     trace = window.trace
-    is_named = np.array([bool(label.search(text)) for text in trace.texts], bool)[trace.name_code]
-    starts: Array = np.sort(trace.start_ns[is_named & trace.is_of("user_annotation")])
+    starts: Array = np.sort(trace.start_ns[trace.matches(label) & trace.is_of("user_annotation")])
     return starts[(starts >= window.steps[0][0]) & (starts < window.steps[-1][1])]
 
 
@@ -204,11 +193,10 @@ def communication_evidence(found: ExposedCommunication) -> tuple[Numbers | Table
             ("of the step", 100 * found.share, "percent"),
             ("in all", sum(spent for _, (_, spent, _) in ranked), "ms"),
         ),
-        Table(
-            title="Collectives, per step",
-            columns=("Collective", "Launched in", "Calls", "Device", "Alone"),
-            units=("", "", "count", "ms", "ms"),
-            rows=tuple((*names, *spent) for names, spent in ranked),
+        Table.of(
+            "Collectives, per step",
+            {"Collective": "", "Launched in": "", "Calls": "count", "Device": "ms", "Alone": "ms"},
+            ((*names, *spent) for names, spent in ranked),
         ),
         Narrative.of(
             "While a collective runs alone, the device computes nothing.",

@@ -9,10 +9,13 @@ import numpy as np
 
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
-from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE
+from efprof.facts.time.call_paths import ON_DEVICE, by_launch
 
 DeviceKind = Literal["compute", "copy", "communication"]
 Cause = Literal["the host had launched nothing", "launched, not begun", "not known"]
+
+Spans = tuple[Array, Array]
+"""Where stretches begin, and where each of them ends."""
 
 COMMUNICATION: Final = re.compile(r"nccl(Dev)?Kernel|^nccl|rccl|multimem_all_|nvshmem|deep_ep::", re.IGNORECASE)
 """Collectives of NCCL under its old and its new name, of RCCL, and what talks over NVLink by itself."""
@@ -54,6 +57,11 @@ class DeviceUse:
     exposed_ns: int
     idle_ns: dict[Cause, int]
 
+    @property
+    def main_cause(self) -> Cause | None:
+        """Why it is idle for most of that time; None where it never is."""
+        return max(self.idle_ns, key=lambda cause: self.idle_ns[cause], default=None)
+
 
 def kind_of(trace: Trace, event: int) -> DeviceKind:
     """What sort of work an event on the device is."""
@@ -94,8 +102,7 @@ def device_use(trace: Trace, start_ns: int, end_ns: int) -> DeviceUse | None:
 def idle_gaps(trace: Trace, start_ns: int, end_ns: int) -> list[IdleGap]:
     """Where no stream has anything to do, in order, and whether the host had launched what came next."""
     events = _on_device(trace, start_ns, end_ns)
-    launches = np.flatnonzero(trace.is_of(*LAUNCHES) & (trace.id >= 0))
-    launched = dict(zip(trace.id[launches].tolist(), trace.end_ns[launches].tolist(), strict=True))
+    launched = by_launch(trace, trace.end_ns)
     gaps = []
     free_ns = start_ns
     for event in events.tolist():
@@ -104,7 +111,7 @@ def idle_gaps(trace: Trace, start_ns: int, end_ns: int) -> list[IdleGap]:
             launch_ns = launched.get(int(trace.id[event]))
             gaps += _gap(free_ns, min(begin_ns, end_ns), launch_ns, event)
         free_ns = max(free_ns, int(trace.end_ns[event]))
-    if free_ns < end_ns and not len(launches):
+    if free_ns < end_ns and not launched:
         gaps.append(IdleGap(start_ns=free_ns, end_ns=end_ns, cause="not known"))
     elif free_ns < end_ns:
         gaps += _gap(free_ns, end_ns, end_ns, None)
@@ -125,7 +132,7 @@ def _gap(start_ns: int, end_ns: int, launch_ns: int | None, event: int | None) -
     ]
 
 
-def union(starts: Array, ends: Array) -> tuple[Array, Array]:
+def union(starts: Array, ends: Array) -> Spans:
     """The intervals put together where they touch: where each stretch begins and ends."""
     if not len(starts):
         return starts, ends
@@ -135,9 +142,17 @@ def union(starts: Array, ends: Array) -> tuple[Array, Array]:
     return starts[begins], reached[np.concatenate([begins[1:] - 1, [len(starts) - 1]])]
 
 
-def length(spans: tuple[Array, Array]) -> int:
+def length(spans: Spans) -> int:
     """The nanoseconds that stretches cover."""
     return int((spans[1] - spans[0]).sum())
+
+
+def overlap_ns(spans: Spans, start_ns: int, end_ns: int) -> int:
+    """How much of the time between two instants stretches cover, which are in order and apart."""
+    first = int(np.searchsorted(spans[1], start_ns, side="right"))
+    last = int(np.searchsorted(spans[0], end_ns, side="left"))
+    starts, ends = spans[0][first:last], spans[1][first:last]
+    return int((np.minimum(ends, end_ns) - np.maximum(starts, start_ns)).sum())
 
 
 def _on_device(trace: Trace, start_ns: int, end_ns: int) -> Array:

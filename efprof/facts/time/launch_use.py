@@ -12,7 +12,7 @@ import numpy as np
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import HOST, LAUNCHES, ON_DEVICE, CallPath
-from efprof.facts.time.device_lanes import IdleGap, idle_gaps, length, union
+from efprof.facts.time.device_lanes import IdleGap, Spans, idle_gaps, length, overlap_ns, union
 from efprof.facts.time.launching_lines import LaunchingLine, launching_line
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_waits import waiting_calls
@@ -65,10 +65,10 @@ class LaunchUse:
         gaps = idle_gaps(window.trace, start_ns, end_ns) if use.device else []
         launched = _launched(window, start_ns, end_ns)
         busy = [gap for gap in gaps if gap.cause == "the host had launched nothing"]
-        waiting = _Waiting(window, start_ns, end_ns)
-        chosen = list(_while_launching(window, busy, waiting))
-        others_ns = sum(gap.length_ns for gap in busy if gap.length_ns > MAX_GAP_NS and not waiting.touches(gap))
-        host_ns = end_ns - start_ns - waiting.total_ns - others_ns
+        waits = _host_waits(window, start_ns, end_ns)
+        chosen = list(_while_launching(window, busy, waits))
+        others_ns = sum(gap.length_ns for gap in busy if gap.length_ns > MAX_GAP_NS and not _touches(waits, gap))
+        host_ns = end_ns - start_ns - length(waits) - others_ns
         return cls(
             window=window,
             gaps=tuple(chosen),
@@ -108,23 +108,14 @@ class LaunchUse:
         return frozenset(name for name, pattern in found.items() if any(map(pattern.search, texts)))
 
 
-class _Waiting:
+def _host_waits(window: TraceWindow, start_ns: int, end_ns: int) -> Spans:
     """The stretches in which the host waits, or takes a batch from its loader."""
-
-    def __init__(self, window: TraceWindow, start_ns: int, end_ns: int) -> None:
-        trace = window.trace
-        is_memory = np.array([bool(MEMORY.search(text)) for text in trace.texts], bool)[trace.name_code]
-        waits = np.union1d(waiting_calls(trace), np.flatnonzero(is_memory & trace.is_of(*LAUNCHES)))
-        fetches = [(start, end) for start, end, stage, _ in window.paths.stages if stage == "data"]
-        starts = np.concatenate([trace.start_ns[waits], np.array([start for start, _ in fetches], np.int64)])
-        ends = np.concatenate([trace.end_ns[waits], np.array([end for _, end in fetches], np.int64)])
-        inside = (starts < end_ns) & (ends > start_ns)
-        self._starts, self._ends = union(starts[inside].clip(start_ns, end_ns), ends[inside].clip(start_ns, end_ns))
-        self.total_ns = length((self._starts, self._ends))
-
-    def touches(self, gap: IdleGap) -> bool:
-        place = int(np.searchsorted(self._ends, gap.start_ns, side="right"))
-        return place < len(self._starts) and bool(self._starts[place] < gap.end_ns)
+    trace = window.trace
+    waits = np.union1d(waiting_calls(trace), np.flatnonzero(trace.matches(MEMORY) & trace.is_of(*LAUNCHES)))
+    found = [*zip(trace.start_ns[waits].tolist(), trace.end_ns[waits].tolist(), strict=True)]
+    found += [(start, end) for start, end, stage, _ in window.paths.stages if stage == "data"]
+    starts, ends = np.array(found, np.int64).reshape(-1, 2).T.clip(start_ns, end_ns)
+    return union(starts[ends > starts], ends[ends > starts])
 
 
 def _launched(window: TraceWindow, start_ns: int, end_ns: int) -> list[tuple[int, CallPath]]:
@@ -136,16 +127,20 @@ def _launched(window: TraceWindow, start_ns: int, end_ns: int) -> list[tuple[int
     return [(length_ns, path) for length_ns, path in found if path is not None]
 
 
-def _while_launching(window: TraceWindow, gaps: list[IdleGap], waiting: _Waiting) -> Iterator[tuple[int, CallPath]]:
+def _while_launching(window: TraceWindow, gaps: list[IdleGap], waits: Spans) -> Iterator[tuple[int, CallPath]]:
     is_evaluation: dict[int, bool] = {}
     for gap in gaps:
         path = window.paths.of_event.get(gap.next_event) if gap.next_event is not None else None
-        if path is None or gap.length_ns > MAX_GAP_NS or waiting.touches(gap):
+        if path is None or gap.length_ns > MAX_GAP_NS or _touches(waits, gap):
             continue
         if id(path) not in is_evaluation:
             is_evaluation[id(path)] = any(_evaluates(part) for part in path.parts())
         if not is_evaluation[id(path)]:
             yield gap.length_ns, path
+
+
+def _touches(waits: Spans, gap: IdleGap) -> bool:
+    return overlap_ns(waits, gap.start_ns, gap.end_ns) > 0
 
 
 def _evaluates(part: CallPath) -> bool:
@@ -179,12 +174,9 @@ def _stages(use: LaunchUse) -> Table:
     for length_ns, path in use.gaps:
         waited[path.stage] += length_ns
     num_steps = len(use.window.steps)
-    rows = tuple(
-        (stage, count / num_steps, waited[stage] / 1e6 / num_steps) for stage, count in use.launches.most_common()
-    )
-    return Table(
-        title="Stages, per step", columns=("Stage", "Launches", "Waited for"), units=("", "count", "ms"), rows=rows
-    )
+    counts = use.launches.most_common()
+    rows = ((stage, count / num_steps, waited[stage] / 1e6 / num_steps) for stage, count in counts)
+    return Table.of("Stages, per step", {"Stage": "", "Launches": "count", "Waited for": "ms"}, rows)
 
 
 def _how_known(use: LaunchUse) -> Narrative:

@@ -91,13 +91,11 @@ class LoaderLines:
         return *snippet, self._table(), NARRATIVE_OF_WINDOWS if self.busy_share is None else self._narrative()
 
     def _table(self) -> Table:
-        has_ends = self.busy_share is not None
-        return Table(
-            title="Where a worker is while it makes batches" if has_ends else "Where a profiled fetch takes its time",
-            columns=("line", "inside", "share", *(("at least", "at most") if has_ends else ())),
-            units=("", "", "percent", *(("percent", "percent") if has_ends else ())),
-            rows=tuple(_row(line) for line in self.lines[:MAX_ROWS]),
-        )
+        title, columns = "Where a profiled fetch takes its time", {"line": "", "inside": "", "share": "percent"}
+        if self.busy_share is not None:
+            title = "Where a worker is while it makes batches"
+            columns |= {"at least": "percent", "at most": "percent"}
+        return Table.of(title, columns, map(_row, self.lines[:MAX_ROWS]))
 
     def _narrative(self) -> Narrative:
         idle = f"; {format_share(1 - (self.busy_share or 0.0))} of all samples found a worker waiting to be asked."

@@ -15,7 +15,7 @@ import numpy as np
 
 from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
-from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE
+from efprof.facts.time.call_paths import ON_DEVICE, by_launch
 from efprof.facts.time.collectives import kind_of_collective
 from efprof.facts.time.device_lanes import kind_of
 from efprof.facts.time.trace_windows import RankTraces, TraceWindow, TraceWindows
@@ -132,13 +132,9 @@ def _stays_of_all(windows: tuple[TraceWindow, ...]) -> Stays:
 
 def _stays(window: TraceWindow) -> Stays:
     trace = window.trace
-    events, launched = _on_device(window), dict[int, int]()
-    if events:
-        launches = np.flatnonzero(trace.is_of(*LAUNCHES) & (trace.id >= 0))
-        launched = dict(zip(trace.id[launches].tolist(), trace.start_ns[launches].tolist(), strict=True))
-    else:
-        is_gloo = np.array([bool(GLOO.match(text)) for text in trace.texts], bool)[trace.name_code]
-        events = np.flatnonzero(is_gloo & trace.is_of("user_annotation")).tolist()
+    on_device = _on_device(window)
+    events = on_device or np.flatnonzero(trace.matches(GLOO) & trace.is_of("user_annotation")).tolist()
+    launched = by_launch(trace, trace.start_ns) if on_device else {}
     argument = trace.argument("collective")
     starts: Array = np.array([start for start, _ in window.steps])
     found: dict[int, list[tuple[int, str, int]]] = defaultdict(list)

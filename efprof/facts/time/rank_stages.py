@@ -16,7 +16,6 @@ from efprof.model import Narrative, SourceLine, Table
 
 Where = Literal["host", "device"]
 
-
 MAX_ROWS = 12
 """More than the few stages and the lines that matter nobody reads."""
 
@@ -88,27 +87,21 @@ def _on_device(window: TraceWindow) -> Iterator[tuple[CallPath, int]]:
 
 def rank_evidence(arrivals: RankArrivals, late: int, times: list[StageTime]) -> tuple[Table | Narrative, ...]:
     """The ranks, the stages, and how they are known."""
-    ranks = tuple(
+    ranks = (
         (f"rank {rank}", arrivals.late_ms(rank), 100 * arrivals.share_of_steps(rank))
         for rank in sorted(arrivals.windows)
     )
     shown = sorted(times[:MAX_ROWS], key=lambda one: (one.where, one.stage, one.site))
-    stages = tuple(
+    stages = (
         (one.stage, f"`{place_of(one.site)}`" if one.site else "all of it", one.where, one.late_ms, one.others_ms)
         for one in shown
     )
     return (
-        Table(
-            title="Waited for, per step",
-            columns=("Rank", "By all others", "Steps it holds up most"),
-            units=("", "ms", "percent"),
-            rows=ranks,
+        Table.of(
+            "Waited for, per step", {"Rank": "", "By all others": "ms", "Steps it holds up most": "percent"}, ranks
         ),
-        Table(
-            title="Stages, per step",
-            columns=("Stage", "Line", "On", f"Rank {late}", "The others"),
-            units=("", "", "", "ms", "ms"),
-            rows=stages,
+        Table.of(
+            "Stages, per step", {"Stage": "", "Line": "", "On": "", f"Rank {late}": "ms", "The others": "ms"}, stages
         ),
         Narrative.of(
             "A collective ends when the last rank has come: all others stand still until then.",

@@ -8,7 +8,7 @@ import numpy as np
 
 from efprof.artifacts.trace.events import Array
 from efprof.facts.source.sources import Sources, place_of, split_site
-from efprof.facts.time.call_paths import ON_DEVICE, OPERATORS, STEP_LABEL, CallPath
+from efprof.facts.time.call_paths import ON_DEVICE, OPERATORS, STEP_LABEL, CallPath, totals
 from efprof.facts.time.device_lanes import idle_gaps, kind_of
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import STAGES, Interval, IntervalRow, Intervals
@@ -35,9 +35,8 @@ def nested_bars(
 
     `weight` gives a path's own nanoseconds, `scale` makes milliseconds per step of them.
     """
-    bars = _Bars(weight, scale, sources)
     root = window.paths.root
-    bars.total_ns = bars.measure(root)
+    bars = _Bars(root, weight, scale, sources)
     ordered = sorted(root.below.values(), key=lambda path: (path.kind != "stage", _place(path.stage)))
     bars.lay(ordered, 0, 0)
     rows = tuple(IntervalRow(label="", intervals=tuple(row)) for row in bars.rows if row)
@@ -45,19 +44,12 @@ def nested_bars(
 
 
 class _Bars:
-    def __init__(self, weight: Weight, scale: float, sources: Sources) -> None:
+    def __init__(self, root: CallPath, weight: Weight, scale: float, sources: Sources) -> None:
         self.rows: list[list[Interval]] = [[] for _ in range(MAX_DEPTH)]
-        self.total_ns = 0
         self._weight, self._scale, self._sources = weight, scale, sources
-        self._totals: dict[int, int] = {}
+        self._totals = totals(root, weight)
+        self.total_ns = self._totals[id(root)]
         self._num_bars = 0
-
-    def measure(self, path: CallPath) -> int:
-        """What was spent under a path; remembered for all below it."""
-        for one in reversed(list(path.walk())):
-            below = sum(self._totals[id(inner)] for inner in one.below.values())
-            self._totals[id(one)] = max(0, self._weight(one)) + below
-        return self._totals[id(path)]
 
     def lay(self, paths: list[CallPath], start_ns: int, depth: int, nesting: int = 0) -> None:
         """Put paths side by side, and what is below each under it."""
@@ -146,8 +138,7 @@ class _StepLanes:
         self._start_ns, self._end_ns = start_ns, end_ns
         trace = self._trace
         inside = (trace.start_ns < end_ns) & (trace.end_ns > start_ns)
-        is_step = np.array([bool(STEP_LABEL.match(text)) for text in trace.texts], bool)[trace.name_code]
-        self._operators = np.flatnonzero(inside & trace.is_of(*OPERATORS) & ~is_step)
+        self._operators = np.flatnonzero(inside & trace.is_of(*OPERATORS) & ~trace.matches(STEP_LABEL))
         self._kernels = np.flatnonzero(inside & trace.is_of(*ON_DEVICE))
         self._grain_ns = (end_ns - start_ns) / MAX_BARS * 2
 

@@ -10,7 +10,6 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath
 from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of
-from efprof.facts.time.line_times import spent_by_line
 from efprof.facts.time.step_pictures import nested_bars, one_step
 from efprof.facts.time.trace_windows import RankTraces, TraceWindow, TraceWindows
 from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table, UnreadableInput
@@ -106,13 +105,13 @@ def _lines(window: TraceWindow, sources: Sources, scale: float) -> tuple[LineUse
     to_ms = 1 / 1e6 / len(window.steps)
     found = [
         LineUse(
-            blame=sources.line(spent.site),
-            is_function=spent.is_function,
-            own_ms=(spent.own_ns.total() - spent.own_ns["backward"]) * to_ms * scale,
-            backward_ms=spent.own_ns["backward"] * to_ms * scale,
-            device_ms=spent.device_ns * to_ms,
+            blame=sources.line(paths[0].text),
+            is_function=kind == "function",
+            own_ms=sum(path.own_ns for path in paths if path.stage != "backward") * to_ms * scale,
+            backward_ms=sum(path.own_ns for path in paths if path.stage == "backward") * to_ms * scale,
+            device_ms=sum(path.device_ns for path in paths) * to_ms,
         )
-        for spent in spent_by_line(window, sources).values()
+        for (kind, _), paths in window.lines.items()
     ]
     return tuple(sorted(found, key=lambda line: (-line.host_ms - line.device_ms, line.blame.key)))
 
@@ -128,9 +127,8 @@ def _line_table(use: TimeUse) -> Table | None:
         code = "outside of its calls" if line.is_function else f"`{line.blame.text}`" * bool(line.blame.text)
         device = (line.device_ms,) if on_device else ()
         rows.append((text, code, line.own_ms, line.backward_ms, *device, 100 * line.host_ms / use.step_ms))
-    columns = ("Line", "Code", "Own", "Backward", *(("Device",) if on_device else ()), "Of the step")
-    units = ("", "", "ms", "ms", *(("ms",) if on_device else ()), "percent")
-    return Table(title="Your lines, per step", columns=columns, units=units, rows=tuple(rows))
+    columns = {"Line": "", "Code": "", "Own": "ms", "Backward": "ms"} | ({"Device": "ms"} if on_device else {})
+    return Table.of("Your lines, per step", columns | {"Of the step": "percent"}, rows)
 
 
 def _operator_table(use: TimeUse) -> Table | None:
@@ -155,9 +153,8 @@ def _operator_table(use: TimeUse) -> Table | None:
         )
         for name, (count, host, device) in ranked
     )
-    columns = ("Operator", "Calls", "Host", *(("Device",) if on_device else ()), "Of the step")
-    units = ("", "count", "ms", *(("ms",) if on_device else ()), "percent")
-    return Table(title="Operators, per step", columns=columns, units=units, rows=rows) if rows else None
+    columns = {"Operator": "", "Calls": "count", "Host": "ms"} | ({"Device": "ms"} if on_device else {})
+    return Table.of("Operators, per step", columns | {"Of the step": "percent"}, rows) if rows else None
 
 
 def _kernel_table(use: TimeUse) -> Table | None:
@@ -181,10 +178,8 @@ def _kernel_table(use: TimeUse) -> Table | None:
         row = (f"`{trace.texts[code][:100]}`", kind_of(trace, first), shapes.get(code, ""))
         times = (counts[code] / len(steps), use.per_step_ms(spent[code]), 100 * spent[code] / whole_ns)
         rows.append((*row, *(float(value) for value in times)))
-    columns = ("Kernel", "Kind", "Launched by", "Calls", "Device", "Of all")
-    return Table(
-        title="Kernels, per step", columns=columns, units=("", "", "", "count", "ms", "percent"), rows=tuple(rows)
-    )
+    columns = {"Kernel": "", "Kind": "", "Launched by": "", "Calls": "count", "Device": "ms", "Of all": "percent"}
+    return Table.of("Kernels, per step", columns, rows)
 
 
 def _shapes_of_launches(use: TimeUse, kernels: list[int]) -> dict[int, str]:
@@ -203,9 +198,9 @@ def _rank_table(run: Run) -> Table | None:
     traces = run.find(RankTraces) if run.is_foreign else None
     if traces is None or len(traces.windows) < 2:
         return None
-    rows = tuple(_rank_row(rank, traces.windows[rank]) for rank in sorted(traces.windows))
-    columns = ("Rank", "Steps", "Step", "Busy", "Computes", "Communicates", "Nothing else runs", "Idle")
-    return Table(title="Ranks, per step", columns=columns, units=("", "count", *("ms",) * 6), rows=rows)
+    rows = (_rank_row(rank, traces.windows[rank]) for rank in sorted(traces.windows))
+    times = dict.fromkeys(("Step", "Busy", "Computes", "Communicates", "Nothing else runs", "Idle"), "ms")
+    return Table.of("Ranks, per step", {"Rank": "", "Steps": "count"} | times, rows)
 
 
 def _rank_row(rank: int, window: TraceWindow) -> tuple[str | float, ...]:
@@ -233,7 +228,7 @@ def _device_numbers(use: TimeUse) -> Numbers | None:
 def _how_known(use: TimeUse) -> Narrative:
     window = use.window
     paragraphs = []
-    which = f"steps {window.numbers[0]} to {window.numbers[-1]}" if window.has_steps else "the whole trace as one step"
+    which = window.span if window.has_steps else "the whole trace as one step"
     source = f"From {window.name}: {which}."
     if window.steady_ms:
         source += (

@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,7 +11,7 @@ import numpy as np
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import HOST
-from efprof.facts.time.device_lanes import idle_gaps
+from efprof.facts.time.device_lanes import Spans, idle_gaps, overlap_ns, union
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, Numbers, SourceLine
@@ -44,11 +44,12 @@ class TraceInput:
         """From the first readable trace; raises NotRecorded where there is none."""
         use = run.get(TimeUse)
         window = use.window
-        fetches = [(start, end) for start, end, stage, _ in window.paths.stages if stage == "data"]
-        gaps = idle_gaps(window.trace, window.steps[0][0], window.steps[-1][1]) if use.device and fetches else []
-        idle = [(gap.start_ns, gap.end_ns) for gap in gaps]
-        data_ms = tuple(_overlap_ns([step], fetches) / 1e6 for step in window.steps)
-        lost_ms = tuple(_overlap_ns(_cut([step], fetches), idle) / 1e6 for step in window.steps)
+        fetches = _spans((start, end) for start, end, stage, _ in window.paths.stages if stage == "data")
+        is_idle = use.device is not None and len(fetches[0]) > 0
+        gaps = idle_gaps(window.trace, window.steps[0][0], window.steps[-1][1]) if is_idle else []
+        idle = _spans((gap.start_ns, gap.end_ns) for gap in gaps)
+        data_ms = tuple(overlap_ns(fetches, start, end) / 1e6 for start, end in window.steps)
+        lost_ms = tuple(_in_both_ns(fetches, idle, start, end) / 1e6 for start, end in window.steps)
         return cls(
             window=window,
             data_ms=data_ms,
@@ -134,18 +135,12 @@ def _asking_line(window: TraceWindow, sources: Sources) -> SourceLine:
     return sources.line(spent.most_common(1)[0][0]) if spent else UNKNOWN
 
 
-def _cut(spans: list[tuple[int, int]], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The stretches that both have in common; both are in order, and touch no other of their own."""
-    found, at = [], 0
-    for start, end in spans:
-        while at < len(others) and others[at][1] <= start:
-            at += 1
-        place = at
-        while place < len(others) and others[place][0] < end:
-            found.append((max(start, others[place][0]), min(end, others[place][1])))
-            place += 1
-    return found
+def _spans(stretches: Iterable[tuple[int, int]]) -> Spans:
+    starts, ends = np.array([*stretches], np.int64).reshape(-1, 2).T
+    return union(starts, ends)
 
 
-def _overlap_ns(spans: list[tuple[int, int]], others: list[tuple[int, int]]) -> int:
-    return sum(end - start for start, end in _cut(spans, others))
+def _in_both_ns(spans: Spans, others: Spans, start_ns: int, end_ns: int) -> int:
+    """How much of the time between two instants both cover."""
+    cut = (np.clip(one, start_ns, end_ns).tolist() for one in spans)
+    return sum(overlap_ns(others, start, end) for start, end in zip(*cut, strict=True) if end > start)

@@ -19,7 +19,18 @@ from efprof.artifacts.trace.sites import read_window
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import COMPREHENSION, FRAME, Sources, place_of
 from efprof.facts.steps.step_times import StepTimes
-from efprof.facts.time.call_paths import HOST, ON_DEVICE, STEP_LABEL, CallPaths, Kind, SitesOf, call_paths
+from efprof.facts.time.call_paths import (
+    HOST,
+    ON_DEVICE,
+    STEP_LABEL,
+    CallPath,
+    CallPaths,
+    Kind,
+    Line,
+    SitesOf,
+    call_paths,
+    paths_by_line,
+)
 from efprof.model import NotRecorded, UnreadableInput
 
 LIBRARIES: Final = frozenset({
@@ -64,6 +75,19 @@ class TraceWindow:
     def paths(self) -> CallPaths:
         """The paths of all steps together."""
         return call_paths(self.trace, self.steps[0][0], self.steps[-1][1], self.sites_of)
+
+    @cached_property
+    def lines(self) -> dict[Line, list[CallPath]]:
+        """The same by the user's lines and functions; empty where no Python was recorded."""
+        return paths_by_line(self.paths.root)
+
+    @property
+    def span(self) -> str:
+        return f"steps {self.numbers[0]} to {self.numbers[-1]}"
+
+    @property
+    def middle(self) -> float:
+        return (self.numbers[0] + self.numbers[-1]) / 2
 
     @property
     def step_ms(self) -> float:

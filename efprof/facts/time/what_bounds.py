@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from efprof.facts.run.run import Run
-from efprof.facts.time.call_paths import CallPath
+from efprof.facts.time.call_paths import CallPath, totals
 from efprof.facts.time.time_use import TimeUse
 from efprof.model import UnreadableInput
 from efprof.units import format_share
@@ -51,7 +51,7 @@ def next_experiment(run: Run) -> str:
         return f"To make a step shorter, try `torch.compile(model)` and bfloat16 autocast.{where}"
     if use.is_device_bound:
         return "To make a step shorter, give the device less to do: bfloat16 autocast, then `torch.compile(model)`."
-    if not _is_host_bound(use):
+    if use.device.main_cause != "the host had launched nothing":
         return ""
     return (
         'To make a step shorter, let the host launch less: `torch.compile(model, mode="reduce-overhead")`, or a larger '
@@ -71,17 +71,12 @@ def _bound(use: TimeUse) -> str:
         return (
             f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter.{also}"
         )
-    cause = max(device.idle_ns, key=lambda one: device.idle_ns[one], default=None)
+    cause = device.main_cause
     why = {
         "the host had launched nothing": ", mostly because the host had launched nothing: the host bounds the step",
         "launched, not begun": ", mostly between a launch and its kernel",
     }.get(cause or "", "; why, the trace does not tell")
     return f"The device is busy for {busy} of the step and idle for the rest{why}.{also}"
-
-
-def _is_host_bound(use: TimeUse) -> bool:
-    idle = use.device.idle_ns if use.device else {}
-    return max(idle, key=lambda one: idle[one], default=None) == "the host had launched nothing"
 
 
 def _lines(use: TimeUse, on_device: bool) -> list[tuple[float, str]]:
@@ -100,18 +95,14 @@ def _lines(use: TimeUse, on_device: bool) -> list[tuple[float, str]]:
 
 def _modules(root: CallPath, weight: Weight) -> list[tuple[float, str]]:
     """The classes of modules at the first depth at which there are several, by their shares."""
-    totals: Counter[int] = Counter()
-    for path in reversed(list(root.walk())):
-        totals[id(path)] += weight(path)
-        if path.above is not None:
-            totals[id(path.above)] += totals[id(path)]
-    whole, level = totals[id(root)] or 1, [root]
+    spent_under = totals(root, weight)
+    whole, level = spent_under[id(root)] or 1, [root]
     while True:
         spent: Counter[str] = Counter()
         inside: dict[str, list[CallPath]] = {}
         for path in (module for outer in level for module in _modules_below(outer)):
             name = INSTANCE.sub("", path.text)
-            spent[name] += totals[id(path)]
+            spent[name] += spent_under[id(path)]
             inside.setdefault(name, []).append(path)
         if not spent:
             return []

@@ -9,7 +9,7 @@ import pytest
 
 from efprof.artifacts.holders import Change, Count, Counted, Watch
 from efprof.facts.growth.kept import RetainedTensors
-from efprof.facts.growth.kept_growth import KeptGrowth, lengthened
+from efprof.facts.growth.kept_growth import KeptGrowth
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
 from efprof.units import MIB
@@ -164,8 +164,6 @@ def test_containers_of_no_tensors_grow_by_their_entries_and_a_shorter_one_is_bou
     (one,) = run.get(KeptGrowth).containers
     assert (one.verdict, one.kind, one.name, one.site) == ("leak", "objects", "train.log", "train.py:8:train")
     assert one.rate.slope == pytest.approx(MIB)
-    assert lengthened(run, "log") is one
-    assert lengthened(run, "other") is None
     counts = containers_of()
     shorter = msgspec.structs.replace(counts[-1].containers[0], length=2, length_before=60)
     counts.append(Count(step=79, moment="step", holders=[], containers=[shorter]))

@@ -31,11 +31,7 @@ def times(paths: CallPaths) -> dict[str, tuple[float, float]]:
     return {name_of(path): (path.own_ns / 1000, path.device_ns / 1000) for path in paths.root.walk()}
 
 
-def test_own_times_add_up_to_the_step(paths: CallPaths) -> None:
-    assert sum(path.own_ns for path in paths.root.walk()) == 1000 * 1000
-
-
-def test_each_stage_has_its_time(paths: CallPaths) -> None:
+def test_each_stage_has_its_time_and_they_add_up_to_the_step(paths: CallPaths) -> None:
     spent: Counter[str] = Counter()
     for path in paths.root.walk():
         spent[path.stage] += path.own_ns // 1000

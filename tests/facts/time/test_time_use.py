@@ -7,26 +7,18 @@ import pytest
 
 from efprof.artifacts.foreign import as_run
 from efprof.artifacts.trace.read import read_trace
-from efprof.facts.run.run import Run, open_run
+from efprof.facts.run.run import open_run
 from efprof.facts.time.device_lanes import device_use, idle_gaps, kind_of
 from efprof.facts.time.step_pictures import MAX_BARS
 from efprof.facts.time.time_use import TimeUse, time_evidence
 from efprof.facts.time.trace_windows import RankTraces
 from efprof.facts.time.what_bounds import next_experiment, where_it_goes
 from efprof.model import Evidence, Intervals, Narrative, NotRecorded, Table, UnreadableInput
-from tests.facts.time.traces import REAL, STREAM, event, kernel, launch, step, write
+from tests.facts.time.traces import REAL, STREAM, event, foreign_run, kernel, launch, step, write
 from tests.support.builders import make_steps, write_run
 
 RECORDED = Path(__file__).parents[2] / "runs" / "attention_activations-sick"
 LINE = "tests/casebook/attention_activations.py"
-
-
-def foreign_run(folder: Path, *events: dict[str, object]) -> Run:
-    path = write(folder / "trace.json.gz", *events)
-    with as_run(path) as made:
-        run = open_run(made)
-        run.get(RankTraces)
-        return run
 
 
 def of_kind(evidence: tuple[Evidence, ...], kind: type) -> list[Evidence]:
@@ -79,19 +71,6 @@ def test_a_device_is_busy_or_idle_for_a_reason(tmp_path: Path) -> None:
     assert use.busy_ns + sum(use.idle_ns.values()) == 1_000_000
     gaps = [(gap.start_ns // 1000, gap.end_ns // 1000, gap.cause) for gap in idle_gaps(trace, 0, 1_000_000)]
     assert gaps[:2] == [(0, 402, "the host had launched nothing"), (402, 410, "launched, not begun")]
-
-
-def test_communication_that_nothing_hides_is_exposed(tmp_path: Path) -> None:
-    other = (0, 8)
-    events = [
-        launch(1, 0),
-        kernel(1, 10, 100),
-        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", 60, 100, "kernel", other, correlation=2),
-        event("ncclKernel_AllGather_RING_LL", 300, 40, "kernel", other, correlation=3),
-    ]
-    use = device_use(read_trace(write(tmp_path / "t.json.gz", *events)), 0, 400_000)
-    assert use is not None
-    assert (use.kind_ns["communication"], use.exposed_ns) == (140_000, 50_000 + 40_000)
 
 
 def test_a_kernel_named_after_a_copy_computes(tmp_path: Path) -> None:

@@ -4,22 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from efprof.artifacts.foreign import as_run
 from efprof.audits.input_stall import input_stall
-from efprof.facts.run.run import open_run
-from efprof.model import Examination
-from tests.facts.time.traces import REAL, event, slower, step, write
+from tests.facts.time.traces import REAL, event, foreign_run, run_of, slower, step
 
 WITH_WORKERS = "_MultiProcessingDataLoaderIter"
 
 
-def examine(path: Path) -> Examination:
-    with as_run(path) as folder:
-        return input_stall(open_run(folder))
-
-
 def test_the_line_that_asks_for_a_batch_is_blamed_and_the_idle_device_is_the_gain(tmp_path: Path) -> None:
-    (finding,) = examine(write(tmp_path / "trace.json.gz", *slower(100, *step(0, 0), *step(1000, 1)))).findings
+    (finding,) = input_stall(foreign_run(tmp_path, *slower(100, *step(0, 0), *step(1000, 1)))).findings
     assert (str(finding.blame), finding.severity) == ("train.py:5", "high")
     assert finding.gain.step_ms == pytest.approx(30.0)
     assert "num_workers: 0 -> 2 or more" in finding.fix.summary
@@ -32,26 +24,26 @@ def test_of_calls_within_each_other_the_innermost_one_that_asks_is_blamed(tmp_pa
     ]
     inside = [event("data.py(7): __getitem__", at + 20, 280, "python_function") for at in (0, 1000)]
     steps = slower(100, *around, *step(0, 0), *step(1000, 1), *inside)
-    (finding,) = examine(write(tmp_path / "trace.json.gz", *steps)).findings
+    (finding,) = input_stall(foreign_run(tmp_path, *steps)).findings
     assert str(finding.blame) == "train.py:5"
 
 
 def test_a_loader_that_has_workers_needs_more_of_them(tmp_path: Path) -> None:
     steps = slower(100, *step(0, 0, WITH_WORKERS), *step(1000, 1, WITH_WORKERS))
-    (finding,) = examine(write(tmp_path / "trace.json.gz", *steps)).findings
+    (finding,) = input_stall(foreign_run(tmp_path, *steps)).findings
     assert "0 -> 2" not in finding.fix.summary
 
 
 def test_a_trace_without_a_loader_is_not_blamed(tmp_path: Path) -> None:
     steps = [one for one in step() if not str(one["name"]).startswith("enumerate")]
-    assert examine(write(tmp_path / "trace.json.gz", *steps)).findings == ()
+    assert input_stall(foreign_run(tmp_path, *steps)).findings == ()
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/traces")
 def test_the_real_loader_without_workers_is_blamed_and_with_four_of_them_is_not() -> None:
     (without,) = REAL.glob("kineto_tb__resnet50_num_workers_0*")
-    (finding,) = examine(without).findings
+    (finding,) = input_stall(run_of(without)).findings
     assert str(finding.blame) == "resnet50_profiler_api.py:42"
     assert finding.severity == "high"
     (with_four,) = REAL.glob("kineto_tb__resnet50_num_workers_4*")
-    assert examine(with_four).findings == ()
+    assert input_stall(run_of(with_four)).findings == ()

@@ -5,30 +5,20 @@ from typing import Any
 
 import pytest
 
-from efprof.artifacts.foreign import as_run
-from efprof.facts.run.run import open_run
 from efprof.facts.time import trace_memory
 from efprof.facts.time.trace_memory import CUDA, memory_series
 from efprof.model import Series
-from tests.facts.time.traces import step, write
+from tests.facts.time.traces import foreign_run, step
 
 
 def memory(at_us: float, total: int, device: int = CUDA) -> dict[str, Any]:
     arguments = {"Bytes": 512, "Addr": 1, "Device Type": device, "Total Allocated": total}
-    return {
-        "ph": "i",
-        "name": "[memory]",
-        "cat": "cpu_instant_event",
-        "pid": 1,
-        "tid": 1,
-        "ts": at_us,
-        "args": arguments,
-    }
+    names = {"ph": "i", "name": "[memory]", "cat": "cpu_instant_event", "pid": 1, "tid": 1}
+    return {**names, "ts": at_us, "args": arguments}
 
 
 def series_of(folder: Path, *events: dict[str, Any]) -> Series | None:
-    with as_run(write(folder / "trace.json.gz", *step(), *events)) as made:
-        return memory_series(open_run(made))
+    return memory_series(foreign_run(folder, *step(), *events))
 
 
 def test_the_device_s_memory_is_drawn_with_what_allocated_it(tmp_path: Path) -> None:

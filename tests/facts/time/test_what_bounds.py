@@ -5,15 +5,8 @@ from typing import Any
 
 import pytest
 
-from efprof.artifacts.foreign import as_run
-from efprof.facts.run.run import open_run
 from efprof.facts.time.what_bounds import next_experiment, where_it_goes
-from tests.facts.time.traces import REAL, event, step, write
-
-
-def told(path: Path) -> str:
-    with as_run(path) as folder:
-        return where_it_goes(open_run(folder))
+from tests.facts.time.traces import REAL, event, foreign_run, run_of, step
 
 
 def module(name: str, start_us: float, length_us: float) -> list[dict[str, Any]]:
@@ -24,7 +17,7 @@ def module(name: str, start_us: float, length_us: float) -> list[dict[str, Any]]
 
 
 def test_lines_are_told_where_there_are_several(tmp_path: Path) -> None:
-    text = told(write(tmp_path / "trace.json.gz", *step()))
+    text = where_it_goes(foreign_run(tmp_path, *step()))
     assert "Most of the device's time goes to: 86 % at train.py:10 (`forward`); 14 % at train.py:5 (`main`)." in text
 
 
@@ -34,21 +27,20 @@ def test_where_one_line_has_everything_the_modules_within_it_are_told(tmp_path: 
         event("train.py(3): main", 0, 900, "python_function"),
         event("nn.Module: Model_0", 5, 890, "python_function"),
     ]
-    assert "67 % in `Attention`; 20 % in `MLP`" in told(write(tmp_path / "trace.json.gz", *outer, *blocks))
+    assert "67 % in `Attention`; 20 % in `MLP`" in where_it_goes(foreign_run(tmp_path, *outer, *blocks))
 
 
 def test_without_lines_and_modules_operators_are_told(tmp_path: Path) -> None:
     events = [event("aten::mm", 0, 60), event("aten::add", 60, 39), event("aten::to", 99, 1)]
-    assert told(write(tmp_path / "trace.json.gz", *events)).endswith("60 % in `aten::mm`; 39 % in `aten::add`.")
+    assert where_it_goes(foreign_run(tmp_path, *events)).endswith("60 % in `aten::mm`; 39 % in `aten::add`.")
 
 
 def test_nothing_is_told_of_nothing(tmp_path: Path) -> None:
-    path = write(tmp_path / "trace.json.gz", {"ph": "M", "name": "process_name", "args": {"name": "python"}})
-    with as_run(path) as folder:
-        assert (where_it_goes(open_run(folder)), next_experiment(open_run(folder))) == ("", "")
+    run = foreign_run(tmp_path, {"ph": "M", "name": "process_name", "args": {"name": "python"}})
+    assert (where_it_goes(run), next_experiment(run)) == ("", "")
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/traces")
 def test_a_real_model_of_one_line_is_told_by_its_modules() -> None:
     (path,) = REAL.glob("tracelens__h100__Qwen*")
-    assert "49 % in `Qwen2Attention`; 25 % in `Qwen2MLP`" in told(path)
+    assert "49 % in `Qwen2Attention`; 25 % in `Qwen2MLP`" in where_it_goes(run_of(path))

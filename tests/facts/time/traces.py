@@ -5,6 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from efprof.artifacts.foreign import as_run
+from efprof.facts.run.run import Run, open_run
+from efprof.facts.time.trace_windows import RankTraces
+
 REAL = Path(__file__).parents[4] / "shared" / "data" / "traces"
 MAIN, ENGINE, STREAM = (1, 1), (1, 2), (0, 7)
 """Process and thread, or device and stream."""
@@ -68,3 +72,15 @@ def write(path: Path, *events: dict[str, Any], rank: int | None = None) -> Path:
     whole = {"deviceProperties": [{"id": 0, "name": "Pretended GPU"}], **header, "traceEvents": events}
     path.write_bytes(gzip.compress(json.dumps(whole).encode()))
     return path
+
+
+def run_of(path: Path) -> Run:
+    """The trace in that file as a run."""
+    with as_run(path) as made:
+        run = open_run(made)
+        run.get(RankTraces)
+        return run
+
+
+def foreign_run(folder: Path, *events: dict[str, Any]) -> Run:
+    return run_of(write(folder / "trace.json.gz", *events))

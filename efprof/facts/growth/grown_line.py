@@ -1,0 +1,303 @@
+"""Which line takes longer in the last profiler window than in the first, and what else later steps have more of."""
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple, Self, TypeVar
+
+from efprof.artifacts.steps import StepRecord
+from efprof.facts.growth.kept_growth import KeptGrowth
+from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, sites_of
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.facts.steps.slowdown import Part, Slowdown
+from efprof.facts.steps.step_times import StepTimes, part_of_steps
+from efprof.facts.time.call_paths import Line
+from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
+from efprof.model import STAGES, Evidence, Narrative, NotRecorded, SourceLine, Table
+from efprof.units import format_ms, format_value
+
+MIN_SHARE = 0.3
+"""A line with less of the growth is one of several; no single one is at fault."""
+MIN_FACTOR = 1.25
+"""The growth of the whole step that is worth a finding; a line at fault, or the calls it makes, show it too."""
+STANDING_OUT = 2.0
+"""Where all stages grew alike, a line must have grown by twice as much as the step to be told from the machine."""
+MIN_EXPLAINED = 0.5
+"""Of the growth of the steps, by a line's own growth from step to step, or by what else a step has more of."""
+MIN_LINE_SHARE = 0.02
+"""Of the window: a shorter line says nothing about the machine, and one with fewer bytes may have them by chance."""
+MIN_DISTANCE = 15
+"""Steps between the windows: the first two of a usual run are 25 apart."""
+MAX_ROWS = 4
+
+K = TypeVar("K", bound=Hashable)
+
+OF_GRADIENTS = frozenset({"backward", "optimizer"})
+"""The stages that take longer where more parameters are trained."""
+
+
+class Spent(NamedTuple):
+    """Own milliseconds, and calls, per step."""
+
+    ms: float = 0.0
+    calls: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """What a line runs, in the early and the late window.
+
+    `runs` is an operator, a module or a label; empty for the line itself, or the function's own Python.
+    """
+
+    blame: SourceLine
+    is_function: bool
+    runs: str
+    early: Spent
+    late: Spent
+
+    @property
+    def grown_ms(self) -> float:
+        return self.late.ms - self.early.ms
+
+    @property
+    def is_called_more(self) -> bool:
+        return self.late.calls > MIN_FACTOR * self.early.calls
+
+    def words(self) -> str:
+        """What a step does more of: calls of it, or time in as many."""
+        what = f"`{self.runs}`" if self.runs else "Python in it" if self.is_function else "what it calls"
+        if self.is_called_more:
+            return f"{what} runs {self.late.calls:,.0f} times a step instead of {self.early.calls:,.0f}"
+        return f"{what} runs as often as before, but longer"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrownLine:
+    """The line (or function, outside of its lines) whose own time grew most in the stage that grew most.
+
+    `early_ms` and `late_ms` are per step of the windows `early` and `late`; `share` is its part of all that grew in
+    the stage between them. `path` is what grew most of what it runs, `paths` what did on any line.
+    """
+
+    path: Growth
+    paths: tuple[Growth, ...]
+    early: TraceWindow
+    late: TraceWindow
+    early_ms: float
+    late_ms: float
+    share: float
+
+    def explains(self, slowdown: Slowdown) -> bool:
+        """Whether it runs something ever more often, and grows fast enough for what the steps grew by."""
+        per_step_ms = (self.late_ms - self.early_ms) / (self.late.middle - self.early.middle)
+        is_called_more = self.path.early.calls > 0 and self.path.is_called_more  # what is new may come now and then
+        return is_called_more and per_step_ms >= MIN_EXPLAINED * slowdown.growth_per_step_ms
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrownLines:
+    """The line at fault; None, with the reason, where it is not known; `is_compared` where windows could tell."""
+
+    line: GrownLine | None
+    reason: str
+    is_compared: bool = True
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Compare the earliest window that has the user's lines with the latest."""
+        slowdown = run.get(Slowdown)
+        try:
+            windows = [window for window in run.get(TraceWindows).windows if window.lines]
+        except NotRecorded as absent:
+            return cls(line=None, reason=str(absent), is_compared=False)
+        if len(windows) < 2 or windows[-1].middle - windows[0].middle < MIN_DISTANCE:
+            reason = "no two profiler windows lie far enough apart to compare their lines"
+            return cls(line=None, reason=reason, is_compared=False)
+        line = _fastest_growing(windows[0], windows[-1], slowdown.stage, run.get(Sources))
+        least = 1 + STANDING_OUT * (slowdown.ratio - 1) if slowdown.is_uniform else MIN_FACTOR
+        least *= max(1.0, _machine_factor(windows[0], windows[-1]))
+        if line is None or line.share < MIN_SHARE or line.late_ms < least * line.early_ms:
+            return cls(line=None, reason="no single line grew by enough between the profiler windows")
+        return cls(line=line, reason="")
+
+
+def slowdown_evidence(times: StepTimes, slowdown: Slowdown, lines: GrownLines) -> tuple[Evidence, ...]:
+    """All of it, the picture first."""
+    marks = (
+        (float(slowdown.early.last_step), "end of the first third"),
+        (float(slowdown.late.first_step), "start of the last third"),
+    )
+    return (
+        part_of_steps(times, slowdown.stage, [time.of(slowdown.stage) for time in times.steady], marks),
+        _stage_table(slowdown),
+        *((_path_table(slowdown, lines.line),) if lines.line else ()),
+        _meaning(slowdown, lines),
+    )
+
+
+def slowdown_message(slowdown: Slowdown, lines: GrownLines) -> str:
+    """How much longer a step takes, in which stage, by which line, and how sure that is."""
+    early, late, line = slowdown.early, slowdown.late, lines.line
+    took = f"A step takes {format_ms(early.typical_ms)} in {early.span} and {format_ms(late.typical_ms)} in "
+    took += f"{late.span}; the {slowdown.stage} stage grew most"
+    if line is None:
+        reason = lines.reason.removesuffix(".")
+        return f"{took}; which line makes it grow is not known ({reason}), or the steps themselves became larger."
+    doubt = "" if line.explains(slowdown) else ", unless the steps themselves became larger"
+    return f"{took}, by this line ({line.path.words()}){doubt}."
+
+
+def longer_containers(run: Run) -> str:
+    """A sentence of what was counted to get longer, and is not bounded; empty where nothing was."""
+    grown, sources, found = run.find(KeptGrowth), run.get(Sources), []
+    for one in (*grown.holders, *grown.containers) if grown else ():
+        if one.entries_added > 0 and one.verdict != "bounded":
+            first, last = one.sizes[0], one.sizes[-1]
+            at = f" at {sources.line(one.site)}" if one.site else ""
+            lengths = f"{first.length:,} entries after step {first.step:,}, {last.length:,} after step {last.step:,}"
+            found.append(f"`{one.name}`{at} ({lengths})")
+    names = ", ".join(found[:MAX_ROWS])
+    return f" Meanwhile there got longer: {names}; bound it, or keep a running value." if found else ""
+
+
+def larger_steps(run: Run) -> str:
+    """In words what grew as the steps got longer; empty where nothing that was recorded did."""
+    slowdown = run.get(Slowdown)
+    least = 1 + MIN_EXPLAINED * (slowdown.ratio - 1)
+    counted: list[tuple[str, Callable[[StepRecord], int | None]]] = [
+        ("samples", lambda record: record.samples),
+        ("micro-batches", lambda record: record.micro_batches),
+    ]
+    if slowdown.stage in OF_GRADIENTS:  # as where one layer after the other is unfrozen
+        counted += [
+            ("gradients", lambda record: record.num_gradients),
+            ("bytes of gradients", lambda record: record.gradient_bytes),
+        ]
+    for name, of in counted:
+        before, after = (_usual(run, part, of) for part in (slowdown.early, slowdown.late))
+        if before and after >= least * before:
+            return f"a step has {after:,.0f} {name} there instead of {before:,.0f}"
+    # What keeps more with every step makes a line or two allocate more; longer data does it to all of them.
+    if (memory := run.find(LiveMemory)) is not None:
+        early, late = (_forward_bytes(memory.windows[place], run.get(Sources)) for place in (0, -1))
+        factor = _common_factor(early, late, MIN_LINE_SHARE * early.total())
+        if factor >= least:
+            more = format_value(factor, "ratio")
+            return f"the lines of the forward pass allocate {more} as much there, as for longer data"
+    return ""
+
+
+def _machine_factor(early: TraceWindow, late: TraceWindow) -> float:
+    """What became busier is the machine, not the program."""
+    before, after = (
+        {line: sum(path.own_ns for path in paths) / len(window.steps) for line, paths in window.lines.items()}
+        for window in (early, late)
+    )
+    return _common_factor(before, after, MIN_LINE_SHARE * early.step_ms * 1e6)
+
+
+def _common_factor(before: Mapping[K, float], after: Mapping[K, float], least: float) -> float:
+    """By how much something grew that most grew more than, of what is in both and was not less than so much."""
+    factors = sorted(after[key] / size for key, size in before.items() if size >= least and key in after)
+    return factors[len(factors) // 4] if len(factors) > 1 else 1.0
+
+
+def _fastest_growing(early: TraceWindow, late: TraceWindow, stage: str, sources: Sources) -> GrownLine | None:
+    by_line: dict[Line, list[Growth]] = defaultdict(list)
+    before, after = (_spent(window, stage) for window in (early, late))
+    for line, runs in before | after:
+        if line in late.lines:
+            blame, spent = sources.line(late.lines[line][0].text), (before[line, runs], after[line, runs])
+            is_function = line[0] == "function"
+            by_line[line].append(Growth(blame=blame, is_function=is_function, runs=runs, early=spent[0], late=spent[1]))
+    grown = {line: sum(path.grown_ms for path in paths) for line, paths in sorted(by_line.items())}
+    total_ms = sum(ms for ms in grown.values() if ms > 0)
+    if not total_ms:
+        return None
+    most = max(grown, key=lambda line: grown[line])
+    every = sorted(chain(*by_line.values()), key=lambda path: -path.grown_ms)
+    return GrownLine(
+        path=max(by_line[most], key=lambda path: path.grown_ms),
+        paths=tuple(path for path in every[:MAX_ROWS] if path.grown_ms > 0),
+        early=early,
+        late=late,
+        early_ms=sum(path.early.ms for path in by_line[most]),
+        late_ms=sum(path.late.ms for path in by_line[most]),
+        share=grown[most] / total_ms,
+    )
+
+
+def _spent(window: TraceWindow, stage: str) -> dict[tuple[Line, str], Spent]:
+    """In the stage, by line and what it runs."""
+    found: dict[tuple[Line, str], Spent] = defaultdict(Spent)
+    num_steps = len(window.steps)
+    for line, path in ((line, path) for line, paths in window.lines.items() for path in paths if path.stage == stage):
+        key = line, "" if path.kind in ("line", "function") else path.text
+        ms, calls = found[key]
+        found[key] = Spent(ms + path.own_ns / 1e6 / num_steps, calls + path.count / num_steps)
+    return found
+
+
+def _stage_table(slowdown: Slowdown) -> Table:
+    early, late = slowdown.early, slowdown.late
+    stages = sorted(STAGES, key=slowdown.stage_growth_ms, reverse=True)
+    rows = [(stage, early.stage_ms[stage], late.stage_ms[stage]) for stage in stages]
+    rows.append(("whole step", early.typical_ms, late.typical_ms))
+    columns = {"stage": "", early.span: "ms", late.span: "ms", "growth": "ms"}
+    return Table.of("Stages, per typical step", columns, ((*row, row[2] - row[1]) for row in rows))
+
+
+def _path_table(slowdown: Slowdown, line: GrownLine) -> Table:
+    columns = {"line": "", "runs": ""}
+    for window in (line.early, line.late):
+        columns |= {f"time in {window.span}": "ms", f"calls in {window.span}": "count"}
+    rows = []
+    for path in line.paths:
+        blame = path.blame
+        name = f"{blame.function}, outside of its calls" if path.is_function else f"{blame}  {blame.text}"
+        rows.append((name, path.runs, *path.early, *path.late))
+    return Table.of(f"What grew in the {slowdown.stage} stage, per step under the profiler", columns, rows)
+
+
+def _meaning(slowdown: Slowdown, lines: GrownLines) -> Narrative:
+    low, high = slowdown.ratio_interval
+    known = (
+        f"The blamed line has {lines.line.share:.0%} of what grew in the {slowdown.stage} stage between two profiler "
+        "windows; time in deeper lines of the program is counted there, not here."
+        if lines.line
+        else f"The line is not known: {lines.reason.removesuffix('.')}. The line shown begins the stage that grew."
+    )
+    return Narrative.of(
+        "The work of a step depends on how many steps came before it, so it goes on growing.",
+        f"The time that 20 % of the steps stay below was compared between the thirds by a block bootstrap, since "
+        f"steps that follow each other are alike: the ratio lies between {low:.2f} and {high:.2f} (95 %). {known}",
+        "It is wrong where the later batches are larger, as in data sorted by length or a curriculum: samples, "
+        "micro-batches, gradients and allocation windows tell of that as far as they were recorded, and of nothing "
+        "that came after the last window. It is wrong too where the machine became busier for one kind of work only.",
+    )
+
+
+def _usual(run: Run, part: Part, of: Callable[[StepRecord], int | None]) -> float:
+    """What the steps of a part had; one in which it was not counted has as many as the last that was."""
+    known, found = 0, []
+    for time in run.get(StepTimes).every:
+        known = of(time.record) or known
+        if part.first_step <= time.step <= part.last_step:
+            found.append(known)
+    return statistics.median(found)
+
+
+def _forward_bytes(window: LiveWindow, sources: Sources) -> Counter[str]:
+    """What each of the user's lines allocates in the forward pass of a step."""
+    stretches = [stretch for stretch in window.stretches if stretch.stage == "forward"]
+    num_steps = len({stretch.step for stretch in stretches})
+    sites, sizes = sites_of(window, sources), Counter[str]()
+    for index in (index for stretch in stretches for index in range(stretch.first, stretch.end)):
+        site = sites[index]
+        if site is not None and window.events[index].num_bytes > 0:
+            sizes[site] += window.events[index].num_bytes
+    return Counter({site: size // num_steps for site, size in sizes.items() if size >= num_steps})

@@ -1,0 +1,108 @@
+"""Which of the user's lines, and which functions outside of them, the time of a recorded window is spent under."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
+from efprof.model import NotRecorded
+from tests.support.builders import make_step, make_steps, trace_event, write_run
+
+SOURCE = """\
+def main():
+    for batch in loader:
+        train(batch)
+
+
+def train(batch):
+    out = model(batch)
+    total = sum(x.item() for x in out)
+    loss = out + out
+    loss.backward()
+"""
+FIRST_STEP_MS = 5000
+"""The window's first step begins so long after START_NS."""
+
+
+def window_of(folder: Path, *events: dict[str, Any], steps: tuple[int, ...] = (5,)) -> TraceWindow:
+    made = [make_step(step, window="trace-1") for step in steps]
+    run = write_run(folder / "run", steps=made, sources={"train.py": SOURCE}, traces=[events])
+    (window,) = run.get(TraceWindows).windows
+    return window
+
+
+def call(name: str, start_ms: float, duration_ms: float, site: str | None = None, **fields: Any) -> dict[str, Any]:
+    arguments = {"call_site": site} if site else {}
+    return trace_event(name, FIRST_STEP_MS + start_ms, duration_ms, **arguments, **fields)
+
+
+def own_ms(window: TraceWindow) -> dict[str, dict[str, float]]:
+    """By line and stage, where any was spent; a function's name ends in `()`."""
+    found: dict[str, dict[str, float]] = {}
+    for (kind, place), paths in window.lines.items():
+        for path in paths:
+            if path.own_ns:
+                stages = found.setdefault(place + "()" * (kind == "function"), {})
+                stages[path.stage] = stages.get(path.stage, 0.0) + path.own_ns / 1e6
+    return found
+
+
+def test_a_comprehension_counts_once_for_the_line_it_is_written_in(tmp_path: Path) -> None:
+    window = window_of(
+        tmp_path,
+        call("<built-in function sum>", 1, 6, "train.py:8:train"),
+        call("train.py(8): <genexpr>", 2, 4, "train.py:8:train"),
+        call("<built-in method item>", 3, 2, "train.py:8:<genexpr>"),
+    )
+    assert own_ms(window) == {"train.py:8": {"other": 6.0}}
+
+
+def test_time_in_deeper_user_lines_is_not_the_outer_line_s_own(tmp_path: Path) -> None:
+    window = window_of(
+        tmp_path,
+        call("train.py(6): train", 1, 10, "train.py:3:main"),
+        call("nn.Module: Net_0", 2, 4, "train.py:7:train"),
+        call("torch/_tensor.py(600): backward", 6, 3, "train.py:10:train"),
+    )
+    assert own_ms(window) == {
+        "train.py:6()": {"other": 3.0},
+        "train.py:7": {"forward": 4.0},
+        "train.py:10": {"backward": 3.0},
+    }
+    assert window.lines["line", "train.py:7"][0].text == "train.py:7:train"
+
+
+def test_a_stage_begun_by_a_library_belongs_to_the_user_s_line(tmp_path: Path) -> None:
+    window = window_of(
+        tmp_path,
+        call("library.py(1): fit", 0, 8, "train.py:3:main"),
+        call("nn.Module: Net_0", 1, 5, "library.py:9:fit"),
+        call("train.py(6): train", 2, 3, "torch/nn/modules/module.py:1:_call_impl"),
+        call("<built-in function sum>", 2.5, 2, "train.py:8:train"),
+    )
+    assert own_ms(window) == {
+        "train.py:3": {"other": 3.0, "forward": 2.0},
+        "train.py:6()": {"forward": 1.0},
+        "train.py:8": {"forward": 2.0},
+    }
+
+
+def test_a_window_is_its_own_steps_and_its_own_thread(tmp_path: Path) -> None:
+    window = window_of(
+        tmp_path,
+        call("f", 1, 4, "train.py:7:train"),
+        call("f", 1001, 6, "train.py:7:train"),
+        call("f", 2, 1, "train.py:8:train", thread=2),
+        call("f", 900_000, 50, "train.py:7:train"),
+        steps=(5, 6),
+    )
+    assert own_ms(window) == {"train.py:7": {"other": 10.0}}
+    assert (window.span, window.middle) == ("steps 5 to 6", 5.5)
+
+
+def test_a_trace_without_a_step_is_no_window_and_a_run_without_traces_has_none_recorded(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=make_steps(4), sources={"train.py": SOURCE}, traces=[[]])
+    assert run.get(TraceWindows).windows == ()
+    with pytest.raises(NotRecorded, match="trace-<n>"):
+        write_run(tmp_path / "second", steps=make_steps(4)).get(TraceWindows)
