@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from efprof.commands.report import FORMATS, Format, Progress, analyse, chosen_form, report_on, write_or_print
+from efprof.commands.report import ENGINE, FORMATS, Format, Progress, analyse, chosen_form, report_on, write_or_print
 from efprof.model import EfprofError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def parse_budgets(context: click.Context, option: click.Parameter, words: tuple[
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), help="Default: text, or what the name after --out says.")
 @click.option("--json", "is_json", is_flag=True, help="Short for --format json.")
+@ENGINE
 @click.option("--static", is_flag=True, help="Draw still pictures, for readers without JavaScript (with matplotlib).")
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: the terminal, HTML in reports/.")
 def compare(
@@ -58,6 +59,7 @@ def compare(
     budgets: dict[str, float],
     form: Format | None,
     is_json: bool,
+    engine: str | None,
     static: bool,
     out: Path | None,
 ) -> int:
@@ -78,7 +80,7 @@ def compare(
     if paths[0].resolve() == paths[1].resolve():
         raise EfprofError(f"BASE and HEAD are the same run, {paths[0].name}: record the changed program first.")
     with Progress() as progress:
-        made = partial(analyse, say=progress.say)
+        made = partial(analyse, engine=engine, say=progress.say)
         reports = report_on((str(paths[0]),), made), report_on((str(paths[1]),), made)
     comparison = compare_reports(*reports, forced=force, budgets=budgets)
     name = f"{comparison.base.run_id}-to-{comparison.head.run_id}"

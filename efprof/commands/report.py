@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
     from efprof.model import Report
 
+ENGINE: Final = click.option(
+    "--engine",
+    metavar="dask://HOST:8786",
+    help="The scheduler of a Dask cluster that reads the traces of ranks; default: a process for each processor here.",
+)
 Format = Literal["text", "json", "markdown", "html"]
 
 FORMATS: Final = ("text", "json", "markdown", "html")
@@ -57,6 +62,7 @@ _CLEARED: Final = "\r\x1b[K"
     metavar="PACKAGE",
     help="An installed package whose lines are yours, in a trace from elsewhere.",
 )
+@ENGINE
 @click.option("--static", is_flag=True, help="Draw still pictures, for readers without JavaScript (with matplotlib).")
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: reports/, or the terminal.")
 def report(
@@ -66,6 +72,7 @@ def report(
     budget: int | None,
     gpu_estimate: bool,
     own: tuple[str, ...],
+    engine: str | None,
     static: bool,
     out: Path | None,
 ) -> None:
@@ -82,6 +89,7 @@ def report(
             budget_bytes=budget,
             has_gpu_estimate=gpu_estimate,
             own_packages=frozenset(own),
+            engine=engine,
             say=progress.say,
         )
         result = report_on(runs, made)
@@ -114,6 +122,7 @@ def analyse(
     *,
     has_gpu_estimate: bool = False,
     own_packages: frozenset[str] = frozenset(),
+    engine: str | None = None,
     say: "Callable[[str], None]" = lambda _: None,
 ) -> "Report":
     """Every audit's result over the run in that folder; raises UnreadableInput.
@@ -130,7 +139,7 @@ def analyse(
     from efprof.runner import find_audits, first_overview, make_report
 
     run = open_run(path, budget_bytes)
-    run.own_packages = own_packages
+    run.own_packages, run.engine = own_packages, engine
     overviews = [lambda: device_overview(run)]
     if has_gpu_estimate:
         from efprof.facts.gpu_estimate.gpu_estimate import gpu_overview

@@ -1,25 +1,25 @@
 """Reads a trace in a process of its own, so that a file that is broken, or made to break things, costs one sentence."""
 
 import mmap
-import multiprocessing
 import os
 import pickle
 import resource
 import sys
 import tempfile
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import zip_longest
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 
+from efprof.artifacts.engine import in_processes, started
 from efprof.artifacts.files import no_garbage_collection, numbered_files
+from efprof.artifacts.processors import num_processors
 from efprof.artifacts.trace.blocks import GZIP, TraceText
 from efprof.artifacts.trace.columns import Columns, Trace
 from efprof.artifacts.trace.events import Array, Block, Decoder
@@ -33,7 +33,6 @@ LARGE_BYTES: Final = {True: 4 << 20, False: 48 << 20}
 """From this size on, packed or not, several processes decode: each costs some milliseconds, and half a second less."""
 MAX_PROCESSES = 4
 """Each unpacks the whole file, a tenth of the work: more of them win little."""
-_FORK: Final = multiprocessing.get_context("fork")
 
 
 def trace_paths(rank_folder: Path) -> list[Path]:
@@ -47,21 +46,10 @@ def read_trace(path: Path, *, num_processes: int | None = None) -> Trace:
     `num_processes` decode a large file; as many as there are processors where it is None.
     """
     with tempfile.TemporaryFile(prefix="efprof-trace-") as columns:
-        ours, theirs = _FORK.Pipe(duplex=False)
-        process = _started(_read_in_child, path, columns, theirs, num_processes)
-        theirs.close()
-        try:
-            answer = ours.recv()
-        except EOFError:
-            process.join()
-            raise UnreadableInput(
-                f"{path} cannot be read: its reader ended with {process.exitcode}, as where memory is short."
-            ) from None
-        finally:
-            ours.close()
-        process.join()
-        if isinstance(answer, str):
-            raise UnreadableInput(answer)
+        work = partial(_read_in_child, path, columns, num_processes)
+        (answer,) = in_processes([(str(path), work)], 1)
+        if isinstance(answer, UnreadableInput):
+            raise answer
         return _mapped(answer, columns)
 
 
@@ -118,7 +106,7 @@ def _given_up(blocks: deque[Block]) -> Iterator[Block]:
 def _other(path: Path, first: int, step: int) -> Iterator[tuple[BaseProcess, BinaryIO]]:
     """A process that writes its blocks to a file, so that it never waits for who reads them."""
     with tempfile.TemporaryFile(prefix="efprof-trace-") as file:
-        process = _started(_write_blocks, path, file, first, step)
+        process = started(_write_blocks, path, file, first, step)
         try:
             yield process, file
         finally:
@@ -142,23 +130,14 @@ def _written(file: BinaryIO) -> Iterator[Block]:
         yield pickle.load(file)  # noqa: S301 -- written by a process of ours
 
 
-def _started(work: Callable[..., None], *arguments: object) -> BaseProcess:
-    process = _FORK.Process(target=work, args=arguments)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: no thread of ours holds a lock
-        process.start()
-    return process
-
-
-def _read_in_child(path: Path, file: BinaryIO, answer: Connection, num_processes: int | None) -> None:
+def _read_in_child(path: Path, file: BinaryIO, num_processes: int | None) -> dict[str, Any]:
     try:
-        answer.send(_stored(path, file, num_processes))
-    except UnreadableInput as error:
-        answer.send(str(error))
+        return _stored(path, file, num_processes)
     except (ArithmeticError, ValueError, RecursionError) as error:
-        answer.send(f"{path} is not a whole profiler trace ({error}); record or copy it again.")
+        raise UnreadableInput(f"{path} is not a whole profiler trace ({error}); record or copy it again.") from None
     except MemoryError:
-        answer.send(f"{path} cannot be read: it needs more memory than a trace of its size does; record it again.")
+        why = "it needs more memory than a trace of its size does; record it again"
+        raise UnreadableInput(f"{path} cannot be read: {why}.") from None
 
 
 def _stored(path: Path, file: BinaryIO, num_processes: int | None) -> dict[str, Any]:
@@ -168,7 +147,7 @@ def _stored(path: Path, file: BinaryIO, num_processes: int | None) -> dict[str, 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     most = used + max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes)
     resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
-    available = num_processes or min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
+    available = num_processes or min(MAX_PROCESSES, num_processors())
     text, columns = read_here(path, available if num_bytes >= LARGE_BYTES[is_packed] else 1)
     dense, sparse = columns.ordered(text.header.base_ns)
     return {
