@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from efprof.commands.allocator import SIZES, parse_size
 from efprof.model import EfprofError, UnreadableInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from efprof.model import Report
 
@@ -80,7 +81,7 @@ def report(
 
     RUN is a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest', which is the
     default. FILE is a trace of torch's profiler (.json, .json.gz) or a snapshot of CUDA's allocator (.pickle) from
-    anywhere, several of one training, or a folder with those of each rank.
+    anywhere, several of one training, or a folder with those of each rank. Each may be a URL, such as s3://bucket/run.
     """
     chosen = chosen_form(form, is_json, out, "html")
     with Progress() as progress:
@@ -97,23 +98,45 @@ def report(
 
 
 def report_on(runs: tuple[str, ...], analyse: "Callable[[Path], Report]") -> "Report":
-    """The report on one run, or on files of one training that something else wrote."""
+    """The report on one run, or on files of one training that something else wrote, here or at a URL."""
+    from efprof.artifacts.remote import known_by, local_copies
+
+    with local_copies(runs) as local:
+        with opened(tuple(local)) as folder:
+            result = analyse(folder)
+            if result.run.ended == "unknown":  # something else wrote them
+                _refuse_unreadable(result, (str(folder), *(str(Path(path).resolve()) for path in local)))
+                result = replace(result, run=replace(result.run, path=" ".join(local)))
+        return replace(
+            result,
+            run=replace(result.run, path=known_by(result.run.path, local)),
+            audits=tuple(replace(audit, reason=known_by(audit.reason, local)) for audit in result.audits),
+            warnings=tuple(known_by(warning, local) for warning in result.warnings),
+        )
+
+
+@contextmanager
+def opened(runs: tuple[str, ...]) -> "Iterator[Path]":
+    """The folder of a run, or one that is made of files that something else wrote."""
     from efprof.artifacts.foreign import as_run, is_foreign
     from efprof.artifacts.runs import find_run
 
     if runs and all(is_foreign(Path(run)) for run in runs):
         with as_run(*map(Path, runs)) as folder:
-            result = analyse(folder)
-            places = (str(folder), *(str(Path(run).resolve()) for run in runs))
-            errors = [audit.reason for audit in result.audits if audit.status == "errored"]
-            told = [reason for reason in errors if any(place in reason for place in places)]
-            if told and not any(one.status in ("passed", "failed") for one in result.audits):
-                links = rf"{re.escape(str(folder))}\S*\.(pickle|json\.gz)"  # to files, known by their own names
-                raise UnreadableInput(re.sub(links, lambda link: str(Path(link[0]).resolve()), told[0]))
-        return replace(result, run=replace(result.run, path=" ".join(runs)))
-    if len(runs) > 1:
+            yield folder
+    elif len(runs) > 1:
         raise EfprofError(f"{runs[1]} cannot be reported with {runs[0]}: give one run, or files of one training.")
-    return analyse(find_run(runs[0] if runs else None))
+    else:
+        yield find_run(runs[0] if runs else None)
+
+
+def _refuse_unreadable(result: "Report", places: tuple[str, ...]) -> None:
+    """Raises UnreadableInput where nothing could be told of any file; the first of `places` is the folder of links."""
+    errors = [audit.reason for audit in result.audits if audit.status == "errored"]
+    told = [reason for reason in errors if any(place in reason for place in places)]
+    if told and not any(one.status in ("passed", "failed") for one in result.audits):
+        links = rf"{re.escape(places[0])}\S*\.(pickle|json\.gz)"  # to files, known by their own names
+        raise UnreadableInput(re.sub(links, lambda link: str(Path(link[0]).resolve()), told[0]))
 
 
 def analyse(
