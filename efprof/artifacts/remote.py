@@ -27,7 +27,8 @@ def local_copies(names: Sequence[str]) -> Iterator[dict[str, str]]:
         try:
             yield local
         except EfprofError as error:
-            raise type(error)(known_by(str(error), local)) from error
+            error.args = (known_by(str(error), local),)
+            raise
 
 
 def known_by(text: str, local: dict[str, str]) -> str:

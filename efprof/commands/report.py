@@ -25,6 +25,12 @@ ENGINE: Final = click.option(
     metavar="dask://HOST:8786",
     help="The scheduler of a Dask cluster that reads the traces of ranks; default: a process for each processor here.",
 )
+OWN: Final = click.option(
+    "--own",
+    multiple=True,
+    metavar="PACKAGE",
+    help="An installed package whose lines are yours, in a trace from elsewhere.",
+)
 Format = Literal["text", "json", "markdown", "html"]
 
 FORMATS: Final = ("text", "json", "markdown", "html")
@@ -57,12 +63,7 @@ _CLEARED: Final = "\r\x1b[K"
     help=f"Say how the peak of memory comes to stay below: {SIZES}.",
 )
 @click.option("--gpu-estimate", is_flag=True, help="Also what a run recorded on a CPU would take on a GPU: seconds.")
-@click.option(
-    "--own",
-    multiple=True,
-    metavar="PACKAGE",
-    help="An installed package whose lines are yours, in a trace from elsewhere.",
-)
+@OWN
 @ENGINE
 @click.option("--static", is_flag=True, help="Draw still pictures, for readers without JavaScript (with matplotlib).")
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: reports/, or the terminal.")
@@ -207,24 +208,28 @@ def write_or_print(render: "Callable[[Format], str]", form: Format, out: Path | 
     The name comes from a file, so only harmless characters of it are taken.
     """
     if form == "html":
-        harmless = re.sub(r"[^\w.+-]", "_", name).lstrip(".") or "run"
-        path = out or REPORTS_FOLDER / f"{harmless}.html"
-        _write(path, render("html"))
+        path = out or REPORTS_FOLDER / f"{harmless(name)}.html"
+        write_file(path, render("html").encode(errors="replace"))
         click.echo(render("text") + str(path))
     elif out is None:
         click.echo(render(form), nl=False)
     else:
-        _write(out, render(form))
+        write_file(out, render(form).encode(errors="replace"))
         click.echo(out)
 
 
-def _write(path: Path, text: str) -> None:
+def harmless(name: str) -> str:
+    """What a file may be called that is named after something from outside."""
+    return re.sub(r"[^\w.+-]", "_", name).lstrip(".") or "run"
+
+
+def write_file(path: Path, content: bytes) -> None:
     """Write the file in one step, its folder too; raises EfprofError where it cannot be written."""
     from efprof.artifacts.files import write_atomically
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode(errors="replace"))
+        write_atomically(path, content)
     except OSError as error:
         raise EfprofError(f"{path} cannot be written ({error.strerror}): give another place after --out.") from error
 
