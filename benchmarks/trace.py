@@ -17,6 +17,7 @@ import click
 from benchmarks.machine import machine_line
 from benchmarks.recording.processes import ROOT
 from benchmarks.tracing import works
+from benchmarks.tracing.made import make_ranks
 from benchmarks.tracing.table import (
     ALONE,
     BARE,
@@ -26,6 +27,7 @@ from benchmarks.tracing.table import (
     MB,
     TABLE_HEAD,
     Row,
+    ranks_lines,
     report_lines,
     requirements,
     table_line,
@@ -37,6 +39,9 @@ SMALL: Final = "tracelens__h100__Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz"
 MIDDLE: Final = "hta__df_index_resolver__df_index_resolver.json.gz"
 REPEATED: Final = ("hta__trace_diff__control__control.json.gz", MIDDLE)
 """The large files are made of them by turns: one with the shapes of inputs, one with memory events."""
+RANKS: Final = "hta__nccl_parser_config__nccl_data.json.gz"
+NUM_RANKS: Final = 64
+"""Each is read by a process of its own, as many at once as there are processors."""
 LARGE: Final = (300 * MB, 1000 * MB)
 HTA_EVERY_ROUND: Final = 60 * MB
 """In larger files it takes a minute, and is timed once; in the largest, never."""
@@ -81,7 +86,7 @@ def main(
     say("# What it costs to read a profiler's trace", "", machine_line())
     say(METHOD.format(rounds=rounds, large=f"{min(large) / MB:,.0f} MB"))
     sizes = [size for size in large if not (quick and size >= HUGE)]
-    if all((traces / name).is_file() for name in (SMALL, *REPEATED)):
+    if all((traces / name).is_file() for name in (SMALL, RANKS, *REPEATED)):
         for line in _all_lines(traces, sizes, rounds, hta, HTA_EVERY_ROUND if quick else HUGE, tracelens):
             say(line)
     else:
@@ -105,6 +110,10 @@ def _all_lines(
         yield from requirements(rows)
         yield f"\n## A whole report of {rows[1].name}\n"
         yield from report_lines(*_reports(traces / MIDDLE, Path(made), tracelens))
+        yield f"\n## A report of {NUM_RANKS} ranks, each like {RANKS.split('__')[1]}\n"
+        ranks = make_ranks(traces / RANKS, Path(made) / "ranks", NUM_RANKS)
+        on = ((num, works.report_on_processors(num, ranks, Path(made) / "ranks.html")) for num in (1, 2))
+        yield from ranks_lines([(num, works.whole_of(command)) for num, command in on])
 
 
 def measure(files: Sequence[Path], rounds: int, hta: Path | None, most_hta: int) -> list[Row]:

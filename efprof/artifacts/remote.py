@@ -47,8 +47,10 @@ def _copied(url: str, folder: Path) -> Path:
         system, path = fsspec.core.url_to_fs(url)
         place = folder / (path.rstrip("/").rpartition("/")[2] or "run")
         files = [path] if system.isfile(path) else sorted(system.find(path))
-        targets = [place.joinpath(*_below(path, file, url)) for file in files]
+        targets = [place.joinpath(*file.removeprefix(path).strip("/").split("/")) for file in files]
         for target in targets:
+            if ".." in target.parts:  # an object store takes any name, such as one that leads out of the folder
+                raise UnreadableInput(f"{url} cannot be read: {target.name} in it is no name of a file here.")
             target.parent.mkdir(parents=True, exist_ok=True)
         system.get(files, list(map(str, targets)))
     except (OSError, ValueError, ImportError) as error:
@@ -60,11 +62,3 @@ def _copied(url: str, folder: Path) -> Path:
     if not files:
         raise UnreadableInput(f"{url} cannot be read: there is nothing.")
     return place
-
-
-def _below(path: str, file: str, url: str) -> list[str]:
-    """The parts of a file's name; an object store takes any, such as those that lead out of the folder."""
-    parts = [part for part in file.removeprefix(path).split("/") if part]
-    if ".." in parts:
-        raise UnreadableInput(f"{url} cannot be read: {file} in it is no name of a file here.")
-    return parts

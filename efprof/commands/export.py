@@ -35,11 +35,12 @@ def export(run: str, finding: str | None, perfetto: bool, own: tuple[str, ...], 
         found = _finding(analyse(folder, own_packages=own_packages), finding) if finding is not None else None
         recorded = open_run(folder)
         recorded.own_packages = own_packages
-        steps = StepsForPerfetto.of(recorded, found) if found else StepsForPerfetto.typical(recorded)
+        steps = StepsForPerfetto.of(recorded, found)
         name = "-".join([recorded.run_file.run_id, *([finding] if finding else []), "perfetto.json.gz"])
         path = out or REPORTS_FOLDER / harmless(name)
         write_file(path, steps.packed())
-    numbers = ", ".join(map(str, steps.numbers)) if steps.window.has_steps else "all of the trace, which tells none"
+    window = steps.window
+    numbers = ", ".join(str(window.numbers[place]) for place in steps.begins_ns) if window.has_steps else "not recorded"
     click.echo(f"{path}\nSteps: {numbers}. Open it at https://ui.perfetto.dev")
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import count
-from typing import Final
+from itertools import chain, count
+from typing import Final, Self
 
 import msgspec
 import numpy as np
@@ -24,91 +24,74 @@ from efprof.model import Finding, NotRecorded
 AFTER_A_LAUNCH: Final = (*ON_DEVICE, "ac2g", "async_cpu_to_gpu")
 """What has the number of a launch: what it launched, and the arrow to it."""
 STAGES, IDLE, FINDING = 1, 2, 3
+NAMES_OF_LANES: Final = ord("M")
 LANES: Final = {STAGES: "stages", IDLE: "device idle", FINDING: "finding"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepsForPerfetto:
-    """Steps of a window by their places in it; `marks` are the instants at which the finding's line begins in each."""
+    """Steps of a window: by their places in it, when the finding's line begins in each, or the step itself."""
 
     window: TraceWindow
-    places: tuple[int, ...]
+    begins_ns: dict[int, int]
     finding: Finding | None = None
-    marks: tuple[int, ...] = ()
 
     @classmethod
-    def typical(cls, run: Run, finding: Finding | None = None) -> "StepsForPerfetto":
-        """The step of median length of the window that the report shows; raises NotRecorded without a trace."""
+    def of(cls, run: Run, finding: Finding | None) -> Self:
+        """The steps in which its line ran, of the last window with any; else the step that the report shows.
+
+        Raises NotRecorded without a trace.
+        """
+        if finding is not None:
+            for window in reversed(run.get(TraceWindows).windows):
+                begins_ns = _begins_ns(window, finding, run.get(Sources))
+                if begins_ns:
+                    return cls(window=window, begins_ns=begins_ns, finding=finding)
         window = run.get(TimeUse).window
         if not len(window.trace):
             raise NotRecorded(f"{window.path.name} holds no event; record the training again.")
         place = typical_step(window)
-        return cls(window=window, places=(place,), finding=finding, marks=(window.steps[place][0],) if finding else ())
-
-    @classmethod
-    def of(cls, run: Run, finding: Finding) -> "StepsForPerfetto":
-        """The steps in which its line ran, of the last window with any; where its line is in none, the typical step."""
-        for window in reversed(run.get(TraceWindows).windows):
-            starts = _starts(window, finding, run.get(Sources))
-            first = {
-                place: int(inside.min())
-                for place, (start_ns, end_ns) in enumerate(window.steps)
-                if len(inside := starts[(starts >= start_ns) & (starts < end_ns)])
-            }
-            if first:
-                return cls(window=window, places=tuple(first), finding=finding, marks=tuple(first.values()))
-        return cls.typical(run, finding)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return tuple(self.window.numbers[place] for place in self.places)
+        return cls(window=window, begins_ns={place: window.steps[place][0]}, finding=finding)
 
     def packed(self) -> bytes:
         """The file: the events of these steps as they were, what they launched, and lanes of ours."""
-        trace, spans = self.window.trace, self._spans()
+        trace, spans = self.window.trace, [self.window.steps[place] for place in self.begins_ns]
         launches = np.flatnonzero(trace.is_of(*LAUNCHES) & (trace.id >= 0))
         launched = trace.id[launches[_overlap(trace.start_ns[launches], trace.end_ns[launches], spans)]]
 
         def chosen(block: Block) -> Array:
             start_ns = block.dense["start_ns"] + trace.header.base_ns
             codes = [code for code, text in enumerate(block.texts) if text.lower() in AFTER_A_LAUNCH]
-            is_launched = np.isin(block.dense["category"], codes) & np.isin(block.dense["id"], launched)
-            is_told_of_lanes = block.dense["phase"] == ord("M")
-            is_inside = _overlap(start_ns, start_ns + block.dense["duration_ns"], spans)
-            found: Array = is_inside | is_launched | is_told_of_lanes
+            found = _overlap(start_ns, start_ns + block.dense["duration_ns"], spans)
+            found |= np.isin(block.dense["category"], codes) & np.isin(block.dense["id"], launched)
+            found |= block.dense["phase"] == NAMES_OF_LANES
             return found
 
-        return excerpt(self.window.path, chosen, [*self._names(), *self._lanes()])
+        used = {process for process, _ in trace.lanes}
+        ours = {"pid": next(number for number in count(1) if number not in used), "cat": "efprof"}
+        lanes = chain(_names(), *(self._lanes(*span) for span in spans), self._marks())
+        return excerpt(self.window.path, chosen, [ours | one for one in lanes])
 
-    def _spans(self) -> list[tuple[int, int]]:
-        return [self.window.steps[place] for place in self.places]
-
-    def _process(self) -> int:
-        used = {process for process, _ in self.window.trace.lanes}
-        return next(number for number in count(1) if number not in used)
-
-    def _names(self) -> Iterator[dict[str, object]]:
-        ours: dict[str, object] = {"ph": "M", "pid": self._process()}
-        yield ours | {"name": "process_name", "args": {"name": "efprof"}}
-        yield ours | {"name": "process_sort_index", "args": {"sort_index": -1}}
-        for lane, name in LANES.items():
-            yield ours | {"name": "thread_name", "tid": lane, "args": {"name": name}}
-
-    def _lanes(self) -> Iterator[dict[str, object]]:
+    def _lanes(self, start_ns: int, end_ns: int) -> Iterator[dict[str, object]]:
         trace = self.window.trace
-        ours: dict[str, object] = {"pid": self._process(), "cat": "efprof"}
-        for start_ns, end_ns in self._spans():
-            for begin_ns, until_ns, stage in stage_bands(self.window.paths, start_ns, end_ns):
-                yield ours | {"name": stage, "tid": STAGES} | _times(trace.header, begin_ns, until_ns)
-            for gap in idle_gaps(trace, start_ns, end_ns) if trace.is_of(*ON_DEVICE).any() else ():
-                times = _times(trace.header, gap.start_ns, gap.end_ns)
-                yield ours | {"name": f"idle: {gap.cause}", "tid": IDLE} | times
-        if self.finding is None:
-            return
-        for at_ns in self.marks:
+        for stage_ns, until_ns, stage in stage_bands(self.window.paths, start_ns, end_ns):
+            yield {"name": stage, "tid": STAGES} | _times(trace.header, stage_ns, until_ns)
+        for gap in idle_gaps(trace, start_ns, end_ns) if trace.is_of(*ON_DEVICE).any() else ():
+            yield {"name": f"idle: {gap.cause}", "tid": IDLE} | _times(trace.header, gap.start_ns, gap.end_ns)
+
+    def _marks(self) -> Iterator[dict[str, object]]:
+        if self.finding is not None:
             told = {"line": str(self.finding.blame), "message": self.finding.message, "fix": self.finding.fix.summary}
             mark = {"ph": "i", "s": "g", "name": self.finding.headline, "tid": FINDING, "args": told}
-            yield ours | _times(trace.header, at_ns, at_ns) | mark
+            for at_ns in self.begins_ns.values():
+                yield _times(self.window.trace.header, at_ns, at_ns) | mark
+
+
+def _names() -> Iterator[dict[str, object]]:
+    yield {"ph": "M", "name": "process_name", "args": {"name": "efprof"}}
+    yield {"ph": "M", "name": "process_sort_index", "args": {"sort_index": -1}}
+    for lane, name in LANES.items():
+        yield {"ph": "M", "name": "thread_name", "tid": lane, "args": {"name": name}}
 
 
 def _times(header: Header, start_ns: int, end_ns: int) -> dict[str, object]:
@@ -124,13 +107,18 @@ def _overlap(starts: Array, ends: Array, spans: list[tuple[int, int]]) -> Array:
     return found
 
 
-def _starts(window: TraceWindow, finding: Finding, sources: Sources) -> Array:
-    """When the events begin that were called from the finding's line."""
+def _begins_ns(window: TraceWindow, finding: Finding, sources: Sources) -> dict[int, int]:
+    """When the first event begins that was called from the finding's line, in each step that has one."""
     on_line: set[int] = set()
     for path in window.paths.root.walk():
         is_line = path.kind in ("line", "function") and str(sources.line(path.text)) == str(finding.blame)
         if is_line or id(path.above) in on_line:
             on_line.add(id(path))
     events = [event for event, path in window.paths.of_event.items() if id(path) in on_line]
-    found: Array = window.trace.start_ns[events]
+    starts = np.sort(window.trace.start_ns[events])
+    found = {}
+    for place, (start_ns, end_ns) in enumerate(window.steps):
+        first = int(np.searchsorted(starts, start_ns))
+        if first < len(starts) and starts[first] < end_ns:
+            found[place] = int(starts[first])
     return found
