@@ -6,7 +6,7 @@ So that the traces of sixty ranks take no more memory than that of one.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -46,23 +46,30 @@ class OneRank:
     distributed: dict[str, object]
     steps_ns: tuple[int, ...]
     steady_ms: float | None
-    device: DeviceUse | None
-    is_on_device: bool
-    stays: Stays
+    device: DeviceUse | None = None
+    is_on_device: bool = False
+    stays: Stays = field(default_factory=dict)
     spent_ms: dict[tuple[Where, str, str], float] = field(default_factory=dict)
 
     @classmethod
+    def alone(cls, windows: tuple[TraceWindow, ...]) -> Self:
+        """From its windows, of which there is at least one, without what only a comparison of ranks needs."""
+        return cls(
+            told_rank=windows[0].trace.header.rank,
+            distributed=windows[0].trace.header.distributed,
+            steps_ns=tuple(end - start for window in windows for start, end in window.steps),
+            steady_ms=windows[0].steady_ms,
+        )
+
+    @classmethod
     def of(cls, windows: tuple[TraceWindow, ...]) -> Self:
-        """From its windows, of which there is at least one."""
+        """The same with that."""
         first = windows[0]
         stays: Stays = {}
         for window in windows:
             stays |= _stays(window)
-        return cls(
-            told_rank=first.trace.header.rank,
-            distributed=first.trace.header.distributed,
-            steps_ns=tuple(end - start for window in windows for start, end in window.steps),
-            steady_ms=first.steady_ms,
+        return replace(
+            cls.alone(windows),
             device=device_use(first.trace, first.steps[0][0], first.steps[-1][1]),
             is_on_device=any(_communicates(window) for window in windows),
             stays=stays,
@@ -99,7 +106,8 @@ class RankTimes:
         others = {place: folder for place, folder in folders.items() if folder != here}
         read = carry_out([_work(run, folder, len(others)) for folder in others.values()], run.engine)
         answers = dict(zip(others, read, strict=True))
-        found = {place: OneRank.of(windows) for place, folder in folders.items() if folder == here}
+        summary = OneRank.of if others else OneRank.alone
+        found = {place: summary(windows) for place, folder in folders.items() if folder == here}
         found |= {place: one for place, one in answers.items() if isinstance(one, OneRank)}
         errors = tuple(str(one) for one in answers.values() if isinstance(one, UnreadableInput))
         if not found and not errors:
