@@ -17,6 +17,7 @@ import click
 from benchmarks.machine import machine_line
 from benchmarks.recording.processes import ROOT
 from benchmarks.tracing import works
+from benchmarks.tracing.made import make_ranks
 from benchmarks.tracing.table import (
     ALONE,
     BARE,
@@ -26,6 +27,7 @@ from benchmarks.tracing.table import (
     MB,
     TABLE_HEAD,
     Row,
+    ranks_lines,
     report_lines,
     requirements,
     table_line,
@@ -37,6 +39,7 @@ SMALL: Final = "tracelens__h100__Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz"
 MIDDLE: Final = "hta__df_index_resolver__df_index_resolver.json.gz"
 REPEATED: Final = ("hta__trace_diff__control__control.json.gz", MIDDLE)
 """The large files are made of them by turns: one with the shapes of inputs, one with memory events."""
+RANKS: Final = "hta__nccl_parser_config__nccl_data.json.gz"
 LARGE: Final = (300 * MB, 1000 * MB)
 HTA_EVERY_ROUND: Final = 60 * MB
 """In larger files it takes a minute, and is timed once; in the largest, never."""
@@ -57,6 +60,7 @@ own. HTA reads files of more than 60 MB in the first round alone, and none of 1 
 @click.option("--traces", type=click.Path(path_type=Path), default=TRACES, help="A folder of real traces.")
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="In which all works run once.")
 @click.option("--large", type=int, multiple=True, default=LARGE, show_default=True, help="Bytes of each made file.")
+@click.option("--ranks", default=64, show_default=True, help="Made traces of one training, for a report of all.")
 @click.option("--quick", is_flag=True, help="Leave out the file of 1 GB, and HTA on more than 60 MB.")
 @click.option("--hta", type=click.Path(path_type=Path), help="A Python that has HTA (pip install traceinsight).")
 @click.option("--tracelens", type=click.Path(path_type=Path), help="A Python that has AMD's TraceLens (from GitHub).")
@@ -65,6 +69,7 @@ def main(
     traces: Path,
     rounds: int,
     large: Sequence[int],
+    ranks: int,
     quick: bool,
     hta: Path | None,
     tracelens: Path | None,
@@ -81,9 +86,11 @@ def main(
     say("# What it costs to read a profiler's trace", "", machine_line())
     say(METHOD.format(rounds=rounds, large=f"{min(large) / MB:,.0f} MB"))
     sizes = [size for size in large if not (quick and size >= HUGE)]
-    if all((traces / name).is_file() for name in (SMALL, *REPEATED)):
-        for line in _all_lines(traces, sizes, rounds, hta, HTA_EVERY_ROUND if quick else HUGE, tracelens):
+    if all((traces / name).is_file() for name in (SMALL, RANKS, *REPEATED)):
+        most_hta = HTA_EVERY_ROUND if quick else HUGE
+        for line in _all_lines(traces, sizes, rounds, hta, most_hta, tracelens):
             say(line)
+        say(*_of_ranks(traces / RANKS, ranks))
     else:
         say(f"Left out: {traces} has not {SMALL}, {' and '.join(REPEATED)}.")
     say("", f"Measured in {(time.monotonic() - start) / 60:.0f} minutes.")
@@ -105,6 +112,15 @@ def _all_lines(
         yield from requirements(rows)
         yield f"\n## A whole report of {rows[1].name}\n"
         yield from report_lines(*_reports(traces / MIDDLE, Path(made), tracelens))
+
+
+def _of_ranks(source: Path, num_ranks: int) -> Iterator[str]:
+    """On one processor and on two: each rank is read by a process of its own, as many at once as processors."""
+    yield f"\n## A report of {num_ranks} ranks, each like {source.name.split('__')[1]}\n"
+    with tempfile.TemporaryDirectory(prefix="efprof-benchmark-") as made:
+        folder = make_ranks(source, Path(made) / "ranks", num_ranks)
+        commands = {num: works.report_on_processors(num, folder, Path(made) / "page.html") for num in (1, 2)}
+        yield from ranks_lines([(num, works.whole_of(command)) for num, command in commands.items()])
 
 
 def measure(files: Sequence[Path], rounds: int, hta: Path | None, most_hta: int) -> list[Row]:

@@ -63,7 +63,10 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         ("fit --budget 1G -- true", "the command must name the batch size as {batch}"),
         ("fit --budget 1G --max-batch 0 -- true {batch}", "--max-batch 0 is not in the range x>=1."),
         ("fit --budget 1G --min-batch x -- true {batch}", "--min-batch 'x' is not a valid integer"),
-        ("xyzzy", "there is no command 'efprof xyzzy'; there are allocator, compare, doctor, fit, record, report."),
+        (
+            "xyzzy",
+            "there is no command 'efprof xyzzy'; there are allocator, compare, doctor, export, fit, record, report.",
+        ),
         ("allocator rply", "there is no command 'efprof allocator rply'; did you mean 'replay'?"),
         ("allocator xyzzy", "there is no command 'efprof allocator xyzzy'; there are replay, what-if."),
         ("allocator replay", "FILE is missing; write 'efprof allocator replay [OPTIONS] FILE'."),

@@ -131,6 +131,13 @@ def report_lines(report: Sequence[Whole], tracelens: Sequence[Whole]) -> Iterato
         yield _least("CPU of TraceLens over a report's", ratio, MIN_OVER_TRACELENS)
 
 
+def ranks_lines(wholes: Sequence[tuple[int, Whole]]) -> Iterator[str]:
+    """What a report of many ranks takes on so many processors."""
+    yield from ("| processors | CPU | wall | peak of all processes |", "| --- | --- | --- | --- |")
+    for num, one in wholes:
+        yield f"| {num} | {one.cpu_s:.1f} s | {one.wall_s:.1f} s | {one.peak_bytes / MB:,.0f} MB |"
+
+
 def _wall(row: Row) -> str:
     over_bare = [row.ratio(BY_TWO, BARE, wall) or 0.0]
     name = f"Wall of two processes over a bare decoding's, {row.name}"

@@ -96,6 +96,12 @@ def report(file: Path, page: Path) -> list[str]:
     return [sys.executable, "-m", "efprof", "report", str(file), "--out", str(page)]
 
 
+def report_on_processors(num_processors: int, folder: Path, page: Path) -> list[str]:
+    """The same of the ranks in a folder, where the process may use no more processors."""
+    some = ",".join(map(str, sorted(os.sched_getaffinity(0))[:num_processors]))
+    return ["taskset", "--cpu-list", some, *report(folder, page)]
+
+
 def tracelens(python: Path, file: Path, table: Path) -> list[str]:
     """AMD's report of the same file."""
     module = "TraceLens.Reporting.generate_perf_report_pytorch"

@@ -32,7 +32,7 @@ def as_run(*paths: Path) -> Iterator[Path]:
     """A run folder for as long as the context lasts, which refers to the files where they are.
 
     A trace and a snapshot are of one rank where they are the first, the second ... of their kind. Traces come in the
-    order of the ranks that they name, where all of them name different ones.
+    order of the ranks that they name, those that name none last; where two name the same, in that of their names.
     """
     files = [file for path in paths for file in ([path] if path.is_file() else _files_in(path))]
     traces = _by_rank([file for file in files if is_trace(file)])
@@ -58,9 +58,10 @@ def as_run(*paths: Path) -> Iterator[Path]:
 
 def _by_rank(traces: Sequence[Path]) -> list[Path]:
     ranks = {path: leading_header(path).rank for path in traces}
-    if None in ranks.values() or len(set(ranks.values())) < len(ranks):
+    named = [rank for rank in ranks.values() if rank is not None]
+    if len(set(named)) < len(named):
         return list(traces)
-    return sorted(traces, key=lambda path: ranks[path] or 0)
+    return sorted(traces, key=lambda path: (ranks[path] is None, ranks[path] or 0))
 
 
 def _files_in(folder: Path) -> list[Path]:

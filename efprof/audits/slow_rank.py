@@ -41,7 +41,7 @@ def slow_rank(run: Run) -> Examination:
     What the others wait for this rank alone, until the next but last one comes.
     """
     arrivals = run.get(RankArrivals)
-    num_ranks, num_steps = len(arrivals.windows), len(arrivals.late_ns)
+    num_ranks, num_steps = len(arrivals.ranks), len(arrivals.late_ns)
     if num_ranks < 2 or not arrivals.num_collectives:
         what = "the traces of ranks without collectives that wait for all" if num_ranks > 1 else "a single rank"
         return Examination(looked_at=what)

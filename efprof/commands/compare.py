@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from efprof.commands.report import FORMATS, Format, Progress, analyse, chosen_form, report_on, write_or_print
+from efprof.commands.report import ENGINE, FORMATS, Format, Progress, analyse, chosen_form, report_on, write_or_print
 from efprof.model import EfprofError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def parse_budgets(context: click.Context, option: click.Parameter, words: tuple[
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), help="Default: text, or what the name after --out says.")
 @click.option("--json", "is_json", is_flag=True, help="Short for --format json.")
+@ENGINE
 @click.option("--static", is_flag=True, help="Draw still pictures, for readers without JavaScript (with matplotlib).")
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: the terminal, HTML in reports/.")
 def compare(
@@ -58,28 +59,30 @@ def compare(
     budgets: dict[str, float],
     form: Format | None,
     is_json: bool,
+    engine: str | None,
     static: bool,
     out: Path | None,
 ) -> int:
     """Say what got better or worse from one run to another.
 
     BASE and HEAD are each a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest'; or
-    a trace of torch's profiler from anywhere.
+    a trace of torch's profiler from anywhere. Each may be a URL, such as s3://bucket/run.
 
     Exit code: 0 fine, 1 a gated metric is worse by more than its budget, 2 wrong usage or unreadable input,
     3 unclear (with --strict), 4 not comparable.
     """
     chosen = chosen_form(form, is_json, out, "text")
     from efprof.artifacts.foreign import is_foreign
+    from efprof.artifacts.remote import is_url
     from efprof.artifacts.runs import find_run
     from efprof.compare.comparison import compare_reports
 
-    paths = [Path(side) if is_foreign(Path(side)) else find_run(side) for side in (base, head)]
-    if paths[0].resolve() == paths[1].resolve():
-        raise EfprofError(f"BASE and HEAD are the same run, {paths[0].name}: record the changed program first.")
+    names = [side if is_url(side) or is_foreign(Path(side)) else str(find_run(side)) for side in (base, head)]
+    if Path(names[0]).resolve() == Path(names[1]).resolve():
+        raise EfprofError(f"BASE and HEAD are the same run, {Path(names[0]).name}: record the changed program first.")
     with Progress() as progress:
-        made = partial(analyse, say=progress.say)
-        reports = report_on((str(paths[0]),), made), report_on((str(paths[1]),), made)
+        made = partial(analyse, engine=engine, say=progress.say)
+        reports = report_on((names[0],), made), report_on((names[1],), made)
     comparison = compare_reports(*reports, forced=force, budgets=budgets)
     name = f"{comparison.base.run_id}-to-{comparison.head.run_id}"
     write_or_print(lambda form: render_comparison(comparison, reports, form, is_static=static), chosen, out, name)

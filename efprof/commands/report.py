@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +16,21 @@ from efprof.commands.allocator import SIZES, parse_size
 from efprof.model import EfprofError, UnreadableInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from efprof.model import Report
 
+ENGINE: Final = click.option(
+    "--engine",
+    metavar="dask://HOST:8786",
+    help="The scheduler of a Dask cluster that reads the traces of ranks; default: a process for each processor here.",
+)
+OWN: Final = click.option(
+    "--own",
+    multiple=True,
+    metavar="PACKAGE",
+    help="An installed package whose lines are yours, in a trace from elsewhere.",
+)
 Format = Literal["text", "json", "markdown", "html"]
 
 FORMATS: Final = ("text", "json", "markdown", "html")
@@ -51,12 +63,8 @@ _CLEARED: Final = "\r\x1b[K"
     help=f"Say how the peak of memory comes to stay below: {SIZES}.",
 )
 @click.option("--gpu-estimate", is_flag=True, help="Also what a run recorded on a CPU would take on a GPU: seconds.")
-@click.option(
-    "--own",
-    multiple=True,
-    metavar="PACKAGE",
-    help="An installed package whose lines are yours, in a trace from elsewhere.",
-)
+@OWN
+@ENGINE
 @click.option("--hta", is_flag=True, help="Also what HolisticTraceAnalysis says of a GPU's trace: seconds.")
 @click.option("--static", is_flag=True, help="Draw still pictures, for readers without JavaScript (with matplotlib).")
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: reports/, or the terminal.")
@@ -68,6 +76,7 @@ def report(
     gpu_estimate: bool,
     own: tuple[str, ...],
     hta: bool,
+    engine: str | None,
     static: bool,
     out: Path | None,
 ) -> None:
@@ -75,7 +84,7 @@ def report(
 
     RUN is a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest', which is the
     default. FILE is a trace of torch's profiler (.json, .json.gz) or a snapshot of CUDA's allocator (.pickle) from
-    anywhere, several of one training, or a folder with those of each rank.
+    anywhere, several of one training, or a folder with those of each rank. Each may be a URL, such as s3://bucket/run.
     """
     chosen = chosen_form(form, is_json, out, "html")
     with Progress() as progress:
@@ -85,6 +94,7 @@ def report(
             has_gpu_estimate=gpu_estimate,
             own_packages=frozenset(own),
             has_hta=hta,
+            engine=engine,
             say=progress.say,
         )
         result = report_on(runs, made)
@@ -92,23 +102,45 @@ def report(
 
 
 def report_on(runs: tuple[str, ...], analyse: "Callable[[Path], Report]") -> "Report":
-    """The report on one run, or on files of one training that something else wrote."""
+    """The report on one run, or on files of one training that something else wrote, here or at a URL."""
+    from efprof.artifacts.remote import known_by, local_copies
+
+    with local_copies(runs) as local:
+        with opened(tuple(local)) as folder:
+            result = analyse(folder)
+            if result.run.ended == "unknown":  # something else wrote them
+                _refuse_unreadable(result, (str(folder), *(str(Path(path).resolve()) for path in local)))
+                result = replace(result, run=replace(result.run, path=" ".join(local)))
+        return replace(
+            result,
+            run=replace(result.run, path=known_by(result.run.path, local)),
+            audits=tuple(replace(audit, reason=known_by(audit.reason, local)) for audit in result.audits),
+            warnings=tuple(known_by(warning, local) for warning in result.warnings),
+        )
+
+
+@contextmanager
+def opened(runs: tuple[str, ...]) -> "Iterator[Path]":
+    """The folder of a run, or one that is made of files that something else wrote."""
     from efprof.artifacts.foreign import as_run, is_foreign
     from efprof.artifacts.runs import find_run
 
     if runs and all(is_foreign(Path(run)) for run in runs):
         with as_run(*map(Path, runs)) as folder:
-            result = analyse(folder)
-            places = (str(folder), *(str(Path(run).resolve()) for run in runs))
-            errors = [audit.reason for audit in result.audits if audit.status == "errored"]
-            told = [reason for reason in errors if any(place in reason for place in places)]
-            if told and not any(one.status in ("passed", "failed") for one in result.audits):
-                links = rf"{re.escape(str(folder))}\S*\.(pickle|json\.gz)"  # to files, known by their own names
-                raise UnreadableInput(re.sub(links, lambda link: str(Path(link[0]).resolve()), told[0]))
-        return replace(result, run=replace(result.run, path=" ".join(runs)))
-    if len(runs) > 1:
+            yield folder
+    elif len(runs) > 1:
         raise EfprofError(f"{runs[1]} cannot be reported with {runs[0]}: give one run, or files of one training.")
-    return analyse(find_run(runs[0] if runs else None))
+    else:
+        yield find_run(runs[0] if runs else None)
+
+
+def _refuse_unreadable(result: "Report", places: tuple[str, ...]) -> None:
+    """Raises UnreadableInput where nothing could be told of any file; the first of `places` is the folder of links."""
+    errors = [audit.reason for audit in result.audits if audit.status == "errored"]
+    told = [reason for reason in errors if any(place in reason for place in places)]
+    if told and not any(one.status in ("passed", "failed") for one in result.audits):
+        links = rf"{re.escape(places[0])}\S*\.(pickle|json\.gz)"  # to files, known by their own names
+        raise UnreadableInput(re.sub(links, lambda link: str(Path(link[0]).resolve()), told[0]))
 
 
 def analyse(
@@ -118,6 +150,7 @@ def analyse(
     has_gpu_estimate: bool = False,
     own_packages: frozenset[str] = frozenset(),
     has_hta: bool = False,
+    engine: str | None = None,
     say: "Callable[[str], None]" = lambda _: None,
 ) -> "Report":
     """Every audit's result over the run in that folder; raises UnreadableInput.
@@ -134,7 +167,7 @@ def analyse(
     from efprof.runner import find_audits, first_overview, make_report
 
     run = open_run(path, budget_bytes)
-    run.own_packages = own_packages
+    run.own_packages, run.engine = own_packages, engine
     overviews = [lambda: device_overview(run)]
     if has_gpu_estimate:
         from efprof.facts.gpu_estimate.gpu_estimate import gpu_overview
@@ -185,24 +218,28 @@ def write_or_print(render: "Callable[[Format], str]", form: Format, out: Path | 
     The name comes from a file, so only harmless characters of it are taken.
     """
     if form == "html":
-        harmless = re.sub(r"[^\w.+-]", "_", name).lstrip(".") or "run"
-        path = out or REPORTS_FOLDER / f"{harmless}.html"
-        _write(path, render("html"))
+        path = out or REPORTS_FOLDER / f"{harmless(name)}.html"
+        write_file(path, render("html").encode(errors="replace"))
         click.echo(render("text") + str(path))
     elif out is None:
         click.echo(render(form), nl=False)
     else:
-        _write(out, render(form))
+        write_file(out, render(form).encode(errors="replace"))
         click.echo(out)
 
 
-def _write(path: Path, text: str) -> None:
+def harmless(name: str) -> str:
+    """What a file may be called that is named after something from outside."""
+    return re.sub(r"[^\w.+-]", "_", name).lstrip(".") or "run"
+
+
+def write_file(path: Path, content: bytes) -> None:
     """Write the file in one step, its folder too; raises EfprofError where it cannot be written."""
     from efprof.artifacts.files import write_atomically
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode(errors="replace"))
+        write_atomically(path, content)
     except OSError as error:
         raise EfprofError(f"{path} cannot be written ({error.strerror}): give another place after --out.") from error
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.trace import MIDDLE, REPEATED, SMALL, main
+from benchmarks.trace import MIDDLE, RANKS, REPEATED, SMALL, main
 from benchmarks.tracing.made import GAP_US, make_trace
 from benchmarks.tracing.table import (
     ALONE,
@@ -70,11 +70,11 @@ def test_a_repetition_comes_later_and_has_ids_of_its_own(tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_the_benchmark_prints_and_writes_its_tables(tmp_path: Path) -> None:
-    for name in (SMALL, *REPEATED):
+    for name in (SMALL, RANKS, *REPEATED):
         real(tmp_path, name)
     table = tmp_path / "trace.md"
-    arguments = ["--traces", str(tmp_path), "--rounds", "1", "--large", "5000", "--write", str(table)]
-    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    arguments = ["--traces", str(tmp_path), "--rounds", "1", "--large", "5000", "--ranks", "2", "--write"]
+    done = CliRunner().invoke(main, [*arguments, str(table)], catch_exceptions=False)
     text = table.read_text(encoding="utf-8")
     assert done.output == text
     assert "| df_index_resolver | 0.0 MB | 3 |" in text
@@ -82,6 +82,7 @@ def test_the_benchmark_prints_and_writes_its_tables(tmp_path: Path) -> None:
     assert "| not installed |" in text
     assert "- Peak of one process, df_index_resolver held: " in text
     assert "| efprof report | " in text
+    assert "## A report of 2 ranks" in text
     assert done.exit_code == 0
 
 

@@ -48,10 +48,14 @@ class _Clock(msgspec.Struct):
 
 
 class TraceText:
-    """A trace file, whose events are read once, from first to last; `header` is whole only after that."""
+    """A trace file, whose events are read once, from first to last; `header` is whole only after that.
+
+    `head` is the text before the first event, `tail` what follows the end of their list.
+    """
 
     def __init__(self, path: Path, *, block_bytes: int = BLOCK_BYTES) -> None:
         self.header = Header()
+        self.head = self.tail = b""
         self._path = path
         self._block_bytes = block_bytes
 
@@ -105,6 +109,7 @@ class TraceText:
 
     def _cut(self, file: BinaryIO) -> Iterator[bytes]:
         head, text = self._head(file)
+        self.head = head
         self.separator = b","
         cut = None
         while chunk := file.read(self._block_bytes):
@@ -122,7 +127,7 @@ class TraceText:
         events, tail = self._end(head, text)
         if EVENTS.search(tail):
             raise self.broken("it has two lists of traceEvents")
-        self.header = self._decoded_header(head + b"]" + tail)
+        self.header, self.tail = self._decoded_header(head + b"]" + tail), tail
         if events:
             yield b"[%b]" % events
 

@@ -8,16 +8,18 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import zip_longest
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from efprof.artifacts.child import ChildEnded, answer_of, bounded_memory, started
+from efprof.artifacts.child import bounded_memory, started
+from efprof.artifacts.engine import in_processes
 from efprof.artifacts.files import no_garbage_collection, numbered_files
+from efprof.artifacts.processors import num_processors
 from efprof.artifacts.trace.blocks import GZIP, TraceText
 from efprof.artifacts.trace.columns import Columns, Trace
 from efprof.artifacts.trace.events import Array, Block, Decoder
@@ -44,12 +46,10 @@ def read_trace(path: Path, *, num_processes: int | None = None) -> Trace:
     `num_processes` decode a large file; as many as there are processors where it is None.
     """
     with tempfile.TemporaryFile(prefix="efprof-trace-") as columns:
-        try:
-            answer = answer_of(_read_in_child, path, columns, num_processes)
-        except ChildEnded as ended:
-            raise UnreadableInput(f"{path} cannot be read: its reader {ended}.") from None
-        if isinstance(answer, str):
-            raise UnreadableInput(answer)
+        work = partial(_read_in_child, path, columns, num_processes)
+        (answer,) = in_processes([(str(path), work)], 1)
+        if isinstance(answer, UnreadableInput):
+            raise answer
         return _mapped(answer, columns)
 
 
@@ -130,21 +130,20 @@ def _written(file: BinaryIO) -> Iterator[Block]:
         yield pickle.load(file)  # noqa: S301 -- written by a process of ours
 
 
-def _read_in_child(path: Path, file: BinaryIO, num_processes: int | None, answer: Connection) -> None:
+def _read_in_child(path: Path, file: BinaryIO, num_processes: int | None) -> dict[str, Any]:
     try:
-        answer.send(_stored(path, file, num_processes))
-    except UnreadableInput as error:
-        answer.send(str(error))
+        return _stored(path, file, num_processes)
     except (ArithmeticError, ValueError, RecursionError) as error:
-        answer.send(f"{path} is not a whole profiler trace ({error}); record or copy it again.")
+        raise UnreadableInput(f"{path} is not a whole profiler trace ({error}); record or copy it again.") from None
     except MemoryError:
-        answer.send(f"{path} cannot be read: it needs more memory than a trace of its size does; record it again.")
+        why = "it needs more memory than a trace of its size does; record it again"
+        raise UnreadableInput(f"{path} cannot be read: {why}.") from None
 
 
 def _stored(path: Path, file: BinaryIO, num_processes: int | None) -> dict[str, Any]:
     """Write the columns to the file, one after the other, and say where they lie and what else there is."""
     is_packed, num_bytes = size_of(path)
-    available = num_processes or min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
+    available = num_processes or min(MAX_PROCESSES, num_processors())
     with bounded_memory(max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes)):
         text, columns = read_here(path, available if num_bytes >= LARGE_BYTES[is_packed] else 1)
         dense, sparse = columns.ordered(text.header.base_ns)

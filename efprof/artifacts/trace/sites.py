@@ -12,12 +12,12 @@ from efprof.model import UnreadableInput
 SITE_COLUMNS = ("start_ns", "site")
 
 
-def read_window(path: Path) -> Trace:
+def read_window(path: Path, *, num_processes: int | None = None) -> Trace:
     """The trace of a window with the call sites that lie beside it; raises UnreadableInput.
 
     efprof 0.2.0 wrote them into the trace, as an argument of its calls.
     """
-    trace = read_trace(path)
+    trace = read_trace(path, num_processes=num_processes)
     sites = path.with_name(path.name.replace("trace-", "sites-").removesuffix(".json.gz") + ".parquet")
     return _with_sites(trace, sites) if sites.exists() else trace
 

@@ -22,11 +22,12 @@ from typing import Any, Final
 import numpy as np
 
 from efprof.artifacts.child import ChildEnded, answer_of, bounded_memory
+from efprof.artifacts.trace.blocks import leading_header
 from efprof.artifacts.trace.read import size_of
 from efprof.facts.run.run import Run
 from efprof.facts.time.call_paths import ON_DEVICE
 from efprof.facts.time.time_use import MAX_ROWS, TimeUse
-from efprof.facts.time.trace_windows import RankTraces
+from efprof.facts.time.trace_windows import FOREIGN_TRACE
 from efprof.model import Narrative, NotRecorded, Table, UnreadableInput
 
 PACKAGE: Final = "traceinsight"
@@ -70,23 +71,33 @@ def hta_evidence(run: Run) -> tuple[Table | Narrative, ...]:
 
     Of a recorded run it is asked for the last window. Raises NotRecorded without a trace, UnreadableInput.
     """
-    windows = run.get(RankTraces).windows if run.is_foreign else {0: run.get(TimeUse).window}
-    traces = {rank: windows[rank].trace for rank in sorted(windows)}
-    traces = {rank: trace for rank, trace in traces.items() if np.any(trace.is_of(*ON_DEVICE, COUNTERS))}
-    if not traces:
+    paths = _paths(run)
+    if not paths:
         return ()
     try:
         paragraphs = [KNOWN.format(version(PACKAGE))]
     except PackageNotFoundError:
         return (Narrative(title="HTA", paragraphs=(NOT_INSTALLED,)),)
     tables: dict[str, Table] = {}
-    for rank, trace in traces.items():
-        found, missing = _asked(trace.path)
+    for rank, path in paths.items():
+        found, missing = _asked(path)
         paragraphs += [f"Rank {rank}: {sentence}" for sentence in missing]
         for table in found:
             above = tables[table.title].rows if table.title in tables else ()
             tables[table.title] = replace(table, rows=(*above, *((str(rank), *row) for row in table.rows)))
     return (*tables.values(), Narrative(title="HTA", paragraphs=tuple(paragraphs[not tables :])))
+
+
+def _paths(run: Run) -> dict[int, Path]:
+    """The file of each rank; none where the one that the page shows has no device."""
+    shown = run.get(TimeUse).window.trace
+    if not np.any(shown.is_of(*ON_DEVICE, COUNTERS)):
+        return {}
+    if not run.is_foreign:
+        return {0: shown.path}
+    files = [path.resolve() for folder in run.rank_folders if (path := folder / FOREIGN_TRACE).exists()]
+    told = [leading_header(path).rank for path in files]
+    return {place if rank is None else rank: path for place, (rank, path) in enumerate(zip(told, files, strict=True))}
 
 
 def _asked(path: Path) -> tuple[list[Table], list[str]]:

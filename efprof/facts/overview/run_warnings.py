@@ -25,7 +25,7 @@ from efprof.facts.peak.live_memory import LiveMemory
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import catches_out_of_memory
 from efprof.facts.steps.step_times import StepTimes
-from efprof.facts.time.trace_windows import RankTraces
+from efprof.facts.time.rank_times import RankTimes
 from efprof.model import NotRecorded, UnreadableInput
 from efprof.units import format_ms
 
@@ -90,14 +90,14 @@ def warnings_of(run: Run) -> tuple[str, ...]:
 
 def _about_foreign(run: Run) -> Iterator[str]:
     """What files from elsewhere leave open, and which of several cannot be read."""
-    traces = run.find(RankTraces)
+    traces = run.find(RankTimes)
     if traces is None:
         yield FOREIGN.format(what="memory", missing="its steps, its time and its numbers")
         return
     if not any((folder / SNAPSHOT).exists() for folder in run.rank_folders):
         yield FOREIGN.format(what="time", missing="its memory, its numbers and its exact lines")
-    if traces.windows:
-        yield from traces.errors.values()
+    if traces.ranks:
+        yield from traces.errors
 
 
 def _about_other_attempts(run: Run) -> Iterator[str]:

@@ -30,6 +30,8 @@ class Run:
 
     own_packages: frozenset[str] = frozenset()
     """Installed packages whose lines are the user's own, where someone said so."""
+    engine: str | None = None
+    """The cluster that reads the traces of ranks; None for this machine."""
 
     def __init__(self, folder: Path, run_file: RunFile, budget_bytes: int | None = None) -> None:
         self.folder = folder
@@ -58,7 +60,7 @@ class Run:
     def of_rank(self, folder: Path) -> "Run":
         """The same run, as if this rank alone had recorded anything."""
         alone = Run(self.folder, self.run_file, self.budget_bytes)
-        alone.own_packages, alone.rank_folders = self.own_packages, (folder,)
+        alone.own_packages, alone.engine, alone.rank_folders = self.own_packages, self.engine, (folder,)
         return alone
 
     def get(self, fact: type[F]) -> F:

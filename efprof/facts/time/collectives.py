@@ -8,28 +8,16 @@ from typing import Final, Self
 
 import numpy as np
 
-from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath, by_launch
-from efprof.facts.time.device_lanes import kind_of, overlap_ns, union
+from efprof.facts.time.device_lanes import kind_of, kind_of_collective, overlap_ns, union
 from efprof.facts.time.launching_lines import LaunchingLine, launching_line
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import Narrative, Numbers, Table
 
-KINDS: Final = {
-    "all-reduce": re.compile(r"all_?reduce", re.I),
-    "reduce-scatter": re.compile(r"reduce_?scatter", re.I),
-    "all-gather": re.compile(r"all_?gather", re.I),
-    "all-to-all": re.compile(r"all_?to_?all|sendrecv|deep_ep", re.I),
-    "broadcast": re.compile(r"broadcast", re.I),
-    "reduce": re.compile(r"reduce", re.I),
-    "send and receive": re.compile(r"send|recv", re.I),
-}
-"""Names of labels of c10d and of kernels of NCCL, old and new, the longer ones first."""
-LABEL: Final = re.compile(r"(nccl|rccl|gloo|c10d):")
 DDP: Final = re.compile(r"^DistributedDataParallel\.forward$|distributed(\.ddp)?[.:]+reducer")
 FORWARD, UPDATE = re.compile(r"^DistributedDataParallel\.forward$"), re.compile(r"^Optimizer\.step#")
 BACKWARD: Final = re.compile(r"torch/(_tensor|autograd/__init__)\.py\(\d+\): backward$")
@@ -145,17 +133,6 @@ def collectives_of(window: TraceWindow) -> tuple[Collective, ...]:
             )
         )
     return tuple(found)
-
-
-def kind_of_collective(trace: Trace, event: int, path: CallPath | None, argument: int) -> str:
-    """By the `collective` argument, by what torch calls it, or by the kernel, which may be one of several for it."""
-    texts = [trace.texts[argument]] if argument >= 0 else []
-    texts += [part.text for part in reversed(path.parts()) if LABEL.match(part.text)] if path else []
-    for text in [*texts, trace.text(event)]:
-        kind = next((kind for kind, pattern in KINDS.items() if pattern.search(text)), None)
-        if kind is not None:
-            return kind
-    return trace.text(event)[:40]
 
 
 def _line_of(found: tuple[Collective, ...], window: TraceWindow, sources: Sources) -> LaunchingLine | None:

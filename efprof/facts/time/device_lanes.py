@@ -9,7 +9,7 @@ import numpy as np
 
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
-from efprof.facts.time.call_paths import ON_DEVICE, by_launch
+from efprof.facts.time.call_paths import ON_DEVICE, CallPath, by_launch
 
 DeviceKind = Literal["compute", "copy", "communication"]
 Cause = Literal["the host had launched nothing", "launched, not begun", "not known"]
@@ -19,6 +19,17 @@ Spans = tuple[Array, Array]
 
 COMMUNICATION: Final = re.compile(r"nccl(Dev)?Kernel|^nccl|rccl|multimem_all_|nvshmem|deep_ep::", re.IGNORECASE)
 """Collectives of NCCL under its old and its new name, of RCCL, and what talks over NVLink by itself."""
+KINDS: Final = {
+    "all-reduce": re.compile(r"all_?reduce", re.I),
+    "reduce-scatter": re.compile(r"reduce_?scatter", re.I),
+    "all-gather": re.compile(r"all_?gather", re.I),
+    "all-to-all": re.compile(r"all_?to_?all|sendrecv|deep_ep", re.I),
+    "broadcast": re.compile(r"broadcast", re.I),
+    "reduce": re.compile(r"reduce", re.I),
+    "send and receive": re.compile(r"send|recv", re.I),
+}
+"""Names of labels of c10d and of kernels of NCCL, old and new, the longer ones first."""
+LABEL: Final = re.compile(r"(nccl|rccl|gloo|c10d):")
 COPY: Final = re.compile(r"^Mem(cpy|set)\b|^Copy", re.IGNORECASE)
 """By the whole word: kernels that a compiler has named after a copy compute."""
 COLOURS: Final[dict[Cause, str]] = {
@@ -66,6 +77,17 @@ class DeviceUse:
 def kind_of(trace: Trace, event: int) -> DeviceKind:
     """What sort of work an event on the device is."""
     return _kind_of_name(trace.text(event), trace.texts[int(trace.category[event])])
+
+
+def kind_of_collective(trace: Trace, event: int, path: CallPath | None, argument: int) -> str:
+    """By the `collective` argument, by what torch calls it, or by the kernel, which may be one of several for it."""
+    texts = [trace.texts[argument]] if argument >= 0 else []
+    texts += [part.text for part in reversed(path.parts()) if LABEL.match(part.text)] if path else []
+    for text in [*texts, trace.text(event)]:
+        kind = next((kind for kind, pattern in KINDS.items() if pattern.search(text)), None)
+        if kind is not None:
+            return kind
+    return trace.text(event)[:40]
 
 
 @lru_cache(maxsize=4096)

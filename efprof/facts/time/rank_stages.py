@@ -1,20 +1,11 @@
 """In which stage, and at which line, a late rank spends more than the others; the evidence of it."""
 
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
 
 from efprof.facts.source.sources import Sources, place_of
-from efprof.facts.time.call_paths import ON_DEVICE, CallPath
-from efprof.facts.time.device_lanes import kind_of
 from efprof.facts.time.rank_arrivals import RankArrivals
-from efprof.facts.time.trace_windows import TraceWindow
+from efprof.facts.time.rank_times import Where
 from efprof.model import Narrative, SourceLine, Table
-
-Where = Literal["host", "device"]
 
 MAX_ROWS = 12
 """More than the few stages and the lines that matter nobody reads."""
@@ -41,14 +32,12 @@ class StageTime:
 
 def stage_times(arrivals: RankArrivals, late: int) -> list[StageTime]:
     """Every stage and line on the host and on the device, first that by which the late rank is furthest behind."""
-    wheres: tuple[Where, ...] = ("host", "device") if arrivals.is_on_device else ("host",)
     found = []
-    for where in wheres:
-        sums = {rank: _sums(windows, where) for rank, windows in arrivals.windows.items()}
-        for stage, site in {key for spent in sums.values() for key in spent}:
-            others = [spent[stage, site] for rank, spent in sums.items() if rank != late]
-            late_ms, others_ms = sums[late][stage, site], sum(others) / len(others)
-            found.append(StageTime(stage=stage, where=where, site=site, late_ms=late_ms, others_ms=others_ms))
+    for key in {key for one in arrivals.ranks.values() for key in one.spent_ms}:
+        where, stage, site = key
+        others = [one.spent_ms.get(key, 0.0) for rank, one in arrivals.ranks.items() if rank != late]
+        late_ms, others_ms = arrivals.ranks[late].spent_ms.get(key, 0.0), sum(others) / len(others)
+        found.append(StageTime(stage=stage, where=where, site=site, late_ms=late_ms, others_ms=others_ms))
     return sorted(found, key=lambda one: (-one.excess_ms, one.site, one.stage, one.where))
 
 
@@ -62,34 +51,10 @@ def line_behind(worst: StageTime, times: list[StageTime], late: int, sources: So
     return sources.line(line.site)
 
 
-def _sums(windows: tuple[TraceWindow, ...], where: Where) -> dict[tuple[str, str], float]:
-    """Milliseconds per step of each stage, and of each line in it."""
-    found: defaultdict[tuple[str, str], float] = defaultdict(float)
-    num_steps = sum(len(window.steps) for window in windows)
-    for window in windows:
-        for path, spent_ns in _on_host(window) if where == "host" else _on_device(window):
-            line = path.nearest("line", "function")
-            for site in {"", line.text if line is not None else ""}:
-                found[path.stage, site] += spent_ns / 1e6 / num_steps
-    return found
-
-
-def _on_host(window: TraceWindow) -> Iterator[tuple[CallPath, int]]:
-    return ((path, path.own_ns) for path in window.paths.root.walk() if path.above is not None)
-
-
-def _on_device(window: TraceWindow) -> Iterator[tuple[CallPath, int]]:
-    for event in np.flatnonzero(window.trace.is_of(*ON_DEVICE)).tolist():
-        path = window.paths.of_event.get(event)
-        if path is not None and kind_of(window.trace, event) != "communication":
-            yield path, int(window.trace.duration_ns[event])
-
-
 def rank_evidence(arrivals: RankArrivals, late: int, times: list[StageTime]) -> tuple[Table | Narrative, ...]:
     """The ranks, the stages, and how they are known."""
     ranks = (
-        (f"rank {rank}", arrivals.late_ms(rank), 100 * arrivals.share_of_steps(rank))
-        for rank in sorted(arrivals.windows)
+        (f"rank {rank}", arrivals.late_ms(rank), 100 * arrivals.share_of_steps(rank)) for rank in sorted(arrivals.ranks)
     )
     shown = sorted(times[:MAX_ROWS], key=lambda one: (one.where, one.stage, one.site))
     stages = (

@@ -8,7 +8,7 @@ import numpy as np
 
 from efprof.artifacts.trace.events import Array
 from efprof.facts.source.sources import Sources, place_of, split_site
-from efprof.facts.time.call_paths import ON_DEVICE, OPERATORS, STEP_LABEL, CallPath, totals
+from efprof.facts.time.call_paths import ON_DEVICE, OPERATORS, STEP_LABEL, CallPath, CallPaths, totals
 from efprof.facts.time.device_lanes import idle_gaps, kind_of
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import STAGES, Interval, IntervalRow, Intervals
@@ -119,17 +119,37 @@ def name_of(path: CallPath, sources: Sources) -> tuple[str, str]:
             return path.text, ""
 
 
+def typical_step(window: TraceWindow) -> int:
+    """The place of the step of median length."""
+    lengths = [end - start for start, end in window.steps]
+    return lengths.index(statistics.median_low(lengths))
+
+
 def one_step(window: TraceWindow, title: str) -> Intervals:
     """The step of median length on the lanes of its threads and streams, waits and idle gaps coloured by cause."""
-    lengths = [end - start for start, end in window.steps]
-    chosen = lengths.index(statistics.median_low(lengths))
+    chosen = typical_step(window)
     start_ns, end_ns = window.steps[chosen]
     lanes = _StepLanes(window, start_ns, end_ns)
     rows = [row for row in (lanes.stages(), *lanes.threads(), *lanes.streams(), lanes.idle()) if row.intervals]
     number = f" {window.numbers[chosen]}" if window.has_steps else ""
     caption = f"{'Step' if window.has_steps else 'All of the trace'}{number}, as long as the profiler made it: "
-    caption += f"{format_ms(lengths[chosen] / 1e6)}. Neighbours too close to tell apart are one bar."
+    caption += f"{_ms(end_ns - start_ns)}. Neighbours too close to tell apart are one bar."
     return Intervals(title=title, caption=caption, span_ms=(end_ns - start_ns) / 1e6, rows=tuple(rows))
+
+
+def stage_bands(paths: CallPaths, from_ns: int, to_ns: int) -> list[tuple[int, int, str]]:
+    """The stages between two instants, one after the other; neighbours of one stage too close to tell apart are one."""
+    bands: list[tuple[int, int, str]] = []
+    reached_ns, near_ns = from_ns, 10 * (to_ns - from_ns) / MAX_BARS
+    for start_ns, end_ns, stage, _ in paths.stages:
+        start_ns, end_ns = max(start_ns, reached_ns), min(end_ns, to_ns)
+        if end_ns <= start_ns:
+            continue
+        if bands and bands[-1][2] == stage and start_ns - reached_ns < near_ns:
+            start_ns, _, _ = bands.pop()
+        bands.append((start_ns, end_ns, stage))
+        reached_ns = end_ns
+    return bands
 
 
 class _StepLanes:
@@ -144,15 +164,7 @@ class _StepLanes:
 
     def stages(self) -> IntervalRow:
         """The stages as the thread of the steps goes through them."""
-        bands: list[tuple[int, int, str]] = []
-        for start_ns, end_ns, stage, _ in self._paths.stages:
-            start_ns, end_ns = max(start_ns, self._start_ns), min(end_ns, self._end_ns)
-            if end_ns <= start_ns:
-                continue
-            if bands and bands[-1][2] == stage and start_ns - bands[-1][1] < 5 * self._grain_ns:
-                before_ns, until_ns, _ = bands.pop()
-                start_ns, end_ns = before_ns, max(end_ns, until_ns)
-            bands.append((start_ns, end_ns, stage))
+        bands = stage_bands(self._paths, self._start_ns, self._end_ns)
         found = [
             self._interval(start, end, stage, stage, f"{stage}: {_ms(end - start)}") for start, end, stage in bands
         ]

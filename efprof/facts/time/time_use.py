@@ -10,8 +10,9 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath
 from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of
+from efprof.facts.time.rank_times import OneRank, RankTimes
 from efprof.facts.time.step_pictures import nested_bars, one_step
-from efprof.facts.time.trace_windows import RankTraces, TraceWindow, TraceWindows
+from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table, UnreadableInput
 from efprof.units import format_ms
 
@@ -195,22 +196,21 @@ def _shapes_of_launches(use: TimeUse, kernels: list[int]) -> dict[int, str]:
 
 def _rank_table(run: Run) -> Table | None:
     """A row for each rank: its step, and what its device does in it; None where there is one rank."""
-    traces = run.find(RankTraces) if run.is_foreign else None
-    if traces is None or len(traces.windows) < 2:
+    ranks = run.get(RankTimes).ranks if run.is_foreign else {}
+    if len(ranks) < 2:
         return None
-    rows = (_rank_row(rank, traces.windows[rank]) for rank in sorted(traces.windows))
+    rows = (_rank_row(rank, one) for rank, one in ranks.items())
     times = dict.fromkeys(("Step", "Busy", "Computes", "Communicates", "Nothing else runs", "Idle"), "ms")
     return Table.of("Ranks, per step", {"Rank": "", "Steps": "count"} | times, rows)
 
 
-def _rank_row(rank: int, window: TraceWindow) -> tuple[str | float, ...]:
-    num_steps = len(window.steps)
-    use = device_use(window.trace, window.steps[0][0], window.steps[-1][1])
+def _rank_row(rank: int, one: OneRank) -> tuple[str | float, ...]:
+    num_steps, use = len(one.steps_ns), one.device
     if use is None:
-        return (str(rank), float(num_steps), window.step_ms, "", "", "", "", "")
+        return (str(rank), float(num_steps), one.step_ms, "", "", "", "", "")
     communicates = use.kind_ns["communication"]
     spent = (use.busy_ns, use.kind_ns["compute"], communicates, use.exposed_ns, use.span_ns - use.busy_ns)
-    return (str(rank), float(num_steps), window.step_ms, *(one / 1e6 / num_steps for one in spent))
+    return (str(rank), float(num_steps), one.step_ms, *(part / 1e6 / num_steps for part in spent))
 
 
 def _device_numbers(use: TimeUse) -> Numbers | None:

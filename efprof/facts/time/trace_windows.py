@@ -4,10 +4,9 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from importlib.metadata import distribution, packages_distributions
-from itertools import count
 from pathlib import Path
 from typing import Final, Self
 
@@ -52,12 +51,14 @@ OPTIMIZER_STEP: Final = re.compile(r"^Optimizer\.step#")
 
 @dataclass(frozen=True, kw_only=True)
 class TraceWindow:
-    """One trace; `steps` are the nanoseconds in which each of its steps began and ended, `numbers` which they are.
+    """The trace in the file at `path`; `steps` are the nanoseconds in which each step began and ended, and `numbers`
+    which they are.
 
     There is one step, of everything, where the trace does not tell its steps apart; then `has_steps` is False.
     """
 
     name: str
+    path: Path = Path()
     read: Callable[[], Trace]
     steps: tuple[tuple[int, int], ...]
     numbers: tuple[int, ...]
@@ -105,7 +106,7 @@ class TraceWindows:
     def compute(cls, run: Run) -> Self:
         """Find every trace; raises NotRecorded where there is none."""
         if run.is_foreign:
-            return cls(windows=(run.get(RankTraces).first,))
+            return cls(windows=(_first_readable(run),))
         paths, times, sources = trace_paths(run.rank_folder), run.get(StepTimes), run.get(Sources)
         windows = []
         for path in paths:
@@ -116,6 +117,7 @@ class TraceWindows:
                 windows.append(
                     TraceWindow(
                         name=name,
+                        path=path,
                         read=partial(read_window, path),
                         steps=tuple(bounds),
                         numbers=tuple(time.step for time in steps),
@@ -127,43 +129,18 @@ class TraceWindows:
         return cls(windows=tuple(windows))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankTraces:
-    """Of a training recorded by something else, the trace of each rank; `errors` tell why others cannot be read."""
-
-    windows: dict[int, TraceWindow]
-    errors: dict[int, str]
-
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Read the trace of every rank; raises NotRecorded where there is none."""
-        windows: dict[int, TraceWindow] = {}
-        unnamed, errors = [], {}
-        for number, folder in enumerate(run.rank_folders):
-            for path in trace_paths(folder)[:1] if (folder / FOREIGN_TRACE).exists() else ():
-                try:
-                    trace = read_window(path)
-                except UnreadableInput as error:
-                    errors[number] = str(error).replace(str(path), str(path.resolve()))
-                else:
-                    rank = trace.header.rank
-                    window = foreign_window(trace, run.own_packages)
-                    if rank is None or rank in windows:
-                        unnamed.append(window)
-                    else:
-                        windows[rank] = window
-        free = (rank for rank in count() if rank not in windows and rank not in errors)
-        windows |= dict(zip(free, unnamed, strict=False))
-        if not windows and not errors:
-            raise NotRecorded(f"{FOREIGN_TRACE} is missing; give a trace of torch's profiler to see its time.")
-        return cls(windows=windows, errors=errors)
-
-    @property
-    def first(self) -> TraceWindow:
-        """That of the lowest rank; raises UnreadableInput where none could be read."""
-        if not self.windows:
-            raise UnreadableInput(next(iter(self.errors.values())))
-        return self.windows[min(self.windows)]
+def _first_readable(run: Run) -> TraceWindow:
+    """The trace of the first rank that has one; raises the first's UnreadableInput, or NotRecorded, where none has."""
+    errors = []
+    for path in (folder / FOREIGN_TRACE for folder in run.rank_folders):
+        if path.exists():
+            try:
+                return replace(foreign_window(read_window(path), run.own_packages), path=path)
+            except UnreadableInput as error:
+                errors.append(UnreadableInput(str(error).replace(str(path), str(path.resolve()))))
+    raise next(
+        iter(errors), NotRecorded(f"{FOREIGN_TRACE} is missing; give a trace of torch's profiler to see its time.")
+    )
 
 
 def _recorded_sites(sources: Sources) -> SitesOf:

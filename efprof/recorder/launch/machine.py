@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 
+from efprof.artifacts.processors import num_processors
 from efprof.artifacts.run_file import DIFF_FILE, Git, Host
 from efprof.artifacts.settings import read_configuration
 from efprof.model import EfprofError
-from efprof.recorder.launch.processors import num_processors
 from efprof.recorder.session.options import Options
 from efprof.recorder.session.redaction import (
     without_secret_line,

@@ -9,9 +9,9 @@ from efprof.artifacts.foreign import as_run
 from efprof.artifacts.trace.read import read_trace
 from efprof.facts.run.run import open_run
 from efprof.facts.time.device_lanes import device_use, idle_gaps, kind_of
+from efprof.facts.time.rank_times import RankTimes
 from efprof.facts.time.step_pictures import MAX_BARS
 from efprof.facts.time.time_use import TimeUse, time_evidence
-from efprof.facts.time.trace_windows import RankTraces
 from efprof.facts.time.what_bounds import next_experiment, where_it_goes
 from efprof.model import Evidence, Intervals, Narrative, NotRecorded, Table, UnreadableInput
 from tests.facts.time.traces import REAL, STREAM, event, foreign_run, kernel, launch, step, write
@@ -120,9 +120,9 @@ def test_of_several_ranks_a_broken_one_costs_one_sentence(tmp_path: Path) -> Non
     write(tmp_path / "b.json.gz", *step(), rank=0)
     (tmp_path / "c.json").write_text('{"traceEvents": [')
     with as_run(tmp_path) as made:
-        traces = open_run(made).get(RankTraces)
-    assert sorted(traces.windows) == [0, 1]
-    (error,) = traces.errors.values()
+        traces = open_run(made).get(RankTimes)
+    assert sorted(traces.ranks) == [0, 1]
+    (error,) = traces.errors
     assert str(tmp_path / "c.json") in error
     broken = tmp_path / "c.json"
     with as_run(broken) as made, pytest.raises(UnreadableInput):
@@ -140,7 +140,7 @@ def test_two_traces_of_one_rank_and_one_of_none_are_all_kept(tmp_path: Path) -> 
     for name, rank in (("a", 1), ("b", 1), ("c", None)):
         write(tmp_path / f"{name}.json.gz", *step(), rank=rank)
     with as_run(tmp_path) as made:
-        assert sorted(open_run(made).get(RankTraces).windows) == [0, 1, 2]
+        assert sorted(open_run(made).get(RankTimes).ranks) == [0, 1, 2]
 
 
 def test_ranks_stand_side_by_side(tmp_path: Path) -> None:

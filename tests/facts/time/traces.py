@@ -7,7 +7,7 @@ from typing import Any
 
 from efprof.artifacts.foreign import as_run
 from efprof.facts.run.run import Run, open_run
-from efprof.facts.time.trace_windows import RankTraces
+from efprof.facts.time.rank_times import RankTimes
 
 REAL = Path(__file__).parents[4] / "shared" / "data" / "traces"
 MAIN, ENGINE, STREAM = (1, 1), (1, 2), (0, 7)
@@ -78,7 +78,7 @@ def run_of(path: Path) -> Run:
     """The trace in that file as a run."""
     with as_run(path) as made:
         run = open_run(made)
-        run.get(RankTraces)
+        run.get(RankTimes)
         return run
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from efprof.recorder.launch import processors
-from efprof.recorder.launch.processors import num_processors
+from efprof.artifacts import processors
+from efprof.artifacts.processors import num_processors
 
 BOUND = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

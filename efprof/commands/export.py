@@ -1,0 +1,56 @@
+"""`efprof export --perfetto RUN [FINDING]`: the part of a trace that is worth a look, for other people's viewers."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from efprof.commands.report import OWN, REPORTS_FOLDER, analyse, harmless, opened, write_file
+from efprof.model import EfprofError, nearest_to
+
+if TYPE_CHECKING:
+    from efprof.model import Finding, Report
+
+
+@click.command()
+@click.argument("run")
+@click.argument("finding", required=False)
+@click.option("--perfetto", is_flag=True, help="For https://ui.perfetto.dev: the format of Chrome's traces, packed.")
+@OWN
+@click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: reports/.")
+def export(run: str, finding: str | None, perfetto: bool, own: tuple[str, ...], out: Path | None) -> None:
+    """Write the typical step of a run or a trace, or the steps of a finding, as a trace that opens in Perfetto.
+
+    RUN is what `efprof report` takes. FINDING is the number that the report gives it, the id of its audit or its key.
+    Beside the events as they were recorded stand the stages, the device's idle time by cause, and the finding.
+    """
+    if not perfetto:
+        raise EfprofError("there is one form to write so far: add --perfetto.")
+    from efprof.artifacts.remote import local_copies
+    from efprof.facts.run.run import open_run
+    from efprof.facts.time.perfetto import StepsForPerfetto
+
+    own_packages = frozenset(own)
+    with local_copies((run,)) as local, opened(tuple(local)) as folder:
+        found = _finding(analyse(folder, own_packages=own_packages), finding) if finding is not None else None
+        recorded = open_run(folder)
+        recorded.own_packages = own_packages
+        steps = StepsForPerfetto.of(recorded, found)
+        name = "-".join([recorded.run_file.run_id, *([finding] if finding else []), "perfetto.json.gz"])
+        path = out or REPORTS_FOLDER / harmless(name)
+        write_file(path, steps.packed())
+    window = steps.window
+    numbers = ", ".join(str(window.numbers[place]) for place in steps.begins_ns) if window.has_steps else "not recorded"
+    click.echo(f"{path}\nSteps: {numbers}. Open it at https://ui.perfetto.dev")
+
+
+def _finding(report: "Report", name: str) -> "Finding":
+    """By its number, the key that the JSON form has for it, or the id of its audit, of which the first is meant."""
+    from efprof.report.verdict import rank_findings
+
+    ranked = rank_findings(report)
+    for item in ranked:
+        if name in (str(item.rank), item.key, item.audit_id):
+            return item.finding
+    known = [word for item in ranked for word in (str(item.rank), item.audit_id)]
+    raise EfprofError(f"there is no finding '{name}' in this report; {nearest_to(name, known)}")

@@ -1,0 +1,66 @@
+"""Many files are read at once; a reader that is killed costs a retry, or one sentence about its file."""
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from efprof.artifacts.engine import carry_out, in_processes
+from efprof.artifacts.foreign import as_run
+from efprof.facts.run.run import open_run
+from efprof.facts.time.rank_times import RankTimes
+from efprof.model import EfprofError, UnreadableInput
+from tests.facts.time.traces import step, write
+
+
+def dies_once(marker: Path, victim: int | None = None) -> str:
+    """Kill this process, or that which waits for it, in the middle of the first try."""
+    if marker.exists():
+        return "read"
+    marker.touch()
+    os.kill(os.getppid() if victim is None else victim, signal.SIGKILL)
+    return ""
+
+
+def dies() -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return ""
+
+
+def is_broken() -> str:
+    raise UnreadableInput("it is broken.")
+
+
+def here(marker: Path) -> str:
+    return dies_once(marker, os.getpid())
+
+
+def test_answers_come_in_the_order_of_the_works_whatever_becomes_of_the_readers(tmp_path: Path) -> None:
+    works = [("a", partial(here, tmp_path / "a")), ("b", dies), ("c", is_broken), ("d", partial(int, "4"))]
+    first, second, third, fourth = in_processes(works, 2)
+    assert (first, str(third), fourth) == ("read", "it is broken.", 4)
+    assert str(second) == "b cannot be read: its reader ended with -9, as where memory is short."
+
+
+def test_another_engine_is_refused_by_its_name() -> None:
+    with pytest.raises(EfprofError, match="write the address of a scheduler"):
+        carry_out([("a", dies)], "ray://here")
+
+
+@pytest.mark.long
+def test_on_a_cluster_a_killed_worker_costs_a_retry_and_a_broken_file_one_sentence(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    paths = [write(tmp_path / f"{rank}.json.gz", *step(), rank=rank) for rank in (0, 1)]
+    (tmp_path / "broken.json").write_text('{"traceEvents": [')
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+        engine = cluster.scheduler_address.replace("tcp", "dask")
+        first = carry_out([("a", partial(dies_once, tmp_path / "died"))], engine)
+        with as_run(*paths, tmp_path / "broken.json") as folder:
+            run = open_run(folder)
+            run.engine = engine
+            times = run.get(RankTimes)
+    assert (first, (tmp_path / "died").exists()) == (["read"], True)
+    assert sorted(times.ranks) == [0, 1]
+    assert [str(tmp_path / "broken.json") in error for error in times.errors] == [True]
