@@ -137,6 +137,13 @@ def _threads(trace: Trace, start_ns: int, end_ns: int) -> tuple[Array, list[Arra
     return main, [ev for ev in rest if is_backward[ev].any()], [ev for ev in rest if not is_backward[ev].any()]
 
 
+def outermost(starts: Array, ends: Array) -> Array:
+    """Which of the intervals, in order of their start, lie in no other."""
+    reached = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], ends[:-1]]))
+    found: Array = starts >= reached
+    return found
+
+
 def _is_step(trace: Trace) -> Array:
     """Which events are the profiler's labels of steps."""
     return np.array([bool(STEP_LABEL.match(text)) for text in trace.texts], bool)[trace.name_code]
