@@ -35,18 +35,21 @@ _Clock = Callable[[Array], Array]
 
 
 def timed_window(run: Run) -> tuple[TraceWindow, str]:
-    """The last window with a lean one after it, at the times of that; else the last one, and why, if one was recorded.
+    """A full window at the times of the lean one after it; else the last window, and why, if a lean one was recorded.
 
-    Raises NotRecorded where no window holds a step, UnreadableInput.
+    Of several the lean one that comes nearest to the median step: others may have waited for the processor. Raises
+    NotRecorded where no window holds a step, UnreadableInput.
     """
     traces = run.get(TraceWindows)
     if not traces.windows:
         raise NotRecorded("no trace holds a step; record the run without '--windows none'.")
-    last = traces.windows[-1]
-    full = next((window for window in reversed(traces.windows) if window.name in traces.lean), None)
-    if full is None:
+    last, pairs = (
+        traces.windows[-1],
+        [(one, traces.lean[one.name]) for one in traces.windows if one.name in traces.lean],
+    )
+    if not pairs:
         return last, ""
-    lean = traces.lean[full.name]
+    full, lean = min(pairs, key=lambda pair: abs(pair[1].step_ms - (pair[1].steady_ms or 0.0)))
     try:
         retimed, known = at_times_of(full, lean)
     except UnreadableInput as error:

@@ -50,7 +50,7 @@ class TimeUse:
 
     @classmethod
     def compute(cls, run: Run) -> Self:
-        """From the last window with a lean one after it, else the last one; raises NotRecorded where there is none."""
+        """From a lean window, or the last full one; raises NotRecorded where no window holds a step."""
         window, not_lean = timed_window(run)
         scale = window.steady_ms / window.step_ms if window.steady_ms else 1.0
         return cls(

@@ -35,10 +35,7 @@ once in several hundred."""
 
 
 class ProfiledWindow:
-    """One window, from the step `first` to the one before `end`; `why` it is opened.
-
-    A lean one records no stacks, shapes, modules and memory, and slows the steps less; its file is a trace alone.
-    """
+    """One window, from the step `first` to the one before `end`; `why` it is opened. A lean one has only operators."""
 
     def __init__(self, session: Session, *, number: int, first: int, end: int, why: str, is_lean: bool) -> None:
         self.name = f"{'lean' if is_lean else 'trace'}-{number}"
