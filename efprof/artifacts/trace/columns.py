@@ -1,8 +1,8 @@
 """A trace at rest: one NumPy array for each field of its events, in order of their start, outer before inner."""
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -88,6 +88,13 @@ class Trace:
         found = msgspec.json.decode(self.texts[codes[at]]) if at < len(places) and places[at] == event else []
         return tuple(tuple(one[0] if isinstance(one[0], list) else one) if one else () for one in found)
 
+    def moved_to(self, start_ns: Array, end_ns: Array) -> "Trace":
+        """The same events at other times, in order of these."""
+        order, duration_ns = _order(start_ns, end_ns - start_ns), end_ns - start_ns
+        dense = {name: getattr(self, name) for name in DENSE} | {"start_ns": start_ns, "duration_ns": duration_ns}
+        dense = {name: column[order] for name, column in dense.items()}
+        return replace(self, sparse=_reordered(self.sparse, order), **dense)
+
     @property
     def num_bytes(self) -> int:
         """What it takes at rest."""
@@ -131,16 +138,11 @@ class Columns:
         dense["start_ns"] += base_ns
         for name in list(self._dense):
             dense[name] = _joined(self._dense.pop(name))[order]
-        new_places = np.empty(len(order), np.int32)
-        new_places[order] = np.arange(len(order), dtype=np.int32)
         sparse = {}
         for name in list(self._sparse):
-            parts = self._sparse.pop(name)
-            places = new_places[_joined([places for places, _ in parts])]
-            values = _joined([values for _, values in parts])
-            by_place = np.argsort(places, kind="stable")
-            sparse[name] = places[by_place], values[by_place]
-        return dense, sparse
+            places, values = zip(*self._sparse.pop(name), strict=True)
+            sparse[name] = _joined(places), _joined(values)
+        return dense, _reordered(sparse, order)
 
     @property
     def texts(self) -> list[str]:
@@ -162,7 +164,18 @@ def _order(starts: Array, durations: Array) -> Array:
     return order
 
 
-def _joined(parts: list[Array]) -> Array:
+def _reordered(sparse: dict[str, tuple[Array, Array]], order: Array) -> dict[str, tuple[Array, Array]]:
+    """The same values at the places that `order` gives their events."""
+    new_places = np.empty(len(order), np.int32)
+    new_places[order] = np.arange(len(order), dtype=np.int32)
+    found = {}
+    for name, (places, values) in sparse.items():
+        by_place = np.argsort(new_places[places], kind="stable")
+        found[name] = new_places[places][by_place], values[by_place]
+    return found
+
+
+def _joined(parts: Sequence[Array]) -> Array:
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 

@@ -40,6 +40,12 @@ def trace_paths(rank_folder: Path) -> list[Path]:
     return numbered_files(rank_folder, "trace", ".json.gz", "; record the run without '--windows none'.")
 
 
+def lean_paths(rank_folder: Path) -> dict[str, Path]:
+    """The lean windows, by the name of the full one that each of them follows."""
+    paths = numbered_files(rank_folder, "lean", ".json.gz")
+    return {path.name.split(".")[0].replace("lean", "trace"): path for path in paths}
+
+
 def read_trace(path: Path, *, num_processes: int | None = None) -> Trace:
     """Read a Kineto trace, plain or packed, an object or a bare list; raises UnreadableInput.
 

@@ -186,6 +186,13 @@ def _threads(trace: Trace, start_ns: int, end_ns: int) -> tuple[Array, list[Arra
     return main, [ev for ev in rest if is_backward[ev].any()], [ev for ev in rest if not is_backward[ev].any()]
 
 
+def outermost(starts: Array, ends: Array) -> Array:
+    """Which of the intervals, in order of their start, lie in no other."""
+    reached = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], ends[:-1]]))
+    found: Array = starts >= reached
+    return found
+
+
 def _is_backward(trace: Trace) -> Array:
     """Which events are the autograd engine's calls of a node: by their name, or in 2021 by the thread they point to."""
     evaluates = np.array([text.startswith(EVALUATE) for text in trace.texts], bool)

@@ -68,11 +68,6 @@ class DeviceUse:
     exposed_ns: int
     idle_ns: dict[Cause, int]
 
-    @property
-    def main_cause(self) -> Cause | None:
-        """Why it is idle for most of that time; None where it never is."""
-        return max(self.idle_ns, key=lambda cause: self.idle_ns[cause], default=None)
-
 
 def kind_of(trace: Trace, event: int) -> DeviceKind:
     """What sort of work an event on the device is."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from efprof.artifacts.trace.events import Array
 from efprof.facts.source.sources import Sources, place_of, split_site
-from efprof.facts.time.call_paths import ON_DEVICE, OPERATORS, STEP_LABEL, CallPath, CallPaths, totals
+from efprof.facts.time.call_paths import ON_DEVICE, OPERATORS, STEP_LABEL, CallPath, CallPaths, outermost, totals
 from efprof.facts.time.device_lanes import idle_gaps, kind_of
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import STAGES, Interval, IntervalRow, Intervals
@@ -177,9 +177,9 @@ class _StepLanes:
             for lane in np.unique(self._trace.lane[self._operators])
         ]
         for events in sorted(by_lane, key=len, reverse=True)[:4]:
-            outermost = _outermost(self._trace.start_ns[events], self._trace.end_ns[events])
+            first = outermost(self._trace.start_ns[events], self._trace.end_ns[events])
             thread = self._trace.lanes[int(self._trace.lane[events[0]])][1]
-            yield IntervalRow(label=f"thread {thread}", intervals=tuple(self._merged(events[outermost])))
+            yield IntervalRow(label=f"thread {thread}", intervals=tuple(self._merged(events[first])))
 
     def streams(self) -> Iterator[IntervalRow]:
         """What each stream of each device does."""
@@ -249,10 +249,3 @@ class _StepLanes:
 
 def _ms(nanoseconds: float) -> str:
     return format_ms(nanoseconds / 1e6)
-
-
-def _outermost(starts: Array, ends: Array) -> Array:
-    """Which of the intervals, in order of their start, lie in no other."""
-    reached = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], ends[:-1]]))
-    found: Array = starts >= reached
-    return found

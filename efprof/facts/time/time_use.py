@@ -10,16 +10,15 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath
 from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of
+from efprof.facts.time.lean_times import timed_window
 from efprof.facts.time.rank_times import OneRank, RankTimes
 from efprof.facts.time.step_pictures import nested_bars, one_step
-from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
-from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table, UnreadableInput
+from efprof.facts.time.trace_windows import TraceWindow
+from efprof.model import Evidence, Narrative, Numbers, SourceLine, Table, UnreadableInput
 from efprof.units import format_ms
 
 MAX_ROWS: Final = 15
 """More rows than that nobody reads; what is left out is in the pictures."""
-BOUND_BY_DEVICE: Final = 0.8
-"""Of the step the device is busy: then only less or faster work on it makes the step shorter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,30 +45,26 @@ class TimeUse:
     """Milliseconds of a steady step for one of the window."""
     lines: tuple[LineUse, ...]
     device: DeviceUse | None
+    not_lean: str
+    """Why a lean window does not tell it; empty where one does, or none was recorded."""
 
     @classmethod
     def compute(cls, run: Run) -> Self:
-        """From the last window with a step; raises NotRecorded where there is none."""
-        windows = run.get(TraceWindows).windows
-        if not windows:
-            raise NotRecorded("no trace holds a step; record the run without '--windows none'.")
-        window = windows[-1]
+        """From a lean window, or the last full one; raises NotRecorded where no window holds a step."""
+        window, not_lean = timed_window(run)
         scale = window.steady_ms / window.step_ms if window.steady_ms else 1.0
         return cls(
             window=window,
             scale=scale,
             lines=_lines(window, run.get(Sources), scale),
             device=device_use(window.trace, window.steps[0][0], window.steps[-1][1]),
+            not_lean=not_lean,
         )
 
     @property
     def step_ms(self) -> float:
         """The step outside windows where that is known, else as long as the profiler made it."""
         return self.window.step_ms * self.scale
-
-    @property
-    def is_device_bound(self) -> bool:
-        return self.device is not None and self.device.busy_ns >= BOUND_BY_DEVICE * self.device.span_ns
 
     def per_step_ms(self, nanoseconds: float) -> float:
         """Of the whole window, per step as the profiler made it."""
@@ -227,7 +222,6 @@ def _device_numbers(use: TimeUse) -> Numbers | None:
 
 def _how_known(use: TimeUse) -> Narrative:
     window = use.window
-    paragraphs = []
     which = window.span if window.has_steps else "the whole trace as one step"
     source = f"From {window.name}: {which}."
     if window.steady_ms:
@@ -238,7 +232,7 @@ def _how_known(use: TimeUse) -> Narrative:
         )
     else:
         source += " How much the profiler slowed it is not known: times are as it recorded them."
-    paragraphs.append(source)
+    paragraphs = [source, *filter(None, [use.not_lean])]
     ours = use.per_step_ms(window.paths.recorder_ns)
     if ours:
         paragraphs.append(f"Functions of the recorder took {format_ms(ours)} of a profiled step and are left out.")

@@ -13,7 +13,7 @@ from typing import Final, Self
 import numpy as np
 
 from efprof.artifacts.trace.columns import COMPLETE, Trace
-from efprof.artifacts.trace.read import trace_paths
+from efprof.artifacts.trace.read import lean_paths, trace_paths
 from efprof.artifacts.trace.sites import read_window
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import COMPREHENSION, FRAME, Sources, place_of
@@ -98,35 +98,43 @@ class TraceWindow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceWindows:
-    """The traces of the rank that hold at least one step, earliest first."""
+    """The traces of the rank that hold at least one step, earliest first; lean ones by the name of the one before.
+
+    A lean one was recorded without stacks, shapes and memory: its times alone tell something.
+    """
 
     windows: tuple[TraceWindow, ...]
+    lean: dict[str, TraceWindow]
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Find every trace; raises NotRecorded where there is none."""
         if run.is_foreign:
-            return cls(windows=(_first_readable(run),))
+            return cls(windows=(_first_readable(run),), lean={})
         paths, times, sources = trace_paths(run.rank_folder), run.get(StepTimes), run.get(Sources)
-        windows = []
-        for path in paths:
-            name = path.name.split(".")[0]
-            steps = [time for time in times.every if time.record.window == name]
-            bounds = [(time.record.started_ns, time.record.started_ns + round(time.total_ms * 1e6)) for time in steps]
-            if steps:
-                windows.append(
-                    TraceWindow(
-                        name=name,
-                        path=path,
-                        read=partial(read_window, path),
-                        steps=tuple(bounds),
-                        numbers=tuple(time.step for time in steps),
-                        has_steps=True,
-                        sites_of=_recorded_sites(sources),
-                        steady_ms=times.median_ms() if times.steady else None,
-                    )
-                )
-        return cls(windows=tuple(windows))
+        lean = {after: _recorded_window(path, times, sources) for after, path in lean_paths(run.rank_folder).items()}
+        return cls(
+            windows=tuple(filter(None, (_recorded_window(path, times, sources) for path in paths))),
+            lean={after: window for after, window in lean.items() if window is not None},
+        )
+
+
+def _recorded_window(path: Path, times: StepTimes, sources: Sources) -> TraceWindow | None:
+    name = path.name.split(".")[0]
+    steps = [time for time in times.every if time.record.window == name]
+    bounds = [(time.record.started_ns, time.record.started_ns + round(time.total_ms * 1e6)) for time in steps]
+    if not steps:
+        return None
+    return TraceWindow(
+        name=name,
+        path=path,
+        read=partial(read_window, path),
+        steps=tuple(bounds),
+        numbers=tuple(time.step for time in steps),
+        has_steps=True,
+        sites_of=_recorded_sites(sources),
+        steady_ms=times.median_ms() if times.steady else None,
+    )
 
 
 def _first_readable(run: Run) -> TraceWindow:

@@ -7,10 +7,16 @@ from typing import Final
 
 from efprof.facts.run.run import Run
 from efprof.facts.time.call_paths import CallPath, totals
+from efprof.facts.time.device_lanes import DeviceUse
 from efprof.facts.time.time_use import TimeUse
 from efprof.model import UnreadableInput
 from efprof.units import format_share
 
+BOUND_BY_DEVICE: Final = 0.8
+"""Of the step the device is busy: then only less or faster work on it makes the step shorter."""
+THE_DEVICE: Final = "the device"
+THE_HOST: Final = "the host had launched nothing"
+UNCLEAR: Final = "unclear"
 SMALLEST_TOLD: Final = 0.05
 """Of the whole: nobody starts with a part of less."""
 ONLY_ONE: Final = 0.9
@@ -49,14 +55,12 @@ def next_experiment(run: Run) -> str:
         first = next(iter(use.lines), None)
         where = f" Begin at {first.blame}, which has the largest share." if first else ""
         return f"To make a step shorter, try `torch.compile(model)` and bfloat16 autocast.{where}"
-    if use.is_device_bound:
-        return "To make a step shorter, give the device less to do: bfloat16 autocast, then `torch.compile(model)`."
-    if use.device.main_cause != "the host had launched nothing":
-        return ""
-    return (
-        'To make a step shorter, let the host launch less: `torch.compile(model, mode="reduce-overhead")`, or a larger '
-        "batch."
-    )
+    experiments = {
+        THE_DEVICE: "give the device less to do: bfloat16 autocast, then `torch.compile(model)`.",
+        THE_HOST: 'let the host launch less: `torch.compile(model, mode="reduce-overhead")`, or a larger batch.',
+    }
+    experiment = experiments.get(_what_bounds(use.device, use.scale))
+    return f"To make a step shorter, {experiment}" if experiment else ""
 
 
 def _bound(use: TimeUse) -> str:
@@ -67,16 +71,36 @@ def _bound(use: TimeUse) -> str:
     busy = format_share(device.busy_ns / device.span_ns)
     alone = device.exposed_ns / device.span_ns
     also = f" For {format_share(alone)} of it the device only communicates." if alone >= WORTH_SAYING else ""
-    if use.is_device_bound:
+    bound = _what_bounds(device, use.scale)
+    if bound == THE_DEVICE:
         return (
             f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter.{also}"
         )
-    cause = device.main_cause
+    if bound == UNCLEAR:
+        outside = format_share(min(1.0, device.busy_ns / device.span_ns / use.scale))
+        return (
+            f"It is unclear what bounds the step: the device is busy for {busy} of a profiled one, and for {outside} "
+            f"of one outside windows, if it does the same there.{also}"
+        )
     why = {
-        "the host had launched nothing": ", mostly because the host had launched nothing: the host bounds the step",
+        THE_HOST: ", mostly because the host had launched nothing: the host bounds the step",
         "launched, not begun": ", mostly between a launch and its kernel",
-    }.get(cause or "", "; why, the trace does not tell")
+    }.get(bound, "; why, the trace does not tell")
     return f"The device is busy for {busy} of the step and idle for the rest{why}.{also}"
+
+
+def _what_bounds(device: DeviceUse, scale: float) -> str:
+    """The device, or why it is mostly idle; unclear where a step outside windows says otherwise than a profiled one.
+
+    What the profiler adds to a step is time in which the host has launched nothing yet.
+    """
+    found = set()
+    for span_ns in (device.span_ns, device.span_ns * scale):
+        idle: Counter[str] = Counter(device.idle_ns)
+        idle[THE_HOST] -= round(device.span_ns - span_ns)
+        is_busy = device.busy_ns >= BOUND_BY_DEVICE * span_ns
+        found.add(THE_DEVICE if is_busy else max(idle, key=lambda one: idle[one]))
+    return found.pop() if len(found) == 1 else UNCLEAR
 
 
 def _lines(use: TimeUse, on_device: bool) -> list[tuple[float, str]]:

@@ -84,7 +84,7 @@ class CudaMemory:
     def begin(self, step: OpenStep) -> None:
         is_asked_for = self._session.options.memory_steps != DEFAULT_MEMORY_STEPS  # then no budget stands against it
         is_due = self._is_ready and bool(self._wanted) and self._wanted[0][0] <= step.number
-        is_due = is_due and (is_asked_for or self._session.window_requests.is_affordable)
+        is_due = is_due and (is_asked_for or self._session.window_requests.are_affordable())
         if is_due and self._end is None and self._may_be_on(step.number):
             start, end, why = self._wanted.pop(0)
             self._open(step.number + end - start, why)

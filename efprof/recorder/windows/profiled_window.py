@@ -35,10 +35,11 @@ once in several hundred."""
 
 
 class ProfiledWindow:
-    """One window, from the step `first` to the one before `end`; `why` it is opened."""
+    """One window, from the step `first` to the one before `end`; `why` it is opened. A lean one has only operators."""
 
-    def __init__(self, session: Session, *, number: int, first: int, end: int, why: str) -> None:
-        self.name = f"trace-{number}"
+    def __init__(self, session: Session, *, number: int, first: int, end: int, why: str, is_lean: bool) -> None:
+        self.name = f"{'lean' if is_lean else 'trace'}-{number}"
+        self.is_lean = is_lean
         self.first = first
         self.end = end
         self.why = why
@@ -69,15 +70,15 @@ class ProfiledWindow:
         config = torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True) if has_device else None
         try:
             self._profiler = torch.profiler.profile(
-                record_shapes=True,
-                with_stack=True,
-                profile_memory=True,
-                with_modules=True,
+                record_shapes=not self.is_lean,
+                with_stack=not self.is_lean,
+                profile_memory=not self.is_lean,
+                with_modules=not self.is_lean,
                 experimental_config=config,
             )
             self._opener = threading.current_thread()
             self._profiler.start()
-            self._operators = watch_operators()
+            self._operators = [] if self.is_lean else watch_operators()
         finally:
             self.is_starting = False
             self._profile_function = sys.getprofile()
@@ -93,9 +94,9 @@ class ProfiledWindow:
                 return self._write(profiler)
         finally:
             profiler.profiler = None
-            if gc.isenabled():
+            if gc.isenabled() and not self.is_lean:
                 self._session.memory.is_collecting = True
-                gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay allocated
+                gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay, of a lean one few
                 self._session.memory.is_collecting = False
 
     def discard(self) -> None:
@@ -133,6 +134,10 @@ class ProfiledWindow:
 
     def _write(self, profiler: torch.profiler.profile) -> list[str]:
         folder, sites = self._session.rank_folder, self._session.sites
+        trace = folder / f"{self.name}.json.gz"
+        if self.is_lean:
+            _write_trace(profiler, trace)
+            return [trace.name]
         results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
         calls = CallSites(sites)
         device = self._session.device.index  # the one whose memory every step is read from; None where that is the host
@@ -140,7 +145,6 @@ class ProfiledWindow:
         events.walk(results.experimental_event_tree())
         lines = folder / f"sites-{self._number}.parquet"
         calls.write(lines)
-        trace = folder / f"{self.name}.json.gz"
         _write_trace(profiler, trace)
         allocations = folder / f"allocations-{self._number}.parquet"
         events.write_allocations(allocations)

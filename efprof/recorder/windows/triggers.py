@@ -31,7 +31,8 @@ MIN_PEAK_RISE_BYTES: Final = 1024**2
 TRIGGERED_STEPS: Final = 2
 
 MIN_WINDOW_NS: Final = 500_000_000
-"""What a window costs at least; how much it is on this machine, the first one shows."""
+MIN_LEAN_NS: Final = 100_000_000
+"""What a window costs at least, and a lean one; how much it is on this machine, the first one shows."""
 
 MIN_DISTANCE: Final = 10
 """Steps between windows: closer ones would tell the same, and be measured in each other's wake."""
@@ -97,8 +98,8 @@ class WindowRequests:
 
     def __init__(self, budget: Budget, sampling: Sampling) -> None:
         self.asked: list[str] = []
-        self.cost_ns = MIN_WINDOW_NS
-        """What the last profiler window cost: the next one may begin where as much is left."""
+        self.cost_ns = {False: MIN_WINDOW_NS, True: MIN_LEAN_NS}
+        """What the last profiler window cost, and the last lean one: the next may begin where as much is left."""
         self._budget = budget
         self._sampling = sampling
 
@@ -109,11 +110,10 @@ class WindowRequests:
 
     def are_waiting(self) -> bool:
         """Whether one is asked for that may open: the budget stands against all but those that a person asks for."""
-        return bool(self.asked) and ("signal" in self.asked or self.is_affordable)
+        return bool(self.asked) and ("signal" in self.asked or self.are_affordable())
 
-    @property
-    def is_affordable(self) -> bool:
-        return self._budget.affords(self.cost_ns)
+    def are_affordable(self, *, is_lean: bool = False) -> bool:
+        return self._budget.affords(self.cost_ns[is_lean])
 
 
 class Triggers:

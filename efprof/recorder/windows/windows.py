@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.torch_version import TorchVersion
@@ -16,7 +16,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import LightStep
 from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.session.options import DEFAULT_TRACE_STEPS
+from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, StepRange
 from efprof.recorder.session.session import Session
 from efprof.recorder.windows.profiled_window import ProfiledWindow, is_profiling, is_running
 from efprof.recorder.windows.triggers import TRIGGERED_STEPS, Triggers
@@ -28,8 +28,20 @@ of it (half a million for one batch of text, 25 s to write, measured). Such a wi
 POSTPONED_STEPS = 100
 """A scheduled window that the budget does not allow yet is tried again so many steps later."""
 
+LEAN_DISTANCE = 2
+"""Steps between a scheduled window and the lean one after it: what the first one left behind is over by then, and an
+even distance keeps loops in step that do something every second time."""
+
 SEVERAL_THREADS = "several threads make the steps, and a window sees one alone"
 GRAPHS_CRASH = "the program captures CUDA graphs, with which the profiler of CUDA before 12.6 crashes"
+
+
+class Planned(NamedTuple):
+    """A window that is to open: up to which step, and why."""
+
+    end: int
+    why: str = "schedule"
+    is_lean: bool = False
 
 
 class Windows:
@@ -37,7 +49,7 @@ class Windows:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._planned = {start: (end, "schedule") for start, end in session.options.trace_steps if end > start}
+        self._planned = {start: Planned(end) for start, end in session.options.trace_steps if end > start}
         self._triggers = Triggers(session.options.triggers, session.window_requests.asked)
         self._window: ProfiledWindow | None = None
         self._left_on: ProfiledWindow | None = None
@@ -51,8 +63,8 @@ class Windows:
         self._last: StepRecord | None = None
         self._is_asked_for = session.options.trace_steps != DEFAULT_TRACE_STEPS
         """Whether the user named the steps: then no budget stands against them."""
-        for start, (end, _) in self._planned.items():
-            session.loop.sampling.want(start, end)
+        for start, planned in self._planned.items():
+            session.loop.sampling.want(start, planned.end)
 
     def begin(self, step: OpenStep) -> None:
         self._stop_left_on()
@@ -64,15 +76,15 @@ class Windows:
             self._postpone(step.number)
             if step.number in self._planned and _data_ms(self._last) <= MAX_DATA_MS:
                 self._session.loop.mark_interrupted()
-                self._open(step, *self._planned[step.number])
+                self._open(step, self._planned[step.number])
         if self._window is not None:
             step.window = self._window.name
 
     def begin_after_fetch(self, step: OpenStep) -> None:
         """Open a window of this one step, less the fetch that was too long to be in it."""
         if self._window is None and step.number in self._planned and step.window is None:
-            _, why = self._planned[step.number]
-            self._open(step, step.number + 1, f"{why}, without the data stage")
+            planned = self._planned[step.number]
+            self._open(step, planned._replace(end=step.number + 1, why=f"{planned.why}, without the data stage"))
             step.window = self._window.name if self._window is not None else None
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
@@ -99,7 +111,7 @@ class Windows:
         if not window.is_opener:
             self._lose(window, step.number)
             return
-        self._planned[step.number + 1] = window.end + 1, window.why
+        self._planned[step.number + 1] = Planned(window.end + 1, window.why, window.is_lean)
         self._discard(window, step.number)
 
     def yield_to_program(self) -> None:
@@ -133,23 +145,37 @@ class Windows:
         return last is not None and last.is_opener
 
     def _postpone(self, number: int) -> None:
-        end, why = self._planned.get(number, (0, ""))
-        if why != "schedule" or self._is_asked_for or self._session.window_requests.is_affordable:
+        planned = self._planned.get(number)
+        if planned is None or planned.why != "schedule" or self._is_asked_for:
             return
-        del self._planned[number]
-        later = number + POSTPONED_STEPS
-        self._planned.setdefault(later, (later + end - number, why))
-        self._session.loop.sampling.want(later, later + end - number)
+        if not self._session.window_requests.are_affordable(is_lean=planned.is_lean):
+            del self._planned[number]
+            self._plan(number + POSTPONED_STEPS, planned.end + POSTPONED_STEPS, is_lean=planned.is_lean)
+
+    def _plan(self, start: int, end: int, *, is_lean: bool) -> None:
+        """There, or so much later that it is clear of the allocator's history."""
+        while any(start < memory_end and memory_start < end for memory_start, memory_end in self._memory_steps()):
+            start, end = start + POSTPONED_STEPS, end + POSTPONED_STEPS
+        self._planned.setdefault(start, Planned(end, is_lean=is_lean))
+        self._session.loop.sampling.want(start, end)
+
+    def _plan_lean(self, window: ProfiledWindow, last: int) -> None:
+        """As many steps as the scheduled window had, soon after it, to read times from that it did not bend."""
+        if window.why.startswith("schedule") and not (window.is_lean or self._is_asked_for):
+            start = last + 1 + LEAN_DISTANCE
+            self._plan(start, start + last + 1 - window.first, is_lean=True)
 
     def _plan_triggered(self, number: int) -> None:
         """At this step, where it may be; otherwise the request waits."""
-        memory_steps = self._session.options.memory_steps if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-        scheduled = [(start, end) for start, (end, _) in self._planned.items()]
-        why = None if self._is_program_profiling() else self._triggers.take(number, [*scheduled, *memory_steps])
+        scheduled = [(start, planned.end) for start, planned in self._planned.items()]
+        why = None if self._is_program_profiling() else self._triggers.take(number, [*scheduled, *self._memory_steps()])
         if why is not None:
-            self._planned[number] = number + TRIGGERED_STEPS, why
+            self._planned[number] = Planned(number + TRIGGERED_STEPS, why)
 
-    def _open(self, step: OpenStep, end: int, why: str) -> None:
+    def _memory_steps(self) -> tuple[StepRange, ...]:
+        return self._session.options.memory_steps if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+
+    def _open(self, step: OpenStep, planned: Planned) -> None:
         del self._planned[step.number]
         if self._session.loop.thread.is_alternating or self._would_crash():
             self._give_up(step.number, SEVERAL_THREADS if self._session.loop.thread.is_alternating else GRAPHS_CRASH)
@@ -158,9 +184,12 @@ class Windows:
             reason = "the program was profiling itself when a window was due, so that window was left out"
             self._note_stopped(step.number, reason)
             return
-        self._count += 1
+        end, why, is_lean = planned
+        if not is_lean:  # a lean one has its number: one that still waits would have the wrong one
+            self._count += 1
+            self._planned = {start: one for start, one in self._planned.items() if not one.is_lean}
         self._session.loop.sampling.want(step.number, end)
-        window = ProfiledWindow(self._session, number=self._count, first=step.number, end=end, why=why)
+        window = ProfiledWindow(self._session, number=self._count, first=step.number, end=end, why=why, is_lean=is_lean)
         self._session.note(WindowOpened(at_ns=time.time_ns(), step=step.number, window=window.name, why=why))
         with ExitStack() as interrupted:  # by Ctrl-C most of all: one left on takes more memory with every step
             interrupted.callback(self._discard, window, step.number)
@@ -224,9 +253,10 @@ class Windows:
         start = time.perf_counter()
         files = window.write()
         seconds = window.start_seconds + time.perf_counter() - start
-        self._session.window_requests.cost_ns = cost_ns = round(seconds * 1e9)
+        self._session.window_requests.cost_ns[window.is_lean] = cost_ns = round(seconds * 1e9)
         self._session.budget.spend("windows", cost_ns)
         self._note_closed(window, last, seconds, files)
+        self._plan_lean(window, last)
 
     def _note_closed(self, window: ProfiledWindow, last: int, seconds: float, files: list[str]) -> None:
         self._session.note(

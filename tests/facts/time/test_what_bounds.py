@@ -7,6 +7,7 @@ import pytest
 
 from efprof.facts.time.what_bounds import next_experiment, where_it_goes
 from tests.facts.time.traces import REAL, event, foreign_run, run_of, step
+from tests.support.builders import make_step, make_steps, trace_event, write_run
 
 
 def module(name: str, start_us: float, length_us: float) -> list[dict[str, Any]]:
@@ -38,6 +39,21 @@ def test_without_lines_and_modules_operators_are_told(tmp_path: Path) -> None:
 def test_nothing_is_told_of_nothing(tmp_path: Path) -> None:
     run = foreign_run(tmp_path, {"ph": "M", "name": "process_name", "args": {"name": "python"}})
     assert (where_it_goes(run), next_experiment(run)) == ("", "")
+
+
+@pytest.mark.parametrize(("busy_ms", "said"), [(17, "only less or"), (14, "It is unclear"), (4, "the host bounds")])
+def test_what_bounds_a_step_is_unclear_where_the_profiler_may_have_made_it(
+    tmp_path: Path, busy_ms: float, said: str
+) -> None:
+    """A step of 20 ms in the window and of 15.5 ms outside."""
+    steps = [*make_steps(30), make_step(30, window="trace-1", other_ms=5.0)]
+    calls = [
+        trace_event("cudaLaunchKernel", 30_001, 1, category="cuda_runtime", correlation=1),
+        trace_event("gemm", 30_002, busy_ms, category="kernel", thread=7, correlation=1),
+    ]
+    run = write_run(tmp_path / "run", steps=steps, traces=[calls])
+    assert said in where_it_goes(run)
+    assert bool(next_experiment(run)) == ("unclear" not in said)
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/traces")

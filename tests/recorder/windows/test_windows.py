@@ -15,8 +15,11 @@ import torch
 
 from efprof.artifacts.allocations import AllocationEvent, allocation_paths, read_allocations
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
-from efprof.artifacts.trace.read import read_trace, trace_paths
+from efprof.artifacts.trace.read import lean_paths, read_trace, trace_paths
 from efprof.artifacts.trace.sites import read_window
+from efprof.facts.run.run import open_run
+from efprof.facts.time.time_use import TimeUse
+from efprof.recorder.session.options import DEFAULT_TRACE_STEPS
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from efprof.recorder.windows.allocation_rows import CallSites
@@ -75,6 +78,31 @@ def test_the_steps_of_a_window_are_marked(recorded: Recorded) -> None:
 def test_a_window_that_the_program_ends_in_is_kept(recorded: Recorded) -> None:
     assert [path.name for path in trace_paths(recorded.rank)] == ["trace-1.json.gz", "trace-2.json.gz"]
     assert [event.window for event in recorded.events(WindowClosed)] == ["trace-1", "trace-2"]
+
+
+@pytest.fixture(scope="module")
+def with_lean(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return record_here(tmp_path_factory.mktemp("lean"), lambda: train_plainly(12), windows=DEFAULT_TRACE_STEPS)
+
+
+def test_a_scheduled_window_is_followed_by_a_lean_one_without_stacks_shapes_and_memory(with_lean: Recorded) -> None:
+    windows = {step.step: step.window for step in with_lean.steps if step.window}
+    assert windows == {5: "trace-1", 6: "trace-1", 9: "lean-1", 10: "lean-1"}
+    assert [event.files for event in with_lean.events(WindowClosed) if event.window == "lean-1"] == [["lean-1.json.gz"]]
+    lean = read_trace(lean_paths(with_lean.rank)["trace-1"])
+    assert lean.named("aten::addmm")
+    assert not {"python_function", "[memory]", "shapes"} & {*lean.texts, *lean.sparse}
+
+
+def test_the_time_of_lines_is_that_of_the_lean_window_and_adds_up_to_its_steps(with_lean: Recorded) -> None:
+    window = open_run(with_lean.folder).get(TimeUse).window
+    assert (window.name, window.numbers) == ("lean-1, with the lines of trace-1", (9, 10))
+    lean = read_trace(lean_paths(with_lean.rank)["trace-1"])
+    for name in ("aten::addmm", "autograd::engine::evaluate_function: AddmmBackward0", "Optimizer.step#SGD.step"):
+        ours, theirs = (trace.duration_ns[trace.named(name)].tolist() for trace in (window.trace, lean))
+        assert ours == theirs != []
+    spent_ns = sum(path.own_ns for path in window.paths.root.walk()) + window.paths.recorder_ns
+    assert spent_ns == pytest.approx(sum(end - start for start, end in window.steps), rel=0.02)
 
 
 def test_a_call_from_the_users_code_has_the_line_that_made_it(recorded: Recorded) -> None:
