@@ -281,6 +281,13 @@ def test_a_process_that_only_waited_is_unclear_but_waiting_is_work_on_a_gpu(tmp_
     assert len(examine(tmp_path / "second", steps, devices=[GPU]).findings) == 1
 
 
+def test_a_fetch_that_windows_leave_out_is_blamed_on_the_loader(tmp_path):
+    traces = (window_of(5, 0.1), window_of(60, 0.1))
+    (finding,) = examine(tmp_path / "run", steps_with(data_ms=grows), traces=traces).findings
+    assert str(finding.blame) == "train.py:2"
+    assert "a profiler window leaves out the fetch" in finding.message
+
+
 def test_on_a_machine_that_is_busy_all_along_the_work_grows_by_the_same_factor(tmp_path):
     steps = steps_with(other_ms=grows, cpu_share=0.25)
     (finding,) = examine(tmp_path / "run", steps, traces=GROWING_LINE).findings
