@@ -16,28 +16,19 @@ from tests.support.builders import START_NS, make_steps, write_run
 TRAIN = "import torch\n\ntorch.set_num_threads(4)\n" + "loss.backward()\n" * 7
 
 
-def counted(**fields: Any) -> ThreadsReady:
+TO_ALL = "0f3a [0, 1, 2, 3]"
+
+
+def counted(*, cores: str = TO_ALL, num_cores: int = 4, num_threads: int = 4, **fields: Any) -> ThreadsReady:
     """Of a rank that has four threads at work on four cores."""
-    defaults: dict[str, Any] = {
-        "at_ns": START_NS,
-        "step": 40,
-        "cores": "0f3a [0, 1, 2, 3]",
-        "num_cores": 4,
-        "num_threads": 4,
-        "site": None,
-        "ready": 4.0,
-        "waiting": 2.0,
-        "children": 0.0,
-    }
-    return ThreadsReady(**{**defaults, **fields})
+    usual: dict[str, Any] = {"at_ns": START_NS, "step": 40, "site": None, "ready": 4.0, "waiting": 2.0, "children": 0.0}
+    return ThreadsReady(cores=cores, num_cores=num_cores, num_threads=num_threads, **usual | fields)
 
 
 def run_of(folder: Path, *ranks: ThreadsReady) -> Run:
-    run = write_run(folder / "run", steps=make_steps(30), sources={"train.py": TRAIN})
-    for number, event in enumerate(ranks):
-        rank = run.folder / f"rank{number}"
-        if number:
-            shutil.copytree(run.folder / "rank0", rank)
+    run = write_run(folder / "run", steps=make_steps(30), sources={"train.py": TRAIN}, events=ranks[:1])
+    for number, event in enumerate(ranks[1:], start=1):
+        rank = shutil.copytree(run.folder / "rank0", run.folder / f"rank{number}")
         (rank / EVENTS_FILE).write_bytes(msgspec.json.encode(event) + b"\n")
     return open_run(run.folder)
 
@@ -65,10 +56,11 @@ def test_busy_data_workers_count_and_a_default_is_changed_by_the_variable(tmp_pa
     ("ranks", "why"),
     [
         ([counted(ready=4.4, waiting=3.3)], "one process, as many threads as cores: others keep the machine busy"),
+        ([counted(ready=5.2, children=0.6)], "one process with a light data worker, and threads that are not torch's"),
         ([counted(num_threads=2, ready=3.0)] * 2, "each rank has its share, beside it threads of Gloo"),
         ([counted(ready=1.1)] * 2, "operations too small to be cut into threads"),
         ([counted(cores=f"0f3a [{n}]", num_cores=1, num_threads=1, ready=1.0) for n in (0, 1)], "each has its core"),
-        ([counted(cores=f"{machine} [0, 1, 2, 3]") for machine in ("0f3a", "77be")], "each has its machine"),
+        ([counted(cores=f"{machine} [0, 1, 2, 3]") for machine in "ab"], "each has its machine"),
         ([counted(num_threads=1, ready=6.0, children=5.0)], "nothing is cut: workers alone are too many"),
     ],
 )
