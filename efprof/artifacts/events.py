@@ -245,6 +245,23 @@ class DeviceData(Event, tag="device_data"):
     why_not: str = ""
 
 
+class ThreadsReady(Event, tag="threads_ready"):
+    """How many threads of this process and its children were `ready` at a time since the event before, as Linux counts.
+
+    They ran, or were `waiting` for a core; those of `children` count in both. `cores` names the machine and the cores
+    that the process may run on, for `num_cores` of time at once. torch cuts an operation into `num_threads`, which the
+    user's line `site` set last; None where none did.
+    """
+
+    cores: str
+    num_cores: int
+    num_threads: int
+    site: str | None
+    ready: float
+    waiting: float
+    children: float
+
+
 _REQUEST = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate|Requested +:) (\d+(?:\.\d*)?) ([KMGTPE]iB|bytes)")
 """So say torch's allocators, the third is `cudaMallocAsync`'s, and NumPy's; CUDA's and NumPy's round to two digits."""
 

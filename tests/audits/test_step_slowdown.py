@@ -32,13 +32,18 @@ def noise(step):
     return float(np.random.default_rng(step).uniform(0.98, 1.02))
 
 
-def steps_with(*, waiting=False, **stage_ms):
-    """Steps of about 15 ms; a stage given as a function of the step replaces its usual length."""
+def steps_with(*, waiting=False, cpu_share=1.0, **stage_ms):
+    """Steps of about 15 ms; a stage given as a function of the step replaces its usual length.
+
+    Of that, the process had a core for `cpu_share`.
+    """
     lengths = {
         name: lambda step, name=name, ms=ms: noise(step) * (stage_ms[name](step) if name in stage_ms else ms)
         for name, ms in USUAL_MS.items()
     }
-    cpu_us = (lambda step: 15_500.0) if waiting else lambda step: 1000 * sum(of(step) for of in lengths.values())
+    cpu_us = (
+        (lambda step: 15_500.0) if waiting else lambda step: 1000 * cpu_share * sum(of(step) for of in lengths.values())
+    )
     return make_steps(
         NUM_STEPS, **lengths, cpu_us=cpu_us, window=WINDOWS.get, backward_site="train.py:7:main", loader=1
     )
@@ -220,6 +225,19 @@ def test_a_process_that_only_waited_is_unclear_but_waiting_is_work_on_a_gpu(tmp_
         examine(tmp_path / "run", steps_with(backward_ms=lambda s: 8 + 0.2 * s, waiting=True))
     steps = steps_with(backward_ms=lambda s: 8 + 0.2 * s, waiting=True)
     assert len(examine(tmp_path / "second", steps, devices=[GPU]).findings) == 1
+
+
+def test_a_fetch_that_windows_leave_out_is_blamed_on_the_loader(tmp_path):
+    traces = (window_of(5, 0.1), window_of(60, 0.1))
+    (finding,) = examine(tmp_path / "run", steps_with(data_ms=grows), traces=traces).findings
+    assert str(finding.blame) == "train.py:2"
+    assert "a profiler window leaves out the fetch" in finding.message
+
+
+def test_on_a_machine_that_is_busy_all_along_the_work_grows_by_the_same_factor(tmp_path):
+    steps = steps_with(other_ms=grows, cpu_share=0.25)
+    (finding,) = examine(tmp_path / "run", steps, traces=GROWING_LINE).findings
+    assert str(finding.blame) == "train.py:5"
 
 
 def test_a_run_of_milliseconds_is_unclear_without_the_line_that_explains_it(tmp_path):

@@ -60,8 +60,9 @@ def _constant(path: Path, name: str) -> Any:
 
 
 def _faults(path: Path, expected: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """The marked lines; where a case has several faults, each mark names its audit."""
+    """The marked lines; where a case has several faults, each mark names its audits."""
     for number, line in enumerate(path.read_text().splitlines(), 1):
         code, mark, named = line.partition(MARK)
         if mark and code.strip():
-            yield named.removeprefix(":").strip() or expected[0], number
+            for audit in named.removeprefix(":").split(","):
+                yield audit.strip() or expected[0], number

@@ -28,7 +28,8 @@ LEFT_OUT = {
     "shows which thread's steps they are; tests/simulated_cuda has the threads of a device": ("test_threads",),
     "asks when a window opens; that a device's late numbers open one is shown by test_late_numbers": ("test_triggers",),
     "goes by the clock, or by the host's heap and processes": (
-        "test_cycles", "test_host_memory", "test_stage_lengths", "test_worker_memory", "test_worker_samples",
+        "test_cycles", "test_host_memory", "test_ready_threads", "test_stage_lengths", "test_worker_memory",
+        "test_worker_samples",
     ),
     "records programs in processes of their own": (
         "test_collectors", "test_environment", "test_holders", "test_promises",

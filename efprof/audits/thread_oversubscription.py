@@ -1,0 +1,83 @@
+"""More threads ready to run than there are cores."""
+
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.facts.steps.ready_threads import ReadyThreads
+from efprof.facts.steps.step_times import StepTimes
+from efprof.fixes.source_edit import calls_on, replace_expression
+from efprof.model import EnvironmentVariable, Examination, Finding, Fix, Gain, Numbers, ThinEvidence, called_name
+from efprof.units import format_share
+
+MIN_CROWDING = 1.25
+"""Ready threads per core, both by the setting and as counted. On two cores 0.5 to 1.3 where an operation has one
+thread; 1.3 to 2.1 where it has two, and steps took 1.2 to 10 times as long (measured, idle and beside others)."""
+HIGH_CROWDING = 1.5
+VARIABLE = "OMP_NUM_THREADS"
+
+
+def thread_oversubscription(run: Run) -> Examination:
+    """Find training whose own threads wait for each other's cores.
+
+    What it finds
+    -------------
+    Ranks of one machine, with their data workers, that together have a quarter more threads ready to run than cores,
+    where torch cuts an operation into more threads than each rank's share. Threads of other programs are not counted.
+
+    Why it matters
+    --------------
+    An operation is over when the last of its threads is. The others spin until that one gets a core again, which takes
+    a turn of the scheduler, milliseconds, for an operation of microseconds.
+
+    Fix
+    ---
+    As many threads for each rank as there are cores for it: the cores less the busy data workers, shared by the ranks.
+
+    Predicted gain
+    --------------
+    None is claimed. Threads that spin look like threads that work, so what the operations themselves need is not known.
+    """
+    found = run.get(ReadyThreads)
+    cores, threads = found.ranks[0].num_cores, max(rank.num_threads for rank in found.ranks)
+    ready, children = found.per_core("ready"), found.per_core("children")
+    looked_at = f"{ready * cores:.1f} threads that were ready to run at a time, on {cores} cores"
+    fitting = max(1, (cores - round(children * cores)) // len(found.ranks))
+    if min(ready, found.per_core("num_threads") + children) < MIN_CROWDING or fitting >= threads:
+        return Examination(looked_at=looked_at)
+    site = next((rank.site for rank in found.ranks if rank.site), run.get(StepTimes).backward_site)
+    if site is None:
+        raise ThinEvidence(f"{looked_at}, but no line of the step is known.")
+    who = f"{len(found.ranks)} processes cut" if len(found.ranks) > 1 else "One process cuts"
+    others = f", and data workers have {children * cores:.1f} more" if children * cores >= 0.1 else ""
+    message = f"{who} each operation into {threads} threads{others}. Linux counted {looked_at}; "
+    message += f"for {format_share(found.per_core('waiting') / ready)} of that time they waited for one."
+    return Examination(looked_at=looked_at, findings=(_finding(run, site, message, fitting, ready),))
+
+
+def _finding(run: Run, site: str, message: str, fitting: int, ready_per_core: float) -> Finding:
+    sources = run.get(Sources)
+    blame = sources.line(site)
+    why = "none is claimed: threads that spin look like threads that work; change it and compare"
+    return Finding(
+        blame=blame,
+        category="time",
+        headline="More threads than cores",
+        message=message,
+        fix=_fix(run, blame.file, blame.line, fitting),
+        gain=Gain(basis="measured bound", explanation=why),
+        evidence=(
+            sources.snippet(blame),
+            Numbers.of("Threads and cores", ("threads ready to run, for each core", ready_per_core, "")),
+        ),
+        severity="high" if ready_per_core >= HIGH_CROWDING else "medium",
+    )
+
+
+def _fix(run: Run, file_name: str, line: int, fitting: int) -> Fix:
+    """In the call that sets the threads, else by the variable."""
+    file, summary = run.get(Sources).file(file_name), f"Give each process {fitting} of torch's threads: "
+    for call in calls_on(file.tree, line):
+        if called_name(call) == "set_num_threads" and call.args:
+            edit = replace_expression(file, call.args[0], str(fitting))
+            return Fix.by(edit, "review", f"{summary}torch.set_num_threads({fitting}).")
+    variable = EnvironmentVariable(name=VARIABLE, old=run.run_file.environment.get(VARIABLE), new=str(fitting))
+    return Fix.by(variable, "review", f"{summary}start the command with {VARIABLE}={fitting}.")
