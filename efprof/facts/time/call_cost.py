@@ -132,11 +132,13 @@ def _weights(use: TimeUse) -> set[tuple[int, ...]]:
 
 def _flops(name: str, shapes: Sequence[tuple[int, ...]]) -> float:
     """Of products; of a convolution as if it had an output for each input, padded and without strides."""
-    match name.removeprefix("aten::"), *[shape for shape in shapes if shape]:
-        case ("mm" | "bmm", first, second, *_) | ("addmm" | "baddbmm", _, first, second, *_):
+    match name.removeprefix("aten::"), [shape for shape in shapes if shape]:
+        case (("mm" | "bmm"), [first, second, *_]):
             return 2.0 * prod(first) * second[-1]
-        case "convolution", images, kernel, *_:
+        case (("addmm" | "baddbmm"), [_, first, second, *_]):
+            return 2.0 * prod(first) * second[-1]
+        case "convolution", [images, kernel, *_]:
             return 2.0 * prod(kernel) * images[0] * prod(images[2:])
-        case "convolution_backward", gradient, _, kernel, *_:
+        case "convolution_backward", [gradient, _, kernel, *_]:
             return 4.0 * prod(kernel) * gradient[0] * prod(gradient[2:])
     return 0.0
