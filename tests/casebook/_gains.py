@@ -48,6 +48,8 @@ class ScoredGain:
     why: str = ""
     measured: float = 0.0
     noise: float = 0.0
+    slower: float = 1.0
+    """How much longer the faulty step took here than when it was recorded: 1 on a quiet machine, busy ones change."""
 
     @property
     def is_scored(self) -> bool:
@@ -56,7 +58,12 @@ class ScoredGain:
     @property
     def error(self) -> float:
         """A share of what was measured, which is what saying "no change" is off by."""
-        return abs((self.predicted or 0.0) - self.measured) / abs(self.measured)
+        return self.off / abs(self.measured)
+
+    @property
+    def off(self) -> float:
+        """Of the prediction, as it is at the speed that the machine had when the gain was measured."""
+        return abs((self.predicted or 0.0) * self.slower - self.measured)
 
 
 def variations(cases: Sequence[Case], runs: Path) -> Iterator[Case]:
@@ -97,10 +104,15 @@ def _measured(gain: ScoredGain, entry: Score, runs: Path) -> ScoredGain:
     steps = run_bare(programs, runs / f"{case.name}-bare", is_peak=is_peak)
     if min(map(len, steps)) < MIN_STEPS:
         return replace(gain, predicted=None, why=f"a program made less than {MIN_STEPS} steps without the recorder")
-    values = peaks_until(steps, until_step(entry)) if is_peak else [_late_ms(one) for one in steps]
+    if is_peak:
+        values, slower = peaks_until(steps, until_step(entry)), 1.0
+    else:
+        values = [_late_ms([(later - at) / 1e6 for (at, _), (later, _) in pairwise(one)]) for one in steps]
+        (recorded,) = (one.samples for one in entry.sick.measurements.metrics if one.name == "step_ms")
+        slower = statistics.median(values[::2]) / _late_ms(recorded)
     differences = [sick - fixed for sick, fixed in zip(values[::2], values[1::2], strict=True)]
     low, _, high = statistics.quantiles(differences, method="inclusive")
-    return replace(gain, measured=statistics.median(differences), noise=(high - low) / 2)
+    return replace(gain, measured=statistics.median(differences), noise=(high - low) / 2, slower=slower)
 
 
 def run_bare(programs: list[list[str]], out: Path, *, is_peak: bool) -> list[list[tuple[int, int]]]:
@@ -118,15 +130,17 @@ def peaks_until(runs: list[list[tuple[int, int]]], until: int | None) -> list[fl
     return [float(steps[last][1]) for steps in runs]
 
 
-def _late_ms(steps: list[tuple[int, int]]) -> float:
-    ends = [at_ns / 1e6 for at_ns, _ in steps[-round(LATE_SHARE * len(steps)) :]]
-    lengths = sorted(later - earlier for earlier, later in pairwise(ends))
-    return statistics.fmean(lengths[: round((1 - LONGEST_SHARE) * len(lengths))])
+def _late_ms(lengths_ms: Sequence[float]) -> float:
+    late = sorted(lengths_ms[-round(LATE_SHARE * len(lengths_ms)) :])
+    return statistics.fmean(late[: round((1 - LONGEST_SHARE) * len(late))])
 
 
 def gains_table(gains: Sequence[ScoredGain]) -> list[str]:
     """The table that goes into reports/casebook.md, and the medians under it."""
-    rows = ["| case | what | predicted | measured | noise | error |", "| --- | --- | --- | --- | --- | --- |"]
+    rows = [
+        "| case | what | predicted | measured | noise | slower | error |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
     rows += [f"| {' | '.join(_cells(gain))} |" for gain in gains]
     return [*rows, "", *(_medians(what, gains) for what in (*RESOURCES, "all"))]
 
@@ -144,21 +158,17 @@ def _medians(what: str, gains: Sequence[ScoredGain]) -> str:
         return f"{what}: none scored."
     ours, nothing = format_share(statistics.median(gain.error for gain in scored)), "100 %"
     if what != "all":
-        ours += f" ({said(what, statistics.median(abs((one.predicted or 0.0) - one.measured) for one in scored))})"
+        ours += f" ({said(what, statistics.median(one.off for one in scored))})"
         nothing += f" ({said(what, statistics.median(abs(one.measured) for one in scored))})"
     return f"{what}: {len(scored)} scored, median error {ours}; of a predictor that says 'no change' {nothing}."
 
 
 def _cells(gain: ScoredGain) -> tuple[str, ...]:
     if gain.predicted is None:
-        return gain.name, "refused", gain.why, "", "", ""
+        return gain.name, "refused", gain.why, "", "", "", ""
     values = (said(gain.resource, value) for value in (gain.predicted, gain.measured, gain.noise))
-    return (
-        gain.name,
-        f"{gain.resource}, {gain.why}",
-        *values,
-        format_share(gain.error) if gain.is_scored else "too small to score",
-    )
+    error = format_share(gain.error) if gain.is_scored else "too small to score"
+    return gain.name, f"{gain.resource}, {gain.why}", *values, f"{gain.slower:.2f}x", error
 
 
 def said(resource: str, value: float) -> str:

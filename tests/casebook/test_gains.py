@@ -35,8 +35,8 @@ def gain(measured: float, predicted: float | None = 8.0, *, noise: float = 1.0) 
 
 def test_a_gain_that_does_not_exceed_its_noise_threefold_is_told_and_not_scored() -> None:
     rows = "\n".join(gains_table([gain(10.0), gain(2.9), gain(0.0, None)]))
-    assert "| 8.00 ms/step | 10.0 ms/step | 1.00 ms/step | 20 % |" in rows
-    assert "| 2.90 ms/step | 1.00 ms/step | too small to score |" in rows
+    assert "| 8.00 ms/step | 10.0 ms/step | 1.00 ms/step | 1.00x | 20 % |" in rows
+    assert "| 2.90 ms/step | 1.00 ms/step | 1.00x | too small to score |" in rows
     assert "refused" in rows
     assert "time: 1 scored, median error 20 % (2.00 ms/step); of a predictor that says 'no change' 100 %" in rows
 
