@@ -59,8 +59,8 @@ format: $(TESTS_INSTALLED) ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-casebook: $(TESTS_INSTALLED) ## Record every planted fault and its healthy twin, and score the audits
-	$(BIN)/python -m tests.casebook
+casebook: $(TESTS_INSTALLED) ## Record every planted fault and its healthy twin, and score the audits and their gains
+	$(BIN)/python -m tests.casebook --gains
 
 bench-overhead: $(TESTS_INSTALLED) ## Measure what recording costs, bare and recorded by turns
 	$(BIN)/python -m benchmarks.overhead

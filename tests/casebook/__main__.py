@@ -1,23 +1,19 @@
 """Records every case sick and healthy, reports, and scores the audits: `make casebook`.
 
 For each case the expected audit must fire on the line marked `# fault`, nothing else may, and the healthy twin must
-stay silent. Where the report has an edit, the program is run again with it, and must still run. The gain that was
-predicted is shown beside the one that was measured: sick run less the run with the report's own edit, or less the
-healthy twin where a person must write the fix; the median of the pairs where there are several. Where the sick run
-grows, its last steps are the highest: both peaks are then those of steps outside windows, whose profiler keeps memory
-of its own, up to the last step that both runs were read to. The table tells it where the run went on for long.
+stay silent. Where the report has an edit, the program is run again with it, and must still run. With `--gains` the
+gains that were predicted are compared with those measured without recording: see `_gains.py`.
 
 A case with the constant DEVICE runs on such a device alone: elsewhere it is named, and not counted. With
 `--repeat 3 --load 2` each is recorded three times beside two busy loops; the table says how often the verdict was the
 same.
 """
 
-import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,9 +25,9 @@ import torch
 
 from efprof.commands.report import analyse
 from efprof.model import CodeEdit, Report
-from efprof.units import format_bytes, format_ms
 from tests.casebook._cases import Case, all_cases
-from tests.casebook._scores import Score, both_read_until, findings, measured, predicted, until_step
+from tests.casebook._gains import RESOURCES, ScoredGain, gains_table, is_well_predicted, said, scored_gains, variations
+from tests.casebook._scores import Score, findings, predicted, until_step
 
 EFPROF = Path(sys.executable).with_name("efprof")
 
@@ -41,8 +37,8 @@ EFPROF = Path(sys.executable).with_name("efprof")
 @click.option("--runs", type=click.Path(path_type=Path), default=Path(".efprof-casebook"), help="Where to record.")
 @click.option("--repeat", default=1, show_default=True, help="Pairs of runs of each case.")
 @click.option("--load", default=0, show_default=True, help="Busy loops beside it.")
-@click.option("--json", "is_json", is_flag=True, help="Print the scores as JSON.")
-def main(names: tuple[str, ...], runs: Path, repeat: int, load: int, is_json: bool) -> None:
+@click.option("--gains", "is_gains", is_flag=True, help="Measure the gains without recording too, and score them.")
+def main(names: tuple[str, ...], runs: Path, repeat: int, load: int, is_gains: bool) -> None:
     """Run the casebook, or the cases NAMES of it; the name of a folder stands for all in it."""
     shutil.rmtree(runs, ignore_errors=True)
     scores = []
@@ -54,10 +50,22 @@ def main(names: tuple[str, ...], runs: Path, repeat: int, load: int, is_json: bo
         for pair in range(repeat):
             for case in cases:
                 scores.append(record_all(case, runs / str(pair)))
-                if not is_json:
-                    click.echo(_progress(scores[-1]), err=True)
-    click.echo(json.dumps([_plain(entry) for entry in scores], indent=1) if is_json else "\n".join(table(scores)))
-    sys.exit(0 if all(entry.is_right for entry in scores) else 1)
+                click.echo(_progress(scores[-1]), err=True)
+        began = time.monotonic()
+        gains = list(_all_gains(scores[: len(cases)], runs / "0")) if is_gains else []
+    click.echo("\n".join(table(scores)))
+    if is_gains:
+        click.echo("\n".join(["", *gains_table(gains), f"This took {(time.monotonic() - began) / 60:.1f} minutes."]))
+    sys.exit(0 if all(entry.is_right for entry in scores) and (not is_gains or is_well_predicted(gains)) else 1)
+
+
+def _all_gains(scores: list[Score], runs: Path) -> Iterator[ScoredGain]:
+    """Of each case with a fault, and of its program at other sizes, whose verdict is not scored."""
+    for entry in scores:
+        if entry.case.faults:
+            yield from scored_gains(entry, runs)
+    for case in variations([entry.case for entry in scores], runs):
+        yield from scored_gains(record_all(case, runs), runs)
 
 
 @contextmanager
@@ -137,8 +145,8 @@ def score(case: Case, sick: Report, healthy: Report, fixed: Report | None) -> Sc
 def table(scores: list[Score]) -> list[str]:
     """The table that goes into reports/casebook.md, and the totals under it."""
     rows = [
-        "| case | found | on the line | other findings | healthy twin | alike | predicted gain | measured gain |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| case | found | on the line | other findings | healthy twin | alike | predicted gain |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     names = dict.fromkeys(entry.case.name for entry in scores)
     rows += [_row([entry for entry in scores if entry.case.name == name]) for name in names]
@@ -172,8 +180,7 @@ def _row(entries: list[Score]) -> str:
         "; ".join(text for entry in entries for text in entry.extra) or "none",
         "; ".join(text for entry in entries for text in entry.false_alarms) or "silent",
         f"{max(Counter(entry.verdict for entry in entries).values())} of {len(entries)}",
-        _said([predicted(entry) for entry in entries]) + _as_far(entries),
-        f"{_said([measured(entry) for entry in entries])}{_measured_as_far(entries)}, by {_fixed_by(entries[0])}",
+        _promised(entries[0]),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -183,45 +190,11 @@ def _relative(case: Case) -> str:
     return str(case.path.relative_to(Path.cwd())) if case.path.is_relative_to(Path.cwd()) else str(case.path)
 
 
-def _measured_as_far(entries: list[Score]) -> str:
-    """Empty where it is as far as the prediction goes."""
-    until, reached = until_step(entries[0]), both_read_until(entries[0])
-    return "" if until is None or reached >= until else f" up to step {reached:,}"
-
-
-def _as_far(entries: list[Score]) -> str:
-    end = until_step(entries[0])
-    return "" if end is None else f" up to step {end:,}"
-
-
-def _fixed_by(entry: Score) -> str:
-    return "the twin" if entry.mended is entry.healthy else "its edit"
-
-
-def _said(gains: list[tuple[float, float]]) -> str:
-    """The medians over the pairs of runs."""
-    step_ms, peak = (statistics.median(column) for column in zip(*gains, strict=True))
-    if not step_ms and not peak:
-        return "none claimed"
-    parts = [f"{format_ms(step_ms)}/step"] if step_ms else []
-    return ", ".join([*parts, *([f"{format_bytes(peak)} of peak"] if peak else [])])
-
-
-def _plain(entry: Score) -> dict[str, object]:
-    return {
-        "case": entry.case.name,
-        "is_right": entry.is_right,
-        "verdict": entry.verdict,
-        "faults": [list(fault) for fault in entry.case.faults],
-        "found": entry.found,
-        "on_line": entry.on_line,
-        "extra": entry.extra,
-        "false_alarms": entry.false_alarms,
-        "predicted": predicted(entry),
-        "measured": measured(entry),
-        "measured_by": _fixed_by(entry),
-        "until_step": until_step(entry),
-    }
+def _promised(entry: Score) -> str:
+    """Of the first pair of runs."""
+    end = until_step(entry)
+    parts = [said(what, gain) for what, gain in zip(RESOURCES, predicted(entry), strict=True) if gain is not None]
+    return (", ".join(parts) or "none claimed") + ("" if end is None else f" up to step {end:,}")
 
 
 if __name__ == "__main__":
