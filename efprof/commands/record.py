@@ -94,7 +94,7 @@ def record(command: tuple[str, ...], **flags: Any) -> int:
 
 
 def _say_where(folder: Path, exit_code: int) -> None:
-    if _holds_training(folder):
+    if holds_training(folder):
         click.echo(f"efprof: recorded {folder.name}; read it with 'efprof report'", err=True)
     elif exit_code:
         click.echo(
@@ -111,7 +111,7 @@ def _say_where(folder: Path, exit_code: int) -> None:
         )
 
 
-def _holds_training(folder: Path) -> bool:
+def holds_training(folder: Path) -> bool:
     """Steps, or the error that came before the first one; a loader or a module may serve an evaluation alone."""
     from efprof.artifacts.events import TrainingRaised, events_of
     from efprof.artifacts.runs import list_attempts

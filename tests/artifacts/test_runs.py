@@ -86,12 +86,6 @@ def test_finds_the_newest_run_of_a_name_a_branch_and_a_commit(store: Path, name:
     assert find_run(name) == wanted
 
 
-def test_a_folder_of_the_current_folder_does_not_hide_a_branch_of_that_name(store: Path, tmp_path: Path) -> None:
-    path = add_run(store, 1, branch="main")
-    (tmp_path / "main").mkdir()
-    assert find_run("main") == path
-
-
 @pytest.mark.parametrize(("wrong", "right"), [("trian", "train"), ("featrue/fast", "feature/fast")])
 def test_names_the_nearest_run_or_branch(store: Path, wrong: str, right: str) -> None:
     add_run(store, 1)

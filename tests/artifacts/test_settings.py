@@ -1,6 +1,5 @@
 """efprof.toml and [tool.efprof]: found, checked, and beaten by flags; and the user's own configuration file."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -118,8 +117,3 @@ def test_yaml_that_holds_itself_or_grows_without_end_does_no_harm(tmp_path: Path
 def test_too_large_a_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(EfprofError, match=r"more than 256 KiB \(.*big.toml\)"):
         read(tmp_path, "big.toml", "#" * (MAX_BYTES + 1))
-
-
-def test_yaml_without_its_library_is_kept_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    assert read(tmp_path, "a.yaml", "b: 1\n") == {"a.yaml": "b: 1\n"}

@@ -48,14 +48,6 @@ def test_a_snapshot_alone_is_reported_on_and_its_page_says_nothing_of_what_none_
     assert "skipped steps" not in text
 
 
-def test_a_snapshot_is_known_by_how_it_begins_where_its_name_has_no_ending(snapshot: Path) -> None:
-    nameless = snapshot.rename(snapshot.with_name("dump"))
-    assert "dump   a memory snapshot, without its run" in run(report, nameless, "--format", "text").output
-    nameless.write_text("no pickle")
-    with pytest.raises(UnreadableInput, match="is neither a run nor a CUDA snapshot"):
-        run(report, nameless, "--format", "text")
-
-
 @pytest.fixture
 def healthy(tmp_path: Path) -> Path:
     """One batch after the other in the same block."""

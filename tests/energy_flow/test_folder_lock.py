@@ -69,16 +69,3 @@ def test_only_the_first_of_several_processes_claims_the_folder(tmp_path: Path) -
     second = Processes(rank=1, world_size=2, local_rank=1)
     with _held_elsewhere(tmp_path), claimed(tmp_path, second):
         pass
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(EnergyFlowError, match=r"cannot write to --out .*file"), claimed(tmp_path / "file", ALONE):
-        pass
-
-
-def test_a_run_that_is_to_go_on_in_a_folder_that_is_not_there_makes_none(tmp_path: Path) -> None:
-    out = tmp_path / "mistyped" / "out"
-    with pytest.raises(EnergyFlowError, match=f"there is no checkpoint in {out}"), claimed_to_resume(out, ALONE):
-        pass
-    assert list(tmp_path.iterdir()) == []

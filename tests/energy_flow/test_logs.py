@@ -5,11 +5,9 @@ import pytest
 
 from energy_flow.logs import (
     LEVELS,
-    TRAINING,
     Every,
     EverySeconds,
     FirstSteps,
-    log_lazily,
     logging_through,
     set_up_logging,
 )
@@ -43,23 +41,6 @@ def test_the_first_rank_says_what_its_level_lets_through(level_name: str, said: 
 @pytest.mark.parametrize("level_name", list(LEVELS))
 def test_another_rank_says_only_warnings_and_its_number(level_name: str) -> None:
     assert _said(level_name, rank=3) == ["rank 3: warning: at warning"]
-
-
-def test_setting_up_twice_says_everything_once_and_the_root_not_again(caplog: pytest.LogCaptureFixture) -> None:
-    _said("info")
-    assert _said("info") == ["at info", "warning: at warning"]
-    _said("info")
-    assert caplog.records == []
-
-
-def test_a_value_is_computed_only_where_its_level_is_on() -> None:
-    stream = io.StringIO()
-    set_up_logging("info", stream=stream)
-    log_lazily(LOGGER, TRAINING, "%d", lambda: pytest.fail("computed"))
-    assert stream.getvalue() == ""
-    set_up_logging("training", stream=stream)
-    log_lazily(LOGGER, TRAINING, "%d and %d", lambda: (1, 2))
-    assert stream.getvalue() == "1 and 2\n"
 
 
 def test_within_a_progress_line_logs_for_its_stream_go_through_it() -> None:

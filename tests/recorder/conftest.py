@@ -23,6 +23,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("_processor", ["cpu", "cuda"], indirect=True)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """There the first case of each test runs always; further ones, those of hypothesis, and what must fail are long."""
+    seen = set[object]()
+    for item in items:
+        if isinstance(item, pytest.Function) and _processor_of(item) == "cuda":
+            if item.function in seen or why_not(item) or hasattr(item.function, "hypothesis"):
+                item.add_marker("long")
+            else:
+                seen.add(item.function)
+
+
+def _processor_of(item: pytest.Function) -> object:
+    return item.callspec.params.get("_processor") if hasattr(item, "callspec") else None
+
+
 @pytest.fixture(autouse=True)
 def _processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All that the test makes lies there."""

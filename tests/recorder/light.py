@@ -17,12 +17,12 @@ def told(steps: list[StepRecord]) -> list[tuple[object, ...]]:
 
 
 def record_both_ways(train_it: Callable[[], object]) -> tuple[list[StepRecord], list[StepRecord], int]:
-    """With light steps, and all in full; and how many were light. Nobody looks through the heap: it takes longest."""
+    """With light steps, and all in full; and how many were light."""
     recorded = []
     for overhead in (HARDLY_ANY_IN_FULL, EVERY_STEP_IN_FULL):
         with tempfile.TemporaryDirectory() as folder:
             torch.manual_seed(0)
-            run = record_here(Path(folder) / "run", train_it, overhead=overhead, holders=False)
+            run = record_here(Path(folder) / "run", train_it, overhead=overhead)
             assert run.events(CollectorStopped) == []
             recorded.append(run.steps)
     return recorded[0], recorded[1], sum(not step.is_full for step in recorded[0])

@@ -66,7 +66,10 @@ class Recorded:
 
 
 def open_session(folder: Path, windows: tuple[tuple[int, int], ...] = (), **fields: object) -> Session:
-    """A session in this process, not started yet."""
+    """A session in this process, not started yet, which looks for holders where it is asked to.
+
+    To look through pytest's own heap takes longer than most tests.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     root = str(Path(__file__).parents[2])
     write_run_file(folder, make_run_file(ended="running", working_folder=root))
@@ -76,6 +79,7 @@ def open_session(folder: Path, windows: tuple[tuple[int, int], ...] = (), **fiel
         trace_steps=windows,
         memory_steps=(),
         triggers=(),
+        holders=False,
         overhead=EVERY_STEP_IN_FULL,
     )
     options = msgspec.structs.replace(options, **fields)

@@ -19,7 +19,7 @@ def test_every_module_that_records_in_this_process_runs_there_or_has_a_reason_no
 
 @pytest.mark.parametrize("listed", FAIL)
 def test_what_cannot_run_there_is_a_test(listed: str) -> None:
-    """That it fails there is asserted where it runs."""
+    """That it fails there is asserted where it runs, in `make stability`."""
     test, _, case = listed.partition("[")
     module, _, function = test.partition("::")
     assert module in RUN

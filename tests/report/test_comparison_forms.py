@@ -1,11 +1,9 @@
 """What a comparison says."""
 
 import dataclasses
-import math
 
 from efprof.model import Comparison, MetricChange
 from efprof.report.comparison_form import (
-    COLUMNS,
     comparison_verdict,
     metric_cells,
     render_comparison_markdown,
@@ -58,12 +56,6 @@ def test_another_statistic_of_a_metric_that_gates_is_not_named_beside_it() -> No
     verdict = comparison_verdict(compared(gated, shown))
     assert verdict.headline == "Head is worse than base: step time 4.0x."
     assert not any("median" in sentence for sentence in verdict.details)
-
-
-def test_a_table_has_six_columns_and_a_side_that_was_not_measured_says_so() -> None:
-    assert len(COLUMNS) == len(metric_cells(make_metric_change())) == 6
-    cells = metric_cells(make_metric_change(head_median=math.nan, effect=None, interval=None, verdict="unclear"))
-    assert cells[2:4] == ("not measured", "")
 
 
 def test_text_and_markdown_name_changed_findings_and_let_nothing_from_outside_through() -> None:

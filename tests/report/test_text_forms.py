@@ -4,8 +4,8 @@ import dataclasses
 import re
 
 from efprof.model import AuditResult
-from efprof.report.text_forms import VERDICT_WIDTH, code, code_block, escape, prose, render_markdown, render_text, table
-from tests.report.report_sample import HOSTILE, certain_finding, make_clean_report, make_report, time_finding
+from efprof.report.text_forms import VERDICT_WIDTH, render_markdown, render_text
+from tests.report.report_sample import HOSTILE, certain_finding, make_report, time_finding
 
 
 def test_at_most_twenty_lines_however_much_was_found() -> None:
@@ -34,12 +34,6 @@ def test_a_long_verdict_is_cut_after_a_word_so_that_no_number_loses_digits() -> 
     assert len(verdict) <= VERDICT_WIDTH < len("Verdict  ") + len(finding.message)
 
 
-def test_a_clean_run_is_short() -> None:
-    text = render_text(make_clean_report())
-    assert "No fault was found." in text
-    assert "0 findings; 3 checks passed, 0 not applicable" in text
-
-
 def test_no_markup_from_outside_survives() -> None:
     text = render_markdown(make_report())
     outside_code = re.sub(r"(`+).*?\1", "", text, flags=re.DOTALL)
@@ -57,10 +51,3 @@ def test_markdown_has_ranked_findings_with_their_changes_as_a_diff() -> None:
     assert "```diff\n-         history.append(loss)\n+         history.append(loss.item())\n```" in text
     assert "Median step 36.0 ms, peak memory " in text
     assert " GiB read from the CUDA allocator" in text
-
-
-def test_code_in_a_sentence_keeps_its_spaces_and_with_backticks_stays_code() -> None:
-    assert prose("because `a_b` keeps 3 * 4") == r"because `a_b` keeps 3 \* 4"
-    assert code("a``b") == "``` a``b ```"
-    assert code_block("py", "```").startswith("````py\n")
-    assert table(("a",), [(escape("x|y\nz"),)]).splitlines()[-1] == r"| x\|y z |"

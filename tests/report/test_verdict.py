@@ -7,12 +7,10 @@ import pytest
 
 from efprof.model import AuditResult, Finding, Gain, Measurements, Report, RunError, RunIdentity, SourceLine, Timeline
 from efprof.report.verdict import (
-    MAX_MESSAGE,
     count_audits,
     counts_phrase,
     describe_verdict,
     ending_sentence,
-    error_phrase,
     header_items,
     rank_findings,
 )
@@ -143,11 +141,6 @@ def test_the_error_that_ended_a_run_is_its_why_and_its_line_the_blame_before_a_f
     audits = tuple(audit for audit in make_report().audits if audit.audit_id == "blocking_scalar_read")
     lines = describe_verdict(make_report(audits=audits, run=make_run(ended="raised", exit_code=1, error=ERROR)))
     assert lines.blame == LINE
-
-
-def test_a_long_message_is_cut() -> None:
-    error = RunError(kind="ValueError", message="x" * 5000, step=5, stage=None, blame=None)
-    assert len(error_phrase(make_run(ended="raised", error=error))) < MAX_MESSAGE + 50
 
 
 def test_a_run_that_goes_on_is_not_called_sound_and_memory_that_ran_out_points_to_its_line() -> None:

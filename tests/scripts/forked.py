@@ -2,9 +2,9 @@
 
     python -m tests.scripts.forked FOLDER SCRIPT[:RANKS]...
 
-What `name.py` prints becomes FOLDER/bare/name.out, its standard error FOLDER/bare/name.err. One without ranks is
-recorded as well, as by `efprof record` without options but every step in full: into FOLDER/runs/name, with what it
-prints in FOLDER/recorded.
+What `name.py` prints becomes FOLDER/bare/name.out, its standard error FOLDER/bare/name.err. It is recorded as well, as
+by `efprof record` without options but every step in full: into FOLDER/runs/name, what it prints into FOLDER/recorded.
+Ranks have the variables of torchrun.
 """
 
 import os
@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-import torch._dynamo  # the first optimizer would import it  # noqa: F401
 
 from efprof.artifacts.run_file import write_run_file
 from efprof.recorder.launch.launch import close_run
@@ -32,18 +31,17 @@ def main(folder: Path, scripts: list[str]) -> None:
     for text in scripts:
         script, _, ranks = text.partition(":")
         run = folder / "runs" / Path(script).stem
-        sides = {"bare": of_ranks(int(ranks))} if ranks else {"bare": [{}], "recorded": [recording_into(run)]}
-        for side, wanted in sides.items():
-            for environment in wanted:
+        for side, recording in (("bare", {}), ("recorded", recording_into(run))):
+            environments = of_ranks(int(ranks)) if ranks else [{}]
+            for environment in environments:
                 if os.fork() == 0:
-                    os.environ.update(environment)
+                    os.environ.update({**environment, **recording})
                     become(script, folder / side / Path(script).stem)
                     return
-            statuses = [os.wait()[1] for _ in wanted]
+            statuses = [os.wait()[1] for _ in environments]
             if any(statuses):
                 sys.exit(f"{script} failed; see {folder / side}")
-        if not ranks:
-            close_run(run, 0, 1.0)
+        close_run(run, 0, 1.0)
 
 
 def of_ranks(num_ranks: int) -> list[Mapping[str, str]]:

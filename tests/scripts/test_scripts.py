@@ -3,8 +3,6 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 from efprof.artifacts.events import CollectorStopped, read_events
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.artifacts.trace.read import read_trace, trace_paths
-from tests.recorder.recording import Recorded, environment_of, record_command
+from tests.recorder.recording import Recorded, environment_of
 from tests.support.waiting import MAX_WAIT_S
 
 FOLDER = Path(__file__).parent
@@ -24,11 +22,6 @@ PASS = ("forward", "backward")
 MICRO_BATCH = ("data", *PASS)
 PLAIN = (*MICRO_BATCH, "optimizer")
 TWO_MICRO_BATCHES = (*MICRO_BATCH, *PLAIN)
-
-NUM_AT_ONCE = 2
-"""Most machines that run tests have two cores to spare."""
-
-TORCHRUN = (str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +40,12 @@ class Script:
     name: str
     steps: list[Step]
     evaluates: bool = False
-    launcher: tuple[str, ...] = ()
-    """By which `efprof record` starts it; what has none is forked."""
+    num_ranks: int = 1
 
     @property
-    def num_ranks(self) -> int:
-        return 2 if self.launcher == TORCHRUN else 1
-
-    @property
-    def path(self) -> str:
-        return str(FOLDER / f"{self.name}.py")
+    def order(self) -> str:
+        path = str(FOLDER / f"{self.name}.py")
+        return f"{path}:{self.num_ranks}" if self.num_ranks > 1 else path
 
 
 TWO_BATCHES = Step(stages=TWO_MICRO_BATCHES, micro_batches=2, samples=16)
@@ -75,43 +64,23 @@ SCRIPTS = (
         name="trainer", steps=[Step(stages=FETCHED_BEFORE_THE_FIRST, micro_batches=2, samples=8)] * 10, evaluates=True
     ),
     Script(name="accelerate_loop", steps=[TWO_BATCHES] * 10, evaluates=True),
-    Script(name="ddp", steps=[TWO_BATCHES] * 10, launcher=TORCHRUN),
-    Script(name="fsdp2", steps=[Step(samples=4)] * 8, launcher=TORCHRUN),
+    Script(name="ddp", steps=[TWO_BATCHES] * 10, num_ranks=2),
+    Script(name="fsdp2", steps=[Step(samples=4)] * 8, num_ranks=2),
     Script(name="checkpointing", steps=[Step()] * 12),
 )
 
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Runs:
-    """Every script that a test of this session asks for, run bare and recorded; what was forked lies in `folder`."""
-
-    folder: Path
-    forked: Future[None]
-    launched: dict[str, Future[Recorded]]
-
-
 @pytest.fixture(scope="session")
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with every script that a test of this session asks for, run bare and recorded."""
     callspecs = [getattr(item, "callspec", None) for item in request.session.items]
     names = {spec.params["script"].name for spec in callspecs if spec is not None and "script" in spec.params}
     folder = tmp_path_factory.mktemp("forked")
     scripts = [script for script in SCRIPTS if script.name in names]
-    launched = [script for script in scripts if script.launcher]
-    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
-        yield Runs(
-            folder=folder,
-            forked=pool.submit(run_forked, scripts, folder),
-            launched={one.name: pool.submit(launch, one, tmp_path_factory.mktemp(one.name)) for one in launched},
-        )
-        pool.shutdown(cancel_futures=True)
-
-
-def run_forked(scripts: list[Script], folder: Path) -> None:
-    orders = [f"{one.path}:{one.num_ranks}" if one.launcher else one.path for one in scripts]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.scripts.forked", folder, *orders],
+        [sys.executable, "-m", "tests.scripts.forked", folder, *(script.order for script in scripts)],
         cwd=folder,
         # Where a rank crashes, its standard error says in which line.
         env=environment_of(folder, {"PYTHONPATH": str(FOLDER.parents[1]), "PYTHONFAULTHANDLER": "1"}),
@@ -120,12 +89,7 @@ def run_forked(scripts: list[Script], folder: Path) -> None:
         timeout=2 * MAX_WAIT_S,
     )
     assert done.returncode == 0, done.stderr
-
-
-def launch(script: Script, folder: Path) -> Recorded:
-    # As most people do: with windows.
-    command = [*script.launcher, script.path]
-    return record_command(folder / "home", command, options=(), environment={"PYTHONFAULTHANDLER": "1"})
+    return folder
 
 
 def printed(folder: Path, script: Script) -> tuple[str, str]:
@@ -133,19 +97,9 @@ def printed(folder: Path, script: Script) -> tuple[str, str]:
 
 
 @pytest.fixture
-def bare(script: Script, runs: Runs) -> tuple[str, str]:
-    """What the script prints without the recorder, and its standard error."""
-    runs.forked.result()
-    return printed(runs.folder / "bare", script)
-
-
-@pytest.fixture
-def recorded(script: Script, runs: Runs) -> Recorded:
-    if script.launcher:
-        return runs.launched[script.name].result()
-    runs.forked.result()
-    output, errors = printed(runs.folder / "recorded", script)
-    return Recorded(folder=runs.folder / "runs" / script.name, output=output, errors=errors)
+def recorded(script: Script, runs: Path) -> Recorded:
+    output, errors = printed(runs / "recorded", script)
+    return Recorded(folder=runs / "runs" / script.name, output=output, errors=errors)
 
 
 def steps_of(recorded: Recorded, rank: int = 0) -> list[StepRecord]:
@@ -166,13 +120,12 @@ def num_warnings(errors: str) -> int:
 
 @every_script
 def test_a_published_script_prints_what_it_prints_without_the_recorder(
-    script: Script, recorded: Recorded, bare: tuple[str, str]
+    script: Script, recorded: Recorded, runs: Path
 ) -> None:
-    output, errors = bare
-    assert (recorded.exit_code, recorded.run.ended) == (0, "finished"), recorded.errors
+    output, errors = printed(runs / "bare", script)
     assert len(output.splitlines()) >= len(script.steps)
     assert recorded.output == output
-    assert len(recorded.our_lines) == bool(script.launcher), "that there is a run to read"
+    assert recorded.our_lines == []
     assert num_warnings(recorded.errors) == num_warnings(errors)
 
 

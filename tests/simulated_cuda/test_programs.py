@@ -6,11 +6,8 @@ import pytest
 
 from tests.simulated_cuda.programs import differences, names
 
-SOON = ("energy_flow",)
-"""In `make test`; all others in `make stability`, since each takes twelve seconds."""
-NAMES = [name if name in SOON else pytest.param(name, marks=pytest.mark.long) for name in names()]
 
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.long
+@pytest.mark.parametrize("name", names())
 def test_steps_micro_batches_and_losses_are_those_of_the_cpu_and_nothing_waits(name: str, tmp_path: Path) -> None:
     assert differences(name, tmp_path) == []

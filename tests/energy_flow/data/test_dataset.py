@@ -113,15 +113,6 @@ def test_a_dataset_of_a_later_format_is_refused_or_built_again(
     assert len(build_dataset(config, copied, pairs_file)) == 2
 
 
-def test_a_dataset_is_written_through_a_link(config: EnergyConfig, pairs_file: Path, tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "link").symlink_to("disk")
-    for _ in range(2):
-        build_dataset(config, tmp_path / "link", pairs_file)
-    assert (tmp_path / "link").is_symlink()
-    assert len(PairDataset(tmp_path / "disk", config)) == 2
-
-
 def test_a_build_that_fails_leaves_nothing_behind(config: EnergyConfig, tmp_path: Path, pairs_file: Path) -> None:
     data = dataclasses.replace(config.data, teacher="transformers", teacher_path=str(tmp_path))
     with pytest.raises(EnergyFlowError):
@@ -145,14 +136,3 @@ def test_pairs_beyond_the_configured_number_are_not_read(tmp_path: Path) -> None
     assert len(build_dataset(config, tmp_path / "data", file)) == 2
     with pytest.raises(EnergyFlowError, match=r"pairs\.tsv:3"):
         build_dataset(load_config("debug"), tmp_path / "data", file)
-
-
-def test_a_dataset_of_an_unknown_teacher_cannot_drop_words(
-    augmented_config: EnergyConfig, config: EnergyConfig, copied: Path
-) -> None:
-    manifest = json.loads((copied / "dataset.json").read_text())
-    manifest["teacher"]["kind"] = "oracle"
-    (copied / "dataset.json").write_text(json.dumps(manifest))
-    assert len(PairDataset(copied, config)) == config.data.max_pairs
-    with pytest.raises(EnergyFlowError, match="'oracle'"):
-        PairDataset(copied, augmented_config)

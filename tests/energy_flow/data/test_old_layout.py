@@ -71,15 +71,6 @@ def test_embeddings_of_any_floating_type_become_float32_of_unit_length(
     torch.testing.assert_close(batch.input_embedding.norm(dim=1), torch.ones(3))
 
 
-def test_more_pairs_than_are_written_at_once_stay_in_order(config: EnergyConfig, tmp_path: Path) -> None:
-    rows = normalize(torch.randn(600, 768))
-    texts = [(f"input {number}", f"target {number}") for number in range(600)]
-    file = _old_file(tmp_path, text_pairs=texts, input_embeddings=rows, target_embeddings=-rows)
-    dataset = _imported(file, config)
-    assert [dataset.pair(index) for index in range(600)] == texts
-    torch.testing.assert_close(dataset[range(600)].target_embedding, -rows)
-
-
 def test_words_of_an_imported_text_are_not_dropped_which_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,16 +1,10 @@
-"""`energy-flow train` under plain torchrun, against the same command alone with twice the batch size.
-
-torchrun itself starts the one run that most tests look at. The others get the variables that it sets, and processes
-that need not import torch.
-"""
+"""`energy-flow train` in two processes with the variables of torchrun, against one with twice the batch size."""
 
 import json
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,10 +15,7 @@ from energy_flow.data.dataset import PairDataset
 from energy_flow.folder_lock import claimed
 from energy_flow.processes import ALONE
 from tests.energy_flow.training.started_trainings import InSave, Started, Starter, options
-from tests.support.waiting import MAX_WAIT_S
 
-PROJECT = Path(__file__).parents[3]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 STEPS = 16  # two epochs and the beginning of a third, of the 14 batches that accumulation makes 7 steps
 SETTINGS = [
     f"training.steps={STEPS}",
@@ -40,14 +31,10 @@ WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def two(dataset: PairDataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def two(dataset: PairDataset, starter: Starter, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The output folder of two processes, and what they said."""
     out = tmp_path_factory.mktemp("two") / "out"
-    command = [*TORCHRUN, "-m", "energy_flow.train", *_arguments(dataset, out, *HALVES)]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=MAX_WAIT_S, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return out, ran.stdout + ran.stderr
+    return out, _end(starter.start_two(_arguments(dataset, out, *HALVES)))
 
 
 @pytest.fixture(scope="module")

@@ -148,21 +148,6 @@ def test_a_run_that_goes_on_has_the_lines_and_epochs_of_one_that_never_stopped(f
     assert without_timings(parts) == without_timings(whole)
 
 
-def test_the_progress_line_shows_the_newest_loss_that_has_arrived() -> None:
-    class Shown:
-        losses: list[float | None] = []  # noqa: RUF012  # one test's
-
-        def start(self) -> None:
-            pass
-
-        def batch_done(self, *, loss: float | None, memory_bytes: int | None) -> None:
-            self.losses.append(loss)
-
-    with MetricsLog(None, listeners=Listeners(progress=Shown())) as log:  # type: ignore[arg-type]
-        take_steps(log, range(1, 5), loss_of=float)
-    assert Shown.losses == [None, None, 1, 2]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_numbers_of_cuda_steps_arrive_whole(tmp_path: Path) -> None:

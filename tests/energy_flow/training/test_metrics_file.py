@@ -50,12 +50,6 @@ def test_a_run_from_the_beginning_keeps_nothing_and_a_line_without_its_end_is_dr
     assert [outcome.step for outcome in _past_after(file, 5)] == [1]
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "metrics").mkdir()
-    with pytest.raises(EnergyFlowError, match=r"cannot write metrics to .*metrics: "):
-        MetricsFile(tmp_path / "metrics", first_step=0)
-
-
 def _past_after(file: Path, first_step: int) -> list[StepOutcome]:
     MetricsFile(file, first_step=first_step).close()
     return list(past_steps(file))

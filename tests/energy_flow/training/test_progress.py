@@ -1,12 +1,10 @@
 import io
 import logging
-import os
-import termios
 
 import pytest
 
 from energy_flow.logs import logging_through, set_up_logging
-from energy_flow.training.progress import BatchProgress, Progress, ProgressLine, format_duration
+from energy_flow.training.progress import BatchProgress, Progress, ProgressLine
 
 PROGRESS = Progress(
     elapsed_s=62,
@@ -99,27 +97,6 @@ def test_nothing_is_drawn_where_nobody_could_erase_it_unless_asked_for(monkeypat
     assert not ProgressLine("off", stream=Terminal()).is_due()
 
 
-def test_a_line_is_drawn_ten_times_a_second_at_most() -> None:
-    clock = Clock()
-    line = ProgressLine("on", stream=io.StringIO(), clock=clock)
-    num_due = 0
-    for _ in range(1000):
-        clock.now += 0.01
-        num_due += line.is_due()
-    assert 90 <= num_due <= 100
-
-
-def test_a_real_terminal_s_width_is_kept_free_by_a_column() -> None:
-    leader, follower = os.openpty()
-    with open(leader, "rb", buffering=0) as screen, open(follower, "w") as terminal:  # noqa: PTH123  # descriptors
-        termios.tcsetwinsize(follower, (24, 30))
-        line = ProgressLine("auto", stream=terminal)
-        assert line.is_due()
-        line.draw(PROGRESS)
-        drawn = screen.read(1000)
-    assert drawn == b"\r\x1b[K" + b"1:02  epoch 2  batch 3/15"
-
-
 def test_a_terminal_that_is_gone_ends_the_line_and_not_the_training() -> None:
     class Gone(Terminal):
         def flush(self) -> None:
@@ -147,8 +124,3 @@ def test_batches_are_counted_and_timed_within_their_epoch_from_where_a_run_goes_
         "1:10  epoch 2  batch 1/4  2 s/batch  loss 4.0000  0:10 left"
     )
     assert _drawn(first_batch=6, num_batches=10, seconds=[2.0]) == "1:02  epoch 2  batch 3/4  2 s/batch  0:06 left"
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(7.4, "0:07"), (750, "12:30"), (10923, "3:02:03")])
-def test_durations_are_said_as_a_clock_does(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text

@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from energy_flow.energy_config import OptimizerConfig
-from energy_flow.logs import PERFORMANCE, PROFILING, TRAINING
+from energy_flow.logs import TRAINING
 from energy_flow.training.metrics_file import StepMetrics
 from energy_flow.training.step_messages import StepMessages
 from tests.energy_flow.training.step_numbers import metrics
@@ -35,23 +35,6 @@ def test_a_healthy_run_is_silent_in_production(caplog: pytest.LogCaptureFixture)
 def test_at_level_training_the_losses_are_said_every_few_steps(caplog: pytest.LogCaptureFixture) -> None:
     steps = _steps(range(1, 31), loss=0.25)
     assert _said(caplog, steps, level=TRAINING) == [(TRAINING, str(steps[number - 1])) for number in (10, 20, 30)]
-
-
-def test_at_level_performance_the_known_stage_times_are_said_too(caplog: pytest.LogCaptureFixture) -> None:
-    step = metrics(10, wait_ms=1.0, forward_ms=2.0, energy_ms=1.5, backward_ms=3.25, samples_per_second=64.0)
-    assert _said(caplog, [step], level=PERFORMANCE)[1:] == [
-        (PERFORMANCE, "step    10  wait 1.0 ms  forward 2.0 ms  energy 1.5 ms  backward 3.2 ms  64 samples/s")
-    ]
-
-
-def test_at_level_profiling_the_device_is_said_in_the_first_steps_and_then_every_few(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    known = {"reserved_bytes": 2**30, "host_rss_bytes": 2**29, "gpu_utilisation_percent": 71.0}
-    said = _said(caplog, _steps(range(41, 61), **known), level=PROFILING, first_step=40)
-    assert [text for level, text in said if level == PROFILING] == [
-        f"step    {step}  reserved 1.0 GiB  host 512 MiB  GPU busy 71 %" for step in (41, 42, 43, 44, 45, 50, 60)
-    ]
 
 
 def _skipped(number: int) -> StepMetrics:

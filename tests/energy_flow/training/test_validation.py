@@ -109,13 +109,6 @@ def test_the_model_comes_back_unchanged_and_in_its_mode(
     assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_the_mode_comes_back_after_an_error_too(config: EnergyConfig) -> None:
-    model = build_model(config)
-    with pytest.raises(ValueError, match="no pairs"):
-        validate(model, [], CPU, IN_FLOAT32)
-    assert model.training
-
-
 def test_one_line_says_it_all() -> None:
     validation = Validation(cosine=0.25, retrieval_accuracy=0.5, token_accuracy=0.125, num_pairs=8)
     assert str(validation) == "validation on 8 pairs  cosine 0.2500  retrieval 50.0%  tokens 12.5%"

@@ -165,7 +165,7 @@ def assert_no_more_is_unused_than_splitting_permits(device: Device) -> None:
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(program=programs, capacity=capacities)
 def test_after_any_program_every_byte_is_accounted_for_and_within_what_there_is(
     kind: str, program: list[Operation], capacity: int | None

@@ -41,7 +41,6 @@ WITHOUT_HISTORY = [
 MADE_BY_HAND = "facebookresearch+mosaic__test_snapshots_output.pickle"
 
 DEFAULT = AllocatorSettings()
-EXPANDABLE = AllocatorSettings(expandable_segments=True)
 KINDS = (
     "default", "expandable", "max_split", "max_split and expandable", "roundup", "large segments", "large pages",
 )  # fmt: skip

@@ -205,7 +205,7 @@ BEGIN = [HOST, Do("launch", 20), Do("launch", 20, lane=ENGINE)]
 PROGRAMS = st.lists(ACTIONS, min_size=1, max_size=40).map(lambda made: [*BEGIN, *made, HOST])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(program=PROGRAMS, tail_us=st.integers(0, 30), knows_streams=st.booleans())
 def test_any_schedule_that_is_consistent_is_replayed_as_long_as_it_was(
     program: list[Do], tail_us: int, knows_streams: bool
@@ -216,7 +216,7 @@ def test_any_schedule_that_is_consistent_is_replayed_as_long_as_it_was(
     assert replay.replayed_ms == pytest.approx(machine.length_ms)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(program=PROGRAMS, without=st.sampled_from(["loader", "sync"]))
 def test_any_schedule_without_its_loader_or_its_synchronisations_is_as_long_as_the_machine_takes_then(
     program: list[Do], without: str

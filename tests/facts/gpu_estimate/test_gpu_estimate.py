@@ -70,7 +70,14 @@ def test_of_long_windows_only_the_fullest_is_played(
 # What real programs recorded.
 
 
-@pytest.mark.parametrize("folder", sorted(RUNS.glob("*-sick")), ids=lambda folder: folder.name)
+EVERY_RECORDING = [
+    pytest.param(folder, id=folder.name, marks=[pytest.mark.long] * bool(place % 4))
+    for place, folder in enumerate(sorted(RUNS.glob("*-sick")))
+]
+"""A quarter of them whenever tests run."""
+
+
+@pytest.mark.parametrize("folder", EVERY_RECORDING)
 def test_every_recording_is_estimated_and_settles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     estimate = open_run(folder).get(GpuEstimate)
     default = estimate.default

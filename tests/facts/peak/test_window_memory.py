@@ -34,8 +34,6 @@ from tests.facts.peak.test_peak_composition import (
 )
 from tests.support.builders import make_step, write_run
 
-RUNS = Path(__file__).parents[2] / "runs"
-
 
 def picture_of(run: Run) -> Series:
     return run.get(WindowMemory).series

@@ -44,9 +44,9 @@ def train_plainly() -> None:
 
 def accumulate() -> None:
     model, optimizer = make_training()
-    for number, batch in enumerate(make_loader(4 * NUM_STEPS)):
+    for number, batch in enumerate(make_loader(2 * NUM_STEPS)):
         error_of(model, *batch).backward()
-        if number % 4 == 3:
+        if number % 2:
             optimizer.step()
             optimizer.zero_grad()
 
@@ -177,7 +177,7 @@ def test_light_steps_follow_each_other_without_a_gap(tmp_path: Path) -> None:
 
 
 def test_the_first_steps_and_bursts_are_recorded_in_full(tmp_path: Path) -> None:
-    steps = record_here(tmp_path, train_plainly, overhead=HARDLY_ANY_IN_FULL, holders=False).steps
+    steps = record_here(tmp_path, train_plainly, overhead=HARDLY_ANY_IN_FULL).steps
     assert all(step.is_full for step in steps[:FIRST_STEPS])
     bursts = [
         len(list(group)) for is_full, group in itertools.groupby(steps[FIRST_STEPS:], lambda s: s.is_full) if is_full

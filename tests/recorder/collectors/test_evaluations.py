@@ -153,10 +153,10 @@ def test_an_evaluation_before_the_first_step_or_in_the_midst_of_an_epoch_divides
 
 def test_of_a_long_evaluation_a_sample_of_the_readings_is_kept(tmp_path: Path) -> None:
     program = Program()
-    program.loader = DataLoader(TensorDataset(torch.randn(1000, 8)), batch_size=1)
+    program.loader = DataLoader(TensorDataset(torch.randn(200, 8)), batch_size=1)
     first, _ = evaluations_of(tmp_path, program.run)
-    assert first.num_batches == 1000
+    assert first.num_batches == 200
     assert 8 < len(first.memory) <= 34
     places = [each.num_batches for each in first.memory]
     assert places == sorted(set(places))
-    assert (places[0], places[-1]) == (0, 1000)
+    assert (places[0], places[-1]) == (0, 200)

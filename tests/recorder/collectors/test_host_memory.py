@@ -1,5 +1,6 @@
 """`--host-memory`: a file that memray itself reads, whatever becomes of the program."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,9 @@ import memray
 import pytest
 import torch
 
-from efprof.artifacts.events import WindowOpened
 from efprof.recorder.session.options import parse_options
 from tests.recorder.conftest import Begin
-from tests.recorder.recording import EFPROF, environment_of, record_command, record_here
+from tests.recorder.recording import EFPROF, Recorded, environment_of, record_here
 
 TRAINING = """
 import os, signal
@@ -28,7 +28,7 @@ class Halve(torch.optim.Optimizer):
 weight = torch.ones(1, requires_grad=True)
 optimizer = Halve([weight], {})
 kept = []
-for step in range(12):  # by default a window would begin at the fifth
+for step in range(12):
     weight.sum().backward()
     optimizer.step()
     kept.append(hoard(5_000_000))
@@ -47,19 +47,15 @@ def bytes_by_function(file: Path) -> dict[str, int]:
     return found
 
 
-def test_memray_reads_what_a_program_allocated_until_it_was_killed_and_no_trace_is_taken_beside_it(
-    tmp_path: Path,
+def test_memray_reads_what_a_program_allocated_until_it_was_killed(
+    begin: Begin,
 ) -> None:
-    (tmp_path / "train.py").write_text(TRAINING)
-    command = [sys.executable, "train.py"]
-    recorded = record_command(tmp_path / "home", command, options=("--host-memory",))
-    assert recorded.run.ended == "killed"
+    child = begin(TRAINING, host_memory=True)
+    assert child.wait() == -signal.SIGKILL
+    recorded = Recorded(folder=child.folder)
     assert bytes_by_function(recorded.rank / "host.memray")["hoard"] >= 15_000_000
     assert list(recorded.folder.glob("host-*")) == []
     assert len(recorded.steps) >= 11, "the one that was killed in may be missing"
-    assert recorded.events(WindowOpened) == []
-    assert [step.step for step in recorded.steps if step.window] == []
-    assert list(recorded.rank.glob("trace-*")) + list(recorded.rank.glob("allocations-*")) == []
 
 
 def test_a_program_that_never_trains_leaves_no_file(tmp_path: Path) -> None:

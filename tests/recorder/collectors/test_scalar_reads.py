@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from efprof.artifacts.events import CollectorStopped, LoaderBuilt
+from efprof.artifacts.events import LoaderBuilt
 from tests.recorder.recording import line_of, record_here
 from tests.recorder.training import make_weight
 
@@ -63,10 +63,6 @@ def read_index(loss: torch.Tensor) -> object:
 
 def read_nonzero(loss: torch.Tensor) -> object:
     return loss.reshape(1).nonzero()  # nonzero
-
-
-def read_nonzero_by_function(loss: torch.Tensor) -> object:
-    return torch.nonzero(loss.reshape(1))  # torch.nonzero
 
 
 def read_format(loss: torch.Tensor) -> object:
@@ -260,12 +256,3 @@ def test_the_function_nonzero_is_left_alone(tmp_path: Path) -> None:
     (step, *_) = record_here(tmp_path, step_with(lambda loss: found.extend([torch.nonzero, torch.nonzero(loss)]))).steps
     assert found[0] is original
     assert step.reads == [], "windows see its calls"
-
-
-def test_what_torch_fx_traces_within_a_step_is_no_read(tmp_path: Path) -> None:
-    def trace(loss: torch.Tensor) -> None:
-        torch.fx.symbolic_trace(lambda values: torch.nonzero(values))
-
-    recorded = record_here(tmp_path, step_with(trace))
-    assert recorded.events(CollectorStopped) == []
-    assert [step.reads for step in recorded.steps] == [[], []]

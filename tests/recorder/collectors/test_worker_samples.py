@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -21,10 +20,9 @@ from torch.utils.data._utils import worker
 from efprof.artifacts.readings import WORKER_SAMPLES_FILE, WorkerSamples, read_worker_samples
 from efprof.artifacts.run_file import SOURCES_FILE, SourceText, read_sources
 from efprof.recorder.collectors import worker_samples
-from efprof.recorder.collectors.worker_samples import LOOP, SWITCH_S, SampledLoop, Sampler, WorkerFiles
+from efprof.recorder.collectors.worker_samples import LOOP, SWITCH_S, Sampler, WorkerFiles
 from efprof.recorder.session.writing import RankFolder, claim_folder
-from tests.recorder.recording import Recorded, line_of, open_session, record_here
-from tests.support.waiting import FOR_EVER_S
+from tests.recorder.recording import Recorded, line_of, record_here
 
 HERE = Path(__file__)
 NUM_BATCHES = 8
@@ -71,7 +69,8 @@ class Program:
     def __init__(self, data: Dataset[torch.Tensor] | None = None, *, num_epochs: int = 1, **options: object) -> None:
         self.model = torch.nn.Linear(4, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6)
-        self.loader = DataLoader(data or Slow(20_000), batch_size=4, num_workers=2, **options)  # type: ignore[arg-type]
+        options = {"num_workers": 2} | options
+        self.loader = DataLoader(data or Slow(20_000), batch_size=4, **options)  # type: ignore[arg-type]
         self.num_epochs = num_epochs
         self.batches: list[torch.Tensor] = []
 
@@ -103,9 +102,11 @@ def by_line(samples: list[WorkerSamples]) -> Counter[int]:
     return found
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_lines_of_python_and_of_numpy_are_met_as_often_as_they_take_long(tmp_path: Path, method: str) -> None:
-    program = Program(Slow(), multiprocessing_context=method)
+@pytest.mark.parametrize(("method", "num_workers"), [("fork", 2), ("spawn", 1)])
+def test_lines_of_python_and_of_numpy_are_met_as_often_as_they_take_long(
+    tmp_path: Path, method: str, num_workers: int
+) -> None:
+    program = Program(Slow(), multiprocessing_context=method, num_workers=num_workers)
     samples = samples_of(record_here(tmp_path, program.run))
     lines = by_line(samples)
     in_python, in_numpy = lines[line_of(HERE, "python")], lines[line_of(HERE, "numpy")]
@@ -114,7 +115,7 @@ def test_lines_of_python_and_of_numpy_are_met_as_often_as_they_take_long(tmp_pat
     measured = float(seconds[0] / (seconds[0] + seconds[1]))
     assert in_python / (in_python + in_numpy) == pytest.approx(measured, abs=0.2)
     assert {one.loader for one in samples} == {0}
-    assert len({one.pid for one in samples}) == 2
+    assert len({one.pid for one in samples}) == num_workers
 
 
 def test_workers_that_wait_to_be_asked_are_idle(tmp_path: Path) -> None:
@@ -146,39 +147,6 @@ def test_the_thread_and_the_switch_interval_are_the_workers_alone(tmp_path: Path
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("efprof")]
     assert multiprocessing.active_children() == []
     assert worker._worker_loop is LOOP
-
-
-def test_a_worker_that_ends_has_neither_left(tmp_path: Path) -> None:
-    session = open_session(tmp_path)
-    loop = SampledLoop(session)
-    loop.loader = 0
-    with pytest.raises(TypeError):  # torch's loop, without its arguments
-        loop()
-    assert sys.getswitchinterval() == DEFAULT_SWITCH_S
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("efprof")]
-
-
-def test_no_line_of_the_program_around_the_loop_is_the_worker_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    samplers, started = [], SampledLoop._started
-
-    def keep(*arguments: Any) -> Sampler:
-        samplers.append(started(*arguments))
-        return samplers[-1]
-
-    monkeypatch.setattr(worker_samples, "PERIOD_S", FOR_EVER_S)
-    monkeypatch.setattr(SampledLoop, "_started", keep)
-    monkeypatch.setattr(Sampler, "stop", Sampler._sample)
-    loop = SampledLoop(open_session(tmp_path))
-    loop.loader = 0
-    with pytest.raises(TypeError):
-        loop()
-    monkeypatch.undo()
-    (sampler,) = samplers
-    places = dict(sampler._places)
-    sampler.stop()
-    assert places == {}
 
 
 def test_the_recorder_s_own_functions_are_no_library_s(tmp_path: Path) -> None:

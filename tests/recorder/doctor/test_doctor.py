@@ -1,6 +1,5 @@
 """What `efprof doctor` finds on this machine, and on machines with something amiss; each trap of the allocator."""
 
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from efprof.recorder.doctor.device import Version, find_traps, parse, refusals, 
 from efprof.recorder.doctor.host import Check, can_record
 from efprof.recorder.launch import machine
 from efprof.recorder.launch.machine import driver_version
+from tests.recorder.conftest import Begin
 
 
 def named(checks: Iterable[Check], name: str) -> Check:
@@ -207,14 +207,6 @@ def test_memray_that_is_missing_is_said_with_how_to_get_it(monkeypatch: pytest.M
     assert (check.status, check.advice) == ("no", "Run 'pip install memray'.")
 
 
-def test_an_allocator_that_counts_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from efprof.recorder.loop import device as memory
-
-    monkeypatch.setattr(memory.Memory, "choose", lambda self: "C allocator (malloc)")
-    monkeypatch.setattr(memory.Memory, "read", lambda self: (1, 1))
-    assert "another malloc is preloaded" in named(host.checks_of_memory(torch), "host memory counters").why
-
-
 def fake_torch(**members: object) -> ModuleType:
     """torch, with other C functions or other signatures."""
     fake = ModuleType("torch")
@@ -262,9 +254,9 @@ def test_sound_settings_are_no_trap(text: str) -> None:
 
 
 REFUSALS = """
-import os, sys, torch
+import os, torch
 from efprof.recorder.doctor.device import refusals
-for text in sys.argv[1:]:
+for text in ("expandable_segments:true", "max_split_size_mb:10", "garbage_collection_threshold:2"):
     if os.fork() == 0:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = text  # which torch reads when it is first asked
         print(*refusals(torch), flush=True)
@@ -274,10 +266,10 @@ for text in sys.argv[1:]:
 
 
 @pytest.mark.skipif(not hasattr(torch._C, "_accelerator_getAllocatorSettings"), reason="needs torch 2.13")
-def test_what_torch_refuses_is_told_in_its_words() -> None:
-    texts = ["expandable_segments:true", "max_split_size_mb:10", "garbage_collection_threshold:2"]
-    done = subprocess.run([sys.executable, "-c", REFUSALS, *texts], capture_output=True, text=True, check=True)
-    assert ["torch refuses them: " in line for line in done.stdout.splitlines()] == [True] * 3
+def test_what_torch_refuses_is_told_in_its_words(begin_unrecorded: Begin, tmp_path: Path) -> None:
+    child = begin_unrecorded(REFUSALS, tmp_path / "home")
+    assert child.wait() == 0, child.errors
+    assert ["torch refuses them: " in line for line in child.output.splitlines()] == [True] * 3
 
 
 def test_what_torch_takes_is_not_refused() -> None:
@@ -314,10 +306,3 @@ def test_the_plain_variable_works_from_2_10_on_unless_the_other_is_set_too() -> 
     ((why, _),) = of_variables((2, 10), ALLOC_CONF="expandable_segments:True", CUDA_ALLOC_CONF="max_split_size_mb:64")
     assert "PYTORCH_CUDA_ALLOC_CONF is set too and wins" in why
     assert of_variables((2, 10), ALLOC_CONF="max_split_size_mb:64", CUDA_ALLOC_CONF="max_split_size_mb:64") == []
-
-
-def test_every_trap_says_what_to_do() -> None:
-    text = "backend:cudaMallocAsync,expandable_segments:1,max_split_size_mb:1,garbage_collection_threshold:2"
-    found = list(find_traps({"PYTORCH_CUDA_ALLOC_CONF": text, "PYTORCH_ALLOC_CONF": ""}, (2, 9)))
-    assert len(found) >= 3
-    assert all(why.endswith(".") and advice.endswith(".") for why, advice in found)

@@ -17,7 +17,7 @@ from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.recorder.conftest import Begin
 from tests.recorder.programs import growth_programs as programs
-from tests.recorder.recording import Recorded, line_of, record_here, record_script
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, line_of, record_here, record_script
 from tests.recorder.training import make_weight
 
 
@@ -335,7 +335,7 @@ def test_a_watch_that_raises_costs_a_sentence_and_no_step(tmp_path: Path, monkey
 
     monkeypatch.setattr(GrowthWatch, "_check", fail)
     kept: list[torch.Tensor] = []
-    recorded = record_here(tmp_path, train_for(60, kept))
+    recorded = record_here(tmp_path, train_for(60, kept), holders=None)
     assert len(recorded.steps) == len(kept) == 60
     (stopped,) = recorded.events(CollectorStopped)
     assert "as a test would have it" in stopped.reason
@@ -362,7 +362,8 @@ def test_all_counts_are_taken_when_asked_for_whatever_they_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("efprof.recorder.budget.sampling.ALLOWANCE_NS", 0)
-    counts = read_counts(record_here(tmp_path / "a", train_for(45)).rank)
+    as_far_as_it_goes = record_here(tmp_path / "a", train_for(45), holders=None, overhead=HARDLY_ANY_IN_FULL)
+    counts = read_counts(as_far_as_it_goes.rank)
     assert [count.moment for count in counts] == ["end"], "which no step waits for"
     asked = read_counts(record_here(tmp_path / "b", train_for(45), holders=True).rank)
     assert [count.moment for count in asked] == ["step", "step", "end"]

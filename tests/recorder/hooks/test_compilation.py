@@ -133,7 +133,7 @@ print(json.dumps({"losses": losses, "compiled": {name: dict(counters[name]) for 
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="needs a C++ compiler")
 def test_the_default_backend_makes_the_same_under_the_recorder_and_within_a_window(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DEFAULT_BACKEND)
@@ -167,7 +167,7 @@ wait = torch.compiler.disable(lambda: time.sleep(0.005))
 
 @torch.compile(backend="aot_eager")
 def step(inputs):
-    for part in inputs.chunk({num_passes}):
+    for part in inputs.chunk(2):
         wait()
         loss = model(part).square().mean()
         loss.backward()
@@ -181,18 +181,17 @@ for inputs in torch.randn(60, 16, 16):
 """
 
 
-@pytest.mark.parametrize("num_passes", [1, 2])
 def test_the_stages_of_a_step_that_is_compiled_as_a_whole_are_what_runs_before_and_after_its_passes(
-    num_passes: int, begin: Begin
+    begin: Begin,
 ) -> None:
-    child = begin(WHOLE_STEPS.format(num_passes=num_passes), overhead=HARDLY_ANY_IN_FULL)
+    child = begin(WHOLE_STEPS, overhead=HARDLY_ANY_IN_FULL)
     assert child.wait() == 0, child.errors
     steps = Recorded(folder=child.folder).steps
-    assert [one.micro_batches for one in steps] == [num_passes] * 60
+    assert [one.micro_batches for one in steps] == [2] * 60
     assert all(one.loss is not None for one in steps)
     full = [one for one in steps[1:] if one.is_full]  # the first call shows what it does
     assert 10 < len(full) < 40
-    assert [stages(one) for one in full] == [[*["forward", "backward"] * num_passes, "optimizer"]] * len(full)
+    assert [stages(one) for one in full] == [[*["forward", "backward"] * 2, "optimizer"]] * len(full)
     assert all(span.end_us - span.start_us > 5000 for one in full for span in one.spans if span.stage != "backward"), (
         "each has waited"
     )

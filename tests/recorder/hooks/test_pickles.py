@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.recorder.collectors.test_iterators import Batches, Trainer, Yielding
-from tests.recorder.recording import record_here, record_script
+from tests.recorder.conftest import Begin
+from tests.recorder.recording import record_here
 
 PICKLES_BY_VALUE = """
 from pathlib import Path
@@ -56,24 +57,23 @@ import pickle
 import sys
 
 sys.modules["efprof"] = None
-Model, model, step, clip, feed = pickle.load(open(sys.argv[1], "rb"))
-assert type(model) is Model
-assert "__call__" not in vars(Model)
-for batch in feed:
-    step(batch)
-print(clip.__name__, model(batch).shape)
+for name in ("Batches", "Yielding"):
+    Model, model, step, clip, feed = pickle.load(open(name, "rb"))
+    assert type(model) is Model
+    assert "__call__" not in vars(Model)
+    for batch in feed:
+        step(batch)
+    print(clip.__name__, model(batch).shape)
 """
 
 
-@pytest.mark.parametrize("name", ["Batches", "Yielding"])
-def test_what_is_pickled_by_value_is_used_where_nobody_knows_efprof(name: str, tmp_path: Path) -> None:
+def test_what_is_pickled_by_value_is_used_where_nobody_knows_efprof(begin: Begin, tmp_path: Path) -> None:
     pytest.importorskip("cloudpickle", reason="needs cloudpickle")
-    recorded = record_script(tmp_path / "home", PICKLES_BY_VALUE)
-    assert recorded.exit_code == 0, recorded.errors
-    content = (tmp_path / name).read_bytes()
-    assert b"efprof" not in content
-    loaded = subprocess.run([sys.executable, "-c", LOADS, tmp_path / name], capture_output=True, text=True, check=False)
-    assert loaded.stdout == "clip_grad_norm_ torch.Size([2, 1])\n", loaded.stderr
+    child = begin(PICKLES_BY_VALUE)
+    assert child.wait() == 0, child.errors
+    assert not any(b"efprof" in (tmp_path / name).read_bytes() for name in ("Batches", "Yielding"))
+    loaded = subprocess.run([sys.executable, "-c", LOADS], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert loaded.stdout == "clip_grad_norm_ torch.Size([2, 1])\n" * 2, loaded.stderr
 
 
 def test_what_lies_in_the_class_of_an_iterator_is_pickled_as_the_programs_own_function(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import efprof
 from efprof.artifacts.run_file import DIFF_FILE, Git
 from efprof.recorder.launch.machine import keep_diff, read_git
 from efprof.recorder.session.redaction import HIDDEN
-from efprof.units import MIB
 from tests.recorder.recording import Recorded, record_command
 
 TRAIN = "".join(f"line_{number} = {number}\n" for number in range(40))
@@ -115,21 +114,6 @@ def test_what_does_not_fit_is_left_out_by_name(repository: Path, tmp_path: Path)
     assert "+a = 1" in diff
     assert "+x = 1" in diff
     assert len(diff) < 2000
-
-
-def test_new_files_that_only_together_are_more_than_a_mebibyte_are_kept_as_far_as_they_go(
-    repository: Path, tmp_path: Path
-) -> None:
-    for number in range(20):
-        (repository / f"part_{number:02}.py").write_text("x = 1  # and so on\n" * 3000)
-    (repository / "zuletzt.py").write_text("y = 2\n")
-    diff = diff_of(repository, tmp_path)
-    assert diff is not None
-    assert MIB * 0.9 < (tmp_path / DIFF_FILE).stat().st_size <= MIB + 1000, "the head comes on top"
-    kept = [line.rpartition("/")[2] for line in diff.splitlines() if line.startswith("+++ ")]
-    assert kept == [*(f"part_{number:02}.py" for number in range(len(kept) - 1)), "zuletzt.py"], "it still fits"
-    left_out = ", ".join(f"part_{number:02}.py" for number in range(len(kept) - 1, 20))
-    assert diff.splitlines()[1].endswith(f": {left_out}")
 
 
 @pytest.mark.parametrize("flags", [[], ["--no-diff"]])

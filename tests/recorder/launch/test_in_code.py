@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import groupby
@@ -19,9 +18,8 @@ from efprof.model import EfprofError
 from efprof.recorder.session import current
 from tests.recorder.conftest import Begin
 from tests.recorder.hooks.test_loop_hooks import num_global_hooks, patched
-from tests.recorder.recording import PLAIN, Recorded, environment_of, line_of, only_run, stages
+from tests.recorder.recording import PLAIN, Recorded, line_of, only_run, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_plainly
-from tests.support.waiting import MAX_WAIT_S
 
 
 @pytest.fixture(autouse=True)
@@ -237,18 +235,6 @@ def train(num_steps=6, then=lambda step: None):
 """
 
 
-def start(home: Path, main: str, **environment: str) -> "subprocess.Popen[str]":
-    script = home.parent / "train.py"
-    script.write_text(SCRIPT.format(main=main))
-    return subprocess.Popen(
-        [sys.executable, "train.py"],
-        cwd=home.parent,
-        env=environment_of(home, environment),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_in_a_recorded_process_it_changes_nothing(begin: Begin) -> None:
     main = """
 train()
@@ -330,38 +316,30 @@ with efprof.record(windows="none") as recording:
 
 
 RANKS = """
-with efprof.record(windows="none"):
+for rank in ("0", "1"):
+    if os.fork() == 0:
+        os.environ |= {"WORLD_SIZE": "2", "RANK": rank}
+        break
+else:
+    sys.exit([os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)].count(1))
+with efprof.record("first", windows="none"):
     train()
 with efprof.record("again", windows="none"):
     train(3)
 with efprof.record("failed", windows="none"):
-    train(then=lambda step: 1 / 0 if os.environ["RANK"] == "1" and step == 2 else None)
+    train(then=lambda step: 1 / 0 if rank == "1" and step == 2 else None)
 with efprof.record("alone", windows="none"):
     train(3)
 """
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
-    """What two ranks left, started as torchrun does: children of one process, numbered in their environment."""
-    home = tmp_path_factory.mktemp("ranks") / "home"
-    both = [start(home, RANKS, WORLD_SIZE="2", RANK=str(rank)) for rank in range(2)]
-    errors = [process.communicate(timeout=MAX_WAIT_S)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 1], errors
+def test_the_ranks_of_one_launch_share_a_run_for_each_statement(home: Path, begin_unrecorded: Begin) -> None:
+    """Children of one process, numbered in their environment, as torchrun starts them."""
+    child = begin_unrecorded(SCRIPT.format(main=RANKS), home)
+    assert child.wait() == 1, child.errors
     runs = [Recorded(folder=run) for run in (home / "runs").iterdir()]
-    assert len(runs) == len({run.run.name for run in runs})
-    return {run.run.name: run for run in runs}
-
-
-def test_the_ranks_of_one_launch_share_a_run(ranks: dict[str, Recorded]) -> None:
-    for name in ("train", "again"):
-        assert ranks[name].run.ended == "finished"
-        assert sorted(rank.name for rank in ranks[name].folder.glob("rank*")) == ["rank0", "rank1"]
-
-
-def test_each_statement_is_a_run_of_all_its_ranks(ranks: dict[str, Recorded]) -> None:
-    assert sorted(ranks) == ["again", "alone", "failed", "train"]
-
-
-def test_a_rank_that_raised_is_the_ending_of_all(ranks: dict[str, Recorded]) -> None:
-    assert {name: ranks[name].run.ended for name in ("failed", "alone")} == {"failed": "raised", "alone": "finished"}
+    assert {run.run.name: run.run.ended for run in runs} == {
+        "first": "finished", "again": "finished", "failed": "raised", "alone": "finished"
+    }  # fmt: skip
+    ranks = {run.run.name: sorted(rank.name for rank in run.folder.glob("rank*")) for run in runs}
+    assert ranks == {name: ["rank0", "rank1"] if name != "alone" else ["rank0"] for name in ranks}

@@ -12,12 +12,13 @@ import pytest
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.run_file import read_run_file, read_sources
+from efprof.recorder.session.options import ALL_TRIGGERS
+from tests.recorder.conftest import Begin
 from tests.recorder.recording import (
     EFPROF,
     Recorded,
     environment_of,
     only_run,
-    record_command,
     record_script,
 )
 from tests.support.waiting import MAX_WAIT_S
@@ -63,13 +64,13 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return record_script(tmp_path_factory.mktemp("healthy") / "home", training(workers=1), options=())
 
 
-def test_the_losses_are_the_same_to_the_bit_with_and_without_the_recorder(healthy: Recorded) -> None:
-    folder = healthy.folder.parents[2]
-    bare = subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, env=environment_of(folder, {}), capture_output=True, text=True
-    )
-    assert len(bare.stdout.split()) == 200
-    assert healthy.output == bare.stdout
+def test_the_losses_are_the_same_to_the_bit_with_and_without_the_recorder(
+    healthy: Recorded, begin_unrecorded: Begin, tmp_path: Path
+) -> None:
+    bare = begin_unrecorded(training(workers=1), tmp_path / "home")
+    assert bare.wait() == 0, bare.errors
+    assert len(bare.output.split()) == 200
+    assert healthy.output == bare.output
 
 
 def test_a_recording_is_whole_and_says_one_line(healthy: Recorded) -> None:
@@ -93,10 +94,12 @@ def test_the_script_is_named_as_it_lies_in_the_working_folder(healthy: Recorded)
     assert {step.backward_site for step in healthy.steps} == {"train.py:21:train"}
 
 
-def test_the_recorder_itself_lets_no_memory_grow(tmp_path: Path) -> None:
+def test_the_recorder_itself_lets_no_memory_grow(begin: Begin) -> None:
     """Not by 8 bytes a step, a pointer in a list, once the last window is over."""
     text = training(epochs=8).replace("losses.append(loss.item())", "loss.item()")
-    recorded = record_script(tmp_path / "home", text, options=("--trace-steps", "5:7,30:32", "--no-holders"))
+    child = begin(text, trace_steps=((5, 7), (30, 32)), triggers=ALL_TRIGGERS, holders=False)
+    assert child.wait() == 0, child.errors
+    recorded = Recorded(folder=child.folder)
     if recorded.run.memory_source != "C allocator (malloc)":
         pytest.skip("needs glibc's mallinfo2")
     allocated = [(step.step, step.memory[-1].allocated_bytes) for step in recorded.steps if step.memory]
@@ -151,22 +154,3 @@ def test_a_training_goes_on_recording_when_the_parent_is_killed(tmp_path: Path) 
         os.kill(child, signal.SIGKILL)
     assert count_lines(home) >= before + 10
     assert read_run_file(only_run(home)).ended == "running"
-
-
-def test_a_module_recorded_from_a_subfolder_is_named_from_the_repository(tmp_path: Path) -> None:
-    package = tmp_path / "code" / "trainer"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "train.py").write_text(training())
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    command = [sys.executable, "-m", "trainer.train"]
-    recorded = record_command(
-        tmp_path / "home",
-        command,
-        options=["--trace-steps", "3:4", "--no-holders", "--triggers", "none"],
-        working_folder=tmp_path / "code",
-    )
-    assert (recorded.exit_code, recorded.run.name) == (0, "train")
-    assert set(read_sources(recorded.rank)) == {"code/trainer/train.py"}
-    assert recorded.run.git is not None
-    assert [step.step for step in recorded.steps if step.window] == [3]

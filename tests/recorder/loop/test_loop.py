@@ -170,16 +170,6 @@ def test_a_batch_that_was_only_looked_at_is_of_no_step(tmp_path: Path) -> None:
     assert steps[0].started_ns > looked_ns, "building the model is no part of it either"
 
 
-def test_two_batches_of_one_loader_for_a_step_both_count(tmp_path: Path) -> None:
-    def train_on_pairs() -> None:
-        loader, (model, optimizer) = make_loader(4), make_training()
-        for _ in range(3):
-            (first, _), (second, targets) = next(iter(loader)), next(iter(loader))
-            train_step(model, optimizer, first + second, targets)
-
-    assert [step.samples for step in record_here(tmp_path, train_on_pairs).steps][1:] == [2 * BATCH] * 2
-
-
 def test_a_loader_built_before_the_recording_is_known_by_where_it_is_first_used(tmp_path: Path) -> None:
     (model, optimizer), loader = make_training(), make_loader(4, num_workers=0)
 
@@ -268,26 +258,6 @@ def test_adversaries_that_step_several_times_on_a_batch_make_several_steps(
     steps = record_here(tmp_path, train_adversaries).steps
     assert [stages(step) for step in steps[-4 * len(expected) :]] == expected * 4, "two batches show it"
     assert [step.samples for step in steps] == [BATCH, *[0] * (len(expected) - 1)] * 6
-
-
-def test_a_loader_that_was_looked_at_feeds_no_loop_that_trains_without_one(tmp_path: Path) -> None:
-    def look_and_train() -> None:
-        loader, model = make_loader(4), make_model()
-        (inputs, targets) = next(iter(loader))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for number in range(12):
-            train_step(model, optimizer, inputs, targets)
-            if number % 4 == 2:
-                with torch.no_grad():
-                    for place, batch in enumerate(loader):
-                        error_of(model, *batch)
-                        if number == 6 and place == 1:
-                            break
-
-    steps = record_here(tmp_path, look_and_train).steps
-    assert len(steps) == 12
-    assert [stages(step) for step in steps[2:]] == [UPDATE] * 10
-    assert [step.samples for step in steps[1:]] == [0] * 11
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])

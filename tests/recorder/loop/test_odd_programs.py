@@ -151,30 +151,6 @@ def test_a_parameter_that_is_replaced_in_every_step_is_updated(begin: Begin) -> 
     assert [step.samples for step in steps] == [8] + [4] * 8
 
 
-def test_a_second_optimizer_with_a_closure_begins_a_step_of_its_own(tmp_path: Path) -> None:
-    def solve() -> None:
-        model = make_model()
-        ((inputs, targets),) = make_loader(1)
-        adam, lbfgs = torch.optim.Adam(model.parameters()), torch.optim.LBFGS(model.parameters(), max_iter=3)
-        for _ in range(6):
-            adam.zero_grad()
-            error_of(model, inputs, targets).backward()
-            adam.step()
-
-        def closure() -> torch.Tensor:
-            lbfgs.zero_grad()
-            error = error_of(model, inputs, targets)
-            error.backward()
-            return error
-
-        for _ in range(4):
-            lbfgs.step(closure)
-
-    steps = record_here(tmp_path, solve).steps
-    assert len(steps) == 10
-    assert [step.micro_batches for step in steps[:6]] == [1] * 6
-
-
 def test_a_working_folder_that_is_gone_ends_nothing(tmp_path: Path) -> None:
     def train_without_a_folder() -> None:
         home = Path.cwd()

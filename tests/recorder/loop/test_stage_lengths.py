@@ -169,7 +169,7 @@ def test_stages_that_the_program_marks_are_as_long_as_it_sees_them(tmp_path: Pat
 
 def test_a_step_is_as_long_as_all_its_stages(tmp_path: Path) -> None:
     clocks = Clocks()
-    steps = record_here(tmp_path, lambda: train(clocks), holders=False).steps  # a count takes time between two
+    steps = record_here(tmp_path, lambda: train(clocks)).steps
     slept_us = [sum(lengths[number] for lengths in clocks.inner.values()) for number in range(NUM_STEPS)]
     assert [step.step for step in steps if step.total_us < slept_us[step.step]] == []
     whole_us = (steps[-1].started_ns - steps[0].started_ns) / 1000

@@ -160,22 +160,6 @@ def test_one_of_two_optimizers_that_is_always_skipped_is_told_of(order: tuple[st
     assert all(step.is_skipped for step in recorded.steps)
 
 
-def test_a_bad_update_is_told_of_at_once_although_another_optimizer_is_skipped(tmp_path: Path) -> None:
-    def train() -> None:
-        scaled, plain = (torch.ones(1, requires_grad=True) for _ in range(2))
-        optimizers = [torch.optim.SGD([weight], lr=0.0) for weight in (scaled, plain)]
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
-        scaler.scale((scaled * 4).sum()).backward()
-        plain.grad = torch.tensor([math.nan])
-        scaler.step(optimizers[0])
-        optimizers[1].step()
-        scaler.update()
-
-    recorded = record_here(tmp_path, train)
-    assert [(event.what, event.value) for event in recorded.events(NonFiniteSeen)] == [("gradient", "nan")]
-    assert [step.is_skipped for step in recorded.steps] == [True]
-
-
 def test_unscaling_clipping_and_the_scaler_belong_to_the_update_of_a_skipped_step_too(tmp_path: Path) -> None:
     def train() -> None:
         (model, optimizer), scaler = make_training(), torch.amp.GradScaler("cpu", init_scale=16.0)
@@ -191,23 +175,6 @@ def test_unscaling_clipping_and_the_scaler_belong_to_the_update_of_a_skipped_ste
     updating = ["optimizer"] * 4  # unscale_, clip_grad_norm_, step and update
     assert [stages(step)[-7:] for step in steps] == [["data", "forward", "backward", *updating]] * 5
     assert [step.is_skipped for step in steps] == [False, False, True, False, False]
-
-
-def test_a_scaler_that_is_not_enabled_is_not_even_watched(tmp_path: Path) -> None:
-    step = torch.amp.GradScaler.step
-    seen = []
-
-    def train() -> None:
-        gc.collect()  # the scalers of other tests
-        torch.amp.GradScaler("cpu", enabled=False)
-        seen.append(torch.amp.GradScaler.step is step)
-        torch.amp.GradScaler("cpu")
-        seen.append(torch.amp.GradScaler.step is step)
-
-    gc.collect()
-    record_here(tmp_path, train)
-    assert seen == [True, False]
-    assert torch.amp.GradScaler.step is step
 
 
 def scaled_by(scaler: torch.amp.GradScaler) -> Callable[[], None]:

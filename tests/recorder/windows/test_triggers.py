@@ -103,15 +103,6 @@ def test_the_first_steps_and_those_of_windows_are_no_measure() -> None:
     assert triggers.requests == []
 
 
-def test_a_slow_step_and_a_peak_are_told_in_words() -> None:
-    triggers = Triggers(ALL_TRIGGERS, [])
-    for number in range(40):
-        triggers.note(make_record(number))
-    triggers.note(make_record(40, ms=240.0, mib=60.0))
-    assert triggers.take(41, []) == "step 40 took 2.4 times the median"
-    assert triggers.take(41, []) == "step 40 left 20% more memory allocated than any before it"
-
-
 def test_what_a_person_asks_for_goes_first() -> None:
     triggers = Triggers(ALL_TRIGGERS, ["non-finite", "signal"])
     assert triggers.take(41, []) == "SIGUSR1 asked for it"
@@ -163,7 +154,7 @@ def record_triggered(
 ) -> Recorded:
     """Record `train`, which is given the session, with these triggers."""
     session = open_session(folder, windows)
-    session.options = msgspec.structs.replace(session.options, triggers=triggers, holders=False)
+    session.options = msgspec.structs.replace(session.options, triggers=triggers)
     session.start()
     try:
         train(session)

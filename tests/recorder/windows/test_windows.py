@@ -2,13 +2,10 @@
 
 import cProfile
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,9 +17,6 @@ from efprof.artifacts.trace.sites import read_window
 from efprof.facts.run.run import open_run
 from efprof.facts.time.time_use import TimeUse
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS
-from efprof.recorder.session.sites import Sites
-from efprof.recorder.session.writing import LineWriter, RankFolder
-from efprof.recorder.windows.allocation_rows import CallSites
 from tests.recorder.recording import Recorded, line_of, record_here
 from tests.recorder.training import (
     error_of,
@@ -311,28 +305,3 @@ def test_a_profiler_that_fails_as_it_starts_is_not_left_on(
     assert len(recorded.steps) == 6
     assert [event.collector for event in recorded.events(CollectorStopped)] == ["windows"]
     assert "ZeroDivisionError" in capsys.readouterr().err
-
-
-def test_writing_a_window_does_not_import_pandas() -> None:
-    program = (
-        "import sys; from pathlib import Path; from efprof.recorder.windows.allocation_rows import WindowEvents\n"
-        "import tempfile; folder = Path(tempfile.mkdtemp())\n"
-        "WindowEvents(None).write_allocations(folder / 'allocations-1.parquet')\n"
-        "assert (folder / 'allocations-1.parquet').stat().st_size > 0\n"
-        "sys.exit('pandas' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_code_that_is_freed_within_a_window_costs_its_name_alone(tmp_path: Path) -> None:
-    """The profiler keeps where the name of its file lay, and not the name."""
-
-    class Freed:
-        line_number, function_name = 1, "made"
-
-        @property
-        def file_name(self) -> str:
-            return b"\xe0\xe0".decode()
-
-    sites = Sites(tmp_path, LineWriter(RankFolder(tmp_path), "sources.jsonl"))
-    assert CallSites(sites).note(SimpleNamespace(start_time_ns=5), Freed()) == "?:0:?"

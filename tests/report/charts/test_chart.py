@@ -3,8 +3,8 @@
 import dataclasses
 import math
 
-from efprof.model import BOUNDARIES, MemorySample, Series, SeriesLine, StageBand, Timeline
-from efprof.report.charts.chart import MAX_BAND_ROWS, Band, Chart, Layer, label_rows, scale_for, thin
+from efprof.model import BOUNDARIES, MemorySample, SeriesLine, Timeline
+from efprof.report.charts.chart import Chart, Layer, thin
 from efprof.report.charts.evidence_charts import series_chart
 from efprof.report.charts.pictures import figure_of
 from efprof.report.charts.timeline_charts import MAX_BARS, memory_chart, number_charts, time_chart
@@ -110,14 +110,6 @@ def test_windows_are_marked_and_a_loss_where_it_first_breaks() -> None:
     assert loss.caption == "Not finite at 6 steps, first at step 58."
 
 
-def test_axes_take_the_largest_fitting_unit() -> None:
-    assert scale_for([3 * 1024**3, math.nan], "bytes").unit == "GiB"
-    assert scale_for([0.2], "ms").unit == "us"
-    assert scale_for([], "bytes_per_step").unit == "B/step"
-    assert scale_for([90_000.0], "ms").unit == "s"
-    assert scale_for([400_000.0], "ms").unit == "min"
-
-
 def test_the_step_table_keeps_first_last_and_broken_steps() -> None:
     steps = make_steps(1000)
     shown = step_table(steps)
@@ -128,66 +120,6 @@ def test_the_step_table_keeps_first_last_and_broken_steps() -> None:
     assert left_out_sentence(300) == ""
     assert step_table(make_steps(300)).title == "Every step: 300 rows"
     assert shown.title == f"Single steps: {MAX_STEPS} of 1,000"
-
-
-def banded(*starts: float) -> Chart:
-    layer = Layer(kind="bar", label="data", colour="data", x=tuple(map(float, range(1000))), y=(1.0,) * 1000)
-    bands = tuple(Band(start=start, end=start + 2, label="profiler") for start in starts)
-    return Chart(title="", caption="", x_label="", y_label="", y_unit="", layers=(layer,), bands=bands)
-
-
-def test_a_band_whose_label_would_cover_another_has_it_a_row_lower_or_left_out() -> None:
-    assert label_rows(banded(5.0, 30.0, 300.0)) == (0, 1, 0)
-    notes = figure_of(banded(5.0, 30.0))["layout"]["annotations"]
-    assert [note["text"] for note in notes] == ["profiler", "profiler"]
-    assert notes[1]["y"] < notes[0]["y"] - 0.05
-    rows = label_rows(banded(*(10.0 * number for number in range(MAX_BAND_ROWS + 1))))
-    assert rows == (*range(MAX_BAND_ROWS), None)
-
-
-def test_one_point_makes_no_curve_and_milliseconds_are_drawn_as_such() -> None:
-    assert number_charts(make_steps()[:1]) == ()
-    assert len(number_charts(make_steps()[:2])) == 2
-    chart = memory_chart(make_measurements(1))
-    assert chart.x_label == "time since the first step (ms)"
-    assert layer_named(chart, "allocated").x[-1] == 28.0
-
-
-def series_of(*values: float) -> Series:
-    line = SeriesLine(label="allocated", x=tuple(map(float, range(len(values)))), y=values)
-    return Series(title="Memory", x_label="step", x_unit="", y_label="allocated", y_unit="bytes", lines=(line,))
-
-
-def test_a_small_growth_on_top_of_much_can_be_seen() -> None:
-    small, large = (series_of(*values) for values in ((118e6, 119e6, 122e6), (10e6, 60e6, 122e6)))
-    modes = [figure_of(series_chart(series))["layout"]["yaxis"]["rangemode"] for series in (small, large)]
-    assert [mode == "tozero" for mode in modes] == [False, True]
-
-
-def shapes_of(chart: Chart) -> list[tuple[str, float]]:
-    """The colour of each band and where its picture begins from below."""
-    return [(shape["fillcolor"], shape["y0"]) for shape in figure_of(chart)["layout"]["shapes"]]
-
-
-def test_a_stage_has_a_tint_and_a_strip_and_its_name_once() -> None:
-    shapes = shapes_of(series_chart(make_window_memory(1)))
-    assert shapes == [
-        (f"var(--{stage})", bottom) for stage in ("forward", "backward", "optimizer") for bottom in (0, 0.97)
-    ]
-    chart = series_chart(make_window_memory(4))
-    assert [band.label for band in chart.bands if band.label] == ["forward", "backward", "optimizer"]
-    assert len(chart.bands) == 9
-    assert [note["text"] for note in figure_of(chart)["layout"]["annotations"]] == ["forward", "backward", "optimizer"]
-
-
-def test_a_stage_too_short_for_its_name_has_its_colour_alone_and_thinner_than_a_pixel_nothing() -> None:
-    chart = series_chart(make_window_memory(20))
-    assert [band.label for band in chart.bands if band.label] == []
-    assert len(shapes_of(chart)) == 2 * 41
-    assert figure_of(chart)["layout"]["annotations"] == []
-    series = make_window_memory(1)
-    thin_band = StageBand(start=2.0, end=2.001, stage="data", step=40)
-    assert len(series_chart(dataclasses.replace(series, bands=(*series.bands, thin_band))).bands) == 3
 
 
 def test_layers_are_told_together_with_their_notes_and_drawn_as_steps() -> None:

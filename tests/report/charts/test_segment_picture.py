@@ -82,12 +82,6 @@ def test_fills_tell_owner_and_state_and_the_legend_has_words_for_all() -> None:
     )
 
 
-def test_owners_without_a_colour_of_their_own_share_one() -> None:
-    owners = [f"train.py:{line}" for line in range(20)]
-    keys = segment_picture(map_of(row_of(*PIECES), owners=owners, highlighted=None), "map").keys
-    assert [words for _, words, _ in keys[4:7]] == ["train.py:4", "15 other lines", "rounding and slack behind blocks"]
-
-
 def test_what_is_told_has_size_owner_state_and_segment_and_mixed_pieces_say_so() -> None:
     notes = picture_of(row_of(*PIECES)).notes
     assert notes[0] == "60.0 MiB, train.py:3: in use (segment for large blocks, 250 MiB)"
@@ -128,12 +122,3 @@ def test_every_hatching_that_is_used_is_defined_and_hostile_owners_stay_text() -
     assert page.open == []
     assert "<" not in notes_of(page)
     assert "</textarea>{{ 7 * 7 }}" in json.loads(notes_of(page))[0]
-
-
-def test_an_empty_map_says_that_nothing_is_reserved() -> None:
-    empty = SegmentMap(
-        title="Where it lies", line_bytes=1, owners=(), views=(SegmentView(label="now", rows=(), totals=()),)
-    )
-    page = page_of(empty)
-    assert "Nothing is reserved." in page.text
-    assert drawn(page) == []

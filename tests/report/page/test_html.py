@@ -3,7 +3,6 @@
 import dataclasses
 import html.parser
 import json
-import re
 import sys
 from typing import Any
 
@@ -208,13 +207,6 @@ def test_a_clean_run_says_what_was_looked_for_and_every_check_shows_its_status(p
     assert "By its own clock, recording cost 140 us per step (0.4 % of the step) outside windows" in page.text
 
 
-def test_a_long_run_renders_a_few_hundred_rows() -> None:
-    measurements: Any = make_measurements(700)
-    page = Page(render_html(make_report(measurements=measurements, audits=())))
-    assert len(page.all("tr")) < 630
-    assert re.search(r"\d+ steps between the first 50 and the last 100 left out", page.text)
-
-
 def test_a_comparison_shows_its_verdict_first_and_alone_needs_no_pictures() -> None:
     page = Page(render_comparison_html(make_comparison(), make_clean_report(), make_report()))
     assert page.open == []
@@ -237,13 +229,14 @@ def test_the_command_is_quoted_and_code_in_a_sentence_is_code() -> None:
 
 def test_a_static_page_draws_its_pictures_without_a_script() -> None:
     pytest.importorskip("matplotlib")
-    still = Page(render_html(make_report(), is_static=True))
+    text = render_html(make_report(), is_static=True)
+    still = Page(text)
     moving = Page(render_html(make_report()))
     assert "plotly" in moving.ids
     assert "plotly" not in still.ids
     assert not [one for one in still.ids if one.endswith("-figure")]
     assert len(still.ids) == len(set(still.ids))
-    assert "<svg" in render_html(make_report(), is_static=True)
+    assert "<svg" in text
 
 
 def test_what_a_still_picture_says_is_text_and_no_markup() -> None:
