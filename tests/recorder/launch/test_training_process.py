@@ -12,7 +12,6 @@ import pytest
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.run_file import read_run_file, read_sources
-from efprof.recorder.session.options import ALL_TRIGGERS
 from tests.recorder.conftest import Begin
 from tests.recorder.recording import (
     EFPROF,
@@ -94,12 +93,10 @@ def test_the_script_is_named_as_it_lies_in_the_working_folder(healthy: Recorded)
     assert {step.backward_site for step in healthy.steps} == {"train.py:21:train"}
 
 
-def test_the_recorder_itself_lets_no_memory_grow(begin: Begin) -> None:
+def test_the_recorder_itself_lets_no_memory_grow(tmp_path: Path) -> None:
     """Not by 8 bytes a step, a pointer in a list, once the last window is over."""
     text = training(epochs=8).replace("losses.append(loss.item())", "loss.item()")
-    child = begin(text, trace_steps=((5, 7), (30, 32)), triggers=ALL_TRIGGERS, holders=False)
-    assert child.wait() == 0, child.errors
-    recorded = Recorded(folder=child.folder)
+    recorded = record_script(tmp_path / "home", text, options=("--trace-steps", "5:7,30:32", "--no-holders"))
     if recorded.run.memory_source != "C allocator (malloc)":
         pytest.skip("needs glibc's mallinfo2")
     allocated = [(step.step, step.memory[-1].allocated_bytes) for step in recorded.steps if step.memory]
