@@ -188,9 +188,18 @@ def _watch_compiler(shell: Shell, compilation_began: Callable[[], None]) -> Undo
             compilation_began()
 
     handler.register_start_callback(began)
+    original = handler.clear
+
+    @functools.wraps(original)
+    def clear() -> None:  # by `torch._dynamo.reset`
+        original()
+        handler.register_start_callback(began)
+
+    undo_clear = replace(handler, "clear", clear)
 
     def undo() -> None:
-        if began in handler.start_callbacks:  # `torch._dynamo.reset` forgets them all
+        undo_clear()
+        if began in handler.start_callbacks:
             handler.remove_start_callback(began)
         forget_functions()
 

@@ -1,5 +1,6 @@
 """What `torch.compile` makes of a program, with and without the recorder; and its steps."""
 
+import importlib
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
@@ -25,6 +27,7 @@ from tests.recorder.recording import (
     UPDATE,
     Recorded,
     record_command,
+    running_session,
     stages,
 )
 from tests.support.waiting import MAX_WAIT_S
@@ -196,3 +199,15 @@ def test_the_stages_of_a_step_that_is_compiled_as_a_whole_are_what_runs_before_a
         "each has waited"
     )
     assert all(one.gradient_norm is not None for one in full)
+
+
+def test_a_reset_of_the_compiler_does_not_let_it_trace_the_recorder(tmp_path: Path) -> None:
+    callback = importlib.import_module("torch._dynamo.callback").callback_handler
+    before = list(callback.start_callbacks)
+    with running_session(tmp_path):
+        watching = list(callback.start_callbacks)
+        torch._dynamo.reset()
+        assert watching
+        assert callback.start_callbacks == watching[len(before) :]
+    torch._dynamo.reset()
+    assert not callback.start_callbacks
