@@ -47,7 +47,11 @@ def thread_oversubscription(run: Run) -> Examination:
     if site is None:
         raise ThinEvidence(f"{looked_at}, but no line of the step is known.")
     who = f"{len(found.ranks)} processes cut" if len(found.ranks) > 1 else "One process cuts"
-    others = f", and data workers have {children * cores:.1f} more" if children * cores >= 0.1 else ""
+    others = (
+        f", and child processes, as data workers are, have {children * cores:.1f} more"
+        if children * cores >= 0.1
+        else ""
+    )
     message = f"{who} each operation into {threads} threads{others}. Linux counted {looked_at}; "
     message += f"for {format_share(found.per_core('waiting') / ready)} of that time they waited for one."
     return Examination(looked_at=looked_at, findings=(_finding(run, site, message, fitting, ready),))

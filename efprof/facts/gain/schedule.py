@@ -14,7 +14,7 @@ import numpy as np
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, by_launch
-from efprof.facts.time.trace_waits import ASYNCHRONOUS, COPY, SYNCHRONIZE, outermost
+from efprof.facts.time.trace_waits import ASYNCHRONOUS, COPY, SYNCHRONIZE, outermost_calls
 
 STREAM_WAIT: Final = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
 WITH_HOST: Final = re.compile(r"HtoD|DtoH|Host")
@@ -77,7 +77,7 @@ def schedule_of(trace: Trace, start_ns: int, end_ns: int) -> Schedule:
     launch = np.array([by_id.get(one, -1) for one in trace.id[on_device].tolist()], np.int64)
     threads = np.unique(trace.lane[launch[launch >= 0]])
     inside = np.flatnonzero(is_call & (trace.start_ns >= start_ns) & (trace.start_ns < end_ns))
-    calls, outer = outermost(trace, inside[np.isin(trace.lane[inside], threads)])
+    calls, outer = outermost_calls(trace, inside[np.isin(trace.lane[inside], threads)])
     place = np.array([outer.get(one, -1) for one in launch.tolist()], np.int64)
     is_before, is_missing = _beside(trace, on_device, launch, place, (start_ns, end_ns))
     before = on_device[is_before]

@@ -73,10 +73,10 @@ def waiting_calls(trace: Trace) -> Array:
     queues = np.array([bool(COPY.match(text)) and ASYNCHRONOUS in text for text in trace.texts], bool)[trace.name_code]
     pageable = [number for number, copy in _copies(trace).items() if PAGEABLE in copy]
     waits = may_wait[trace.name_code] & (~queues | np.isin(trace.id, pageable))
-    return outermost(trace, np.flatnonzero(trace.is_of(*LAUNCHES) & waits))[0]
+    return outermost_calls(trace, np.flatnonzero(trace.is_of(*LAUNCHES) & waits))[0]
 
 
-def outermost(trace: Trace, events: Array) -> tuple[Array, dict[int, int]]:
+def outermost_calls(trace: Trace, events: Array) -> tuple[Array, dict[int, int]]:
     """The calls that lie in no other of their thread; and for each event the place of the one that it lies in."""
     found: list[int] = []
     outer: dict[int, int] = {}
@@ -138,7 +138,7 @@ def _around(window: TraceWindow, call: int) -> list[int]:
 
 def _asked(texts: Sequence[str], operators: Sequence[str], copied: str) -> tuple[Kind, str]:
     """By a call's name and those of the events around it, the innermost first; and what the device copied for it."""
-    own = [name for name in operators if not name.startswith(("autograd::", "torch::")) and not name[0].isupper()]
+    own = [name for name in operators if not name.startswith(("autograd::", "torch::")) and not name[:1].isupper()]
     outer = own[-1] if own else ""
     if "Free" in texts[0] or own[:1] == ["empty"]:
         return "told", "the allocator"
