@@ -21,7 +21,8 @@ from tests.support.builders import make_steps, write_run
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
-    (tmp_path / "temporary").mkdir()
+    (tmp_path / "real").mkdir()
+    (tmp_path / "temporary").symlink_to("real")  # as /var on macOS
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
 
