@@ -73,13 +73,14 @@ def compare(
     """
     chosen = chosen_form(form, is_json, out, "text")
     from efprof.artifacts.foreign import is_foreign
-    from efprof.artifacts.remote import is_url
+    from efprof.artifacts.remote import is_url, without_secrets
     from efprof.artifacts.runs import find_run
     from efprof.compare.comparison import compare_reports
 
     names = [side if is_url(side) or is_foreign(Path(side)) else str(find_run(side)) for side in (base, head)]
     if Path(names[0]).resolve() == Path(names[1]).resolve():
-        raise EfprofError(f"BASE and HEAD are the same run, {Path(names[0]).name}: record the changed program first.")
+        name = Path(without_secrets(names[0])).name
+        raise EfprofError(f"BASE and HEAD are the same run, {name}: record the changed program first.")
     with Progress() as progress:
         made = partial(analyse, engine=engine, say=progress.say)
         reports = report_on((names[0],), made), report_on((names[1],), made)

@@ -9,6 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from efprof.artifacts.remote import without_secrets
 from efprof.commands.compare import compare
 from efprof.commands.report import report
 from efprof.model import EfprofError, UnreadableInput
@@ -20,7 +21,8 @@ from tests.support.builders import make_steps, write_run
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
-    (tmp_path / "temporary").mkdir()
+    (tmp_path / "real").mkdir()
+    (tmp_path / "temporary").symlink_to("real")  # as /var on macOS
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
 
@@ -72,6 +74,19 @@ def test_a_broken_file_is_known_by_its_url_alone_and_among_others(tmp_path: Path
         run(report, broken)
     put(write(tmp_path / "0.json.gz", *step(), rank=0), "memory://bucket/ranks/0.json.gz")
     assert f"{broken} is not a whole profiler trace" in run(report, "memory://bucket/ranks", "--json").output
+
+
+def test_a_link_opens_and_its_password_and_signature_are_told_nowhere(tmp_path: Path) -> None:
+    bucket = "memory://me:s3cret@bucket"
+    link = put(write(tmp_path / "t.json.gz", *step()), f"{bucket}/t.json.gz?X=s1gned/1")
+    output = run(report, link, "--json").output
+    assert '"path": "memory://bucket/t.json.gz"' in output
+    (tmp_path / "t.json").write_text("{")
+    with pytest.raises(UnreadableInput, match=r"^memory://bucket/t\.json is not a whole") as error:
+        run(report, put(tmp_path / "t.json", f"{bucket}/t.json?X=s1gned"))
+    assert not any(secret in output + str(error.value) for secret in ("s3cret", "s1gned"))
+    told = without_secrets("'https://a:b@h/a?c=d': ftp://me@h/run, abfs://container@account/run")
+    assert told == "'https://h/a': ftp://h/run, abfs://container@account/run"
 
 
 def test_a_name_that_leads_out_of_the_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

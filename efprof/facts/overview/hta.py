@@ -134,7 +134,8 @@ def _ask(path: Path, folder: Path, answer: Connection) -> None:
 
 
 def _told(error: Exception) -> str:
-    return f"HTA broke off with {type(error).__name__} ({' '.join(str(error).split())[:200]})."
+    told = re.sub(r"[^\s'\"]*efprof-hta-\w+/trace\.json(\.gz)?", "the trace", " ".join(str(error).split()))
+    return f"HTA broke off with {type(error).__name__} ({told[:200]})."
 
 
 def _loaded(path: Path) -> Any:

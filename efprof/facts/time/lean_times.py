@@ -37,27 +37,24 @@ _Clock = Callable[[Array], Array]
 def timed_window(run: Run) -> tuple[TraceWindow, str]:
     """A full window at the times of the lean one after it; else the last window, and why, if a lean one was recorded.
 
-    Of several the lean one that comes nearest to the median step: others may have waited for the processor. Raises
-    NotRecorded where no window holds a step, UnreadableInput.
+    Of several the lean one that comes nearest to the median step, and did the same as the full one: others may have
+    waited for the processor. Raises NotRecorded where no window holds a step, UnreadableInput.
     """
     traces = run.get(TraceWindows)
     if not traces.windows:
         raise NotRecorded("no trace holds a step; record the run without '--windows none'.")
-    last, pairs = (
-        traces.windows[-1],
-        [(one, traces.lean[one.name]) for one in traces.windows if one.name in traces.lean],
-    )
-    if not pairs:
-        return last, ""
-    full, lean = min(pairs, key=lambda pair: abs(pair[1].step_ms - (pair[1].steady_ms or 0.0)))
-    try:
-        retimed, known = at_times_of(full, lean)
-    except UnreadableInput as error:
-        return last, str(error)
-    if known < MIN_KNOWN:
+    pairs, reasons = [(one, traces.lean[one.name]) for one in traces.windows if one.name in traces.lean], []
+    for full, lean in sorted(pairs, key=lambda pair: abs(pair[1].step_ms - (pair[1].steady_ms or 0.0))):
+        try:
+            retimed, known = at_times_of(full, lean)
+        except UnreadableInput as error:
+            reasons.append(str(error))
+            continue
+        if known >= MIN_KNOWN:
+            return retimed, ""
         found = f"Only {format_share(known)} of what {lean.name} spent in operators is found again in {full.name}"
-        return last, f"{found}: its times, which the profiler bent less, are not used."
-    return retimed, ""
+        reasons.append(f"{found}: its times, which the profiler bent less, are not used.")
+    return traces.windows[-1], next(iter(reasons), "")
 
 
 def at_times_of(full: TraceWindow, lean: TraceWindow) -> tuple[TraceWindow, float]:

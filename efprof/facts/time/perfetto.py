@@ -40,14 +40,15 @@ class StepsForPerfetto:
     def of(cls, run: Run, finding: Finding | None) -> Self:
         """The steps in which its line ran, of the last window with any; else the step that the report shows.
 
-        Raises NotRecorded without a trace.
+        A window is written at its own times, not at those of the lean one after it. Raises NotRecorded without a trace.
         """
         if finding is not None:
             for window in reversed(run.get(TraceWindows).windows):
                 begins_ns = _begins_ns(window, finding, run.get(Sources))
                 if begins_ns:
                     return cls(window=window, begins_ns=begins_ns, finding=finding)
-        window = run.get(TimeUse).window
+        told = run.get(TimeUse).window
+        window = next(one for one in run.get(TraceWindows).windows if one.path == told.path)
         if not len(window.trace):
             raise NotRecorded(f"{window.path.name} holds no event; record the training again.")
         place = typical_step(window)

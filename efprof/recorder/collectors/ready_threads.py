@@ -26,7 +26,7 @@ class ReadyThreads:
     def __init__(self, session: Session) -> None:
         self._session, self._site = session, ""
         self._due, self._cost_ns = FIRST_STEP, 1_000_000
-        self._last_ns, self._last = 0, times_of_threads()
+        self._last_ns, self._last = 0, dict[str, tuple[int, int]]()
 
     def set_by_user(self, *_: object) -> None:
         if not self._session.is_ended:  # as it is in a data worker, where torch sets one thread

@@ -104,7 +104,7 @@ class _WaitingCalls:
         return self._counted(call, original, lambda _: True, self._noted_stall)
 
     def _counted(
-        self, call: str, original: Callable[..., Any], waits: Callable[[object], bool], note: _Note
+        self, call: str, original: Callable[..., Any], waits: Callable[[Any], bool], note: _Note
     ) -> Callable[..., Any]:
         loop = self._loop
 
@@ -125,11 +125,11 @@ class _WaitingCalls:
 
         return wait
 
-    def _waits(self, tensor: object) -> bool:
+    def _waits(self, tensor: torch.Tensor) -> bool:
         """Not in a run on a device a tensor on the CPU; in a run on the CPU every read counts, as on a device."""
-        if self._loop.clock.reads_by_design or not isinstance(tensor, torch.Tensor):  # torch.fx calls with what is none
+        if self._loop.clock.reads_by_design:
             return False
-        return not (tensor.is_cpu is True and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+        return not (tensor.is_cpu and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
     def _note_read(self, call: str, caller: FrameType, spent_ns: int) -> None:
         file = caller.f_code.co_filename

@@ -156,7 +156,8 @@ class Windows:
         """There, or so much later that it is clear of the allocator's history."""
         while any(start < memory_end and memory_start < end for memory_start, memory_end in self._memory_steps()):
             start, end = start + POSTPONED_STEPS, end + POSTPONED_STEPS
-        self._planned.setdefault(start, Planned(end, is_lean=is_lean))
+        if start not in self._planned or self._planned[start].is_lean:  # a full one is not lost to a lean one
+            self._planned[start] = Planned(end, is_lean=is_lean)
         self._session.loop.sampling.want(start, end)
 
     def _plan_lean(self, window: ProfiledWindow, last: int) -> None:

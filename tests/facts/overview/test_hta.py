@@ -102,7 +102,7 @@ def page_of(folder: Path, *events: dict[str, object]) -> str:
     ("changed", "sentence"),
     [
         ({"PACKAGE": "no-such-package"}, "HolisticTraceAnalysis is not installed where this was made: <code>"),
-        ({"_loaded": lambda path: path.planted}, "Rank 0: HTA broke off with AttributeError ("),
+        ({"_loaded": lambda path: {}[f"in {path}"]}, "Rank 0: HTA broke off with KeyError (&#39;in the trace&#39;)."),
         ({"_loaded": lambda _: os._exit(3)}, "Rank 0: HTA ended with 3, as where memory is short."),
         ({"_loaded": lambda _: time.sleep(600), "LONGEST_S": 0}, "Rank 0: HTA was stopped after 0 seconds."),
     ],

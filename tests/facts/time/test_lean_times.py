@@ -68,6 +68,14 @@ def test_an_operator_that_only_one_window_has_is_passed_over(tmp_path: Path) -> 
     assert spent_ms(recorded(tmp_path, full, lean).get(TimeUse))["aten::add"][0] == 6
 
 
+def test_where_the_nearest_lean_window_did_something_else_another_one_is_taken(tmp_path: Path) -> None:
+    run = recorded(tmp_path, FULL, LEAN)
+    write_trace(run.rank_folder, 3, operators(9, [("aten::mm", 1, 2), ("aten::sort", 5, 6)]))
+    (run.rank_folder / "trace-3.json.gz").rename(run.rank_folder / "lean-1.json.gz")
+    use = run.get(TimeUse)
+    assert (use.window.name, use.not_lean) == ("lean-2, with the lines of trace-2", "")
+
+
 def test_windows_that_did_not_do_the_same_are_told_and_the_full_one_is_used(tmp_path: Path) -> None:
     run = recorded(tmp_path, FULL, [("aten::mm", 1, 2), ("aten::sort", 5, 6)])
     assert run.get(TimeUse).window.name == "trace-2"

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,10 @@ from efprof.artifacts.trace.sites import read_window
 from efprof.facts.run.run import open_run
 from efprof.facts.time.time_use import TimeUse
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.writing import LineWriter, RankFolder
+from efprof.recorder.windows.allocation_rows import CallSites
+from efprof.recorder.windows.triggers import WindowRequests
 from tests.recorder.recording import Recorded, line_of, record_here
 from tests.recorder.training import (
     error_of,
@@ -97,6 +102,17 @@ def test_the_time_of_lines_is_that_of_the_lean_window_and_adds_up_to_its_steps(w
         assert ours == theirs != []
     spent_ns = sum(path.own_ns for path in window.paths.root.walk()) + window.paths.recorder_ns
     assert spent_ns == pytest.approx(sum(end - start for start, end in window.steps), rel=0.02)
+
+
+def test_a_window_that_is_put_off_comes_before_a_lean_one_at_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, affordable = ((2, 3), (3, 4)), iter([True, False, True])
+    monkeypatch.setattr("efprof.recorder.windows.windows.DEFAULT_TRACE_STEPS", planned)
+    monkeypatch.setattr("efprof.recorder.windows.windows.POSTPONED_STEPS", 2)
+    monkeypatch.setattr(WindowRequests, "are_affordable", lambda _, *, is_lean: next(affordable))
+    recorded = record_here(tmp_path, lambda: train_plainly(7), windows=planned)
+    assert {step.step: step.window for step in recorded.steps if step.window} == {2: "trace-1", 5: "trace-2"}
 
 
 def test_a_call_from_the_users_code_has_the_line_that_made_it(recorded: Recorded) -> None:
@@ -305,3 +321,17 @@ def test_a_profiler_that_fails_as_it_starts_is_not_left_on(
     assert len(recorded.steps) == 6
     assert [event.collector for event in recorded.events(CollectorStopped)] == ["windows"]
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_code_that_is_freed_within_a_window_costs_its_name_alone(tmp_path: Path) -> None:
+    """The profiler keeps where the name of its file lay, and not the name."""
+
+    class Freed:
+        line_number, function_name = 1, "made"
+
+        @property
+        def file_name(self) -> str:
+            return b"\xe0\xe0".decode()
+
+    sites = Sites(tmp_path, LineWriter(RankFolder(tmp_path), "sources.jsonl"))
+    assert CallSites(sites).note(SimpleNamespace(start_time_ns=5), Freed()) == "?:0:?"
