@@ -1,15 +1,18 @@
 """Does the same with many files at once: a process for each processor, or the workers of a Dask cluster."""
 
 import pickle
+import signal
 import subprocess
 import sys
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, TypeVar
 
-from efprof.artifacts.child import FORK, started
+from efprof.artifacts.child import started
 from efprof.artifacts.processors import num_processors
 from efprof.model import EfprofError, UnreadableInput
 
@@ -20,7 +23,7 @@ Work = Callable[[], R]
 
 DASK: Final = "dask://"
 RETRIES_HERE: Final = 1
-"""A killed process may have been one of many that memory was short for; a second time it is the file."""
+"""Of a killed process that was one of many, which memory may have been short for; a second time it is the file."""
 RETRIES_ON_A_CLUSTER: Final = 2
 CONNECT_S: Final = "30s"
 
@@ -34,22 +37,25 @@ def carry_out(works: Sequence[tuple[str, Work[R]]], engine: str | None) -> list[
         return []
     if engine is None:
         return in_processes(works, num_processors())
-    if not engine.startswith(DASK):
-        raise EfprofError(f"--engine {engine} is no engine: write the address of a scheduler, dask://HOST:8786.")
     return _on_dask(works, engine)
 
 
-def in_processes(works: Sequence[tuple[str, Work[R]]], num_processes: int) -> list[R | UnreadableInput]:
-    """Each work in a forked process of its own, at most so many at once; one that is killed is tried again once."""
-    todo = deque((place, RETRIES_HERE) for place in range(len(works)))
+def in_processes(
+    works: Sequence[tuple[str, Work[R]]], num_processes: int, *, longest_s: int | None = None
+) -> list[R | UnreadableInput]:
+    """Each work in a forked process of its own, at most so many at once; of several a killed one is tried again once.
+
+    One that takes longer than `longest_s` is stopped. Raises RuntimeError for an error of ours in a work.
+    """
+    todo = deque((place, RETRIES_HERE if len(works) > 1 else 0) for place in range(len(works)))
     running: dict[Connection, tuple[BaseProcess, int, int]] = {}
     answers: dict[int, R | UnreadableInput] = {}
     try:
         while todo or running:
             while todo and len(running) < num_processes:
                 place, retries = todo.popleft()
-                ours, theirs = FORK.Pipe(duplex=False)
-                running[ours] = started(_answer, works[place][1], theirs), place, retries
+                ours, theirs = Pipe(duplex=False)
+                running[ours] = started(_answer, works[place][1], theirs, longest_s), place, retries
                 theirs.close()
             for ready in wait(list(running)):
                 assert isinstance(ready, Connection)
@@ -58,12 +64,12 @@ def in_processes(works: Sequence[tuple[str, Work[R]]], num_processes: int) -> li
                     answer = _received(ready)
                 process.join()
                 if answer is not None:
-                    answers[place] = answer[0]
+                    answers[place] = _checked(answer[0])
                 elif retries and (process.exitcode or 0) < 0:
                     todo.append((place, retries - 1))
                 else:
-                    how = f"its reader ended with {process.exitcode}, as where memory is short"
-                    answers[place] = UnreadableInput(f"{works[place][0]} cannot be read: {how}.")
+                    how = _how_it_ended(process.exitcode or 0, longest_s)
+                    answers[place] = UnreadableInput(f"{works[place][0]} cannot be read: its reader {how}.")
     finally:
         for process, *_ in running.values():
             process.kill()
@@ -71,15 +77,35 @@ def in_processes(works: Sequence[tuple[str, Work[R]]], num_processes: int) -> li
     return [answers[place] for place in range(len(works))]
 
 
-def _answer(work: Work[Any], answer: Connection) -> None:
-    answer.send((_result(work),))
+def _answer(work: Work[Any], answer: Connection, longest_s: int | None) -> None:
+    if longest_s is not None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(longest_s)
+    _do(work, lambda result: answer.send((result,)))
 
 
-def _result(work: Work[R]) -> R | UnreadableInput:
+def _how_it_ended(exit_code: int, longest_s: int | None) -> str:
+    if longest_s is not None and exit_code == -signal.SIGALRM:
+        return f"was stopped after {longest_s:,} seconds"
+    return f"ended with {exit_code}{', as where memory is short' if exit_code < 0 else ''}"
+
+
+def _do(work: Work[Any], send: Callable[[Any], object]) -> None:
+    """Send what it gives; an error of ours by its name and place, as it might not come back as it was."""
     try:
-        return work()
+        send(work())
     except UnreadableInput as error:
-        return error
+        send(error)
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        send(RuntimeError(f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"))
+        raise
+
+
+def _checked(result: R | RuntimeError) -> R:
+    if isinstance(result, RuntimeError):
+        raise result
+    return result
 
 
 def _received(answer: Connection) -> tuple[Any] | None:
@@ -93,33 +119,42 @@ def _received(answer: Connection) -> tuple[Any] | None:
 
 def _on_dask(works: Sequence[tuple[str, Work[R]]], engine: str) -> list[R | UnreadableInput]:
     """Each work on some worker, with the same files and the same efprof there; waits for workers to come."""
-    try:
-        from distributed import Client
-    except ImportError:
-        raise EfprofError(f"--engine {engine} needs Dask: install it by 'pip install efprof[dask]'.") from None
-    try:
-        client = Client(engine.removeprefix(DASK), timeout=CONNECT_S)
-    except (OSError, ValueError) as error:
-        raise EfprofError(f"no scheduler of Dask answers at {engine} ({error}).") from None
-    with client:
+    with client_of(engine) as client:
         futures = [
             client.submit(_apart, pickle.dumps(work), retries=RETRIES_ON_A_CLUSTER, pure=False) for _, work in works
         ]
         return [_of_future(name, future) for (name, _), future in zip(works, futures, strict=True)]
 
 
+def client_of(engine: str) -> Any:
+    """A connection to the scheduler, to be closed; raises EfprofError where there is none."""
+    if not engine.startswith(DASK):
+        raise EfprofError(f"--engine {engine} is no engine: write the address of a scheduler, dask://HOST:8786.")
+    try:
+        from distributed import Client
+    except ImportError:
+        raise EfprofError(f"--engine {engine} needs Dask: install it by 'pip install efprof[dask]'.") from None
+    try:
+        return Client(engine.removeprefix(DASK), timeout=CONNECT_S)
+    except (OSError, TypeError, ValueError) as error:
+        raise EfprofError(f"no scheduler of Dask answers at {engine} ({error}).") from None
+
+
 def _apart(work: bytes) -> bytes:
     """In a process of its own: a worker has threads, which a fork does not survive, and memory that others need."""
     command = [sys.executable, "-m", __name__]
-    return subprocess.run(command, input=work, stdout=subprocess.PIPE, check=True).stdout
+    done = subprocess.run(command, input=work, stdout=subprocess.PIPE, check=False)
+    if done.returncode < 0 or not done.stdout:
+        done.check_returncode()
+    return done.stdout
 
 
 def _of_future(name: str, future: Any) -> Any:
     error = future.exception()  # waits; a worker that is killed has its works done by others
     if error is not None:
         return UnreadableInput(f"{name} cannot be read by the cluster: {type(error).__name__}, {error}.")
-    return pickle.loads(future.result())  # noqa: S301 -- pickled by `_apart`
+    return _checked(pickle.loads(future.result()))  # noqa: S301 -- pickled by `_apart`
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(pickle.dumps(_result(pickle.load(sys.stdin.buffer))))  # noqa: S301 -- of `_apart`
+    _do(pickle.load(sys.stdin.buffer), lambda result: pickle.dump(result, sys.stdout.buffer))  # noqa: S301 -- of `_apart`

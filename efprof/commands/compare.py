@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from efprof.commands.report import ENGINE, FORMATS, Format, Progress, analyse, chosen_form, report_on, write_or_print
+from efprof.commands.report import (
+    ENGINE,
+    FORMATS,
+    Format,
+    Progress,
+    analyse,
+    check_engine,
+    chosen_form,
+    report_on,
+    write_or_print,
+)
 from efprof.model import EfprofError
 
 if TYPE_CHECKING:
@@ -71,6 +81,7 @@ def compare(
     Exit code: 0 fine, 1 a gated metric is worse by more than its budget, 2 wrong usage or unreadable input,
     3 unclear (with --strict), 4 not comparable.
     """
+    check_engine(engine, (base, head))
     chosen = chosen_form(form, is_json, out, "text")
     from efprof.artifacts.foreign import is_foreign
     from efprof.artifacts.remote import is_url, without_secrets

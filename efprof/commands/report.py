@@ -86,6 +86,7 @@ def report(
     default. FILE is a trace of torch's profiler (.json, .json.gz) or a snapshot of CUDA's allocator (.pickle) from
     anywhere, several of one training, or a folder with those of each rank. Each may be a URL, such as s3://bucket/run.
     """
+    check_engine(engine, runs)
     chosen = chosen_form(form, is_json, out, "html")
     with Progress() as progress:
         made = partial(
@@ -99,6 +100,18 @@ def report(
         )
         result = report_on(runs, made)
     write_or_print(lambda form: render(result, form, is_static=static), chosen, out, result.run.run_id)
+
+
+def check_engine(engine: str | None, names: tuple[str, ...]) -> None:
+    """Raises EfprofError where a cluster is asked for that does not answer, or does not see what it should read."""
+    if engine is None:
+        return
+    from efprof.artifacts.engine import client_of
+    from efprof.artifacts.remote import is_url
+
+    for url in filter(is_url, names):
+        raise EfprofError(f"--engine cannot read {url}: its workers do not see the copy of it that is made here.")
+    client_of(engine).close()
 
 
 def report_on(runs: tuple[str, ...], analyse: "Callable[[Path], Report]") -> "Report":

@@ -6,9 +6,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from efprof.artifacts import engine
 from efprof.artifacts.engine import carry_out, in_processes
 from efprof.artifacts.foreign import as_run
+from efprof.commands.compare import compare
+from efprof.commands.report import report
 from efprof.facts.run.run import open_run
 from efprof.facts.time.rank_times import RankTimes
 from efprof.model import EfprofError, UnreadableInput
@@ -29,6 +33,10 @@ def dies() -> str:
     return ""
 
 
+def is_wrong() -> float:
+    return 1 / 0
+
+
 def is_broken() -> str:
     raise UnreadableInput("it is broken.")
 
@@ -44,9 +52,31 @@ def test_answers_come_in_the_order_of_the_works_whatever_becomes_of_the_readers(
     assert str(second) == "b cannot be read: its reader ended with -9, as where memory is short."
 
 
-def test_another_engine_is_refused_by_its_name() -> None:
-    with pytest.raises(EfprofError, match="write the address of a scheduler"):
-        carry_out([("a", dies)], "ray://here")
+def test_a_single_work_is_not_tried_again_and_an_error_of_ours_is_named_with_its_place(tmp_path: Path) -> None:
+    (only,) = in_processes([("a", partial(here, tmp_path / "a"))], 1)
+    assert "ended with -9" in str(only)
+    with pytest.raises(RuntimeError, match=r"ZeroDivisionError: .* \(.*test_engine.py:\d+\)"):
+        in_processes([("a", is_wrong)], 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--engine", "ray://here", "t.json"), "write the address of a scheduler"),
+        (("--engine", "dask://here", "s3://bucket/run"), "its workers do not see the copy"),
+    ],
+)
+def test_another_engine_or_one_for_a_url_is_refused(words: tuple[str, ...], why: str) -> None:
+    for command, more in ((report, ()), (compare, ("base",))):
+        with pytest.raises(EfprofError, match=why):
+            CliRunner().invoke(command, (*words, *more), catch_exceptions=False)
+
+
+def test_a_scheduler_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(engine, "CONNECT_S", "1s")
+    with pytest.raises(EfprofError, match="no scheduler of Dask answers"):
+        carry_out([("a", dies)], "dask://127.0.0.1:1")
 
 
 @pytest.mark.long
@@ -55,12 +85,14 @@ def test_on_a_cluster_a_killed_worker_costs_a_retry_and_a_broken_file_one_senten
     paths = [write(tmp_path / f"{rank}.json.gz", *step(), rank=rank) for rank in (0, 1)]
     (tmp_path / "broken.json").write_text('{"traceEvents": [')
     with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
-        engine = cluster.scheduler_address.replace("tcp", "dask")
-        first = carry_out([("a", partial(dies_once, tmp_path / "died"))], engine)
+        address = cluster.scheduler_address.replace("tcp", "dask")
+        first = carry_out([("a", partial(dies_once, tmp_path / "died"))], address)
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            carry_out([("a", is_wrong)], address)
         with as_run(*paths, tmp_path / "broken.json") as folder:
             run = open_run(folder)
-            run.engine = engine
+            run.engine = address
             times = run.get(RankTimes)
     assert (first, (tmp_path / "died").exists()) == (["read"], True)
     assert sorted(times.ranks) == [0, 1]
-    assert [str(tmp_path / "broken.json") in error for error in times.errors] == [True]
+    assert [str(tmp_path / "broken.json") in error for error in times.errors.values()] == [True]

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from efprof.audits.slow_rank import slow_rank
+from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
-from efprof.model import NotRecorded, ThinEvidence
+from efprof.facts.time.rank_times import _of_recorded
+from efprof.model import NotRecorded, ThinEvidence, UnreadableInput
 from tests.support.builders import START_NS, make_steps, trace_event, write_run, write_trace
 from tests.support.device_traces import (
     Events,
@@ -51,13 +53,13 @@ def a_rank(
         events += [step(number, start, STEP_MS), call("train.py(20): train", start, STEP_MS - 0.1)]
         events += [call("train.py(8): prepare", start + 0.1, 1.0 + before)]
         events += [call("nn.Module: Net_0", start + 1.2 + before, 1.0), operator("aten::mm", start + 1.3 + before, 0.5)]
+        events += launched("gemm", start + 1.4 + before, start + 1.5 + before, 1.0 + in_device_ms, 10 * number + 1)
         if gloo:
             collective = trace_event(
                 "gloo:all_reduce", start + 4 + late, 11 - late, category="user_annotation", thread=9
             )
             events.append(collective)
             continue
-        events += launched("gemm", start + 1.4 + before, start + 1.5 + before, 1.0 + in_device_ms, 10 * number + 1)
         events += launched(name, start + 1.9 + before, start + 4 + late, 11 - late, 10 * number + 2, stream=20)
     return events
 
@@ -108,6 +110,9 @@ def test_collectives_of_gloo_are_compared_as_well_but_in_more_steps(tmp_path: Pa
     assert str(finding.blame) == "train.py:8"
     with pytest.raises(ThinEvidence, match="too few"):
         found_by(slow_rank, tmp_path, *(a_rank(always(late), gloo=True, num_steps=4) for late in (0, 6)))
+    slow = a_rank(always(6), gloo=True, num_steps=6, in_device_ms=6.0, prepare=False)
+    with pytest.raises(ThinEvidence, match="late, but in no stage"):  # its device is not what the host waits for
+        found_by(slow_rank, tmp_path, a_rank(always(0), gloo=True, num_steps=6), slow)
 
 
 def test_two_steps_are_too_few(tmp_path: Path) -> None:
@@ -162,6 +167,14 @@ def test_no_more_is_won_than_a_step_takes_without_the_profiler(tmp_path: Path) -
     (finding,) = slow_rank(open_run(run.folder)).findings
     assert str(finding.blame) == "train.py:8"
     assert finding.gain.step_ms == pytest.approx(3.0)
+    shutil.copytree(run.folder / "rank0", run.folder / "rank2")
+    (run.folder / "rank2" / "trace-1.json.gz").write_text("{")
+    broken = open_run(run.folder)
+    assert any("rank2/trace-1.json.gz is not a whole" in warning for warning in warnings_of(broken))
+    assert slow_rank(broken).looked_at.endswith("steps; the trace of rank2 cannot be read")
+    gone = broken.of_rank(Path("rank7"))
+    with pytest.raises(UnreadableInput, match=f"{Path.cwd()}/rank7 is not there"):
+        _of_recorded(gone)
 
 
 @has_real_traces

@@ -13,21 +13,21 @@ import warnings
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
 
-from efprof.artifacts.child import ChildEnded, answer_of, bounded_memory
-from efprof.artifacts.trace.blocks import leading_header
+from efprof.artifacts.child import bounded_memory
+from efprof.artifacts.engine import in_processes
 from efprof.artifacts.trace.read import size_of
 from efprof.facts.run.run import Run
 from efprof.facts.time.call_paths import ON_DEVICE
+from efprof.facts.time.rank_times import RankTimes
 from efprof.facts.time.time_use import MAX_ROWS, TimeUse
-from efprof.facts.time.trace_windows import FOREIGN_TRACE
 from efprof.model import Narrative, NotRecorded, Table, UnreadableInput
 
 PACKAGE: Final = "traceinsight"
@@ -69,7 +69,8 @@ NO_PATH: Final = (
 def hta_evidence(run: Run) -> tuple[Table | Narrative, ...]:
     """HTA's tables of all ranks, and how they are known or why they are missing; nothing without a device.
 
-    Of a recorded run it is asked for the last window. Raises NotRecorded without a trace, UnreadableInput.
+    Of a recorded run it is asked about the first rank's full window that the page shows. Raises NotRecorded without a
+    trace, UnreadableInput.
     """
     paths = _paths(run)
     if not paths:
@@ -95,27 +96,26 @@ def _paths(run: Run) -> dict[int, Path]:
         return {}
     if not run.is_foreign:
         return {0: shown.path}
-    files = [path.resolve() for folder in run.rank_folders if (path := folder / FOREIGN_TRACE).exists()]
-    told = [leading_header(path).rank for path in files]
-    return {place if rank is None else rank: path for place, (rank, path) in enumerate(zip(told, files, strict=True))}
+    return {rank: one.path for rank, one in run.get(RankTimes).ranks.items()}
 
 
 def _asked(path: Path) -> tuple[list[Table], list[str]]:
     """Its tables, and a sentence for each that is missing."""
     with TemporaryDirectory(prefix="efprof-hta-") as folder:
         try:
-            found: tuple[list[Table], list[str]] = answer_of(_ask, path, Path(folder), longest_s=LONGEST_S)
-        except ChildEnded as ended:
-            return [], [f"HTA {ended}."]
-    return found
+            (found,) = in_processes([("what HTA says", partial(_ask, path, Path(folder)))], 1, longest_s=LONGEST_S)
+        except RuntimeError as error:
+            return [], [_told(error)]
+    return ([], [str(found)]) if isinstance(found, UnreadableInput) else found
 
 
-def _ask(path: Path, folder: Path, answer: Connection) -> None:
+def _ask(path: Path, folder: Path) -> tuple[list[Table], list[str]]:
     for output in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    tables, missing = [], []
+    tables: list[Table] = []
+    missing: list[str] = []
     try:
         is_packed, num_bytes = size_of(path)
         with bounded_memory(max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes)):
@@ -130,7 +130,7 @@ def _ask(path: Path, folder: Path, answer: Connection) -> None:
                     missing.append(f"{title}: {_told(error)}")
     except (*FAILURES, UnreadableInput) as error:
         missing.append(_told(error))
-    answer.send(([table for table in tables if table.rows], missing))
+    return [table for table in tables if table.rows], missing
 
 
 def _told(error: Exception) -> str:

@@ -83,6 +83,7 @@ def warnings_of(run: Run) -> tuple[str, ...]:
         *_about_torn_lines("steps.jsonl", times.num_torn),
         *_about_torn_lines("events.jsonl", num_torn_events),
         *_about_broken_windows(run),
+        *_about_broken_ranks(run),
         *_about_devices_not_replayed(run),
         *_about_unequal_steps(times),
     )
@@ -97,7 +98,7 @@ def _about_foreign(run: Run) -> Iterator[str]:
     if not any((folder / SNAPSHOT).exists() for folder in run.rank_folders):
         yield FOREIGN.format(what="time", missing="its memory, its numbers and its exact lines")
     if traces.ranks:
-        yield from traces.errors
+        yield from traces.errors.values()
 
 
 def _about_other_attempts(run: Run) -> Iterator[str]:
@@ -202,6 +203,15 @@ def _about_broken_windows(run: Run) -> Iterator[str]:
         run.find(LiveMemory)
     except UnreadableInput as error:
         yield str(error)
+
+
+def _about_broken_ranks(run: Run) -> Iterator[str]:
+    """Of several; slow_rank reads their traces too, and names an error of ours in it."""
+    times = None
+    with contextlib.suppress(UnreadableInput, RuntimeError):
+        times = run.find(RankTimes) if len(run.rank_folders) > 1 else None
+    if times is not None and times.ranks:
+        yield from times.errors.values()
 
 
 def _about_torn_lines(file: str, num_torn: int) -> Iterator[str]:

@@ -32,6 +32,8 @@ class Run:
     """Installed packages whose lines are the user's own, where someone said so."""
     engine: str | None = None
     """The cluster that reads the traces of ranks; None for this machine."""
+    num_processes: int | None = None
+    """So many decode a large trace; None for as many as there are processors."""
 
     def __init__(self, folder: Path, run_file: RunFile, budget_bytes: int | None = None) -> None:
         self.folder = folder
@@ -58,9 +60,9 @@ class Run:
         return self.rank_folders[0]
 
     def of_rank(self, folder: Path) -> "Run":
-        """The same run, as if this rank alone had recorded anything."""
-        alone = Run(self.folder, self.run_file, self.budget_bytes)
-        alone.own_packages, alone.engine, alone.rank_folders = self.own_packages, self.engine, (folder,)
+        """The same run, as if this rank alone had recorded anything; from any current folder."""
+        alone = Run(self.folder.resolve(), self.run_file, self.budget_bytes)
+        alone.own_packages, alone.engine, alone.rank_folders = self.own_packages, self.engine, (folder.resolve(),)
         return alone
 
     def get(self, fact: type[F]) -> F:

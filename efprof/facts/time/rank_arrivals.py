@@ -8,6 +8,7 @@ takes, which holds the wait for others, is not looked at.
 import statistics
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from efprof.facts.run.run import Run
@@ -20,25 +21,26 @@ class RankArrivals:
     """The ranks, and by how much each comes later than the next but last one.
 
     `late_ns` has one entry for each step that all ranks recorded alike: for each rank the nanoseconds for which all
-    others waited for it alone.
+    others waited for it alone. `unread` names files or folders of ranks whose trace cannot be read.
     """
 
     ranks: dict[int, OneRank]
     late_ns: tuple[dict[int, int], ...]
     num_collectives: int
     is_on_device: bool
+    unread: tuple[str, ...] = ()
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """From all traces of all ranks; raises NotRecorded without a trace, ThinEvidence where ranks do not compare."""
         times = run.get(RankTimes)
         if not times.ranks:
-            raise UnreadableInput(times.errors[0])
-        ranks = times.ranks
+            raise UnreadableInput(next(iter(times.errors.values())))
+        ranks, unread = times.ranks, tuple(Path(name).name for name in times.errors)
         _check_world({rank: one.distributed for rank, one in ranks.items()})
         stays = {rank: one.stays for rank, one in ranks.items()}
         if len(ranks) < 2 or not any(map(bool, stays.values())):
-            return cls(ranks=ranks, late_ns=(), num_collectives=0, is_on_device=False)
+            return cls(ranks=ranks, late_ns=(), num_collectives=0, is_on_device=False, unread=unread)
         common = set.intersection(*(set(found) for found in stays.values()))
         alike = [step for step in sorted(common) if len({_kinds(found[step]) for found in stays.values()}) == 1]
         if not alike:
@@ -48,6 +50,7 @@ class RankArrivals:
             late_ns=tuple(_late_ns({rank: found[step] for rank, found in stays.items()}) for step in alike),
             num_collectives=sum(len(next(iter(stays.values()))[step]) for step in alike),
             is_on_device=any(one.is_on_device for one in ranks.values()),
+            unread=unread,
         )
 
     @property

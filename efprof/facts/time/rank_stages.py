@@ -35,6 +35,8 @@ def stage_times(arrivals: RankArrivals, late: int) -> list[StageTime]:
     found = []
     for key in {key for one in arrivals.ranks.values() for key in one.spent_ms}:
         where, stage, site = key
+        if where == "device" and not arrivals.is_on_device:
+            continue  # the host's collectives do not wait for it
         others = [one.spent_ms.get(key, 0.0) for rank, one in arrivals.ranks.items() if rank != late]
         late_ms, others_ms = arrivals.ranks[late].spent_ms.get(key, 0.0), sum(others) / len(others)
         found.append(StageTime(stage=stage, where=where, site=site, late_ms=late_ms, others_ms=others_ms))

@@ -36,12 +36,13 @@ Stays = dict[int, list[tuple[str, int]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneRank:
-    """Of one rank: what its trace says of itself, the lengths of its steps, its collectives, where its time goes.
+    """Of one rank: its trace, what that says of itself, the lengths of its steps, its collectives, where its time goes.
 
     `spent_ms` has milliseconds per step of each stage, and of each line or function in it: ("host", stage, site),
-    where the site of the whole stage is empty. It is empty where there are no collectives.
+    where the site of the whole stage is empty. It is empty where there are no collectives. `path` is the first trace's.
     """
 
+    path: Path
     told_rank: int | None
     distributed: dict[str, object]
     steps_ns: tuple[int, ...]
@@ -55,6 +56,7 @@ class OneRank:
     def alone(cls, windows: tuple[TraceWindow, ...]) -> Self:
         """From its windows, of which there is at least one, without what only a comparison of ranks needs."""
         return cls(
+            path=windows[0].trace.path,
             told_rank=windows[0].trace.header.rank,
             distributed=windows[0].trace.header.distributed,
             steps_ns=tuple(end - start for window in windows for start, end in window.steps),
@@ -84,10 +86,10 @@ class OneRank:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankTimes:
-    """Every rank that has a trace with a step, in their order; `errors` tell why traces of others cannot be read."""
+    """Every rank that has a trace with a step, in their order; why others cannot be read, by the file or folder."""
 
     ranks: dict[int, OneRank]
-    errors: tuple[str, ...]
+    errors: dict[str, str]
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -104,12 +106,14 @@ class RankTimes:
             if not run.is_foreign or (folder / FOREIGN_TRACE).exists()
         }
         others = {place: folder for place, folder in folders.items() if folder != here}
-        read = carry_out([_work(run, folder, len(others)) for folder in others.values()], run.engine)
-        answers = dict(zip(others, read, strict=True))
+        works = [_work(run, folder, len(others)) for folder in others.values()]
+        read = carry_out(works, run.engine)
         summary = OneRank.of if others else OneRank.alone
         found = {place: summary(windows) for place, folder in folders.items() if folder == here}
-        found |= {place: one for place, one in answers.items() if isinstance(one, OneRank)}
-        errors = tuple(str(one) for one in answers.values() if isinstance(one, UnreadableInput))
+        found |= {place: one for place, one in zip(others, read, strict=True) if isinstance(one, OneRank)}
+        errors = {
+            name: str(one) for (name, _), one in zip(works, read, strict=True) if isinstance(one, UnreadableInput)
+        }
         if not found and not errors:
             raise NotRecorded("no rank recorded a trace with a step; record the run without '--windows none'.")
         return cls(ranks=dict(sorted(_numbered(found).items())), errors=errors)
@@ -130,14 +134,18 @@ def _numbered(found: dict[int, OneRank]) -> dict[int, OneRank]:
 
 def _work(run: Run, folder: Path, num_works: int) -> tuple[str, Callable[[], OneRank | None]]:
     """What reads a rank, for a process or for a machine that sees the same files, and the name of what it reads."""
-    if not run.is_foreign:
-        return str(folder), partial(_of_recorded, run.of_rank(folder))
-    path = (folder / FOREIGN_TRACE).resolve()
     share = 1 if run.engine else max(1, num_processors() // num_works)
+    if not run.is_foreign:
+        alone = run.of_rank(folder)
+        alone.num_processes = share
+        return str(folder), partial(_of_recorded, alone)
+    path = (folder / FOREIGN_TRACE).resolve()
     return str(path), partial(_of_file, path, run.own_packages, share)
 
 
 def _of_recorded(run: Run) -> OneRank | None:
+    if not run.rank_folder.is_dir():
+        raise UnreadableInput(f"{run.rank_folder} is not there, on the machine that should read it.")
     found = run.find(TraceWindows)
     return OneRank.of(found.windows) if found and found.windows else None
 

@@ -112,14 +112,19 @@ class TraceWindows:
         if run.is_foreign:
             return cls(windows=(_first_readable(run),), lean={})
         paths, times, sources = trace_paths(run.rank_folder), run.get(StepTimes), run.get(Sources)
-        lean = {after: _recorded_window(path, times, sources) for after, path in lean_paths(run.rank_folder).items()}
+        read = partial(read_window, num_processes=run.num_processes)
+        lean = {
+            after: _recorded_window(path, times, sources, read) for after, path in lean_paths(run.rank_folder).items()
+        }
         return cls(
-            windows=tuple(filter(None, (_recorded_window(path, times, sources) for path in paths))),
+            windows=tuple(filter(None, (_recorded_window(path, times, sources, read) for path in paths))),
             lean={after: window for after, window in lean.items() if window is not None},
         )
 
 
-def _recorded_window(path: Path, times: StepTimes, sources: Sources) -> TraceWindow | None:
+def _recorded_window(
+    path: Path, times: StepTimes, sources: Sources, read: Callable[[Path], Trace]
+) -> TraceWindow | None:
     name = path.name.split(".")[0]
     steps = [time for time in times.every if time.record.window == name]
     bounds = [(time.record.started_ns, time.record.started_ns + round(time.total_ms * 1e6)) for time in steps]
@@ -128,7 +133,7 @@ def _recorded_window(path: Path, times: StepTimes, sources: Sources) -> TraceWin
     return TraceWindow(
         name=name,
         path=path,
-        read=partial(read_window, path),
+        read=partial(read, path),
         steps=tuple(bounds),
         numbers=tuple(time.step for time in steps),
         has_steps=True,
