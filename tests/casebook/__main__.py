@@ -51,9 +51,11 @@ def main(names: tuple[str, ...], runs: Path, repeat: int, load: int, is_gains: b
             for case in cases:
                 scores.append(record_all(case, runs / str(pair)))
                 click.echo(_progress(scores[-1]), err=True)
-        began = time.monotonic()
-        gains = list(_all_gains(scores[: len(cases)], runs / "0")) if is_gains else []
-    click.echo("\n".join(table(scores)))
+        click.echo("\n".join(table(scores)))
+        began, gains = time.monotonic(), list[ScoredGain]()
+        for gain in _all_gains(scores[: len(cases)], runs / "0") if is_gains else ():
+            gains.append(gain)
+            click.echo(f"gain of {gain.name}: {said(gain.resource, gain.measured)} measured", err=True)
     if is_gains:
         click.echo("\n".join(["", *gains_table(gains), f"This took {(time.monotonic() - began) / 60:.1f} minutes."]))
     sys.exit(0 if all(entry.is_right for entry in scores) and (not is_gains or is_well_predicted(gains)) else 1)
