@@ -32,7 +32,7 @@ LEFT_OUT = {
         "test_worker_samples",
     ),
     "records programs in processes of their own": (
-        "test_collectors", "test_environment", "test_holders", "test_promises",
+        "test_collectors", "test_compilation", "test_environment", "test_holders", "test_promises",
     ),
 }  # fmt: skip
 """Why modules that record in this process stay on the CPU."""
