@@ -213,9 +213,7 @@ def _fields(found: Iterable[Any], kind: Any) -> dict[str, tuple[Any, ...]]:
 def _block(event: dict[str, tuple[Any, ...]], num_unreadable: int, starts: Array) -> Block:
     texts, lanes = _Codes(), _Codes()
     everywhere = np.arange(len(event["ph"]), dtype=np.int32)
-    with_arguments = list(filter(None, event["args"]))
-    has_some = list(map(bool, event["args"])) if len(with_arguments) < len(everywhere) else ...
-    places = everywhere[has_some]
+    places, with_arguments = _present(everywhere, event["args"])
     argument = _fields(with_arguments, Arguments)
     ids = np.full(len(everywhere), NO_ID, np.int64)
     for here, numbers in (_numbers(places, argument["correlation"]), _numbers(everywhere, event["id"])):
@@ -236,10 +234,9 @@ def _block(event: dict[str, tuple[Any, ...]], num_unreadable: int, starts: Array
             sparse[name] = here, numbers.astype(kind, copy=False)
     for name in TEXTS:
         here, values = _present(places, argument[name])
-        here, values = _present(here, [value or None for value in values])
         if values:
             different = _Codes()
-            codes = different.of(map(bytes, values) if name == "shapes" else values)
+            codes = different.of(_copied(values) if name == "shapes" else values)
             sparse[name] = here, texts.of(map(_text, different))[codes]
     return Block(dense=dense, sparse=sparse, texts=list(texts), lanes=list(lanes), num_unreadable=num_unreadable)
 
@@ -256,11 +253,17 @@ def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode(errors="replace")
 
 
-def _present(places: Array, values: Sequence[Any]) -> tuple[Array, list[Any]]:
-    """The places of the values that are there, and these."""
-    if values.count(None) == len(values):
+def _copied(values: Sequence[msgspec.Raw]) -> list[bytes]:
+    """Their text, which has no zero bytes; to join all and cut them again is the fastest way to copy them."""
+    return b"\0".join(values).split(b"\0")
+
+
+def _present(places: Array, values: Sequence[Any]) -> tuple[Array, Sequence[Any]]:
+    """The places of the values that are there and not empty, and these."""
+    num_absent = values.count(None)
+    if num_absent == len(values):
         return places[:0], []
-    is_there = [value is not None for value in values]
+    is_there = list(map(bool, values))
     return places[np.fromiter(is_there, bool, len(values))], list(compress(values, is_there))
 
 
