@@ -151,6 +151,7 @@ def read_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EnergyTrainer, "train_batch", reads)
 
 
+@pytest.mark.long
 def test_a_read_in_the_step_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert watched_debug(tmp_path / "sound", "cpu").reads == []
     read_in_every_step(monkeypatch)
