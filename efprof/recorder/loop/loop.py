@@ -64,8 +64,8 @@ class Loop:
         self.fetched: list[Listener] = []
         self.backward_began: list[Listener] = []
         self.backward_called: list[Listener] = []
-        self.backward_ended: list[Callable[[], None]] = [self.steps.skips.note_backward]
-        self.optimizer_began: list[Listener] = [self.steps.skips.note_optimizer]
+        self.backward_ended: list[Callable[[], None]] = []
+        self.optimizer_began: list[Listener] = []
         self.clipped: list[Listener] = []
         self.loader_began: list[Listener] = []
         self.loader_started: list[Listener] = []
@@ -228,7 +228,6 @@ class Loop:
             self.light.backward_entered(tensors, gradients)
             return
         step.num_backwards += 1
-        step.batches.note_backward()
         step.backward_site = site or step.backward_site
         if steps.probe is not None:
             steps.probe.watch_loss(tensors)
@@ -346,7 +345,7 @@ class Loop:
         if step is None or id(optimizer) in step.stepped:
             return
         self.steps.probe = None
-        step.skipped += (id(optimizer),)  # before its gradients are looked at: it tells that nobody applies them
+        step.skipped += (id(optimizer),)  # before its gradients are looked at: nobody applies them
         for listener in self.optimizer_began:
             listener(step, optimizer)
         self.steps.updated(step, id(optimizer), perf_counter_ns())

@@ -21,8 +21,6 @@ class Batches:
     """Of each batch that was asked for: the number of its DataLoader."""
     had_loader: bool | None = None
     """Whether a loader fed the loop before this step asked one for a batch; None where it has not."""
-    _at_backward: tuple[int, int, int] = (0, 0, 0)
-    """How many fetches, samples and loaders there were when the last backward pass began."""
     _unused: int = 0
     """Samples of the last batch, which nothing was done with so far."""
     _aside: int = 0
@@ -31,10 +29,6 @@ class Batches:
     @property
     def loader(self) -> int | None:
         return next((loader for loader in reversed(self.loaders) if loader is not None), None)
-
-    @property
-    def has_new(self) -> bool:
-        return self.num_fetches > self._at_backward[0]
 
     def add(self, batch: object) -> None:
         self.num_fetches += 1
@@ -50,22 +44,6 @@ class Batches:
     def train_on_last(self) -> None:
         self.samples += self._aside
         self._unused = self._aside = 0
-
-    def note_backward(self) -> None:
-        """A backward pass begins: what was fetched so far belongs to it."""
-        self._at_backward = self.num_fetches, self.samples, len(self.loaders)
-
-    def take_new(self) -> "Batches":
-        """What was fetched since the last backward pass, which belongs to the next step."""
-        (num_fetches, samples, num_loaders), every = self._at_backward, self.loaders
-        new = Batches(
-            num_fetches=self.num_fetches - num_fetches,
-            samples=self.samples - samples,
-            loaders=every[num_loaders:],
-            had_loader=self.had_loader,
-        )
-        self.num_fetches, self.samples, self.loaders = num_fetches, samples, every[:num_loaders]
-        return new
 
 
 @dataclass(kw_only=True, slots=True)
@@ -95,7 +73,7 @@ class OpenStep:
     numbers: StepNumbers = field(default_factory=StepNumbers)
     stepped: list[int] = field(default_factory=list)
     skipped: tuple[int, ...] = ()
-    """Those that a gradient scaler, or the program itself, did not let step."""
+    """Those that a gradient scaler did not let step."""
     num_backwards: int = 0
     num_gradient_calls: int = 0
     """Of `torch.autograd.grad`, outside of every stage."""

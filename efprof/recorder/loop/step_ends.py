@@ -1,82 +1,20 @@
-"""What tells where a step ends: optimizers that alternate, gradients that were thrown away, updates made by hand.
-
-Gradients that are gone before any optimizer stepped may have been thrown away (`if not isfinite(norm): continue`), or
-gathered elsewhere, or made for something else. So such a batch has as many passes as the last step with an update,
-called at the same line, and few others like it; in doubt it is left in the step it came with. `zero_grad()` at the top
-of a loop comes after the next batch was fetched: until then the loop looks as if it gathered gradients.
-"""
+"""What tells where a step ends: optimizers that alternate, a trainer that is a module, updates made by hand."""
 
 import gc
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
 import torch
 
-from efprof.recorder.loop.open_step import OpenStep, Span
 from efprof.recorder.numbers.step_numbers import parameters_of
-
-NUM_LOOKS = 20
-"""Backward passes after which a new optimizer's gradients are looked for; some libraries keep them elsewhere."""
-
-MIN_STEPS_EACH = 5
-"""Steps for each skipped one, so far: a program that clears its gradients more often has other reasons."""
-
-FIRST_PAUSE = 20
-"""Steps that are not looked at since gradients were gone in the midst of one; the next time, twice as many."""
 
 MAX_SAMPLE = 4096
 """Of a parameter's values that are compared."""
 
 MAX_NODES = 10_000
 """Of a graph, looked at for its first parameter."""
-
-
-class SkippedUpdates:
-    """Compares the open step with the last one in which an optimizer stepped; holds nothing of the program's."""
-
-    def __init__(self) -> None:
-        self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
-        self._num_looks = 0
-        self._has_seen_gradients = False
-        """Whether a backward pass left any where its optimizer's parameters have theirs."""
-        self._num_backwards = 0
-        self._site: str | None = None
-        self._num_skipped = 0
-        self._next_number = 0
-        self._pause = FIRST_PAUSE
-
-    def note_optimizer(self, _: OpenStep, optimizer: torch.optim.Optimizer) -> None:
-        if optimizer not in self._optimizers:
-            self._optimizers.add(optimizer)
-            self._num_looks = 0
-
-    def note_backward(self) -> None:
-        if not self._has_seen_gradients and self._optimizers and self._num_looks < NUM_LOOKS:
-            self._num_looks += 1
-            self._has_seen_gradients = self._has_gradients()
-
-    def note_update(self, step: OpenStep) -> None:
-        self._num_backwards, self._site = step.num_backwards, step.backward_site
-
-    def is_skipped(self, step: OpenStep) -> bool:
-        """Whether the program has cleared the gradients of a step that was whole but for its update."""
-        if step.stepped or not step.num_backwards or step.has_evaluation or not self._has_seen_gradients:
-            return False
-        is_rare = step.number >= MIN_STEPS_EACH * self._num_skipped
-        if step.number < self._next_number or not is_rare or self._has_gradients():
-            return False
-        if not 0 < self._num_backwards <= step.num_backwards or step.backward_site != self._site:
-            self._next_number = step.number + self._pause
-            self._pause *= 2
-            return False
-        self._num_skipped += 1
-        step.skipped = tuple(map(id, self._optimizers))
-        return True
-
-    def _has_gradients(self) -> bool:
-        return any(one.grad is not None for optimizer in self._optimizers for one in parameters_of(optimizer))
 
 
 class OptimizerCycle:
@@ -117,32 +55,6 @@ class OptimizerCycle:
     @property
     def is_alone(self) -> bool:
         return len(self._order) < 2
-
-
-class NextBatch:
-    """What came since the last backward pass of a step, from the next fetch or forward pass on; taken out of it."""
-
-    def __init__(self, step: OpenStep, first: int) -> None:
-        self._spans: list[Span] = step.spans[first:]
-        self.start_ns = self._spans[0][1]
-        marks = step.device_marks
-        num_kept = max(0, len(marks) - len(self._spans))
-        self._marks = marks[num_kept:]
-        self._memory = [reading for reading in step.memory if reading[1] >= self.start_ns]
-        self._batches = step.batches.take_new()
-        del step.spans[first:], marks[num_kept:]
-        step.memory = step.memory[: len(step.memory) - len(self._memory)]
-
-    def move_to(self, step: OpenStep) -> None:
-        step.spans, step.memory, step.device_marks = self._spans, self._memory, self._marks
-        step.batches = self._batches
-        step.has_forward = any(stage == "forward" for stage, _, _ in self._spans)
-
-
-def first_span_of_it(step: OpenStep) -> int | None:
-    """The number of the first span that fetches or goes forward since the last backward pass."""
-    since = next((i for i in range(len(step.spans), 0, -1) if step.spans[i - 1][0] == "backward"), 0)
-    return next((i for i in range(since, len(step.spans)) if step.spans[i][0] in ("data", "forward")), None)
 
 
 class TrainerModules:

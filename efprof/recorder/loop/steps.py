@@ -13,7 +13,7 @@ from efprof.recorder.budget.sampling import Sampling
 from efprof.recorder.loop.device import UNKNOWN, DeviceClock, Memory, ResidentSet
 from efprof.recorder.loop.open_step import OpenStep, record_of
 from efprof.recorder.loop.other_threads import OtherThreads
-from efprof.recorder.loop.step_ends import NextBatch, OptimizerCycle, ParameterProbe, SkippedUpdates, first_span_of_it
+from efprof.recorder.loop.step_ends import OptimizerCycle, ParameterProbe
 from efprof.recorder.numbers.step_numbers import learning_rate_of
 from efprof.recorder.session.sites import callers
 
@@ -26,9 +26,9 @@ _COMPILED_CALLS = str(Path(__file__).parents[1] / "hooks" / "module_calls.py")
 class Steps:
     """Begins and finishes steps; `open` is the one that is being recorded.
 
-    A step runs from one fetch of a batch to the next one after an optimizer has stepped, or the program has skipped
-    that; in a loop without a loader, or with several updates on each batch, from one forward pass to the next; where
-    the user marks steps, from mark to mark.
+    A step runs from one fetch of a batch to the next one after an optimizer has stepped; in a loop without a loader, or
+    with several updates on each batch, from one forward pass to the next; where the user marks steps, from mark to
+    mark.
     """
 
     def __init__(self, memory: Memory, write: Callable[[OpenStep, StepRecord], None], sampling: Sampling) -> None:
@@ -42,7 +42,6 @@ class Steps:
         self.manual_updates_found: list[Listener] = []
         self.others = OtherThreads()
         self.cycle = OptimizerCycle()
-        self.skips = SkippedUpdates()
         self.probe: ParameterProbe | None = ParameterProbe()
         """None once a torch optimizer has stepped."""
         self.clock: DeviceClock | None = None
@@ -82,7 +81,7 @@ class Steps:
             return self.begin(at)
         if self.probe is not None:
             self._note_manual_update(step, at)
-        if not self.has_marks and (step.stepped or self.skips.is_skipped(step)):
+        if not self.has_marks and step.stepped:
             if self.has_loader and not self.shares_batches:
                 self.num_shared = 0
             return self.finish_and_begin(at)
@@ -105,12 +104,11 @@ class Steps:
         if self.has_marks:
             return step
         if self.is_fed and step.batches.num_fetches:  # not where another thread reads the loader
-            return self._finish_skipped(step, at) if step.batches.has_new and self.skips.is_skipped(step) else step
+            return step
         if self.probe is not None:
             self._note_manual_update(step, at)
-        if step.stepped:
-            return self.finish_and_begin(at) if self.cycle.is_complete(step.stepped) else step
-        return self._finish_skipped(step, at) if self.skips.is_skipped(step) else step
+        is_whole = step.stepped and self.cycle.is_complete(step.stepped)
+        return self.finish_and_begin(at) if is_whole else step
 
     def end_whole(self, at: int) -> None:
         """What comes now belongs to no step that is whole, as an evaluation of the trained module."""
@@ -181,16 +179,6 @@ class Steps:
             self.finish(self.open, at)
         return self.begin(at)
 
-    def _finish_skipped(self, skipped: OpenStep, at: int) -> OpenStep:
-        """The gradients of this step were thrown away, maybe after the next batch came: that begins the next one."""
-        first = first_span_of_it(skipped)
-        if first is None:
-            return self.finish_and_begin(at)
-        batch = NextBatch(skipped, first)
-        step = self.finish_and_begin(batch.start_ns)
-        batch.move_to(step)
-        return step
-
     def begin(self, at: int) -> OpenStep:
         epoch_ns = time.time_ns() - (perf_counter_ns() - at)
         step = OpenStep(number=self.num_finished, start_ns=at, epoch_ns=epoch_ns)
@@ -228,8 +216,6 @@ class Steps:
 
     def finish(self, step: OpenStep, at: int) -> None:
         self.open = None
-        if step.stepped:
-            self.skips.note_update(step)
         self.num_finished += 1
         others, num_backwards = self.others.take_spans(step.spans, at)
         step.num_backwards += num_backwards
