@@ -52,41 +52,36 @@ def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
         started(self, iterator)
         return iterator
 
-    fetch = fetching(
-        loop, shell, _BaseDataLoaderIter.__next__, lambda iterator: iterator.__dict__.get(NUMBER), may_evaluate=True
-    )
-    return [replace(DataLoader, "__iter__", iterate), replace(_BaseDataLoaderIter, "__next__", fetch)]
+    return [
+        replace(DataLoader, "__iter__", iterate),
+        replace(_BaseDataLoaderIter, "__next__", _fetching(loop, shell, _BaseDataLoaderIter.__next__)),
+    ]
 
 
-def fetching(
-    loop: Loop,
-    shell: Shell,
-    advance: Callable[..., Any],
-    number_of: Callable[[Any], int | None],
-    *,
-    may_evaluate: bool = False,
-) -> Callable[..., Any]:
+def _fetching(loop: Loop, shell: Shell, advance: Callable[..., Any]) -> Callable[..., Any]:
     """A `__next__` that enters the stage `data` while it runs; `loop.loader_ended` is told of the last.
 
     Where it may be for an evaluation, those that watch for one are asked as well: in one function, since each that a
     light step runs through is dear.
     """
     light = loop.light
-    began = shell.guarded("loop", lambda iterator: loop.fetch_began(number_of(iterator)))
+    began = shell.guarded("loop", lambda iterator: loop.fetch_began(iterator.__dict__.get(NUMBER)))
     ended, exhausted = shell.guarded("loop", loop.fetch_ended), shell.guarded("loop", loop.data_ended)
-    over = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_ended))
+    over = shell.guarded(
+        "loop", lambda iterator: _tell(loop, loop.loader_ended, iterator, iterator.__dict__.get(NUMBER))
+    )
     failed = shell.guarded("loop", loop.fetch_failed)
 
     @functools.wraps(advance)
     def fetch(iterator: Any) -> Any:
         watch, is_watched = loop.evaluations, False
-        if may_evaluate and watch is not None and (watch.may_begin or not torch.is_grad_enabled()):
+        if watch is not None and (watch.may_begin or not torch.is_grad_enabled()):
             is_watched = not watch.is_idle
         if light.is_on and not light.is_burst_due and not is_watched:
             try:
                 return advance(iterator)
             except StopIteration:
-                over(iterator, number_of(iterator))
+                over(iterator)
                 raise
         if is_watched:
             watch.asked(iterator)
@@ -97,7 +92,7 @@ def fetching(
             has_come = True
         except StopIteration:
             exhausted()
-            over(iterator, number_of(iterator))
+            over(iterator)
             raise
         finally:
             if not has_come:

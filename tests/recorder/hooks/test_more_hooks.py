@@ -1,7 +1,6 @@
 """Loops whose calls come to torch by way of others: schedules of schedules, and what passes a loader's batches on."""
 
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +12,6 @@ from torch.optim import lr_scheduler
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
-from tests.recorder.collectors.test_iterators import progress_bar
 from tests.recorder.light import record_both_ways, told
 from tests.recorder.recording import PLAIN, record_here, stages
 from tests.recorder.training import BATCH, Loader, error_of, make_loader, make_training, train_step
@@ -142,14 +140,8 @@ def endless(loader: Loader) -> Iterator[Batch]:
 
 FEEDS: dict[str, tuple[Callable[[], Iterable[Batch]], int]] = {
     "chain": (lambda: itertools.chain(make_loader(MANY - 30), make_loader(30)), 2),
-    "chain.from_iterable": (lambda: itertools.chain.from_iterable([make_loader(MANY - 30), make_loader(30)]), 2),
-    "islice": (lambda: itertools.islice(make_loader(MANY + 5), MANY), 1),
     "cycle": (lambda: itertools.islice(itertools.cycle(make_loader(MANY + 5)), MANY), 1),
-    "enumerate": (lambda: (batch for _, batch in enumerate(make_loader(MANY))), 1),
-    "map": (lambda: map(tuple, make_loader(MANY)), 1),
-    "zip with numbers": (lambda: (batch for _, batch in zip(range(MANY), make_loader(MANY + 5), strict=False)), 1),
     "a generator over it": (lambda: itertools.islice(endless(make_loader(MANY // 4)), MANY), 4),
-    "tqdm": (lambda: progress_bar()(make_loader(MANY)), 1),
 }
 """Each with the number of times that a loader starts."""
 
@@ -221,31 +213,6 @@ def test_the_last_step_of_every_epoch_of_accelerate_has_its_batch_however_long_t
     assert num_light > MANY / 3
     assert [step.samples for step in steps] == [BATCH] * (2 * MANY)
     assert all("data" in stages(step) for step in (steps[MANY - 1], steps[-1]))
-
-
-def test_a_generator_keeps_no_error_of_whoever_resumed_it(tmp_path: Path) -> None:
-    handled: list[BaseException | None] = []
-
-    def epochs() -> Iterator[object]:
-        while True:
-            yield from make_loader(2)
-            handled.append(sys.exception())
-
-    def train() -> None:
-        batches = epochs()
-        for _ in range(2):
-            next(batches)
-        try:
-            raise RuntimeError("out of memory")
-        except RuntimeError:
-            next(batches)  # in here the epoch ends
-        for _ in range(2):
-            next(batches)
-
-    recorded = record_here(tmp_path, train)
-    assert isinstance(handled[0], RuntimeError)
-    assert handled[1] is None
-    assert recorded.events(CollectorStopped) == []
 
 
 def test_clipping_that_another_tool_has_wrapped_is_recorded_under_whatever_name(
