@@ -46,7 +46,6 @@ FAIL = {
         "the allocator has kept the peak itself, which no reading has"
     ),
     "test_light_steps::test_the_operation_that_makes_a_loss_not_finite_in_a_light_step_is_named": _NOT_NAMED,
-    "test_loop::test_updates_within_the_hooks_of_gradients_divide_steps[update_unseen_by_autograd]": _NOT_COMPARED,
     "test_loss_scaling::test_a_skipped_step_has_its_bad_gradients_counted": _NOT_COUNTED,
     "test_loss_scaling::test_a_scaler_that_finds_no_scale_is_told_of_with_the_operation_behind_it": _NOT_NAMED,
     "test_numbers::test_nan_and_inf_in_gradients_are_counted": _NOT_COUNTED,

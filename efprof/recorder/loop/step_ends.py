@@ -1,8 +1,7 @@
 """What tells where a step ends: optimizers that alternate, a trainer that is a module, updates made by hand."""
 
 import gc
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from weakref import ref
 
@@ -91,104 +90,61 @@ class TrainerModules:
 class ParameterProbe:
     """Tells whether a program updates its parameters by hand; asked until a torch optimizer steps for the first time.
 
-    It watches one parameter from the beginning of a backward pass to the beginning of what comes next. Its value, and
-    after the pass its gradient, changes in between only where somebody, or a hook of a gradient, updates it.
+    It watches one parameter from the end of a backward pass to the beginning of what comes next: its values, or its
+    gradient, change in between only where somebody updates it. An update within the pass, as by a hook, is not seen.
     """
 
     def __init__(self) -> None:
-        self._parameter: weakref.ref[torch.Tensor] | None = None
-        self._gradient: weakref.ref[torch.Tensor] | None = None
-        self._versions: tuple[int, int] | None = None
-        self._version_before = 0
-        """The parameter's, before the backward pass that is running; so is the sample that is kept then."""
-        self._is_updated_within = False
-        self._is_replaced = False
-        self._place = 0
+        self._parameter: ref[torch.Tensor] | None = None
+        self._state: tuple[int, int, int] | None = None
         self._sample: torch.Tensor | None = None
         self._is_optimized: bool | None = None
 
     def watch_loss(self, tensors: Any) -> None:
         """Backward is called on these: watch a parameter that they were made from."""
-        if self._is_to_choose():
-            for tensor in tensors if isinstance(tensors, list | tuple) else [tensors]:
-                if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-                    self._watch(_first_leaf(tensor.grad_fn))
-        self._note_start()
+        if self._alive() is None:
+            given = tensors if isinstance(tensors, list | tuple) else [tensors]
+            nodes = [one.grad_fn for one in given if isinstance(one, torch.Tensor) and one.grad_fn is not None]
+            self._watch(_first_leaf(nodes[-1]) if nodes else None)
 
     def watch_inputs(self, inputs: Any) -> None:
-        if self._is_to_choose():
-            is_one = isinstance(inputs, torch.Tensor) or not isinstance(inputs, Iterable)
-            leaves = (one for one in ([inputs] if is_one else inputs) if isinstance(one, torch.Tensor) and one.is_leaf)
-            self._watch(next(leaves, None))
-        self._note_start()
+        if self._alive() is None:
+            given = inputs if isinstance(inputs, list | tuple) else [inputs]
+            self._watch(next((one for one in given if isinstance(one, torch.Tensor) and one.is_leaf), None))
 
     def note_backward(self) -> None:
         parameter = self._alive()
         if parameter is not None:
-            gradient = parameter.grad
-            before, after = self._sample, _sample_of(parameter)
-            self._is_updated_within |= parameter._version != self._version_before
-            if before is not None and after is not None:  # sharded training may give its memory back meanwhile
-                self._is_updated_within |= not torch.equal(before, after)
-            self._gradient = None if gradient is None else weakref.ref(gradient)
-            self._versions = (parameter._version, -1 if gradient is None else gradient._version)
-            self._place, self._sample = parameter.data_ptr(), after
+            self._state, self._sample = _state_of(parameter), _sample_of(parameter)
 
     def has_updated(self) -> bool:
         """Whether somebody has changed the parameter or its gradient since, and it was no torch optimizer."""
         parameter = self._alive()
-        if self._versions is None or _is_traced():
+        if self._state is None:
             return False
-        if parameter is None or self._is_replaced:
-            return self._is_free()  # a new one takes its place in every step, or it went with what trained it
-        if self._is_updated_within:
-            self._versions, self._is_updated_within = None, False
-            return self._is_free()
-        gradient = parameter.grad
-        known = self._gradient() if self._gradient is not None else None
-        now = (parameter._version, -1 if gradient is None else gradient._version)
-        if now == self._versions and gradient is known and not self._has_other_values(parameter):
+        if parameter is not None and _state_of(parameter) == self._state and not self._has_other_values(parameter):
             return False
-        self._versions = None
-        return self._is_free(parameter)
-
-    def _note_start(self) -> None:
-        parameter = self._alive()
-        if parameter is not None:
-            self._version_before = parameter._version
-            self._place, self._sample = parameter.data_ptr(), _sample_of(parameter)
-
-    def _is_to_choose(self) -> bool:
-        """Whether there is no parameter to watch; one that is gone since the last backward pass was replaced."""
-        if self._alive() is not None:
-            return False
-        self._is_replaced |= self._versions is not None and self._is_free()
-        return True
-
-    def _is_free(self, parameter: torch.Tensor | None = None) -> bool:
-        """Whether no torch optimizer is in charge of it, or of any."""
+        self._state = None
         if self._is_optimized is None:
             self._is_optimized = _has_optimizer(parameter)
         return not self._is_optimized
 
     def _has_other_values(self, parameter: torch.Tensor) -> bool:
         """Whether `parameter.data` was changed or replaced, of which its version tells nothing."""
-        if self._sample is None:
-            return False
-        now = _sample_of(parameter)
-        return parameter.data_ptr() != self._place or now is None or not torch.equal(self._sample, now)
+        sample = None if self._sample is None else _sample_of(parameter)
+        return sample is not None and (sample.dtype != self._sample.dtype or not torch.equal(sample, self._sample))
 
     def _alive(self) -> torch.Tensor | None:
         return None if self._parameter is None else self._parameter()
 
     def _watch(self, parameter: torch.Tensor | None) -> None:
-        self._parameter = None if parameter is None or not _has_values(parameter) else weakref.ref(parameter)
+        is_wrapped = parameter is not None and torch._C._functorch.is_functorch_wrapped_tensor(parameter)
+        self._parameter = None if parameter is None or is_wrapped else ref(parameter)
 
 
-def _has_values(parameter: torch.Tensor) -> bool:
-    """Whether there is memory behind it: not so for what torch.func wraps, and for what stands for a shape alone."""
-    is_fake = any(kind.__name__ == "FakeTensor" for kind in type(parameter).__mro__)
-    return not (is_fake or parameter.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(parameter))
+def _state_of(parameter: torch.Tensor) -> tuple[int, int, int]:
+    gradient = parameter.grad
+    return parameter._version, id(gradient), -1 if gradient is None else gradient._version
 
 
 def _first_leaf(node: Any) -> torch.Tensor | None:
@@ -206,17 +162,14 @@ def _first_leaf(node: Any) -> torch.Tensor | None:
 
 
 def _sample_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    """Some of its values; None where it takes a device or another rank to tell."""
-    if _is_traced():
+    """Some of its values; None where it takes a device or another rank to tell, and while torch.jit.trace takes our
+    operations for the program's.
+    """
+    if torch._C._get_tracing_state() is not None or not parameter.is_cpu or type(parameter.data) is not torch.Tensor:
         return None
-    if not parameter.is_cpu or type(parameter.data) is not torch.Tensor or not parameter.untyped_storage().size():
-        return None  # sharded, too, or given back between the passes
+    if not parameter.untyped_storage().size():
+        return None  # sharded, and given back between the passes
     return parameter.detach().reshape(-1)[:MAX_SAMPLE].clone()
-
-
-def _is_traced() -> bool:
-    """Whether torch.jit.trace is at work, which would take our operations for the program's, and die of them."""
-    return torch._C._get_tracing_state() is not None
 
 
 def _has_optimizer(parameter: torch.Tensor | None) -> bool:

@@ -14,7 +14,6 @@ from efprof.facts.overview.run_warnings import WITHOUT_OPTIMIZER, warnings_of
 from efprof.facts.run.run import open_run
 from efprof.model import BOUNDARIES
 from efprof.recorder.hooks.loop_hooks import failed_stage
-from efprof.recorder.loop import step_ends
 from tests.recorder import training
 from tests.recorder.recording import (
     PLAIN,
@@ -353,39 +352,6 @@ def test_updates_by_hand_without_loader_or_module_divide_steps_at_backward(tmp_p
                 weight -= 0.1 * gradient
 
     assert [stages(step) for step in record_here(tmp_path, descend).steps] == [["backward"]] * 4
-
-
-def update_in_place(parameter: torch.Tensor) -> None:
-    with torch.no_grad():
-        parameter -= 0.01 * parameter.grad  # type: ignore[operator]
-    parameter.grad = None
-
-
-def update_unseen_by_autograd(parameter: torch.Tensor) -> None:
-    assert parameter.grad is not None
-    parameter.data.add_(parameter.grad, alpha=-0.01)
-    parameter.grad.zero_()
-
-
-@pytest.mark.parametrize("update", [update_in_place, update_unseen_by_autograd])
-@pytest.mark.parametrize("has_loader", [True, False])
-def test_updates_within_the_hooks_of_gradients_divide_steps(
-    has_loader: bool, update: Callable[[torch.Tensor], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(step_ends, "living_optimizers", lambda: ())  # other tests' may be, in this process
-
-    def train_in_hooks() -> None:
-        model = make_model()
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(update)
-        batches = make_loader(5) if has_loader else [(torch.randn(BATCH, 3), torch.randn(BATCH, 1)) for _ in range(5)]
-        for inputs, targets in batches:
-            error_of(model, inputs, targets).backward()
-
-    recorded = record_here(tmp_path, train_in_hooks)
-    whole = ["data", "forward", "backward"] if has_loader else ["forward", "backward"]
-    assert [stages(step)[-len(whole) :] for step in recorded.steps] == [whole] * 5
-    assert len(recorded.events(StepsWithoutOptimizer)) == 1
 
 
 def test_hooks_that_only_look_at_gradients_update_nothing(tmp_path: Path) -> None:

@@ -131,26 +131,6 @@ def test_an_update_that_leaves_no_trace_in_the_parameters_version_is_seen(
     assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * 10
 
 
-MAKES_NEW_LEAVES = """
-import torch
-from torch.utils.data import DataLoader
-
-weight = torch.zeros(3, 1, requires_grad=True)
-for inputs in DataLoader(torch.randn(40, 3), batch_size=4):
-    loss = (inputs @ weight - 1).square().mean()
-    (gradient,) = torch.autograd.grad(loss, (weight,))
-    weight = (weight - 0.01 * gradient).detach().requires_grad_()
-"""
-
-
-def test_a_parameter_that_is_replaced_in_every_step_is_updated(begin: Begin) -> None:
-    child = begin(MAKES_NEW_LEAVES)
-    assert child.wait() == 0, child.errors
-    steps = Recorded(folder=child.folder).steps
-    # That it was replaced shows when the second step is made from another one.
-    assert [step.samples for step in steps] == [8] + [4] * 8
-
-
 def test_a_working_folder_that_is_gone_ends_nothing(tmp_path: Path) -> None:
     def train_without_a_folder() -> None:
         home = Path.cwd()
