@@ -22,7 +22,7 @@ LEFT_OUT = {
     ),
     "shows what Python and autograd do, which no device changes": (
         "test_backward_calls", "test_hosts", "test_loop_hooks", "test_module_calls",
-        "test_more_hooks", "test_pickles", "test_samples", "test_stalls", "test_what_fails_alone", "test_writing",
+        "test_more_hooks", "test_pickles", "test_stalls", "test_what_fails_alone", "test_writing",
     ),
     "shows which thread's steps they are; tests/simulated_cuda has the threads of a device": ("test_threads",),
     "asks when a window opens; that a device's late numbers open one is shown by test_late_numbers": ("test_triggers",),

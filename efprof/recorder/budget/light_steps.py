@@ -14,7 +14,6 @@ from efprof.artifacts.steps import HAS_PAUSE, IS_SKIPPED, LightLine, spelled
 from efprof.recorder.budget.sampling import LightStep, Sampling
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.loop.steps import Steps
-from efprof.recorder.loop.training_thread import TrainingThread
 from efprof.recorder.numbers.late_values import Answer, OnDevice
 from efprof.recorder.numbers.step_numbers import ScaledLosses
 
@@ -253,9 +252,7 @@ class LightSteps:
 class LightLoop:
     """What the entry points call in a light step; at its end it wakes the state machine where a burst is due."""
 
-    def __init__(
-        self, steps: Steps, thread: TrainingThread, sampling: Sampling, write: Callable[[LightLine], None]
-    ) -> None:
+    def __init__(self, steps: Steps, sampling: Sampling, write: Callable[[LightLine], None]) -> None:
         self.is_on = False
         """Whether the step is light: what has no part in it asks this before anything else."""
         self.is_burst_due = False
@@ -268,7 +265,6 @@ class LightLoop:
         self.mode_listeners: list[Callable[[bool], None]] = []
         """Told whether all calls are seen from now on, or hardly any; at an instant when no module's hook runs."""
         self._steps = steps
-        self._thread = thread
         self._sampling = sampling
         self._num_overdue = 0
         self.steps.listeners.append(sampling.note_light)
@@ -284,18 +280,6 @@ class LightLoop:
         self.ends_with_update = not steps.passes_by_hand
         for listener in self.mode_listeners:
             listener(False)
-
-    def backward_entered(self, tensors: Any, gradients: Any) -> None:
-        if self._thread.is_training_thread:
-            self.steps.backward_entered(tensors, gradients)
-        else:
-            self._steps.others.backward_began()
-
-    def backward_left(self) -> None:
-        if self._thread.is_training_thread:
-            self.pass_ended()
-        else:
-            self._steps.others.backward_ended()
 
     def pass_ended(self) -> None:
         if self.steps.backward_left():

@@ -29,6 +29,7 @@ FETCHERS = (
 )
 """Iterators whose `__next__` does, where their `length` is not known."""
 
+
 def start(session: Session) -> None:
     """Number every loader; its iterators carry the number to the loop.
 

@@ -124,13 +124,13 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
     """
 
     def enter(tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not loop.thread.trains_in_caller():
+            return
         gradients, retains_graph, creates_graph = _given(*args, **kwargs)
         if loop.light.is_on:
-            loop.light.backward_entered(tensors, gradients)
+            loop.light.steps.backward_entered(tensors, gradients)
             return
-        site = (
-            sites.of_caller(sys._getframe()) if loop.thread.is_training_thread or loop.thread.is_alternating else None
-        )
+        site = sites.of_caller(sys._getframe())
         loop.backward_entered(tensors, gradients, site, retains_graph, creates_graph)
 
     backward = _watched_backward(loop, shell, shell.guarded("loop", enter))

@@ -41,13 +41,9 @@ class Loop:
         self.sampling = sampling
         self.steps = Steps(memory, write, sampling)
         self.clock = StageClock(self.steps)
-        self.thread = TrainingThread(
-            self.steps, self.clock, is_busy=lambda: bool(self._depth or self._has_closure), go_on=self._go_on_in_thread
-        )
-        self.light = LightLoop(self.steps, self.thread, sampling, write_light)
-        sampling.may_be_light = lambda: (
-            self.steps.can_switch_to_light and not (self.thread.is_alternating or self.steps.others.have_contributed)
-        )
+        self.thread = TrainingThread(is_idle=lambda: self.steps.open is None, go_on=self._go_on_in_thread)
+        self.light = LightLoop(self.steps, sampling, write_light)
+        sampling.may_be_light = lambda: self.steps.can_switch_to_light
         self.scaled_losses = ScaledLosses()
         self.trainer_modules = TrainerModules()
         self.evaluations: Any = None
@@ -61,6 +57,7 @@ class Loop:
         self.step_began = self.steps.began
         self.step_dropped = self.steps.dropped
         self.step_ended = self.steps.ended
+        self.step_ended.append(self.thread.note_step)
         self.fetched: list[Listener] = []
         self.backward_began: list[Listener] = []
         self.backward_called: list[Listener] = []
@@ -114,7 +111,7 @@ class Loop:
     # Fetching.
 
     def fetch_began(self, loader: int | None, *, is_start: bool = False) -> None:
-        if get_ident() != self.thread.ident and not self.thread.continue_in_caller():
+        if get_ident() != self.thread.ident and not self.thread.goes_on_in_caller():
             return
         entered = perf_counter_ns()
         if self.light.is_on:
@@ -164,8 +161,7 @@ class Loop:
         if self.light.is_on:
             return
         steps = self.steps
-        if not self.thread.is_training_thread and not (torch.is_grad_enabled() and self.thread.continue_in_caller()):
-            steps.others.forward_began()
+        if not self.thread.is_training_thread and not (torch.is_grad_enabled() and self.thread.goes_on_in_caller()):
             return
         self._depth += 1
         is_within = self._depth > 1 or (self.clock.stage is not None and self.clock.opener not in ("user", "optimizer"))
@@ -198,7 +194,6 @@ class Loop:
             return
         steps = self.steps
         if not self.thread.is_training_thread:
-            steps.others.forward_ended()
             return
         self._depth = depth = max(0, self._depth - 1)
         step = steps.open
@@ -216,16 +211,15 @@ class Loop:
     def backward_entered(
         self, tensors: Any, gradients: Any, site: str | None, retains_graph: bool = False, creates_graph: bool = False
     ) -> None:
+        """The thread that trains calls `torch.autograd.backward`."""
         steps = self.steps
-        if not self._continues_by_pass():
-            return
         entered = perf_counter_ns()
         if self.clock.stage is not None and self.clock.opener != "user" and not self._leave_optimizer(entered):
             return
         step = self.step_for_pass(entered)
         if step.is_light and not self._has_closure:
             self.switch_to_light(step)
-            self.light.backward_entered(tensors, gradients)
+            self.light.steps.backward_entered(tensors, gradients)
             return
         step.num_backwards += 1
         step.backward_site = site or step.backward_site
@@ -241,7 +235,7 @@ class Loop:
 
     def gradients_entered(self, inputs: Any) -> None:
         """`torch.autograd.grad` was called for these; within a forward pass, as for forces, it is part of that."""
-        if self.light.is_on or not self._continues_by_pass():
+        if self.light.is_on or not self.thread.trains_in_caller():
             return
         steps = self.steps
         entered = perf_counter_ns()
@@ -254,13 +248,13 @@ class Loop:
         self.clock.open(step, "backward", "backward", entered)
 
     def backward_left(self) -> None:
+        if get_ident() != self.thread.ident:
+            self.thread.backward_ended_elsewhere()
+            return
         if self.light.is_on:
-            self.light.backward_left()
+            self.light.pass_ended()
             return
         steps = self.steps
-        if get_ident() != self.thread.ident:
-            steps.others.backward_ended()
-            return
         step = steps.open
         if self.clock.opener != "backward" or step is None:
             return
@@ -280,12 +274,11 @@ class Loop:
     # Update.
 
     def optimizer_entered(self, optimizer: torch.optim.Optimizer, has_closure: bool = False) -> None:
-        if not self.thread.is_training_step(optimizer) and not self.thread.take_over(optimizer):
+        if not self.thread.updates_in_caller():
             return
         if self.light.is_on or self.thread.is_capturing:
             return
         entered = perf_counter_ns()
-        self.thread.note_optimizer(optimizer)
         if self.clock.opener == "optimizer" and self.steps.open is not None:
             self.clock.close(self.steps.open, entered)  # the last call raised, and the program went on
         if self.clock.opener == "backward" and self.steps.updated_within_backward(optimizer):
@@ -314,12 +307,12 @@ class Loop:
         if self.thread.is_capturing:
             return
         if self.light.is_on:
-            if self.thread.is_training_step(optimizer):
+            if self.thread.is_training_thread:
                 self.num_updates += 1
                 self.light.updated(id(optimizer))
             return
         step = self.steps.open
-        if not self.thread.is_training_step(optimizer) or step is None:
+        if not self.thread.is_training_thread or step is None:
             return
         if self.clock.opener not in ("optimizer", "update", "user") and not self._has_closure:
             return
@@ -370,16 +363,13 @@ class Loop:
         self._depth = 0
         self.light.switch_to_light(step)
 
-    def _continues_by_pass(self) -> bool:
-        """Whether the calling thread, which begins a backward pass, is the one that trains."""
-        if get_ident() == self.thread.ident or self.thread.continue_in_caller():
-            return True
-        self.steps.others.backward_began()
-        return False
-
+        """In another one than before: a step that is not whole is left."""
     def _go_on_in_thread(self) -> None:
+        self.clock.leave()
         self._depth, self._has_closure = 0, False
         if self.light.is_on:
+        self.steps.finish_last(perf_counter_ns())
+        self.steps.drop()
             self.light.switch_to_full()
 
     def step_for_pass(self, entered: int) -> OpenStep:
@@ -393,6 +383,9 @@ class Loop:
         if self.clock.leave_function(entered) or self._leave_forward(entered):
             return True
         step = self.steps.open
+        if self.clock.opener == "backward":  # of a thread that trains no more: within a pass nobody comes here
+            self.clock.leave()
+            return True
         if self.clock.opener != "optimizer" or step is None:
             return False
         self.clock.close(step, entered)

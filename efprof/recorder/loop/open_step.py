@@ -90,12 +90,6 @@ class OpenStep:
     def has_gradients(self) -> bool:
         return self.num_backwards > 0 or self.num_gradient_calls > 0
 
-    def spans_of(self, spans: list[Span]) -> list[StageSpan]:
-        start = self.start_ns
-        return [
-            StageSpan(stage, max(0, began - start) / 1000, max(0, end - start) / 1000) for stage, began, end in spans
-        ]
-
     def add_late(self, arrives: Callable[[], bool]) -> None:
         self.late.append(arrives)
 
@@ -118,7 +112,10 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> 
         step=step.number,
         started_ns=step.epoch_ns,
         total_us=(end_ns - start) / 1000,
-        spans=step.spans_of(step.spans),
+        spans=[
+            StageSpan(stage, max(0, began - start) / 1000, max(0, end - start) / 1000)
+            for stage, began, end in step.spans
+        ],
         memory=[BoundaryMemory(name, max(0, at - start) / 1000, *sizes) for name, at, sizes in step.memory],
         cpu_us=cpu_ns / 1000,
         rss_bytes=resident_bytes,

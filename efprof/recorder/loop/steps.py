@@ -12,7 +12,6 @@ from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Sampling
 from efprof.recorder.loop.device import UNKNOWN, DeviceClock, Memory, ResidentSet
 from efprof.recorder.loop.open_step import OpenStep, record_of
-from efprof.recorder.loop.other_threads import OtherThreads
 from efprof.recorder.loop.step_ends import OptimizerCycle, ParameterProbe
 from efprof.recorder.numbers.step_numbers import learning_rate_of
 from efprof.recorder.session.sites import callers
@@ -40,7 +39,6 @@ class Steps:
         self.dropped: list[Listener] = []
         self.ended: list[Listener] = []
         self.manual_updates_found: list[Listener] = []
-        self.others = OtherThreads()
         self.cycle = OptimizerCycle()
         self.probe: ParameterProbe | None = ParameterProbe()
         """None once a torch optimizer has stepped."""
@@ -128,8 +126,7 @@ class Steps:
             self.has_loader = False
             if optimizer == step.stepped[-1]:
                 self.cycle.is_strict = False
-        last = step.spans[-1][2] if step is not None and step.spans else 0
-        return self.finish_and_begin(self.others.first_since(last) or at)
+        return self.finish_and_begin(at)
 
     def discard_evaluation_fetch(self, loader: int | None) -> None:
         """This loader starts again before anything was trained: what it gave before was only to look at."""
@@ -217,15 +214,11 @@ class Steps:
     def finish(self, step: OpenStep, at: int) -> None:
         self.open = None
         self.num_finished += 1
-        others, num_backwards = self.others.take_spans(step.spans, at)
-        step.num_backwards += num_backwards
         self._learn(step)
         record = record_of(step, at, time.process_time_ns() - step.start_cpu_ns, self._resident.read())
         if step.device_marks:
             assert self.clock is not None
             step.add_late(self.clock.reader(record, step.device_marks))
-        if others:
-            record.spans = sorted([*record.spans, *step.spans_of(others)], key=lambda span: span.start_us)
         if step.window is None:
             self._sampling.note_full(step.number, at - step.start_ns, step.recorder_ns)
         try:

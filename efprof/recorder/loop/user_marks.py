@@ -15,7 +15,7 @@ class UserMarks:
     def step_ended(self) -> None:
         """A step ends here: from now on only such marks divide steps."""
         loop, steps = self._loop, self._steps
-        if not loop.thread.is_training_thread and not loop.thread.take_over():
+        if not loop.thread.updates_in_caller():
             return
         entered = perf_counter_ns()
         steps.has_marks = True
