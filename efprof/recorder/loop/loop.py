@@ -283,7 +283,6 @@ class Loop:
             self.clock.close(self.steps.open, entered)  # the last call raised, and the program went on
         if self.clock.opener == "backward" and self.steps.updated_within_backward(optimizer):
             self.num_updates += 1
-        self.clock.leave_function(entered)
         self._leave_forward(entered)
         if self.clock.opener == "forward" and self.trainer_modules.has_found(optimizer):
             self._depth = 0
@@ -363,14 +362,14 @@ class Loop:
         self._depth = 0
         self.light.switch_to_light(step)
 
-        """In another one than before: a step that is not whole is left."""
     def _go_on_in_thread(self) -> None:
-        self.clock.leave()
+        """In another one than before: a step that is not whole is left."""
         self._depth, self._has_closure = 0, False
+        self.clock.leave()
         if self.light.is_on:
+            self.light.switch_to_full()
         self.steps.finish_last(perf_counter_ns())
         self.steps.drop()
-            self.light.switch_to_full()
 
     def step_for_pass(self, entered: int) -> OpenStep:
         step = self.steps.open
@@ -380,7 +379,7 @@ class Loop:
 
     def _leave_optimizer(self, entered: int) -> bool:
         """Close the stage `optimizer` where its closure, or the program after an error in it, goes on."""
-        if self.clock.leave_function(entered) or self._leave_forward(entered):
+        if self._leave_forward(entered):
             return True
         step = self.steps.open
         if self.clock.opener == "backward":  # of a thread that trains no more: within a pass nobody comes here

@@ -276,15 +276,6 @@ class StageClock:
         """Whether a loader or an optimizer is running: both read values of tensors, on the CPU."""
         return self.stage == "data" or self.opener == "optimizer"
 
-    def leave_function(self, entered: int) -> bool:
-        """Close the stage `forward` of a compiled function where that returns, or goes on with what is seen."""
-        step = self._steps.open
-        if self.opener != "function" or step is None:
-            return False
-        self.close(step, entered)
-        self._steps.note_memory(step, "post_forward_pre_backward", entered)
-        return True
-
     def forget_forward(self, entered: int) -> None:
         step = self._steps.open
         if step is None:
