@@ -12,7 +12,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -266,7 +265,7 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
 
 
 def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
-    """Enter the stage `optimizer` while gradients are clipped, and while a learning rate moves on."""
+    """Enter the stage `optimizer` while gradients are clipped."""
     undo = []
     for watch, name in ((_clipping, "clip_grad_norm_"), (updating, "clip_grad_value_")):
         # One function for both places, if it is one there: it is pickled by its name in one of them.
@@ -276,8 +275,6 @@ def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
             if id(original) not in watching:
                 watching[id(original)] = watch(loop, shell, original)
             undo.append(replace(owner, name, watching[id(original)]))
-    for kind, name in _moves_of_schedules():
-        undo.append(replace(kind, name, updating(loop, shell, getattr(kind, name))))
     return undo
 
 
@@ -287,7 +284,7 @@ def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable
 
     @functools.wraps(original)
     def update(*args: Any, **kwargs: Any) -> Any:
-        if light.is_on or loop.is_updating or loop.thread.is_capturing:  # a schedule of schedules
+        if light.is_on or loop.is_updating or loop.thread.is_capturing:  # `GradScaler.step` calls `unscale_`
             return original(*args, **kwargs)
         loop.is_updating = True
         try:
@@ -313,20 +310,6 @@ def _clipping(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callabl
         return norm
 
     return clip
-
-
-def _moves_of_schedules() -> list[tuple[type[Any], str]]:
-    """The methods that move a learning rate on; mostly one within `step`, which warns with the line of its caller."""
-    kinds = _with_own_step(LRScheduler)
-    if not hasattr(LRScheduler, "_update_lr"):
-        return [(kind, "step") for kind in kinds]
-    return [(LRScheduler, "_update_lr"), *((kind, "step") for kind in kinds if kind is not LRScheduler)]
-
-
-def _with_own_step(kind: type[Any]) -> list[type[Any]]:
-    below = [found for child in kind.__subclasses__() for found in _with_own_step(child)]
-    is_own = "step" in vars(kind) and kind.__module__.startswith("torch.")
-    return [*([kind] if is_own else []), *below]
 
 
 def _num_running_steps() -> int:

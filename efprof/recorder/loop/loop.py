@@ -343,7 +343,7 @@ class Loop:
         self.steps.updated(step, id(optimizer), perf_counter_ns())
 
     def update_began(self) -> bool:
-        """Gradients are clipped or unscaled, or a schedule moves on; whether that opened the stage `optimizer`."""
+        """Gradients are clipped or unscaled; whether that opened the stage `optimizer`."""
         step = self.steps.open
         if self.clock.stage is not None or step is None or not step.has_gradients or get_ident() != self.thread.ident:
             return False

@@ -1,4 +1,4 @@
-"""Loops whose calls come to torch by way of others: schedules of schedules, and what passes a loader's batches on."""
+"""Loops whose calls come to torch by way of others: clipping, and what passes a loader's batches on."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim import lr_scheduler
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
@@ -20,7 +19,6 @@ FEW, MANY = 12, 80
 """Steps: those of a short run are all in full, most of a long one are light."""
 
 Batch = tuple[torch.Tensor, ...]
-Optimizer = torch.optim.Optimizer
 
 
 def whole(step: StepRecord) -> list[str]:
@@ -43,77 +41,6 @@ class Trainer:
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         self.backward(inputs, targets)
         self.optimizer.step()
-
-
-def warm_up(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
-    return lr_scheduler.LinearLR(optimizer, total_iters=30)
-
-
-def decay(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
-    return lr_scheduler.ExponentialLR(optimizer, 0.9)
-
-
-SCHEDULES: dict[str, Callable[[Optimizer], Callable[[torch.Tensor], object]]] = {
-    "LinearLR": lambda optimizer: without_metric(warm_up(optimizer)),
-    "SequentialLR": lambda optimizer: without_metric(
-        lr_scheduler.SequentialLR(optimizer, [warm_up(optimizer), decay(optimizer)], milestones=[7])
-    ),
-    "ReduceLROnPlateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=2).step,
-}
-
-
-def without_metric(schedule: lr_scheduler.LRScheduler) -> Callable[[torch.Tensor], object]:
-    return lambda _: schedule.step()
-
-
-@pytest.mark.parametrize("num_steps", [FEW, MANY])
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_that_moves_on_in_each_step_belongs_to_its_update(name: str, num_steps: int) -> None:
-    rates: list[float] = []
-
-    def train() -> None:
-        rates.clear()
-        trainer = Trainer()
-        move_on = SCHEDULES[name](trainer.optimizer)
-        for batch in make_loader(num_steps):
-            loss = trainer.backward(*batch)
-            trainer.optimizer.step()
-            rates.append(trainer.optimizer.param_groups[0]["lr"])
-            move_on(loss)
-
-    light, steps, num_light = record_both_ways(train)
-    assert told(light) == told(steps)
-    assert num_light >= (num_steps == MANY) * MANY / 3
-    assert [whole(step) for step in steps] == [PLAIN] * num_steps
-    assert min(stages(step).count("optimizer") for step in steps) >= 2, "the schedule's share is seen"
-    assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * num_steps
-    assert [step.learning_rate for step in steps] == rates
-    assert [step.reads for step in steps] == [[]] * num_steps, "what it reads of its metric is torch's own business"
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_that_moves_on_after_each_epoch_is_of_no_step(name: str, tmp_path: Path) -> None:
-    def train() -> None:
-        trainer, loader = Trainer(), make_loader(3)
-        move_on = SCHEDULES[name](trainer.optimizer)
-        for _ in range(4):
-            for batch in loader:
-                trainer.step(*batch)
-            move_on(torch.ones(()))
-
-    steps = record_here(tmp_path, train).steps
-    assert [stages(step) for step in steps] == [["data", *PLAIN], PLAIN, PLAIN] * 4
-
-
-def test_what_torch_warns_of_a_schedule_names_the_program_s_line(tmp_path: Path) -> None:
-    def move_on_too_early() -> None:
-        trainer = Trainer()
-        schedule = decay(trainer.optimizer)
-        schedule.step()
-
-    with pytest.warns(UserWarning, match="before `optimizer.step") as warned:
-        record_here(tmp_path, move_on_too_early)
-    assert [warning.filename for warning in warned] == [__file__]
 
 
 @pytest.mark.parametrize("is_fed", [True, False], ids=["fed by a loader", "fed by a list"])
