@@ -172,7 +172,7 @@ class Loop:
             if module is not None and not module.training and id(module) == self._trained:
                 steps.end_whole(entered)
             if steps.open is not None:
-                steps.open.evaluate(module)
+                steps.open.has_evaluation = True
             return
         self._trained = id(module)
         self.trainer_modules.called(module)
@@ -373,9 +373,7 @@ class Loop:
 
     def step_for_pass(self, entered: int) -> OpenStep:
         step = self.steps.open
-        step = step if step is not None and self._has_closure else self.steps.step_for_pass(entered)
-        step.batches.train_on_last()
-        return step
+        return step if step is not None and self._has_closure else self.steps.step_for_pass(entered)
 
     def _leave_optimizer(self, entered: int) -> bool:
         """Close the stage `optimizer` where its closure, or the program after an error in it, goes on."""

@@ -21,10 +21,6 @@ class Batches:
     """Of each batch that was asked for: the number of its DataLoader."""
     had_loader: bool | None = None
     """Whether a loader fed the loop before this step asked one for a batch; None where it has not."""
-    _unused: int = 0
-    """Samples of the last batch, which nothing was done with so far."""
-    _aside: int = 0
-    """Samples of the last batch, which fed an evaluation and is not counted, unless it is trained on as well."""
 
     @property
     def loader(self) -> int | None:
@@ -32,18 +28,7 @@ class Batches:
 
     def add(self, batch: object) -> None:
         self.num_fetches += 1
-        self._unused, self._aside = num_samples(batch), 0
-        self.samples += self._unused
-
-    def set_aside(self) -> None:
-        """The last batch may be there to be evaluated."""
-        if self._unused:
-            self.samples -= self._unused
-            self._unused, self._aside = 0, self._unused
-
-    def train_on_last(self) -> None:
-        self.samples += self._aside
-        self._unused = self._aside = 0
+        self.samples += num_samples(batch)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -92,12 +77,6 @@ class OpenStep:
 
     def add_late(self, arrives: Callable[[], bool]) -> None:
         self.late.append(arrives)
-
-    def evaluate(self, module: torch.nn.Module | None) -> None:
-        """A module is called without gradients; between accumulated batches, it may be to evaluate the last one."""
-        self.has_evaluation = True
-        if self.has_gradients and module is not None and not module.training:
-            self.batches.set_aside()
 
 
 def count_call(calls: dict[tuple[str, str], SiteCalls], site: str, call: str, spent_ns: int) -> None:
