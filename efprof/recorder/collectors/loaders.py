@@ -1,7 +1,7 @@
 """Sees where the batches come from: each DataLoader, and what frameworks fetch ahead.
 
-Accelerate, and with it the Hugging Face Trainer, always fetches one batch ahead of the one it hands out; Lightning does
-where a loader has no length. By fetches alone an epoch's first step would count a batch too many, its last one too few.
+Accelerate, and with it the Hugging Face Trainer, always fetches one batch ahead of the one it hands out. By fetches
+alone an epoch's first step would count a batch too many, its last one too few.
 """
 
 import functools
@@ -22,12 +22,6 @@ from efprof.recorder.session.shell import Shell
 
 GENERATORS = (("accelerate.data_loader", "DataLoaderShard"), ("accelerate.data_loader", "DataLoaderDispatcher"))
 """Loaders whose `__iter__` yields what it fetched before."""
-
-FETCHERS = (
-    ("lightning.pytorch.loops.fetchers", "_PrefetchDataFetcher"),
-    ("pytorch_lightning.loops.fetchers", "_PrefetchDataFetcher"),
-)
-"""Iterators whose `__next__` does, where their `length` is not known."""
 
 
 def start(session: Session) -> None:
@@ -92,14 +86,14 @@ class BatchesAhead:
         self._step: OpenStep | None = None
         """In which something was handed out last."""
         self._num_samples = 0
-        self._undo: dict[tuple[str, str], Undo] = {}
+        self._undo: dict[str, Undo] = {}
         self._counted = shell.guarded("batches_ahead", self._count)
 
     def watch(self) -> None:
-        for names, hooked in (*((name, _yielding) for name in GENERATORS), *((name, _returning) for name in FETCHERS)):
-            owner = getattr(sys.modules.get(names[0]), names[1], None)
-            if owner is not None and names not in self._undo:
-                self._undo[names] = hooked(owner, self._counted)
+        for module, name in GENERATORS:
+            owner = getattr(sys.modules.get(module), name, None)
+            if owner is not None and name not in self._undo:
+                self._undo[name] = _yielding(owner, self._counted)
 
     def stop(self) -> None:
         for undo in self._undo.values():
@@ -130,16 +124,3 @@ def _yielding(owner: Any, count: Callable[[object], None]) -> Undo:
             yield batch
 
     return replace(owner, "__iter__", iterate)
-
-
-def _returning(owner: Any, count: Callable[[object], None]) -> Undo:
-    original = owner.__next__
-
-    @functools.wraps(original)
-    def advance(self: Any) -> Any:
-        fetched = original(self)
-        if self.length is None:
-            count(fetched[0])  # beside it stand its number and its loader's
-        return fetched
-
-    return replace(owner, "__next__", advance)
