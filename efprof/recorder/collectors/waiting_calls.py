@@ -49,11 +49,7 @@ STALLS = (
     "torch.accelerator.reset_peak_memory_stats",
     "gc.collect",
 )
-"""`reset_max_memory_allocated` and its like call `reset_peak_memory_stats`. On the CPU all but the last return at once:
-they are counted there too, since a run on a device would wait."""
-
-_MEMORY_MODULES = ("torch.cuda.memory", "torch.accelerator.memory")
-"""Where torch's own functions look up those that `torch.cuda` and `torch.accelerator` only name again."""
+"""On the CPU all but the last return at once: they are counted there too, since a run on a device would wait."""
 
 FORMATTING = "torch/_tensor.py"
 """`f"{loss:.3f}"` reads here for the user; other reads inside torch are torch's own business."""
@@ -78,9 +74,7 @@ def start(session: Session) -> None:
         owner, attribute = _owner_of(name)
         original = getattr(owner, attribute, None)
         if original is not None:
-            counted, modules = calls.stall(name, original), map(sys.modules.get, _MEMORY_MODULES)
-            places = [owner, *(module for module in modules if getattr(module, attribute, None) is original)]
-            undo += [replace(place, attribute, counted) for place in places]
+            undo.append(replace(owner, attribute, calls.stall(name, original)))
     session.undo_at_end(undo)
 
 
