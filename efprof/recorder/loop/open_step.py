@@ -113,19 +113,10 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> 
 
 
 def num_samples(batch: object) -> int:
-    """The first dimension of the first tensor found in a batch; 0 where there is none.
-
-    Pictures of different sizes come as one sequence of them and one of what is known of each, in a dictionary.
-    """
+    """The first dimension of the first tensor found in a batch; 0 where there is none."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else 1
-    if hasattr(batch, "__dataclass_fields__"):
-        batch = [getattr(batch, name) for name in batch.__dataclass_fields__]
-    elif not isinstance(batch, dict | list | tuple):
+    if not isinstance(batch, dict | list | tuple):
         batch = getattr(batch, "data", None)  # transformers' BatchEncoding
     items = list(batch.values() if isinstance(batch, dict) else batch) if isinstance(batch, dict | list | tuple) else []
-    tensor = next((item for item in items if isinstance(item, torch.Tensor)), None)
-    if tensor is not None:
-        return num_samples(tensor)
-    pictures = (item for item in items if isinstance(item, list | tuple) and item and isinstance(item[0], dict))
-    return len(next(pictures, ()))
+    return next((num_samples(item) for item in items if isinstance(item, torch.Tensor)), 0)
