@@ -18,6 +18,9 @@ from efprof.recorder.session.sites import callers
 
 Listener = Callable[..., None]
 
+MAX_SPANS = 50_000
+"""Kept of one step: a program that only looks at gradients never ends it."""
+
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
 _COMPILED_CALLS = str(Path(__file__).parents[1] / "hooks" / "module_calls.py")
 
@@ -168,7 +171,7 @@ class Steps:
         return True
 
     def note_memory(self, step: OpenStep, boundary: str, at: int) -> None:
-        if not step.is_light and (reading := self._memory.read()) is not UNKNOWN:
+        if not step.is_light and len(step.memory) < MAX_SPANS and (reading := self._memory.read()) is not UNKNOWN:
             step.memory.append((boundary, at, reading))
 
     def finish_and_begin(self, at: int) -> OpenStep:
@@ -266,9 +269,10 @@ class StageClock:
         step.recorder_ns += now - max(entered, step.start_ns)
 
     def close(self, step: OpenStep, entered: int) -> None:
-        step.spans.append((self.stage or "other", self._start_ns, entered))
-        if self._steps.clock is not None:
-            step.device_marks.append(self._steps.clock.close())
+        if len(step.spans) < MAX_SPANS:
+            step.spans.append((self.stage or "other", self._start_ns, entered))
+            if self._steps.clock is not None:
+                step.device_marks.append(self._steps.clock.close())
         self.stage = self.opener = None
 
     @property

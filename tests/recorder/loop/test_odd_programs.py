@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, TrainingRaised
+from efprof.recorder.loop import steps
 from tests.recorder.conftest import Begin
-from tests.recorder.recording import Recorded, open_session, record_here, stages
+from tests.recorder.recording import Recorded, open_session, record_here, running_session, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train, train_step
 
 LONG = 60
@@ -129,6 +130,18 @@ def test_an_update_that_leaves_no_trace_in_the_parameters_version_is_seen(
 
     steps = record_here(tmp_path, train_by_hand).steps
     assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * 10
+
+
+def test_a_program_that_only_looks_at_gradients_fills_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "MAX_SPANS", 10)
+    model = make_model()
+    with running_session(tmp_path) as session:
+        for batch in make_loader(30):
+            error_of(model, *batch).backward()
+        assert session.loop.step is not None
+        assert (len(session.loop.step.spans), len(session.loop.step.memory)) == (10, 10)
 
 
 def test_a_working_folder_that_is_gone_ends_nothing(tmp_path: Path) -> None:
