@@ -108,15 +108,11 @@ class LightSteps:
         """The number of the step that what happens now most likely belongs to: one that is whole may be open still."""
         return self.number + (len(self.stepped) >= max(1, len(self._round)))
 
-    def begin(
-        self, step: OpenStep, last_round: list[int], site: str | None, loader: int | None, passes_by_hand: int
-    ) -> None:
-        """This step, which began as a full one, is light. In the last full one the optimizers of `last_round` stepped,
-        by `id`; `passes_by_hand` make one where none does.
-        """
-        self._round = last_round
+    def begin(self, step: OpenStep, loop: Steps) -> None:
+        """This step, which began as a full one, is light."""
+        self._round = loop.last_stepped
         self.number, self._start_ns, self._update_ns = step.number, step.start_ns, step.start_ns
-        self._site, self._loader, self._passes_by_hand = site, loader, passes_by_hand
+        self._site, self._loader, self._passes_by_hand = loop.last_site, loop.last_loader, loop.passes_by_hand
         self.stepped, self.waiting, self._losses = [], [], []
         self._num_passes = self._num_more = 0
         self._is_skipped = self.is_interrupted = False
@@ -273,7 +269,7 @@ class LightLoop:
         """The open step, in which gradients are computed or applied now, is a light one: see no more of it."""
         steps = self._steps
         steps.open = steps.closed = None
-        self.steps.begin(step, steps.last_stepped, steps.last_site, steps.last_loader, steps.passes_by_hand)
+        self.steps.begin(step, steps)
         self._num_overdue = 0
         self._look_ahead()
         self.is_on = True

@@ -221,25 +221,16 @@ def _given(
 
 
 def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
-    light, thread, num_nested = loop.light, loop.thread, 0
+    light, thread = loop.light, loop.thread
 
     def enter(optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
-        nonlocal num_nested
-        if loop.clock.opener == "optimizer" and loop.thread.is_training_thread and _num_running_steps() > 1:
-            num_nested += 1
+        if loop.clock.opener == "optimizer" and thread.is_training_thread and _num_running_steps() > 1:
             loop.has_nested_steps = True
-            return
-        num_nested = 0
-        loop.optimizer_entered(optimizer, has_closure)
+        else:
+            loop.optimizer_entered(optimizer, has_closure)
 
     def leave(optimizer: torch.optim.Optimizer) -> None:
-        nonlocal num_nested
-        if light.is_on:
-            if not loop.has_nested_steps or _num_running_steps() < 2:
-                loop.optimizer_left(optimizer)
-        elif num_nested and loop.thread.is_training_thread:
-            num_nested -= 1
-        else:
+        if not loop.has_nested_steps or _num_running_steps() < 2:
             loop.optimizer_left(optimizer)
 
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", leave)

@@ -342,13 +342,11 @@ class Loop:
             listener(step, optimizer)
         self.steps.updated(step, id(optimizer), perf_counter_ns())
 
-    def update_began(self) -> bool:
-        """Gradients are clipped or unscaled; whether that opened the stage `optimizer`."""
+    def update_began(self) -> None:
+        """Gradients are clipped or unscaled."""
         step = self.steps.open
-        if self.clock.stage is not None or step is None or not step.has_gradients or get_ident() != self.thread.ident:
-            return False
-        self.clock.open(step, "optimizer", "update", perf_counter_ns())
-        return True
+        if self.clock.stage is None and step is not None and step.has_gradients and get_ident() == self.thread.ident:
+            self.clock.open(step, "optimizer", "update", perf_counter_ns())
 
     def update_ended(self) -> None:
         step = self.steps.open

@@ -119,8 +119,8 @@ class ParameterProbe:
 
     def _has_other_values(self, parameter: torch.Tensor) -> bool:
         """Whether `parameter.data` was changed or replaced, of which its version tells nothing."""
-        sample = None if self._sample is None else _sample_of(parameter)
-        return sample is not None and (sample.dtype != self._sample.dtype or not torch.equal(sample, self._sample))
+        before, now = self._sample, _sample_of(parameter)
+        return before is not None and now is not None and (before.dtype != now.dtype or not torch.equal(before, now))
 
     def _alive(self) -> torch.Tensor | None:
         return None if self._parameter is None else self._parameter()
