@@ -6,7 +6,6 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import MethodType
 from typing import Any
 
 import torch
@@ -112,22 +111,16 @@ class ModuleCalls:
         return undo_all
 
     def _watched(self, model: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        owner = getattr(model, "__self__", None) if isinstance(model, MethodType) else None
-        if isinstance(owner, torch.nn.Module) and model.__name__ == "_call_impl":
-            return self._watched_module(compiled, owner)  # what `Module.compile` puts into a module
+        owner = getattr(model, "__self__", None)
+        if isinstance(owner, torch.nn.Module) and model.__name__ == "_call_impl":  # what `Module.compile` puts into one
+            return self._around(compiled, lambda _: self._before(owner, None), lambda *_: self._after(owner))
         function, functions = CompiledFunction(), self._functions
         return self._around(
             compiled, lambda _: functions.began(function), lambda _, result: functions.ended(function, result)
         )
 
-    def _watched_module(
-        self, original: Callable[..., Any], module: torch.nn.Module | None = None
-    ) -> Callable[..., Any]:
-        return self._around(
-            original,
-            lambda args: self._before(module if module is not None else args[0], None),
-            lambda args, _: self._after(module if module is not None else args[0]),
-        )
+    def _watched_module(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        return self._around(original, lambda args: self._before(args[0], None), lambda args, _: self._after(args[0]))
 
     def _around(
         self, original: Callable[..., Any], began: Callable[[Any], None], ended: Callable[[Any, object], None]

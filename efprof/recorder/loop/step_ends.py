@@ -53,7 +53,6 @@ class TrainerModules:
 
     def __init__(self) -> None:
         self._kinds: set[type[torch.nn.Module]] = set()
-        self._others: set[type[torch.nn.Module]] = set()
         self._called: ref[torch.nn.Module] | None = None
 
     def __contains__(self, module: object) -> bool:
@@ -63,13 +62,10 @@ class TrainerModules:
         self._called = None if module is None else ref(module)
 
     def has_found(self, optimizer: torch.optim.Optimizer) -> bool:
-        """It steps within that call: whether that was no forward pass. Asked once of each class: it takes long."""
+        """It steps within that call: whether that was no forward pass."""
         module = None if self._called is None else self._called()
-        if module is None or type(module) in self._others:
-            return False
         updated = set(map(id, parameters_of(optimizer)))
-        if not any(id(parameter) in updated for parameter in module.parameters()):
-            self._others.add(type(module))
+        if module is None or not any(id(parameter) in updated for parameter in module.parameters()):
             return False
         self._kinds.add(type(module))
         return True
