@@ -84,8 +84,6 @@ class LightSteps:
         self._num_more = 0
         """Passes since then, less these losses: a pass may have none, or several."""
         self._losses: list[Loss] = []
-        self._has_odd_losses = False
-        """Whether some may be on a device, since the last step that had none to take."""
         self._num_passes = 0
         self._is_skipped = False
         self._start_ns = self._update_ns = self._written_ns = 0
@@ -127,7 +125,6 @@ class LightSteps:
         losses = tuple(self.read_losses(self.current, tensors, gradients) or ())
         self._num_more += 1 - len(losses)
         self.waiting += losses
-        self._has_odd_losses |= any(isinstance(loss, OnDevice) for loss in losses)
         if entered:
             self.clocked_ns += perf_counter_ns() - entered
 
@@ -155,11 +152,8 @@ class LightSteps:
             self.clocked_ns += perf_counter_ns() - entered
 
     def close(self) -> None:
-        number, end, losses = self.number, self._update_ns, self._losses
-        loss: Any = None
-        if losses:
-            loss = self._take_losses() if self._has_odd_losses else sum(losses)
-            losses.clear()
+        number, end = self.number, self._update_ns
+        loss = self._take_losses() if self._losses else None
         flags = IS_SKIPPED * self._is_skipped + HAS_PAUSE * (self.is_interrupted or self.watch is not None)
         cost_ns = self.clocked_ns + self._added_cost_ns
         self._rows.append((number, self._start_ns, end, self._num_passes, loss, flags, cost_ns))
@@ -234,10 +228,9 @@ class LightSteps:
 
     def _take_losses(self) -> float | None:
         """What the host knows of the open step's; the device tells its part late."""
-        self._has_odd_losses = any(isinstance(loss, OnDevice) for loss in self.waiting)
-        values = [loss for loss in self._losses if not isinstance(loss, OnDevice)]
-        place = len(self._rows)
-        self._on_device += [(place, loss) for loss in self._losses if isinstance(loss, OnDevice)]
+        place, losses, self._losses = len(self._rows), self._losses, []
+        values = [loss for loss in losses if not isinstance(loss, OnDevice)]
+        self._on_device += [(place, loss) for loss in losses if isinstance(loss, OnDevice)]
         return sum(values) if values else None
 
     def _ask_device(self, line: LightLine) -> None:
@@ -253,8 +246,6 @@ class LightLoop:
         """Whether the step is light: what has no part in it asks this before anything else."""
         self.is_burst_due = False
         """Whether the step after this one is to be recorded in full."""
-        self.is_in_pass = False
-        """Whether the training's thread runs a pass that began at our hooks: to ask autograd takes a microsecond."""
         self.ends_with_update = True
         """Whether the step is over with an optimizer's update, not with a backward pass."""
         self.steps = LightSteps(write)

@@ -146,15 +146,13 @@ def _watched_backward(loop: Loop, shell: Shell, entered: Callable[..., None]) ->
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         is_training_thread = get_ident() == thread.ident
-        is_nested = light.is_in_pass if is_training_thread and light.is_on else _RUNNING_PASS() != -1
-        if is_nested or (steps.clock is not None and thread.is_capturing):
+        if _RUNNING_PASS() != -1 or (steps.clock is not None and thread.is_capturing):
             original(tensors, *args, **kwargs)
             return
         # As `loss.backward()` calls it, which gives no gradient, and names its `inputs` alone.
         is_light = (
             is_training_thread and light.is_on and args and args[0] is None and len(kwargs) == 1 and "inputs" in kwargs
         )
-        light.is_in_pass |= is_training_thread
         try:  # from the first call on: a signal's handler may raise in it
             if not is_light:
                 entered(tensors, args, kwargs)
@@ -175,7 +173,6 @@ def _watched_backward(loop: Loop, shell: Shell, entered: Callable[..., None]) ->
                     lightly(tensors, None)
             original(tensors, *args, **kwargs)
         finally:
-            light.is_in_pass &= not is_training_thread
             if not is_light:
                 left()
         if is_light and light.is_on and not light.ends_with_update:
@@ -190,19 +187,13 @@ def _watched_grad(loop: Loop, shell: Shell) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        is_training_thread, is_light = get_ident() == thread.ident, light.is_on
-        is_nested = light.is_in_pass if is_training_thread and is_light else _RUNNING_PASS() != -1
-        if is_nested or (not is_light and thread.is_capturing):
+        if light.is_on or _RUNNING_PASS() != -1 or thread.is_capturing:
             return original(outputs, inputs, *args, **kwargs)
-        light.is_in_pass |= is_training_thread
         try:
-            if not is_light:
-                asked(inputs)
+            asked(inputs)
             return original(outputs, inputs, *args, **kwargs)
         finally:
-            light.is_in_pass &= not is_training_thread
-            if not is_light:
-                left()
+            left()
 
     return grad
 

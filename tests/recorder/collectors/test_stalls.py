@@ -103,7 +103,7 @@ def test_what_the_recorder_collects_itself_is_not_counted(tmp_path: Path) -> Non
 
 def test_every_call_is_given_back_at_the_end(tmp_path: Path) -> None:
     def owned() -> list[object]:
-        return [gc.collect, torch.cuda.empty_cache, torch.cuda.memory.empty_cache, torch.cuda.Stream.synchronize]
+        return [gc.collect, torch.cuda.empty_cache, torch.cuda.Stream.synchronize]
 
     before = owned()
     seen: list[list[object]] = []
