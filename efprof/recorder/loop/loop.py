@@ -125,8 +125,6 @@ class Loop:
             steps.discard_evaluation_fetch(loader)
         step = steps.open if self._has_closure else None
         step = step or steps.step_for_fetch(entered)
-        if step.batches.had_loader is None:
-            step.batches.had_loader = steps.has_loader or (steps.shares_batches and not is_start)
         steps.has_loader = True
         if not is_start:
             step.batches.loaders.append(loader)

@@ -19,8 +19,6 @@ class Batches:
     samples: int = 0
     loaders: list[int | None] = field(default_factory=list)
     """Of each batch that was asked for: the number of its DataLoader."""
-    had_loader: bool | None = None
-    """Whether a loader fed the loop before this step asked one for a batch; None where it has not."""
 
     @property
     def loader(self) -> int | None:

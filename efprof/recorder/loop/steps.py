@@ -46,7 +46,8 @@ class Steps:
         self.probe: ParameterProbe | None = ParameterProbe()
         """None once a torch optimizer has stepped."""
         self.clock: DeviceClock | None = None
-        self.has_loader = False
+        self.has_loader = self.was_fed = False
+        """Whether a loader was asked for a batch, and whether one fed the last full step."""
         self.num_shared = 0
         """On how many of the last batches, one after another, an optimizer stepped more than once."""
         self.has_marks = False
@@ -87,18 +88,16 @@ class Steps:
                 self.num_shared = 0
             return self.finish_and_begin(at)
         if step.has_evaluation and not step.has_gradients:
-            self.has_loader = bool(step.batches.had_loader)
-            self.drop()
-            following = self.begin(at)  # what was fetched so far fed an evaluation: it belongs to no step
-            following.batches.had_loader = step.batches.had_loader
-            return following
+            self.drop()  # what was fetched so far fed an evaluation: it belongs to no step
+            return self.begin(at)
         return step
 
     def step_for_pass(self, at: int) -> OpenStep:
         step = self.open
         if step is None:
             return self.begin(at)
-        if step.number and step.batches.had_loader is False and step.has_evaluation and not step.has_gradients:
+        has_evaluated = step.has_evaluation and step.batches.num_fetches and not step.has_gradients
+        if step.number and has_evaluated and not (self.was_fed or self.shares_batches):
             self.has_loader = False  # it fed an evaluation, which was broken off, in a loop that trains without one
             self.drop()
             return self.begin(at)
@@ -149,9 +148,7 @@ class Steps:
         if step.has_gradients or self.has_marks or is_fed_by_another:
             return
         self.open, self.closed = None, step
-        # One that was read to its end without training, `batches = list(loader)`, feeds nothing.
-        is_read_ahead = batches.num_fetches > 0 and not step.has_evaluation
-        self.has_loader = bool(batches.had_loader) and not is_read_ahead
+        self.has_loader = False  # unless it starts again: it may have fed an evaluation, or have been read ahead
 
     def updated(self, step: OpenStep, optimizer: int, at: int) -> None:
         self.note_memory(step, "post_optimizer_step", at)
@@ -239,6 +236,7 @@ class Steps:
         )
         self.can_switch_to_light &= step.num_backwards > 0 or not is_by_hand
         self.last_stepped, self.passes_by_hand = step.stepped, passes
+        self.was_fed = step.batches.num_fetches > 0
         self.last_site, self.last_loader = step.backward_site, step.batches.loader
 
     def _note_manual_update(self, step: OpenStep, at: int) -> None:
