@@ -21,10 +21,6 @@ MAX_ROWS: Final = 256
 MAX_WAIT_NS: Final = 1_000_000_000
 """What a killed process may lose of them."""
 
-CLOCKED_EVERY: Final = 8
-"""So many light steps have one in which the recorder looks at its own clock; the others are taken to cost as much. To
-look is a good part of what a light step costs."""
-
 UPDATE_BY_HAND: Final = 0
 """Stands for the optimizer where the program updates its parameters itself."""
 
@@ -87,10 +83,8 @@ class LightSteps:
         self._num_passes = 0
         self._is_skipped = False
         self._start_ns = self._update_ns = self._written_ns = 0
-        self.is_clocked = True
-        """Whether the recorder's own time is measured in the open step."""
-        self.clocked_ns = self._added_cost_ns = 0
-        """Of the last step in which it was, and of what is done in few steps."""
+        self.clocked_ns = 0
+        """The recorder's own time in the open step."""
         self._site: str | None = None
         self._loader: int | None = None
         self._passes_by_hand = 0
@@ -114,19 +108,18 @@ class LightSteps:
         self.stepped, self.waiting, self._losses = [], [], []
         self._num_passes = self._num_more = 0
         self._is_skipped = self.is_interrupted = False
-        self.is_clocked, self.clocked_ns, self._added_cost_ns = True, 0, 0
+        self.clocked_ns = 0
         self._written_ns = perf_counter_ns()
 
     def backward_entered(self, tensors: Any, gradients: Any) -> None:
         """`torch.autograd.backward` was called with these: anything but one finite number on the CPU, which the hook
         adds to `waiting` itself.
         """
-        entered = perf_counter_ns() if self.is_clocked else 0
+        entered = perf_counter_ns()
         losses = tuple(self.read_losses(self.current, tensors, gradients) or ())
         self._num_more += 1 - len(losses)
         self.waiting += losses
-        if entered:
-            self.clocked_ns += perf_counter_ns() - entered
+        self.clocked_ns += perf_counter_ns() - entered
 
     def backward_left(self) -> bool:
         """The pass is over: whether a step ended with it, in a program that updates its parameters by hand."""
@@ -148,20 +141,15 @@ class LightSteps:
             self._num_more = 0
         self._is_skipped |= is_skipped
         self._update_ns = entered
-        if self.is_clocked:
-            self.clocked_ns += perf_counter_ns() - entered
+        self.clocked_ns += perf_counter_ns() - entered
 
     def close(self) -> None:
         number, end = self.number, self._update_ns
         loss = self._take_losses() if self._losses else None
         flags = IS_SKIPPED * self._is_skipped + HAS_PAUSE * (self.is_interrupted or self.watch is not None)
-        cost_ns = self.clocked_ns + self._added_cost_ns
-        self._rows.append((number, self._start_ns, end, self._num_passes, loss, flags, cost_ns))
+        self._rows.append((number, self._start_ns, end, self._num_passes, loss, flags, self.clocked_ns))
         self.number += 1
-        self._start_ns, self._num_passes, self._added_cost_ns = end, 0, 0
-        self.is_clocked = self.number % CLOCKED_EVERY == 0
-        if self.is_clocked:
-            self.clocked_ns = 0
+        self._start_ns, self._num_passes, self.clocked_ns = end, 0, 0
         self.stepped.clear()
         self._is_skipped = self.is_interrupted = False
         if self.watch is not None:
@@ -179,9 +167,6 @@ class LightSteps:
             ]
             for listener in self.listeners:
                 listener(steps)
-
-    def add_cost(self, cost_ns: int) -> None:
-        self._added_cost_ns += cost_ns
 
     # Writing.
 
@@ -205,7 +190,7 @@ class LightSteps:
                 self._ask_device(line)
             self._rows, self._on_device, self._num_told = [], [], 0
         self._written_ns = perf_counter_ns()
-        self._added_cost_ns += self._written_ns - entered
+        self.clocked_ns += self._written_ns - entered
 
     @property
     def awaits_device(self) -> bool:
@@ -320,7 +305,7 @@ class LightLoop:
         entered = perf_counter_ns()
         self.steps.tell_listeners()
         self.is_burst_due = self._sampling.is_due_after(self.steps.number)
-        self.steps.add_cost(perf_counter_ns() - entered)
+        self.steps.clocked_ns += perf_counter_ns() - entered
 
     def _end(self) -> None:
         self.steps.write()

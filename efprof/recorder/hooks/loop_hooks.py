@@ -158,7 +158,7 @@ def _watched_backward(loop: Loop, shell: Shell, entered: Callable[..., None]) ->
                 entered(tensors, args, kwargs)
             else:
                 # A finite loss on the CPU is taken here, in no function of its own: those are what a pass costs.
-                began, loss, scaled = perf_counter_ns() if lights.is_clocked else 0, None, lights.scaled
+                began, loss, scaled = perf_counter_ns(), None, lights.scaled
                 if type(tensors) is torch.Tensor and not (_NUM_MODES() or _NUM_OVERRIDES()) and tensors.is_cpu:
                     try:
                         loss = read_value(scaled.unscaled(tensors) if scaled.by_id else tensors)
@@ -167,8 +167,7 @@ def _watched_backward(loop: Loop, shell: Shell, entered: Callable[..., None]) ->
                             raise
                 if type(loss) is float and isfinite(loss):
                     lights.waiting.append(loss)
-                    if began:
-                        lights.clocked_ns += perf_counter_ns() - began
+                    lights.clocked_ns += perf_counter_ns() - began
                 else:
                     lightly(tensors, None)
             original(tensors, *args, **kwargs)
