@@ -5,11 +5,12 @@ a program's filters would hide them or turn them into errors, and it tells no ti
 """
 
 import functools
-import gc
 import os
+import pkgutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -71,10 +72,10 @@ def start(session: Session) -> None:
         )
     undo.append(replace(torch._tensor_str, "_str", calls.read("print", torch._tensor_str._str)))
     for name in STALLS:
-        owner, attribute = _owner_of(name)
-        original = getattr(owner, attribute, None)
-        if original is not None:
-            undo.append(replace(owner, attribute, calls.stall(name, original)))
+        owner_name, _, attribute = name.rpartition(".")
+        with suppress(AttributeError):  # not every torch has all
+            owner = pkgutil.resolve_name(owner_name)
+            undo.append(replace(owner, attribute, calls.stall(name, getattr(owner, attribute))))
     session.undo_at_end(undo)
 
 
@@ -139,11 +140,3 @@ class _WaitingCalls:
         site = self._sites.of_caller(caller)
         if site is not None and self._loop.step is not None:
             count_call(self._loop.step.waits.stalls, site, call, spent_ns)
-
-
-def _owner_of(name: str) -> tuple[Any, str]:
-    *path, attribute = name.split(".")
-    owner: Any = {"torch": torch, "gc": gc}[path[0]]
-    for part in path[1:]:
-        owner = getattr(owner, part, None)
-    return owner, attribute

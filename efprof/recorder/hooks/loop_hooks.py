@@ -9,7 +9,6 @@ from threading import get_ident
 from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -35,8 +34,7 @@ def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
     began = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_began))
     opened = shell.guarded("loop", lambda loader: loop.fetch_began(loop.loader_numbers.get(loader), is_start=True))
     failed = shell.guarded("loop", loop.fetch_failed)
-    numbered = shell.guarded("loop", functools.partial(_number_iterator, loop.loader_numbers))
-    started = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_started))
+    started = shell.guarded("loop", functools.partial(_number_iterator, loop))
     start = DataLoader.__iter__
 
     @functools.wraps(start)
@@ -47,7 +45,6 @@ def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
             iterator = start(self)
         finally:
             failed()
-        numbered(self, iterator)
         started(self, iterator)
         return iterator
 
@@ -110,10 +107,11 @@ def _tell(loop: Loop, listeners: list[Callable[..., None]], *what: Any) -> None:
             listener(*what)
 
 
-def _number_iterator(numbers: WeakKeyDictionary[Any, int], loader: Any, iterator: Any) -> None:
-    number = numbers.get(loader)
+def _number_iterator(loop: Loop, loader: Any, iterator: Any) -> None:
+    number = loop.loader_numbers.get(loader)
     if number is not None and isinstance(iterator, _BaseDataLoaderIter):
         iterator.__dict__[NUMBER] = number
+    _tell(loop, loop.loader_started, loader, iterator)
 
 
 def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
@@ -250,12 +248,10 @@ def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
     undo = []
     for watch, name in ((_clipping, "clip_grad_norm_"), (updating, "clip_grad_value_")):
         # One function for both places, if it is one there: it is pickled by its name in one of them.
-        watching: dict[int, Callable[..., Any]] = {}
-        for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
-            original = getattr(owner, name)
-            if id(original) not in watching:
-                watching[id(original)] = watch(loop, shell, original)
-            undo.append(replace(owner, name, watching[id(original)]))
+        watched = functools.cache(functools.partial(watch, loop, shell))
+        undo += [
+            replace(owner, name, watched(getattr(owner, name))) for owner in (torch.nn.utils, torch.nn.utils.clip_grad)
+        ]
     return undo
 
 
