@@ -58,9 +58,9 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     of one element times the gradient that `Tensor.backward` was given for it, 1 where it was given none, and as it was
     before a gradient scaler, NaN and Inf spelled as strings; `gradient_norm` is missing where it is known of some of
     the step's optimizers only; `sequence` is autograd's sequence number at the start of the forward pass;
-    `is_skipped` says that an optimizer was skipped since gradients were not finite, or that the program threw them
-    away; `window` names the costly collector that was on; `recorder_us` is the recorder's own time within `total_us`;
-    `device_us` is the time from its first span's start to its own end as a span has it.
+    `is_skipped` says that an optimizer was skipped since gradients were not finite; `window` names the costly collector
+    that was on; `recorder_us` is the recorder's own time within `total_us`; `device_us` is the time from its first
+    span's start to its own end as a span has it.
 
     Of a light step, which is not `is_full`, no more is known than its loss, its number of micro-batches, and its length
     from the update before to its own; the site and the loader are those of the full step before. One that `has_pause`

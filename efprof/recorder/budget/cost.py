@@ -47,19 +47,19 @@ class Cost:
 
 def start(session: Session) -> None:
     """Listen to the ends of all steps, and to such updates: the first is told, and at the end how many there were."""
-    cost, steps = Cost(session.budget), session.loop.steps
+    cost, thread = Cost(session.budget), session.loop.thread
 
     def note_manual(step: OpenStep) -> None:
         session.note(StepsWithoutOptimizer(at_ns=time.time_ns(), step=step.number))
 
     def note_other() -> None:
-        all_told = steps.others.num_updates if session.is_ended else None
+        all_told = thread.num_updates_elsewhere if session.is_ended else None
         if all_told != 0:
             session.note(OtherThreadTrained(at_ns=time.time_ns(), step=session.loop.number, num_updates=all_told))
 
     session.subscribe(session.loop.step_ended, "cost", cost.add_full)
     session.subscribe(session.loop.light.steps.listeners, "cost", cost.add_light)
     session.on_end("cost", lambda: cost.note(session))
-    session.subscribe(steps.manual_updates_found, "unrecorded_updates", note_manual)
-    session.subscribe(steps.others.trained, "unrecorded_updates", note_other)
+    session.subscribe(session.loop.steps.manual_updates_found, "unrecorded_updates", note_manual)
+    session.subscribe(thread.updated_elsewhere, "unrecorded_updates", note_other)
     session.on_end("unrecorded_updates", note_other)

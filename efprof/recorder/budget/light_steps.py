@@ -14,17 +14,12 @@ from efprof.artifacts.steps import HAS_PAUSE, IS_SKIPPED, LightLine, spelled
 from efprof.recorder.budget.sampling import LightStep, Sampling
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.loop.steps import Steps
-from efprof.recorder.loop.training_thread import TrainingThread
 from efprof.recorder.numbers.late_values import Answer, OnDevice
 from efprof.recorder.numbers.step_numbers import ScaledLosses
 
 MAX_ROWS: Final = 256
 MAX_WAIT_NS: Final = 1_000_000_000
 """What a killed process may lose of them."""
-
-CLOCKED_EVERY: Final = 8
-"""So many light steps have one in which the recorder looks at its own clock; the others are taken to cost as much. To
-look is a good part of what a light step costs."""
 
 UPDATE_BY_HAND: Final = 0
 """Stands for the optimizer where the program updates its parameters itself."""
@@ -85,15 +80,11 @@ class LightSteps:
         self._num_more = 0
         """Passes since then, less these losses: a pass may have none, or several."""
         self._losses: list[Loss] = []
-        self._has_odd_losses = False
-        """Whether some may be on a device, since the last step that had none to take."""
         self._num_passes = 0
         self._is_skipped = False
         self._start_ns = self._update_ns = self._written_ns = 0
-        self.is_clocked = True
-        """Whether the recorder's own time is measured in the open step."""
-        self.clocked_ns = self._added_cost_ns = 0
-        """Of the last step in which it was, and of what is done in few steps."""
+        self.clocked_ns = 0
+        """The recorder's own time in the open step."""
         self._site: str | None = None
         self._loader: int | None = None
         self._passes_by_hand = 0
@@ -109,32 +100,26 @@ class LightSteps:
         """The number of the step that what happens now most likely belongs to: one that is whole may be open still."""
         return self.number + (len(self.stepped) >= max(1, len(self._round)))
 
-    def begin(
-        self, step: OpenStep, last_round: list[int], site: str | None, loader: int | None, passes_by_hand: int
-    ) -> None:
-        """This step, which began as a full one, is light. In the last full one the optimizers of `last_round` stepped,
-        by `id`; `passes_by_hand` make one where none does.
-        """
-        self._round = last_round
+    def begin(self, step: OpenStep, loop: Steps) -> None:
+        """This step, which began as a full one, is light."""
+        self._round = loop.last_stepped
         self.number, self._start_ns, self._update_ns = step.number, step.start_ns, step.start_ns
-        self._site, self._loader, self._passes_by_hand = site, loader, passes_by_hand
+        self._site, self._loader, self._passes_by_hand = loop.last_site, loop.last_loader, loop.passes_by_hand
         self.stepped, self.waiting, self._losses = [], [], []
         self._num_passes = self._num_more = 0
         self._is_skipped = self.is_interrupted = False
-        self.is_clocked, self.clocked_ns, self._added_cost_ns = True, 0, 0
+        self.clocked_ns = 0
         self._written_ns = perf_counter_ns()
 
     def backward_entered(self, tensors: Any, gradients: Any) -> None:
         """`torch.autograd.backward` was called with these: anything but one finite number on the CPU, which the hook
         adds to `waiting` itself.
         """
-        entered = perf_counter_ns() if self.is_clocked else 0
+        entered = perf_counter_ns()
         losses = tuple(self.read_losses(self.current, tensors, gradients) or ())
         self._num_more += 1 - len(losses)
         self.waiting += losses
-        self._has_odd_losses |= any(isinstance(loss, OnDevice) for loss in losses)
-        if entered:
-            self.clocked_ns += perf_counter_ns() - entered
+        self.clocked_ns += perf_counter_ns() - entered
 
     def backward_left(self) -> bool:
         """The pass is over: whether a step ended with it, in a program that updates its parameters by hand."""
@@ -156,23 +141,15 @@ class LightSteps:
             self._num_more = 0
         self._is_skipped |= is_skipped
         self._update_ns = entered
-        if self.is_clocked:
-            self.clocked_ns += perf_counter_ns() - entered
+        self.clocked_ns += perf_counter_ns() - entered
 
     def close(self) -> None:
-        number, end, losses = self.number, self._update_ns, self._losses
-        loss: Any = None
-        if losses:
-            loss = self._take_losses() if self._has_odd_losses else sum(losses)
-            losses.clear()
+        number, end = self.number, self._update_ns
+        loss = self._take_losses() if self._losses else None
         flags = IS_SKIPPED * self._is_skipped + HAS_PAUSE * (self.is_interrupted or self.watch is not None)
-        cost_ns = self.clocked_ns + self._added_cost_ns
-        self._rows.append((number, self._start_ns, end, self._num_passes, loss, flags, cost_ns))
+        self._rows.append((number, self._start_ns, end, self._num_passes, loss, flags, self.clocked_ns))
         self.number += 1
-        self._start_ns, self._num_passes, self._added_cost_ns = end, 0, 0
-        self.is_clocked = self.number % CLOCKED_EVERY == 0
-        if self.is_clocked:
-            self.clocked_ns = 0
+        self._start_ns, self._num_passes, self.clocked_ns = end, 0, 0
         self.stepped.clear()
         self._is_skipped = self.is_interrupted = False
         if self.watch is not None:
@@ -190,9 +167,6 @@ class LightSteps:
             ]
             for listener in self.listeners:
                 listener(steps)
-
-    def add_cost(self, cost_ns: int) -> None:
-        self._added_cost_ns += cost_ns
 
     # Writing.
 
@@ -216,7 +190,7 @@ class LightSteps:
                 self._ask_device(line)
             self._rows, self._on_device, self._num_told = [], [], 0
         self._written_ns = perf_counter_ns()
-        self._added_cost_ns += self._written_ns - entered
+        self.clocked_ns += self._written_ns - entered
 
     @property
     def awaits_device(self) -> bool:
@@ -239,10 +213,9 @@ class LightSteps:
 
     def _take_losses(self) -> float | None:
         """What the host knows of the open step's; the device tells its part late."""
-        self._has_odd_losses = any(isinstance(loss, OnDevice) for loss in self.waiting)
-        values = [loss for loss in self._losses if not isinstance(loss, OnDevice)]
-        place = len(self._rows)
-        self._on_device += [(place, loss) for loss in self._losses if isinstance(loss, OnDevice)]
+        place, losses, self._losses = len(self._rows), self._losses, []
+        values = [loss for loss in losses if not isinstance(loss, OnDevice)]
+        self._on_device += [(place, loss) for loss in losses if isinstance(loss, OnDevice)]
         return sum(values) if values else None
 
     def _ask_device(self, line: LightLine) -> None:
@@ -253,22 +226,17 @@ class LightSteps:
 class LightLoop:
     """What the entry points call in a light step; at its end it wakes the state machine where a burst is due."""
 
-    def __init__(
-        self, steps: Steps, thread: TrainingThread, sampling: Sampling, write: Callable[[LightLine], None]
-    ) -> None:
+    def __init__(self, steps: Steps, sampling: Sampling, write: Callable[[LightLine], None]) -> None:
         self.is_on = False
         """Whether the step is light: what has no part in it asks this before anything else."""
         self.is_burst_due = False
         """Whether the step after this one is to be recorded in full."""
-        self.is_in_pass = False
-        """Whether the training's thread runs a pass that began at our hooks: to ask autograd takes a microsecond."""
         self.ends_with_update = True
         """Whether the step is over with an optimizer's update, not with a backward pass."""
         self.steps = LightSteps(write)
         self.mode_listeners: list[Callable[[bool], None]] = []
         """Told whether all calls are seen from now on, or hardly any; at an instant when no module's hook runs."""
         self._steps = steps
-        self._thread = thread
         self._sampling = sampling
         self._num_overdue = 0
         self.steps.listeners.append(sampling.note_light)
@@ -277,25 +245,13 @@ class LightLoop:
         """The open step, in which gradients are computed or applied now, is a light one: see no more of it."""
         steps = self._steps
         steps.open = steps.closed = None
-        self.steps.begin(step, steps.last_stepped, steps.last_site, steps.last_loader, steps.passes_by_hand)
+        self.steps.begin(step, steps)
         self._num_overdue = 0
         self._look_ahead()
         self.is_on = True
         self.ends_with_update = not steps.passes_by_hand
         for listener in self.mode_listeners:
             listener(False)
-
-    def backward_entered(self, tensors: Any, gradients: Any) -> None:
-        if self._thread.is_training_thread:
-            self.steps.backward_entered(tensors, gradients)
-        else:
-            self._steps.others.backward_began()
-
-    def backward_left(self) -> None:
-        if self._thread.is_training_thread:
-            self.pass_ended()
-        else:
-            self._steps.others.backward_ended()
 
     def pass_ended(self) -> None:
         if self.steps.backward_left():
@@ -349,7 +305,7 @@ class LightLoop:
         entered = perf_counter_ns()
         self.steps.tell_listeners()
         self.is_burst_due = self._sampling.is_due_after(self.steps.number)
-        self.steps.add_cost(perf_counter_ns() - entered)
+        self.steps.clocked_ns += perf_counter_ns() - entered
 
     def _end(self) -> None:
         self.steps.write()

@@ -4,7 +4,6 @@ Where there are any when step 1 begins, every call of torch's functions is looke
 which stretches of such a tensor are read, and from which line. No operation runs differently for it.
 """
 
-import functools
 import gc
 import sys
 import time
@@ -61,50 +60,51 @@ class _Mode(TorchFunctionMode):
 
 
 class DataWatch:
-    """Finds the tensors, has their use seen, and tells of it.
+    """Finds the tensors, has their use seen, and tells of it."""
 
-    `site` names the user's line that is running, `address` is where a storage lies; `guard` makes a function harmless.
-    """
-
-    def __init__(
-        self,
-        device: str,
-        site: Callable[[], str | None],
-        address: Callable[[torch.UntypedStorage], int],
-        guard: Callable[[Callable[..., None]], Callable[..., None]],
-    ) -> None:
-        self._device, self._site, self._address, self._guard = device, site, address, guard
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._uses: dict[int, _Use] = {}
         self._step = 0
         self._mode: _Mode | None = None
         self._why_not = ""
 
-    def begin(self) -> None:
-        self._uses = _candidates(self._device, self._address)
+    def step_began(self, step: OpenStep) -> None:
+        if DEVICE == "cuda" and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return
+        self._step = step.number
+        if step.number == FIRST_STEP:
+            self._begin()
+        elif step.number == FIRST_STEP + NUM_STEPS:
+            self.end()
+            self._session.note(self._told(step.number))
+
+    def _begin(self) -> None:
+        self._uses = _candidates()
         if sum(use.num_bytes for use in self._uses.values()) < MIN_BYTES:
             self._uses.clear()
             return
         self._why_not = _why_not()
         if not self._why_not:
-            self._mode = _Mode(self._guard(self._look))
+            self._mode = _Mode(self._session.shell.guarded("device_data", self._look))
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
-    def next_step(self) -> None:
-        self._step += 1
-
-    def end(self) -> DeviceData:
-        """Look no more: what was used, most bytes first."""
+    def end(self) -> None:
+        """Look no more."""
         mode, self._mode = self._mode, None
         if mode is not None:
             mode.is_over = True
             stack = _modes()
             if stack and stack[-1] is mode:  # else one of the program's was put there meanwhile, and ours stays idle
                 mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _told(self, step: int) -> DeviceData:
+        """What was used, most bytes first."""
         used = [use for use in self._uses.values() if use.stretches or use.drawn_bytes]
         found = [_told(use, tensor) for use in used if (tensor := _alive(use)) is not None]
         found.sort(key=lambda one: -one.num_bytes)
         return DeviceData(
-            at_ns=time.time_ns(), step=0, num_steps=NUM_STEPS, tensors=found[:MAX_TENSORS], why_not=self._why_not
+            at_ns=time.time_ns(), step=step, num_steps=NUM_STEPS, tensors=found[:MAX_TENSORS], why_not=self._why_not
         )
 
     def _look(self, func: Any, given: list[Any], result: Any) -> None:
@@ -118,7 +118,7 @@ class DataWatch:
         if not made:
             return  # its shape was asked for
         is_view = any(_key(one) == _key(given) for one in made)
-        site = self._site()
+        site = self._session.sites.of_caller(sys._getframe())
         is_drawn = getattr(func, "__name__", "") in INDEXING
         if site is not None and (is_drawn or (is_view and made[0].numel() < given.numel())):
             use.taken_at[site] = None
@@ -134,39 +134,18 @@ class DataWatch:
 
 
 def start(session: Session) -> None:
-
-    def site() -> str | None:
-        return session.sites.of_caller(sys._getframe())
-
-    guard = functools.partial(session.shell.guarded, "device_data")
-    watch = DataWatch(DEVICE, site, lambda storage: storage.data_ptr(), guard)
-
-    def begin(step: OpenStep) -> None:
-        if DEVICE == "cuda" and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return
-        if step.number == FIRST_STEP:
-            watch.begin()
-        elif step.number == FIRST_STEP + NUM_STEPS:
-            event = watch.end()
-            event.step = step.number
-            session.note(event)
-        else:
-            watch.next_step()
-
-    def stop() -> None:
-        watch.end()
-
-    session.subscribe(session.loop.step_began, "device_data", begin)
-    session.undo_at_end([stop])  # also where the collector was stopped by an error
+    watch = DataWatch(session)
+    session.subscribe(session.loop.step_began, "device_data", watch.step_began)
+    session.undo_at_end([watch.end])  # also where the collector was stopped by an error
 
 
-def _candidates(device: str, address: Callable[[torch.UntypedStorage], int]) -> dict[int, _Use]:
+def _candidates() -> dict[int, _Use]:
     """Each storage on the device that no parameter, buffer or gradient has, and nothing that needs a gradient."""
     tensors: list[torch.Tensor] = []
     of_model: set[int] = {0}
     for one in gc.get_objects():
         kind = type(one)
-        if kind is torch.Tensor and one.device.type == device:
+        if kind is torch.Tensor and one.device.type == DEVICE:
             tensors.append(one)
         elif issubclass(kind, torch.nn.Parameter):
             of_model |= {_key(part) for part in (one, one.grad) if part is not None}
@@ -179,7 +158,7 @@ def _candidates(device: str, address: Callable[[torch.UntypedStorage], int]) -> 
             continue
         if key not in found:
             storage = tensor.untyped_storage()
-            found[key] = _Use(num_bytes=storage.nbytes(), address=address(storage), version=tensor._version)
+            found[key] = _Use(num_bytes=storage.nbytes(), address=storage.data_ptr(), version=tensor._version)
         found[key].tensors.append(weakref.ref(tensor))
     return found
 

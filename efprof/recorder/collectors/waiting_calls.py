@@ -5,11 +5,12 @@ a program's filters would hide them or turn them into errors, and it tells no ti
 """
 
 import functools
-import gc
 import os
+import pkgutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -49,19 +50,13 @@ STALLS = (
     "torch.accelerator.reset_peak_memory_stats",
     "gc.collect",
 )
-"""`reset_max_memory_allocated` and its like call `reset_peak_memory_stats`. On the CPU all but the last return at once:
-they are counted there too, since a run on a device would wait."""
-
-_MEMORY_MODULES = ("torch.cuda.memory", "torch.accelerator.memory")
-"""Where torch's own functions look up those that `torch.cuda` and `torch.accelerator` only name again."""
+"""On the CPU all but the last return at once: they are counted there too, since a run on a device would wait."""
 
 FORMATTING = "torch/_tensor.py"
 """`f"{loss:.3f}"` reads here for the user; other reads inside torch are torch's own business."""
 
 _TORCH = torch.__file__.removesuffix("__init__.py")
 _TRITON = _TORCH.removesuffix(f"torch{os.sep}") + f"triton{os.sep}"
-_TUNERS = f"{_TORCH}_inductor{os.sep}", _TRITON
-"""What waits there tries kernels out, or captures graphs: no line of the user's asked for it."""
 
 _Note = Callable[[str, FrameType, int], None]
 
@@ -77,12 +72,10 @@ def start(session: Session) -> None:
         )
     undo.append(replace(torch._tensor_str, "_str", calls.read("print", torch._tensor_str._str)))
     for name in STALLS:
-        owner, attribute = _owner_of(name)
-        original = getattr(owner, attribute, None)
-        if original is not None:
-            counted, modules = calls.stall(name, original), map(sys.modules.get, _MEMORY_MODULES)
-            places = [owner, *(module for module in modules if getattr(module, attribute, None) is original)]
-            undo += [replace(place, attribute, counted) for place in places]
+        owner_name, _, attribute = name.rpartition(".")
+        with suppress(AttributeError):  # not every torch has all
+            owner = pkgutil.resolve_name(owner_name)
+            undo.append(replace(owner, attribute, calls.stall(name, getattr(owner, attribute))))
     session.undo_at_end(undo)
 
 
@@ -140,18 +133,10 @@ class _WaitingCalls:
 
     def _note_stall(self, call: str, caller: FrameType, spent_ns: int) -> None:
         for frame in callers(caller):
-            if frame.f_code is self._noted_stall.__code__ or frame.f_code.co_filename.startswith(_TUNERS):
-                return  # a function of the recorder's, which all run guarded, made the call, or torch's own tuning
+            if frame.f_code is self._noted_stall.__code__:
+                return  # a function of the recorder's, which all run guarded, made the call
             if self._sites.is_user_code(frame.f_code):
                 break
         site = self._sites.of_caller(caller)
         if site is not None and self._loop.step is not None:
             count_call(self._loop.step.waits.stalls, site, call, spent_ns)
-
-
-def _owner_of(name: str) -> tuple[Any, str]:
-    *path, attribute = name.split(".")
-    owner: Any = {"torch": torch, "gc": gc}[path[0]]
-    for part in path[1:]:
-        owner = getattr(owner, part, None)
-    return owner, attribute

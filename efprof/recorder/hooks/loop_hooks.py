@@ -9,10 +9,8 @@ from threading import get_ident
 from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -36,8 +34,7 @@ def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
     began = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_began))
     opened = shell.guarded("loop", lambda loader: loop.fetch_began(loop.loader_numbers.get(loader), is_start=True))
     failed = shell.guarded("loop", loop.fetch_failed)
-    numbered = shell.guarded("loop", functools.partial(_number_iterator, loop.loader_numbers))
-    started = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_started))
+    started = shell.guarded("loop", functools.partial(_number_iterator, loop))
     start = DataLoader.__iter__
 
     @functools.wraps(start)
@@ -48,45 +45,39 @@ def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
             iterator = start(self)
         finally:
             failed()
-        numbered(self, iterator)
         started(self, iterator)
         return iterator
 
-    fetch = fetching(
-        loop, shell, _BaseDataLoaderIter.__next__, lambda iterator: iterator.__dict__.get(NUMBER), may_evaluate=True
-    )
-    return [replace(DataLoader, "__iter__", iterate), replace(_BaseDataLoaderIter, "__next__", fetch)]
+    return [
+        replace(DataLoader, "__iter__", iterate),
+        replace(_BaseDataLoaderIter, "__next__", _fetching(loop, shell, _BaseDataLoaderIter.__next__)),
+    ]
 
 
-def fetching(
-    loop: Loop,
-    shell: Shell,
-    advance: Callable[..., Any],
-    number_of: Callable[[Any], int | None],
-    *,
-    may_evaluate: bool = False,
-) -> Callable[..., Any]:
+def _fetching(loop: Loop, shell: Shell, advance: Callable[..., Any]) -> Callable[..., Any]:
     """A `__next__` that enters the stage `data` while it runs; `loop.loader_ended` is told of the last.
 
     Where it may be for an evaluation, those that watch for one are asked as well: in one function, since each that a
     light step runs through is dear.
     """
     light = loop.light
-    began = shell.guarded("loop", lambda iterator: loop.fetch_began(number_of(iterator)))
+    began = shell.guarded("loop", lambda iterator: loop.fetch_began(iterator.__dict__.get(NUMBER)))
     ended, exhausted = shell.guarded("loop", loop.fetch_ended), shell.guarded("loop", loop.data_ended)
-    over = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_ended))
+    over = shell.guarded(
+        "loop", lambda iterator: _tell(loop, loop.loader_ended, iterator, iterator.__dict__.get(NUMBER))
+    )
     failed = shell.guarded("loop", loop.fetch_failed)
 
     @functools.wraps(advance)
     def fetch(iterator: Any) -> Any:
         watch, is_watched = loop.evaluations, False
-        if may_evaluate and watch is not None and (watch.may_begin or not torch.is_grad_enabled()):
+        if watch is not None and (watch.may_begin or not torch.is_grad_enabled()):
             is_watched = not watch.is_idle
         if light.is_on and not light.is_burst_due and not is_watched:
             try:
                 return advance(iterator)
             except StopIteration:
-                over(iterator, number_of(iterator))
+                over(iterator)
                 raise
         if is_watched:
             watch.asked(iterator)
@@ -97,7 +88,7 @@ def fetching(
             has_come = True
         except StopIteration:
             exhausted()
-            over(iterator, number_of(iterator))
+            over(iterator)
             raise
         finally:
             if not has_come:
@@ -116,10 +107,11 @@ def _tell(loop: Loop, listeners: list[Callable[..., None]], *what: Any) -> None:
             listener(*what)
 
 
-def _number_iterator(numbers: WeakKeyDictionary[Any, int], loader: Any, iterator: Any) -> None:
-    number = numbers.get(loader)
+def _number_iterator(loop: Loop, loader: Any, iterator: Any) -> None:
+    number = loop.loader_numbers.get(loader)
     if number is not None and isinstance(iterator, _BaseDataLoaderIter):
         iterator.__dict__[NUMBER] = number
+    _tell(loop, loop.loader_started, loader, iterator)
 
 
 def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
@@ -129,13 +121,13 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
     """
 
     def enter(tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not loop.thread.trains_in_caller():
+            return
         gradients, retains_graph, creates_graph = _given(*args, **kwargs)
         if loop.light.is_on:
-            loop.light.backward_entered(tensors, gradients)
+            loop.light.steps.backward_entered(tensors, gradients)
             return
-        site = (
-            sites.of_caller(sys._getframe()) if loop.thread.is_training_thread or loop.thread.is_alternating else None
-        )
+        site = sites.of_caller(sys._getframe())
         loop.backward_entered(tensors, gradients, site, retains_graph, creates_graph)
 
     backward = _watched_backward(loop, shell, shell.guarded("loop", enter))
@@ -152,21 +144,19 @@ def _watched_backward(loop: Loop, shell: Shell, entered: Callable[..., None]) ->
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         is_training_thread = get_ident() == thread.ident
-        is_nested = light.is_in_pass if is_training_thread and light.is_on else _RUNNING_PASS() != -1
-        if is_nested or (steps.clock is not None and thread.is_capturing):
+        if _RUNNING_PASS() != -1 or (steps.clock is not None and thread.is_capturing):
             original(tensors, *args, **kwargs)
             return
         # As `loss.backward()` calls it, which gives no gradient, and names its `inputs` alone.
         is_light = (
             is_training_thread and light.is_on and args and args[0] is None and len(kwargs) == 1 and "inputs" in kwargs
         )
-        light.is_in_pass |= is_training_thread
         try:  # from the first call on: a signal's handler may raise in it
             if not is_light:
                 entered(tensors, args, kwargs)
             else:
                 # A finite loss on the CPU is taken here, in no function of its own: those are what a pass costs.
-                began, loss, scaled = perf_counter_ns() if lights.is_clocked else 0, None, lights.scaled
+                began, loss, scaled = perf_counter_ns(), None, lights.scaled
                 if type(tensors) is torch.Tensor and not (_NUM_MODES() or _NUM_OVERRIDES()) and tensors.is_cpu:
                     try:
                         loss = read_value(scaled.unscaled(tensors) if scaled.by_id else tensors)
@@ -175,13 +165,11 @@ def _watched_backward(loop: Loop, shell: Shell, entered: Callable[..., None]) ->
                             raise
                 if type(loss) is float and isfinite(loss):
                     lights.waiting.append(loss)
-                    if began:
-                        lights.clocked_ns += perf_counter_ns() - began
+                    lights.clocked_ns += perf_counter_ns() - began
                 else:
                     lightly(tensors, None)
             original(tensors, *args, **kwargs)
         finally:
-            light.is_in_pass &= not is_training_thread
             if not is_light:
                 left()
         if is_light and light.is_on and not light.ends_with_update:
@@ -196,19 +184,13 @@ def _watched_grad(loop: Loop, shell: Shell) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        is_training_thread, is_light = get_ident() == thread.ident, light.is_on
-        is_nested = light.is_in_pass if is_training_thread and is_light else _RUNNING_PASS() != -1
-        if is_nested or (not is_light and thread.is_capturing):
+        if light.is_on or _RUNNING_PASS() != -1 or thread.is_capturing:
             return original(outputs, inputs, *args, **kwargs)
-        light.is_in_pass |= is_training_thread
         try:
-            if not is_light:
-                asked(inputs)
+            asked(inputs)
             return original(outputs, inputs, *args, **kwargs)
         finally:
-            light.is_in_pass &= not is_training_thread
-            if not is_light:
-                left()
+            left()
 
     return grad
 
@@ -227,25 +209,16 @@ def _given(
 
 
 def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
-    light, thread, num_nested = loop.light, loop.thread, 0
+    light, thread = loop.light, loop.thread
 
     def enter(optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
-        nonlocal num_nested
-        if loop.clock.opener == "optimizer" and loop.thread.is_training_thread and _num_running_steps() > 1:
-            num_nested += 1
+        if loop.clock.opener == "optimizer" and thread.is_training_thread and _num_running_steps() > 1:
             loop.has_nested_steps = True
-            return
-        num_nested = 0
-        loop.optimizer_entered(optimizer, has_closure)
+        else:
+            loop.optimizer_entered(optimizer, has_closure)
 
     def leave(optimizer: torch.optim.Optimizer) -> None:
-        nonlocal num_nested
-        if light.is_on:
-            if not loop.has_nested_steps or _num_running_steps() < 2:
-                loop.optimizer_left(optimizer)
-        elif num_nested and loop.thread.is_training_thread:
-            num_nested -= 1
-        else:
+        if not loop.has_nested_steps or _num_running_steps() < 2:
             loop.optimizer_left(optimizer)
 
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", leave)
@@ -271,18 +244,14 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
 
 
 def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
-    """Enter the stage `optimizer` while gradients are clipped, and while a learning rate moves on."""
+    """Enter the stage `optimizer` while gradients are clipped."""
     undo = []
     for watch, name in ((_clipping, "clip_grad_norm_"), (updating, "clip_grad_value_")):
         # One function for both places, if it is one there: it is pickled by its name in one of them.
-        watching: dict[int, Callable[..., Any]] = {}
-        for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
-            original = getattr(owner, name)
-            if id(original) not in watching:
-                watching[id(original)] = watch(loop, shell, original)
-            undo.append(replace(owner, name, watching[id(original)]))
-    for kind, name in _moves_of_schedules():
-        undo.append(replace(kind, name, updating(loop, shell, getattr(kind, name))))
+        watched = functools.cache(functools.partial(watch, loop, shell))
+        undo += [
+            replace(owner, name, watched(getattr(owner, name))) for owner in (torch.nn.utils, torch.nn.utils.clip_grad)
+        ]
     return undo
 
 
@@ -292,7 +261,7 @@ def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable
 
     @functools.wraps(original)
     def update(*args: Any, **kwargs: Any) -> Any:
-        if light.is_on or loop.is_updating or loop.thread.is_capturing:  # a schedule of schedules
+        if light.is_on or loop.is_updating or loop.thread.is_capturing:  # `GradScaler.step` calls `unscale_`
             return original(*args, **kwargs)
         loop.is_updating = True
         try:
@@ -318,20 +287,6 @@ def _clipping(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callabl
         return norm
 
     return clip
-
-
-def _moves_of_schedules() -> list[tuple[type[Any], str]]:
-    """The methods that move a learning rate on; mostly one within `step`, which warns with the line of its caller."""
-    kinds = _with_own_step(LRScheduler)
-    if not hasattr(LRScheduler, "_update_lr"):
-        return [(kind, "step") for kind in kinds]
-    return [(LRScheduler, "_update_lr"), *((kind, "step") for kind in kinds if kind is not LRScheduler)]
-
-
-def _with_own_step(kind: type[Any]) -> list[type[Any]]:
-    below = [found for child in kind.__subclasses__() for found in _with_own_step(child)]
-    is_own = "step" in vars(kind) and kind.__module__.startswith("torch.")
-    return [*([kind] if is_own else []), *below]
 
 
 def _num_running_steps() -> int:

@@ -6,8 +6,6 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import perf_counter_ns
-from types import MethodType
 from typing import Any
 
 import torch
@@ -23,7 +21,7 @@ from efprof.recorder.session.shell import Shell
 COMPILER = "torch._dynamo.eval_frame"
 
 _RAISED = object()
-"""What a call returned that returned nothing."""
+"""In the place of what a call returns, where it raised."""
 
 
 class ModuleCalls:
@@ -113,26 +111,16 @@ class ModuleCalls:
         return undo_all
 
     def _watched(self, model: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        owner = getattr(model, "__self__", None) if isinstance(model, MethodType) else None
-        if isinstance(owner, torch.nn.Module) and model.__name__ == "_call_impl":
-            return self._watched_module(compiled, owner)  # what `Module.compile` puts into a module
+        owner = getattr(model, "__self__", None)
+        if isinstance(owner, torch.nn.Module) and model.__name__ == "_call_impl":  # what `Module.compile` puts into one
+            return self._around(compiled, lambda _: self._before(owner, None), lambda *_: self._after(owner))
         function, functions = CompiledFunction(), self._functions
-
-        def ended(_: Any, result: object) -> None:
-            functions.ended(function)
-            if result is not _RAISED and not function.is_known:
-                functions.returned(function, result)
-
-        return self._around(compiled, lambda _: functions.began(function), ended)
-
-    def _watched_module(
-        self, original: Callable[..., Any], module: torch.nn.Module | None = None
-    ) -> Callable[..., Any]:
         return self._around(
-            original,
-            lambda args: self._before(module if module is not None else args[0], None),
-            lambda args, _: self._after(module if module is not None else args[0]),
+            compiled, lambda _: functions.began(function), lambda _, result: functions.ended(function, result)
         )
+
+    def _watched_module(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        return self._around(original, lambda args: self._before(args[0], None), lambda args, _: self._after(args[0]))
 
     def _around(
         self, original: Callable[..., Any], began: Callable[[Any], None], ended: Callable[[Any, object], None]
@@ -222,8 +210,6 @@ class CompiledFunction:
     is_known: bool = False
     is_forward: bool = False
     optimizers: list[Optimizer] = field(default_factory=list)
-    num_passes: int = 0
-    """How many backward passes come before that, within the same call."""
     num_updates: int = 0
     """That had been seen when its call began."""
     progress: tuple[int, int] | None = None
@@ -232,14 +218,13 @@ class CompiledFunction:
 
 
 class CompiledFunctions:
-    """Enters `forward` for a function that returns what has a gradient, `optimizer` for one that steps one."""
+    """Enters `forward` for a function that returns what has a gradient, `optimizer` for one that steps one.
+
+    Of one that is a whole step its backward pass is seen, and at its end the update.
+    """
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._running: CompiledFunction | None = None
-        """The outermost one of those that may hold a whole step."""
-        self._num_passes = 0
-        loop.backward_ended.append(self._backward_ended)
 
     def began(self, function: CompiledFunction) -> None:
         loop = self._loop
@@ -248,81 +233,28 @@ class CompiledFunctions:
             return
         if function.is_forward:
             loop.forward_began()
-        elif function.num_passes:
-            if torch.is_grad_enabled():
-                self._run(function)
-                self._go_forward()
         elif function.optimizers:
-            if loop.step is not None and loop.step.has_gradients:
-                self._go_on_with_update(function)
+            first = function.optimizers[0]()
+            if first is not None and loop.step is not None and loop.step.has_gradients:
+                loop.optimizer_entered(first)
         elif not function.is_known and torch.is_grad_enabled():
             function.progress, function.versions = self._progress(), _versions()
-            self._run(function)
 
-    def ended(self, function: CompiledFunction) -> None:
-        if self._loop.light.is_on:
-            self._running = None
-        elif function.is_forward:
-            self._loop.forward_ended()
-        elif function.num_passes and function is not self._running:
-            return  # without gradients, or within another one
-        elif function is self._running:
-            self._running = None
-            self._loop.clock.leave_function(perf_counter_ns())
-            if function.num_passes and not self._num_passes:
-                return  # an error came first
-            function.num_passes = self._num_passes
-        self._note_updates(function)
-
-    def returned(self, function: CompiledFunction, result: object) -> None:
-        versions, function.versions = function.versions, {}
-        if function.progress is None or self._loop.light.is_on or not torch.is_grad_enabled():
+    def ended(self, function: CompiledFunction, result: object) -> None:
+        loop, versions, function.versions = self._loop, function.versions, {}
+        if function.is_forward and not loop.light.is_on:
+            loop.forward_ended()
+        if result is _RAISED:
             return
-        function.is_known = True
-        function.is_forward = function.progress == self._progress() and _has_gradient(result)
-        function.optimizers = [one for one, version in _versions().items() if versions.get(one, version) != version]
-        if self._loop.num_updates > function.num_updates:
-            function.num_passes = 0  # of a step whose end is seen, so is the rest
-        self._note_updates(function)
-
-    def _run(self, function: CompiledFunction) -> None:
-        if self._running is None:
-            self._running, self._num_passes = function, 0
-
-    def _backward_ended(self) -> None:
-        function = self._running
-        if function is None or torch.compiler.is_compiling():  # the compiler takes gradients of what it traces
-            return
-        self._num_passes += 1
-        if self._num_passes < function.num_passes:
-            self._go_forward()
-        elif self._num_passes == function.num_passes:
-            self._go_on_with_update(function)
-
-    def _go_forward(self) -> None:
-        loop, entered = self._loop, perf_counter_ns()
-        if loop.clock.stage is not None:
-            return
-        step = loop.step_for_pass(entered)
-        step.has_forward = True
-        if step.sequence is None:
-            step.sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-        loop.steps.note_memory(step, "pre_forward", entered)
-        loop.clock.open(step, "forward", "function", entered)
-
-    def _go_on_with_update(self, function: CompiledFunction) -> None:
-        first = function.optimizers[0]() if function.optimizers else None
-        if first is not None:
-            self._loop.optimizer_entered(first)
-
-    def _note_updates(self, function: CompiledFunction) -> None:
-        """Its optimizers have stepped, unless that was seen: the compiler leaves some hooks to Python."""
-        if self._loop.num_updates > function.num_updates:
-            return
-        for optimizer in filter(None, (one() for one in function.optimizers)):
-            if self._loop.clock.opener != "optimizer":
-                self._loop.optimizer_entered(optimizer)
-            self._loop.optimizer_left(optimizer)
+        if function.progress is not None and torch.is_grad_enabled() and not loop.light.is_on:
+            function.is_known = True
+            function.is_forward = function.progress == self._progress() and _has_gradient(result)
+            function.optimizers = [one for one, version in _versions().items() if versions.get(one, version) != version]
+        if loop.num_updates == function.num_updates:  # else that was seen: the compiler leaves some hooks to Python
+            for optimizer in filter(None, (one() for one in function.optimizers)):
+                if loop.clock.opener != "optimizer":
+                    loop.optimizer_entered(optimizer)
+                loop.optimizer_left(optimizer)
 
     def _progress(self) -> tuple[int, int]:
         step = self._loop.step

@@ -1,7 +1,6 @@
 """Puts a function of ours in the place of one of torch's or the program's, and takes it out again."""
 
 import functools
-import operator
 import sys
 from collections.abc import Callable
 from types import MethodType
@@ -56,10 +55,7 @@ def call_before(owner: Any, name: str, function: Callable[..., None]) -> Undo:
 
 
 class MethodWrapper:
-    """Is `function` to whoever calls the method of an object, and `original` to whoever asks the class or copies it.
-
-    Of a script's own classes cloudpickle and dill write all functions down, to be read where nobody knows ours.
-    """
+    """Is `function` to whoever calls the method of an object, and `original` to whoever asks the class for it."""
 
     __slots__ = ("_function", "_light", "_original")
 
@@ -76,6 +72,3 @@ class MethodWrapper:
             return self._original
         is_light = self._light is not None and self._light.is_on
         return MethodType(self._original if is_light else self._function, instance)
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        return operator.getitem, ((self._original,), 0)

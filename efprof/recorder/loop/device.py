@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -13,12 +13,9 @@ import torch
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.session.writing import KeptFile
 
-MOVED_STEPS: Final = 10
-"""In a row that have their loss on another device, by which the training has moved: of a critic there are fewer."""
-
 
 class TrainingDevice:
-    """Until a loss tells, it is where PyTorch has memory: the current device, else the one with most of it.
+    """It is where the first loss is; until then where PyTorch has memory: the current device, else the one with most.
 
     `guard` makes a function harmless: once it has failed, as with allocators that have no statistics, it answers None.
     """
@@ -31,19 +28,17 @@ class TrainingDevice:
         )
         """The allocator's raw counters: flattening them, as `torch.cuda.memory_stats` does, takes ten times as long."""
         self._with_most_memory = guard(_with_most_memory)
-        self._seen: deque[int] = deque(maxlen=MOVED_STEPS)
+        self._has_loss = False
 
     def look(self) -> None:
-        if not self._seen and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if not self._has_loss and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self.index = self._with_most_memory()
 
     def see(self, losses: object) -> bool:
-        """A step's first backward pass is called on these: whether the training is on another device than it was."""
+        """A step's first backward pass is called on these: whether the first one is on another device than thought."""
         loss, before = losses[0] if isinstance(losses, list | tuple) and losses else losses, self.index
-        if type(loss) is torch.Tensor and loss.is_cuda:
-            self._seen.append(loss.device.index)
-            if len(set(self._seen)) == 1:
-                self.index = loss.device.index
+        if type(loss) is torch.Tensor and loss.is_cuda and not self._has_loss:
+            self.index, self._has_loss = loss.device.index, True
         return self.index != before
 
 

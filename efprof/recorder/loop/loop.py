@@ -41,13 +41,9 @@ class Loop:
         self.sampling = sampling
         self.steps = Steps(memory, write, sampling)
         self.clock = StageClock(self.steps)
-        self.thread = TrainingThread(
-            self.steps, self.clock, is_busy=lambda: bool(self._depth or self._has_closure), go_on=self._go_on_in_thread
-        )
-        self.light = LightLoop(self.steps, self.thread, sampling, write_light)
-        sampling.may_be_light = lambda: (
-            self.steps.can_switch_to_light and not (self.thread.is_alternating or self.steps.others.have_contributed)
-        )
+        self.thread = TrainingThread(is_idle=lambda: self.steps.open is None, go_on=self._go_on_in_thread)
+        self.light = LightLoop(self.steps, sampling, write_light)
+        sampling.may_be_light = lambda: self.steps.can_switch_to_light
         self.scaled_losses = ScaledLosses()
         self.trainer_modules = TrainerModules()
         self.evaluations: Any = None
@@ -61,11 +57,12 @@ class Loop:
         self.step_began = self.steps.began
         self.step_dropped = self.steps.dropped
         self.step_ended = self.steps.ended
+        self.step_ended.append(self.thread.note_step)
         self.fetched: list[Listener] = []
         self.backward_began: list[Listener] = []
         self.backward_called: list[Listener] = []
-        self.backward_ended: list[Callable[[], None]] = [self.steps.skips.note_backward]
-        self.optimizer_began: list[Listener] = [self.steps.skips.note_optimizer]
+        self.backward_ended: list[Callable[[], None]] = []
+        self.optimizer_began: list[Listener] = []
         self.clipped: list[Listener] = []
         self.loader_began: list[Listener] = []
         self.loader_started: list[Listener] = []
@@ -114,7 +111,7 @@ class Loop:
     # Fetching.
 
     def fetch_began(self, loader: int | None, *, is_start: bool = False) -> None:
-        if get_ident() != self.thread.ident and not self.thread.continue_in_caller():
+        if get_ident() != self.thread.ident and not self.thread.goes_on_in_caller():
             return
         entered = perf_counter_ns()
         if self.light.is_on:
@@ -128,8 +125,6 @@ class Loop:
             steps.discard_evaluation_fetch(loader)
         step = steps.open if self._has_closure else None
         step = step or steps.step_for_fetch(entered)
-        if step.batches.had_loader is None:
-            step.batches.had_loader = steps.has_loader or (steps.shares_batches and not is_start)
         steps.has_loader = True
         if not is_start:
             step.batches.loaders.append(loader)
@@ -164,8 +159,7 @@ class Loop:
         if self.light.is_on:
             return
         steps = self.steps
-        if not self.thread.is_training_thread and not (torch.is_grad_enabled() and self.thread.continue_in_caller()):
-            steps.others.forward_began()
+        if not self.thread.is_training_thread and not (torch.is_grad_enabled() and self.thread.goes_on_in_caller()):
             return
         self._depth += 1
         is_within = self._depth > 1 or (self.clock.stage is not None and self.clock.opener not in ("user", "optimizer"))
@@ -176,7 +170,7 @@ class Loop:
             if module is not None and not module.training and id(module) == self._trained:
                 steps.end_whole(entered)
             if steps.open is not None:
-                steps.open.evaluate(module)
+                steps.open.has_evaluation = True
             return
         self._trained = id(module)
         self.trainer_modules.called(module)
@@ -198,7 +192,6 @@ class Loop:
             return
         steps = self.steps
         if not self.thread.is_training_thread:
-            steps.others.forward_ended()
             return
         self._depth = depth = max(0, self._depth - 1)
         step = steps.open
@@ -216,19 +209,17 @@ class Loop:
     def backward_entered(
         self, tensors: Any, gradients: Any, site: str | None, retains_graph: bool = False, creates_graph: bool = False
     ) -> None:
+        """The thread that trains calls `torch.autograd.backward`."""
         steps = self.steps
-        if not self._continues_by_pass():
-            return
         entered = perf_counter_ns()
         if self.clock.stage is not None and self.clock.opener != "user" and not self._leave_optimizer(entered):
             return
         step = self.step_for_pass(entered)
         if step.is_light and not self._has_closure:
             self.switch_to_light(step)
-            self.light.backward_entered(tensors, gradients)
+            self.light.steps.backward_entered(tensors, gradients)
             return
         step.num_backwards += 1
-        step.batches.note_backward()
         step.backward_site = site or step.backward_site
         if steps.probe is not None:
             steps.probe.watch_loss(tensors)
@@ -242,7 +233,7 @@ class Loop:
 
     def gradients_entered(self, inputs: Any) -> None:
         """`torch.autograd.grad` was called for these; within a forward pass, as for forces, it is part of that."""
-        if self.light.is_on or not self._continues_by_pass():
+        if self.light.is_on or not self.thread.trains_in_caller():
             return
         steps = self.steps
         entered = perf_counter_ns()
@@ -255,13 +246,13 @@ class Loop:
         self.clock.open(step, "backward", "backward", entered)
 
     def backward_left(self) -> None:
+        if get_ident() != self.thread.ident:
+            self.thread.backward_ended_elsewhere()
+            return
         if self.light.is_on:
-            self.light.backward_left()
+            self.light.pass_ended()
             return
         steps = self.steps
-        if get_ident() != self.thread.ident:
-            steps.others.backward_ended()
-            return
         step = steps.open
         if self.clock.opener != "backward" or step is None:
             return
@@ -281,17 +272,15 @@ class Loop:
     # Update.
 
     def optimizer_entered(self, optimizer: torch.optim.Optimizer, has_closure: bool = False) -> None:
-        if not self.thread.is_training_step(optimizer) and not self.thread.take_over(optimizer):
+        if not self.thread.updates_in_caller():
             return
         if self.light.is_on or self.thread.is_capturing:
             return
         entered = perf_counter_ns()
-        self.thread.note_optimizer(optimizer)
         if self.clock.opener == "optimizer" and self.steps.open is not None:
             self.clock.close(self.steps.open, entered)  # the last call raised, and the program went on
         if self.clock.opener == "backward" and self.steps.updated_within_backward(optimizer):
             self.num_updates += 1
-        self.clock.leave_function(entered)
         self._leave_forward(entered)
         if self.clock.opener == "forward" and self.trainer_modules.has_found(optimizer):
             self._depth = 0
@@ -315,12 +304,12 @@ class Loop:
         if self.thread.is_capturing:
             return
         if self.light.is_on:
-            if self.thread.is_training_step(optimizer):
+            if self.thread.is_training_thread:
                 self.num_updates += 1
                 self.light.updated(id(optimizer))
             return
         step = self.steps.open
-        if not self.thread.is_training_step(optimizer) or step is None:
+        if not self.thread.is_training_thread or step is None:
             return
         if self.clock.opener not in ("optimizer", "update", "user") and not self._has_closure:
             return
@@ -346,18 +335,16 @@ class Loop:
         if step is None or id(optimizer) in step.stepped:
             return
         self.steps.probe = None
-        step.skipped += (id(optimizer),)  # before its gradients are looked at: it tells that nobody applies them
+        step.skipped += (id(optimizer),)  # before its gradients are looked at: nobody applies them
         for listener in self.optimizer_began:
             listener(step, optimizer)
         self.steps.updated(step, id(optimizer), perf_counter_ns())
 
-    def update_began(self) -> bool:
-        """Gradients are clipped or unscaled, or a schedule moves on; whether that opened the stage `optimizer`."""
+    def update_began(self) -> None:
+        """Gradients are clipped or unscaled."""
         step = self.steps.open
-        if self.clock.stage is not None or step is None or not step.has_gradients or get_ident() != self.thread.ident:
-            return False
-        self.clock.open(step, "optimizer", "update", perf_counter_ns())
-        return True
+        if self.clock.stage is None and step is not None and step.has_gradients and get_ident() == self.thread.ident:
+            self.clock.open(step, "optimizer", "update", perf_counter_ns())
 
     def update_ended(self) -> None:
         step = self.steps.open
@@ -371,29 +358,27 @@ class Loop:
         self._depth = 0
         self.light.switch_to_light(step)
 
-    def _continues_by_pass(self) -> bool:
-        """Whether the calling thread, which begins a backward pass, is the one that trains."""
-        if get_ident() == self.thread.ident or self.thread.continue_in_caller():
-            return True
-        self.steps.others.backward_began()
-        return False
-
     def _go_on_in_thread(self) -> None:
+        """In another one than before: a step that is not whole is left."""
         self._depth, self._has_closure = 0, False
+        self.clock.leave()
         if self.light.is_on:
             self.light.switch_to_full()
+        self.steps.finish_last(perf_counter_ns())
+        self.steps.drop()
 
     def step_for_pass(self, entered: int) -> OpenStep:
         step = self.steps.open
-        step = step if step is not None and self._has_closure else self.steps.step_for_pass(entered)
-        step.batches.train_on_last()
-        return step
+        return step if step is not None and self._has_closure else self.steps.step_for_pass(entered)
 
     def _leave_optimizer(self, entered: int) -> bool:
         """Close the stage `optimizer` where its closure, or the program after an error in it, goes on."""
-        if self.clock.leave_function(entered) or self._leave_forward(entered):
+        if self._leave_forward(entered):
             return True
         step = self.steps.open
+        if self.clock.opener == "backward":  # of a thread that trains no more: within a pass nobody comes here
+            self.clock.leave()
+            return True
         if self.clock.opener != "optimizer" or step is None:
             return False
         self.clock.close(step, entered)

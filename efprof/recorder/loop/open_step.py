@@ -19,53 +19,14 @@ class Batches:
     samples: int = 0
     loaders: list[int | None] = field(default_factory=list)
     """Of each batch that was asked for: the number of its DataLoader."""
-    had_loader: bool | None = None
-    """Whether a loader fed the loop before this step asked one for a batch; None where it has not."""
-    _at_backward: tuple[int, int, int] = (0, 0, 0)
-    """How many fetches, samples and loaders there were when the last backward pass began."""
-    _unused: int = 0
-    """Samples of the last batch, which nothing was done with so far."""
-    _aside: int = 0
-    """Samples of the last batch, which fed an evaluation and is not counted, unless it is trained on as well."""
 
     @property
     def loader(self) -> int | None:
         return next((loader for loader in reversed(self.loaders) if loader is not None), None)
 
-    @property
-    def has_new(self) -> bool:
-        return self.num_fetches > self._at_backward[0]
-
     def add(self, batch: object) -> None:
         self.num_fetches += 1
-        self._unused, self._aside = num_samples(batch), 0
-        self.samples += self._unused
-
-    def set_aside(self) -> None:
-        """The last batch may be there to be evaluated."""
-        if self._unused:
-            self.samples -= self._unused
-            self._unused, self._aside = 0, self._unused
-
-    def train_on_last(self) -> None:
-        self.samples += self._aside
-        self._unused = self._aside = 0
-
-    def note_backward(self) -> None:
-        """A backward pass begins: what was fetched so far belongs to it."""
-        self._at_backward = self.num_fetches, self.samples, len(self.loaders)
-
-    def take_new(self) -> "Batches":
-        """What was fetched since the last backward pass, which belongs to the next step."""
-        (num_fetches, samples, num_loaders), every = self._at_backward, self.loaders
-        new = Batches(
-            num_fetches=self.num_fetches - num_fetches,
-            samples=self.samples - samples,
-            loaders=every[num_loaders:],
-            had_loader=self.had_loader,
-        )
-        self.num_fetches, self.samples, self.loaders = num_fetches, samples, every[:num_loaders]
-        return new
+        self.samples += num_samples(batch)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -95,7 +56,7 @@ class OpenStep:
     numbers: StepNumbers = field(default_factory=StepNumbers)
     stepped: list[int] = field(default_factory=list)
     skipped: tuple[int, ...] = ()
-    """Those that a gradient scaler, or the program itself, did not let step."""
+    """Those that a gradient scaler did not let step."""
     num_backwards: int = 0
     num_gradient_calls: int = 0
     """Of `torch.autograd.grad`, outside of every stage."""
@@ -112,20 +73,8 @@ class OpenStep:
     def has_gradients(self) -> bool:
         return self.num_backwards > 0 or self.num_gradient_calls > 0
 
-    def spans_of(self, spans: list[Span]) -> list[StageSpan]:
-        start = self.start_ns
-        return [
-            StageSpan(stage, max(0, began - start) / 1000, max(0, end - start) / 1000) for stage, began, end in spans
-        ]
-
     def add_late(self, arrives: Callable[[], bool]) -> None:
         self.late.append(arrives)
-
-    def evaluate(self, module: torch.nn.Module | None) -> None:
-        """A module is called without gradients; between accumulated batches, it may be to evaluate the last one."""
-        self.has_evaluation = True
-        if self.has_gradients and module is not None and not module.training:
-            self.batches.set_aside()
 
 
 def count_call(calls: dict[tuple[str, str], SiteCalls], site: str, call: str, spent_ns: int) -> None:
@@ -140,7 +89,10 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> 
         step=step.number,
         started_ns=step.epoch_ns,
         total_us=(end_ns - start) / 1000,
-        spans=step.spans_of(step.spans),
+        spans=[
+            StageSpan(stage, max(0, began - start) / 1000, max(0, end - start) / 1000)
+            for stage, began, end in step.spans
+        ],
         memory=[BoundaryMemory(name, max(0, at - start) / 1000, *sizes) for name, at, sizes in step.memory],
         cpu_us=cpu_ns / 1000,
         rss_bytes=resident_bytes,
@@ -159,19 +111,10 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> 
 
 
 def num_samples(batch: object) -> int:
-    """The first dimension of the first tensor found in a batch; 0 where there is none.
-
-    Pictures of different sizes come as one sequence of them and one of what is known of each, in a dictionary.
-    """
+    """The first dimension of the first tensor found in a batch; 0 where there is none."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else 1
-    if hasattr(batch, "__dataclass_fields__"):
-        batch = [getattr(batch, name) for name in batch.__dataclass_fields__]
-    elif not isinstance(batch, dict | list | tuple):
+    if not isinstance(batch, dict | list | tuple):
         batch = getattr(batch, "data", None)  # transformers' BatchEncoding
     items = list(batch.values() if isinstance(batch, dict) else batch) if isinstance(batch, dict | list | tuple) else []
-    tensor = next((item for item in items if isinstance(item, torch.Tensor)), None)
-    if tensor is not None:
-        return num_samples(tensor)
-    pictures = (item for item in items if isinstance(item, list | tuple) and item and isinstance(item[0], dict))
-    return len(next(pictures, ()))
+    return next((num_samples(item) for item in items if isinstance(item, torch.Tensor)), 0)

@@ -1,30 +1,13 @@
-"""What tells where a step ends: optimizers that alternate, gradients that were thrown away, updates made by hand.
-
-Gradients that are gone before any optimizer stepped may have been thrown away (`if not isfinite(norm): continue`), or
-gathered elsewhere, or made for something else. So such a batch has as many passes as the last step with an update,
-called at the same line, and few others like it; in doubt it is left in the step it came with. `zero_grad()` at the top
-of a loop comes after the next batch was fetched: until then the loop looks as if it gathered gradients.
-"""
+"""What tells where a step ends: optimizers that alternate, a trainer that is a module, updates made by hand."""
 
 import gc
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
 import torch
 
-from efprof.recorder.loop.open_step import OpenStep, Span
 from efprof.recorder.numbers.step_numbers import parameters_of
-
-NUM_LOOKS = 20
-"""Backward passes after which a new optimizer's gradients are looked for; some libraries keep them elsewhere."""
-
-MIN_STEPS_EACH = 5
-"""Steps for each skipped one, so far: a program that clears its gradients more often has other reasons."""
-
-FIRST_PAUSE = 20
-"""Steps that are not looked at since gradients were gone in the midst of one; the next time, twice as many."""
 
 MAX_SAMPLE = 4096
 """Of a parameter's values that are compared."""
@@ -33,116 +16,32 @@ MAX_NODES = 10_000
 """Of a graph, looked at for its first parameter."""
 
 
-class SkippedUpdates:
-    """Compares the open step with the last one in which an optimizer stepped; holds nothing of the program's."""
-
-    def __init__(self) -> None:
-        self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
-        self._num_looks = 0
-        self._has_seen_gradients = False
-        """Whether a backward pass left any where its optimizer's parameters have theirs."""
-        self._num_backwards = 0
-        self._site: str | None = None
-        self._num_skipped = 0
-        self._next_number = 0
-        self._pause = FIRST_PAUSE
-
-    def note_optimizer(self, _: OpenStep, optimizer: torch.optim.Optimizer) -> None:
-        if optimizer not in self._optimizers:
-            self._optimizers.add(optimizer)
-            self._num_looks = 0
-
-    def note_backward(self) -> None:
-        if not self._has_seen_gradients and self._optimizers and self._num_looks < NUM_LOOKS:
-            self._num_looks += 1
-            self._has_seen_gradients = self._has_gradients()
-
-    def note_update(self, step: OpenStep) -> None:
-        self._num_backwards, self._site = step.num_backwards, step.backward_site
-
-    def is_skipped(self, step: OpenStep) -> bool:
-        """Whether the program has cleared the gradients of a step that was whole but for its update."""
-        if step.stepped or not step.num_backwards or step.has_evaluation or not self._has_seen_gradients:
-            return False
-        is_rare = step.number >= MIN_STEPS_EACH * self._num_skipped
-        if step.number < self._next_number or not is_rare or self._has_gradients():
-            return False
-        if not 0 < self._num_backwards <= step.num_backwards or step.backward_site != self._site:
-            self._next_number = step.number + self._pause
-            self._pause *= 2
-            return False
-        self._num_skipped += 1
-        step.skipped = tuple(map(id, self._optimizers))
-        return True
-
-    def _has_gradients(self) -> bool:
-        return any(one.grad is not None for optimizer in self._optimizers for one in parameters_of(optimizer))
-
-
 class OptimizerCycle:
     """The order in which optimizers step, as long as it is one: generator, critic, generator, critic.
 
-    Where it is none, every optimizer's step ends a step. One that stepped alone several times before the first other
-    came alternates only once a whole round has shown it: it may as well step five times to the other's one.
+    Where it is none, every optimizer's step ends a step.
     """
 
     def __init__(self) -> None:
         self._order: list[int] = []
         self._last: int | None = None
         self.is_strict = True
-        self._has_repeated = False
-        self._is_on_trial = False
 
     def stepped(self, optimizer: int) -> None:
-        if not (self.is_strict or self.is_alone):
-            return
         if optimizer not in self._order:
             self._order.append(optimizer)
-            self._is_on_trial = self._has_repeated
-        elif self.is_alone:
-            self._has_repeated = True
-        elif (
-            self._last is not None and optimizer != self._order[(self._order.index(self._last) + 1) % len(self._order)]
-        ):
-            self.is_strict = False
-        elif optimizer == self._order[-1]:
-            self._is_on_trial = False
+        elif not self.is_alone and self._last is not None:
+            following = self._order[(self._order.index(self._last) + 1) % len(self._order)]
+            self.is_strict &= optimizer == following
         self._last = optimizer
 
     def is_complete(self, stepped: list[int]) -> bool:
         """Whether a step in which these optimizers stepped, in this order, has seen the last of the round."""
-        is_alternating = self.is_strict and not (self.is_alone or self._is_on_trial)
-        return not is_alternating or stepped[-1] == self._order[-1]
+        return self.is_alone or not self.is_strict or stepped[-1] == self._order[-1]
 
     @property
     def is_alone(self) -> bool:
         return len(self._order) < 2
-
-
-class NextBatch:
-    """What came since the last backward pass of a step, from the next fetch or forward pass on; taken out of it."""
-
-    def __init__(self, step: OpenStep, first: int) -> None:
-        self._spans: list[Span] = step.spans[first:]
-        self.start_ns = self._spans[0][1]
-        marks = step.device_marks
-        num_kept = max(0, len(marks) - len(self._spans))
-        self._marks = marks[num_kept:]
-        self._memory = [reading for reading in step.memory if reading[1] >= self.start_ns]
-        self._batches = step.batches.take_new()
-        del step.spans[first:], marks[num_kept:]
-        step.memory = step.memory[: len(step.memory) - len(self._memory)]
-
-    def move_to(self, step: OpenStep) -> None:
-        step.spans, step.memory, step.device_marks = self._spans, self._memory, self._marks
-        step.batches = self._batches
-        step.has_forward = any(stage == "forward" for stage, _, _ in self._spans)
-
-
-def first_span_of_it(step: OpenStep) -> int | None:
-    """The number of the first span that fetches or goes forward since the last backward pass."""
-    since = next((i for i in range(len(step.spans), 0, -1) if step.spans[i - 1][0] == "backward"), 0)
-    return next((i for i in range(since, len(step.spans)) if step.spans[i][0] in ("data", "forward")), None)
 
 
 class TrainerModules:
@@ -154,7 +53,6 @@ class TrainerModules:
 
     def __init__(self) -> None:
         self._kinds: set[type[torch.nn.Module]] = set()
-        self._others: set[type[torch.nn.Module]] = set()
         self._called: ref[torch.nn.Module] | None = None
 
     def __contains__(self, module: object) -> bool:
@@ -164,13 +62,10 @@ class TrainerModules:
         self._called = None if module is None else ref(module)
 
     def has_found(self, optimizer: torch.optim.Optimizer) -> bool:
-        """It steps within that call: whether that was no forward pass. Asked once of each class: it takes long."""
+        """It steps within that call: whether that was no forward pass."""
         module = None if self._called is None else self._called()
-        if module is None or type(module) in self._others:
-            return False
         updated = set(map(id, parameters_of(optimizer)))
-        if not any(id(parameter) in updated for parameter in module.parameters()):
-            self._others.add(type(module))
+        if module is None or not any(id(parameter) in updated for parameter in module.parameters()):
             return False
         self._kinds.add(type(module))
         return True
@@ -179,104 +74,61 @@ class TrainerModules:
 class ParameterProbe:
     """Tells whether a program updates its parameters by hand; asked until a torch optimizer steps for the first time.
 
-    It watches one parameter from the beginning of a backward pass to the beginning of what comes next. Its value, and
-    after the pass its gradient, changes in between only where somebody, or a hook of a gradient, updates it.
+    It watches one parameter from the end of a backward pass to the beginning of what comes next: its values, or its
+    gradient, change in between only where somebody updates it. An update within the pass, as by a hook, is not seen.
     """
 
     def __init__(self) -> None:
-        self._parameter: weakref.ref[torch.Tensor] | None = None
-        self._gradient: weakref.ref[torch.Tensor] | None = None
-        self._versions: tuple[int, int] | None = None
-        self._version_before = 0
-        """The parameter's, before the backward pass that is running; so is the sample that is kept then."""
-        self._is_updated_within = False
-        self._is_replaced = False
-        self._place = 0
+        self._parameter: ref[torch.Tensor] | None = None
+        self._state: tuple[int, int, int] | None = None
         self._sample: torch.Tensor | None = None
         self._is_optimized: bool | None = None
 
     def watch_loss(self, tensors: Any) -> None:
         """Backward is called on these: watch a parameter that they were made from."""
-        if self._is_to_choose():
-            for tensor in tensors if isinstance(tensors, list | tuple) else [tensors]:
-                if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-                    self._watch(_first_leaf(tensor.grad_fn))
-        self._note_start()
+        if self._alive() is None:
+            given = tensors if isinstance(tensors, list | tuple) else [tensors]
+            nodes = [one.grad_fn for one in given if isinstance(one, torch.Tensor) and one.grad_fn is not None]
+            self._watch(_first_leaf(nodes[-1]) if nodes else None)
 
     def watch_inputs(self, inputs: Any) -> None:
-        if self._is_to_choose():
-            is_one = isinstance(inputs, torch.Tensor) or not isinstance(inputs, Iterable)
-            leaves = (one for one in ([inputs] if is_one else inputs) if isinstance(one, torch.Tensor) and one.is_leaf)
-            self._watch(next(leaves, None))
-        self._note_start()
+        if self._alive() is None:
+            given = inputs if isinstance(inputs, list | tuple) else [inputs]
+            self._watch(next((one for one in given if isinstance(one, torch.Tensor) and one.is_leaf), None))
 
     def note_backward(self) -> None:
         parameter = self._alive()
         if parameter is not None:
-            gradient = parameter.grad
-            before, after = self._sample, _sample_of(parameter)
-            self._is_updated_within |= parameter._version != self._version_before
-            if before is not None and after is not None:  # sharded training may give its memory back meanwhile
-                self._is_updated_within |= not torch.equal(before, after)
-            self._gradient = None if gradient is None else weakref.ref(gradient)
-            self._versions = (parameter._version, -1 if gradient is None else gradient._version)
-            self._place, self._sample = parameter.data_ptr(), after
+            self._state, self._sample = _state_of(parameter), _sample_of(parameter)
 
     def has_updated(self) -> bool:
         """Whether somebody has changed the parameter or its gradient since, and it was no torch optimizer."""
         parameter = self._alive()
-        if self._versions is None or _is_traced():
+        if self._state is None:
             return False
-        if parameter is None or self._is_replaced:
-            return self._is_free()  # a new one takes its place in every step, or it went with what trained it
-        if self._is_updated_within:
-            self._versions, self._is_updated_within = None, False
-            return self._is_free()
-        gradient = parameter.grad
-        known = self._gradient() if self._gradient is not None else None
-        now = (parameter._version, -1 if gradient is None else gradient._version)
-        if now == self._versions and gradient is known and not self._has_other_values(parameter):
+        if parameter is not None and _state_of(parameter) == self._state and not self._has_other_values(parameter):
             return False
-        self._versions = None
-        return self._is_free(parameter)
-
-    def _note_start(self) -> None:
-        parameter = self._alive()
-        if parameter is not None:
-            self._version_before = parameter._version
-            self._place, self._sample = parameter.data_ptr(), _sample_of(parameter)
-
-    def _is_to_choose(self) -> bool:
-        """Whether there is no parameter to watch; one that is gone since the last backward pass was replaced."""
-        if self._alive() is not None:
-            return False
-        self._is_replaced |= self._versions is not None and self._is_free()
-        return True
-
-    def _is_free(self, parameter: torch.Tensor | None = None) -> bool:
-        """Whether no torch optimizer is in charge of it, or of any."""
+        self._state = None
         if self._is_optimized is None:
             self._is_optimized = _has_optimizer(parameter)
         return not self._is_optimized
 
     def _has_other_values(self, parameter: torch.Tensor) -> bool:
         """Whether `parameter.data` was changed or replaced, of which its version tells nothing."""
-        if self._sample is None:
-            return False
-        now = _sample_of(parameter)
-        return parameter.data_ptr() != self._place or now is None or not torch.equal(self._sample, now)
+        before, now = self._sample, _sample_of(parameter)
+        return before is not None and now is not None and (before.dtype != now.dtype or not torch.equal(before, now))
 
     def _alive(self) -> torch.Tensor | None:
         return None if self._parameter is None else self._parameter()
 
     def _watch(self, parameter: torch.Tensor | None) -> None:
-        self._parameter = None if parameter is None or not _has_values(parameter) else weakref.ref(parameter)
+        is_wrapped = parameter is not None and torch._C._functorch.is_functorch_wrapped_tensor(parameter)
+        self._parameter = None if parameter is None or is_wrapped else ref(parameter)
 
 
-def _has_values(parameter: torch.Tensor) -> bool:
-    """Whether there is memory behind it: not so for what torch.func wraps, and for what stands for a shape alone."""
-    is_fake = any(kind.__name__ == "FakeTensor" for kind in type(parameter).__mro__)
-    return not (is_fake or parameter.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(parameter))
+def _state_of(parameter: torch.Tensor) -> tuple[int, int, int]:
+    gradient = parameter.grad
+    return parameter._version, id(gradient), -1 if gradient is None else gradient._version
 
 
 def _first_leaf(node: Any) -> torch.Tensor | None:
@@ -294,17 +146,14 @@ def _first_leaf(node: Any) -> torch.Tensor | None:
 
 
 def _sample_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    """Some of its values; None where it takes a device or another rank to tell."""
-    if _is_traced():
+    """Some of its values; None where it takes a device or another rank to tell, and while torch.jit.trace takes our
+    operations for the program's.
+    """
+    if torch._C._get_tracing_state() is not None or not parameter.is_cpu or type(parameter.data) is not torch.Tensor:
         return None
-    if not parameter.is_cpu or type(parameter.data) is not torch.Tensor or not parameter.untyped_storage().size():
-        return None  # sharded, too, or given back between the passes
+    if not parameter.untyped_storage().size():
+        return None  # sharded, and given back between the passes
     return parameter.detach().reshape(-1)[:MAX_SAMPLE].clone()
-
-
-def _is_traced() -> bool:
-    """Whether torch.jit.trace is at work, which would take our operations for the program's, and die of them."""
-    return torch._C._get_tracing_state() is not None
 
 
 def _has_optimizer(parameter: torch.Tensor | None) -> bool:

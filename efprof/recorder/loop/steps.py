@@ -12,12 +12,14 @@ from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Sampling
 from efprof.recorder.loop.device import UNKNOWN, DeviceClock, Memory, ResidentSet
 from efprof.recorder.loop.open_step import OpenStep, record_of
-from efprof.recorder.loop.other_threads import OtherThreads
-from efprof.recorder.loop.step_ends import NextBatch, OptimizerCycle, ParameterProbe, SkippedUpdates, first_span_of_it
+from efprof.recorder.loop.step_ends import OptimizerCycle, ParameterProbe
 from efprof.recorder.numbers.step_numbers import learning_rate_of
 from efprof.recorder.session.sites import callers
 
 Listener = Callable[..., None]
+
+MAX_SPANS = 50_000
+"""Kept of one step: a program that only looks at gradients never ends it."""
 
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
 _COMPILED_CALLS = str(Path(__file__).parents[1] / "hooks" / "module_calls.py")
@@ -26,9 +28,9 @@ _COMPILED_CALLS = str(Path(__file__).parents[1] / "hooks" / "module_calls.py")
 class Steps:
     """Begins and finishes steps; `open` is the one that is being recorded.
 
-    A step runs from one fetch of a batch to the next one after an optimizer has stepped, or the program has skipped
-    that; in a loop without a loader, or with several updates on each batch, from one forward pass to the next; where
-    the user marks steps, from mark to mark.
+    A step runs from one fetch of a batch to the next one after an optimizer has stepped; in a loop without a loader, or
+    with several updates on each batch, from one forward pass to the next; where the user marks steps, from mark to
+    mark.
     """
 
     def __init__(self, memory: Memory, write: Callable[[OpenStep, StepRecord], None], sampling: Sampling) -> None:
@@ -40,13 +42,12 @@ class Steps:
         self.dropped: list[Listener] = []
         self.ended: list[Listener] = []
         self.manual_updates_found: list[Listener] = []
-        self.others = OtherThreads()
         self.cycle = OptimizerCycle()
-        self.skips = SkippedUpdates()
         self.probe: ParameterProbe | None = ParameterProbe()
         """None once a torch optimizer has stepped."""
         self.clock: DeviceClock | None = None
-        self.has_loader = False
+        self.has_loader = self.was_fed = False
+        """Whether a loader was asked for a batch, and whether one fed the last full step."""
         self.num_shared = 0
         """On how many of the last batches, one after another, an optimizer stepped more than once."""
         self.has_marks = False
@@ -82,35 +83,32 @@ class Steps:
             return self.begin(at)
         if self.probe is not None:
             self._note_manual_update(step, at)
-        if not self.has_marks and (step.stepped or self.skips.is_skipped(step)):
+        if not self.has_marks and step.stepped:
             if self.has_loader and not self.shares_batches:
                 self.num_shared = 0
             return self.finish_and_begin(at)
         if step.has_evaluation and not step.has_gradients:
-            self.has_loader = bool(step.batches.had_loader)
-            self.drop()
-            following = self.begin(at)  # what was fetched so far fed an evaluation: it belongs to no step
-            following.batches.had_loader = step.batches.had_loader
-            return following
+            self.drop()  # what was fetched so far fed an evaluation: it belongs to no step
+            return self.begin(at)
         return step
 
     def step_for_pass(self, at: int) -> OpenStep:
         step = self.open
         if step is None:
             return self.begin(at)
-        if step.number and step.batches.had_loader is False and step.has_evaluation and not step.has_gradients:
+        has_evaluated = step.has_evaluation and step.batches.num_fetches and not step.has_gradients
+        if step.number and has_evaluated and not (self.was_fed or self.shares_batches):
             self.has_loader = False  # it fed an evaluation, which was broken off, in a loop that trains without one
             self.drop()
             return self.begin(at)
         if self.has_marks:
             return step
         if self.is_fed and step.batches.num_fetches:  # not where another thread reads the loader
-            return self._finish_skipped(step, at) if step.batches.has_new and self.skips.is_skipped(step) else step
+            return step
         if self.probe is not None:
             self._note_manual_update(step, at)
-        if step.stepped:
-            return self.finish_and_begin(at) if self.cycle.is_complete(step.stepped) else step
-        return self._finish_skipped(step, at) if self.skips.is_skipped(step) else step
+        is_whole = step.stepped and self.cycle.is_complete(step.stepped)
+        return self.finish_and_begin(at) if is_whole else step
 
     def end_whole(self, at: int) -> None:
         """What comes now belongs to no step that is whole, as an evaluation of the trained module."""
@@ -130,8 +128,7 @@ class Steps:
             self.has_loader = False
             if optimizer == step.stepped[-1]:
                 self.cycle.is_strict = False
-        last = step.spans[-1][2] if step is not None and step.spans else 0
-        return self.finish_and_begin(self.others.first_since(last) or at)
+        return self.finish_and_begin(at)
 
     def discard_evaluation_fetch(self, loader: int | None) -> None:
         """This loader starts again before anything was trained: what it gave before was only to look at."""
@@ -151,9 +148,7 @@ class Steps:
         if step.has_gradients or self.has_marks or is_fed_by_another:
             return
         self.open, self.closed = None, step
-        # One that was read to its end without training, `batches = list(loader)`, feeds nothing.
-        is_read_ahead = batches.num_fetches > 0 and not step.has_evaluation
-        self.has_loader = bool(batches.had_loader) and not is_read_ahead
+        self.has_loader = False  # unless it starts again: it may have fed an evaluation, or have been read ahead
 
     def updated(self, step: OpenStep, optimizer: int, at: int) -> None:
         self.note_memory(step, "post_optimizer_step", at)
@@ -173,23 +168,13 @@ class Steps:
         return True
 
     def note_memory(self, step: OpenStep, boundary: str, at: int) -> None:
-        if not step.is_light and (reading := self._memory.read()) is not UNKNOWN:
+        if not step.is_light and len(step.memory) < MAX_SPANS and (reading := self._memory.read()) is not UNKNOWN:
             step.memory.append((boundary, at, reading))
 
     def finish_and_begin(self, at: int) -> OpenStep:
         if self.open is not None:
             self.finish(self.open, at)
         return self.begin(at)
-
-    def _finish_skipped(self, skipped: OpenStep, at: int) -> OpenStep:
-        """The gradients of this step were thrown away, maybe after the next batch came: that begins the next one."""
-        first = first_span_of_it(skipped)
-        if first is None:
-            return self.finish_and_begin(at)
-        batch = NextBatch(skipped, first)
-        step = self.finish_and_begin(batch.start_ns)
-        batch.move_to(step)
-        return step
 
     def begin(self, at: int) -> OpenStep:
         epoch_ns = time.time_ns() - (perf_counter_ns() - at)
@@ -228,18 +213,12 @@ class Steps:
 
     def finish(self, step: OpenStep, at: int) -> None:
         self.open = None
-        if step.stepped:
-            self.skips.note_update(step)
         self.num_finished += 1
-        others, num_backwards = self.others.take_spans(step.spans, at)
-        step.num_backwards += num_backwards
         self._learn(step)
         record = record_of(step, at, time.process_time_ns() - step.start_cpu_ns, self._resident.read())
         if step.device_marks:
             assert self.clock is not None
             step.add_late(self.clock.reader(record, step.device_marks))
-        if others:
-            record.spans = sorted([*record.spans, *step.spans_of(others)], key=lambda span: span.start_us)
         if step.window is None:
             self._sampling.note_full(step.number, at - step.start_ns, step.recorder_ns)
         try:
@@ -257,6 +236,7 @@ class Steps:
         )
         self.can_switch_to_light &= step.num_backwards > 0 or not is_by_hand
         self.last_stepped, self.passes_by_hand = step.stepped, passes
+        self.was_fed = step.batches.num_fetches > 0
         self.last_site, self.last_loader = step.backward_site, step.batches.loader
 
     def _note_manual_update(self, step: OpenStep, at: int) -> None:
@@ -287,24 +267,16 @@ class StageClock:
         step.recorder_ns += now - max(entered, step.start_ns)
 
     def close(self, step: OpenStep, entered: int) -> None:
-        step.spans.append((self.stage or "other", self._start_ns, entered))
-        if self._steps.clock is not None:
-            step.device_marks.append(self._steps.clock.close())
+        if len(step.spans) < MAX_SPANS:
+            step.spans.append((self.stage or "other", self._start_ns, entered))
+            if self._steps.clock is not None:
+                step.device_marks.append(self._steps.clock.close())
         self.stage = self.opener = None
 
     @property
     def reads_by_design(self) -> bool:
         """Whether a loader or an optimizer is running: both read values of tensors, on the CPU."""
         return self.stage == "data" or self.opener == "optimizer"
-
-    def leave_function(self, entered: int) -> bool:
-        """Close the stage `forward` of a compiled function where that returns, or goes on with what is seen."""
-        step = self._steps.open
-        if self.opener != "function" or step is None:
-            return False
-        self.close(step, entered)
-        self._steps.note_memory(step, "post_forward_pre_backward", entered)
-        return True
 
     def forget_forward(self, entered: int) -> None:
         step = self._steps.open

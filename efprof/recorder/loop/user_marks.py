@@ -15,7 +15,7 @@ class UserMarks:
     def step_ended(self) -> None:
         """A step ends here: from now on only such marks divide steps."""
         loop, steps = self._loop, self._steps
-        if not loop.thread.is_training_thread and not loop.thread.take_over():
+        if not loop.thread.updates_in_caller():
             return
         entered = perf_counter_ns()
         steps.has_marks = True
@@ -28,12 +28,9 @@ class UserMarks:
 
     def stage_began(self, stage: str) -> None:
         loop, steps = self._loop, self._steps
-        if (
-            loop.light.is_on
-            or not loop.thread.is_training_thread
-            or loop.clock.stage is not None
-            or loop.thread.is_capturing
-        ):
+        if loop.light.is_on or loop.clock.stage is not None or not loop.thread.is_training_thread:
+            return
+        if loop.thread.is_capturing:
             return
         entered = perf_counter_ns()
         step = steps.step_for_fetch(entered) if stage == "data" else loop.step_for_pass(entered)

@@ -178,8 +178,8 @@ class Windows:
 
     def _open(self, step: OpenStep, planned: Planned) -> None:
         del self._planned[step.number]
-        if self._session.loop.thread.is_alternating or self._would_crash():
-            self._give_up(step.number, SEVERAL_THREADS if self._session.loop.thread.is_alternating else GRAPHS_CRASH)
+        if self._would_crash():
+            self._give_up(step.number, GRAPHS_CRASH)
             return
         if self._is_program_profiling():
             reason = "the program was profiling itself when a window was due, so that window was left out"

@@ -130,7 +130,7 @@ def test_parameters_and_buffers_are_no_data(tmp_path: Path) -> None:
     model = torch.nn.Module()
     model.weight, table = torch.nn.Parameter(torch.rand(ROWS, WIDTH)), torch.rand(ROWS, WIDTH)
     model.register_buffer("table", table)
-    uses = device_data._candidates("cpu", lambda storage: storage.data_ptr())
+    uses = device_data._candidates()
     found = {use.address for use in uses.values()}
     assert found.isdisjoint({model.weight.data_ptr(), table.data_ptr()})
 

@@ -2,9 +2,7 @@
 
 import gc
 import pkgutil
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,19 +21,15 @@ WITHOUT_DEVICE = (AssertionError, AttributeError, RuntimeError)
 WAITING = (
     "torch.cuda.synchronize",
     "torch.cuda.empty_cache",
-    "torch.cuda.memory.empty_cache",
     "torch.cuda.reset_peak_memory_stats",
-    "torch.cuda.memory.reset_peak_memory_stats",
     "torch.cuda.Stream.synchronize",
     "torch.cuda.Event.synchronize",
     "torch.accelerator.synchronize",
     "torch.accelerator.empty_cache",
-    "torch.accelerator.memory.empty_cache",
     "torch.accelerator.reset_peak_memory_stats",
-    "torch.accelerator.memory.reset_peak_memory_stats",
     "gc.collect",
 )
-"""Wherever torch has them; those of `memory` are counted under their first name."""
+"""Wherever torch has them."""
 
 
 def step_with(stall: Callable[[], object]) -> Callable[[], None]:
@@ -55,45 +49,29 @@ def collect() -> None:
     gc.collect(0)  # collect
 
 
-def reset_maximum() -> None:
-    with suppress(*WITHOUT_DEVICE), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        torch.cuda.reset_max_memory_allocated()  # reset maximum
-
-
 def stalls_of(recorded: Recorded) -> list[SiteCalls]:
     return [stall for step in recorded.steps for stall in step.stalls]
 
 
-@pytest.mark.parametrize(
-    ("stall", "call", "marker"),
-    [
-        (collect, "gc.collect", "collect"),
-        (reset_maximum, "torch.cuda.reset_peak_memory_stats", "reset maximum"),
-    ],
-)
-def test_a_stall_is_counted_once_at_its_line(
-    stall: Callable[[], object], call: str, marker: str, tmp_path: Path
-) -> None:
-    stalls = stalls_of(record_here(tmp_path, step_with(stall)))
-    site = f"tests/recorder/collectors/test_stalls.py:{line_of(HERE, marker)}:{stall.__name__}"
-    assert [(stall.site, stall.call, stall.count) for stall in stalls] == [(site, call, 1)] * 2
+def test_a_stall_is_counted_once_at_its_line(tmp_path: Path) -> None:
+    stalls = stalls_of(record_here(tmp_path, step_with(collect)))
+    site = f"tests/recorder/collectors/test_stalls.py:{line_of(HERE, 'collect')}:collect"
+    assert [(stall.site, stall.call, stall.count) for stall in stalls] == [(site, "gc.collect", 1)] * 2
 
 
-@pytest.mark.parametrize("place", WAITING)
-def test_every_call_that_would_wait_for_a_device_is_counted_wherever_it_is_looked_up(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", WAITING)
+def test_every_call_that_would_wait_for_a_device_is_counted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, waits = place.replace(".memory.", "."), []
+    waits = []
 
     def pretended(*args: object) -> None:
         waits.append(args)
 
-    for each in {place, name}:
-        monkeypatch.setattr(each, pretended, raising=False)  # an older torch lacks some
+    monkeypatch.setattr(name, pretended, raising=False)  # an older torch lacks some
 
     def wait() -> None:
-        pkgutil.resolve_name(place)("for", "it")  # wait
+        pkgutil.resolve_name(name)("for", "it")  # wait
 
     stalls = stalls_of(record_here(tmp_path, step_with(wait)))
     site = f"tests/recorder/collectors/test_stalls.py:{line_of(HERE, 'wait')}:{wait.__qualname__}"
@@ -125,7 +103,7 @@ def test_what_the_recorder_collects_itself_is_not_counted(tmp_path: Path) -> Non
 
 def test_every_call_is_given_back_at_the_end(tmp_path: Path) -> None:
     def owned() -> list[object]:
-        return [gc.collect, torch.cuda.empty_cache, torch.cuda.memory.empty_cache, torch.cuda.Stream.synchronize]
+        return [gc.collect, torch.cuda.empty_cache, torch.cuda.Stream.synchronize]
 
     before = owned()
     seen: list[list[object]] = []

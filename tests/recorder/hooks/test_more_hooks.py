@@ -1,7 +1,6 @@
-"""Loops whose calls come to torch by way of others: schedules of schedules, and what passes a loader's batches on."""
+"""Loops whose calls come to torch by way of others: clipping, and what passes a loader's batches on."""
 
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -9,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim import lr_scheduler
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
-from tests.recorder.collectors.test_iterators import progress_bar
 from tests.recorder.light import record_both_ways, told
 from tests.recorder.recording import PLAIN, record_here, stages
 from tests.recorder.training import BATCH, Loader, error_of, make_loader, make_training, train_step
@@ -22,7 +19,6 @@ FEW, MANY = 12, 80
 """Steps: those of a short run are all in full, most of a long one are light."""
 
 Batch = tuple[torch.Tensor, ...]
-Optimizer = torch.optim.Optimizer
 
 
 def whole(step: StepRecord) -> list[str]:
@@ -45,77 +41,6 @@ class Trainer:
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         self.backward(inputs, targets)
         self.optimizer.step()
-
-
-def warm_up(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
-    return lr_scheduler.LinearLR(optimizer, total_iters=30)
-
-
-def decay(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
-    return lr_scheduler.ExponentialLR(optimizer, 0.9)
-
-
-SCHEDULES: dict[str, Callable[[Optimizer], Callable[[torch.Tensor], object]]] = {
-    "LinearLR": lambda optimizer: without_metric(warm_up(optimizer)),
-    "SequentialLR": lambda optimizer: without_metric(
-        lr_scheduler.SequentialLR(optimizer, [warm_up(optimizer), decay(optimizer)], milestones=[7])
-    ),
-    "ReduceLROnPlateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=2).step,
-}
-
-
-def without_metric(schedule: lr_scheduler.LRScheduler) -> Callable[[torch.Tensor], object]:
-    return lambda _: schedule.step()
-
-
-@pytest.mark.parametrize("num_steps", [FEW, MANY])
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_that_moves_on_in_each_step_belongs_to_its_update(name: str, num_steps: int) -> None:
-    rates: list[float] = []
-
-    def train() -> None:
-        rates.clear()
-        trainer = Trainer()
-        move_on = SCHEDULES[name](trainer.optimizer)
-        for batch in make_loader(num_steps):
-            loss = trainer.backward(*batch)
-            trainer.optimizer.step()
-            rates.append(trainer.optimizer.param_groups[0]["lr"])
-            move_on(loss)
-
-    light, steps, num_light = record_both_ways(train)
-    assert told(light) == told(steps)
-    assert num_light >= (num_steps == MANY) * MANY / 3
-    assert [whole(step) for step in steps] == [PLAIN] * num_steps
-    assert min(stages(step).count("optimizer") for step in steps) >= 2, "the schedule's share is seen"
-    assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * num_steps
-    assert [step.learning_rate for step in steps] == rates
-    assert [step.reads for step in steps] == [[]] * num_steps, "what it reads of its metric is torch's own business"
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_that_moves_on_after_each_epoch_is_of_no_step(name: str, tmp_path: Path) -> None:
-    def train() -> None:
-        trainer, loader = Trainer(), make_loader(3)
-        move_on = SCHEDULES[name](trainer.optimizer)
-        for _ in range(4):
-            for batch in loader:
-                trainer.step(*batch)
-            move_on(torch.ones(()))
-
-    steps = record_here(tmp_path, train).steps
-    assert [stages(step) for step in steps] == [["data", *PLAIN], PLAIN, PLAIN] * 4
-
-
-def test_what_torch_warns_of_a_schedule_names_the_program_s_line(tmp_path: Path) -> None:
-    def move_on_too_early() -> None:
-        trainer = Trainer()
-        schedule = decay(trainer.optimizer)
-        schedule.step()
-
-    with pytest.warns(UserWarning, match="before `optimizer.step") as warned:
-        record_here(tmp_path, move_on_too_early)
-    assert [warning.filename for warning in warned] == [__file__]
 
 
 @pytest.mark.parametrize("is_fed", [True, False], ids=["fed by a loader", "fed by a list"])
@@ -142,14 +67,8 @@ def endless(loader: Loader) -> Iterator[Batch]:
 
 FEEDS: dict[str, tuple[Callable[[], Iterable[Batch]], int]] = {
     "chain": (lambda: itertools.chain(make_loader(MANY - 30), make_loader(30)), 2),
-    "chain.from_iterable": (lambda: itertools.chain.from_iterable([make_loader(MANY - 30), make_loader(30)]), 2),
-    "islice": (lambda: itertools.islice(make_loader(MANY + 5), MANY), 1),
     "cycle": (lambda: itertools.islice(itertools.cycle(make_loader(MANY + 5)), MANY), 1),
-    "enumerate": (lambda: (batch for _, batch in enumerate(make_loader(MANY))), 1),
-    "map": (lambda: map(tuple, make_loader(MANY)), 1),
-    "zip with numbers": (lambda: (batch for _, batch in zip(range(MANY), make_loader(MANY + 5), strict=False)), 1),
     "a generator over it": (lambda: itertools.islice(endless(make_loader(MANY // 4)), MANY), 4),
-    "tqdm": (lambda: progress_bar()(make_loader(MANY)), 1),
 }
 """Each with the number of times that a loader starts."""
 
@@ -221,31 +140,6 @@ def test_the_last_step_of_every_epoch_of_accelerate_has_its_batch_however_long_t
     assert num_light > MANY / 3
     assert [step.samples for step in steps] == [BATCH] * (2 * MANY)
     assert all("data" in stages(step) for step in (steps[MANY - 1], steps[-1]))
-
-
-def test_a_generator_keeps_no_error_of_whoever_resumed_it(tmp_path: Path) -> None:
-    handled: list[BaseException | None] = []
-
-    def epochs() -> Iterator[object]:
-        while True:
-            yield from make_loader(2)
-            handled.append(sys.exception())
-
-    def train() -> None:
-        batches = epochs()
-        for _ in range(2):
-            next(batches)
-        try:
-            raise RuntimeError("out of memory")
-        except RuntimeError:
-            next(batches)  # in here the epoch ends
-        for _ in range(2):
-            next(batches)
-
-    recorded = record_here(tmp_path, train)
-    assert isinstance(handled[0], RuntimeError)
-    assert handled[1] is None
-    assert recorded.events(CollectorStopped) == []
 
 
 def test_clipping_that_another_tool_has_wrapped_is_recorded_under_whatever_name(

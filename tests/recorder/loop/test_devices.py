@@ -11,7 +11,6 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.readings import read_device_use, read_evaluations
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
-from efprof.recorder.loop.device import MOVED_STEPS
 from efprof.recorder.numbers import late_values
 from efprof.recorder.numbers.late_values import LateValues, on_device
 from efprof.recorder.windows import profiled_window
@@ -179,20 +178,6 @@ def test_gradients_on_a_device_and_on_the_cpu_have_one_norm(tmp_path: Path) -> N
     with SimulatedCuda().in_place():
         recorded = record_here(tmp_path, train_offloaded)
     assert [step.gradient_norm for step in recorded.steps] == [5.0] * 4
-
-
-def test_a_training_that_goes_on_with_another_device_is_followed_there(tmp_path: Path) -> None:
-    def train_one_after_the_other() -> None:
-        train("cuda:0", 3)
-        held = torch.zeros(8 * MIB, dtype=torch.uint8, device="cuda:1")
-        train("cuda:1", 2 * MOVED_STEPS)
-        del held
-
-    with SimulatedCuda(2).in_place():
-        recorded = record_here(tmp_path, train_one_after_the_other)
-    are_there = [number > 8 * MIB for number in allocated(recorded)]
-    assert are_there == [False] * (2 + MOVED_STEPS) + [True] * (MOVED_STEPS + 1)
-    assert recorded.run.devices[0].index == 1
 
 
 # Other allocators, and devices that refuse.

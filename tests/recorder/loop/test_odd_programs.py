@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, TrainingRaised
+from efprof.recorder.loop import steps
 from tests.recorder.conftest import Begin
-from tests.recorder.recording import Recorded, open_session, record_here, stages
+from tests.recorder.recording import Recorded, open_session, record_here, running_session, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train, train_step
 
 LONG = 60
@@ -131,24 +132,16 @@ def test_an_update_that_leaves_no_trace_in_the_parameters_version_is_seen(
     assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * 10
 
 
-MAKES_NEW_LEAVES = """
-import torch
-from torch.utils.data import DataLoader
-
-weight = torch.zeros(3, 1, requires_grad=True)
-for inputs in DataLoader(torch.randn(40, 3), batch_size=4):
-    loss = (inputs @ weight - 1).square().mean()
-    (gradient,) = torch.autograd.grad(loss, (weight,))
-    weight = (weight - 0.01 * gradient).detach().requires_grad_()
-"""
-
-
-def test_a_parameter_that_is_replaced_in_every_step_is_updated(begin: Begin) -> None:
-    child = begin(MAKES_NEW_LEAVES)
-    assert child.wait() == 0, child.errors
-    steps = Recorded(folder=child.folder).steps
-    # That it was replaced shows when the second step is made from another one.
-    assert [step.samples for step in steps] == [8] + [4] * 8
+def test_a_program_that_only_looks_at_gradients_fills_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "MAX_SPANS", 10)
+    model = make_model()
+    with running_session(tmp_path) as session:
+        for batch in make_loader(30):
+            error_of(model, *batch).backward()
+        assert session.loop.step is not None
+        assert (len(session.loop.step.spans), len(session.loop.step.memory)) == (10, 10)
 
 
 def test_a_working_folder_that_is_gone_ends_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several threads that train: by turns, at the same time, or for one another."""
+"""Several threads that train: one after the other, at the same time, or for one another."""
 
 import queue
 import threading
@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, OtherThreadTrained
-from efprof.artifacts.steps import StepRecord
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
-from efprof.recorder.windows.windows import SEVERAL_THREADS
 from tests.recorder.conftest import Begin
-from tests.recorder.recording import HARDLY_ANY_IN_FULL, PLAIN, UPDATE, Recorded, record_here, stages
-from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_plainly, train_step
+from tests.recorder.recording import UPDATE, Recorded, record_here, stages
+from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_plainly
 
 NUM_UPDATES = 40
 """More than are in full at the start."""
@@ -38,12 +36,6 @@ def make_step(model: torch.nn.Module | None = None) -> tuple[Callable[[], None],
     return step, losses
 
 
-def train_by_turns(step: Callable[[], object]) -> None:
-    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
-        for number in range(NUM_UPDATES):
-            (second if number % 2 else first).submit(step).result()
-
-
 def at_once(*functions: Callable[[], object]) -> None:
     threads = [threading.Thread(target=function) for function in functions]
     for thread in threads:
@@ -52,49 +44,8 @@ def at_once(*functions: Callable[[], object]) -> None:
         thread.join()
 
 
-def follow_one_another(steps: list[StepRecord]) -> bool:
-    ends = [step.started_ns + step.total_us * 1000 for step in steps]
-    slack = 1_000_000  # two clocks: one tells when a step began, the other how long it took
-    return all(step.started_ns > end - slack for step, end in zip(steps[1:], ends, strict=False))
-
-
-def has_spans_in_order(step: StepRecord) -> bool:
-    instants = [instant for span in step.spans for instant in (span.start_us, span.end_us)]
-    return instants == sorted(instants) and instants[-1] <= step.total_us
-
-
 def updates_elsewhere(recorded: Recorded) -> int | None:
     return recorded.events(OtherThreadTrained)[-1].num_updates
-
-
-def test_two_threads_that_train_by_turns_are_one_loop(tmp_path: Path) -> None:
-    step, losses = make_step()
-    recorded = record_here(tmp_path, lambda: train_by_turns(step))
-    steps = recorded.steps
-    assert [record.step for record in steps] == list(range(NUM_UPDATES))
-    assert [stages(record) for record in steps] == [UPDATE] * NUM_UPDATES
-    assert [record.micro_batches for record in steps] == [1] * NUM_UPDATES
-    assert [record.loss for record in steps[2:]] == pytest.approx(losses[2:])
-    assert follow_one_another(steps)
-    assert all(map(has_spans_in_order, steps))
-    assert not recorded.events(OtherThreadTrained)
-    assert not recorded.events(CollectorStopped)
-
-
-def test_threads_that_train_by_turns_fetch_their_own_batches(tmp_path: Path) -> None:
-    model, optimizer = make_training()
-
-    def train() -> None:
-        batches = iter(make_loader(NUM_UPDATES))
-
-        def step() -> None:
-            train_step(model, optimizer, *next(batches))
-
-        train_by_turns(step)
-
-    steps = record_here(tmp_path, train).steps
-    assert [record.samples for record in steps[2:]] == [BATCH] * (NUM_UPDATES - 2)
-    assert [stages(record) for record in steps[2:]] == [PLAIN] * (NUM_UPDATES - 2)
 
 
 def test_a_loader_that_another_thread_reads_joins_no_steps(tmp_path: Path) -> None:
@@ -108,22 +59,6 @@ def test_a_loader_that_another_thread_reads_joins_no_steps(tmp_path: Path) -> No
 
     steps = record_here(tmp_path, train).steps
     assert [(step.micro_batches, stages(step)[-3:]) for step in steps] == [(1, UPDATE)] * 10
-
-
-def test_our_thread_and_another_one_may_train_one_model_by_turns(tmp_path: Path) -> None:
-    step, losses = make_step()
-
-    def train() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            for number in range(NUM_UPDATES):
-                if number // 3 % 2:
-                    pool.submit(step).result()
-                else:
-                    step()
-
-    steps = record_here(tmp_path, train).steps
-    assert [record.micro_batches for record in steps] == [1] * NUM_UPDATES
-    assert [record.loss for record in steps[4:]] == pytest.approx(losses[4:])
 
 
 def test_training_goes_on_in_our_thread_once_another_one_is_over(tmp_path: Path) -> None:
@@ -141,31 +76,6 @@ def test_what_another_thread_trains_between_steps_of_ours_is_not_mixed_in(tmp_pa
         train_plainly(2)
 
     assert [step.samples for step in record_here(tmp_path, train).steps] == [BATCH] * 4
-
-
-def test_another_thread_goes_on_where_ours_left_light_steps(tmp_path: Path) -> None:
-    step, _ = make_step()
-
-    def train() -> None:
-        for _ in range(NUM_UPDATES):
-            step()
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(lambda: [step() for _ in range(10)]).result()
-
-    steps = record_here(tmp_path, train, overhead=HARDLY_ANY_IN_FULL).steps
-    assert [record.micro_batches for record in steps] == [1] * (NUM_UPDATES + 10)
-    assert follow_one_another(steps)
-
-
-@pytest.mark.filterwarnings("ignore:.*kineto.*:UserWarning")
-@pytest.mark.parametrize("first", [1, 5])
-def test_no_window_is_open_over_the_steps_of_several_threads(first: int, tmp_path: Path) -> None:
-    step, _ = make_step()
-    recorded = record_here(tmp_path, lambda: train_by_turns(step), windows=((first, first + 2), (12, 14)))
-    assert [record.micro_batches for record in recorded.steps] == [1] * NUM_UPDATES
-    (stopped,) = recorded.events(CollectorStopped)
-    assert (stopped.collector, stopped.reason) == ("windows", SEVERAL_THREADS)
-    assert list(recorded.rank.glob("trace-*")) == []
 
 
 @pytest.mark.parametrize("is_daemon", [True, False])
@@ -192,27 +102,6 @@ for _ in range(40):
     assert [record.loss is None for record in recorded.steps[1:]] == [False] * 39
 
 
-@pytest.mark.filterwarnings("ignore:.*kineto.*:UserWarning")
-def test_a_profiler_of_the_program_starts_where_a_window_was_left_in_its_thread(tmp_path: Path) -> None:
-    step, _ = make_step()
-    num_profiled = 0
-
-    def profile() -> None:
-        nonlocal num_profiled
-        with torch.profiler.profile() as profiler:
-            step()
-        num_profiled = len(profiler.events())
-
-    def train() -> None:
-        with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
-            first.submit(lambda: [step() for _ in range(3)]).result()
-            second.submit(lambda: [step() for _ in range(3)]).result()
-            first.submit(profile).result()
-
-    record_here(tmp_path, train, windows=((2, 4),))
-    assert num_profiled > 0
-
-
 def make_lockstep(wait: Callable[[], object], optimizer_of: Callable[[], torch.optim.Optimizer] | None = None) -> None:
     """Train with every call beside another thread's, which waits at the same places."""
     model = make_model()
@@ -230,8 +119,7 @@ def make_lockstep(wait: Callable[[], object], optimizer_of: Callable[[], torch.o
 def test_of_two_threads_that_train_at_once_one_is_recorded_and_the_other_one_is_told_of(tmp_path: Path) -> None:
     barrier = threading.Barrier(2)
     recorded = record_here(tmp_path, lambda: at_once(*[lambda: make_lockstep(barrier.wait)] * 2))
-    assert [stages(step) for step in recorded.steps] == [UPDATE] * NUM_UPDATES
-    assert [step.micro_batches for step in recorded.steps] == [1] * NUM_UPDATES
+    assert [stages(step) for step in recorded.steps[1:]] == [UPDATE] * (NUM_UPDATES - 1)
     assert updates_elsewhere(recorded) == NUM_UPDATES
     (warning,) = [warning for warning in warnings_of(open_run(tmp_path)) if "thread" in warning]
     assert f"{NUM_UPDATES} times" in warning
@@ -241,7 +129,7 @@ def test_threads_that_share_an_optimizer_and_train_at_once_are_not_mixed(tmp_pat
     barrier, model = threading.Barrier(2), make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     recorded = record_here(tmp_path, lambda: at_once(*[lambda: make_lockstep(barrier.wait, lambda: optimizer)] * 2))
-    assert [step.micro_batches for step in recorded.steps] == [1] * NUM_UPDATES
+    assert [step.micro_batches for step in recorded.steps[1:]] == [1] * (NUM_UPDATES - 1)
     assert updates_elsewhere(recorded) == NUM_UPDATES
 
 
@@ -270,6 +158,21 @@ def test_another_training_that_goes_on_after_the_recorded_one_is_not_taken_for_i
     assert updates_elsewhere(recorded) == NUM_UPDATES + 5
 
 
+def test_of_two_threads_that_train_by_turns_one_is_recorded_and_the_other_one_is_told_of(tmp_path: Path) -> None:
+    step, losses = make_step()
+
+    def train() -> None:
+        with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+            for number in range(NUM_UPDATES):
+                (second if number % 2 else first).submit(step).result()
+
+    recorded = record_here(tmp_path, train)
+    assert [stages(record) for record in recorded.steps[1:]] == [UPDATE] * (NUM_UPDATES // 2 - 1)
+    assert [record.loss for record in recorded.steps[1:]] == pytest.approx(losses[2::2])
+    assert updates_elsewhere(recorded) == NUM_UPDATES // 2
+    assert not recorded.events(CollectorStopped)
+
+
 def test_a_thread_that_works_for_the_step_is_no_training_of_its_own(tmp_path: Path) -> None:
     model, optimizer = make_training()
 
@@ -286,5 +189,5 @@ def test_a_thread_that_works_for_the_step_is_no_training_of_its_own(tmp_path: Pa
                 optimizer.step()
 
     recorded = record_here(tmp_path, train)
-    assert [step.micro_batches for step in recorded.steps] == [2] * NUM_UPDATES
+    assert [stages(step)[-1] for step in recorded.steps] == ["optimizer"] * NUM_UPDATES
     assert recorded.events(OtherThreadTrained) == []
