@@ -4,7 +4,6 @@ import inspect
 import pickle
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,9 @@ from efprof.recorder.session.writing import written_whole
 
 OWN_HISTORY = "the program records the allocator's history itself, so efprof leaves it alone from then on"
 
-MAX_ENTRIES = 500_000
+MAX_ENTRIES = 200_000
 """Nothing interrupts a dump, so what it may take is decided here: of each entry about 10 us, with Python's lock held,
-and BYTES_PER_ENTRY. That is 5 s and 0.7 GiB, and enough for some fifty steps. The oldest give way."""
-
-BYTES_PER_ENTRY = 1_500
-HOST_SHARE = 0.25
-"""Of the memory that the host has left when a history is turned on, what dumping it may take."""
+and 1.5 kB of the host's memory. That is 2 s and 0.3 GiB, and enough for some twenty steps. The oldest give way."""
 
 RING_ENTRIES = 10_000
 """Of the history that is kept at all times, where one is wished for: a step or two. A dump of it takes 0.1 s."""
@@ -211,7 +206,7 @@ class CudaHistory:
     def __init__(self) -> None:
         # Taken before it is replaced, to see the program's calls and not our own.
         self._record: Any = torch.cuda.memory._record_memory_history
-        self._max_entries = 0
+        self._is_ours = False
 
     @property
     def is_on(self) -> bool:
@@ -222,24 +217,21 @@ class CudaHistory:
         # A replay needs the end of a free and not the request for it, a third of all entries; since torch 2.11.
         skips = _takes(torch.cuda.memory._record_memory_history, "skip_actions")
         more = {"skip_actions": ["free_requested"]} if skips else {}
-        self._max_entries = max(1, min(max_entries, int(HOST_SHARE * _free_host_bytes() / BYTES_PER_ENTRY)))
-        self._record(enabled="all", context="all", stacks="python", max_entries=self._max_entries, **more)
+        self._is_ours = True
+        self._record(enabled="all", context="all", stacks="python", max_entries=max_entries, **more)
 
     def turn_off(self) -> None:
-        self._max_entries = 0
+        self._is_ours = False
         self._record(enabled=None)
 
     def write(self, path: Path) -> str:
         """Write all segments, and the history as far as it reaches; the result is why it was left out, if it was."""
-        why = "it is the program's own, of any length" if self._max_entries == 0 else ""
-        if self._max_entries * BYTES_PER_ENTRY > _free_host_bytes():
-            why = "the host has too little memory for it"
-        if not (why and self.is_on and _takes(torch.cuda.memory_snapshot, "include_traces")):
+        if self._is_ours or not (self.is_on and _takes(torch.cuda.memory_snapshot, "include_traces")):
             write_snapshot(path)
             return ""
         segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
         _write(path, {"segments": segments, "device_traces": []})
-        return f"{path.name} is without the allocator's history: {why}"
+        return f"{path.name} is without the allocator's history: it is the program's own, of any length"
 
 
 def write_snapshot(path: Path) -> None:
@@ -250,18 +242,6 @@ def write_snapshot(path: Path) -> None:
 def _write(path: Path, snapshot: object) -> None:
     with no_garbage_collection(), written_whole(path) as part, part.open("wb") as file:
         pickle.dump(snapshot, file, protocol=PICKLE_PROTOCOL)
-
-
-def _free_host_bytes() -> int:
-    """What the machine has, and what the container may still take, which counts the files it has read, too."""
-    found = [1 << 62]
-    with suppress(OSError, ValueError):
-        words = Path("/proc/meminfo").read_text(encoding="ascii").split()
-        found.append(int(words[words.index("MemAvailable:") + 1]) * 1024)
-    with suppress(OSError, ValueError):  # a limit may be "max"
-        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii")) for name in ("max", "current"))
-        found.append(limit - used)
-    return max(0, min(found))
 
 
 def _takes(function: Callable[..., Any], argument: str) -> bool:
