@@ -43,8 +43,8 @@ class Seen:
 
 @dataclass(slots=True)
 class WatchedValue:
-    path: str | None
-    scope: str | None
+    path: str
+    scope: str
     file: str | None
     number: int | None
     changes: dict[tuple[Line, How], Seen] = field(default_factory=dict)

@@ -4,7 +4,7 @@ import asyncio
 import collections
 import sys
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -168,25 +168,6 @@ def keep_odd_objects(tmp_path: Path) -> dict[tuple[str, str], Held]:
 
 def test_a_lazy_proxy_is_not_woken_and_what_hides_its_attributes_is_passed_over(tmp_path: Path) -> None:
     assert {("attribute", "Lazy.tensor"), ("local", "keep_odd_objects.losses")} <= keep_odd_objects(tmp_path).keys()
-
-
-def count_within_a_loop(tmp_path: Path) -> dict[tuple[str, str], Held]:
-    """With a generator that only the loop through it knows."""
-
-    def batches() -> Generator[torch.Tensor]:
-        given = []
-        for _ in range(3):
-            given.append(torch.ones(10_000))
-            yield given[-1]
-
-    for _ in batches():
-        held = count(tmp_path)
-    return held
-
-
-def test_a_local_of_a_generator_that_no_variable_holds_is_named(tmp_path: Path) -> None:
-    held = count_within_a_loop(tmp_path)["local", "count_within_a_loop.<locals>.batches.given"]
-    assert (held.tensors, held.name, held.file) == (3, "given", __file__), "each counted once"
 
 
 class Bank(torch.nn.Module):
