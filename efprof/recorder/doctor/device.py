@@ -1,7 +1,5 @@
-"""What of the GPU can be recorded: devices and driver, kernels, NVML; the CUDA allocator's history and settings."""
+"""What of a device can be recorded: which there are, and the CUDA allocator's history and settings."""
 
-import importlib
-import inspect
 import os
 import re
 import warnings
@@ -10,9 +8,6 @@ from types import ModuleType
 
 from efprof.recorder.doctor.host import Check, version_of
 from efprof.recorder.launch.machine import driver_version
-
-NEEDED_ARGUMENTS = frozenset({"enabled", "context", "stacks", "max_entries"})
-"""Of torch.cuda.memory._record_memory_history, as the recorder calls it."""
 
 CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 PLAIN_VARIABLE = "PYTORCH_ALLOC_CONF"
@@ -28,9 +23,6 @@ def checks(torch: ModuleType) -> Iterator[Check]:
     """Asked of torch in a way that starts no context on any device."""
     yield _devices(torch)
     yield from _other_devices(torch)
-    yield _profiler(torch)
-    yield _kernels(torch)
-    yield _nvml()
 
 
 def is_available(torch: ModuleType) -> tuple[bool, str]:
@@ -44,10 +36,8 @@ def is_available(torch: ModuleType) -> tuple[bool, str]:
 
 def allocator_checks(torch: ModuleType) -> Iterator[Check]:
     settings = settings_in_effect(os.environ, version_of(torch))
-    backend = dict(settings).get("backend", "native")
-    yield _history(torch, backend)
-    yield _backend(backend)
-    traps = [*find_traps(os.environ, version_of(torch)), *refusals(torch)]
+    yield _history(torch, dict(settings).get("backend", "native"))
+    traps = list(find_traps(os.environ, version_of(torch)))
     for why, advice in traps:
         yield Check("allocator settings", "careful", why, advice)
     if not traps:
@@ -79,17 +69,6 @@ def find_traps(environment: Mapping[str, str], version: Version) -> Iterator[Tra
     yield from _of_combination(dict(settings))
 
 
-def refusals(torch: ModuleType) -> Iterator[Trap]:
-    """What torch itself refuses, in its words; an older torch than 2.13 cannot be asked, and says so when it starts."""
-    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
-    try:
-        if read is not None:
-            read()
-    except (RuntimeError, ValueError) as error:
-        said = str(error).splitlines()[0].strip().rstrip(".")
-        yield f"torch refuses them: {said}.", "Write them as torch's notes on CUDA do."
-
-
 def _devices(torch: ModuleType) -> Check:
     driver = driver_version()
     if not torch.version.cuda and not torch.version.hip:
@@ -116,68 +95,15 @@ def _other_devices(torch: ModuleType) -> Iterator[Check]:
             yield Check(name, "careful", why, "Look for a NaN or a leak in a short run on the CPU.")
 
 
-def _profiler(torch: ModuleType) -> Check:
-    if not torch.profiler.kineto_available():
-        why = "torch is built without Kineto, which torch.profiler writes traces by."
-        advice = "Install torch from PyPI or pytorch.org; steps are recorded without it."
-        return Check("profiler windows", "no", why, advice)
-    return Check("profiler windows", "yes", "torch.profiler can trace operators, with stacks and allocations.")
-
-
-def _kernels(torch: ModuleType) -> Check:
-    name = "GPU kernels (CUPTI)"
-    activities = torch.profiler.supported_activities()
-    if torch.profiler.ProfilerActivity.CUDA not in activities:
-        return Check(name, "no", "This build of torch has no tracer of GPU kernels.")
-    if not is_available(torch)[0]:
-        return Check(name, "unknown", "torch has the tracer, and there is no device to try it on.")
-    why = "torch has the tracer; in one process, one tool at a time may use it."
-    return Check(name, "yes", why, "Start no training under Nsight Systems while its windows are recorded.")
-
-
-def _nvml() -> Check:
-    try:
-        pynvml = importlib.import_module("pynvml")
-    except ImportError:
-        advice = "Run 'pip install nvidia-ml-py' where memory that other programs hold matters."
-        return Check("NVML", "no", "The package nvidia-ml-py is not installed.", advice)
-    try:
-        pynvml.nvmlInit()
-        try:
-            names = [_name_of(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        return Check("NVML", "no", f"nvidia-ml-py is installed; the driver says: {error}.")
-    if not names:
-        return Check("NVML", "no", "nvidia-ml-py is installed and sees no device.")
-    return Check("NVML", "yes", f"It sees {', '.join(names)}.")
-
-
-def _name_of(pynvml: ModuleType, index: int) -> str:
-    name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
-    return name.decode() if isinstance(name, bytes) else str(name)
-
-
 def _history(torch: ModuleType, backend: str) -> Check:
     name = "allocator history"
     if not hasattr(torch._C, "_cuda_record_memory_history"):
         why = "Only a CUDA build of torch has it; without it, windows record allocations by torch.profiler."
         return Check(name, "no", why)
-    missing = NEEDED_ARGUMENTS - set(inspect.signature(torch.cuda.memory._record_memory_history).parameters)
-    if missing:
-        why = f"This torch records it without {', '.join(sorted(missing))}."
-        return Check(name, "no", why, "Install a newer torch.")
     if backend != "native":
-        return Check(name, "no", f"The allocator '{backend}' keeps none.", "See below.")
+        advice = "Take 'backend' out of the settings while memory is looked into."
+        return Check(name, "no", f"The allocator '{backend}' keeps none.", advice)
     return Check(name, "yes", "torch can record it with Python stacks.")
-
-
-def _backend(backend: str) -> Check:
-    if backend == "native":
-        return Check("allocator backend", "yes", "native, torch's own.")
-    why = f"{backend}: it ignores every other allocator setting, and torch takes no snapshot of it."
-    return Check("allocator backend", "careful", why, "Take 'backend' out of the settings while memory is looked into.")
 
 
 def _of_variables(environment: Mapping[str, str], version: Version) -> Iterator[Trap]:

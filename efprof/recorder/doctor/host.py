@@ -17,12 +17,12 @@ import msgspec
 
 from efprof.artifacts.settings import read_settings
 from efprof.model import EfprofError
-from efprof.recorder.launch.launch import child_environment, find_program
+from efprof.recorder.launch.launch import child_environment
 from efprof.recorder.launch.machine import kept_configuration, read_git
 from efprof.recorder.session.options import Options
 from efprof.units import GIB, MIB, format_bytes
 
-Status = Literal["yes", "careful", "no", "unknown"]
+Status = Literal["yes", "careful", "no"]
 """`careful` works, and something about it needs a person's attention."""
 
 MIN_PYTHON = (3, 11)
@@ -75,7 +75,6 @@ def import_torch() -> ModuleType | None:
 
 def checks_of_python(torch: ModuleType | None) -> Iterator[Check]:
     yield _python()
-    yield _python_of_commands()
     yield _torch(torch)
     yield _hook()
 
@@ -105,22 +104,6 @@ def _python() -> Check:
         why=f"{platform.python_version()}, {sys.executable}.",
         advice=f"Install efprof into an environment of Python {least} or newer.",
     )
-
-
-def _python_of_commands() -> Check:
-    """`efprof record -- python train.py` starts that one, whichever Python efprof itself is in."""
-    name = "'python' of a command"
-    try:
-        path = find_program("python")
-    except EfprofError:
-        return Check(name, "careful", "There is none on PATH.", f"Write {sys.executable} in the command.")
-    if Path(path).absolute().parent == Path(sys.executable).parent:
-        return Check(name, "yes", "It is the Python that efprof is installed in.")
-    least = ".".join(map(str, MIN_PYTHON))
-    why = (
-        f"{path} is another Python than efprof's: it can be recorded if it is {least} or newer, with torch and msgspec."
-    )
-    return Check(name, "careful", why, f"Write {sys.executable} in the command, or install efprof there.")
 
 
 def _torch(torch: ModuleType | None) -> Check:
