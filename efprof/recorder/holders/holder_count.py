@@ -2,7 +2,6 @@
 
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
@@ -49,8 +48,6 @@ class HolderCount:
                 file = getattr(module, "__file__", None) or self._file_that_runs(module)
                 if file and self._sites.is_user_file(file):
                     self._count_variables("global", module.__name__, file, vars(module), vars(module))
-            # What a finalizer was given lives as long as what it waits for, in a table that no variable leads to.
-            self._count_variables("global", "weakref", None, {"finalize": vars(weakref.finalize).get("_registry")})
             nodes = Nodes()
             self._count_graphs(nodes)
             nodes.forget()

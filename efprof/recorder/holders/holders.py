@@ -208,23 +208,21 @@ class Holders:
     def _things(self, holder_count: HolderCount) -> tuple[list[WatchedValue], list[State]]:
         """What grew since the last count and was not watched in vain, or seen, before."""
         grown = dict(self._containers.grown)
-        found: list[tuple[WatchedValue, Handles, bool]] = []
+        found: list[tuple[WatchedValue, Handles]] = []
         for key in self._grown_holders(holder_count):
             held, handles = holder_count.held[key], holder_count.handles[key]
             longer = [id(one) for one in handles.containers if grown.pop(id(one), None)]
             file = held.file and self._session.sites.file(held.file)
             number = longer[0] if len(handles.containers) == len(longer) == 1 else None
-            found.append((WatchedValue(held.path, held.scope, file, number), handles, bool(longer)))
+            found.append((WatchedValue(held.path, held.scope, file, number), handles))
         for address, one in grown.items():
             file = one.place.file and self._session.sites.file(one.place.file)
             thing = WatchedValue(one.place.path, one.place.scope, file, address)
-            found.append((thing, Handles(containers=[one.value]), True))
+            found.append((thing, Handles(containers=[one.value])))
         seen = self._seen
         found = [one for one in found if seen[one[0].scope, one[0].path, one[0].number] < MAX_TIMES_SEEN][:MAX_WATCHED]
-        states = [
-            state for thing, handles, is_longer in found for state in states_of(thing, handles, got_longer=is_longer)
-        ]
-        return [thing for thing, _, _ in found], states
+        states = [state for thing, handles in found for state in states_of(thing, handles)]
+        return [thing for thing, _ in found], states
 
     def _grown_holders(self, holder_count: HolderCount) -> list[Key]:
         growth = {}

@@ -213,15 +213,6 @@ def test_a_deque_is_counted_with_its_limit_and_several_of_one_name_with_what_the
     assert held["window"] == (700, 2)
 
 
-def test_what_a_finalizer_was_given_is_found(tmp_path: Path) -> None:
-    trainer = Trainer()
-    finalizers = [weakref.finalize(trainer, str, torch.ones(7)) for _ in range(3)]
-    held = count(tmp_path)
-    for finalizer in finalizers:
-        finalizer.detach()
-    assert held["global", "weakref.finalize"].tensors == 3
-
-
 def held_by(*tensors: torch.Tensor) -> Held:
     """What a variable with these tensors would hold."""
     held = Held(path="kept", scope="local", owner="main", name="kept", file=None, type="list")
