@@ -8,10 +8,16 @@ from types import ModuleType
 import pytest
 import torch
 
-from efprof.commands.doctor import examine
-from efprof.recorder.doctor import device, host
-from efprof.recorder.doctor.device import Version, find_traps, parse, settings_in_effect
-from efprof.recorder.doctor.host import Check, can_record
+from efprof.recorder.doctor.checks import (
+    Check,
+    Version,
+    allocator_checks,
+    can_record,
+    examine,
+    find_traps,
+    parse,
+    settings_in_effect,
+)
 from efprof.recorder.launch import machine
 from efprof.recorder.launch.machine import driver_version
 
@@ -39,12 +45,12 @@ def test_training_can_be_recorded_here_and_each_check_says_why(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["MPS", "XPU"])
 def test_of_another_kind_of_device_it_says_what_is_recorded_and_what_not(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = {"MPS": torch.backends.mps, "XPU": torch.xpu}[name]
-    assert [check.name for check in device.checks(torch) if check.name in ("MPS", "XPU")] == []
+    assert [check.name for check in examine(tmp_path, tmp_path) if check.name in ("MPS", "XPU")] == []
     monkeypatch.setattr(module, "is_available", lambda: True)
-    check = named(device.checks(torch), name)
+    check = named(examine(tmp_path, tmp_path), name)
     assert check.status == "careful"
     assert "the host's times" in check.why
     assert "Losses, gradient norms and the device's times and memory are not" in check.why
@@ -55,7 +61,7 @@ def test_a_python_that_ignores_its_environment_cannot_be_recorded(
 ) -> None:
     isolated = write_executable(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} -I "$@"\n')
     monkeypatch.setattr(sys, "executable", str(isolated))
-    checks = list(host.checks_of_python(torch))
+    checks = list(examine(tmp_path, tmp_path))
     assert named(checks, "start-up hook").status == "no"
     assert not can_record(checks)
 
@@ -63,7 +69,7 @@ def test_a_python_that_ignores_its_environment_cannot_be_recorded(
 def test_what_a_customization_of_the_site_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('mine is broken')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    check = named(host.checks_of_python(torch), "start-up hook")
+    check = named(examine(tmp_path, tmp_path), "start-up hook")
     assert check.status == "careful"
     assert "mine is broken" in check.why
 
@@ -78,7 +84,7 @@ def test_without_torch_that_is_what_is_said(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    check = named(host.checks_of_place(tmp_path, tmp_path / "file" / "runs"), "folder for runs")
+    check = named(examine(tmp_path, tmp_path / "file" / "runs"), "folder for runs")
     assert (check.status, check.is_essential) == ("no", True)
     assert "EFPROF_HOME" in check.advice
 
@@ -86,15 +92,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["[recrod]\n", 'configuration = "missing.toml"\n', "["])
 def test_settings_that_record_would_refuse_are_found_before(text: str, tmp_path: Path) -> None:
     (tmp_path / "efprof.toml").write_text(text)
-    check = named(host.checks_of_place(tmp_path, tmp_path), "settings")
+    check = named(examine(tmp_path, tmp_path), "settings")
     assert (check.status, check.is_essential) == ("no", True)
     assert str(tmp_path / "efprof.toml") in check.why
-
-
-def test_a_folder_outside_of_git_is_no_obstacle(tmp_path: Path) -> None:
-    checks = list(host.checks_of_place(tmp_path, tmp_path))
-    assert named(checks, "git").status == "no"
-    assert can_record(checks)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_a_build_for_the_cpu_on_a_machine_with_a_driver_is_told_of_it(
         pytest.skip("needs a build of torch for the CPU")
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")
     monkeypatch.setattr(machine, "DRIVER_FOLDER", tmp_path)
-    check = named(device.checks(torch), "CUDA")
+    check = named(examine(tmp_path, tmp_path), "CUDA")
     assert "there is an NVIDIA driver 550.54.15" in check.why
     assert "Install a CUDA build" in check.advice
 
 
-def test_memray_that_is_missing_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memray_that_is_missing_is_said_with_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "memray", None)
-    check = named(host.checks_of_memory(torch), "memray")
+    check = named(examine(tmp_path, tmp_path), "memray")
     assert (check.status, check.advice) == ("no", "Run 'pip install memray'.")
 
 
@@ -139,10 +139,10 @@ def test_the_history_needs_its_function_and_its_backend(monkeypatch: pytest.Monk
     compiled = ModuleType("_C")
     compiled.__dict__["_cuda_record_memory_history"] = None
     cuda_build = fake_torch(_C=compiled)
-    assert named(device.allocator_checks(fake_torch()), "allocator history").status == "no"
-    assert named(device.allocator_checks(cuda_build), "allocator history").status == "yes"
+    assert named(allocator_checks(fake_torch()), "allocator history").status == "no"
+    assert named(allocator_checks(cuda_build), "allocator history").status == "yes"
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-    assert "keeps none" in named(device.allocator_checks(cuda_build), "allocator history").why
+    assert "keeps none" in named(allocator_checks(cuda_build), "allocator history").why
 
 
 def traps(text: str, version: Version = (2, 13)) -> list[str]:
