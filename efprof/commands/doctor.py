@@ -10,7 +10,7 @@ import click
 from efprof.commands import print_json
 
 if TYPE_CHECKING:
-    from efprof.recorder.doctor.host import Check
+    from efprof.recorder.doctor.checks import Check
 
 CANNOT_RECORD: Final = 1
 
@@ -29,7 +29,7 @@ def doctor(is_json: bool) -> int:
     Exit code: 0 where training can be recorded, 1 where it cannot.
     """
     from efprof.artifacts.runs import runs_folder
-    from efprof.recorder.doctor.host import can_record
+    from efprof.recorder.doctor.checks import can_record, examine
 
     checks = examine(Path.cwd(), runs_folder())
     is_fine = can_record(checks)
@@ -38,20 +38,6 @@ def doctor(is_json: bool) -> int:
     else:
         click.echo(render_checks(checks, is_fine))
     return 0 if is_fine else CANNOT_RECORD
-
-
-def examine(folder: Path, runs: Path) -> "list[Check]":
-    """Every check, for training that is started in `folder` and recorded under `runs`; takes some seconds."""
-    from efprof.recorder.doctor import device, host
-
-    torch = host.import_torch()
-    return [
-        *host.checks_of_python(torch),
-        *host.checks_of_place(folder, runs),
-        *(device.checks(torch) if torch is not None else ()),
-        *(device.allocator_checks(torch) if torch is not None else ()),
-        *host.checks_of_memory(torch),
-    ]
 
 
 def render_checks(checks: "Sequence[Check]", is_fine: bool) -> str:

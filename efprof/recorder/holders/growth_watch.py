@@ -93,8 +93,7 @@ class GrowthWatch:
         self._check()
         look_at_variables(self._things)
         self._num_steps += 1
-        named = [thing for thing in self._things if thing.path is not None]
-        is_seen = all(thing.num_seen >= ENOUGH for thing in named or self._things)
+        is_seen = all(thing.num_seen >= ENOUGH for thing in self._things)
         return self._is_over or is_seen or self._num_steps >= self._max_steps or sys.gettrace() is not self._called
 
     def end(self) -> None:

@@ -1,14 +1,9 @@
 """Counts the tensors, and the autograd graphs behind them, that each of the user's variables keeps alive."""
 
-import gc
 import sys
 import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass
-from itertools import compress
-from types import FrameType, GeneratorType
+from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 from efprof.artifacts.files import no_garbage_collection
@@ -19,39 +14,10 @@ from efprof.recorder.session.sites import Sites, callers
 
 MAX_SECONDS = 0.2
 """Of computing; a count stops here, what it has not reached by then is not counted. It takes 120 to 180 ms with 2,000
-modules, 2,000 losses, 100,000 tensors or 60,000 in a replay buffer (measured). To look for generators that wait is
-begun within that time, and with two million objects in memory ends 60 ms after it."""
+modules, 2,000 losses, 100,000 tensors or 60,000 in a replay buffer (measured)."""
 
 MAX_SHARE = 0.4
 """Of the time that is left, for one variable: several data sets in memory must not take it all."""
-
-
-BASES: tuple[type[Any], ...] = (list, dict, set, deque)
-
-_WANTED: tuple[type[Any], ...] = (*BASES, GeneratorType)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Heap:
-    """To be let go of soon: it keeps all of them alive."""
-
-    containers: dict[type[Any], list[Any]]
-    """By what they are, or are derived from."""
-    generators: list[Any]
-    young: set[int]
-
-
-def look_at_heap() -> Heap:
-    """One pass through all objects, most of whose time their types take to be read: 0.1 s with 300,000 (measured)."""
-    young = set(map(id, gc.get_objects(generation=0)))
-    objects = gc.get_objects()
-    kinds = list(map(type, objects))
-    wanted = {kind: base for kind in set(kinds) for base in _WANTED if issubclass(kind, base)}
-    found = list(compress(objects, map(wanted.__contains__, kinds)))
-    by_base: dict[type[Any], list[Any]] = {base: [] for base in _WANTED}
-    for one in found:
-        by_base[wanted[type(one)]].append(one)
-    return Heap(generators=by_base.pop(GeneratorType), containers=by_base, young=young)
 
 
 class HolderCount:
@@ -72,7 +38,7 @@ class HolderCount:
         self._time_limit = TimeLimit(self._end)
         self._walk = Walk(sites, self._time_limit, on_container)
 
-    def count(self, heap: Heap | None = None) -> dict[Key, Held]:
+    def count(self) -> dict[Key, Held]:
         """Walk from the locals of the user's functions that are running, then from the globals of his modules."""
         with no_garbage_collection():  # it would go through the whole heap
             if sys.gettrace() is None:  # under a debugger, reading a frame's locals may write them back
@@ -82,16 +48,8 @@ class HolderCount:
                 file = getattr(module, "__file__", None) or self._file_that_runs(module)
                 if file and self._sites.is_user_file(file):
                     self._count_variables("global", module.__name__, file, vars(module), vars(module))
-            # What a finalizer was given lives as long as what it waits for, in a table that no variable leads to.
-            self._count_variables("global", "weakref", None, {"finalize": vars(weakref.finalize).get("_registry")})
             nodes = Nodes()
-            self._count_graphs(nodes)  # a data set in memory makes it slow to look for generators
-            has_time = time.thread_time() < self._end
-            self.is_partial |= bool(self._walk.running) and not has_time
-            if self._walk.running and has_time:
-                generators = (heap or look_at_heap()).generators
-                self._count_locals(frame for _, frame in _waiting(generators, self._walk.seen, self._walk.running))
-                self._count_graphs(nodes)
+            self._count_graphs(nodes)
             nodes.forget()
             for held in self._walk.holders.held.values():
                 held.forget()
@@ -144,12 +102,3 @@ class HolderCount:
             except TimeLimitReached:
                 self.is_partial = True
                 self.cut_graphs.add(key)
-
-
-def _waiting(generators: list[Any], known: Set[int], running: Set[int]) -> list[tuple[Any, FrameType]]:
-    """All but those that are known, by `id`, and those whose frames run, each with its frame.
-
-    That is how one is found that no variable holds: `for batch in batches()` keeps its own on the interpreter's stack.
-    """
-    found = [one for one in generators if id(one) not in known]
-    return [(one, frame) for one in found if (frame := one.gi_frame) is not None and id(frame) not in running]

@@ -18,9 +18,9 @@ from efprof.artifacts.events import HoldersCounted
 from efprof.artifacts.files import write_atomically
 from efprof.artifacts.holders import Container, Count, Counted, Moment, Watch
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.holders.grown_containers import Grown, GrownContainers, described, is_worth_watching
+from efprof.recorder.holders.grown_containers import Grown, GrownContainers, described
 from efprof.recorder.holders.growth_watch import MAX_NS, GrowthWatch
-from efprof.recorder.holders.holder_count import HolderCount, look_at_heap
+from efprof.recorder.holders.holder_count import HolderCount
 from efprof.recorder.holders.paths import Handles, Held, Key
 from efprof.recorder.holders.watched_values import State, WatchedValue, states_of
 from efprof.recorder.loop.open_step import OpenStep
@@ -57,7 +57,7 @@ class Holders:
         self._due = FIRST_COUNT
         self._cost_ns = FIRST_COST_NS
         self._count = self._num_watches = self._num_restarts = 0
-        self._containers = GrownContainers(session)
+        self._containers = GrownContainers()
         self._sizes: dict[Key, tuple[int, int, int]] = {}
         """Of each holder at the last count: bytes, nodes of graphs and length."""
         self._watch: GrowthWatch | None = None
@@ -125,12 +125,10 @@ class Holders:
             return
         self.stop_watching(step)
         began, computed = perf_counter_ns(), thread_time_ns()
-        heap = look_at_heap()
         holder_count = HolderCount(self._session.sites, self._containers.note_container)
         try:
-            self._containers.look(heap)
-            holder_count.count(heap)
-            self._containers.leave_out_others()
+            holder_count.count()
+            self._containers.finish()
             name = self._write_count(holder_count, moment, step)
             self._cost_ns = thread_time_ns() - computed  # other programs on the machine make it no dearer
             budget.spend("counts", self._cost_ns)
@@ -186,8 +184,8 @@ class Holders:
 
     def _described(self, grown: Grown, holder_count: HolderCount) -> Container:
         place = grown.place
-        held = holder_count.held.get((place.scope, place.path)) if place is not None and grown.inside is None else None
-        file = place.file and self._session.sites.file(place.file) if place is not None else None
+        held = holder_count.held.get((place.scope, place.path)) if grown.inside is None else None
+        file = place.file and self._session.sites.file(place.file)
         return described(grown, held.max_length if held is not None else None, file)
 
     def _watch_what_grew(self, holder_count: HolderCount, step: int) -> None:
@@ -210,25 +208,21 @@ class Holders:
     def _things(self, holder_count: HolderCount) -> tuple[list[WatchedValue], list[State]]:
         """What grew since the last count and was not watched in vain, or seen, before."""
         grown = dict(self._containers.grown)
-        found: list[tuple[WatchedValue, Handles, bool]] = []
+        found: list[tuple[WatchedValue, Handles]] = []
         for key in self._grown_holders(holder_count):
             held, handles = holder_count.held[key], holder_count.handles[key]
             longer = [id(one) for one in handles.containers if grown.pop(id(one), None)]
             file = held.file and self._session.sites.file(held.file)
             number = longer[0] if len(handles.containers) == len(longer) == 1 else None
-            found.append((WatchedValue(held.path, held.scope, file, number), handles, bool(longer)))
+            found.append((WatchedValue(held.path, held.scope, file, number), handles))
         for address, one in grown.items():
-            if one.place is None and not is_worth_watching(one):
-                continue  # a library's own, of which every program has some
-            path, scope = (one.place.path, one.place.scope) if one.place is not None else (None, None)
-            file = one.place.file and self._session.sites.file(one.place.file) if one.place is not None else None
-            found.append((WatchedValue(path, scope, file, address), Handles(containers=[one.value]), True))
+            file = one.place.file and self._session.sites.file(one.place.file)
+            thing = WatchedValue(one.place.path, one.place.scope, file, address)
+            found.append((thing, Handles(containers=[one.value])))
         seen = self._seen
         found = [one for one in found if seen[one[0].scope, one[0].path, one[0].number] < MAX_TIMES_SEEN][:MAX_WATCHED]
-        states = [
-            state for thing, handles, is_longer in found for state in states_of(thing, handles, got_longer=is_longer)
-        ]
-        return [thing for thing, _, _ in found], states
+        states = [state for thing, handles in found for state in states_of(thing, handles)]
+        return [thing for thing, _ in found], states
 
     def _grown_holders(self, holder_count: HolderCount) -> list[Key]:
         growth = {}

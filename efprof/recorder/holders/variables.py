@@ -6,12 +6,11 @@ import gc
 import queue
 import sys
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from functools import cache
 from inspect import CO_OPTIMIZED
-from itertools import compress, pairwise
+from itertools import pairwise
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -55,7 +54,7 @@ CODE = (FunctionType, MethodType, GeneratorType, type)
 """What may keep variables of its own: a closure's cells and defaults, a suspended frame, a class's attributes."""
 
 LRU_CACHE = functools._lru_cache_wrapper
-"""Has attributes of no interest, and contents that are no attribute; a `ContextVar`, too."""
+"""Has attributes of no interest, and contents that are no attribute."""
 
 _INNER: dict[type[Any], str] = {
     queue.Queue: "queue",
@@ -73,7 +72,7 @@ _TAKES_LOCALS = frozenset({"locals", "eval", "exec"})
 _TAKES_LOCALS_ALONE = frozenset({"vars", "dir"})
 
 MAX_LAYERS = 5
-"""Containers and records within one another; what goes deeper is visited one by one."""
+"""Containers within one another; what goes deeper is visited one by one."""
 
 MAX_OBJECTS = 100_000
 """In one layer, all of which are in a list at a time: a few megabytes, some milliseconds."""
@@ -112,22 +111,6 @@ def namespace_of(value: Any) -> dict[str, Any] | None:
 def inner_name(kind: type[Any]) -> str | None:
     """The attribute of Python's own containers that has their contents; None for what is none of them."""
     return next((name for container, name in _INNER.items() if issubclass(kind, container)), None)
-
-
-def is_array(kind: type[Any]) -> bool:
-    """Of numpy, which is not loaded for the question."""
-    array = getattr(sys.modules.get("numpy"), "ndarray", None)
-    return array is not None and issubclass(kind, array)
-
-
-def contents_of(value: Any) -> list[Any]:
-    """What an object of C keeps that has no names for it: an iterator, a cache, a context variable, an array."""
-    if type(value) is ContextVar:
-        return [value.get(None)]
-    if is_array(type(value)):
-        array = sys.modules["numpy"].ndarray
-        return list(array.flat.__get__(value)) if array.dtype.__get__(value).char == "O" else []
-    return gc.get_referents(value)
 
 
 def cache_table(cache: Any) -> dict[Any, Any]:
@@ -238,22 +221,18 @@ def kind_of(value: Any) -> Any:
     return value.__code__ if type(value) is FunctionType else type(value)
 
 
-def is_plain_data(elements: Sequence[Any], is_record: Callable[[type[Any]], bool]) -> bool:
-    """Whether there are only numbers and texts in all these elements, which may be containers, or records.
+def is_plain_data(elements: Sequence[Any]) -> bool:
+    """Whether there are only numbers and texts in all these elements, which may be containers.
 
-    The collector's own function goes through a layer of objects, fifty times as fast as a loop does. `is_record` tells
-    of a type whether all that its objects hold is what the collector sees.
+    The collector's own function goes through a layer of objects, fifty times as fast as a loop does.
     """
     layer: Sequence[Any] = elements
     for _ in range(MAX_LAYERS):
         kinds = set(map(type, layer)) - PLAIN
-        records = kinds - _PLAIN_CONTAINERS
-        if not kinds or not all(map(is_record, records)):
-            return not kinds
-        containers = compress(layer, map(_PLAIN_CONTAINERS.__contains__, map(type, layer)))
-        if sum(map(len, containers)) > MAX_OBJECTS:
+        if not kinds:
+            return True
+        containers = [one for one in layer if type(one) in _PLAIN_CONTAINERS]
+        if kinds - _PLAIN_CONTAINERS or sum(map(len, containers)) > MAX_OBJECTS:
             return False
-        layer = gc.get_referents(*layer)
-        if records:  # an object refers to its class
-            layer = [one for one in layer if not (type(one) is type and one in records)]
+        layer = gc.get_referents(*containers)
     return False

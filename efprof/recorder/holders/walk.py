@@ -1,11 +1,9 @@
 """Walks from a variable to every tensor that it keeps alive, by way of containers, attributes, closures and errors."""
 
+import functools
 import gc
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
-from functools import partial
 from types import FunctionType, GeneratorType, MethodType
 from typing import Any, NamedTuple
 
@@ -13,7 +11,7 @@ import torch
 
 from efprof.recorder.holders import variables
 from efprof.recorder.holders.paths import Held, Holders, Place, TimeLimit
-from efprof.recorder.session.sites import Sites, UserClasses
+from efprof.recorder.session.sites import Sites, user_file_of
 
 MAX_DEPTH = 6
 """Attributes and keys below a variable; deeper structures are libraries' own. An attribute of the user's classes counts
@@ -52,7 +50,7 @@ class Walk:
         self.seen: set[int] = set()
         self.running: set[int] = set()
         self._sites = sites
-        self._classes = UserClasses(sites)
+        self._files: dict[type[Any], str | None] = {}
         self._time_limit = time_limit
         self._on_container = on_container or (lambda *_: None)
         self._kinds: dict[type[Any], _Kind] = {}
@@ -134,17 +132,21 @@ class Walk:
             return _Kind(self._visit_error, has_names=False)
         if variables.inner_name(kind):
             return _Kind(self._visit_container, has_names=False)
-        if issubclass(kind, threading.local):
-            return _Kind(self._visit_contents, has_names=False)
-        if not (kind is ContextVar or variables.is_array(kind)) and (kind.__dictoffset__ or variables.slots_of(kind)):
+        if kind.__dictoffset__ or variables.slots_of(kind):
             return _Kind(self._visit_attributes)
         return _Kind(self._visit_contents, has_names=False)
+
+    def _file_of(self, kind: type[Any]) -> str | None:
+        """The user's file that defines a class; None for what a library defines."""
+        if kind not in self._files:
+            self._files[kind] = user_file_of(kind, self._sites)
+        return self._files[kind]
 
     def _visit_code(self, value: Any, place: Place, inside: Held | None) -> None:
         """Go to the variables that the user's own functions, generators and classes keep."""
         if isinstance(value, MethodType):
             owner = value.__self__  # a hook's or a callback's, far from the variable: what it has is near to it
-            near = place._replace(depth=0) if self._classes.file_of(type(owner)) else place.nested()
+            near = place._replace(depth=0) if self._file_of(type(owner)) else place.nested()
             self._visit(owner, near, inside)
         elif isinstance(value, type):
             self._visit_class(value)
@@ -165,7 +167,7 @@ class Walk:
             self._visit_names("attribute", value.__qualname__, file, value.__dict__, value.__dict__)
 
     def _visit_class(self, kind: type[Any]) -> None:
-        file = self._classes.file_of(kind)
+        file = self._file_of(kind)
         if file is not None:
             names = {name: value for name, value in vars(kind).items() if type(value) not in variables.CODE}
             self._visit_names("attribute", kind.__qualname__, file, names, kind)
@@ -195,7 +197,8 @@ class Walk:
                 continue
             if kinds <= _ROWS and len(chunk) > variables.FEW and sum(map(len, chunk)) <= variables.MAX_OBJECTS:
                 rows = filter(self._is_new, chunk)
-                self._todo.append((partial(self._visit_each, inside=holder), gc.get_referents(*rows), place, holder))
+                visit = functools.partial(self._visit_each, inside=holder)
+                self._todo.append((visit, gc.get_referents(*rows), place, holder))
                 continue
             for element in chunk:
                 if type(element) not in variables.PLAIN:
@@ -208,7 +211,7 @@ class Walk:
         for start in range(0, len(elements), CHUNK):
             self._time_limit.check()
             part = slice(start, start + CHUNK)
-            if len(elements) <= variables.FEW or not variables.is_plain_data(elements[part], self._classes.is_record):
+            if len(elements) <= variables.FEW or not variables.is_plain_data(elements[part]):
                 yield part
 
     def _visit_entries(self, value: dict[Any, Any], place: Place, inside: Held | None) -> None:
@@ -252,13 +255,13 @@ class Walk:
         holder = inside or self.holders.of(place, table)
         if inside is None:
             holder.type, holder.max_length = "lru_cache", variables.LRU_CACHE.cache_info(value).maxsize or 0
-        self._visit_each(variables.contents_of(value), place, holder, holder)
+        self._visit_each(gc.get_referents(value), place, holder, holder)
 
     def _visit_contents(self, value: Any, place: Place, inside: Held | None) -> None:
-        contents = variables.contents_of(value)
+        """What an object of C keeps that has no names for it, such as an iterator."""
+        contents = gc.get_referents(value)
         if variables.may_hold_tensors(contents):
-            holder = inside or self.holders.of(place, value)
-            self._visit_each(contents, place, holder, holder if type(value) is ContextVar else inside)
+            self._visit_each(contents, place, inside or self.holders.of(place, value), inside)
 
     def _visit_on_tensor(self, value: dict[str, Any], place: Place, inside: Held | None) -> None:
         """The attributes that a program sets on a tensor, and the hooks that it registers on it."""
@@ -282,7 +285,7 @@ class Walk:
 
     def _visit_attributes(self, value: Any, place: Place, inside: Held | None) -> None:
         kind = type(value)
-        file, attributes = self._classes.file_of(kind), variables.attributes_of(value)
+        file, attributes = self._file_of(kind), variables.attributes_of(value)
         if issubclass(kind, torch.nn.Module):
             for name, table in attributes:
                 if name in _TABLES and issubclass(type(table), dict):  # the program knows its entries as attributes

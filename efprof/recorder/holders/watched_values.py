@@ -17,9 +17,6 @@ from efprof.recorder.holders.variables import CONTAINERS, base_of, locals_of, ma
 MAX_HANDLES = 8
 """Of one path: of ten layers alike, some tell the line of all."""
 
-FEW = 64
-"""A container with as many entries has these compared one by one, where it does not get longer."""
-
 _STORES = frozenset({"STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL"})
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -43,8 +40,8 @@ class Seen:
 
 @dataclass(slots=True)
 class WatchedValue:
-    path: str | None
-    scope: str | None
+    path: str
+    scope: str
     file: str | None
     number: int | None
     changes: dict[tuple[Line, How], Seen] = field(default_factory=dict)
@@ -83,7 +80,7 @@ class State(NamedTuple):
     note: Callable[[Line, Any, Any], None]
 
 
-def states_of(thing: WatchedValue, handles: Handles, *, got_longer: bool) -> list[State]:
+def states_of(thing: WatchedValue, handles: Handles) -> list[State]:
     """All that is compared for one thing; its local variables become `thing.variables` instead."""
     states, named = [], set()
     for owner, name in handles.names[-MAX_HANDLES:]:
@@ -95,8 +92,6 @@ def states_of(thing: WatchedValue, handles: Handles, *, got_longer: bool) -> lis
     for container in handles.containers[-MAX_HANDLES:]:
         if id(container) not in named:
             states.append(State(partial(base_of(container).__len__, container), partial(_note_length, thing)))
-        if not got_longer and len(container) <= FEW:
-            states.append(State(partial(_entries, container), partial(_note_bound, thing)))
     return states
 
 
@@ -114,11 +109,6 @@ def _note_length(thing: WatchedValue, line: Line, before: int, now: int) -> None
     thing.note(line, "grew" if now > before else "shrank", abs(now - before))
 
 
-def _note_bound(thing: WatchedValue, line: Line, before: tuple[Any, ...], now: tuple[Any, ...]) -> None:
-    if len(before) == len(now):  # else its length has told
-        thing.note(line, "bound", 0)
-
-
 def _named(owner: Any, name: str) -> tuple[int, int, int | None]:
     value = value_of(owner, name)
     address, version = _identity(value)
@@ -133,12 +123,6 @@ def _note_named(
         thing.note(line, "bound", 0)
     else:
         _note_length(thing, line, before[2], now[2])
-
-
-def _entries(container: Any) -> tuple[Any, ...]:
-    base = base_of(container)
-    values = dict.values(container) if base is dict else base.__iter__(container)
-    return tuple([_identity(value) for value in values])
 
 
 def _identity(value: Any) -> tuple[int, int]:

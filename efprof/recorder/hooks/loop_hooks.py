@@ -3,11 +3,11 @@
 import functools
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import isfinite
 from threading import get_ident
 from time import perf_counter_ns
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -275,15 +275,19 @@ def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable
 
 
 def _clipping(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, and what the gradients were clipped by is taken."""
+    """The same, and the norm from before the clipping is told, with the parameters whose gradients have it."""
     light, update = loop.light, updating(loop, shell, original)
     clipped = shell.guarded("loop", functools.partial(_tell, loop, loop.clipped))
 
     @functools.wraps(original)
     def clip(*args: Any, **kwargs: Any) -> Any:
+        if light.is_on or loop.thread.is_capturing:
+            return update(*args, **kwargs)
+        if args and isinstance(args[0], Iterator):  # can be gone through once
+            args = (list(args[0]), *args[1:])
         norm = update(*args, **kwargs)
-        if not light.is_on and not loop.thread.is_capturing:  # the norm from before the clipping, and that to clip to
-            clipped(norm, args[1] if len(args) > 1 else kwargs.get("max_norm"))
+        if args and (args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0)) == 2.0:
+            clipped(norm, args[0])
         return norm
 
     return clip
@@ -320,11 +324,6 @@ def failed_stage(error: BaseException) -> str | None:
             return found
         link = link.__context__
     return None
-
-
-def stage_of_stack(frame: FrameType | None) -> str | None:
-    """The innermost stage that this frame stands in; None where it is between them."""
-    return next(filter(None, (_stage_of(caller.f_code) for caller in callers(frame))), None)
 
 
 def _stage_of(code: CodeType) -> str | None:

@@ -33,7 +33,7 @@ def start_session(options: Options) -> "Session | None":
 
         session = Session(options, folder, shell)
         session.start()
-        session.undo_at_end([*watch_exits(session.endings, shell), watch_child_processes(session.end, begin_anew)])
+        session.undo_at_end([watch_exits(session.endings, shell), watch_child_processes(session.end, begin_anew)])
 
     def begin_anew() -> Callable[[], None] | None:
         anew = start_session(options)

@@ -29,7 +29,7 @@ class Loop:
 
     Collectors subscribe to its lists. Those of a step are called for steps recorded in full: `step_began(step)`,
     `fetched(step)`, `step_dropped(step)`, `backward_began(step, tensors, gradients)`, `backward_called(step, tensors,
-    retains_graph, creates_graph)`, `backward_ended()`, `clipped(norm, max_norm)`, `optimizer_began(step, optimizer)`,
+    retains_graph, creates_graph)`, `backward_ended()`, `clipped(norm, parameters)`, `optimizer_began(step, optimizer)`,
     `step_ended(step, record)`. In light steps too: `loader_began(loader)`, `loader_started(loader, iterator)` and
     `loader_ended(iterator, number)`, where a DataLoader is to be gone through, has its iterator, has no more batches.
     """

@@ -98,7 +98,7 @@ def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperat
         if any(feeder in tainted for feeder in feeders):
             tainted.add(node)
             continue
-        suspect = _singular(node, sequence_start) or _overflowing(node, sequence_start)
+        suspect = _singular(node, sequence_start)
         if suspect is not None:
             suspects.append(suspect)
         elif bad_input is not None and None in feeders and given is None:
@@ -181,16 +181,6 @@ def _singular(node: Any, sequence_start: int) -> SuspectOperation | None:
     if num_bad == 0 or _inherits(node, singularity.saved):
         return None
     return _suspect(node, sequence_start, singularity.words, num_bad, operand)
-
-
-def _overflowing(node: Any, sequence_start: int) -> SuspectOperation | None:
-    """An operation whose result somebody saved non-finite although its own saved inputs are finite."""
-    if node.name() in SINGULARITIES or not node.next_functions:
-        return None
-    consumed = _saved(node, "result")
-    if consumed is None or not consumed.is_floating_point() or _is_finite(consumed) or _inherits(node, "result"):
-        return None
-    return _suspect(node, sequence_start, "results that are not finite", _num_bad(consumed), consumed)
 
 
 def _inherits(node: Any, but: str) -> bool:

@@ -9,9 +9,8 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import compress, islice
-from typing import Any, Literal, TypeGuard
+from typing import Literal, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,8 +18,8 @@ import torch
 from efprof.artifacts.events import GradientClearing
 from efprof.recorder.budget.sampling import FIRST_STEPS
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.numbers.late_values import on_device, read_values
-from efprof.recorder.numbers.step_numbers import is_plain, is_read_late, outside_modes, parameters_of
+from efprof.recorder.numbers.late_values import on_device
+from efprof.recorder.numbers.step_numbers import is_plain, is_read_late, outside_modes, parameters_of, read_value
 from efprof.recorder.session.session import Session
 
 MAX_GRADIENTS = 4
@@ -44,18 +43,8 @@ COLLECTOR = "gradient_clearing"
 Outcome = Literal["cleared", "changed", "kept"]
 
 
-@dataclass(slots=True)
-class Pass:
-    """A backward pass in a round; `num_others` is how many other optimizers had stepped in it by then."""
-
-    site: str | None
-    num_others: int
-    has_added: Any = None
-    """Whether it changed the gradients that are looked at, as a tensor; None while it runs."""
-
-
 class Watched:
-    """One optimizer, in a round from one of its steps to the next; parameters are known by their places in it.
+    """One optimizer, in rounds from one of its steps to the next; parameters are known by their places in it.
 
     One that there is a weak reference to could not be exchanged, as `torch.utils.swap_tensors` has it.
     """
@@ -63,7 +52,10 @@ class Watched:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = type(optimizer).__name__
         self.outcome: Outcome | None = None
-        self.num_kept = 0
+        self.is_over = False
+        self.were_kept: list[torch.Tensor] = []
+        self.were_added_to: list[torch.Tensor] = []
+        """Of each round, whether nothing but scaling changed the gradients between passes, and whether a pass did."""
         self.begin_round(optimizer)
 
     def begin_round(self, optimizer: torch.optim.Optimizer) -> None:
@@ -72,8 +64,11 @@ class Watched:
         self.places = list(islice(places, MAX_GRADIENTS))
         self.row = _row([every[place] for place in self.places])
         self.num_others = 0
-        self.passes: list[Pass] = []
+        """Other optimizers that have stepped in this round."""
+        self.passes: list[tuple[str | None, int]] = []
+        """The line of each backward pass, and how many others had stepped by then."""
         self.checks: list[torch.Tensor] = []
+        self.have_added: list[torch.Tensor] = []
         scale = getattr(optimizer, "grad_scale", None)
         if self.row is not None and isinstance(scale, torch.Tensor):
             self.row /= scale.to(self.row.device)  # as a fused optimizer does with the gradients
@@ -82,25 +77,21 @@ class Watched:
         """What the last step, or the last pass, has left is to be there still."""
         if rows := self._look():
             self.checks.append(_are_equal(*rows))
-            self.passes.append(Pass(site, self.num_others))
+            self.passes.append((site, self.num_others))
 
     def end_pass(self) -> None:
-        if self.passes and self.passes[-1].has_added is None and (rows := self._look()):
-            self.passes[-1].has_added = (rows[0] != rows[1]).any()
+        if len(self.have_added) < len(self.passes) and (rows := self._look()):
+            self.have_added.append((rows[0] != rows[1]).any())
 
-    def end_round(self) -> torch.Tensor | None:
-        """It steps again, with what the passes have left, which may be scaled.
-
-        The result tells whether all was kept, and of each pass whether it added to that.
-        """
-        self.passes = [one for one in self.passes if one.has_added is not None]
+    def end_round(self) -> bool:
+        """It steps again, with what the passes have left, which may be scaled; whether enough rounds were seen."""
         rows = self._look()
-        if rows is None or not self.passes:
-            return None
-        last, now = rows
-        is_scaled = torch.dot(last, now) > MIN_COSINE * last.norm() * now.norm()
-        is_kept = torch.stack([*self.checks, is_scaled | _are_equal(last, now)]).all()
-        return torch.stack([is_kept, *(one.has_added for one in self.passes)])
+        if rows is not None and self.have_added:
+            last, now = rows
+            is_scaled = torch.dot(last, now) > MIN_COSINE * last.norm() * now.norm()
+            self.were_kept.append(torch.stack([*self.checks, is_scaled | _are_equal(last, now)]).all())
+            self.were_added_to.append(torch.stack(self.have_added).any())
+        return self.outcome is None and len(self.were_kept) == NUM_STEPS
 
     def _look(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         last, optimizer = self.row, self.of()
@@ -147,11 +138,11 @@ class ClearingWatch:
             if step.window is None and step.number < FIRST_STEPS and len(self._watched) < MAX_OPTIMIZERS:
                 self._watched[stepping] = Watched(stepping)
         elif watched in unsettled:
-            told = watched.end_round()
+            is_over = watched.end_round()
             self._write(step, watched)
-            if told is not None:
-                self._judge(step, watched, told)
-            if step.window is None and watched.outcome is None:
+            if is_over:
+                self._judge(step, watched)
+            elif step.window is None and watched.outcome is None:
                 watched.begin_round(stepping)
 
     def _unsettled(self, step: OpenStep) -> list[Watched]:
@@ -160,25 +151,24 @@ class ClearingWatch:
         if step.window is not None:  # what it shows is to be the program's: the round does not count
             for watched in self._watched.values():
                 watched.row = None
-        return [watched for watched in self._watched.values() if watched.outcome is None]
+        return [watched for watched in self._watched.values() if not (watched.is_over or watched.outcome)]
 
-    def _judge(self, step: OpenStep, watched: Watched, told: torch.Tensor) -> None:
+    def _judge(self, step: OpenStep, watched: Watched) -> None:
+        """Settled once the numbers are told, and watched no more until then."""
         passes, site = watched.passes, self._session.sites.of_caller(sys._getframe())
+        told = [*watched.have_added, torch.stack(watched.were_added_to).all(), torch.stack(watched.were_kept).all()]
+        watched.is_over = True
 
-        def judge(is_kept: float, *have_added: float) -> None:
-            if watched.outcome is None:
-                adding = list(compress(passes, have_added))
-                watched.num_kept += bool(adding)
-                if not is_kept:
-                    watched.outcome = "changed"
-                elif watched.num_kept >= NUM_STEPS:
-                    watched.outcome = "kept"
-                self._write(step, watched, adding, site)
+        def judge(*values: float) -> None:
+            *have_added, were_added_to, were_kept = values
+            if were_added_to or not were_kept:
+                watched.outcome = "kept" if were_kept else "changed"
+                self._write(step, watched, list(compress(passes, have_added)), site)
 
-        if told.is_cpu:
-            judge(*read_values(told))
+        if told[-1].is_cpu:
+            judge(*map(read_value, told))
             return
-        answer = self._session.late_values.send([on_device(one) for one in told.unbind()])
+        answer = self._session.late_values.send([on_device(one) for one in told])
 
         def arrives() -> bool:
             if values := answer():
@@ -188,19 +178,21 @@ class ClearingWatch:
         guarded = self._session.shell.guarded(COLLECTOR, arrives)
         step.add_late(lambda: guarded() is not False)
 
-    def _write(self, step: OpenStep, watched: Watched, adding: Sequence[Pass] = (), site: str | None = None) -> None:
+    def _write(
+        self, step: OpenStep, watched: Watched, adding: Sequence[tuple[str | None, int]] = (), site: str | None = None
+    ) -> None:
         """Once it is settled; the last two are told of gradients that were kept."""
         if watched.outcome is None:
             return
         if watched.outcome != "kept":
             adding, site = (), None
-        sites = [one.site for one in adding if one.num_others == adding[-1].num_others]
+        sites = [line for line, num_others in adding if num_others == adding[-1][1]]
         event = GradientClearing(
             at_ns=time.time_ns(),
             step=step.number,
             optimizer=watched.optimizer,
             outcome=watched.outcome,
-            num_steps=watched.num_kept,
+            num_steps=len(watched.were_kept),
             backward_sites=list(dict.fromkeys(filter(None, sites))),
             num_backwards=len(sites),
             num_earlier_backwards=len(adding) - len(sites),

@@ -15,7 +15,7 @@ from efprof.recorder.hooks.loop_hooks import updating
 from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.numbers.late_values import on_device
-from efprof.recorder.numbers.step_numbers import is_read_late, is_set
+from efprof.recorder.numbers.step_numbers import is_read_late
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
 
@@ -78,15 +78,7 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
     thread, steps, losses = loop.thread, loop.steps, loop.scaled_losses
     note_scaled = guarded("loss_scaling", losses.note)
     note_scale = guarded("loss_scaling", functools.partial(_note_scale, loop))
-    stepping = set[int]()
-    """Optimizers that are not torch's own, by `id`, within which one of torch's has stepped."""
-
-    def note_no_step(scaler: Any, optimizer: Any, is_torchs: bool) -> None:
-        """No optimizer of torch's stepped: the scaler held this one back, unless it is one of another kind."""
-        if is_torchs or id(optimizer) in stepping or _has_overflowed(scaler, optimizer):
-            loop.optimizer_skipped(optimizer)
-
-    note_unstepped = guarded("loss_scaling", note_no_step)
+    note_skipped = guarded("loss_scaling", loop.optimizer_skipped)
     scale, unscale, step, update = kind.scale, kind.unscale_, kind.step, kind.update
 
     in_update = functools.partial(updating, loop, shell)  # as the rest of the stage `optimizer`
@@ -110,12 +102,8 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
         before = loop.num_updates
         is_rest = light.is_on or not _is_enabled(self)
         result = (step if is_rest else stage_step)(self, optimizer, *args, **kwargs)
-        if _is_enabled(self):
-            is_torchs = isinstance(optimizer, torch.optim.Optimizer)
-            if loop.num_updates == before:
-                note_unstepped(self, optimizer, is_torchs)
-            elif not is_torchs:
-                stepping.add(id(optimizer))
+        if _is_enabled(self) and loop.num_updates == before and isinstance(optimizer, torch.optim.Optimizer):
+            note_skipped(optimizer)  # the scaler has held it back
         return result
 
     @functools.wraps(update)
@@ -129,11 +117,6 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
 
     new = {"scale": watched_scale, "unscale_": watched_unscale, "step": watched_step, "update": watched_update}
     return [replace(kind, name, function) for name, function in new.items()]
-
-
-def _has_overflowed(scaler: Any, optimizer: Any) -> bool:
-    found = scaler._per_optimizer_states.get(id(optimizer), {}).get("found_inf_per_device", {})
-    return any(is_set(one) for one in found.values())
 
 
 def _note_scale(loop: Loop, scaler: Any) -> None:

@@ -49,7 +49,8 @@ class Numbers:
         self._session = session
         self._has_searched = False
         self._loss: weakref.ref[torch.Tensor] | None = None
-        self._clip_norm = ClipNorm()
+        self._clipped: list[tuple[torch.Tensor, set[int]]] = []
+        """Norms from before clipping, each with the `id`s of its gradients, since the last backward pass began."""
         self._skipped: Counter[int] = Counter()
         """How often in a row, by the optimizer's first parameter: a class around one has the same."""
         self._num_skipped = 0
@@ -59,7 +60,7 @@ class Numbers:
 
     def note_loss(self, step: OpenStep, tensors: Any, gradients: Any) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
-        self._clip_norm.backward_began()
+        self._clipped.clear()  # what is clipped next may be the same gradients, to which others were added
         opened = step.numbers
         for value in self.losses(step.number, tensors, gradients, step.sequence, step.backward_site):
             if isinstance(value, OnDevice):
@@ -92,8 +93,10 @@ class Numbers:
                     values.append(on_device(copied if gradient is None else copied * gradient.detach().reshape(())))
         return values
 
-    def note_clip(self, norm: torch.Tensor, max_norm: float) -> None:
-        self._clip_norm.note(self._session.loop.number, norm, max_norm)
+    def note_clip(self, norm: torch.Tensor, clipped: Any) -> None:
+        if type(norm) is torch.Tensor:
+            parameters = [clipped] if isinstance(clipped, torch.Tensor) else clipped
+            self._clipped.append((norm, {id(one.grad) for one in parameters if one.grad is not None}))
 
     def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         opened = step.numbers
@@ -105,7 +108,7 @@ class Numbers:
             self._num_skipped = self._count_skipped(optimizer, is_skipped)
             if opened.learning_rate is None:
                 opened.learning_rate = learning_rate_of(optimizer)
-            self._read_gradients(step, optimizer, self._clip_norm.take(step.number))
+            self._read_gradients(step, optimizer)
 
     def _count_skipped(self, optimizer: torch.optim.Optimizer, is_skipped: bool) -> int:
         if not (is_skipped or self._skipped):  # as in nearly every step of nearly every program
@@ -126,7 +129,7 @@ class Numbers:
             return self._has_searched
         return self._num_bad_reads[self._num_skipped > 0] >= MAX_BAD_READS
 
-    def _read_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> None:
+    def _read_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         opened = step.numbers
         gradients = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
         opened.num_gradients += len(gradients)
@@ -134,16 +137,16 @@ class Numbers:
         opened.gradient_bytes += sum(gradient.nbytes for gradient in dense)
         if not dense:
             return
+        ids = set(map(id, gradients))
+        clip_norm = next((norm for norm, of in reversed(self._clipped) if of == ids), None)
         scale = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer is still to divide them
         scale = scale.detach() if isinstance(scale, torch.Tensor) else None
         if all(gradient.is_cpu for gradient in dense) and (scale is None or scale.is_cpu):
-            norm = global_norm(dense)
-            if clip_norm is not None and self._clip_norm.covers_all(read_value(clip_norm), norm):
-                norm = read_value(clip_norm)
+            norm = global_norm(dense) if clip_norm is None else read_value(clip_norm)
             opened.add_norm(norm if scale is None else norm / read_value(scale))
             self._count_bad(step, dense, norm)
         elif all(is_read_late(gradient) or (gradient.is_cpu and scale is None) for gradient in dense):
-            for one in device_norms(dense) if clip_norm is None else self._clip_norm.take_on_device(clip_norm, dense):
+            for one in device_norms(dense) if clip_norm is None else [clip_norm.detach().to(torch.float32)]:
                 if one.is_cpu:
                     opened.add_norm(float(read_value(one)))
                 else:
@@ -218,52 +221,3 @@ def start(session: Session) -> None:
 def _without_modes() -> contextlib.AbstractContextManager[None]:
     """The program's modes, where one is on, see nothing of what is read."""
     return outside_modes() if is_a_mode_on() else contextlib.nullcontext()
-
-
-class ClipNorm:
-    """The norm that `clip_grad_norm_` gave, until it shows that it stands for some of the gradients only."""
-
-    def __init__(self) -> None:
-        self._last: tuple[int, torch.Tensor, float] | None = None
-        """The step in which gradients were clipped, their norm before, and the norm they were clipped to."""
-        self._clipped_to: float | None = None
-        self._are_partial = self._is_waiting = False
-
-    def note(self, number: int, norm: torch.Tensor, max_norm: float) -> None:
-        """The norm of this step was computed already: take it, from before the clipping."""
-        if self._is_waiting:  # as where each module is clipped by itself, whose optimizers step after that
-            self._are_partial = True
-        if type(norm) is torch.Tensor and isinstance(max_norm, int | float):
-            self._last = (number, norm, max_norm)
-            self._is_waiting = max_norm != math.inf  # some only ask for the norm so
-
-    def backward_began(self) -> None:
-        """What is clipped next may be the same gradients, to which others were added."""
-        self._is_waiting = False
-
-    def take(self, number: int) -> torch.Tensor | None:
-        """The norm that this step's gradients were clipped by, where it stands for all of them."""
-        clip, self._last = self._last, None
-        self._clipped_to, self._is_waiting = None, False
-        if self._are_partial or clip is None or clip[0] != number:
-            return None
-        self._clipped_to = clip[2]
-        return clip[1]
-
-    def covers_all(self, clip_norm: float, norm: float) -> bool:
-        """Whether the gradients have the norm that they were clipped to: if not, only some were, or by another norm."""
-        if self._clipped_to is None:
-            return True
-        left = min(clip_norm, self._clipped_to) if math.isfinite(clip_norm) else clip_norm
-        if math.isfinite(norm) and not math.isclose(norm, left, rel_tol=0.01, abs_tol=1e-6):
-            self._are_partial = True
-        return not self._are_partial
-
-    def take_on_device(self, clip_norm: torch.Tensor, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The same on a device, which is not waited for: that norm, or of one device's gradients their own."""
-        if {gradient.device for gradient in gradients} != {clip_norm.device}:
-            return [clip_norm]
-        (norm,), clip_norm = device_norms(gradients), clip_norm.detach().to(torch.float32)
-        left = clip_norm.clamp(max=self._clipped_to)
-        is_of_all = torch.isclose(norm, left, rtol=0.01, atol=1e-6) | ~norm.isfinite()
-        return [torch.where(is_of_all, clip_norm, norm)]

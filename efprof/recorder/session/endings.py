@@ -1,10 +1,9 @@
 """What ends a run: the code that the program exits with, the error behind it, memory that ran out, the end of a child.
 
 `except Exception: sys.exit(1)` ends a program without what Python keeps of an error that nobody caught. `raise
-SystemExit` and `os._exit` are seen by nobody.
+SystemExit`, `exit()` and `os._exit` are seen by nobody.
 """
 
-import builtins
 import functools
 import multiprocessing
 import os
@@ -29,11 +28,6 @@ from efprof.recorder.session.redaction import without_secrets
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.sites import Sites
 
-CODES: Final = 256
-
-LONGEST: Final = 1 << 63
-"""What is no C long, Python takes for -1."""
-
 MARK: Final = "_efprof_survived"
 """Set on a shortage or Ctrl-C in whose handler the program went on training; few errors can be referred to weakly."""
 
@@ -50,15 +44,10 @@ def origin_of(error: BaseException) -> BaseException | None:
 
 
 def exit_code_of(status: object) -> int:
-    """The code that a program gives which exits with this status.
-
-    Python prints what is no integer, 0.0 and NumPy's 0 too, and gives 1; POSIX keeps the lowest byte of the others.
-    """
+    """The code that a program gives which exits with this status; of a text that Python prints then, 1."""
     if status is None:
         return 0
-    if not isinstance(status, int):
-        return 1
-    return status % CODES if -LONGEST <= status < LONGEST else CODES - 1
+    return status % 256 if isinstance(status, int) else 1
 
 
 def unless_survived(error: BaseException | None) -> BaseException | None:
@@ -115,7 +104,16 @@ class ExitWatcher:
         is_in_step = self._loop.step is not None or self._loop.light.is_on
         stage = failed_stage(error) or ("other" if is_in_step else None)
         if is_in_step:
-            events.append(interrupted_step(self._loop, self._memory, stage))
+            allocated, reserved = self._memory.read()[:2]
+            events.append(
+                StepInterrupted(
+                    at_ns=time.time_ns(),
+                    step=self._loop.number,
+                    stage=stage or "other",
+                    allocated_bytes=allocated,
+                    reserved_bytes=reserved,
+                )
+            )
         now, number = time.time_ns(), self._loop.number
         out_of_memory = _out_of_memory_behind(error)
         if out_of_memory is not None:
@@ -134,49 +132,26 @@ class ExitWatcher:
         ]
 
 
-def interrupted_step(loop: Loop, memory: Memory, stage: str | None) -> StepInterrupted:
-    allocated, reserved = memory.read()[:2]
-    return StepInterrupted(
-        at_ns=time.time_ns(),
-        step=loop.number,
-        stage=stage or "other",
-        allocated_bytes=allocated,
-        reserved_bytes=reserved,
-    )
-
-
 SERVING = ("torch.utils.data.", "multiprocessing.", "concurrent.")
 """Where the work of a data worker or of a pool begins; such a process serves the one that trains."""
 
 _run = BaseProcess.run
 
 
-def watch_exits(endings: ExitWatcher, shell: Shell) -> list[Undo]:
-
+def watch_exits(endings: ExitWatcher, shell: Shell) -> Undo:
     def note_status(status: object) -> None:
         if threading.current_thread() is threading.main_thread():  # of another thread it ends that alone
             error = unless_survived(sys.exception()) if exit_code_of(status) else None
             endings.note_exit(status, None if error is None else origin_of(error))
 
-    note = shell.guarded("exits", note_status)
-    leave, prompt = sys.exit, type(getattr(builtins, "exit", None))
+    note, leave = shell.guarded("exits", note_status), sys.exit
 
     @functools.wraps(leave)
     def exit_noted(status: object = None, /) -> NoReturn:
         note(status)
         leave(status)  # type: ignore[arg-type]
 
-    undo = [replace(sys, "exit", exit_noted)]
-    if prompt.__name__ == "Quitter":
-        quit_prompt: Any = prompt.__call__
-
-        @functools.wraps(quit_prompt)
-        def quit_noted(self: Any, code: object = None) -> None:
-            note(code)
-            quit_prompt(self, code)
-
-        undo.append(replace(prompt, "__call__", quit_noted))
-    return undo
+    return replace(sys, "exit", exit_noted)
 
 
 def watch_child_processes(end: Callable[[], None], begin_anew: Callable[[], Callable[[], None] | None]) -> Undo:

@@ -4,7 +4,6 @@ import inspect
 import pickle
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,12 @@ from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.writing import written_whole
-from efprof.recorder.windows.triggers import TRIGGERED_STEPS, MemoryPeaks
 
 OWN_HISTORY = "the program records the allocator's history itself, so efprof leaves it alone from then on"
 
-MAX_ENTRIES = 500_000
+MAX_ENTRIES = 200_000
 """Nothing interrupts a dump, so what it may take is decided here: of each entry about 10 us, with Python's lock held,
-and BYTES_PER_ENTRY. That is 5 s and 0.7 GiB, and enough for some fifty steps. The oldest give way."""
-
-BYTES_PER_ENTRY = 1_500
-HOST_SHARE = 0.25
-"""Of the memory that the host has left when a history is turned on, what dumping it may take."""
+and 1.5 kB of the host's memory. That is 2 s and 0.3 GiB, and enough for some twenty steps. The oldest give way."""
 
 RING_ENTRIES = 10_000
 """Of the history that is kept at all times, where one is wished for: a step or two. A dump of it takes 0.1 s."""
@@ -45,8 +39,7 @@ class CudaMemory:
     def __init__(self, session: Session, history: "CudaHistory") -> None:
         self._session = session
         self._history = history
-        self._wanted = [(start, end, "schedule") for start, end in session.options.memory_steps]
-        self._peaks = MemoryPeaks() if "memory-peak" in session.options.triggers else None
+        self._wanted = list(session.options.memory_steps)
         self._is_ready = self._is_over = False
         self._has_ring = session.options.memory_ring
         self._end: int | None = None
@@ -62,7 +55,7 @@ class CudaMemory:
         session.shell.when_stopped("cuda_memory", self._stop_watching)
         begins = session.shell.guarded("cuda_memory", self.yield_to_program)
         session.undo_at_end([call_before(torch.cuda.memory, "_record_memory_history", begins)])
-        for start, end, _ in self._wanted:
+        for start, end in self._wanted:
             session.loop.sampling.want(start, end)
 
     def cuda_began(self) -> None:
@@ -76,8 +69,7 @@ class CudaMemory:
         self._is_ready = True
         number = self._session.loop.number
         if self._wanted and self._wanted[0][0] == 0 and number < self._wanted[0][1]:
-            _, end, _ = self._wanted.pop(0)
-            self._open(end, "cold start")
+            self._open(self._wanted.pop(0)[1], "cold start")
         elif self._has_ring:
             self._history.turn_on(RING_ENTRIES)
 
@@ -86,24 +78,19 @@ class CudaMemory:
         is_due = self._is_ready and bool(self._wanted) and self._wanted[0][0] <= step.number
         is_due = is_due and (is_asked_for or self._session.window_requests.are_affordable())
         if is_due and self._end is None and self._may_be_on(step.number):
-            start, end, why = self._wanted.pop(0)
-            self._open(step.number + end - start, why)
+            start, end = self._wanted.pop(0)
+            self._open(step.number + end - start, "schedule")
         if self._end is not None:
             self._mark(step)
 
-    def finish(self, step: OpenStep, record: StepRecord) -> None:
+    def finish(self, step: OpenStep, _: StepRecord) -> None:
         """Close the window after its last step, or before one that a profiler is meant for."""
-        if self._is_ready and self._peaks is not None and record.memory:
-            rise = self._peaks.rise(step.number, max(boundary.allocated_bytes for boundary in record.memory))
-            if rise is not None:
-                self._ask_for_peak(step.number, rise)
         if self._end is not None and (step.number + 1 >= self._end or not self._may_be_on(step.number + 1)):
             self._close(step.number)
 
     def yield_to_program(self, *_: object) -> None:
         """The program turns the history on or off itself, by which it would clear ours."""
-        is_to_come = self._wanted or self._has_ring or self._peaks is not None
-        if self._end is not None or (self._is_ready and is_to_come):
+        if self._end is not None or (self._is_ready and (self._wanted or self._has_ring)):
             self._close(self._session.loop.number)
             self._give_up(OWN_HISTORY)
 
@@ -121,12 +108,6 @@ class CudaMemory:
         """Two costly recorders at once would each be measured in the other."""
         is_traced = any(start <= number < end for start, end in self._session.options.trace_steps)
         return not is_traced and not torch._C._autograd._profiler_enabled()
-
-    def _ask_for_peak(self, number: int, rise: float) -> None:
-        self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new
-        why = f"step {number} had {rise:.0%} more memory allocated than any before it"
-        self._session.loop.sampling.want(number + 1, number + 1 + TRIGGERED_STEPS)
-        self._wanted.insert(0, (number + 1, number + 1 + TRIGGERED_STEPS, why))
 
     def _open(self, end: int, why: str) -> None:
         self._session.loop.mark_interrupted()
@@ -180,7 +161,7 @@ class CudaMemory:
 
     def _stop_watching(self) -> None:
         is_on = self._end is not None or (self._is_ready and self._has_ring)
-        self._is_ready, self._has_ring, self._peaks, self._end = False, False, None, None
+        self._is_ready, self._has_ring, self._end = False, False, None
         self._wanted.clear()
         if is_on:
             self._history.turn_off()
@@ -190,7 +171,7 @@ def start(session: Session) -> None:
     if not is_possible():
         return
     options, history = session.options, CudaHistory()
-    if options.memory_steps or options.memory_ring or "memory-peak" in options.triggers:
+    if options.memory_steps or options.memory_ring:
         memory = CudaMemory(session, history)
         memory.subscribe()
         _when_cuda_begins(session, "cuda_memory", memory.cuda_began)
@@ -225,7 +206,7 @@ class CudaHistory:
     def __init__(self) -> None:
         # Taken before it is replaced, to see the program's calls and not our own.
         self._record: Any = torch.cuda.memory._record_memory_history
-        self._max_entries = 0
+        self._is_ours = False
 
     @property
     def is_on(self) -> bool:
@@ -236,24 +217,21 @@ class CudaHistory:
         # A replay needs the end of a free and not the request for it, a third of all entries; since torch 2.11.
         skips = _takes(torch.cuda.memory._record_memory_history, "skip_actions")
         more = {"skip_actions": ["free_requested"]} if skips else {}
-        self._max_entries = max(1, min(max_entries, int(HOST_SHARE * _free_host_bytes() / BYTES_PER_ENTRY)))
-        self._record(enabled="all", context="all", stacks="python", max_entries=self._max_entries, **more)
+        self._is_ours = True
+        self._record(enabled="all", context="all", stacks="python", max_entries=max_entries, **more)
 
     def turn_off(self) -> None:
-        self._max_entries = 0
+        self._is_ours = False
         self._record(enabled=None)
 
     def write(self, path: Path) -> str:
         """Write all segments, and the history as far as it reaches; the result is why it was left out, if it was."""
-        why = "it is the program's own, of any length" if self._max_entries == 0 else ""
-        if self._max_entries * BYTES_PER_ENTRY > _free_host_bytes():
-            why = "the host has too little memory for it"
-        if not (why and self.is_on and _takes(torch.cuda.memory_snapshot, "include_traces")):
+        if self._is_ours or not (self.is_on and _takes(torch.cuda.memory_snapshot, "include_traces")):
             write_snapshot(path)
             return ""
         segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
         _write(path, {"segments": segments, "device_traces": []})
-        return f"{path.name} is without the allocator's history: {why}"
+        return f"{path.name} is without the allocator's history: it is the program's own, of any length"
 
 
 def write_snapshot(path: Path) -> None:
@@ -264,18 +242,6 @@ def write_snapshot(path: Path) -> None:
 def _write(path: Path, snapshot: object) -> None:
     with no_garbage_collection(), written_whole(path) as part, part.open("wb") as file:
         pickle.dump(snapshot, file, protocol=PICKLE_PROTOCOL)
-
-
-def _free_host_bytes() -> int:
-    """What the machine has, and what the container may still take, which counts the files it has read, too."""
-    found = [1 << 62]
-    with suppress(OSError, ValueError):
-        words = Path("/proc/meminfo").read_text(encoding="ascii").split()
-        found.append(int(words[words.index("MemAvailable:") + 1]) * 1024)
-    with suppress(OSError, ValueError):  # a limit may be "max"
-        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii")) for name in ("max", "current"))
-        found.append(limit - used)
-    return max(0, min(found))
 
 
 def _takes(function: Callable[..., Any], argument: str) -> bool:

@@ -100,7 +100,9 @@ class ProfiledWindow:
                 self._session.memory.is_collecting = False
 
     def discard(self) -> None:
-        if torch._C._autograd._profiler_enabled():  # not where its start failed
+        if not self.is_opener:
+            self.turn_off()
+        elif torch._C._autograd._profiler_enabled():  # not where its start failed
             self._stop().profiler = None
 
     def take_operators_out(self) -> None:

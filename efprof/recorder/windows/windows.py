@@ -33,6 +33,7 @@ LEAN_DISTANCE = 2
 even distance keeps loops in step that do something every second time."""
 
 SEVERAL_THREADS = "several threads make the steps, and a window sees one alone"
+ANOTHER_PROFILES = "another thread began to profile itself in a window, so that window is the last, and left out"
 GRAPHS_CRASH = "the program captures CUDA graphs, with which the profiler of CUDA before 12.6 crashes"
 
 
@@ -52,9 +53,6 @@ class Windows:
         self._planned = {start: Planned(end) for start, end in session.options.trace_steps if end > start}
         self._triggers = Triggers(session.options.triggers, session.window_requests.asked)
         self._window: ProfiledWindow | None = None
-        self._left_on: ProfiledWindow | None = None
-        """One that ended while it could not be turned off: its steps went on in another thread than the one that
-        opened it, or another thread was profiling."""
         self._programs = weakref.WeakValueDictionary[int, Any]()
         """The program's own profilers, by their `id`. Torch says of the calling thread alone whether one is on, and
         crashes where one stops after another that was on beside it in another thread."""
@@ -67,7 +65,6 @@ class Windows:
             session.loop.sampling.want(start, planned.end)
 
     def begin(self, step: OpenStep) -> None:
-        self._stop_left_on()
         if not self._may_open:
             self._triggers.requests.clear()  # steps are recorded in full as long as one waits
         if self._window is None and self._may_open:
@@ -105,18 +102,14 @@ class Windows:
         window = self._window
         if window is None:
             return
-        if step.number > window.first or window.is_shared:
+        if step.number > window.first or window.is_shared or not window.is_opener:
             self._close(window, max(step.number - 1, window.first))
-            return
-        if not window.is_opener:
-            self._lose(window, step.number)
             return
         self._planned[step.number + 1] = Planned(window.end + 1, window.why, window.is_lean)
         self._discard(window, step.number)
 
     def yield_to_program(self) -> None:
         """The program starts a profiler of its own, which would raise while ours is on."""
-        self._stop_left_on()
         if self._window is not None and not self._window.is_starting:
             self._close(self._window, self._session.loop.number)
             self._note_stopped(
@@ -128,21 +121,19 @@ class Windows:
         if is_ours:
             return
         self._programs[id(profiler)] = profiler
-        last = self._window or self._left_on
-        if last is not None and getattr(profiler, "enabled", True):
-            last.is_shared = True
+        if self._window is not None and getattr(profiler, "enabled", True):
+            self._window.is_shared = True
 
     def end(self) -> None:
         if self._window is not None:
             self._close(self._window, self._session.loop.number)
-        if self._left_on is not None:
-            self._left_on.turn_off()  # torch would crash as the process ends
+        if self._window is not None:
+            self._window.turn_off()  # torch would crash as the process ends
 
     @property
     def is_opener(self) -> bool:
-        """Whether it was the calling thread that opened the window that is on, or was left on."""
-        last = self._window or self._left_on
-        return last is not None and last.is_opener
+        """Whether it was the calling thread that opened the window that is on."""
+        return self._window is not None and self._window.is_opener
 
     def _postpone(self, number: int) -> None:
         planned = self._planned.get(number)
@@ -224,31 +215,19 @@ class Windows:
         self._planned.clear()
         self._note_stopped(number, reason)
 
-    def _lose(self, window: ProfiledWindow, last: int) -> None:
-        """The steps of the window went on in another thread: leave it to the one that opened it."""
-        self._leave_on(window, last)
-        self._give_up(last, SEVERAL_THREADS)
-
-    def _leave_on(self, window: ProfiledWindow, last: int) -> None:
-        self._left_on, self._window = window, None
-        self._session.loop.mark_interrupted()
-        window.take_operators_out()
-        self._note_closed(window, last, window.start_seconds, [])
-
-    def _stop_left_on(self) -> None:
-        """Where the thread that opened it goes on, or is no more, and nothing profiles beside it."""
-        if self._left_on is not None and self._left_on.may_be_ended and not self._is_any_running():
-            self._left_on.turn_off()
-            self._left_on = None
-
     def _close(self, window: ProfiledWindow, last: int) -> None:
-        if not window.is_opener:
-            self._lose(window, last)
-            return
-        if window.is_shared:
-            self._note_stopped(last, "another thread began to profile itself in a window, so that window was left out")
-            end = self._leave_on if self._is_any_running() else self._discard
-            end(window, last)
+        """Where its steps went on in another thread, or another thread profiles too, it is lost, and no other opens.
+
+        It stays on until the thread that opened it is back or is no more, and nothing profiles beside it.
+        """
+        if window.is_shared or not window.is_opener:
+            if self._may_open:
+                window.take_operators_out()
+                self._give_up(last, ANOTHER_PROFILES if window.is_shared else SEVERAL_THREADS)
+            if window.may_be_ended and not self._is_any_running():
+                self._discard(window, last)
+            else:
+                window.end = last + 2
             return
         self._window = None
         start = time.perf_counter()

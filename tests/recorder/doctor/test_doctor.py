@@ -1,20 +1,25 @@
 """What `efprof doctor` finds on this machine, and on machines with something amiss; each trap of the allocator."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-from efprof.commands.doctor import examine
-from efprof.recorder.doctor import device, host
-from efprof.recorder.doctor.device import Version, find_traps, parse, refusals, settings_in_effect
-from efprof.recorder.doctor.host import Check, can_record
+from efprof.recorder.doctor.checks import (
+    Check,
+    Version,
+    allocator_checks,
+    can_record,
+    examine,
+    find_traps,
+    parse,
+    settings_in_effect,
+)
 from efprof.recorder.launch import machine
 from efprof.recorder.launch.machine import driver_version
-from tests.recorder.conftest import Begin
 
 
 def named(checks: Iterable[Check], name: str) -> Check:
@@ -40,12 +45,12 @@ def test_training_can_be_recorded_here_and_each_check_says_why(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["MPS", "XPU"])
 def test_of_another_kind_of_device_it_says_what_is_recorded_and_what_not(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = {"MPS": torch.backends.mps, "XPU": torch.xpu}[name]
-    assert [check.name for check in device.checks(torch) if check.name in ("MPS", "XPU")] == []
+    assert [check.name for check in examine(tmp_path, tmp_path) if check.name in ("MPS", "XPU")] == []
     monkeypatch.setattr(module, "is_available", lambda: True)
-    check = named(device.checks(torch), name)
+    check = named(examine(tmp_path, tmp_path), name)
     assert check.status == "careful"
     assert "the host's times" in check.why
     assert "Losses, gradient norms and the device's times and memory are not" in check.why
@@ -56,7 +61,7 @@ def test_a_python_that_ignores_its_environment_cannot_be_recorded(
 ) -> None:
     isolated = write_executable(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} -I "$@"\n')
     monkeypatch.setattr(sys, "executable", str(isolated))
-    checks = list(host.checks_of_python(torch))
+    checks = list(examine(tmp_path, tmp_path))
     assert named(checks, "start-up hook").status == "no"
     assert not can_record(checks)
 
@@ -64,18 +69,9 @@ def test_a_python_that_ignores_its_environment_cannot_be_recorded(
 def test_what_a_customization_of_the_site_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('mine is broken')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    check = named(host.checks_of_python(torch), "start-up hook")
+    check = named(examine(tmp_path, tmp_path), "start-up hook")
     assert check.status == "careful"
     assert "mine is broken" in check.why
-
-
-def test_another_python_in_commands_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_executable(tmp_path / "python", "#!/bin/sh\n")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
-    check = named(host.checks_of_python(torch), "'python' of a command")
-    assert check.status == "careful"
-    assert f"{tmp_path / 'python'} is another Python than efprof's" in check.why
 
 
 def test_without_torch_that_is_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +84,7 @@ def test_without_torch_that_is_what_is_said(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    check = named(host.checks_of_place(tmp_path, tmp_path / "file" / "runs"), "folder for runs")
+    check = named(examine(tmp_path, tmp_path / "file" / "runs"), "folder for runs")
     assert (check.status, check.is_essential) == ("no", True)
     assert "EFPROF_HOME" in check.advice
 
@@ -96,15 +92,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["[recrod]\n", 'configuration = "missing.toml"\n', "["])
 def test_settings_that_record_would_refuse_are_found_before(text: str, tmp_path: Path) -> None:
     (tmp_path / "efprof.toml").write_text(text)
-    check = named(host.checks_of_place(tmp_path, tmp_path), "settings")
+    check = named(examine(tmp_path, tmp_path), "settings")
     assert (check.status, check.is_essential) == ("no", True)
     assert str(tmp_path / "efprof.toml") in check.why
-
-
-def test_a_folder_outside_of_git_is_no_obstacle(tmp_path: Path) -> None:
-    checks = list(host.checks_of_place(tmp_path, tmp_path))
-    assert named(checks, "git").status == "no"
-    assert can_record(checks)
 
 
 @pytest.mark.parametrize(
@@ -127,83 +117,14 @@ def test_a_build_for_the_cpu_on_a_machine_with_a_driver_is_told_of_it(
         pytest.skip("needs a build of torch for the CPU")
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")
     monkeypatch.setattr(machine, "DRIVER_FOLDER", tmp_path)
-    check = named(device.checks(torch), "CUDA")
+    check = named(examine(tmp_path, tmp_path), "CUDA")
     assert "there is an NVIDIA driver 550.54.15" in check.why
     assert "Install a CUDA build" in check.advice
 
 
-@pytest.mark.parametrize(
-    ("activities", "has_device", "status", "said"),
-    [
-        (["CPU"], True, "no", "has no tracer of GPU kernels"),
-        (["CPU", "CUDA"], False, "unknown", "there is no device to try it on"),
-        (["CPU", "CUDA"], True, "yes", "has the tracer"),
-    ],
-)
-def test_kernels_are_traced_where_torch_has_the_tracer_and_a_device(
-    activities: list[str], has_device: bool, status: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    supported = {getattr(torch.profiler.ProfilerActivity, name) for name in activities}
-    monkeypatch.setattr(torch.profiler, "supported_activities", lambda: supported)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_device)
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # or the doctor would leave it set
-    check = named(device.checks(torch), "GPU kernels (CUPTI)")
-    assert check.status == status
-    assert said in check.why
-
-
-class NVMLError(Exception):
-    """As pynvml has one."""
-
-
-def fake_pynvml(names: Sequence[str | bytes], error: NVMLError | None = None, *, is_lost: bool = False) -> ModuleType:
-    """NVML with GPUs of these names, which may be lost, or with a driver that answers with this error."""
-
-    def init() -> None:
-        if error is not None:
-            raise error
-
-    def get_handle(index: int) -> int:
-        if is_lost:
-            raise NVMLError("GPU is lost")
-        return index
-
-    fake = ModuleType("pynvml")
-    functions = {
-        "nvmlInit": init,
-        "nvmlShutdown": lambda: None,
-        "nvmlDeviceGetCount": lambda: len(names),
-        "nvmlDeviceGetHandleByIndex": get_handle,
-        "nvmlDeviceGetName": lambda handle: names[handle],
-    }
-    fake.__dict__.update(functions, NVMLError=NVMLError)
-    return fake
-
-
-@pytest.mark.parametrize(
-    ("pynvml", "status", "said"),
-    [
-        (None, "no", "The package nvidia-ml-py is not installed."),
-        (fake_pynvml([], NVMLError("Driver Not Loaded")), "no", "the driver says: Driver Not Loaded."),
-        (fake_pynvml([b"NVIDIA H200", b"Tesla T4"]), "yes", "It sees NVIDIA H200, Tesla T4."),
-        (fake_pynvml(["NVIDIA H200"]), "yes", "It sees NVIDIA H200."),
-        (fake_pynvml(["NVIDIA H200"], is_lost=True), "no", "GPU is lost"),
-        (fake_pynvml([]), "no", "sees no device."),
-    ],
-    ids=["no package", "no driver", "names in bytes", "names in text", "a device that is lost", "no device"],
-)
-def test_nvml_is_asked_for_its_devices(
-    pynvml: ModuleType | None, status: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
-    check = named(device.checks(torch), "NVML")
-    assert check.status == status
-    assert said in check.why
-
-
-def test_memray_that_is_missing_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memray_that_is_missing_is_said_with_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "memray", None)
-    check = named(host.checks_of_memory(torch), "memray")
+    check = named(examine(tmp_path, tmp_path), "memray")
     assert (check.status, check.advice) == ("no", "Run 'pip install memray'.")
 
 
@@ -214,20 +135,14 @@ def fake_torch(**members: object) -> ModuleType:
     return fake
 
 
-def test_the_history_needs_its_function_its_arguments_and_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_history_needs_its_function_and_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = ModuleType("_C")
     compiled.__dict__["_cuda_record_memory_history"] = None
     cuda_build = fake_torch(_C=compiled)
-    assert named(device.allocator_checks(fake_torch()), "allocator history").status == "no"
-    assert named(device.allocator_checks(cuda_build), "allocator history").status == "yes"
-    old = ModuleType("cuda")
-    old.__dict__["memory"] = ModuleType("memory")
-    old.__dict__["memory"]._record_memory_history = lambda enabled, device=None: None
-    check = named(device.allocator_checks(fake_torch(_C=compiled, cuda=old)), "allocator history")
-    assert check.why == "This torch records it without context, max_entries, stacks."
+    assert named(allocator_checks(fake_torch()), "allocator history").status == "no"
+    assert named(allocator_checks(cuda_build), "allocator history").status == "yes"
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-    assert "keeps none" in named(device.allocator_checks(cuda_build), "allocator history").why
-    assert named(device.allocator_checks(cuda_build), "allocator backend").status == "careful"
+    assert "keeps none" in named(allocator_checks(cuda_build), "allocator history").why
 
 
 def traps(text: str, version: Version = (2, 13)) -> list[str]:
@@ -251,29 +166,6 @@ def test_settings_are_split_outside_of_brackets() -> None:
 )  # fmt: skip
 def test_sound_settings_are_no_trap(text: str) -> None:
     assert traps(text) == []
-
-
-REFUSALS = """
-import os, torch
-from efprof.recorder.doctor.device import refusals
-for text in ("expandable_segments:true", "max_split_size_mb:10", "garbage_collection_threshold:2"):
-    if os.fork() == 0:
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = text  # which torch reads when it is first asked
-        print(*refusals(torch), flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
-
-@pytest.mark.skipif(not hasattr(torch._C, "_accelerator_getAllocatorSettings"), reason="needs torch 2.13")
-def test_what_torch_refuses_is_told_in_its_words(begin_unrecorded: Begin, tmp_path: Path) -> None:
-    child = begin_unrecorded(REFUSALS, tmp_path / "home")
-    assert child.wait() == 0, child.errors
-    assert ["torch refuses them: " in line for line in child.output.splitlines()] == [True] * 3
-
-
-def test_what_torch_takes_is_not_refused() -> None:
-    assert list(refusals(torch)) == []
 
 
 def test_expandable_segments_and_a_largest_split_size_are_a_trap_together() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import collections
 import sys
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -170,25 +170,6 @@ def test_a_lazy_proxy_is_not_woken_and_what_hides_its_attributes_is_passed_over(
     assert {("attribute", "Lazy.tensor"), ("local", "keep_odd_objects.losses")} <= keep_odd_objects(tmp_path).keys()
 
 
-def count_within_a_loop(tmp_path: Path) -> dict[tuple[str, str], Held]:
-    """With a generator that only the loop through it knows."""
-
-    def batches() -> Generator[torch.Tensor]:
-        given = []
-        for _ in range(3):
-            given.append(torch.ones(10_000))
-            yield given[-1]
-
-    for _ in batches():
-        held = count(tmp_path)
-    return held
-
-
-def test_a_local_of_a_generator_that_no_variable_holds_is_named(tmp_path: Path) -> None:
-    held = count_within_a_loop(tmp_path)["local", "count_within_a_loop.<locals>.batches.given"]
-    assert (held.tensors, held.name, held.file) == (3, "given", __file__), "each counted once"
-
-
 class Bank(torch.nn.Module):
     """Keeps keys in a buffer."""
 
@@ -230,15 +211,6 @@ def test_a_deque_is_counted_with_its_limit_and_several_of_one_name_with_what_the
     assert held["limited"] == (500, 1)
     assert held["endless"] == (0, 1)
     assert held["window"] == (700, 2)
-
-
-def test_what_a_finalizer_was_given_is_found(tmp_path: Path) -> None:
-    trainer = Trainer()
-    finalizers = [weakref.finalize(trainer, str, torch.ones(7)) for _ in range(3)]
-    held = count(tmp_path)
-    for finalizer in finalizers:
-        finalizer.detach()
-    assert held["global", "weakref.finalize"].tensors == 3
 
 
 def held_by(*tensors: torch.Tensor) -> Held:

@@ -86,10 +86,12 @@ def test_two_optimizers_of_one_pass_are_both_told_of(tmp_path: Path) -> None:
     assert events[0].backward_sites == events[1].backward_sites
 
 
-@pytest.mark.parametrize(("before", "outcome"), [("optimizer", "cleared"), ("in place", "changed")])
-def test_what_else_becomes_of_them_is_told_at_once(tmp_path: Path, before: str, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("before", "outcome", "step"), [("optimizer", "cleared", 1), ("in place", "changed", NUM_STEPS)]
+)
+def test_what_else_becomes_of_them_is_told(tmp_path: Path, before: str, outcome: str, step: int) -> None:
     (event,) = record_here(tmp_path, partial(train, before=before)).events(GradientClearing)
-    assert (event.outcome, event.step) == (outcome, 1)
+    assert (event.outcome, event.step) == (outcome, step)
 
 
 def test_what_a_step_does_to_its_gradients_leaves_it_open_who_changed_them(tmp_path: Path) -> None:

@@ -96,9 +96,9 @@ def adversaries(*, clears_critic: bool, set_to_none: bool = True, freezes: bool 
         critic.requires_grad_(True)
 
 
-def with_closure(*, clears: bool, **settings: object) -> None:
+def with_closure(*, clears: bool) -> None:
     model = model_of()
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, **settings)  # type: ignore[arg-type]
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
 
     def closure() -> torch.Tensor:
         if clears:
@@ -128,18 +128,6 @@ def master_weights() -> None:
         optimizer.step()
 
 
-def overwrite_in_place() -> None:
-    """What backward adds up is not what the optimizer gets."""
-    model = model_of()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(LENGTH):
-        loss_of(model).backward()
-        for one in model.parameters():
-            assert one.grad is not None
-            one.grad.copy_(torch.sign(one.grad)).mul_(0.1)
-        optimizer.step()
-
-
 def attack_first(*, freezes: bool) -> None:
     """A first pass is for the gradient of the inputs only; what it left is cleared before the second."""
     model = model_of()
@@ -153,19 +141,6 @@ def attack_first(*, freezes: bool) -> None:
         in_place(model)
         model(inputs.detach() + inputs.grad).square().mean().backward()
         optimizer.step()
-
-
-def take_turns(*, set_to_none: bool) -> None:
-    """Two models that have nothing to do with each other; the second one's gradients are cleared late."""
-    first, second = model_of(), model_of()
-    of_first, of_second = (torch.optim.Adam(one.parameters()) for one in (first, second))
-    for _ in range(LENGTH):
-        of_first.zero_grad(set_to_none=set_to_none)
-        loss_of(first).backward()
-        of_second.zero_grad(set_to_none=set_to_none)
-        of_first.step()
-        loss_of(second).backward()
-        of_second.step()
 
 
 def of_ranks(*, clears: bool) -> None:
@@ -197,17 +172,6 @@ def step_in_hooks() -> None:
         loss_of(model).backward()
 
 
-def new_tensors_each_time() -> None:
-    """Gradients computed by `grad` and assigned."""
-    model = model_of()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(LENGTH):
-        gradients = torch.autograd.grad(loss_of(model), list(model.parameters()))
-        for one, gradient in zip(model.parameters(), gradients, strict=True):
-            one.grad = gradient
-        optimizer.step()
-
-
 def sparse_rows() -> None:
     table = nn.Embedding(10, 3, sparse=True)
     optimizer = torch.optim.SparseAdam(table.parameters())
@@ -217,16 +181,7 @@ def sparse_rows() -> None:
         optimizer.step()
 
 
-def step_twice() -> None:
-    """Without a pass in between there is nothing to clear."""
-    model = model_of()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loss_of(model).backward()
-    for _ in range(LENGTH):
-        optimizer.step()
-
-
-def clear_every(*, num_steps: int) -> None:
+def clear_every_ninth_step() -> None:
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for number in range(LENGTH):
@@ -252,20 +207,13 @@ HEALTHY: dict[str, Program] = {
     "adversaries, in place": partial(adversaries, clears_critic=True, set_to_none=False),
     "adversaries, frozen": partial(adversaries, clears_critic=True, set_to_none=False, freezes=True),
     "closure": partial(with_closure, clears=True),
-    "line search": partial(with_closure, clears=True, line_search_fn="strong_wolfe"),
     "master weights": master_weights,
-    "overwritten in place": overwrite_in_place,
     "attack": partial(attack_first, freezes=False),
     "attack on a frozen model": partial(attack_first, freezes=True),
-    "two models": partial(take_turns, set_to_none=True),
-    "two models, in place": partial(take_turns, set_to_none=False),
     "ranks": partial(of_ranks, clears=True),
     "hooks": step_in_hooks,
-    "assigned": new_tensors_each_time,
     "sparse": sparse_rows,
-    "no backward": step_twice,
-    "every other step": partial(clear_every, num_steps=2),
-    "every ninth step": partial(clear_every, num_steps=9),
+    "every ninth step": clear_every_ninth_step,
 }
 
 FAULTY: dict[str, tuple[Program, str]] = {

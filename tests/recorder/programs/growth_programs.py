@@ -228,9 +228,9 @@ FILLS_FASTER_THAN_IT_FALLS = program(
 UNDER_A_TRACER = (
     program(
         "kept.append(out.detach())",
-        first="kept = []",
         before="""
 import sys
+kept = []
 
 def trace(*_):
     return trace

@@ -115,9 +115,7 @@ def test_an_out_of_memory_error_or_ctrl_c_is_how_it_ended_unless_the_program_tra
     assert recorded_end(home, train) == expected
 
 
-@pytest.mark.parametrize(
-    "status", ["None", "0", "False", "3", "256", "-1", "2**63", "-2**63", "0.0", "'no data'", "()"]
-)
+@pytest.mark.parametrize("status", ["None", "0", "False", "3", "256", "-1", "0.0", "'no data'", "()"])
 def test_the_code_of_a_status_is_what_python_makes_of_it(status: str) -> None:
     program = [sys.executable, "-I", "-S", "-c", f"raise SystemExit({status})"]
     code = subprocess.run(program, capture_output=True, check=False).returncode

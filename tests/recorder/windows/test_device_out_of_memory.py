@@ -16,8 +16,7 @@ from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
 from efprof.model import Alternatives, Finding, MemoryMap, Narrative, NotRecorded, SegmentMap, Table
 from efprof.recorder.budget.sampling import EARLY_STEPS
-from efprof.recorder.windows import cuda_memory
-from efprof.recorder.windows.cuda_memory import BYTES_PER_ENTRY, RING_ENTRIES, WINDOW
+from efprof.recorder.windows.cuda_memory import RING_ENTRIES, WINDOW
 from efprof.units import MIB
 from tests.recorder.recording import Recorded, line_of, only_run
 from tests.simulated_cuda.cuda import SimulatedCuda
@@ -205,25 +204,6 @@ def test_the_programs_own_history_is_left_out_of_the_snapshot_but_not_the_stacks
         f"{WINDOW}.pickle is without the allocator's history: it is the program's own, of any length"
     ]
     assert f"Most was held by {line('activation')}: 24.0 MiB" in finding_of(recording).message
-
-
-def test_a_history_is_as_long_as_the_host_can_dump(cuda: SimulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_memory, "_free_host_bytes", lambda: 4 * 5 * BYTES_PER_ENTRY)
-    trace = snapshot_of(recorded(REQUEST, **{**ONE_STEP, "memory_steps": "0:5"})).device_traces[0]
-    assert len(trace) <= 5
-    assert trace[-1].action == "oom"
-
-
-def test_a_host_without_memory_gets_a_snapshot_without_its_history(
-    cuda: SimulatedCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = iter([8 * 1000 * BYTES_PER_ENTRY])
-    monkeypatch.setattr(cuda_memory, "_free_host_bytes", lambda: next(free, 1000 * BYTES_PER_ENTRY))
-    recording = recorded(REQUEST, **{**ONE_STEP, "memory_steps": "0:5"})
-    assert snapshot_of(recording).device_traces == []
-    assert str(finding_of(recording).blame) == line("request")
-    why = "is without the allocator's history: the host has too little memory for it"
-    assert stops_of(recording) == [f"{WINDOW}.pickle {why}", f"memory-1.pickle {why}"]
 
 
 def test_out_of_memory_errors_that_the_program_survives_are_counted_and_dumped_once(cuda: SimulatedCuda) -> None:
