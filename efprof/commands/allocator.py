@@ -226,29 +226,20 @@ def render_estimate(device: "DeviceEstimate") -> str:
 def _table(rows: "Sequence[tuple[str, Prediction, str]]") -> "Iterator[str]":
     """A heading, a line for each with its name and what is said at its end, and its warnings below it."""
     width = max(len(name) for name, _, _ in rows)
-    is_timed = any(prediction.driver_ms for _, prediction, _ in rows)
-    calls = "driver calls    taking" if is_timed else "driver calls"
-    yield f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  {calls}  retries"
+    yield f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  driver calls  retries"
     for name, prediction, end in rows:
-        yield f"  {name:{width}}  {_figures(prediction, is_timed=is_timed)}{end}"
+        yield f"  {name:{width}}  {_figures(prediction)}{end}"
         yield from (f"  {'':{width}}  {warning}" for warning in prediction.warnings)
-    if is_timed:
-        yield (
-            "  Taking: by the median of such calls in this recording, what the program did just before them included; "
-            "'?' where it has too few of a kind."
-        )
 
 
-def _figures(prediction: "Prediction", *, is_timed: bool) -> str:
-    from efprof.units import format_bytes, format_ms
+def _figures(prediction: "Prediction") -> str:
+    from efprof.units import format_bytes
 
     low, high = map(format_bytes, (prediction.peak_reserved_low_bytes, prediction.peak_reserved_high_bytes))
     band = low if low == high else f"{low} to {high}"
     peak, idle = map(format_bytes, (prediction.peak_reserved_bytes, prediction.stranded_bytes))
     num_calls = prediction.device_allocs + prediction.device_frees
-    taking = "?" if prediction.driver_ms is None else format_ms(prediction.driver_ms)
-    taking = f"  {taking:>8}" if is_timed else ""
-    figures = f"{peak:>13}  {band:>21}  {idle:>12}  {num_calls:>12,}{taking}  {prediction.retries:>7,}"
+    figures = f"{peak:>13}  {band:>21}  {idle:>12}  {num_calls:>12,}  {prediction.retries:>7,}"
     return figures + ("  out of memory" if prediction.out_of_memory else "")
 
 

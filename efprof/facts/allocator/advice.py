@@ -59,7 +59,9 @@ def best_of(what_if: WhatIf, trials: Iterable[Trial]) -> Trial | None:
     better = [trial for trial in survives if trial.outcome.peak_reserved_bytes <= (1 - MIN_SAVED_SHARE) * recorded]
     if what_if.recorded.is_out_of_memory:
         better = survives
-    return min(better, key=lambda trial: (trial.outcome.peak_reserved_bytes, trial.outcome.calls.total), default=None)
+    return min(
+        better, key=lambda trial: (trial.outcome.peak_reserved_bytes, trial.outcome.calls.num_taken), default=None
+    )
 
 
 def warnings_about(settings: AllocatorSettings, what_if: WhatIf) -> tuple[str, ...]:

@@ -8,9 +8,8 @@ import msgspec
 
 from efprof.artifacts.snapshot import read_snapshot
 from efprof.facts.allocator.advice import best_of, try_configurations, worth_a_try
-from efprof.facts.allocator.history import devices_of
+from efprof.facts.allocator.history import devices_of, history_of
 from efprof.facts.allocator.replay import POSSIBLE_CAUSE, replay
-from efprof.facts.allocator.script import sized_history
 from efprof.facts.allocator.what_if import Outcome, WhatIf
 from efprof.model import NotRecorded
 
@@ -35,8 +34,6 @@ class Prediction(msgspec.Struct, kw_only=True):
 
     `start` is "warm" where it begins with what was cached before the recording, which is known for the recorded
     settings only, and "cold" where it begins with nothing cached: two are comparable where both start alike.
-    `driver_ms` is what its calls of the driver would take, about, by the median of each kind of call in the recording;
-    None where the recording has too few of a kind.
     """
 
     conf: str
@@ -48,7 +45,6 @@ class Prediction(msgspec.Struct, kw_only=True):
     device_frees: int
     retries: int
     out_of_memory: bool
-    driver_ms: float | None = None
     start: Literal["warm", "cold"] = "cold"
     warnings: tuple[str, ...] = ()
 
@@ -90,7 +86,7 @@ def replay_file(path: Path) -> FileReplay:
     devices = []
     for device in devices_of(snapshot) or [0]:
         try:
-            found = asdict(replay(sized_history(snapshot, device)))
+            found = asdict(replay(history_of(snapshot, device)))
             devices.append(DeviceReplay(device=device, replayable=True, **found))
         except NotRecorded as error:
             devices.append(DeviceReplay(device=device, replayable=False, reason=_sentence(error)))
@@ -103,7 +99,7 @@ def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int |
     devices = []
     for device in devices_of(snapshot) or [0]:
         try:
-            history = sized_history(snapshot, device)
+            history = history_of(snapshot, device)
             result = replay(history)
             if not result.is_trusted:
                 raise NotRecorded(
@@ -144,7 +140,6 @@ def _prediction_of(what_if: WhatIf, configuration: str, outcome: Outcome, warnin
         device_frees=outcome.calls.num_returned,
         retries=outcome.calls.num_retries,
         out_of_memory=outcome.is_out_of_memory,
-        driver_ms=what_if.driver_costs.of(outcome.calls),
         start="warm" if what_if.is_warm(outcome) else "cold",
         warnings=warnings,
     )

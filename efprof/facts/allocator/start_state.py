@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Literal
 
 from efprof.facts.allocator.blocks import Block, Pool, Range
-from efprof.facts.allocator.caching_allocator import CachingAllocator
+from efprof.facts.allocator.caching_allocator import RANGE_BYTES, CachingAllocator
 from efprof.facts.allocator.extents import Extent, Kind
 from efprof.facts.allocator.history import History, LiveBlock
 from efprof.facts.allocator.settings import page_bytes
@@ -34,35 +34,11 @@ def restore(allocator: CachingAllocator, history: History) -> dict[int, Block]:
     expandable = sorted((extent for extent in history.extents if extent.is_expandable), key=_kind_of)
     for (private_id, is_small, stream), group in groupby(expandable, _kind_of):
         pool = allocator.pool(private_id, is_small_pool=is_small)
-        page = page_bytes(allocator.settings, is_small_pool=is_small)
-        known = sorted(history.lows.get((private_id, is_small, stream), ()))
-        for start, end, extents in _by_range(list(group), known, allocator.expandable_bytes(page)):
-            pieces = _pieces(start, extents, history.live, end)
-            blocks |= _take_over(allocator, Range(start, page_bytes=page), pool, stream, pieces)
+        page, extents = page_bytes(allocator.settings, is_small_pool=is_small), list(group)
+        start = min(extents[0].address, *history.lows.get((private_id, is_small, stream), ()))
+        pieces = _pieces(start, extents, history.live, max(start + RANGE_BYTES, extents[-1].end))
+        blocks |= _take_over(allocator, Range(start, page_bytes=page), pool, stream, pieces)
     return blocks
-
-
-def _by_range(extents: list[Extent], known: list[int], num_bytes: int) -> list[tuple[int, int, list[Extent]]]:
-    """Stretches of one kind by the expandable segments that they belong to, with where each begins and ends.
-
-    One has so many addresses, and what is mapped farther up belongs to the next; each begins at the lowest address
-    that is known of it.
-    """
-    starts: list[int] = []
-    ranges: list[list[Extent]] = []
-    end = 0
-    for extent in extents:
-        if extent.end > end:
-            lowest = bisect_left(known, max(end, extent.end - num_bytes))
-            starts.append(min([extent.address, *known[lowest : lowest + 1]]))
-            ranges.append([])
-            end = starts[-1] + num_bytes
-        ranges[-1].append(extent)
-    following = [*starts[1:], end]
-    return [
-        (start, min(start + num_bytes, stop), range_)
-        for start, stop, range_ in zip(starts, following, ranges, strict=True)
-    ]
 
 
 def _take_over(

@@ -7,8 +7,7 @@ from itertools import islice
 from typing import Final
 
 from efprof.facts.allocator.blocks import Block
-from efprof.facts.allocator.caching_allocator import UNKNOWN_DEVICE_BYTES, CachingAllocator, NewRange
-from efprof.facts.allocator.driver import Calls, DriverCosts, driver_costs
+from efprof.facts.allocator.caching_allocator import CachingAllocator, Calls, NewRange
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import ATTEMPT, EMPTY_CACHE, FREE, script_of
 from efprof.facts.allocator.settings import AllocatorSettings, in_effect
@@ -88,10 +87,6 @@ class WhatIf:
         return self._history.configuration
 
     @cached_property
-    def driver_costs(self) -> DriverCosts:
-        return driver_costs(self._history.entries)
-
-    @cached_property
     def recorded(self) -> Outcome:
         return _outcome(self._layouts(self._history.settings, is_warm=True), missed_bytes=0)
 
@@ -119,10 +114,6 @@ class WhatIf:
 
     def _run(self, settings: AllocatorSettings, new_range: NewRange, *, is_warm: bool) -> Outcome:
         allocator = CachingAllocator(settings, new_range, capacity=self.capacity)
-        if self._history.settings.expandable_segments and self.capacity == self.script.capacity:
-            # A retry tells only what the device has at least: addresses end where the replay found that they do.
-            allocator.device_bytes = self._history.device_bytes or UNKNOWN_DEVICE_BYTES
-        allocator.fixed_pools = self._history.fixed_pools
         blocks: dict[int, Block] = {}
         first = 0
         if is_warm:
@@ -177,14 +168,13 @@ def _ranges(seed: int) -> NewRange:
     taken: set[int] = set()
     at = MADE_UP
 
-    def next_address(num_bytes: int, stream: int, is_expandable: bool) -> int:
+    def next_address(num_bytes: int) -> int:
         nonlocal at
-        del stream, is_expandable
         at += num_bytes
         return at - num_bytes
 
-    def random_address(num_bytes: int, stream: int, is_expandable: bool) -> int:
-        del num_bytes, stream, is_expandable
+    def random_address(num_bytes: int) -> int:
+        del num_bytes
         while (place := places.getrandbits(40)) in taken:
             pass
         taken.add(place)

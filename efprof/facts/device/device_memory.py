@@ -9,10 +9,9 @@ from typing import Final, Self
 
 from efprof.artifacts.snapshot import Entry, Frames, read_snapshot
 from efprof.facts.allocator.advice import Trial, best_of, try_configurations, worth_a_try
-from efprof.facts.allocator.history import History, devices_of
+from efprof.facts.allocator.history import History, devices_of, history_of
 from efprof.facts.allocator.layout import Instant, fullest_index, play_to
 from efprof.facts.allocator.replay import POSSIBLE_CAUSE, Replay, Replayer
-from efprof.facts.allocator.script import sized_history
 from efprof.facts.allocator.settings import is_small
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.device.device_lines import DeviceLines, lines_over_time
@@ -212,7 +211,7 @@ class DeviceMemory:
                 if (rank, device) in found:
                     continue
                 try:
-                    history, limit = sized_history(snapshot, device), limit_bytes_of(run, device)
+                    history, limit = history_of(snapshot, device), limit_bytes_of(run, device)
                     found[rank, device] = DeviceHistory(name, history, lines, limit_bytes=limit)
                 except NotRecorded as error:
                     reasons.setdefault((rank, device), f"{name} tells nothing of device {device}: {error}")

@@ -23,7 +23,7 @@ def test_the_peak_of_one_step_and_each_assumption_move_as_worked_out_by_hand(tmp
     estimate = run.get(GpuEstimate)
     outcome = estimate.default.outcome
     assert outcome.peak_reserved_bytes == (12 + 20 + 30 + 30) * MIB
-    assert outcome.calls.num_allocs == 4
+    assert outcome.calls.num_taken == 4
     assert estimate.peak_allocated_bytes == (12 + 24 + 4 + 12 + 30) * MIB
     peaks = [num_bytes // MIB for _, num_bytes in estimate.assumed_peaks]
     assert peaks[:3] == [92, 92, 104], "at once the optimizer needs 12 MiB more"
