@@ -55,22 +55,14 @@ class WhatIf:
         self.capacity = self.script.capacity if capacity is None else capacity
 
     def run(self, settings: AllocatorSettings) -> Outcome:
+        """From a cold start, so that any two can be compared."""
         if in_effect(settings) == in_effect(self._history.settings):
-            return self.recorded
+            return self.compared
         return _outcome(self._layouts(settings, is_warm=False), missed_bytes=self.missed_bytes)
 
-    def run_cold(self, settings: AllocatorSettings) -> Outcome:
-        """The same from the cold start that all other settings begin with, to compare any two."""
-        outcome = self.run(settings)
-        return (self.recorded_cold or outcome) if outcome is self.recorded else outcome
-
-    def is_warm(self, outcome: Outcome) -> bool:
-        """Whether it starts from what was cached before the recording; no outcome does where that itself began cold."""
-        return outcome is self.recorded and self.recorded_cold is not None
-
     def saved_bytes(self, outcome: Outcome) -> int:
-        """By how much that of other settings is below the recorded peak, less what only the state before adds to it."""
-        return self.recorded.peak_reserved_bytes - self.missed_bytes - outcome.peak_reserved_bytes
+        """By how much the peak under other settings is below that under the recorded ones, started alike."""
+        return self.compared.peak_reserved_bytes - outcome.peak_reserved_bytes
 
     @property
     def num_layouts(self) -> int:
@@ -94,6 +86,11 @@ class WhatIf:
     def recorded_cold(self) -> Outcome | None:
         """Under the recorded settings, started cold as the others are; None where the recording itself began cold."""
         return _outcome(self._cold, missed_bytes=self.missed_bytes) if self._cold else None
+
+    @property
+    def compared(self) -> Outcome:
+        """Under the recorded settings, from the start that other settings have."""
+        return self.recorded_cold or self.recorded
 
     @cached_property
     def missed_bytes(self) -> int:

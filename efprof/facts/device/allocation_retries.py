@@ -227,7 +227,7 @@ def _try(device: DeviceHistory, what_if: WhatIf) -> RetryTrials | None:
 
     The history alone knows of a retry only that the device had no more than was needed then: too little for others.
     """
-    recorded = (what_if.recorded_cold or what_if.recorded).calls.num_retries
+    recorded = what_if.compared.calls.num_retries
     if not recorded:
         return None
     trials = _trials(device, what_if)

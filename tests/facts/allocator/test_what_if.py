@@ -1,10 +1,7 @@
 """What a recorded program would reserve under other settings, or on another device."""
 
-import random
-
 import pytest
 
-from efprof.facts.allocator.advice import warnings_about
 from efprof.facts.allocator.history import devices_of, history_of
 from efprof.facts.allocator.replay import replay
 from efprof.facts.allocator.script import ALLOCATE, ATTEMPT, EMPTY_CACHE, FREE
@@ -232,38 +229,3 @@ def test_a_request_that_failed_is_held_by_nobody_where_it_is_survived() -> None:
     outcome = what_if(recording, capacity=1024 * MIB).recorded
     assert outcome.peak_reserved_bytes == 120 * MIB
     assert outcome.calls.num_taken == 2
-
-
-# What is said of settings that hurt each other, on a device that has enough memory and on one that has not.
-
-ALONE = parse_configuration("expandable_segments:True")
-PAIR = parse_configuration("expandable_segments:True,max_split_size_mb:64")
-
-
-def program(capacity: int | None = None, *, seed: int = 0) -> WhatIf:
-    """Blocks of 3 to 150 MiB that come and go: with the limit much more would be reserved."""
-    recording, choices = Recording(AllocatorSettings(expandable_segments=True)), random.Random(seed)
-    for _ in range(300):
-        if recording.live and choices.random() < 0.45:
-            recording.free(choices.choice(recording.live))
-        else:
-            recording.malloc(choices.choice([3, 5, 20, 90, 150]) * MIB)
-    return WhatIf(history_of(recording.snapshot(), 0), capacity=capacity)
-
-
-def said_of_pair(what_if: WhatIf) -> str:
-    (warning,) = warnings_about(PAIR, what_if)
-    return warning.partition("; here ")[2]
-
-
-def test_where_the_device_has_enough_the_difference_is_told_in_bytes() -> None:
-    assert program().run_cold(PAIR).peak_reserved_bytes - program().run_cold(ALONE).peak_reserved_bytes == 1740 * MIB
-    assert said_of_pair(program()) == "they reserve 1.70 GiB more than without the limit."
-
-
-@pytest.mark.parametrize(("share", "seed"), [(1.02, 0), (1.1, 0), (1.0, 5)])
-def test_where_the_devices_end_cuts_a_peak_off_no_difference_is_told(share: float, seed: int) -> None:
-    what_if = program(int(share * program(seed=seed).run_cold(ALONE).peak_reserved_bytes), seed=seed)
-    pair = what_if.run_cold(PAIR)
-    assert pair.is_out_of_memory or pair.calls.num_retries
-    assert said_of_pair(what_if) == ""
