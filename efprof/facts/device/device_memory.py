@@ -128,6 +128,11 @@ class DeviceHistory:
         )
         """The last request that the device could not serve; None where it served all."""
 
+    @property
+    def rank(self) -> str:
+        """The folder of its rank; empty where there is one alone."""
+        return self.file.rpartition("/")[0]
+
     @cached_property
     def lines_over_time(self) -> DeviceLines:
         """Who had how much over the history, walked once for all pictures; the peak and the failure are drawn."""
