@@ -13,7 +13,7 @@ from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.device.device_dataset import MIN_BYTES
 from efprof.facts.run.run import Run
-from efprof.model import CodeEdit, NotRecorded, ThinEvidence
+from efprof.model import NotRecorded, ThinEvidence
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import Program, frames_of
 from tests.support.builders import GPU, START_NS, make_steps, write_run
@@ -28,7 +28,6 @@ def train(model, device):
         loss.backward()
 """
 MODEL, DATA, TAKEN, FORWARD, BACKWARD = 2, 3, 5, 6, 7
-SLICED = TRAIN.replace("images[index]", "images[start : start + 64]")
 BEFORE_US, WITHIN_US = START_NS // 1000 - 5_000_000, START_NS // 1000 + 1_000_000
 
 
@@ -97,13 +96,11 @@ def seen(program: TimedProgram, *, num_used: int | None = None, why_not: str = "
     return DeviceData(at_ns=START_NS, step=3, num_steps=2, tensors=tensors, why_not=why_not)
 
 
-def run_of(
-    folder: Path, program: TimedProgram, *, snapshot: Snapshot | None = None, text: str = TRAIN, **fields: Any
-) -> Run:
+def run_of(folder: Path, program: TimedProgram, *, snapshot: Snapshot | None = None, **fields: Any) -> Run:
     defaults: dict[str, Any] = {"devices": [GPU], "memory_source": "CUDA caching allocator", "events": [seen(program)]}
     steps = make_steps(10, backward_site=f"train.py:{BACKWARD}:train", loader=1)
     snapshots = [snapshot or program.snapshot()]
-    return write_run(folder, steps=steps, sources={"train.py": text}, snapshots=snapshots, **{**defaults, **fields})
+    return write_run(folder, steps=steps, sources={"train.py": TRAIN}, snapshots=snapshots, **{**defaults, **fields})
 
 
 def test_it_blames_the_line_that_puts_the_data_there_and_saves_all_but_two_batches_as_they_were_taken(
@@ -116,7 +113,6 @@ def test_it_blames_the_line_that_puts_the_data_there_and_saves_all_but_two_batch
     assert finding.gain.peak_bytes == (800 - 2 * 16) * MIB
     assert finding.gain.basis == "measured bound"
     assert finding.gain.step_ms is None, "what moving each batch takes is not known"
-    # Indices may lie on the device as well: a person must change it.
     assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
     assert "batch.to(device, non_blocking=True)" in finding.fix.summary
 
@@ -137,22 +133,6 @@ def test_of_a_list_of_batches_two_stay(tmp_path: Path) -> None:
 def test_what_steps_use_in_another_way_is_no_data_set(tmp_path: Path, used: dict[str, Any]) -> None:
     program = training(800 * MIB)
     assert dataset_on_device(run_of(tmp_path / "run", program, events=[seen(program, **used)])).findings == ()
-
-
-def test_slices_are_moved_where_they_are_taken(tmp_path: Path) -> None:
-    (finding,) = dataset_on_device(run_of(tmp_path / "run", training(800 * MIB), text=SLICED)).findings
-    assert finding.fix.applicability == "review"
-    assert finding.fix.changes == (
-        CodeEdit(
-            file="train.py", line=DATA,
-            old="    images = read().to(device)", new="    images = read().pin_memory()",
-        ),
-        CodeEdit(
-            file="train.py", line=TAKEN,
-            old="        batch = images[start : start + 64]",
-            new="        batch = images[start : start + 64].to(device, non_blocking=True)",
-        ),
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("num_bytes", "severity"), [(40_000, "high"), (20_000, "medium"), (5_000, "low")])
