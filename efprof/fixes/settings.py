@@ -65,7 +65,13 @@ def prove_by_fit(command: Sequence[str], budget_bytes: int) -> str:
 
 
 def set_allocator(old: str, new: str, *, caution: str = "") -> Fix:
-    """The numbers a program computes do not depend on it; an empty configuration is torch's default."""
+    """The numbers a program computes do not depend on it; an empty configuration is torch's default.
+
+    The old one's limit to the program's memory stays.
+    """
+    new = ",".join(
+        filter(None, [new, *(one for one in old.split(",") if one.startswith("per_process_memory_fraction"))])
+    )
     what = f"Start the command with {VARIABLE}={new}" if new else f"Start the command without {VARIABLE}"
     return Fix(
         summary=f"{what}.{' ' + caution if caution else ''}",

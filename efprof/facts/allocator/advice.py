@@ -1,7 +1,7 @@
 """Which settings of the allocator would serve a recorded program best, and which would hurt it or do nothing."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from efprof.facts.allocator.settings import AllocatorSettings, in_effect, parse_configuration
@@ -35,12 +35,12 @@ class Trial:
 def worth_a_try(what_if: WhatIf) -> tuple[str, ...]:
     """The candidates that are not on already."""
     recorded = in_effect(what_if.recorded_settings)
-    return tuple(text for text in CANDIDATES if parse_configuration(text) != recorded)
+    return tuple(text for text in CANDIDATES if _settings(what_if, text) != recorded)
 
 
 def try_configurations(what_if: WhatIf, configurations: Iterable[str]) -> list[Trial]:
-    """Run each; raises BadConfiguration where torch would refuse one."""
-    parsed = [(text, parse_configuration(text)) for text in configurations]
+    """Run each; raises BadConfiguration where torch would refuse one. A recorded limit stays where it names none."""
+    parsed = [(text, _settings(what_if, text)) for text in configurations]
     return [
         Trial(configuration=text, outcome=what_if.run(settings), warnings=warnings_about(settings, what_if))
         for text, settings in parsed
@@ -85,3 +85,8 @@ def warnings_about(settings: AllocatorSettings, what_if: WhatIf) -> tuple[str, .
     if settings.large_segment_bytes != AllocatorSettings().large_segment_bytes:
         warnings.append("large_segment_size_mb is known to torch 2.11 and newer only.")
     return tuple(warnings)
+
+
+def _settings(what_if: WhatIf, configuration: str) -> AllocatorSettings:
+    settings = parse_configuration(configuration)
+    return replace(settings, memory_fraction=settings.memory_fraction or what_if.recorded_settings.memory_fraction)

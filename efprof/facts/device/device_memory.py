@@ -149,16 +149,13 @@ class DeviceHistory:
 
     @cached_property
     def trials(self) -> list[Trial]:
-        """Other settings and what they would reserve; of a long history only the one that helps most often.
+        """Other settings and what they would reserve.
 
         None of a history without requests: what lies there at an instant tells nothing of how it came to lie so.
         """
         if not self.replay.allocations:
             return []
-        candidates = worth_a_try(self.what_if)
-        if len(self.history.entries) > MANY_EVENTS:
-            candidates = candidates[:FEW_CANDIDATES]
-        return try_configurations(self.what_if, candidates)
+        return try_configurations(self.what_if, candidates_for(self.history, self.what_if))
 
     @cached_property
     def best(self) -> Trial | None:
@@ -168,6 +165,11 @@ class DeviceHistory:
     def survivor(self) -> Trial | None:
         """The same, where that serves all requests."""
         return None if self.best is None or self.best.outcome.is_out_of_memory else self.best
+
+
+def candidates_for(history: History, what_if: WhatIf) -> tuple[str, ...]:
+    """Of a long history only the one that helps most often."""
+    return worth_a_try(what_if)[: FEW_CANDIDATES if len(history.entries) > MANY_EVENTS else None]
 
 
 def _failure(

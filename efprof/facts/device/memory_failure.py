@@ -122,7 +122,7 @@ def evidence_of_device(run: Run, device: DeviceHistory, failure: Failure, blame:
     return (
         reserved_series(device, ((float(failure.instant.index + 1), "the failed request"),), most_held),
         *_what_lay_there(run, device, failure, blame),
-        trial_bars(device),
+        trial_bars(device.what_if, device.trials, device.best),
         how_replay_is_known(device),
     )
 

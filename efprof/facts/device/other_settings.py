@@ -3,7 +3,7 @@
 from typing import Literal
 
 from efprof.facts.allocator.advice import Trial
-from efprof.facts.allocator.what_if import Outcome
+from efprof.facts.allocator.what_if import Outcome, WhatIf
 from efprof.facts.device.device_memory import DeviceHistory
 from efprof.model import Alternative, Alternatives, Gain, Narrative
 
@@ -12,19 +12,17 @@ COLD = "as recorded, cold"
 """Of the recorded settings from the cold start that all others begin with: what these are to be compared with."""
 
 
-def trial_bars(device: DeviceHistory) -> Alternatives:
+def trial_bars(what_if: WhatIf, trials: list[Trial], best: Trial | None) -> Alternatives:
     """What each setting would reserve, between which ends, and what the device has."""
-    what_if, best = device.what_if, device.best
     recorded = [_alternative(what_if.recorded_configuration, what_if.recorded, "recorded")]
     recorded += [] if what_if.recorded_cold is None else [_alternative(COLD, what_if.recorded_cold, "other")]
-    trials = [
-        _alternative(trial.configuration, trial.outcome, "best" if trial is best else "other")
-        for trial in device.trials
-    ]  # fmt: skip
+    others = [
+        _alternative(trial.configuration, trial.outcome, "best" if trial is best else "other") for trial in trials
+    ]
     return Alternatives(
         title="Peak of reserved memory under other settings, as the replay predicts it",
         unit="bytes",
-        alternatives=(*recorded, *trials),
+        alternatives=(*recorded, *others),
         limit=None if what_if.capacity is None else (float(what_if.capacity), "what the device has for this program"),
     )
 

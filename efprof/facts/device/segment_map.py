@@ -64,7 +64,7 @@ def device_overview(run: Run) -> tuple[Evidence, ...]:
             reserved_series(device, (mark,)),
             composition_numbers(device.peak, f"{name}: reserved memory at its peak"),
             segment_map(device, device.peak, "at the peak", None, f"{name}, segment by segment"),
-            trial_bars(device),
+            trial_bars(device.what_if, device.trials, device.best),
         ]
     return tuple(shown)
 

@@ -46,7 +46,7 @@ def fragmenting() -> Recording:
 def test_the_bars_are_the_recorded_settings_and_every_trial(tmp_path: Path) -> None:
     recording = fragmenting()
     device = device_of(tmp_path / "run", recording)
-    bars = trial_bars(device)
+    bars = trial_bars(device.what_if, device.trials, device.best)
     by_role = {one.role: one for one in bars.alternatives if one.role != "other"}
     assert len(bars.alternatives) == 1 + len(device.trials)
     assert by_role["recorded"].value == recording.allocator.peak_reserved
@@ -61,7 +61,8 @@ def test_what_the_device_has_is_known_from_a_failure(tmp_path: Path) -> None:
     recording.malloc(100 * MIB)
     recording.malloc(60 * MIB)
     assert recording.attempt(80 * MIB) is None
-    bars = trial_bars(device_of(tmp_path / "run", recording))
+    device = device_of(tmp_path / "run", recording)
+    bars = trial_bars(device.what_if, device.trials, device.best)
     assert bars.limit[0] == 200 * MIB
     assert all(one.is_out_of_memory for one in bars.alternatives)
     assert [one.role for one in bars.alternatives if one.role != "other"] == ["recorded"]
