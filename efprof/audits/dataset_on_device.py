@@ -34,10 +34,8 @@ def dataset_on_device(run: Run) -> Examination:
     What the line still has at the peak, less two batches: one at work and one on its way.
     """
     datasets = run.get(DeviceDatasets)
-    unknown, held = datasets.unknown_bytes, format_bytes(datasets.held_bytes)
-    looked_at = f"{held} that stay from before the first step on, put there by {datasets.num_lines} of your lines"
-    if unknown:
-        looked_at += f"; {format_bytes(unknown)} are older than the history, or have no stack, and cannot be judged"
+    held, unknown = map(format_bytes, (datasets.held_bytes, datasets.unknown_bytes))
+    looked_at = f"{held} that stay from before the first step on; {unknown} of them have no stack and cannot be judged"
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, dataset) for dataset in datasets.found))
 
 

@@ -148,7 +148,7 @@ def test_a_later_window_knows_it_by_the_stack_that_the_block_keeps(tmp_path: Pat
     snapshot = program.snapshot(first_entry=first_entry)
     nameless = dataset_on_device(run_of(tmp_path / "nameless", program, snapshot=snapshot))
     assert nameless.findings == ()
-    assert "1000 MiB are older than the history" in nameless.looked_at.replace(".0", "").replace(",", "")
+    assert nameless.looked_at.endswith("of them have no stack and cannot be judged")
     block = next(one for segment in snapshot.segments for one in segment.blocks if one.requested_size == 800 * MIB)
     block.frames = frames_of(DATA)[1:]
     (finding,) = dataset_on_device(run_of(tmp_path / "named", program, snapshot=snapshot)).findings
@@ -188,7 +188,7 @@ def test_what_is_a_models_or_does_not_stay_or_raises_no_peak_is_no_fault(
 def test_little_data_is_no_fault(tmp_path: Path) -> None:
     few = dataset_on_device(run_of(tmp_path, training(MIN_BYTES - MIB)))
     assert few.findings == ()
-    assert few.looked_at == "63.0 MiB that stay from before the first step on, put there by 1 of your lines"
+    assert few.looked_at.startswith("263 MiB that stay from before the first step on; 0 B of them")
 
 
 def test_a_run_without_a_snapshot_or_steps_or_in_which_nobody_looked_says_so(tmp_path: Path) -> None:
