@@ -34,7 +34,6 @@ class Replay:
     segments_equal: int
     peak_reserved_recorded_bytes: int
     peak_reserved_replayed_bytes: int
-    peak_allocated_bytes: int
 
     @property
     def match_share(self) -> float:
@@ -70,7 +69,6 @@ class Replayer:
         self._made_up = MADE_UP
         self._has_released = False
         self._recorded = self._peak_recorded = self.allocator.reserved
-        self._peak_allocated = self.allocator.allocated
 
     @property
     def result(self) -> Replay:
@@ -81,7 +79,6 @@ class Replayer:
             segments_equal=self._num_segments_equal,
             peak_reserved_recorded_bytes=self._peak_recorded,
             peak_reserved_replayed_bytes=self.allocator.peak_reserved,
-            peak_allocated_bytes=self._peak_allocated,
         )
 
     def play(self, end: int) -> None:
@@ -92,8 +89,6 @@ class Replayer:
             action = entry.action
             if action == "alloc":
                 self._allocate(entry)
-                if self.allocator.allocated > self._peak_allocated:
-                    self._peak_allocated = self.allocator.allocated
             elif action == "free_completed":
                 block = self.blocks.pop(entry.addr, None)
                 if block is not None:

@@ -114,27 +114,33 @@ def _gradients(window: LiveWindow) -> tuple[int, ...]:
     )
 
 
-def play(
-    passages: Sequence[AllocationTrace],
-    *,
-    first: Sequence[int],
-    at_optimizer: Sequence[int],
-    in_optimizer: Sequence[int] = (),
-    num_rounds: int,
-) -> list[Entry]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assumption:
+    """One way that it may be, where no recording tells: sizes of blocks in bytes.
+
+    Those of `first` are asked for before all others and stay, those of `at_optimizer` as the optimizer first steps: its
+    state is made then. On CUDA torch's optimizers work on all parameters at once, for which some need as much again:
+    those of `in_optimizer` are there for a moment as it steps in each window.
+    """
+
+    first: Sequence[int] = ()
+    at_optimizer: Sequence[int] = ()
+    in_optimizer: Sequence[int] = ()
+
+
+def play(passages: Sequence[AllocationTrace], assumed: Assumption, *, num_rounds: int) -> list[Entry]:
     """The events of a device that serves `num_rounds` repetitions of the windows, from nothing.
 
-    Blocks of the sizes `first` are asked for before all others and stay, those of `at_optimizer` as the optimizer
-    first steps: its state is made then. Those of `in_optimizer` are there for a moment as it steps in each window.
     What a window leaves is returned in the next, as RETURNED_AT says.
     """
-    entries = [_request(address, num_bytes) for address, num_bytes in enumerate(filter(None, first), start=1)]
+    entries = [_request(address, num_bytes) for address, num_bytes in enumerate(filter(None, assumed.first), start=1)]
     carried: list[tuple[str, int]] = []
     for place, passage in enumerate(passage for _ in range(num_rounds) for passage in passages):
         returns: defaultdict[int, list[int]] = defaultdict(list)
         for stage, address in carried:
             returns[passage.start_of(RETURNED_AT.get(stage))].append(address)
-        carried = _play_once(entries, passage, returns, () if place else at_optimizer, in_optimizer)
+        made = () if place else assumed.at_optimizer
+        carried = _play_once(entries, passage, returns, made, assumed.in_optimizer)
     return entries
 
 
@@ -225,18 +231,6 @@ class OlderMemory:
     def state_blocks(self) -> list[int]:
         """The optimizer's state: for each parameter tensors as large as itself."""
         return _copies(self.sizes, self.state_bytes)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Assumption:
-    """One way that it may be, where no recording tells: the sizes in bytes and the order that `play` takes.
-
-    On CUDA torch's optimizers work on all parameters at once, for which some need as much again for a moment.
-    """
-
-    first: Sequence[int]
-    at_optimizer: Sequence[int]
-    in_optimizer: Sequence[int] = ()
 
 
 def older_memory(

@@ -52,16 +52,7 @@ class GpuEstimate:
     def __init__(self, passages: Sequence[AllocationTrace], older: OlderMemory, *, names: Sequence[str] = ()) -> None:
         self.window_names = tuple(names)
         self.older = older
-        likely, most = (
-            play(
-                passages,
-                first=one.first,
-                at_optimizer=one.at_optimizer,
-                in_optimizer=one.in_optimizer,
-                num_rounds=NUM_ROUNDS,
-            )
-            for one in assumptions_about(older)
-        )
+        likely, most = (play(passages, assumed, num_rounds=NUM_ROUNDS) for assumed in assumptions_about(older))
         self.what_if, self._at_most = WhatIf(history_from(likely)), WhatIf(history_from(most))
         self.peak_allocated_bytes = peak_allocated_bytes(likely, AllocatorSettings())
         """The most in use at once, rounded as by the device's default settings: no setting reserves less."""
