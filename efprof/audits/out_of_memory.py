@@ -97,7 +97,7 @@ def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
         headline=f"{headline}, and the program went on" if is_survived else headline,
         message=why_it_failed(device, failure),
         fix=_fix(device, failure, fit_step(run, missing)),
-        gain=gain_of(run, missing) if device.survivor is None else replayed_gain(device, device.survivor),
+        gain=gain_of(run, missing) if device.best is None else replayed_gain(device, device.best),
         evidence=evidence_of_device(run, device, failure, blame),
         severity="low" if is_survived else "high",
     )
@@ -105,7 +105,7 @@ def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
 
 def _fix(device: DeviceHistory, failure: Failure, smaller: Fix) -> Fix:
     """The allocator's setting where that alone would have served; the batch then only in words, should it not do."""
-    survivor = device.survivor
+    survivor = device.best
     if survivor is not None:
         old = device.what_if.recorded_configuration
         fallback = f"Should that not be enough: {smaller.summary}" if smaller.changes else ""

@@ -159,12 +159,8 @@ class DeviceHistory:
 
     @cached_property
     def best(self) -> Trial | None:
+        """Of those that serve all requests."""
         return best_of(self.what_if, self.trials)
-
-    @property
-    def survivor(self) -> Trial | None:
-        """The same, where that serves all requests."""
-        return None if self.best is None or self.best.outcome.is_out_of_memory else self.best
 
 
 def candidates_for(history: History, what_if: WhatIf) -> tuple[str, ...]:

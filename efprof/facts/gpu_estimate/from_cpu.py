@@ -216,21 +216,12 @@ class OlderMemory:
     """Of the parameters' blocks; they sum to `parameter_bytes`."""
 
     @property
-    def seen_bytes(self) -> int:
-        """What there is evidence of, besides what the windows themselves show."""
-        return self.parameter_bytes + self.gradient_bytes + self.state_bytes
-
-    @property
     def rest_bytes(self) -> int:
         """What there may be besides: frozen weights, but also all that would stay on the host."""
         if self.boundary_bytes is None:
             return 0
-        return max(0, self.boundary_bytes - self.seen_bytes - self.carried_bytes)
-
-    @property
-    def state_blocks(self) -> list[int]:
-        """The optimizer's state: for each parameter tensors as large as itself."""
-        return _copies(self.sizes, self.state_bytes)
+        seen_bytes = self.parameter_bytes + self.gradient_bytes + self.state_bytes
+        return max(0, self.boundary_bytes - seen_bytes - self.carried_bytes)
 
 
 def older_memory(
@@ -252,8 +243,12 @@ def older_memory(
 
 
 def assumptions_about(older: OlderMemory) -> tuple[Assumption, Assumption]:
-    """What the gradients tell; and the most: all that the process held too, and an optimizer that copies."""
-    first, states = [*older.sizes, *_copies(older.sizes, older.gradient_bytes)], older.state_blocks
+    """What the gradients tell; and the most: all that the process held too, and an optimizer that copies.
+
+    The optimizer's state is for each parameter tensors as large as itself.
+    """
+    first = [*older.sizes, *_copies(older.sizes, older.gradient_bytes)]
+    states = _copies(older.sizes, older.state_bytes)
     num_pieces, left_over = divmod(older.rest_bytes, UNEVEN_BYTES)
     rest = [*[UNEVEN_BYTES] * num_pieces, left_over]
     return (
