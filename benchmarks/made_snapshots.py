@@ -74,7 +74,7 @@ class _Recorder:
     def __init__(self) -> None:
         self.events: list[Fields] = []
         self._allocator = CachingAllocator(AllocatorSettings(), self._new_range)
-        self._allocator.on_segment = self._note_segment
+        self._allocator.on_growth = self._note_segment
         self._next_address = FIRST_ADDRESS
         self._frames: Frames = []
         """Of the request that is being served."""
@@ -101,8 +101,7 @@ class _Recorder:
         blocks.sort(key=attrgetter("address"))
         return [_segment(list(group), frames) for _, group in groupby(blocks, attrgetter("range.address"))]
 
-    def _new_range(self, num_bytes: int, stream: int, is_expandable: bool) -> int:
-        del stream, is_expandable
+    def _new_range(self, num_bytes: int) -> int:
         address = self._next_address
         self._next_address += -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         return address

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from efprof.artifacts.snapshot import Snapshot, read_snapshot
-from efprof.facts.allocator.history import devices_of
+from efprof.facts.allocator.history import devices_of, history_of
 from efprof.facts.allocator.replay import Replay, replay
-from efprof.facts.allocator.script import sized_history
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.model import NotRecorded, UnreadableInput
 from efprof.units import format_bytes, format_share
@@ -101,7 +100,7 @@ def _truth(recording: str, snapshot: Snapshot, device: int) -> Truth:
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        history = sized_history(snapshot, device)
+        history = history_of(snapshot, device)
         replayed = replay(history)
         seconds.append(time.perf_counter() - start)
     what_if = WhatIf(history)

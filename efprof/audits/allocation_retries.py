@@ -71,7 +71,7 @@ def _finding(run: Run, retries: AllocationRetries) -> Finding:
         f"{whose}{how_much_slower(retries)}.",
         fix=_fix(run, tried),
         gain=gain,
-        evidence=(*retry_evidence(retries, tried, has_history=bool(sites)), sources.snippet(blame)),
+        evidence=(*retry_evidence(retries, tried), sources.snippet(blame)),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )
 

@@ -4,8 +4,7 @@ from efprof.facts.device.device_dataset import DeviceDataset, DeviceDatasets
 from efprof.facts.device.segment_map import composition_numbers, owner_map
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
-from efprof.fixes.keep_less import keep_on_host
-from efprof.model import Examination, Finding, Fix, Gain, Narrative, SourceLine
+from efprof.model import Examination, Finding, Fix, Gain, Narrative
 from efprof.units import format_bytes, format_share
 
 HIGH_SHARE = 0.25
@@ -35,10 +34,8 @@ def dataset_on_device(run: Run) -> Examination:
     What the line still has at the peak, less two batches: one at work and one on its way.
     """
     datasets = run.get(DeviceDatasets)
-    unknown, held = datasets.unknown_bytes, format_bytes(datasets.held_bytes)
-    looked_at = f"{held} that stay from before the first step on, put there by {datasets.num_lines} of your lines"
-    if unknown:
-        looked_at += f"; {format_bytes(unknown)} are older than the history, or have no stack, and cannot be judged"
+    held, unknown = map(format_bytes, (datasets.held_bytes, datasets.unknown_bytes))
+    looked_at = f"{held} that stay from before the first step on; {unknown} of them have no stack and cannot be judged"
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, dataset) for dataset in datasets.found))
 
 
@@ -54,7 +51,7 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
         message=f"This line puts {format_bytes(held_bytes)} on device {device.history.device} before the first "
         f"step, and all of it is still there when most is reserved ({format_share(held_bytes / max(1, reserved))} "
         f"of {format_bytes(reserved)}) and when the recording ends, while {_use_of(dataset)} takes a part at a time",
-        fix=_fix(sources, blame, dataset),
+        fix=_fix(dataset),
         gain=Gain(
             basis="measured bound",
             explanation="the bytes that this line's tensors have at the peak, less two batches of "
@@ -85,11 +82,8 @@ def _use_of(dataset: DeviceDataset) -> str:
     return places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"
 
 
-def _fix(sources: Sources, blame: SourceLine, dataset: DeviceDataset) -> Fix:
-    edits = keep_on_host(sources.file(blame.file), blame.line)
-    return Fix(
-        summary=f"Keep it on the host, in pinned memory ('.pin_memory()'), and move what {_use_of(dataset)} takes: "
-        "'batch = batch.to(device, non_blocking=True)'. Draw indices on the host, too.",
-        applicability="review" if edits else "manual",
-        changes=edits,
+def _fix(dataset: DeviceDataset) -> Fix:
+    return Fix.by_hand(
+        f"Keep it on the host, in pinned memory ('.pin_memory()'), and move what {_use_of(dataset)} takes: "
+        "'batch = batch.to(device, non_blocking=True)'. Draw indices on the host, too."
     )

@@ -102,7 +102,7 @@ def _fix(sources: Sources, found: NonFinite, cause: NonFiniteCause) -> Fix:
         line = None if cause.why_no_line else blame.line
         return keep_operand_finite(cause.operation_name, cause.operation.dtype, file, line)
     if cause.mechanism == "explosion" and found.usual_norm:
-        return clip_gradients(file, blame.line, found.usual_norm)
+        return clip_gradients(found.usual_norm)
     again = "under torch.autograd.set_detect_anomaly(True)"
     if found.is_late:
         again = "on the CPU under `efprof record`, from an earlier checkpoint: failing there, it names the operation"

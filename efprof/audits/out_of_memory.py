@@ -12,7 +12,6 @@ from efprof.facts.device.memory_failure import (
     failure_evidence,
     most_alive_site,
     what_failed,
-    what_is_likely,
     why_it_failed,
     why_no_setting_helps,
 )
@@ -68,8 +67,7 @@ def _at_end(run: Run, failure: MemoryFailure) -> Finding:
         return _by_error(run, failure)
     on_device = state.device.failure if failure.requested_bytes and failure.site else None
     found = _by_error(run, failure) if on_device is None else _finding(run, state.device, on_device)
-    evidence = evidence_of_state(run, state, failure, found.blame)
-    return replace(found, message=found.message + what_is_likely(state), evidence=evidence)
+    return replace(found, evidence=evidence_of_state(run, state, failure, found.blame))
 
 
 def _by_error(run: Run, failure: MemoryFailure) -> Finding:
@@ -81,7 +79,7 @@ def _by_error(run: Run, failure: MemoryFailure) -> Finding:
         blame=blame,
         category="memory",
         headline="Out of memory",
-        message=what_failed(run, failure),
+        message=what_failed(failure),
         fix=fit_step(run, missing),
         gain=gain_of(run, missing),
         evidence=(run.get(Sources).snippet(blame), *failure_evidence(run, failure, missing.kept_bytes)),
@@ -99,7 +97,7 @@ def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
         headline=f"{headline}, and the program went on" if is_survived else headline,
         message=why_it_failed(device, failure),
         fix=_fix(device, failure, fit_step(run, missing)),
-        gain=gain_of(run, missing) if device.survivor is None else replayed_gain(device, device.survivor),
+        gain=gain_of(run, missing) if device.best is None else replayed_gain(device, device.best),
         evidence=evidence_of_device(run, device, failure, blame),
         severity="low" if is_survived else "high",
     )
@@ -107,7 +105,7 @@ def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
 
 def _fix(device: DeviceHistory, failure: Failure, smaller: Fix) -> Fix:
     """The allocator's setting where that alone would have served; the batch then only in words, should it not do."""
-    survivor = device.survivor
+    survivor = device.best
     if survivor is not None:
         old = device.what_if.recorded_configuration
         fallback = f"Should that not be enough: {smaller.summary}" if smaller.changes else ""

@@ -13,7 +13,7 @@ from efprof.facts.growth.reference_cycles import (
 )
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.fixes.keep_less import caught_error, keep_weakly, without_traceback
+from efprof.fixes.keep_less import caught_error, without_traceback
 from efprof.model import Examination, Finding, Fix, ThinEvidence
 from efprof.units import format_bytes, format_share, format_value
 
@@ -74,7 +74,7 @@ def _finding(run: Run, sawtooth: CycleSawtooth, closed: ClosedCycle | None) -> F
 
 
 def _fix(sources: Sources, closed: ClosedCycle | None) -> Fix:
-    """An edit where one name says what is referred to; behaviour may change, so a person reviews it."""
+    """An edit where a caught error is kept; else what a person must write."""
     if closed is None or not closed.statements:
         return Fix.by_hand("Take one reference of the circle away at the end of the step: `del`, or set it to None.")
     statement, links = closed.statements[0], closed.cycle.links
@@ -99,5 +99,5 @@ def _fix(sources: Sources, closed: ClosedCycle | None) -> Fix:
             f"Take the tensor out of `{name}` once the step has used it (`del`, or None), or keep `.detach()` of it "
             "where no gradient goes through what is kept."
         )
-    can_be_weak = link.can_be_weak and link.kind == "attribute" and not link.through
-    return keep_weakly(file, name, value if can_be_weak else None)
+    weakly = ", or keep it as a weak reference (`weakref.proxy`) where somebody else keeps the object as long as needed"
+    return Fix.by_hand(f"Set `{name}` to None at the end of the step{weakly if link.can_be_weak else ''}.")

@@ -86,7 +86,7 @@ def _blame(run: Run, headroom: Headroom) -> SourceLine:
 def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:
     old, new = headroom.micro_batch, headroom.largest_micro_batch
     change = _change(run, headroom, blame)
-    proof = prove_by_fit(run.run_file.command, old, headroom.budget_bytes, change)
+    proof = prove_by_fit(run.run_file.command, headroom.budget_bytes)
     return Fix.by(
         change,
         "review",

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from efprof.commands import NamingGroup, print_json
-from efprof.model import UnreadableInput
+from efprof.model import EfprofError, UnreadableInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from efprof.facts.allocator.replay_results import DevicePredictions, DeviceReplay, FilePredictions, Prediction
-    from efprof.facts.gpu_estimate.gpu_estimate import DeviceEstimate
+    from efprof.facts.allocator.advice import Trial
+    from efprof.facts.allocator.replay_results import DevicePredictions, DeviceReplay, FilePredictions, NoPrediction
+    from efprof.facts.allocator.what_if import Outcome
+    from efprof.facts.gpu_estimate.gpu_estimate import RunEstimate
 
 SIZES: Final = "24GiB or 24G (times 1024^3), 24GB (times 1000^3)"
 """How sizes are written, for the help of every option that takes one."""
@@ -68,12 +70,11 @@ def allocator() -> None:
 @JSON
 def replay(file: Path, is_json: bool) -> None:
     """Place every block of the recording anew, by the allocator's rules, and count how many lie where they lay."""
-    folder = _run_folder(file)
-    if folder is not None:
-        from efprof.facts.gpu_estimate.gpu_estimate import replay_run
-
-        _print(replay_run(folder), render_replay, is_json=is_json)
-        return
+    if _run_folder(file) is not None:
+        raise EfprofError(
+            f"{file} is a run: give one of its snapshots, memory-<n>.pickle in the folder of a rank. One that was "
+            "recorded on a CPU has no caching allocator to compare with; 'efprof allocator what-if' estimates it."
+        )
     from efprof.facts.allocator.replay_results import replay_file
 
     _answer(file, replay_file, render_replay, is_json=is_json)
@@ -100,7 +101,10 @@ def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | No
         from efprof.facts.gpu_estimate.gpu_estimate import estimate_run
 
         estimate = estimate_run(folder, configurations, capacity=device_memory)
-        _print(estimate, render_estimate, is_json=is_json)
+        if is_json:
+            print_json(estimate)
+        else:
+            click.echo(render_estimate(estimate))
         return
     from efprof.facts.allocator.replay_results import predict_file
 
@@ -166,95 +170,84 @@ def _print(result: Any, render: "Callable[[Any], str]", *, is_json: bool) -> Non
 def render_replay(device: "DeviceReplay") -> str:
     from efprof.units import format_bytes
 
-    if device.reason is not None:
+    found = device.replay
+    if found is None:
         return f"device {device.device}: not replayable. {device.reason}"
-    assert device.peak_reserved_recorded_bytes is not None
-    assert device.peak_reserved_replayed_bytes is not None
     return (
-        f"device {device.device}: {device.addresses_equal:,} of {device.allocations:,} addresses equal, "
-        f"{device.segments_equal:,} of {device.segments:,} segments equal; "
-        f"peak reserved {format_bytes(device.peak_reserved_recorded_bytes)} recorded, "
-        f"{format_bytes(device.peak_reserved_replayed_bytes)} replayed"
+        f"device {device.device}: {found.addresses_equal:,} of {found.allocations:,} addresses equal, "
+        f"{found.segments_equal:,} of {found.segments:,} segments equal; "
+        f"peak reserved {format_bytes(found.peak_reserved_recorded_bytes)} recorded, "
+        f"{format_bytes(found.peak_reserved_replayed_bytes)} replayed"
     )
 
 
-def render_predictions(device: "DevicePredictions") -> str:
-    """A table for a device, the best configuration first said."""
-    from efprof.facts.device.other_settings import COLD, DEFAULT, ONE_LAYOUT
+def render_predictions(device: "DevicePredictions | NoPrediction") -> str:
+    """A table for a device, the best configuration at its end."""
+    from efprof.facts.allocator.replay_results import NoPrediction
+    from efprof.facts.device.other_settings import COLD, DEFAULT
 
-    if device.reason is not None:
+    if isinstance(device, NoPrediction):
         return f"device {device.device}: no prediction. {device.reason}"
-    assert device.recorded is not None
-    assert device.match_share is not None
-    rows = [("recorded: " + (device.recorded.conf or DEFAULT), device.recorded)]
-    rows += [] if device.recorded_cold is None else [(COLD, device.recorded_cold)]
-    rows += [(prediction.conf or DEFAULT, prediction) for prediction in device.predictions]
-    lines = [f"device {device.device}: the model placed {device.match_share:.2%} of the recording as it was"]
-    lines += _table([(name, prediction, "") for name, prediction in rows])
+    rows = [("recorded: " + (device.recorded.configuration or DEFAULT), device.recorded, "")]
+    rows += [] if device.recorded_cold is None else [(COLD, device.recorded_cold, "")]
+    rows += [(prediction.configuration or DEFAULT, prediction, "") for prediction in device.predictions]
+    lines = [
+        f"device {device.device}: the model placed {device.match_share:.2%} of the recording as it was; each setting "
+        f"was tried in {device.num_layouts} {'layout' if device.num_layouts == 1 else 'layouts'} of addresses",
+        *_table(rows),
+    ]
     if device.recorded_cold is not None:
         lines.append(f"  Other settings start cold, with what was in use then: compare them with '{COLD}'.")
-    if device.num_layouts == 1:
-        lines.append(f"  {ONE_LAYOUT}")
     lines.append(f"  {_advice(device)}")
     return "\n".join(lines)
 
 
-def render_estimate(device: "DeviceEstimate") -> str:
+def render_estimate(estimate: "RunEstimate") -> str:
     """What would be reserved on a GPU, what that holds, and why it may be wrong."""
     from efprof.facts.device.other_settings import DEFAULT
     from efprof.units import format_bytes
 
-    predictions = list(device.predictions)
-    if all(prediction.conf for prediction in predictions):
-        predictions.insert(0, device.default)
-    lines = [f"An estimate of what this run would reserve on a GPU, from {' and '.join(device.windows)} of a CPU:"]
-    lines += _table([(one.conf or DEFAULT, one, f"  fits: {one.fits}" if one.fits else "") for one in predictions])
+    ends = [f"  fits: {fits}" for fits in estimate.fits] or [""] * len(estimate.predictions)
+    lines = [f"An estimate of what this run would reserve on a GPU, from {' and '.join(estimate.windows)} of a CPU:"]
+    lines += _table(
+        [(one.configuration or DEFAULT, one, end) for one, end in zip(estimate.predictions, ends, strict=True)]
+    )
     in_use, parameters, states = map(
-        format_bytes, (device.peak_allocated_bytes, device.parameter_bytes, device.optimizer_state_bytes)
+        format_bytes, (estimate.peak_allocated_bytes, estimate.parameter_bytes, estimate.optimizer_state_bytes)
     )
     lines.append(f"  At most {in_use} are in use at once, of them {parameters} parameters, {states} optimizer state.")
-    if device.rest_bytes is None:
+    if estimate.rest_bytes is None:
         lines.append("  What the process had in use besides is not known, so the band has no true upper end.")
     else:
-        rest = format_bytes(device.rest_bytes)
+        rest = format_bytes(estimate.rest_bytes)
         lines.append(f"  The band's upper end has also the {rest} that the process had in use besides.")
-    if device.best is not None:
-        lines.append(f"  Worth a try first: PYTORCH_CUDA_ALLOC_CONF={device.best}")
-    return "\n".join([*lines, *(f"  {caveat}" for caveat in device.caveats)])
+    if estimate.best is not None:
+        lines.append(f"  Worth a try first: PYTORCH_CUDA_ALLOC_CONF={estimate.best}")
+    return "\n".join([*lines, *(f"  {caveat}" for caveat in estimate.caveats)])
 
 
-def _table(rows: "Sequence[tuple[str, Prediction, str]]") -> "Iterator[str]":
+def _table(rows: "Sequence[tuple[str, Trial, str]]") -> "Iterator[str]":
     """A heading, a line for each with its name and what is said at its end, and its warnings below it."""
     width = max(len(name) for name, _, _ in rows)
-    is_timed = any(prediction.driver_ms for _, prediction, _ in rows)
-    calls = "driver calls    taking" if is_timed else "driver calls"
-    yield f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  {calls}  retries"
-    for name, prediction, end in rows:
-        yield f"  {name:{width}}  {_figures(prediction, is_timed=is_timed)}{end}"
-        yield from (f"  {'':{width}}  {warning}" for warning in prediction.warnings)
-    if is_timed:
-        yield (
-            "  Taking: by the median of such calls in this recording, what the program did just before them included; "
-            "'?' where it has too few of a kind."
-        )
+    yield f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  driver calls  retries"
+    for name, trial, end in rows:
+        yield f"  {name:{width}}  {_figures(trial.outcome)}{end}"
+        yield from (f"  {'':{width}}  {warning}" for warning in trial.warnings)
 
 
-def _figures(prediction: "Prediction", *, is_timed: bool) -> str:
-    from efprof.units import format_bytes, format_ms
+def _figures(outcome: "Outcome") -> str:
+    from efprof.units import format_bytes
 
-    low, high = map(format_bytes, (prediction.peak_reserved_low_bytes, prediction.peak_reserved_high_bytes))
+    low, high = map(format_bytes, (outcome.peak_reserved_low_bytes, outcome.peak_reserved_high_bytes))
     band = low if low == high else f"{low} to {high}"
-    peak, idle = map(format_bytes, (prediction.peak_reserved_bytes, prediction.stranded_bytes))
-    num_calls = prediction.device_allocs + prediction.device_frees
-    taking = "?" if prediction.driver_ms is None else format_ms(prediction.driver_ms)
-    taking = f"  {taking:>8}" if is_timed else ""
-    figures = f"{peak:>13}  {band:>21}  {idle:>12}  {num_calls:>12,}{taking}  {prediction.retries:>7,}"
-    return figures + ("  out of memory" if prediction.out_of_memory else "")
+    peak, idle = map(format_bytes, (outcome.peak_reserved_bytes, outcome.stranded_bytes))
+    num_calls = outcome.calls.num_taken + outcome.calls.num_returned
+    figures = f"{peak:>13}  {band:>21}  {idle:>12}  {num_calls:>12,}  {outcome.calls.num_retries:>7,}"
+    return figures + ("  out of memory" if outcome.is_out_of_memory else "")
 
 
 def _advice(device: "DevicePredictions") -> str:
-    assert device.recorded is not None
-    if device.best is None and device.recorded.out_of_memory:
+    if device.best is None and device.recorded.outcome.is_out_of_memory:
         return "With each of them memory runs out as well: the program holds more than the device has."
     if device.best is None:
         return "None of them would reserve clearly less than the recorded settings."

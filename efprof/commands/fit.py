@@ -77,18 +77,10 @@ def render_result(found: "Fitted", budget: int) -> str:
     peak = peaks[found.largest]
     assert peak is not None
     lines = [f"Largest that ran below {format_bytes(budget)}: {found.largest:,} (peak {format_bytes(peak)})."]
-    if found.model is not None and found.is_limited_by_memory:
-        lines.append(
-            f"Memory: {format_bytes(found.model.fixed_bytes)} and {format_bytes(found.model.sample_bytes)} per sample; "
-            f"the line misses the runs by {format_bytes(found.model.error_bytes)}."
-        )
-    lines.append(f"Train with {found.recommended:,}: {_why(found)}.")
+    if found.model is None:
+        lines.append("Memory did not grow with the batch in these runs.")
+    else:
+        fixed, each = format_bytes(found.model.fixed_bytes), format_bytes(found.model.sample_bytes)
+        lines.append(f"Memory: {fixed} and {each} per sample, near the budget.")
+    lines.append(f"Train with {found.recommended:,}: a tenth is left for what a few steps do not show.")
     return "\n".join(lines)
-
-
-def _why(found: "Fitted") -> str:
-    if not found.is_limited_by_memory:
-        return "memory did not grow with the batch in these runs"
-    if found.recommended == found.largest:
-        return "the line leaves room for three times what it misses"
-    return "a margin for what a few steps do not show"

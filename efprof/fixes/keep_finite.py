@@ -4,7 +4,7 @@ import ast
 import math
 from dataclasses import dataclass
 
-from efprof.fixes.source_edit import as_receiver, insert_before_attribute, replace_expression
+from efprof.fixes.source_edit import as_receiver, replace_expression
 from efprof.model import CodeEdit, Fix, SourceFile
 
 SMALLEST = {"float16": 1e-4, "bfloat16": 1e-6, "float32": 1e-6, "float64": 1e-12}
@@ -12,8 +12,6 @@ SMALLEST = {"float16": 1e-4, "bfloat16": 1e-6, "float32": 1e-6, "float64": 1e-12
 (measured)."""
 LARGEST_EXPONENT = {"float16": 11.0, "bfloat16": 88.0, "float32": 88.0, "float64": 709.0}
 """exp of more is infinite: ln 65504 = 11.09, ln 3.4e38 = 88.7, ln 1.8e308 = 709.8."""
-LARGEST_COSINE = {"float16": 1 - 1e-3, "bfloat16": 1 - 1e-2, "float32": 1 - 1e-6, "float64": 1 - 1e-12}
-"""acos and asin have an infinite gradient at one; these are the last steps below it that the type can tell."""
 
 _NO_SCORE = (
     "Mask with a large negative number instead of -inf (`masked_fill(mask, -1e9)`, in float16 -1e4), or leave rows out "
@@ -25,8 +23,6 @@ _NO_SPREAD = (
 )
 ADVICE = {"softmax": _NO_SCORE, "logsoftmax": _NO_SCORE, "std": _NO_SPREAD, "var": _NO_SPREAD}
 """What no clamp of an operand can mend."""
-
-CLIPPING = frozenset({"clip_grad_norm_", "clip_grad_value_"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +61,8 @@ def keep_data_finite(step: int) -> Fix:
 
 def find_remedy(operation: str, dtype: str) -> Remedy | None:
     """The remedy for an autograd node's operation (`log`, `div`, `exp`), its values set by dtype."""
-    limits = (SMALLEST, LARGEST_EXPONENT, LARGEST_COSINE)
-    least, largest, cosine = (f"{limit.get(dtype, limit['float32']):g}" for limit in limits)
+    limits = (SMALLEST, LARGEST_EXPONENT)
+    least, largest = (f"{limit.get(dtype, limit['float32']):g}" for limit in limits)
     names = frozenset({operation, f"{operation}_"})
     match operation:
         case "log" | "log2" | "log10" | "sqrt" | "rsqrt":
@@ -75,10 +71,6 @@ def find_remedy(operation: str, dtype: str) -> Remedy | None:
         case "exp" | "expm1" | "exp2" | "sinh" | "cosh":
             rule = f"keep what {operation} is given below {largest}"
             return Remedy(clamp=f".clamp_max({largest})", rule=rule, names=names)
-        case "acos" | "asin" | "atanh":
-            rule = f"keep what {operation} is given within {cosine} of zero"
-            names = frozenset({operation, f"arc{operation[1:]}"})
-            return Remedy(clamp=f".clamp(-{cosine}, {cosine})", rule=rule, names=names)
         case "pow":
             names = frozenset({"pow", "pow_", "float_power"})
             rule = f"keep the base above {least}"
@@ -98,59 +90,27 @@ def find_remedy(operation: str, dtype: str) -> Remedy | None:
 def clamp_operand(file: SourceFile, line: int, remedy: Remedy) -> CodeEdit | None:
     """Put the remedy's clamp behind the operand on `line`; None where not exactly one call there fits."""
     found = [
-        (node, operand)
+        operand
         for node in ast.walk(file.tree)
         if isinstance(node, ast.expr) and node.lineno <= line <= (node.end_lineno or node.lineno)
         if (operand := _operand(node, remedy)) is not None
     ]
     if len(found) != 1:
         return None
-    node, operand = found[0]
+    operand = found[0]
     if isinstance(operand, ast.Constant):
         return None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.value is operand:
-        return insert_before_attribute(file, node.func, remedy.clamp)
     return replace_expression(file, operand, as_receiver(file, operand) + remedy.clamp)
 
 
-def clip_gradients(file: SourceFile, backward_line: int, usual_norm: float) -> Fix:
-    """Clip at the usual norm, to two digits; where the file clips already, lower."""
+def clip_gradients(usual_norm: float) -> Fix:
+    """Clip at the usual norm, to two digits."""
     max_norm = round(usual_norm, 1 - math.floor(math.log10(usual_norm)))
-    names = (getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(file.tree))
-    if not file.tree.body or not CLIPPING.isdisjoint(names):
-        return Fix.by_hand(
-            f"Clip at max_norm={max_norm:g}, the usual norm before the explosion, or lower the learning rate."
-        )
-    edit = clip_before_step(file, backward_line, max_norm)
-    return Fix.by(
-        edit,
-        "review",
-        f"Clip the gradients at {max_norm:g}, their usual norm before the explosion, ahead of the optimizer's step; "
-        "under a gradient scaler call `scaler.unscale_(optimizer)` first.",
+    return Fix.by_hand(
+        f"Clip the gradients ahead of the optimizer's step at their usual norm before the explosion "
+        f"(`torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm={max_norm:g})`; under a gradient scaler call "
+        "`scaler.unscale_(optimizer)` first), or lower the learning rate."
     )
-
-
-def clip_before_step(file: SourceFile, backward_line: int, max_norm: float) -> CodeEdit | None:
-    """Insert the call; None where the optimizer's step or whose parameters it applies to is not plain to see."""
-    nodes = list(ast.walk(file.tree))
-    steps = [
-        node.lineno
-        for node in nodes
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.lineno > backward_line
-        if isinstance(node.value.func, ast.Attribute) and node.value.func.attr == "step"
-        if not ast.unparse(node.value.func.value).lower().endswith(("scheduler", "profiler"))
-    ]
-    owners = {
-        ast.unparse(node.func.value)
-        for node in nodes
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "parameters"
-    }
-    if not steps or len(owners) != 1:
-        return None
-    line = file.lines[min(steps) - 1]
-    indentation = line[: len(line) - len(line.lstrip())]
-    call = f"torch.nn.utils.clip_grad_norm_({owners.pop()}.parameters(), max_norm={max_norm:g})"
-    return CodeEdit(file=file.name, line=min(steps), old=line, new=f"{indentation}{call}\n{line}")
 
 
 def _operand(node: ast.expr, remedy: Remedy) -> ast.expr | None:

@@ -1,13 +1,12 @@
-"""What a statement, or a library, keeps, and how to keep less: no graph, a copy, only so many, weakly, on the host."""
+"""What a statement, or a library, keeps, and how to keep less: no graph, a copy, only so many, weakly."""
 
 import ast
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from efprof.fixes.source_edit import as_receiver, replace_expression, text_of
-from efprof.model import CodeEdit, Fix, SourceFile
+from efprof.model import Fix, SourceFile
 
 DETACHED, CLONED = ".detach()", ".detach().clone()"
 """The second where what is kept is a view of a larger storage, as `F.mse_loss` gives on a CPU: detaching keeps it."""
@@ -167,54 +166,6 @@ def end_feeding(path: str, kind: str, line: str) -> Fix:
     return Fix.by_hand(advice.format(path=path))
 
 
-def keep_on_host(file: SourceFile, line: int) -> tuple[CodeEdit, ...]:
-    """The edits of the moves in the assignment on this line, and of each slice `data[i:j]` below it, moved instead.
-
-    None where the moves name several devices, or anything else is done with the data: that may need it on the device,
-    as `model(data)` and `data.mean(0)`, or hand it on in ways that no edit of one expression can follow.
-    """
-    nodes = list(ast.walk(file.tree))
-    moved = next((one for one in nodes if isinstance(one, ast.Assign) and one.lineno == line == one.end_lineno), None)
-    if moved is None:
-        return ()
-    functions = (one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
-    around = [one for one in functions if one.lineno <= line <= (one.end_lineno or line)]
-    slices = _slices(nodes, set(ast.walk(around[-1])) if around else set(nodes), moved)
-    calls = [node for node in ast.walk(moved.value) if isinstance(node, ast.Call)]
-    moves = [(call, _device_of(call)) for call in calls if getattr(call.func, "attr", "") in ("to", "cuda")]
-    if not slices or len({device for _, device in moves}) != 1 or moves[0][1] is None:
-        return ()
-    texts = {number: file.lines[number - 1].encode() for number in (line, *(one.lineno for one in slices))}
-    puts: list[tuple[ast.expr, int, str]] = [
-        (one, one.end_col_offset or 0, f".to({moves[0][1]}, non_blocking=True)") for one in slices
-    ]
-    puts += [(one, _dot_of(one, texts[line]), ".pin_memory()") for one, _ in moves]
-    for one, start, new in sorted(puts, key=lambda put: -put[1]):  # syntax trees count bytes of UTF-8
-        text = texts[one.lineno]
-        texts[one.lineno] = text[:start] + new.encode() + text[one.end_col_offset :]
-    return tuple(
-        CodeEdit(file=file.name, line=number, old=file.lines[number - 1], new=text.decode())
-        for number, text in sorted(texts.items())
-    )
-
-
-def keep_weakly(file: SourceFile, name: str, value: ast.expr | None) -> Fix:
-    """The edit of a statement that stores `value` as `name`, where one name that is never None says what is stored."""
-    imports = _import_of_weakref(file)
-    if not isinstance(value, ast.Name) or _may_be_none(file.tree, value) or imports is None:
-        return Fix.by_hand(
-            f"Keep `{name}` as a weak reference (`weakref.proxy`, where somebody else keeps the object as long as it "
-            f"is needed), or set it to None at the end of the step."
-        )
-    edit = replace_expression(file, value, f"weakref.proxy({value.id})")
-    return Fix(
-        summary=f"Keep `{name}` as a weak reference, so that nothing is kept in a circle; check that somebody else "
-        "keeps the object as long as it is needed.",
-        applicability="review",
-        changes=(*imports, edit),
-    )
-
-
 def without_traceback(file: SourceFile, name: str, error: ast.expr) -> Fix:
     """The edit of a statement that keeps a caught error in `name`."""
     edit = replace_expression(file, error, f"{text_of(file, error)}.with_traceback(None)")
@@ -287,55 +238,3 @@ def _parts_of(value: ast.expr) -> list[ast.expr]:
         case ast.Call(args=parts, keywords=[]):  # a record that is a tuple
             return parts
     return []
-
-
-def _slices(nodes: Sequence[ast.AST], inside: set[ast.AST], moved: ast.Assign) -> list[ast.Subscript]:
-    """All slices of the data; none where something else is done with it, or in another function."""
-    names = {node.id for target in moved.targets for node in ast.walk(target) if isinstance(node, ast.Name)}
-    same_anywhere, taken = set(ast.walk(moved)), dict[ast.AST, ast.Subscript]()
-    for node in nodes:
-        match node:
-            case ast.Subscript(value=ast.Name() as name, slice=ast.Slice(), ctx=ast.Load()) if (
-                node in inside and moved.lineno < node.lineno == node.end_lineno
-            ):
-                taken[name] = node
-            case ast.Call(func=ast.Name(id="len"), args=[name]) | ast.Attribute(value=name, attr="shape" | "size"):
-                same_anywhere.add(name)
-    reads = [node for node in nodes if isinstance(node, ast.Name) and node.id in names and node not in same_anywhere]
-    reads = [node for node in reads if isinstance(node.ctx, ast.Load)]
-    return [taken[read] for read in reads] if all(read in taken for read in reads) else []
-
-
-def _dot_of(move: ast.Call, line: bytes) -> int:
-    """Where the method begins, behind any parentheses around its object."""
-    assert isinstance(move.func, ast.Attribute)
-    return line.index(b".", move.func.value.end_col_offset)
-
-
-def _device_of(call: ast.Call) -> str | None:
-    """What a plain `.to(device)` or `.cuda()` moves to; None of all other calls."""
-    match call:
-        case ast.Call(func=ast.Attribute(attr="to"), args=[device], keywords=[]):
-            return ast.unparse(device)
-        case ast.Call(func=ast.Attribute(attr="cuda"), args=[], keywords=[]):
-            return "'cuda'"
-    return None
-
-
-def _may_be_none(tree: ast.Module, value: ast.Name) -> bool:
-    """Whether it is an argument whose default or annotation says that it may be None, of which there is no proxy."""
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    around = (node for node in functions if node.lineno <= value.lineno <= (node.end_lineno or 0))
-    return any(re.search(rf"\b{value.id}\b.*(None|Optional)", ast.unparse(node.args)) for node in around)
-
-
-def _import_of_weakref(file: SourceFile) -> list[CodeEdit] | None:
-    """The edit that imports it above the first import, none where the file does so; None where there is no import."""
-    imports = [node for node in file.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    if any(each.name == "weakref" and not each.asname for node in imports for each in node.names):
-        return []
-    usable = [node.lineno for node in imports if getattr(node, "module", None) != "__future__"]
-    if not usable:
-        return None
-    old = file.lines[usable[0] - 1]
-    return [CodeEdit(file=file.name, line=usable[0], old=old, new=f"import weakref\n{old}")]

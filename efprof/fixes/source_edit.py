@@ -36,15 +36,6 @@ def end_of(value: ast.expr) -> tuple[int, int]:
     return value.end_lineno or value.lineno, value.end_col_offset or 0
 
 
-def insert_before_attribute(file: SourceFile, attribute: ast.Attribute, text: str) -> CodeEdit:
-    """The edit that puts `text` ahead of the dot of `value.attr`, behind any parentheses around the value."""
-    line = attribute.end_lineno or attribute.lineno
-    old = file.lines[line - 1]
-    before, after = _cut(old, (attribute.end_col_offset or 0) - len(attribute.attr.encode()))
-    head = before.rstrip().removesuffix(".")
-    return CodeEdit(file=file.name, line=line, old=old, new=f"{head}{text}{before[len(head) :]}{after}")
-
-
 def delete_statement(file: SourceFile, line: int) -> CodeEdit | None:
     """The edit that takes out the call alone on this line; None where there is more on it, or nothing beside it."""
     for parent in ast.walk(file.tree):

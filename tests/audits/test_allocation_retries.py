@@ -11,7 +11,7 @@ from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.audits.allocation_retries import allocation_retries
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.run.run import Run
-from efprof.model import BOUNDARIES, EnvironmentVariable, Finding, NotRecorded, Number, Numbers, Table
+from efprof.model import BOUNDARIES, EnvironmentVariable, Finding, NotRecorded, Number, Numbers
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, Program
 from tests.support.builders import make_step, on_device, write_run
@@ -116,8 +116,6 @@ def test_where_no_setting_helps_that_is_said_and_the_limit_named_and_counted(tmp
     finding = only_finding(limited_run(tmp_path / "run", program.snapshot()))
     summary = finding.fix.summary
     assert "None of 7 settings of the allocator halves the retries of the replay." in summary
-    (table,) = [one for one in finding.evidence if isinstance(one, Table) and "settings" in one.columns]
-    assert {row[1] for row in table.rows} == {9.0, 5.0}, "5.0 by rounding, which is more than half"
     assert "Take 14 samples per micro-batch instead of 16" in summary, "as on a device of that size"
     assert "raise the program's own limit: it lets itself take 512 MiB of the device's 128 GiB." in summary
 

@@ -13,7 +13,6 @@ from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.run.run import Run
 from efprof.model import ConfigurationValue, EnvironmentVariable, Finding, MemoryMap, NotRecorded, ThinEvidence
 from efprof.units import MIB
-from tests.audits.growing_runs import counts_of, plain, seen, watch_of
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program, beside, run_of
 from tests.facts.peak.test_peak_composition import BEFORE, MODEL, STEP, stacked_blocks
 from tests.support.builders import GPU, loader_built, make_step, make_steps, write_run
@@ -149,7 +148,6 @@ def test_what_filled_memory_is_told_where_a_window_shows_it(tmp_path: Path) -> N
     run = ended(tmp_path / "run", steps=steps, allocations=[blocks.events], sources=sources, site=None)
     finding = only_finding(run)
     assert str(finding.blame) == "model.py:10"
-    assert "(147 MiB) 100 MiB were there before the step, and 46.0 MiB (31 %) were activations" in finding.message
     assert any(isinstance(one, MemoryMap) for one in finding.evidence)
 
 
@@ -171,13 +169,9 @@ def test_growth_and_too_large_a_request_and_what_the_optimizer_lacks_are_no_matt
     unknown = only_finding(ended(tmp_path / "unknown", steps=steps)).fix
     assert unknown.changes == ()
     assert unknown.summary == (
-        "Memory grew by 20.0 MiB with every step until it was full: find what keeps it; a smaller batch only puts the "
-        "end off."
+        "Memory grew by 20.0 MiB with every step until it was full: find what keeps it, as the other findings tell; a "
+        "smaller batch only puts the end off."
     )
-    keeping = "def train():\n    history = []\n    for x in loader:\n        history.append(x)\n"
-    counts, watches = counts_of(lambda n: plain(20 * n)), [watch_of(seen("train.py:4:train"))]
-    held = ended(tmp_path / "held", steps=steps, sources={"train.py": keeping}, counts=counts, watches=watches)
-    assert ": mend train.py:4, where `history` keeps more and more;" in only_finding(held).fix.summary
     fix = only_finding(ended(tmp_path / "second", requested_bytes=1 << 50)).fix
     assert fix.summary.startswith("Look at the sizes on that line")
     assert fix.changes == ()
@@ -201,7 +195,7 @@ def test_a_batch_of_one_is_checkpointed_where_it_can_be_and_never_made_smaller(t
     fix = only_finding(ended(tmp_path / "run", steps=steps, configuration=configuration)).fix
     assert fix.changes == (ConfigurationValue(name="gradient_checkpointing", old="false", new="true"),)
     fix = only_finding(ended(tmp_path / "second", steps=steps, configuration={"batch_size": "1"})).fix
-    assert fix.summary.startswith("Even single samples would take about 1.07 GiB")
+    assert fix.summary.startswith("Even single samples would not fit.")
     assert fix.summary.endswith("Checkpoint the forward pass, take a smaller model, or compute in lower precision.")
 
 

@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from efprof.commands.allocator import allocator
-from efprof.model import NotRecorded, UnreadableInput
+from efprof.model import EfprofError, NotRecorded, UnreadableInput
 from tests.facts.gpu_estimate.test_from_cpu import ONE_STEP, RUNS, events_at, one_step_run, steps
 from tests.support.builders import GPU, make_steps, write_allocations, write_run
 
@@ -19,11 +20,8 @@ def run(*words: str | Path) -> Result:
     return CliRunner().invoke(allocator, [str(word) for word in words], catch_exceptions=False)
 
 
-def device_of(*words: str | Path) -> dict[str, object]:
-    result = json.loads(run("what-if", *words, "--json").output)
-    assert result["estimate"] is True
-    (device,) = result["devices"]
-    return device
+def estimate_of(*words: str | Path) -> dict[str, Any]:
+    return json.loads(run("what-if", *words, "--json").output)  # type: ignore[no-any-return]
 
 
 def test_the_table_says_that_it_is_an_estimate_and_why_it_may_be_wrong(tmp_path: Path) -> None:
@@ -37,29 +35,18 @@ def test_the_table_says_that_it_is_an_estimate_and_why_it_may_be_wrong(tmp_path:
     assert "recorded:" not in text
 
 
-def test_the_json_has_the_contracts_fields(tmp_path: Path) -> None:
-    device = device_of(one_step_run(tmp_path).folder, "--conf", "expandable_segments:True", "--conf", "")
-    expected = {
-        "conf", "peak_reserved_bytes", "peak_reserved_low_bytes", "peak_reserved_high_bytes", "device_allocs",
-        "device_frees", "out_of_memory", "estimate",
-    }  # fmt: skip
-    predictions = device["predictions"]
-    assert [one["conf"] for one in predictions] == ["expandable_segments:True", ""]
-    assert all(expected <= one.keys() and one["estimate"] is True for one in predictions)
-    assert predictions[1] == device["default"]
-    assert (device["replayable"], device["estimate"]) == (False, True)
-    assert predictions[1]["peak_reserved_bytes"] == 92 * MIB
-    assert predictions[1]["fits"] is None
-    assert [one["start"] for one in predictions] == ["cold", "cold"]
+def test_as_json_torchs_default_comes_first(tmp_path: Path) -> None:
+    estimate = estimate_of(one_step_run(tmp_path).folder, "--conf", "expandable_segments:True")
+    assert [one["configuration"] for one in estimate["predictions"]] == ["", "expandable_segments:True"]
+    assert estimate["predictions"][0]["outcome"]["peak_reserved_bytes"] == 92 * MIB
+    assert estimate["fits"] == []
 
 
 def test_it_is_said_whether_a_device_has_enough(tmp_path: Path) -> None:
     folder = one_step_run(tmp_path).folder
     for size, fits in (("50MiB", "no"), ("100MiB", "unclear"), ("24GiB", "yes")):
         assert f"fits: {fits}" in run("what-if", folder, "--conf", "", "--device-memory", size).output
-    default = device_of(folder, "--device-memory", "50MiB")["default"]
-    assert (default["out_of_memory"], default["fits"]) == (True, "no")
-    assert default["peak_reserved_bytes"] == 92 * MIB, "what it needs, not what there is"
+    assert estimate_of(folder, "--conf", "", "--device-memory", "50MiB")["fits"] == ["no"]
 
 
 def test_a_real_recording_is_estimated_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -75,24 +62,18 @@ def test_where_nobody_read_the_memory_the_band_is_said_to_have_no_upper_end(tmp_
     recorded = write_run(tmp_path / "run", steps=records)
     write_allocations(recorded.rank_folder, 1, events_at(records[5].started_ns, ONE_STEP))
     assert "no true upper end" in run("what-if", recorded.folder).output
-    device = device_of(recorded.folder)
-    assert device["rest_bytes"] is None
+    assert estimate_of(recorded.folder)["rest_bytes"] is None
 
 
-def test_a_cpu_has_no_allocator_to_replay() -> None:
-    assert run("replay", RUN).output.startswith("device 0: not replayable. It was recorded on a CPU")
-    (device,) = json.loads(run("replay", RUN, "--json").output)["devices"]
-    assert device["replayable"] is False
-
-
-@pytest.mark.parametrize("command", ["replay", "what-if"])
-def test_a_run_without_a_window_or_on_a_gpu_is_refused_in_one_sentence(tmp_path: Path, command: str) -> None:
+def test_a_run_cannot_be_replayed_and_without_a_window_or_on_a_gpu_not_estimated(tmp_path: Path) -> None:
+    with pytest.raises(EfprofError, match=r"is a run: give one of its snapshots"):
+        run("replay", RUN)
     folder = write_run(tmp_path / "run", steps=make_steps(3)).folder
     with pytest.raises(NotRecorded, match=r"allocations-<n>\.parquet is missing"):
-        run(command, folder)
+        run("what-if", folder)
     folder = write_run(tmp_path / "second", steps=make_steps(3), devices=[GPU], memory_source="CUDA allocator").folder
     with pytest.raises(NotRecorded, match=r"give one of its snapshots, memory-<n>\.pickle"):
-        run(command, folder)
+        run("what-if", folder)
 
 
 def test_a_folder_that_is_no_run_and_a_file_that_is_missing_are_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from efprof.fit.search import Fitted, Measured, fit_line, recommended, search
+from efprof.fit.search import Fitted, Measured, line_through, search
 
 MIB = 1024**2
 
@@ -49,6 +49,7 @@ def test_a_bend_or_a_curve_or_noise_in_the_peaks_is_paid_for_with_few_runs() -> 
     def peak(batch: int) -> int:
         return max(380 * MIB, linear(325, 42)(batch))
 
+    found = search(peak, 600 * MIB, smallest=2)
     assert found.largest >= 0.97 * _halve(peak, 600 * MIB, 1 << 16)[0]
     assert len(found.runs) <= 8
 
@@ -86,12 +87,14 @@ def test_where_nothing_fits_it_says_so_and_a_smaller_size_than_the_first_is_foun
     assert max(batches(found)) == found.largest == 100
 
 
-def test_few_points_are_given_a_margin_and_a_line_needs_two_sizes() -> None:
-    few = [Measured(batch=4, peak_bytes=10 * MIB), Measured(batch=8, peak_bytes=20 * MIB)]
-    assert recommended(few, 20 * MIB) == 6
-    sure = [Measured(batch=batch, peak_bytes=batch * MIB) for batch in (4, 32, 64, 80, 100)]
-    assert recommended(sure, 100 * MIB) == 100
-    assert fit_line([Measured(batch=4, peak_bytes=MIB), Measured(batch=8, peak_bytes=None)]) is None
+def test_the_line_is_that_of_the_two_runs_nearest_the_budget_and_a_tenth_is_left() -> None:
+    runs = [Measured(batch=batch, peak_bytes=peak * MIB) for batch, peak in ((4, 10), (8, 10), (16, 20), (32, 36))]
+    assert line_through(runs[:2], 40 * MIB) is None
+    line = line_through(runs, 40 * MIB)
+    assert line is not None
+    assert (line.fixed_bytes, line.sample_bytes, line.largest(40 * MIB)) == (4 * MIB, MIB, 36)
+    found = search(linear(0, 1024), 100 * MIB, smallest=4)
+    assert (found.largest, found.recommended) == (100, 90)
 
 
 @settings(max_examples=200)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.facts.allocator.replay_results import predict_file, replay_file
+from efprof.facts.allocator.replay_results import DevicePredictions, predict_file, replay_file
 from tests.gpu.cuda_runs import needs_cuda, results_folder
 
 pytestmark = needs_cuda
@@ -65,10 +65,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 def test_every_address_of_a_recording_is_foretold(number: int, measured: tuple[Path, dict[str, int]]) -> None:
     folder, peaks = measured
     (device,) = replay_file(folder / f"{number}.pickle").devices
-    assert device.replayable, device.reason
-    assert device.addresses_equal == device.allocations
-    assert device.segments_equal == device.segments
-    assert device.peak_reserved_replayed_bytes == peaks[CONFIGURATIONS[number]]
+    assert device.replay is not None, device.reason
+    assert device.replay.match_share == 1
+    assert device.replay.peak_reserved_replayed_bytes == peaks[CONFIGURATIONS[number]]
 
 
 def test_the_peaks_under_six_settings_are_predicted_from_one_recording(measured: tuple[Path, dict[str, int]]) -> None:
@@ -76,13 +75,14 @@ def test_the_peaks_under_six_settings_are_predicted_from_one_recording(measured:
     (device,) = predict_file(folder / "0.pickle", CONFIGURATIONS).devices
     rows = ["| settings | predicted | band | measured | error |", "| --- | --- | --- | --- | --- |"]
     errors = []
+    assert isinstance(device, DevicePredictions), device.reason
     for prediction in device.predictions:
-        real = peaks[prediction.conf]
-        errors.append(prediction.peak_reserved_bytes / real - 1)
-        low, high = prediction.peak_reserved_low_bytes, prediction.peak_reserved_high_bytes
+        real, outcome = peaks[prediction.configuration], prediction.outcome
+        errors.append(outcome.peak_reserved_bytes / real - 1)
+        low, high = outcome.peak_reserved_low_bytes, outcome.peak_reserved_high_bytes
         rows.append(
-            f"| {prediction.conf or 'default'} | {prediction.peak_reserved_bytes:,} | {low:,} to {high:,} | {real:,} | "
-            f"{errors[-1]:+.2%} |"
+            f"| {prediction.configuration or 'default'} | {outcome.peak_reserved_bytes:,} | {low:,} to {high:,} | "
+            f"{real:,} | {errors[-1]:+.2%} |"
         )
     (results_folder() / "what-if.md").write_text("\n".join(rows) + "\n")
     assert errors[0] == 0.0

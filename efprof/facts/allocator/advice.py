@@ -6,7 +6,6 @@ from typing import Final
 
 from efprof.facts.allocator.settings import AllocatorSettings, in_effect, parse_configuration
 from efprof.facts.allocator.what_if import Outcome, WhatIf
-from efprof.units import format_bytes
 
 CANDIDATES: Final = (
     "",
@@ -30,18 +29,18 @@ class Trial:
 
     configuration: str
     outcome: Outcome
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def worth_a_try(what_if: WhatIf) -> tuple[str, ...]:
     """The candidates that are not on already."""
     recorded = in_effect(what_if.recorded_settings)
-    return tuple(text for text in CANDIDATES if parse_configuration(text) != recorded)
+    return tuple(text for text in CANDIDATES if _settings(what_if, text) != recorded)
 
 
 def try_configurations(what_if: WhatIf, configurations: Iterable[str]) -> list[Trial]:
-    """Run each; raises BadConfiguration where torch would refuse one."""
-    parsed = [(text, parse_configuration(text)) for text in configurations]
+    """Run each; raises BadConfiguration where torch would refuse one. A recorded limit stays where it names none."""
+    parsed = [(text, _settings(what_if, text)) for text in configurations]
     return [
         Trial(configuration=text, outcome=what_if.run(settings), warnings=warnings_about(settings, what_if))
         for text, settings in parsed
@@ -51,15 +50,16 @@ def try_configurations(what_if: WhatIf, configurations: Iterable[str]) -> list[T
 def best_of(what_if: WhatIf, trials: Iterable[Trial]) -> Trial | None:
     """The one with the lowest peak, if it is clearly below the recorded one; among equals that with fewer calls.
 
-    None where the recorded settings are as good as any. Where the recording did not begin cold, part of its peak
-    may be of before; so that part is left out of both sides.
+    None where the recorded settings are as good as any.
     """
-    recorded = what_if.recorded.peak_reserved_bytes - what_if.missed_bytes
+    recorded = what_if.compared.peak_reserved_bytes
     survives = [trial for trial in trials if not trial.outcome.is_out_of_memory]
     better = [trial for trial in survives if trial.outcome.peak_reserved_bytes <= (1 - MIN_SAVED_SHARE) * recorded]
     if what_if.recorded.is_out_of_memory:
         better = survives
-    return min(better, key=lambda trial: (trial.outcome.peak_reserved_bytes, trial.outcome.calls.total), default=None)
+    return min(
+        better, key=lambda trial: (trial.outcome.peak_reserved_bytes, trial.outcome.calls.num_taken), default=None
+    )
 
 
 def warnings_about(settings: AllocatorSettings, what_if: WhatIf) -> tuple[str, ...]:
@@ -68,7 +68,10 @@ def warnings_about(settings: AllocatorSettings, what_if: WhatIf) -> tuple[str, .
     if settings == what_if.recorded_settings:
         warnings.append("These settings are on already.")
     if settings.expandable_segments and settings.max_split_bytes is not None:
-        warnings.append(_about_pair(settings, what_if))
+        warnings.append(
+            "expandable_segments and max_split_size_mb hurt together in most programs: a free stretch that has grown "
+            "beyond the limit serves no small request any more, so new memory is mapped beside it."
+        )
     if settings.garbage_collection_threshold and settings.memory_fraction is None:
         warnings.append(
             "garbage_collection_threshold does nothing without a memory fraction: set per_process_memory_fraction "
@@ -84,17 +87,6 @@ def warnings_about(settings: AllocatorSettings, what_if: WhatIf) -> tuple[str, .
     return tuple(warnings)
 
 
-def _about_pair(settings: AllocatorSettings, what_if: WhatIf) -> str:
-    """A trap in most programs; in those whose large blocks do not mix with small ones the limit may still help.
-
-    By how much is told where both had all the memory they asked for: the device's end cuts off a peak.
-    """
-    pair, alone = what_if.run_cold(settings), what_if.run_cold(replace(settings, max_split_bytes=None))
-    more = pair.peak_reserved_bytes - alone.peak_reserved_bytes
-    is_cut_off = any(one.is_out_of_memory or one.calls.num_retries for one in (pair, alone))
-    here = f"; here they reserve {format_bytes(abs(more))} {'more' if more > 0 else 'less'} than without the limit"
-    return (
-        "expandable_segments and max_split_size_mb hurt together in most programs: a free stretch that has grown "
-        "beyond the limit serves no small request any more, so new memory is mapped beside it"
-        f"{here if more and not is_cut_off else ''}."
-    )
+def _settings(what_if: WhatIf, configuration: str) -> AllocatorSettings:
+    settings = parse_configuration(configuration)
+    return replace(settings, memory_fraction=settings.memory_fraction or what_if.recorded_settings.memory_fraction)

@@ -71,36 +71,37 @@ class Block:
 class Pool:
     """The free blocks of one kind, by stream, size and address; and the unmapped stretches, by stream and address."""
 
-    __slots__ = ("_by_address", "_free", "_unmapped", "_unmapped_by_address", "is_small", "num_lookups", "private_id")
+    __slots__ = ("_at", "_free", "_unmapped", "_unmapped_at", "is_small", "num_lookups", "private_id")
 
     def __init__(self, private_id: tuple[int, int], *, is_small: bool) -> None:
         self.private_id = private_id
         self.is_small = is_small
         self.num_lookups = 0
         self._free: list[tuple[int, int, int]] = []
-        self._by_address: dict[int, Block] = {}
+        self._at: dict[tuple[int, int], Block] = {}
         self._unmapped: list[tuple[int, int]] = []
-        self._unmapped_by_address: dict[int, Block] = {}
+        self._unmapped_at: dict[tuple[int, int], Block] = {}
 
     def add(self, block: Block) -> None:
         block.free_since = self.num_lookups
         insort(self._free, (block.stream, block.size, block.address))
-        self._by_address[block.address] = block
+        self._at[block.stream, block.address] = block
 
     def remove(self, block: Block) -> None:
         del self._free[bisect_left(self._free, (block.stream, block.size, block.address))]
-        del self._by_address[block.address]
+        del self._at[block.stream, block.address]
 
     def take(self, index: int) -> None:
-        del self._by_address[self._free.pop(index)[2]]
+        stream, _, address = self._free.pop(index)
+        del self._at[stream, address]
 
     def add_unmapped(self, block: Block) -> None:
         insort(self._unmapped, (block.stream, block.address))
-        self._unmapped_by_address[block.address] = block
+        self._unmapped_at[block.stream, block.address] = block
 
     def remove_unmapped(self, block: Block) -> None:
         del self._unmapped[bisect_left(self._unmapped, (block.stream, block.address))]
-        del self._unmapped_by_address[block.address]
+        del self._unmapped_at[block.stream, block.address]
 
     def first_of(self, stream: int, size: int) -> int:
         """Where the smallest block of at least this size is, the lowest address first, or the next stream's begin."""
@@ -110,33 +111,23 @@ class Pool:
         """The block there, if it belongs to this stream."""
         if not 0 <= index < len(self._free) or self._free[index][0] != stream:
             return None
-        return self._by_address[self._free[index][2]]
+        return self._at[stream, self._free[index][2]]
 
-    def free_at(self, address: int) -> Block | None:
-        return self._by_address.get(address)
+    def free_at(self, stream: int, address: int) -> Block | None:
+        return self._at.get((stream, address))
 
-    def unmapped_at(self, address: int) -> Block | None:
-        return self._unmapped_by_address.get(address)
+    def unmapped_at(self, stream: int, address: int) -> Block | None:
+        return self._unmapped_at.get((stream, address))
 
     def free_blocks(self) -> list[Block]:
-        return [self._by_address[address] for _, _, address in self._free]
-
-    def make_room(self, address: int, num_bytes: int) -> int:
-        """End the range that was thought to go on beyond this address; returns how far a new one can, up to a size."""
-        end = address + num_bytes
-        for block in self._unmapped_by_address.values():
-            if block.address < address < block.address + block.size:
-                block.size = address - block.address
-            elif address < block.range.address < end:
-                end = block.range.address
-        return end - address
+        return [self._at[stream, address] for stream, _, address in self._free]
 
     def unmapped_of(self, stream: int) -> Iterator[Block]:
         """This stream's, the lowest address first."""
         for index in range(bisect_left(self._unmapped, (stream, 0)), len(self._unmapped)):
             if self._unmapped[index][0] != stream:
                 return
-            yield self._unmapped_by_address[self._unmapped[index][1]]
+            yield self._unmapped_at[self._unmapped[index]]
 
 
 def split(block: Block, size: int) -> Block:

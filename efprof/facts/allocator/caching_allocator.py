@@ -5,10 +5,10 @@ memory was released the pools are not searched again (pytorch/pytorch#189504).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from efprof.artifacts.snapshot import DEFAULT_POOL
 from efprof.facts.allocator.blocks import Block, Pool, PoolKey, Range, merge, part_of, split
-from efprof.facts.allocator.driver import Calls
 from efprof.facts.allocator.settings import (
     MIN_BLOCK_BYTES,
     SMALL_BYTES,
@@ -19,14 +19,23 @@ from efprof.facts.allocator.settings import (
     segment_bytes,
 )
 
-NewRange = Callable[[int, int, bool], int]
-"""Where the driver puts a new range of so many bytes for a stream; the last argument tells whether it may grow."""
+NewRange = Callable[[int], int]
+"""Where the driver puts a new range of so many bytes."""
 
-EXPANDABLE_SHARE = 1.125
-"""Of the device's memory: the addresses that an expandable segment reserves."""
+RANGE_BYTES = 1 << 40
+"""The addresses that an expandable segment has: more than any device has memory, so that it never needs a second one.
 
-UNKNOWN_DEVICE_BYTES = 1 << 40
-"""Stands for the device's memory where nobody knows it: an expandable segment then never needs a second range."""
+Torch reserves an eighth more than the device has; they can only run out on a full device whose memory lies in pieces.
+"""
+
+
+@dataclass(kw_only=True, slots=True)
+class Calls:
+    """What was asked of the driver: segments or mapped ranges, and what went back to it; and retries."""
+
+    num_taken: int = 0
+    num_returned: int = 0
+    num_retries: int = 0
 
 
 class CachingAllocator:
@@ -34,17 +43,10 @@ class CachingAllocator:
 
     def __init__(self, settings: AllocatorSettings, new_range: NewRange, *, capacity: int | None = None) -> None:
         self.settings = settings
-        self.is_expandable = settings.expandable_segments
-        """Whether new memory comes from expandable segments now: a program may switch that as it runs."""
-        self.fixed_pools: frozenset[tuple[int, int]] = frozenset()
-        """Private pools with an allocator of their own: their segments never grow."""
         self.reserved = self.allocated = self.peak_reserved = 0
         self.calls = Calls()
-        self.on_map: Callable[[int, int], None] | None = None
-        """Called with the address and bytes of what an expandable segment maps."""
-        self.on_segment: Callable[[int, int], None] | None = None
-        """Called with the address and bytes of a new segment."""
-        self.device_bytes = capacity or UNKNOWN_DEVICE_BYTES  # for so many an expandable segment has addresses
+        self.on_growth: Callable[[int, int], None] | None = None
+        """Called with the address and bytes of a new segment, or of what an expandable one maps."""
         self._new_range = new_range
         self._capacity = capacity
         self._pools: dict[PoolKey, Pool] = {}
@@ -111,7 +113,7 @@ class CachingAllocator:
         """Give a free block that is a whole segment back to the driver."""
         block.pool.remove(block)
         self.reserved -= block.size
-        self.calls.num_frees += 1
+        self.calls.num_returned += 1
 
     def unmap(self, block: Block, address: int, num_bytes: int) -> None:
         """Give back the whole pages of a free block that lie within these addresses."""
@@ -131,7 +133,7 @@ class CachingAllocator:
             pool.add(after)
         block.address, block.size, block.is_mapped = begin, end - begin, False
         self.reserved -= block.size
-        self.calls.num_unmaps += 1
+        self.calls.num_returned += 1
         merge(block)
         if not block.is_whole_range:  # else torch gives the addresses back as well
             pool.add_unmapped(block)
@@ -153,10 +155,7 @@ class CachingAllocator:
         address = block.address
         merge(block)
         pool.add(block)
-        self.reserve(mapped)
-        self.calls.num_maps += 1
-        if self.on_map is not None:
-            self.on_map(address, mapped)
+        self._grew(address, mapped)
         return block
 
     # Finding a block.
@@ -169,9 +168,7 @@ class CachingAllocator:
         if block is None:
             return None
         if block.range.is_expandable:
-            block = self._best_expandable(pool, index, stream)
-            if block is None:
-                return None
+            block = _best_expandable(pool, index, stream)
         limit = self.settings.max_split_bytes
         if limit is not None:
             if size < limit <= block.size:
@@ -182,22 +179,6 @@ class CachingAllocator:
             pool.take(index)
         else:
             pool.remove(block)
-        return block
-
-    def _best_expandable(self, pool: Pool, index: int, stream: int) -> Block | None:
-        """A block at the growing end of its segment counts as large as it can grow."""
-        block = pool.at(index, stream)
-        if not self._grows(pool):
-            while block is not None and block.range.is_expandable:
-                index += 1
-                block = pool.at(index, stream)
-            return block
-        while block is not None and block.range.is_expandable:
-            index += 1
-            following = pool.at(index, stream)
-            if following is None or _room(following) >= _room(block):
-                break
-            block = following
         return block
 
     def _new_block(self, pool: Pool, size: int, stream: int) -> Block | None:
@@ -218,20 +199,17 @@ class CachingAllocator:
         num_bytes = segment_bytes(size, self.settings)
         if self._allowed is not None and self.reserved + num_bytes > self._allowed:
             return None
-        if self._grows(pool):
+        if self.settings.expandable_segments:
             return self._grow(pool, size, stream)
         if not self._has_room(num_bytes):
             return None
-        address = self._new_range(num_bytes, stream, False)
-        self.calls.num_allocs += 1
-        if self.on_segment is not None:
-            self.on_segment(address, num_bytes)
-        self.reserve(num_bytes)
+        address = self._new_range(num_bytes)
+        self._grew(address, num_bytes)
         return Block(address, num_bytes, stream, pool, Range(address))
 
     def _grow(self, pool: Pool, size: int, stream: int) -> Block | None:
         """Map the first stretch of free and unmapped blocks that is long enough."""
-        if size > self.expandable_bytes(page_bytes(self.settings, is_small_pool=pool.is_small)):
+        if size > RANGE_BYTES:
             return None
         block = self._growable(pool, size, stream)
         if not block.is_mapped and self.map(block, min(block.size, size)) is None:
@@ -258,25 +236,17 @@ class CachingAllocator:
             if num_bytes >= size:
                 return first
         page = page_bytes(self.settings, is_small_pool=pool.is_small)
-        num_bytes = self.expandable_bytes(page)
-        address = self._new_range(num_bytes, stream, True)
-        room = pool.make_room(address, num_bytes)
-        block = Block(address, room if room >= size else num_bytes, stream, pool, Range(address, page_bytes=page))
+        num_bytes = -(-RANGE_BYTES // page) * page
+        address = self._new_range(num_bytes)
+        block = Block(address, num_bytes, stream, pool, Range(address, page_bytes=page))
         block.is_mapped = False
         pool.add_unmapped(block)
         return block
 
-    def expandable_bytes(self, page: int) -> int:
-        """For how much an expandable segment has addresses: for an eighth more than the device has memory."""
-        return int(self.device_bytes * EXPANDABLE_SHARE) // page * page + page
-
-    def _grows(self, pool: Pool) -> bool:
-        return self.is_expandable and pool.private_id not in self.fixed_pools
-
     def _should_split(self, block: Block, size: int) -> bool:
         """Whether what a request leaves of a block goes back to the pool."""
         remaining = block.size - size
-        if block.pool.is_small or self._grows(block.pool):
+        if block.pool.is_small or self.settings.expandable_segments:
             return remaining >= MIN_BLOCK_BYTES
         limit = self.settings.max_split_bytes
         return (limit is None or size < limit) and remaining > SMALL_BYTES
@@ -289,6 +259,21 @@ class CachingAllocator:
     def reserve(self, num_bytes: int) -> None:
         self.reserved += num_bytes
         self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def _grew(self, address: int, num_bytes: int) -> None:
+        self.reserve(num_bytes)
+        self.calls.num_taken += 1
+        if self.on_growth is not None:
+            self.on_growth(address, num_bytes)
+
+
+def _best_expandable(pool: Pool, index: int, stream: int) -> Block:
+    """A block at the growing end of its segment counts as large as it can grow."""
+    block = pool.at(index, stream)
+    assert block is not None
+    while (following := pool.at(index + 1, stream)) is not None and _room(following) < _room(block):
+        index, block = index + 1, following
+    return block
 
 
 def _room(block: Block) -> int:

@@ -4,17 +4,15 @@ A snapshot tells of the end, and its trace of what led there: walked backwards, 
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass, field, replace
-from itertools import pairwise, zip_longest
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from operator import itemgetter
 
 import msgspec
 
-from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames, Segment, Settings, Snapshot
+from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames, Segment, Snapshot
 from efprof.facts.allocator.extents import Extent, Extents, Kind, Known, released_extent
 from efprof.facts.allocator.settings import (
-    MIN_LARGE_REQUEST_BYTES,
-    NUM_INTERVALS,
     SMALL_BYTES,
     AllocatorSettings,
     is_small,
@@ -46,8 +44,6 @@ class LiveBlock:
     private_id: tuple[int, int] = DEFAULT_POOL
     frames: Frames = None
     """Where it was asked for, if it is still there at the end; the file does not tell of others."""
-    spare: int = 0
-    """How many more bytes may belong to it than `size` says, of the free ones behind it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -62,12 +58,8 @@ class History:
     """Before the first event, by address."""
     live: list[LiveBlock] = field(default_factory=list)
     """Before the first event, by address."""
-    fixed_pools: frozenset[tuple[int, int]] = frozenset()
-    """Private pools with an allocator of their own, whose segments are not expandable where others are."""
     lows: dict[Kind, set[int]] = field(default_factory=dict)
     """Addresses that the expandable ranges of a kind are known to have, among them the lowest."""
-    device_bytes: int | None = None
-    """What the device has in all; None where nobody knows, and an expandable range has addresses without end."""
 
 
 def devices_of(snapshot: Snapshot) -> list[int]:
@@ -92,16 +84,11 @@ def history_of(snapshot: Snapshot, device: int) -> History:
 def history_before(snapshot: Snapshot, device: int, entries: list[Entry]) -> History:
     """The history that these entries are of a device as the snapshot shows it at their end; raises as `history_of`."""
     segments = [segment for segment in snapshot.segments if segment.device == device]
-    settings = _settings(snapshot.settings, segments, entries)
+    settings = recorded_settings(snapshot.settings, is_expandable=any(segment.is_expandable for segment in segments))
     configuration = snapshot.settings.configuration if snapshot.settings else ""
     history = History(device=device, entries=entries, settings=settings, configuration=configuration)
     extents = Extents(segments)
     num_lost = _walk_back(history, extents, segments)
-    if settings.expandable_segments:
-        history.fixed_pools = frozenset(
-            [segment.segment_pool_id for segment in segments if not segment.is_expandable]
-            + [entry.private_id for entry in entries if entry.action == "segment_alloc"]
-        ) - {DEFAULT_POOL}
     if num_lost > max(MAX_LOST_EVENTS, MAX_LOST_SHARE * len(entries)):
         raise NotRecorded(
             f"its events do not fit its segments ({num_lost} of {len(entries)} tell of memory that is not there), as "
@@ -110,41 +97,6 @@ def history_before(snapshot: Snapshot, device: int, entries: list[Entry]) -> His
         )
     history.extents, history.lows = extents.by_address(), extents.lows
     return history
-
-
-def _settings(recorded: Settings | None, segments: list[Segment], entries: list[Entry]) -> AllocatorSettings:
-    is_expandable = recorded is None and (
-        any(segment.is_expandable for segment in segments) or any(entry.action == "segment_map" for entry in entries)
-    )
-    settings = recorded_settings(recorded, is_expandable=is_expandable)
-    if recorded is None:
-        settings = replace(settings, divisions=_seen_divisions(segments, settings))
-    large = _seen_large_segment(entries, settings)
-    return settings if large is None else replace(settings, large_segment_bytes=large)
-
-
-def _seen_divisions(segments: list[Segment], settings: AllocatorSettings) -> tuple[int, ...]:
-    """How sizes were rounded, by the blocks that somebody has: in small segments they are as large as was needed."""
-    sizes = {
-        (block.requested_size, block.size)
-        for segment in segments if segment.segment_type == "small" for block in segment.blocks
-        if block.is_active and block.requested_size
-    }  # fmt: skip
-    for divisions in (0, 2, 4, 8, 16, 32, 64):
-        tried = replace(settings, divisions=(divisions,) * NUM_INTERVALS)
-        if all(rounded_bytes(requested, tried) == size for requested, size in sizes):
-            return tried.divisions
-    return settings.divisions
-
-
-def _seen_large_segment(entries: list[Entry], settings: AllocatorSettings) -> int | None:
-    """How large a segment for a request of 1 to 10 MiB is: what was set while the program ran, no file may tell."""
-    for growth, entry in pairwise(entries):
-        if growth.action == "segment_alloc" and entry.action == "alloc":
-            size = rounded_bytes(entry.size, settings)
-            if SMALL_BYTES < size < MIN_LARGE_REQUEST_BYTES:
-                return growth.size
-    return None
 
 
 def _walk_back(history: History, extents: Extents, segments: list[Segment]) -> int:
@@ -217,7 +169,6 @@ def _size_live(history: History, extents: Extents) -> None:
             block.size += max(0, slack)
         else:
             open_ended[block.address] = block
-            block.spare = SMALL_BYTES
     _look_ahead(history.entries, open_ended)
 
 
@@ -237,5 +188,4 @@ def _look_ahead(entries: list[Entry], open_ended: dict[int, LiveBlock]) -> None:
             gap = entry.addr - block.address - block.size
             if 0 <= gap <= SMALL_BYTES:
                 block.size += gap
-                block.spare = 0
                 del open_ended[block.address]

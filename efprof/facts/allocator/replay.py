@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames
 from efprof.facts.allocator.blocks import Block, part_of
-from efprof.facts.allocator.caching_allocator import UNKNOWN_DEVICE_BYTES, CachingAllocator
+from efprof.facts.allocator.caching_allocator import CachingAllocator
 from efprof.facts.allocator.history import History
-from efprof.facts.allocator.settings import MIN_BLOCK_BYTES, is_small, rounded_bytes
+from efprof.facts.allocator.settings import is_small, rounded_bytes
 from efprof.facts.allocator.start_state import restore
 from efprof.model import NotRecorded
 
@@ -34,7 +34,6 @@ class Replay:
     segments_equal: int
     peak_reserved_recorded_bytes: int
     peak_reserved_replayed_bytes: int
-    peak_allocated_bytes: int
 
     @property
     def match_share(self) -> float:
@@ -59,23 +58,17 @@ class Replayer:
         self._history = history
         self._at = 0
         self.allocator = CachingAllocator(history.settings, self._new_range)
-        self.allocator.device_bytes = history.device_bytes or UNKNOWN_DEVICE_BYTES
-        self.allocator.fixed_pools = history.fixed_pools
-        self._next_growth = _next_growths(history)
-        self._follow_growth(0)
-        self.allocator.on_segment = self.allocator.on_map = self._compare
+        self.allocator.on_growth = self._compare
         self._given: deque[Entry] = deque()
         """What the driver gave for the next allocation, by the recording."""
         self.blocks = restore(self.allocator, history)
         """By the address they have in the recording."""
-        self._open_ended = {block.address: block for block in history.live if block.spare}
         self.frames: dict[int, Frames] = {block.address: block.frames for block in history.live}
         """By the same address, where each was asked for."""
         self._num_equal = self._num_segments = self._num_segments_equal = self._num_allocations = 0
         self._made_up = MADE_UP
         self._has_released = False
         self._recorded = self._peak_recorded = self.allocator.reserved
-        self._peak_allocated = self.allocator.allocated
 
     @property
     def result(self) -> Replay:
@@ -86,7 +79,6 @@ class Replayer:
             segments_equal=self._num_segments_equal,
             peak_reserved_recorded_bytes=self._peak_recorded,
             peak_reserved_replayed_bytes=self.allocator.peak_reserved,
-            peak_allocated_bytes=self._peak_allocated,
         )
 
     def play(self, end: int) -> None:
@@ -96,11 +88,8 @@ class Replayer:
             entry = entries[index]
             action = entry.action
             if action == "alloc":
-                self._allocate(entry, index)
-                if self.allocator.allocated > self._peak_allocated:
-                    self._peak_allocated = self.allocator.allocated
+                self._allocate(entry)
             elif action == "free_completed":
-                self._open_ended.pop(entry.addr, None)
                 block = self.blocks.pop(entry.addr, None)
                 if block is not None:
                     self.allocator.free(block)
@@ -119,14 +108,7 @@ class Replayer:
                 self._given.clear()
                 self._has_released = False
 
-    def _follow_growth(self, index: int) -> bool:
-        """Take expandable segments to be on or off as the next growth tells; whether that changes anything."""
-        if index >= len(self._next_growth):
-            return False
-        before, self.allocator.is_expandable = self.allocator.is_expandable, self._next_growth[index]
-        return before != self.allocator.is_expandable
-
-    def _allocate(self, entry: Entry, index: int) -> None:
+    def _allocate(self, entry: Entry) -> None:
         if entry.size == 0:  # nothing is placed for it
             return
         self._num_allocations += 1
@@ -135,16 +117,8 @@ class Replayer:
             self.allocator.free(stale)
         # Where memory was given back between search and success, the search did not see what became free meanwhile.
         has_searched = self._has_released and bool(self._given)
-        if self._given:
-            self._follow_growth(index)
         reserved = self.allocator.reserved
         block = self._malloc(entry, has_searched=has_searched)
-        while block.address != entry.addr and self._learns_end(block, entry):
-            block = self._malloc(entry)
-        is_undoable = self.allocator.reserved == reserved
-        if block.address != entry.addr and is_undoable and not self._given and self._follow_growth(index):
-            self.allocator.free(block)
-            block = self._malloc(entry)
         is_undoable = self.allocator.reserved == reserved
         if block.address != entry.addr and is_undoable and self._has_released and not has_searched:
             self.allocator.free(block)  # an expandable segment may serve a retried request without growing
@@ -169,57 +143,17 @@ class Replayer:
     def _moved(self, block: Block, entry: Entry) -> Block:
         """What was placed wrongly goes where it really went, if there is room: one error is not to cause others."""
         self.allocator.free(block)
-        if self._given and self._given[0].action == "segment_alloc":  # it did ask the driver
-            block = self._malloc(entry, has_searched=True)
-            if block.address == entry.addr:
-                return block
-            self.allocator.free(block)
         moved = _place(self.allocator, entry.addr, entry.size, entry.stream, entry.private_id)
         if moved is None:
             return self._malloc(entry)
-        whole = block.pool.free_at(block.range.address)
-        if whole is not None and whole.is_whole_range and whole.address >= MADE_UP:  # nobody asked the driver for it
-            self.allocator.release(whole)
         return moved
 
-    def _learns_end(self, block: Block, entry: Entry) -> bool:
-        """Take back what was placed behind a block from before the recording, if that block's end was a guess.
-
-        The program placed it elsewhere, so there was less room: the block ends later.
-        """
-        before = block.previous
-        live = self._open_ended.get(before.address) if before is not None and before.is_allocated else None
-        if before is None or live is None or live.size is None:
-            return False
-        gap = block.size
-        if block.following is not None and not block.following.is_allocated:
-            gap += block.following.size
-        more = gap - rounded_bytes(entry.size, self._history.settings) + MIN_BLOCK_BYTES
-        if more > live.spare:
-            return False
-        self.allocator.free(block)
-        _widen(self.allocator, before, more)
-        live.size += more
-        live.spare -= more
-        return True
-
-    def _new_range(self, num_bytes: int, stream: int, is_expandable: bool) -> int:
+    def _new_range(self, num_bytes: int) -> int:
         """Where the driver put it; where it was asked for nothing, far from everything else."""
-        del stream
-        action = "segment_map" if is_expandable else "segment_alloc"
-        for entry in self._given:
-            if entry.action == action and not self._is_known(entry.addr):
-                return entry.addr
+        if self._given:
+            return self._given[0].addr
         self._made_up += num_bytes
         return self._made_up - num_bytes
-
-    def _is_known(self, address: int) -> bool:
-        """Whether the model has something there already, as it may where it went wrong before."""
-        pools = self.allocator.pools
-        blocks = [*self.blocks.values(), *(block for pool in pools for block in pool.free_blocks())]
-        return any(pool.unmapped_at(address) is not None for pool in pools) or any(
-            block.range.address == address or block.address <= address < block.address + block.size for block in blocks
-        )
 
     def _compare(self, address: int, num_bytes: int) -> None:
         """The model asks the driver: so did the program, if it knows its rules."""
@@ -231,8 +165,8 @@ class Replayer:
         """Map what was mapped for a request that then failed: it stays there, free."""
         for entry in [entry for entry in self._given if entry.action == "segment_map"]:
             for pool in self.allocator.pools:
-                block = pool.unmapped_at(entry.addr)
-                if block is not None and block.stream == entry.stream:
+                block = pool.unmapped_at(entry.stream, entry.addr)
+                if block is not None:
                     self.allocator.map(block, entry.size)
                     break
 
@@ -240,7 +174,7 @@ class Replayer:
         """Give back what the program gave back: it may have been asked to, which the rules do not tell."""
         for pool in self.allocator.pools:
             if entry.action == "segment_free":
-                block = pool.free_at(entry.addr)
+                block = pool.free_at(entry.stream, entry.addr)
                 if block is not None and block.is_whole_range:
                     self.allocator.release(block)
                     return
@@ -250,30 +184,6 @@ class Replayer:
                         free = block.address + block.size - entry.addr  # where the model erred it may be less
                         self.allocator.unmap(block, entry.addr, min(entry.size, free))
                         return
-
-
-def _next_growths(history: History) -> list[bool]:
-    """For each event, whether the next growth of the default pool is one of expandable segments; if both occur.
-
-    For an allocation that a growth served, that is its own.
-    """
-    kinds = {entry.action for entry in history.entries if _is_growth(entry, history)}
-    if len(kinds) == 0 or kinds == {"segment_map" if history.settings.expandable_segments else "segment_alloc"}:
-        return []
-    growths: list[bool] = []
-    now = history.settings.expandable_segments
-    for entry in reversed(history.entries):
-        if _is_growth(entry, history):
-            now = entry.action == "segment_map"
-            if growths:
-                growths[-1] = now  # the request that it served
-        growths.append(now)
-    growths.reverse()
-    return growths
-
-
-def _is_growth(entry: Entry, history: History) -> bool:
-    return entry.action in GROWTH and entry.private_id not in history.fixed_pools
 
 
 def _place(
@@ -297,17 +207,3 @@ def _place(
         pool.add(front)
         block.address, block.size = address, block.size - front.size
     return allocator.hand_out(block, size, requested)
-
-
-def _widen(allocator: CachingAllocator, block: Block, num_bytes: int) -> None:
-    """Move the end of a block into the free one behind it."""
-    gap = block.following
-    assert gap is not None
-    assert not gap.is_allocated
-    assert gap.size > num_bytes
-    gap.pool.remove(gap)
-    gap.address += num_bytes
-    gap.size -= num_bytes
-    gap.pool.add(gap)
-    block.size += num_bytes
-    allocator.allocated += num_bytes

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry, Snapshot
-from efprof.facts.allocator.history import History, history_of
-from efprof.facts.allocator.replay import replay
+from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry
+from efprof.facts.allocator.history import History
 
 ALLOCATE, FREE, EMPTY_CACHE, ATTEMPT = range(4)
 """ATTEMPT is a request that failed when it was recorded: where it is served now, it is returned at once."""
@@ -15,15 +14,6 @@ REQUESTS: Final = GROWTH | {"oom"}
 
 Operation = tuple[int, int, int, int, tuple[int, int]]
 """What to do; the number of the block, by the order of requests; its bytes as asked for, stream and private pool."""
-
-SHARES: Final = (1.0, 1.01, 1.02, 1.05, 1.1, 1.3)
-"""Of what the allocator could have at most: the rest is CUDA's context, a hundredth of a large device, and what other
-processes have."""
-
-MANY_EVENTS: Final = 200_000
-"""From here on fewer sizes are tried: each is a replay, of a million events two seconds."""
-
-FEW_SHARES: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,29 +77,6 @@ def capacity_of(history: History) -> tuple[int | None, set[int]]:
     if told is not None:
         return max(told, peak), asked_for
     return (peak if len(asked_for) < len(before) else None), asked_for
-
-
-def sized_history(snapshot: Snapshot, device: int) -> History:
-    """The history of one device, with the size of the device that foretells most of it; raises NotRecorded.
-
-    An expandable segment reserves addresses for an eighth more than the device has. Where memory was short they may
-    run out, and a free block at their end counts as large as it can grow: so sizes are tried as long as the replay
-    does not tell everything right. Where memory was never short, there are more than enough.
-    """
-    history = history_of(snapshot, device)
-    capacity = capacity_of(history)[0]
-    if not history.settings.expandable_segments or capacity is None:
-        return history
-    best, best_share = None, replay(history).match_share
-    for share in SHARES[: FEW_SHARES if len(history.entries) >= MANY_EVENTS else None]:
-        if best_share == 1:
-            break
-        history.device_bytes = int(share * capacity)
-        match_share = replay(history).match_share
-        if match_share > best_share:
-            best, best_share = history.device_bytes, match_share
-    history.device_bytes = best
-    return history
 
 
 def _is_asked_for(entries: list[Entry], index: int, reserved: int, peak: int) -> bool:

@@ -7,8 +7,7 @@ from itertools import islice
 from typing import Final
 
 from efprof.facts.allocator.blocks import Block
-from efprof.facts.allocator.caching_allocator import UNKNOWN_DEVICE_BYTES, CachingAllocator, NewRange
-from efprof.facts.allocator.driver import Calls, DriverCosts, driver_costs
+from efprof.facts.allocator.caching_allocator import CachingAllocator, Calls, NewRange
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import ATTEMPT, EMPTY_CACHE, FREE, script_of
 from efprof.facts.allocator.settings import AllocatorSettings, in_effect
@@ -56,22 +55,14 @@ class WhatIf:
         self.capacity = self.script.capacity if capacity is None else capacity
 
     def run(self, settings: AllocatorSettings) -> Outcome:
+        """From a cold start, so that any two can be compared."""
         if in_effect(settings) == in_effect(self._history.settings):
-            return self.recorded
+            return self.compared
         return _outcome(self._layouts(settings, is_warm=False), missed_bytes=self.missed_bytes)
 
-    def run_cold(self, settings: AllocatorSettings) -> Outcome:
-        """The same from the cold start that all other settings begin with, to compare any two."""
-        outcome = self.run(settings)
-        return (self.recorded_cold or outcome) if outcome is self.recorded else outcome
-
-    def is_warm(self, outcome: Outcome) -> bool:
-        """Whether it starts from what was cached before the recording; no outcome does where that itself began cold."""
-        return outcome is self.recorded and self.recorded_cold is not None
-
     def saved_bytes(self, outcome: Outcome) -> int:
-        """By how much that of other settings is below the recorded peak, less what only the state before adds to it."""
-        return self.recorded.peak_reserved_bytes - self.missed_bytes - outcome.peak_reserved_bytes
+        """By how much the peak under other settings is below that under the recorded ones, started alike."""
+        return self.compared.peak_reserved_bytes - outcome.peak_reserved_bytes
 
     @property
     def num_layouts(self) -> int:
@@ -88,10 +79,6 @@ class WhatIf:
         return self._history.configuration
 
     @cached_property
-    def driver_costs(self) -> DriverCosts:
-        return driver_costs(self._history.entries)
-
-    @cached_property
     def recorded(self) -> Outcome:
         return _outcome(self._layouts(self._history.settings, is_warm=True), missed_bytes=0)
 
@@ -99,6 +86,11 @@ class WhatIf:
     def recorded_cold(self) -> Outcome | None:
         """Under the recorded settings, started cold as the others are; None where the recording itself began cold."""
         return _outcome(self._cold, missed_bytes=self.missed_bytes) if self._cold else None
+
+    @property
+    def compared(self) -> Outcome:
+        """Under the recorded settings, from the start that other settings have."""
+        return self.recorded_cold or self.recorded
 
     @cached_property
     def missed_bytes(self) -> int:
@@ -119,10 +111,6 @@ class WhatIf:
 
     def _run(self, settings: AllocatorSettings, new_range: NewRange, *, is_warm: bool) -> Outcome:
         allocator = CachingAllocator(settings, new_range, capacity=self.capacity)
-        if self._history.settings.expandable_segments and self.capacity == self.script.capacity:
-            # A retry tells only what the device has at least: addresses end where the replay found that they do.
-            allocator.device_bytes = self._history.device_bytes or UNKNOWN_DEVICE_BYTES
-        allocator.fixed_pools = self._history.fixed_pools
         blocks: dict[int, Block] = {}
         first = 0
         if is_warm:
@@ -177,14 +165,13 @@ def _ranges(seed: int) -> NewRange:
     taken: set[int] = set()
     at = MADE_UP
 
-    def next_address(num_bytes: int, stream: int, is_expandable: bool) -> int:
+    def next_address(num_bytes: int) -> int:
         nonlocal at
-        del stream, is_expandable
         at += num_bytes
         return at - num_bytes
 
-    def random_address(num_bytes: int, stream: int, is_expandable: bool) -> int:
-        del num_bytes, stream, is_expandable
+    def random_address(num_bytes: int) -> int:
+        del num_bytes
         while (place := places.getrandbits(40)) in taken:
             pass
         taken.add(place)

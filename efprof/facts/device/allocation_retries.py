@@ -8,18 +8,17 @@ from typing import Final, Self
 
 from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry
 from efprof.artifacts.steps import StepRecord
-from efprof.facts.allocator.advice import CANDIDATES, Trial, try_configurations
+from efprof.facts.allocator.advice import Trial, try_configurations
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import REQUESTS, capacity_of
-from efprof.facts.allocator.settings import in_effect, parse_configuration
 from efprof.facts.allocator.what_if import WhatIf
-from efprof.facts.device.device_memory import FEW_CANDIDATES, MANY_EVENTS, DeviceHistory, DeviceMemory
+from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, candidates_for
 from efprof.facts.device.headroom import device_capacity
-from efprof.facts.device.other_settings import COLD, DEFAULT
+from efprof.facts.device.other_settings import trial_bars
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
 from efprof.facts.steps.step_times import StepTimes, quantile_change_intervals
-from efprof.model import BOUNDARIES, Evidence, Narrative, NotRecorded, Numbers, Table, UnreadableInput
+from efprof.model import BOUNDARIES, Evidence, Narrative, NotRecorded, Numbers, UnreadableInput
 from efprof.units import format_interval, format_ms, in_brackets
 
 STAGE_BEFORE: Final = dict(zip(BOUNDARIES, ("data", "forward", "forward", "backward", "optimizer"), strict=True))
@@ -118,8 +117,8 @@ class RetryTrials:
     """
 
     what_if: WhatIf
+    trials: list[Trial]
     num_recorded: int
-    trials: tuple[Trial, ...]
     best: Trial | None
 
 
@@ -138,14 +137,7 @@ def retry_trials(run: Run) -> RetryTrials | None:
     return tried
 
 
-def retry_evidence(retries: AllocationRetries, tried: RetryTrials | None, *, has_history: bool) -> tuple[Evidence, ...]:
-    """All of it; `has_history` tells that a recorded history holds requests that were tried again."""
-    line = (
-        "The line is that of the request which, in the recorded history, was served once memory had been given back."
-        if has_history
-        else "No recorded history holds a retry, so the stage is known by the counter at its boundaries, and the line "
-        "only as far as the stage has one."
-    )
+def retry_evidence(retries: AllocationRetries, tried: RetryTrials | None) -> tuple[Evidence, ...]:
     return (
         Numbers.of(
             "Retries of the allocator",
@@ -154,13 +146,14 @@ def retry_evidence(retries: AllocationRetries, tried: RetryTrials | None, *, has
             *((f"retries in the {stage} stage", float(count), "count") for stage, count in retries.by_stage),
             ("steps with a retry take longer by", retries.slower_ms, "ms", retries.slower_interval_ms),
         ),
-        *(() if tried is None else (_table(tried),)),
+        *(() if tried is None else (trial_bars(tried.what_if, tried.trials, tried.best),)),
         Narrative.of(
             "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
             "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow, "
             "and one retry away from running out of memory.",
-            f"The allocator counts them; the counter was read at every boundary. {line}",
-            "Where other processes use the same device, it may be they who fill it. Steps with a retry may take longer "
+            "The allocator counts them; the counter was read at every boundary. A line is that of the request which, "
+            "in a recorded history, was served once memory had been given back; else that of the stage. Where other "
+            "processes use the same device, it may be they who fill it. Steps with a retry may take longer "
             "for what causes both, such as a longer batch.",
         ),
     )
@@ -227,51 +220,16 @@ def _try(device: DeviceHistory, what_if: WhatIf) -> RetryTrials | None:
 
     The history alone knows of a retry only that the device had no more than was needed then: too little for others.
     """
-    recorded = (what_if.recorded_cold or what_if.recorded).calls.num_retries
+    recorded = what_if.compared.calls.num_retries
     if not recorded:
         return None
-    trials = _trials(device, what_if)
-    served = [trial for trial in trials if not trial.outcome.is_out_of_memory]
-    fewer = [trial for trial in served if 2 * trial.outcome.calls.num_retries < recorded]
+    trials = try_configurations(what_if, candidates_for(device.history, what_if))
+    fewer = [
+        trial
+        for trial in trials
+        if not trial.outcome.is_out_of_memory and 2 * trial.outcome.calls.num_retries < recorded
+    ]
     best = min(
         fewer, key=lambda trial: (trial.outcome.calls.num_retries, trial.outcome.peak_reserved_bytes), default=None
     )
-    return RetryTrials(what_if=what_if, num_recorded=recorded, trials=tuple(trials), best=best)
-
-
-def _trials(device: DeviceHistory, what_if: WhatIf) -> list[Trial]:
-    """Of the candidates that are not on already, each under the recorded limit.
-
-    It is named with them only where the configuration set it: there it would be lost with the old one.
-    """
-    recorded = in_effect(what_if.recorded_settings)
-    limit = "" if recorded.memory_fraction is None else f"per_process_memory_fraction:{recorded.memory_fraction}"
-    limited = {text: ",".join(filter(None, (text, limit))) for text in CANDIDATES}
-    names = [text for text in CANDIDATES if parse_configuration(limited[text]) != recorded]
-    if len(device.history.entries) > MANY_EVENTS:
-        names = names[:FEW_CANDIDATES]
-    trials = try_configurations(what_if, (limited[name] for name in names))
-    if device.history.settings.memory_fraction is not None:
-        return trials
-    return [replace(trial, configuration=name) for name, trial in zip(names, trials, strict=True)]
-
-
-def _table(tried: RetryTrials) -> Table:
-    what_if, cold = tried.what_if, tried.what_if.recorded_cold
-    outcomes = [(f"{what_if.recorded_configuration or DEFAULT} (as recorded)", what_if.recorded)]
-    outcomes += [] if cold is None else [(COLD, cold)]
-    outcomes += [(trial.configuration or DEFAULT, trial.outcome) for trial in tried.trials]
-    return Table(
-        title="The recorded requests under other settings (PYTORCH_CUDA_ALLOC_CONF)",
-        columns=("settings", "retries", "peak reserved", "out of memory"),
-        units=("", "count", "bytes", ""),
-        rows=tuple(
-            (
-                name,
-                float(outcome.calls.num_retries),
-                float(outcome.peak_reserved_bytes),
-                "yes" if outcome.is_out_of_memory else "no",
-            )
-            for name, outcome in outcomes
-        ),
-    )
+    return RetryTrials(what_if=what_if, trials=trials, num_recorded=recorded, best=best)

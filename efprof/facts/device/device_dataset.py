@@ -48,10 +48,9 @@ class DeviceDataset:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceDatasets:
-    """Of all devices; `num_lines` held memory from before the first step, `unknown_bytes` nobody can be named for."""
+    """Of all devices; of `held_bytes` from before the first step nobody can be named for `unknown_bytes`."""
 
     found: tuple[DeviceDataset, ...]
-    num_lines: int
     held_bytes: int
     unknown_bytes: int
 
@@ -63,18 +62,18 @@ class DeviceDatasets:
         """
         devices, times = run.get(DeviceMemory).devices, run.get(StepTimes)
         started_us = times.every[0].record.started_ns / 1000
-        found, num_lines, held_bytes, unknown_bytes = [], 0, 0, 0
+        found, held_bytes, unknown_bytes = [], 0, 0
         for device in devices:
             kept = _kept(device, started_us)
             lines = _by_line(device, kept)
-            num_lines, held_bytes = num_lines + len(lines), held_bytes + sum(map(_bytes_of, lines.values()))
+            held_bytes += _bytes_of(kept)
             unknown_bytes += _bytes_of([block for block in kept if not block[2]])
             least = max(MIN_BYTES, MIN_SHARE * device.peak.composition.reserved_bytes)
             for site, blocks in lines.items():
                 one = _dataset(device, site, blocks, _seen(run)) if _bytes_of(blocks) >= least else None
                 found += [one] if one is not None and one.saved_bytes >= least else []
         found.sort(key=lambda one: -one.num_bytes)
-        return cls(found=tuple(found), num_lines=num_lines, held_bytes=held_bytes, unknown_bytes=unknown_bytes)
+        return cls(found=tuple(found), held_bytes=held_bytes, unknown_bytes=unknown_bytes)
 
 
 def _seen(run: Run) -> DeviceData:

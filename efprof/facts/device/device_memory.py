@@ -9,10 +9,9 @@ from typing import Final, Self
 
 from efprof.artifacts.snapshot import Entry, Frames, read_snapshot
 from efprof.facts.allocator.advice import Trial, best_of, try_configurations, worth_a_try
-from efprof.facts.allocator.history import History, devices_of
+from efprof.facts.allocator.history import History, devices_of, history_of
 from efprof.facts.allocator.layout import Instant, fullest_index, play_to
 from efprof.facts.allocator.replay import POSSIBLE_CAUSE, Replay, Replayer
-from efprof.facts.allocator.script import sized_history
 from efprof.facts.allocator.settings import is_small
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.device.device_lines import DeviceLines, lines_over_time
@@ -129,6 +128,11 @@ class DeviceHistory:
         )
         """The last request that the device could not serve; None where it served all."""
 
+    @property
+    def rank(self) -> str:
+        """The folder of its rank; empty where there is one alone."""
+        return self.file.rpartition("/")[0]
+
     @cached_property
     def lines_over_time(self) -> DeviceLines:
         """Who had how much over the history, walked once for all pictures; the peak and the failure are drawn."""
@@ -145,25 +149,23 @@ class DeviceHistory:
 
     @cached_property
     def trials(self) -> list[Trial]:
-        """Other settings and what they would reserve; of a long history only the one that helps most often.
+        """Other settings and what they would reserve.
 
         None of a history without requests: what lies there at an instant tells nothing of how it came to lie so.
         """
         if not self.replay.allocations:
             return []
-        candidates = worth_a_try(self.what_if)
-        if len(self.history.entries) > MANY_EVENTS:
-            candidates = candidates[:FEW_CANDIDATES]
-        return try_configurations(self.what_if, candidates)
+        return try_configurations(self.what_if, candidates_for(self.history, self.what_if))
 
     @cached_property
     def best(self) -> Trial | None:
+        """Of those that serve all requests."""
         return best_of(self.what_if, self.trials)
 
-    @property
-    def survivor(self) -> Trial | None:
-        """The same, where that serves all requests."""
-        return None if self.best is None or self.best.outcome.is_out_of_memory else self.best
+
+def candidates_for(history: History, what_if: WhatIf) -> tuple[str, ...]:
+    """Of a long history only the one that helps most often."""
+    return worth_a_try(what_if)[: FEW_CANDIDATES if len(history.entries) > MANY_EVENTS else None]
 
 
 def _failure(
@@ -212,7 +214,7 @@ class DeviceMemory:
                 if (rank, device) in found:
                     continue
                 try:
-                    history, limit = sized_history(snapshot, device), limit_bytes_of(run, device)
+                    history, limit = history_of(snapshot, device), limit_bytes_of(run, device)
                     found[rank, device] = DeviceHistory(name, history, lines, limit_bytes=limit)
                 except NotRecorded as error:
                     reasons.setdefault((rank, device), f"{name} tells nothing of device {device}: {error}")

@@ -1,19 +1,17 @@
 """What lay on the device when memory ran out, the lines likely behind it, and what is shown of it."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Self
 
 from efprof.artifacts.events import DeviceOutOfMemory
-from efprof.artifacts.snapshot import Block, Entry, Snapshot, read_snapshot
+from efprof.artifacts.snapshot import Entry, Snapshot, read_snapshot
 from efprof.facts.allocator.history import history_before
 from efprof.facts.allocator.settings import SMALL_BYTES, SMALL_SEGMENT_BYTES
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, Failure, UserLines, limit_bytes_of
 from efprof.facts.device.device_use import device_use_evidence
 from efprof.facts.device.other_settings import how_replay_is_known, trial_bars
 from efprof.facts.device.segment_map import composition_numbers, owner_map, reserved_series, segment_map
-from efprof.facts.peak.live_memory import LiveMemory, sites_of
 from efprof.facts.peak.peak_composition import PeakComposition, most_by_line, peak_bars
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, RunLimits
@@ -23,25 +21,18 @@ from efprof.units import format_bytes, format_share
 
 SNAPSHOT: Final = "memory-out-of-memory.pickle"
 
-Lines = Counter[str]
-"""How many blocks each place (`file:line`) asked for."""
-
 MAX_ROWS: Final = 10
 MAX_NAMED: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeClass:
-    """Blocks in use for which as much was asked. `likely` are the lines that a window saw ask for as much."""
+    """Blocks in use for which as much was asked; `lines` are those that a memory window saw ask for as much."""
 
     requested_bytes: int
     num_blocks: int
     num_bytes: int
-    num_unknown: int
-    """Those whose own stacks name no line of the user's."""
-    known: Lines
-    likely: Lines
-    window: str
+    lines: Counter[str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,8 +70,8 @@ def blamed_site(run: Run, device: DeviceHistory, failure: Failure) -> str:
 
     Where that is not known either, the line that had most of the device; raises ThinEvidence where no line is known.
     """
-    error, rank = run.find(MemoryFailure), device.file.rpartition("/")[0]
-    is_this_one = error is not None and rank in ("", error.rank_folder.name)
+    error = run.find(MemoryFailure)
+    is_this_one = error is not None and device.rank in ("", error.rank_folder.name)
     site = failure.site or (error.site if error and is_this_one else None) or failure.most_held_site
     if site is None:
         raise ThinEvidence(
@@ -131,39 +122,36 @@ def evidence_of_device(run: Run, device: DeviceHistory, failure: Failure, blame:
     return (
         reserved_series(device, ((float(failure.instant.index + 1), "the failed request"),), most_held),
         *_what_lay_there(run, device, failure, blame),
-        trial_bars(device),
+        trial_bars(device.what_if, device.trials, device.best),
         how_replay_is_known(device),
     )
 
 
 def evidence_of_state(run: Run, state: FailureState, failure: MemoryFailure, blame: SourceLine) -> tuple[Evidence, ...]:
     """The same where no history was kept, and by size which lines may have asked for what no stack tells of."""
-    on_device = state.device.failure
+    on_device, told = state.device.failure, failure.device_event or DeviceOutOfMemory(at_ns=0, step=-1)
     return (
         *(() if on_device is None else _what_lay_there(run, state.device, on_device, blame)),
         _table_of_sizes(state),
-        Narrative.of(*tuple(_how_state_is_known(failure))),
+        Narrative.of(
+            "The snapshot has no history of the allocator. It tells of every block its place and size, and its line if "
+            "it was asked for in a window; equal sizes in a window are a hint and no proof. 'efprof record "
+            "--memory-ring' keeps a history at all times: then all blocks but those of backward passes have their "
+            "lines, and other settings of the allocator can be tried.",
+            "It was taken when the request failed, or when its error had ended the program: then what the failing call "
+            f"itself had freed is missing. Requests that failed in this run: {told.num_failed:,}; refused by "
+            f"`throw_on_cudamalloc_oom` before the driver was asked: {told.num_rejected:,}.",
+        ),
     )
 
 
-def what_is_likely(state: FailureState) -> str:
-    """A clause on the largest class of blocks that no stack tells of and a window does; empty where there is none."""
-    one = next((one for one in state.sizes if one.num_unknown and one.likely), None)
-    if one is None:
-        return ""
-    each = f"{one.num_unknown:,} {'block' if one.num_unknown == 1 else 'blocks'} of {format_bytes(one.requested_bytes)}"
-    return f". No stack tells who has {each}; {one.window} saw {_most_of(one.likely)} ask for as much"
-
-
-def what_failed(run: Run, failure: MemoryFailure) -> str:
-    """In one sentence: the request, when it came, what was in use, and what filled the highest recorded instant."""
+def what_failed(failure: MemoryFailure) -> str:
+    """In one sentence: the request, when it came, and what was in use."""
     request = "" if failure.requested_bytes is None else f" for {format_bytes(failure.requested_bytes)}"
     stage = f"in the {failure.stage} stage of" if failure.stage and failure.stage != "other" else "in"
     used = "" if failure.in_use_bytes is None else f", with {format_bytes(failure.in_use_bytes)} in use"
-    peak = _peak_of(run, failure)
     for_what = "" if failure.is_for_tensor else ", not for a tensor,"
-    filled = "" if peak is None else _filled(run, peak)
-    return f"A request{request}{for_what} failed {stage} step {failure.step:,}{used}{filled}"
+    return f"A request{request}{for_what} failed {stage} step {failure.step:,}{used}"
 
 
 def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -> tuple[Evidence, ...]:
@@ -205,54 +193,31 @@ def most_alive_site(run: Run, failure: MemoryFailure) -> str | None:
 
 
 def _sizes(run: Run, snapshot: Snapshot, device: DeviceHistory) -> list[SizeClass]:
-    found: defaultdict[int, list[Block]] = defaultdict(list)
+    """Most bytes first."""
+    found: defaultdict[int, list[int]] = defaultdict(list)
     for segment in snapshot.segments:
         for block in segment.blocks:
             if segment.device == device.history.device and block.is_active:
-                found[block.requested_size or block.size].append(block)
-    windows = _windows(run, device)
-    classes = []
-    for requested, blocks in found.items():
-        sites = [device.lines.site(block.frames) for block in blocks]
-        seen = ((name, lines[size]) for name, lines in windows for size in (requested, blocks[0].size) if size in lines)
-        window, likely = next(seen, ("", Lines()))
-        classes.append(
-            SizeClass(
-                requested_bytes=requested,
-                num_blocks=len(blocks),
-                num_bytes=sum(block.size for block in blocks),
-                num_unknown=sites.count(None),
-                known=Lines(place_of(site) for site in sites if site is not None),
-                likely=likely,
-                window=window,
-            )
-        )
+                found[block.requested_size or block.size].append(block.size)
+    lines = _asked_for(run, device)
+    classes = [
+        SizeClass(requested_bytes=requested, num_blocks=len(sizes), num_bytes=sum(sizes), lines=lines[requested])
+        for requested, sizes in found.items()
+    ]
     return sorted(classes, key=lambda one: -one.num_bytes)
 
 
-def _windows(run: Run, device: DeviceHistory) -> list[tuple[str, dict[int, Lines]]]:
-    """By size the lines that the last memory window saw ask for it, then the profiler's windows from the last on.
-
-    The allocator's history has what was asked for, a profiler the size of the block that was given.
-    """
-    asked: list[tuple[str, list[tuple[int, str | None]]]] = []
-    number, rank = device.history.device, device.file.rpartition("/")[0]
-    memory, live = run.find(DeviceMemory, UnreadableInput), run.find(LiveMemory, UnreadableInput)
+def _asked_for(run: Run, device: DeviceHistory) -> defaultdict[int, Counter[str]]:
+    """By size the lines that the rank's last memory window saw ask for it."""
+    lines: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    memory = run.find(DeviceMemory, UnreadableInput)
     for one in memory.devices if memory else ():
-        if (one.history.device, one.file.rpartition("/")[0]) == (number, rank):
-            allocs = [entry for entry in one.history.entries if entry.action == "alloc"]
-            asked.append((one.file, [(entry.size, one.lines.site(entry.frames)) for entry in allocs]))
-    for window in reversed(live.windows) if live and rank in ("", run.rank_folder.name) else ():
-        sizes = [event.num_bytes for event in window.events]
-        asked.append((window.name, list(zip(sizes, sites_of(window, run.get(Sources)), strict=True))))
-    windows = []
-    for name, requests in asked:
-        lines: defaultdict[int, Lines] = defaultdict(Lines)
-        for size, site in requests:
-            if site is not None:
-                lines[size][place_of(site)] += 1
-        windows.append((name, dict(lines)))
-    return windows
+        if (one.history.device, one.rank) == (device.history.device, device.rank):
+            for entry in one.history.entries:
+                site = one.lines.site(entry.frames) if entry.action == "alloc" else None
+                if site is not None:
+                    lines[entry.size][place_of(site)] += 1
+    return lines
 
 
 def _what_lay_there(run: Run, device: DeviceHistory, failure: Failure, blame: SourceLine) -> tuple[Evidence, ...]:
@@ -270,16 +235,10 @@ def _what_lay_there(run: Run, device: DeviceHistory, failure: Failure, blame: So
 def _table_of_sizes(state: FailureState) -> Table:
     return Table(
         title="What is in use, by size",
-        columns=("each", "blocks", "together", "known by their own stacks", "the same size in a window"),
-        units=("bytes", "count", "bytes", "", ""),
+        columns=("each", "blocks", "together", "lines that asked for as much in a window"),
+        units=("bytes", "count", "bytes", ""),
         rows=tuple(
-            (
-                float(one.requested_bytes),
-                float(one.num_blocks),
-                float(one.num_bytes),
-                f"{one.num_blocks - one.num_unknown:,}: {_most_of(one.known)}" if one.known else "none",
-                f"{_most_of(one.likely)} ({one.window})" if one.likely else "in none",
-            )
+            (float(one.requested_bytes), float(one.num_blocks), float(one.num_bytes), _most_of(one.lines) or "none")
             for one in state.sizes[:MAX_ROWS]
         ),
     )
@@ -290,46 +249,6 @@ def _most_of(lines: Counter[str]) -> str:
     return ", ".join(named) + (f" and {len(lines) - len(named)} more" if len(lines) > len(named) else "")
 
 
-def _how_state_is_known(failure: MemoryFailure) -> Iterator[str]:
-    device_event = failure.device_event or DeviceOutOfMemory(at_ns=0, step=-1)
-    yield (
-        "The snapshot has no history of the allocator. It tells of every block its place and size, and its line if it "
-        "was asked for while a history was kept, as in a window; equal sizes in a window are a hint and no proof. "
-        "'efprof record --memory-ring' keeps a history at all times: then all blocks but those of backward passes have "
-        "their lines, and other settings of the allocator can be tried."
-    )
-    yield (
-        "The snapshot was taken by the failing request itself, before its error left the allocator."
-        if device_event.num_failed == 1 and device_event.step == failure.step
-        else "The snapshot was taken when the error had ended the program: what the failing call itself had freed by "
-        "then is missing from it."
-    )
-    yield (
-        "torch tells what it asked the driver for: 2 MiB stand for a request of 1 MiB or less, and 20 MiB for one of "
-        "up to 10 MiB. An error of CUDA itself tells neither size nor place: its line is where it was noticed."
-    )
-    if device_event.num_failed > 1:
-        yield f"{device_event.num_failed:,} requests failed in this run: the program went on after the others."
-    if device_event.num_rejected:
-        yield (
-            f"{device_event.num_rejected:,} requests were refused by `throw_on_cudamalloc_oom` before the driver was "
-            "asked: the limit is the program's own, `per_process_memory_fraction`."
-        )
-
-
 def _peak_of(run: Run, failure: MemoryFailure) -> PeakComposition | None:
     """None without a window, and for another rank than the first, whose windows alone are looked at."""
     return run.find(PeakComposition) if failure.rank_folder == run.rank_folder else None
-
-
-def _filled(run: Run, peak: PeakComposition) -> str:
-    """What was there before the window's step, and what most of the rest was for."""
-    category, size = max(peak.at_peak.items(), key=lambda item: item[1])
-    lines = ((owner, held) for owner, held in most_by_line(run, peak) if owner[0] is not None and owner[1] == category)
-    (site, _), held = next(lines, ((None, category), 0))
-    most = "" if site is None else f", {format_bytes(held)} of them made at {place_of(site)}"
-    return (
-        f". Of the highest instant that a window shows ({format_bytes(peak.peak_bytes)}) "
-        f"{format_bytes(peak.before_bytes)} were there before the step, and {format_bytes(size)} "
-        f"({format_share(size / max(1, peak.peak_bytes))}) were {category}{most}"
-    )

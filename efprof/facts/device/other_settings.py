@@ -3,32 +3,26 @@
 from typing import Literal
 
 from efprof.facts.allocator.advice import Trial
-from efprof.facts.allocator.what_if import Outcome
+from efprof.facts.allocator.what_if import Outcome, WhatIf
 from efprof.facts.device.device_memory import DeviceHistory
 from efprof.model import Alternative, Alternatives, Gain, Narrative
 
 DEFAULT = "torch's default"
 COLD = "as recorded, cold"
 """Of the recorded settings from the cold start that all others begin with: what these are to be compared with."""
-ONE_LAYOUT = (
-    "A recording as long as this is tried in one layout of addresses only, so the band does not tell how far another "
-    "moves the peak: of 36 recordings in nearly all not at all, in one by 7 %."
-)
 
 
-def trial_bars(device: DeviceHistory) -> Alternatives:
+def trial_bars(what_if: WhatIf, trials: list[Trial], best: Trial | None) -> Alternatives:
     """What each setting would reserve, between which ends, and what the device has."""
-    what_if, best = device.what_if, device.best
     recorded = [_alternative(what_if.recorded_configuration, what_if.recorded, "recorded")]
     recorded += [] if what_if.recorded_cold is None else [_alternative(COLD, what_if.recorded_cold, "other")]
-    trials = [
-        _alternative(trial.configuration, trial.outcome, "best" if trial is best else "other")
-        for trial in device.trials
-    ]  # fmt: skip
+    others = [
+        _alternative(trial.configuration, trial.outcome, "best" if trial is best else "other") for trial in trials
+    ]
     return Alternatives(
         title="Peak of reserved memory under other settings, as the replay predicts it",
         unit="bytes",
-        alternatives=(*recorded, *trials),
+        alternatives=(*recorded, *others),
         limit=None if what_if.capacity is None else (float(what_if.capacity), "what the device has for this program"),
     )
 
@@ -40,7 +34,6 @@ def how_replay_is_known(device: DeviceHistory) -> Narrative:
         f"was allocated then, as in '{COLD}', which they are to be compared with; 'at most' adds what that cold start "
         "misses under the recorded settings."
     )  # fmt: skip
-    layouts = f" {ONE_LAYOUT}" if device.what_if.num_layouts == 1 else ""
     capacity = (
         "It does not tell how much memory the device has, so no setting runs out of it here."
         if script.capacity is None
@@ -51,9 +44,8 @@ def how_replay_is_known(device: DeviceHistory) -> Narrative:
         f"{replay.allocations:,} blocks lie at the address they had, {replay.segments_equal:,} of "
         f"{replay.segments:,} segments and mappings have their size.{cold}",
         f"{capacity} Frees keep the order they were recorded in; a setting that changes when another stream is "
-        f"done may change that.{layouts}",
-        "'efprof allocator what-if' on the snapshot tells how many calls of the driver each setting makes, and how "
-        "many retries.",
+        "done may change that. Layouts of addresses that each setting was tried in, over which its band goes: "
+        f"{device.what_if.num_layouts}.",
     )
 
 

@@ -29,16 +29,14 @@ from efprof.units import format_bytes
 
 MAX_BARS: Final = 8
 MAX_ROWS: Final = 24
-"""More segments than that do not get a row each: those of one size share one. The recordings of public programs that
-were looked at had 2 to 1,722."""
+"""The largest segments have a row each, all others one together. The recordings of public programs that were looked at
+had 2 to 1,722."""
 LARGE_SHARE: Final = 1 / 4
 WRAPPED_LINES: Final = 16
 """A row with more than that share of the memory is wrapped so that all of it would fill so many lines: an expandable
 segment may be all there is, and a line of 50 GiB would show nothing that is smaller than 50 MiB."""
 PIXELS_PER_LINE: Final = 1000
 """A line is about as many pixels wide on a desk: what is shorter than that is mixed with its neighbours."""
-MIN_PIXELS: Final = 6
-"""A segment that is shorter than that on the page shows nothing of its inside."""
 STATES: Final[tuple[StretchState, ...]] = ("used", "slack", "pending", "stranded", "releasable")
 
 Owners = dict[str | None, int]
@@ -64,7 +62,7 @@ def device_overview(run: Run) -> tuple[Evidence, ...]:
             reserved_series(device, (mark,)),
             composition_numbers(device.peak, f"{name}: reserved memory at its peak"),
             segment_map(device, device.peak, "at the peak", None, f"{name}, segment by segment"),
-            trial_bars(device),
+            trial_bars(device.what_if, device.trials, device.best),
         ]
     return tuple(shown)
 
@@ -99,8 +97,7 @@ def composition_numbers(instant: Instant, title: str) -> Numbers:
     numbers = [
         ("reserved", parts.reserved_bytes),
         ("asked for by tensors", parts.requested_bytes),
-        ("rounding", parts.rounding_bytes),
-        ("slack behind large blocks, which are not split for less than 1 MiB", parts.slack_bytes),
+        ("slack: requests are rounded up, and large blocks not split for less than 1 MiB", parts.slack_bytes),
         ("given back, waiting for another stream", parts.pending_bytes),
         ("stranded: free in segments that something else holds", parts.stranded_bytes),
         ("releasable: free in whole segments", parts.releasable_bytes),
@@ -153,15 +150,10 @@ def map_of(views: Sequence[tuple[str, Sequence[SegmentLayout]]], highlighted: st
 
 
 def _groups(layouts: Sequence[SegmentLayout]) -> list[list[SegmentLayout]]:
-    """What shares a row, the most bytes first: each segment has its own, or all of a kind and size, or a last one."""
-    if len(layouts) <= MAX_ROWS:
-        return [[layout] for layout in sorted(layouts, key=lambda one: (-one.num_bytes, one.address))]
-    found: defaultdict[tuple[int, str], list[SegmentLayout]] = defaultdict(list)
-    for layout in layouts:
-        found[layout.num_bytes, _kind(layout)].append(layout)
-    groups = sorted(found.values(), key=lambda group: (-_bytes_of(group), group[0].address))
-    rest = [layout for group in groups[MAX_ROWS:] for layout in group]
-    return [*groups[:MAX_ROWS], rest] if rest else groups
+    """What shares a row, the most bytes first: each of the largest segments has its own."""
+    by_size = sorted(layouts, key=lambda one: (-one.num_bytes, one.address))
+    rest = by_size[MAX_ROWS:]
+    return [*([layout] for layout in by_size[:MAX_ROWS]), *([rest] if rest else [])]
 
 
 def _line_bytes(groups: list[list[SegmentLayout]]) -> int:
@@ -188,27 +180,15 @@ def _totals(layouts: Sequence[SegmentLayout]) -> tuple[tuple[StretchState, int],
 
 
 def _row(group: list[SegmentLayout], owners: Owners, pixel_bytes: int) -> SegmentRow:
-    sizes = {layout.num_bytes for layout in group}
-    are_summed = len(sizes) > 1 or (len(group) > 1 and min(sizes) < MIN_PIXELS * pixel_bytes)
-    if are_summed:
-        stretches = tuple(_merge_short(_summed(group, owners), pixel_bytes))
-    else:
-        stretches = tuple(one for layout in group for one in _merge_short(_stretches(layout, owners), pixel_bytes))
+    first, last, are_summed = group[0], group[-1], len(group) > 1
+    sizes = f"{format_bytes(last.num_bytes)} to {format_bytes(first.num_bytes)}"
     return SegmentRow(
-        label=_label(group, sizes),
+        label=f"{len(group):,} segments of {sizes}" if are_summed else _kind(first),
         num_bytes=_bytes_of(group),
         num_segments=len(group),
-        stretches=stretches,
+        stretches=tuple(_merge_short(_summed(group, owners) if are_summed else _stretches(first, owners), pixel_bytes)),
         are_summed=are_summed,
     )
-
-
-def _label(group: list[SegmentLayout], sizes: set[int]) -> str:
-    if len(group) == 1:
-        return _kind(group[0])
-    if len(sizes) == 1:
-        return f"{len(group):,} times {format_bytes(group[0].num_bytes)}: {_kind(group[0])}"
-    return f"{len(group):,} segments of {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
 
 
 def _bytes_of(group: list[SegmentLayout]) -> int:

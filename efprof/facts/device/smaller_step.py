@@ -1,6 +1,5 @@
 """The micro-batch with which a step that ran out of memory would fit, in the user's own settings, and what it saves."""
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,8 +7,7 @@ from typing import Final
 
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.device.device_memory import DeviceHistory, Failure
-from efprof.facts.growth.growth_blame import UnattributedGrowth
-from efprof.facts.growth.leaks import Leaks
+from efprof.facts.device.headroom import MARGIN
 from efprof.facts.growth.memory_growth import MemoryGrowth
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, RunLimits
@@ -17,8 +15,6 @@ from efprof.facts.run.user_settings import UserSettings
 from efprof.model import ConfigurationValue, Fix, Gain, NotRecorded, ThinEvidence
 from efprof.units import format_bytes
 
-MARGIN: Final = 0.1
-"""Of what is left for the batch: a longer one than those recorded. headroom.py leaves as much of the device."""
 FULL_STAGES: Final = frozenset({"backward", "optimizer"})
 """From backward on, gradients are there whatever the batch."""
 
@@ -141,7 +137,8 @@ def fit_step(run: Run, missing: MissingMemory) -> Fix:
     parts = missing.parts_that_fit(settings.samples_per_micro_batch)
     instead = () if settings.checkpointing is None else (settings.checkpointing,)
     if parts is None:
-        known = "" if missing.scaling_bytes is None or not settings.samples else _not_even_one(missing, settings)
+        is_known = missing.scaling_bytes is not None and settings.samples > 0
+        known = "Even single samples would not fit. " if is_known else ""
         summary = f"{known}{_capital(_in_words(instead) or (WORDS_FOR_ONE if known else WORDS))}."
         return Fix(summary=summary, applicability="review" if instead else "manual", changes=instead)
     changes = _batch_changes(settings, parts)
@@ -196,7 +193,10 @@ def _kept(record: StepRecord, stage: str | None) -> int:
 def _no_matter_of_batch(run: Run, missing: MissingMemory) -> str | None:
     """Why fewer samples would not do, and what would; None where they may."""
     limits = run.find(RunLimits)  # of a snapshot alone no machine is known
-    if limits is not None and limits.is_device and not missing.is_for_tensor:
+    # Most of memory at once: more than all that was in use; one of unknown size, which was more than what was free.
+    asked_for = missing.requested_bytes or (limits.total_bytes - missing.in_use_bytes if limits is not None else 0)
+    is_on_device = limits is not None and limits.is_device
+    if not missing.is_for_tensor and (is_on_device or asked_for > missing.in_use_bytes):
         return NO_TENSOR
     if limits is not None and 0 < limits.total_bytes < missing.requested_bytes:
         return (
@@ -205,32 +205,16 @@ def _no_matter_of_batch(run: Run, missing: MissingMemory) -> str | None:
         )
     growth = run.find(MemoryGrowth, ThinEvidence)
     if growth is not None and growth.is_growing:
-        slope = format_bytes(growth.fit.trend.slope)
         return (
-            f"Memory grew by {slope} with every step until it was full: {_what_to_change(run)}; a smaller batch only "
-            "puts the end off."
+            f"Memory grew by {format_bytes(growth.fit.trend.slope)} with every step until it was full: find what keeps "
+            "it, as the other findings tell; a smaller batch only puts the end off."
         )
-    free_bytes = limits.total_bytes - missing.in_use_bytes if limits is not None else 0
-    # Most of memory at once: more than all that was in use; one of unknown size, which was more than what was free.
-    if not missing.is_for_tensor and (missing.requested_bytes or free_bytes) > missing.in_use_bytes:
-        return NO_TENSOR
     if missing.stage == "optimizer":
         return (
             "The batch has no part in the optimizer's step, in which it failed: give the optimizer `foreach=False`, "
             "which takes about the size of the parameters less at its peak, or take one with less state."
         )
     return None
-
-
-def _what_to_change(run: Run) -> str:
-    """The likeliest line, where more is known than the loop."""
-    with contextlib.suppress(ThinEvidence, NotRecorded):
-        for leak in run.get(Leaks).leaks:
-            return f"mend {leak.blame}, where `{leak.kept[0].name}` keeps more and more"
-        unheld = run.get(UnattributedGrowth)
-        if not unheld.is_guess:
-            return f"mend {unheld.blame} ({unheld.why})"
-    return "find what keeps it"
 
 
 def _batch_changes(settings: UserSettings, parts: int) -> tuple[ConfigurationValue, ...]:
@@ -258,15 +242,6 @@ def _what_is_left(missing: MissingMemory, parts: int) -> str:
     return (
         f" By this model about {format_bytes(peak)} are in use then, of which {format_bytes(kept)} are there whatever "
         "the batch."
-    )
-
-
-def _not_even_one(missing: MissingMemory, settings: UserSettings) -> str:
-    peak = missing.peak_in(max(1, settings.samples_per_micro_batch))
-    assert peak is not None
-    return (
-        f"Even single samples would take about {format_bytes(peak)}, more than the "
-        f"{format_bytes(max(0, missing.budget_bytes))} there is for them. "
     )
 
 

@@ -37,10 +37,6 @@ is not split off. Larger ones waste a smaller share, smaller ones leave what oth
 MAX_COPIES: Final = 8
 """Of the parameters, that the optimizer's state is taken to consist of: Adam keeps 2. A longer history is one block."""
 
-NEARLY: Final = 0.05
-"""Of the parameters: by up to 1 % of them the rise missed a multiple in four programs with 2 to 96 MiB of them; where
-they are smaller, by what else a step leaves, some 50 KiB."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocationTrace:
@@ -118,28 +114,33 @@ def _gradients(window: LiveWindow) -> tuple[int, ...]:
     )
 
 
-def play(
-    passages: Sequence[AllocationTrace],
-    *,
-    first: Sequence[int],
-    at_optimizer: Sequence[int],
-    in_optimizer: Sequence[int] = (),
-    num_rounds: int,
-    returns_early: bool = False,
-) -> list[Entry]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assumption:
+    """One way that it may be, where no recording tells: sizes of blocks in bytes.
+
+    Those of `first` are asked for before all others and stay, those of `at_optimizer` as the optimizer first steps: its
+    state is made then. On CUDA torch's optimizers work on all parameters at once, for which some need as much again:
+    those of `in_optimizer` are there for a moment as it steps in each window.
+    """
+
+    first: Sequence[int] = ()
+    at_optimizer: Sequence[int] = ()
+    in_optimizer: Sequence[int] = ()
+
+
+def play(passages: Sequence[AllocationTrace], assumed: Assumption, *, num_rounds: int) -> list[Entry]:
     """The events of a device that serves `num_rounds` repetitions of the windows, from nothing.
 
-    Blocks of the sizes `first` are asked for before all others and stay, those of `at_optimizer` as the optimizer
-    first steps: its state is made then. Those of `in_optimizer` are there for a moment as it steps in each window.
-    What a window leaves is returned in the next: at its begin where `returns_early`, else as RETURNED_AT says.
+    What a window leaves is returned in the next, as RETURNED_AT says.
     """
-    entries = [_request(address, num_bytes) for address, num_bytes in enumerate(filter(None, first), start=1)]
+    entries = [_request(address, num_bytes) for address, num_bytes in enumerate(filter(None, assumed.first), start=1)]
     carried: list[tuple[str, int]] = []
     for place, passage in enumerate(passage for _ in range(num_rounds) for passage in passages):
         returns: defaultdict[int, list[int]] = defaultdict(list)
         for stage, address in carried:
-            returns[0 if returns_early else passage.start_of(RETURNED_AT.get(stage))].append(address)
-        carried = _play_once(entries, passage, returns, () if place else at_optimizer, in_optimizer)
+            returns[passage.start_of(RETURNED_AT.get(stage))].append(address)
+        made = () if place else assumed.at_optimizer
+        carried = _play_once(entries, passage, returns, made, assumed.in_optimizer)
     return entries
 
 
@@ -215,35 +216,12 @@ class OlderMemory:
     """Of the parameters' blocks; they sum to `parameter_bytes`."""
 
     @property
-    def seen_bytes(self) -> int:
-        """What there is evidence of, besides what the windows themselves show."""
-        return self.parameter_bytes + self.gradient_bytes + self.state_bytes
-
-    @property
     def rest_bytes(self) -> int:
         """What there may be besides: frozen weights, but also all that would stay on the host."""
         if self.boundary_bytes is None:
             return 0
-        return max(0, self.boundary_bytes - self.seen_bytes - self.carried_bytes)
-
-    @property
-    def state_blocks(self) -> list[int]:
-        """The optimizer's state: for each parameter tensors as large as itself."""
-        return _copies(self.sizes, self.state_bytes)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Assumption:
-    """One way that it may be, where no recording tells: the sizes in bytes and the order that `play` takes.
-
-    On CUDA torch's optimizers work on all parameters at once, for which some need as much again for a moment.
-    """
-
-    name: str
-    first: Sequence[int]
-    at_optimizer: Sequence[int]
-    in_optimizer: Sequence[int] = ()
-    returns_early: bool = False
+        seen_bytes = self.parameter_bytes + self.gradient_bytes + self.state_bytes
+        return max(0, self.boundary_bytes - seen_bytes - self.carried_bytes)
 
 
 def older_memory(
@@ -257,26 +235,25 @@ def older_memory(
     return OlderMemory(
         parameter_bytes=parameter_bytes,
         gradient_bytes=parameter_bytes if sum(made) < parameter_bytes / 2 else 0,
-        state_bytes=_whole_copies(_first_rise(records, windows), parameter_bytes),
+        state_bytes=_first_rise(records, windows),
         carried_bytes=passages[-1].left_bytes if passages else 0,
         boundary_bytes=next((there for _, there in readings_before(windows[0], records)), None) if windows else None,
         sizes=tuple(size for size in sizes if size),
     )
 
 
-def assumptions_about(older: OlderMemory) -> tuple[Assumption, ...]:
-    """The likely one first, the one with all that the process held last: what no recording tells, from end to end."""
-    first, states = [*older.sizes, *_copies(older.sizes, older.gradient_bytes)], older.state_blocks
-    early = "a step's tensors are returned as the next one begins"
-    at_once = "the optimizer takes all parameters at once"
-    everything = "all that the process held is there as well, in the pieces that waste most"
+def assumptions_about(older: OlderMemory) -> tuple[Assumption, Assumption]:
+    """What the gradients tell; and the most: all that the process held too, and an optimizer that copies.
+
+    The optimizer's state is for each parameter tensors as large as itself.
+    """
+    first = [*older.sizes, *_copies(older.sizes, older.gradient_bytes)]
+    states = _copies(older.sizes, older.state_bytes)
     num_pieces, left_over = divmod(older.rest_bytes, UNEVEN_BYTES)
     rest = [*[UNEVEN_BYTES] * num_pieces, left_over]
     return (
-        Assumption(name="as the gradients tell", first=first, at_optimizer=states),
-        Assumption(name=early, first=first, at_optimizer=states, returns_early=True),
-        Assumption(name=at_once, first=first, at_optimizer=states, in_optimizer=older.sizes),
-        Assumption(name=everything, first=[*first, *rest], at_optimizer=states, in_optimizer=older.sizes),
+        Assumption(first=first, at_optimizer=states),
+        Assumption(first=[*first, *rest], at_optimizer=states, in_optimizer=older.sizes),
     )
 
 
@@ -304,10 +281,3 @@ def _first_rise(records: Sequence[StepRecord], windows: Iterable[LiveWindow]) ->
         elif here.boundary == "post_optimizer_step" and before is not None:
             rise, before = rise + here.allocated_bytes - before, None
     return max(0, rise)
-
-
-def _whole_copies(num_bytes: int, parameter_bytes: int) -> int:
-    """What is nearly a multiple of the parameters is one: the heap's total rises and falls by other things as well."""
-    num_copies = round(num_bytes / parameter_bytes) if parameter_bytes else 0
-    whole = num_copies * parameter_bytes
-    return whole if abs(num_bytes - whole) <= NEARLY * parameter_bytes else num_bytes

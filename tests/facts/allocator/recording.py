@@ -7,7 +7,7 @@ from typing import Any
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Segment, Settings, Snapshot
 from efprof.artifacts.snapshot import Block as SnapshotBlock
 from efprof.facts.allocator.blocks import Block
-from efprof.facts.allocator.caching_allocator import UNKNOWN_DEVICE_BYTES, CachingAllocator
+from efprof.facts.allocator.caching_allocator import CachingAllocator
 from efprof.facts.allocator.settings import MIB, AllocatorSettings, rounded_bytes
 
 FIRST_ADDRESS = 0x7F0000000000
@@ -28,16 +28,11 @@ class Recording:
         first_address: int = FIRST_ADDRESS,
         has_stacks: bool = True,
         names_pools: bool = False,
-        device_bytes: int = UNKNOWN_DEVICE_BYTES,
     ) -> None:
-        """Without stacks where the program asked for none; pools are named as torch does since 2.12.
-
-        The device has `device_bytes`, not all of them for this program: of these depends how many addresses there are.
-        """
+        """Without stacks where the program asked for none; pools are named as torch does since 2.12."""
         self.allocator = _TracedAllocator(settings, self._new_range, capacity=capacity)
-        self.allocator.device_bytes = device_bytes
-        self.allocator.on_segment = lambda address, size: self._note("segment_alloc", address, size)
-        self.allocator.on_map = lambda address, size: self._note("segment_map", address, size)
+        growth = "segment_map" if settings.expandable_segments else "segment_alloc"
+        self.allocator.on_growth = lambda address, size: self._note(growth, address, size)
         self.allocator.on_release = lambda block: self._note("segment_free", block.address, block.size, block)
         self.allocator.on_unmap = lambda address, size, block: self._note("segment_unmap", address, size, block)
         self.entries: list[Entry] = []
@@ -89,7 +84,7 @@ class Recording:
         )
         return Snapshot(segments=self._segments(), device_traces=[self.entries[first_entry:]], settings=written)
 
-    def _new_range(self, num_bytes: int, stream: int, is_expandable: bool) -> int:
+    def _new_range(self, num_bytes: int) -> int:
         self._next_address += num_bytes
         return self._next_address - num_bytes
 
@@ -134,11 +129,11 @@ class _TracedAllocator(CachingAllocator):
         super().release(block)
 
     def unmap(self, block: Block, address: int, num_bytes: int) -> None:
-        start, page, num_unmaps = block.range.address, block.range.page_bytes, self.calls.num_unmaps
+        start, page, num_returned = block.range.address, block.range.page_bytes, self.calls.num_returned
         begin = start + -(-(address - start) // page) * page
         end = start + (address + num_bytes - start) // page * page
         super().unmap(block, address, num_bytes)
-        if self.calls.num_unmaps > num_unmaps:
+        if self.calls.num_returned > num_returned:
             self.on_unmap(begin, end - begin, block)
 
 

@@ -8,14 +8,13 @@ import pytest
 
 from efprof.artifacts.readings import DEVICE_USE_FILE, DeviceUse
 from efprof.commands.report import analyse, render
-from efprof.facts.allocator import what_if
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.device import device_memory
 from efprof.facts.device.device_lines import MAX_LINES, NO_LINE, OTHER_LINES, lines_over_time
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.device.device_use import device_use_evidence
-from efprof.facts.device.other_settings import ONE_LAYOUT, how_replay_is_known, trial_bars
+from efprof.facts.device.other_settings import trial_bars
 from efprof.facts.device.segment_map import reserved_series, segment_map
 from efprof.facts.run.run import Run
 from efprof.model import SourceLine
@@ -47,7 +46,7 @@ def fragmenting() -> Recording:
 def test_the_bars_are_the_recorded_settings_and_every_trial(tmp_path: Path) -> None:
     recording = fragmenting()
     device = device_of(tmp_path / "run", recording)
-    bars = trial_bars(device)
+    bars = trial_bars(device.what_if, device.trials, device.best)
     by_role = {one.role: one for one in bars.alternatives if one.role != "other"}
     assert len(bars.alternatives) == 1 + len(device.trials)
     assert by_role["recorded"].value == recording.allocator.peak_reserved
@@ -57,19 +56,13 @@ def test_the_bars_are_the_recorded_settings_and_every_trial(tmp_path: Path) -> N
     assert all(one.low <= one.value <= one.high for one in bars.alternatives)
 
 
-def test_the_page_says_where_a_band_comes_of_one_layout_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = device_of(tmp_path / "run", fragmenting())
-    assert ONE_LAYOUT not in " ".join(how_replay_is_known(device).paragraphs)
-    monkeypatch.setattr(what_if, "MANY_OPERATIONS", 10)
-    assert ONE_LAYOUT in " ".join(how_replay_is_known(device).paragraphs)
-
-
 def test_what_the_device_has_is_known_from_a_failure(tmp_path: Path) -> None:
     recording = Recording(DEFAULT, capacity=200 * MIB)
     recording.malloc(100 * MIB)
     recording.malloc(60 * MIB)
     assert recording.attempt(80 * MIB) is None
-    bars = trial_bars(device_of(tmp_path / "run", recording))
+    device = device_of(tmp_path / "run", recording)
+    bars = trial_bars(device.what_if, device.trials, device.best)
     assert bars.limit[0] == 200 * MIB
     assert all(one.is_out_of_memory for one in bars.alternatives)
     assert [one.role for one in bars.alternatives if one.role != "other"] == ["recorded"]

@@ -14,9 +14,8 @@ from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure
 from efprof.model import NotRecorded, UnreadableInput
 from efprof.units import MIB
-from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program, frames_of
-from tests.facts.allocations import allocation
-from tests.support.builders import START_NS, write_run, write_snapshot
+from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program
+from tests.support.builders import write_run, write_snapshot
 
 ACTIVATION, KEPT = 30 * MIB, 40 * MIB
 
@@ -31,12 +30,12 @@ def filled(settings: AllocatorSettings | None = None) -> Program:
     return program
 
 
-def without_history(program: Program, *, known: tuple[int, ...] = ()) -> Snapshot:
-    """As it is between windows: blocks of these sizes were asked for in one, and have kept their stacks."""
+def without_history(program: Program) -> Snapshot:
+    """As it is between windows."""
     snapshot = program.snapshot()
     snapshot.device_traces = [[]]
     for block in (block for segment in snapshot.segments for block in segment.blocks if block.is_active):
-        block.frames = frames_of(CACHE) if block.requested_size in known else None
+        block.frames = None
     return snapshot
 
 
@@ -53,15 +52,17 @@ def failed(folder: Path, snapshot: Snapshot, requested: int = 300 * MIB, *, mess
     return run
 
 
-def test_blocks_keep_the_stacks_they_got_in_a_window_and_others_are_told_by_equal_sizes(tmp_path: Path) -> None:
+def test_lines_that_a_window_saw_ask_for_as_much_are_told_by_size(tmp_path: Path) -> None:
     program = filled()
-    run = failed(tmp_path, without_history(program, known=(KEPT,)), snapshots=[program.snapshot()])
-    state = run.get(FailureState)
-    activations, kept = state.sizes
-    assert (activations.num_blocks, activations.num_bytes, activations.num_unknown) == (4, 4 * ACTIVATION, 4)
-    assert (activations.known, activations.likely) == (Counter(), Counter({f"train.py:{OUTPUT}": 8}))
-    assert activations.window == "memory-1.pickle"
-    assert (kept.known, kept.num_unknown) == (Counter({f"train.py:{CACHE}": 1}), 0)
+    activations, kept = (
+        failed(tmp_path, without_history(program), snapshots=[program.snapshot()]).get(FailureState).sizes
+    )
+    assert (activations.num_blocks, activations.num_bytes) == (4, 4 * ACTIVATION)
+    assert (activations.lines, kept.lines) == (Counter({f"train.py:{OUTPUT}": 8}), Counter({f"train.py:{CACHE}": 1}))
+    other = Program(AllocatorSettings())
+    other.at(CACHE).malloc(MIB)
+    state = failed(tmp_path / "other", without_history(program), snapshots=[other.snapshot()]).get(FailureState)
+    assert not any(one.lines for one in state.sizes)
 
 
 def test_the_failed_request_meets_the_free_blocks_as_they_were_and_no_setting_is_tried(tmp_path: Path) -> None:
@@ -73,20 +74,6 @@ def test_the_failed_request_meets_the_free_blocks_as_they_were_and_no_setting_is
     assert failure.site == f"train.py:{OUTPUT}:train", "the line of the error"
     failure = failed(tmp_path / "third", without_history(filled()), 2 * MIB).get(FailureState).device.failure
     assert failure.piece_bytes == ()
-
-
-def test_a_profilers_window_tells_lines_by_the_size_of_the_block(tmp_path: Path) -> None:
-    """torch's profiler has what was given, not what was asked for."""
-    events = [allocation(START_NS, 1, ACTIVATION, f"train.py:{OUTPUT}:train")]
-    program = Program(AllocatorSettings(), capacity=512 * MIB)
-    program.malloc(ACTIVATION - 100)
-    other = Program(AllocatorSettings())
-    other.at(CACHE).malloc(MIB)  # no line is named of a size that no window has
-    state = failed(tmp_path / "other", without_history(program), snapshots=[other.snapshot()]).get(FailureState)
-    assert [one.likely for one in state.sizes] == [Counter()]
-    (one,) = failed(tmp_path / "same", without_history(program), allocations=[events]).get(FailureState).sizes
-    assert (one.requested_bytes, one.num_bytes) == (ACTIVATION - 100, ACTIVATION)
-    assert (one.likely, one.window) == (Counter({f"train.py:{OUTPUT}": 1}), "allocations-1.parquet")
 
 
 @pytest.mark.parametrize(

@@ -58,34 +58,19 @@ def test_segments_take_whole_lines_by_their_share_of_the_memory_and_alike_ones_a
     assert (found.line_bytes, len(only_rows(found))) == (20 * MIB, 8)
 
 
-def test_many_segments_of_one_size_share_a_row_end_to_end() -> None:
-    layouts = [segment(n, used(5 * MIB, None), stranded(15 * MIB)) for n in range(MAX_ROWS + 6)]
-    found = map_of([("now", layouts)], None, "map")
-    assert found.owners == (NO_LINE,)
-    (row,) = only_rows(found)
-    assert (row.num_segments, row.are_summed) == (30, False)
-    assert [one.state for one in row.stretches] == ["used", "stranded"] * 30
-
-
-def test_sizes_beyond_the_rows_and_segments_too_short_to_show_are_summed_by_owner() -> None:
-    num = 40_000
-    found = map_of([("now", [segment(n, used(MIB), used(MIB, B)) for n in range(num)])], None, "map")
-    (row,) = only_rows(found)
-    assert row.are_summed
-    assert [(one.owner, one.num_bytes, one.num_blocks) for one in row.stretches] == [
-        (0, num * MIB, num),
-        (1, num * MIB, num),
-    ]
-    layouts = [segment(n, used((1000 + n) * MIB)) for n in range(MAX_ROWS + 10)]
+def test_segments_beyond_the_rows_are_summed_by_owner() -> None:
+    layouts = [segment(n, used((1000 + n) * MIB), used(MIB, B)) for n in range(MAX_ROWS + 10)]
     found = map_of([("now", layouts)], None, "map")
     rows = only_rows(found)
     assert len(rows) == MAX_ROWS + 1
-    assert (rows[-1].num_segments, rows[-1].are_summed, rows[-1].label) == (
-        10,
-        True,
-        "10 segments of 1000 MiB to 1009 MiB",
-    )
+    last = rows[-1]
+    assert (last.num_segments, last.are_summed, last.label) == (10, True, "10 segments of 1001 MiB to 1010 MiB")
+    assert [(one.owner, one.num_bytes, one.num_blocks) for one in last.stretches] == [
+        (0, 10_045 * MIB, 10),
+        (1, 10 * MIB, 10),
+    ]
     assert_whole(found)
+    assert map_of([("now", [segment(0, used(MIB, None))])], None, "map").owners == (NO_LINE,)
 
 
 def test_pieces_too_short_to_draw_are_mixed_and_have_the_owner_of_most() -> None:

@@ -107,13 +107,9 @@ def test_the_failing_request_its_line_and_what_is_in_use_are_told_though_no_wind
     assert finding.message.startswith("Device 0 could not give 100 MiB: of ")
     assert "memory was truly short" in finding.message
     assert f"Of what stacks tell of, most was held by {line('weight')}: 4.00 MiB" in finding.message, "of the window"
-    assert finding.message.endswith(
-        f". No stack tells who has 1 block of 24.0 MiB; memory-1.pickle saw {line('activation')} ask for as much"
-    )
     assert "No history tells whether a setting of the allocator would have served it" in finding.fix.summary
     assert "keep less." in finding.fix.summary, "who holds most is not known"
     assert "equal sizes in a window are a hint and no proof" in told(finding)
-    assert "taken by the failing request itself" in told(finding)
     assert len(dumps_of(recording)) == 1
     assert stops_of(recording) == []
 
@@ -121,8 +117,8 @@ def test_the_failing_request_its_line_and_what_is_in_use_are_told_though_no_wind
 def test_what_is_in_use_is_told_by_size_with_its_place_on_the_device(cuda: SimulatedCuda) -> None:
     finding = finding_of(recorded(REQUEST, **ONE_STEP))
     (table,) = [one for one in finding.evidence if isinstance(one, Table)]
-    assert table.rows[0] == (24 * MIB, 1, 24 * MIB, "none", f"{line('activation')} (memory-1.pickle)")
-    assert table.rows[1][:4] == (4 * MIB, 2, 8 * MIB, f"1: {line('weight')}"), "the gradient has no line of the user's"
+    assert table.rows[0] == (24 * MIB, 1, 24 * MIB, line("activation"))
+    assert table.rows[1] == (4 * MIB, 2, 8 * MIB, line("weight"))
     assert any(isinstance(one, SegmentMap) for one in finding.evidence)
     assert any(isinstance(one, MemoryMap) for one in finding.evidence)
 
@@ -133,7 +129,7 @@ def test_without_any_window_the_state_is_told_and_no_line_is_guessed(cuda: Simul
     assert finding.message.startswith("Device 0 could not give 100 MiB: of ")
     assert "was held by" not in finding.message
     (table,) = [one for one in finding.evidence if isinstance(one, Table)]
-    assert table.rows[0] == (24 * MIB, 1, 24 * MIB, "none", "in none")
+    assert table.rows[0] == (24 * MIB, 1, 24 * MIB, "none")
     assert "efprof record --memory-ring" in told(finding)
 
 
@@ -158,7 +154,6 @@ def test_a_request_that_fails_in_a_light_step_is_told_alike_and_dumped_once(cuda
     assert str(finding.blame) == line("request")
     assert finding.message.startswith("Device 0 could not give 100 MiB: of ")
     assert len(dumps_of(recording)) == 1
-    assert "taken by the failing request itself" in told(finding)
 
 
 def test_a_request_that_fails_on_the_engines_thread_is_blamed_on_the_call_of_backward(cuda: SimulatedCuda) -> None:
@@ -239,8 +234,7 @@ def test_the_one_that_ends_the_program_has_a_snapshot_of_its_own_after_others_we
     finding = finding_of(recording)
     (table,) = [one for one in finding.evidence if isinstance(one, Table)]
     assert table.rows[0][:3] == (44 * MIB, 1, 44 * MIB)
-    assert "when the error had ended the program" in told(finding)
-    assert "6 requests failed in this run" in told(finding)
+    assert "Requests that failed in this run: 6;" in told(finding)
 
 
 @pytest.mark.parametrize("kind", ["torch.AcceleratorError", "RuntimeError"])
@@ -252,7 +246,6 @@ def test_an_error_of_cuda_itself_counts_though_the_allocator_was_not_asked(kind:
     assert dumps_of(recording) == ["the program ended for want of memory"]
     (table,) = [one for one in finding.evidence if isinstance(one, Table)]
     assert table.rows[0][:3] == (24 * MIB, 1, 24 * MIB)
-    assert "its line is where it was noticed" in told(finding)
 
 
 def test_a_request_that_the_allocator_rejects_beforehand_is_counted_and_told(cuda: SimulatedCuda) -> None:
@@ -262,7 +255,7 @@ def test_a_request_that_the_allocator_rejects_beforehand_is_counted_and_told(cud
     assert (device_event.num_failed, device_event.num_rejected) == (0, 1)
     finding = finding_of(recording)
     assert str(finding.blame) == line("request")
-    assert "1 requests were refused by `throw_on_cudamalloc_oom`" in told(finding)
+    assert "refused by `throw_on_cudamalloc_oom` before the driver was asked: 1." in told(finding)
 
 
 def test_the_device_that_ran_out_is_the_one_that_is_told_of(cuda: SimulatedCuda) -> None:
