@@ -86,7 +86,7 @@ def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
 
 def _best(run: Run, peak: PeakComposition, budget: int) -> tuple[PeakReduction | None, CodeEdit | None]:
     """The cheapest way within the budget, one that is known to the letter first; else the one that saves most."""
-    fitting = [way for way in peak.within(budget) if way.kind != "bfloat16"]
+    fitting = peak.within(budget)
     others = sorted((way for way in peak.ways if way.kind == "checkpoint"), key=lambda way: way.peak_bytes)
     ways = [*(way for way in fitting if way.kind == "checkpoint"), *fitting] or others
     edits = [(way, _edit(run, way)) for way in ways]

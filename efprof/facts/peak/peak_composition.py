@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, Self
 
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.facts.peak.backward_rise import BackwardJump
 from efprof.facts.peak.live_memory import CATEGORIES, Category, LiveWindow, categories_of, chains_of, windows_placed
 from efprof.facts.peak.peak_regions import peak_checkpointed, regions_of
 from efprof.facts.run.run import Run
@@ -43,13 +42,13 @@ MIN_BAR = 0.005
 class PeakReduction:
     """One way to a lower peak; `extra_ms` is what it adds to a step, as far as is known."""
 
-    kind: Literal["checkpoint", "accumulate", "bfloat16", "parts"]
+    kind: Literal["checkpoint", "accumulate"]
     peak_bytes: int
     extra_ms: float
     site: str | None = None
-    """Of checkpointing and of work in parts."""
+    """Of the checkpointed call."""
     num_parts: int = 1
-    """Micro-batches, or parts of the work."""
+    """Micro-batches, or the times a step makes the call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,16 +150,10 @@ def table_of_ways(peak: PeakComposition, budget_bytes: int) -> Table:
 
 def name_of_way(way: PeakReduction) -> str:
     """In the words of a table's row."""
-    place = "" if way.site is None else place_of(way.site)
-    match way.kind:
-        case "checkpoint":
-            times = f", run {way.num_parts} times a step" if way.num_parts > 1 else ""
-            return f"checkpoint the call at {place}{times}"
-        case "accumulate":
-            return f"accumulate gradients over {way.num_parts} micro-batches"
-        case "parts":
-            return f"do the work at {place} in {way.num_parts} parts"
-    return "autocast to bfloat16, at best"
+    if way.site is None:
+        return f"accumulate gradients over {way.num_parts} micro-batches"
+    times = f", run {way.num_parts} times a step" if way.num_parts > 1 else ""
+    return f"checkpoint the call at {place_of(way.site)}{times}"
 
 
 def lower_peak(
@@ -196,7 +189,7 @@ def how_peak_is_known(peak: PeakComposition) -> Narrative:
         "made beneath a line was taken away from where forward makes it up to where its backward begins, but for "
         "what the call returns; for micro-batches, all that grows with the batch was divided.",
         "The last tensor a call makes is taken for what it returns, and memory is taken to grow with the batch in "
-        "proportion. Micro-batches change what batch normalisation sees; bfloat16 changes the numbers themselves. "
+        "proportion. Micro-batches change what batch normalisation sees. "
         "What was there before the window is counted but not known by line.",
     )
 
@@ -231,17 +224,6 @@ def _ways(
         left = window.peak_without(scaling, 1 - 1 / parts)
         yield PeakReduction(kind="accumulate", peak_bytes=before + left, extra_ms=0.0, num_parts=parts)
         parts *= 2
-    made = [block for block in scaling if categories[block] != "inputs"]
-    yield PeakReduction(kind="bfloat16", peak_bytes=before + window.peak_without(made, 0.5), extra_ms=0.0)
-    jump = run.get(BackwardJump)
-    made_by = jump.guilty if jump.window is window else None
-    if made_by is not None:
-        num_parts = jump.num_chunks(made_by)
-        saved = jump.saved_bytes(made_by.split_blocks, num_parts)
-        if saved > least:
-            yield PeakReduction(
-                kind="parts", peak_bytes=before + peak - saved, extra_ms=0.0, site=made_by.site, num_parts=num_parts
-            )
 
 
 def _checkpointing(
