@@ -3,16 +3,15 @@
 Under activation checkpointing a call keeps what it returns; the rest of it is made anew where its backward begins.
 """
 
-import ast
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 
 from efprof.facts.peak.live_memory import Category, Chain, LiveWindow
+from efprof.facts.source.loops import loop_around
 from efprof.facts.source.sources import Sources, split_site
 
 
@@ -116,8 +115,8 @@ def _executions(window: LiveWindow, chain: Chain, events: list[int], sources: So
     `chain` leads to it from the function that trains. A line outside loops, in functions called outside loops, is run
     once; of a loop over like parts, the events repeat.
     """
-    is_repeated = any(_is_in_loop(site, sources) for site in chain)
-    if not is_repeated:
+    places = [split_site(site) for site in chain]
+    if not any(loop_around(sources.tree(file), line) for file, line, _ in places):
         return [events]
     allocations = [index for index in events if window.events[index].num_bytes > 0]
     marks = [(window.events[index].operation, window.events[index].stack) for index in allocations]
@@ -136,16 +135,3 @@ def _period(marks: Sequence[object]) -> int | None:
         if count % period == 0 and all(marks[at] == marks[at - period] for at in range(period, count)):
             return period
     return None
-
-
-def _is_in_loop(site: str, sources: Sources) -> bool:
-    file, line, _ = split_site(site)
-    inside = [one for one in _loops_and_functions(sources.tree(file)) if one.lineno <= line <= (one.end_lineno or 0)]
-    inside.sort(key=lambda node: (node.lineno, -(node.end_lineno or node.lineno)))
-    return bool(inside) and not isinstance(inside[-1], ast.FunctionDef) and inside[-1].lineno <= line
-
-
-@lru_cache(maxsize=64)
-def _loops_and_functions(tree: ast.Module) -> list[ast.stmt | ast.expr]:
-    kinds = ast.For | ast.While | ast.FunctionDef | ast.ListComp | ast.GeneratorExp
-    return [node for node in ast.walk(tree) if isinstance(node, kinds)]

@@ -154,11 +154,6 @@ def name_of(expression: ast.AST) -> str | None:
     return None
 
 
-def mentions(expression: ast.AST, name: str) -> bool:
-    """Whether a variable or attribute of that name is read anywhere in the expression."""
-    return any(name_of(node) == name for node in ast.walk(expression) if isinstance(node, ast.Name | ast.Attribute))
-
-
 def _functions_of(tree: ast.Module) -> Iterator[_Function]:
     for placed in placed_nodes(tree):
         node = placed.node
