@@ -5,7 +5,6 @@ from efprof.facts.numbers.nonfinite_cause import (
     NonFiniteCause,
     how_nonfinite_is_known,
     is_guess,
-    loss_numbers,
     loss_series,
     suspect_table,
 )
@@ -64,7 +63,6 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
             sources.snippet(cause.blame),
             *suspect_table(found),
             loss_series(found),
-            loss_numbers(found),
             how_nonfinite_is_known(found, cause),
         ),
         severity="high" if found.num_bad >= LOST_SHARE * found.num_from_first else "medium",
