@@ -1,6 +1,6 @@
 """A peak of memory that one forward line's gradient makes."""
 
-from efprof.facts.peak.backward_rise import BackwardJump, Temporaries, how_jump_is_known, jump_numbers
+from efprof.facts.peak.backward_rise import BackwardJump, Temporaries, how_jump_is_known
 from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
@@ -55,7 +55,6 @@ def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
         evidence=(
             run.get(WindowMemory).series,
             sources.snippet(blame),
-            jump_numbers(jump, made),
             how_jump_is_known(jump, made),
         ),
         severity="high" if gain.peak_bytes >= HIGH_SHARE * jump.peak_bytes else "medium",

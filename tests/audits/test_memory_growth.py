@@ -194,9 +194,7 @@ def test_an_end_is_foretold_not_far_beyond_what_was_recorded_unless_it_makes_it_
     far = write_run(tmp_path / "far", steps=leaking_steps(60), sources={"train.py": TRAIN})
     (of_near,), (of_far,) = memory_growth(near).findings, memory_growth(far).findings
     assert "would last until step ~16,000" in of_near.message
-    assert "step at which it is used up" in str(of_near.evidence)
     assert "last until" not in of_far.message
-    assert "used up" not in str(of_far.evidence)
     assert (of_near.severity, of_far.severity) == ("medium", "low")
     steps = leaking_steps(30, 4 * MIB)
     (finding,) = memory_growth(write_run(tmp_path / "second", steps=steps, sources={"train.py": TRAIN})).findings

@@ -9,7 +9,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes
-from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, ThinEvidence
+from efprof.model import Evidence, Narrative, NotRecorded, SourceLine, ThinEvidence
 
 MIN_CYCLES = 3
 """Leaves alive at once, each with a gradient that has a graph: two are this step's and the one's before."""
@@ -108,14 +108,7 @@ def graph_evidence(found: NeedlessGraph) -> tuple[Evidence, ...]:
         'error that says "Trying to backward through the graph a second time".',
         *((OF_CREATED,) if calls.num_created else ()),
     )
-    return (
-        Numbers.of(
-            "What is kept",
-            ("held by a graph, the most it can be", calls.kept_bytes, "bytes"),
-            ("highest memory at the boundaries of the steps", found.peak_bytes, "bytes"),
-        ),
-        Narrative.of(*paragraphs),
-    )
+    return (Narrative.of(*paragraphs),)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

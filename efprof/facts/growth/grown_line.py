@@ -16,7 +16,7 @@ from efprof.facts.steps.slowdown import Part, Slowdown
 from efprof.facts.steps.step_times import StepTimes, part_of_steps
 from efprof.facts.time.call_paths import Line
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
-from efprof.model import STAGES, Evidence, Narrative, NotRecorded, SourceLine, Table
+from efprof.model import Evidence, Narrative, NotRecorded, SourceLine, Table
 from efprof.units import format_ms, format_value
 
 MIN_SHARE = 0.3
@@ -137,7 +137,6 @@ def slowdown_evidence(times: StepTimes, slowdown: Slowdown, lines: GrownLines) -
     )
     return (
         part_of_steps(times, slowdown.stage, [time.of(slowdown.stage) for time in times.steady], marks),
-        _stage_table(slowdown),
         *((_path_table(slowdown, lines.line),) if lines.line else ()),
         _meaning(slowdown, lines),
     )
@@ -244,15 +243,6 @@ def _spent(window: TraceWindow, stage: str) -> dict[tuple[Line, str], Spent]:
         ms, calls = found[key]
         found[key] = Spent(ms + path.own_ns / 1e6 / num_steps, calls + path.count / num_steps)
     return found
-
-
-def _stage_table(slowdown: Slowdown) -> Table:
-    early, late = slowdown.early, slowdown.late
-    stages = sorted(STAGES, key=slowdown.stage_growth_ms, reverse=True)
-    rows = [(stage, early.stage_ms[stage], late.stage_ms[stage]) for stage in stages]
-    rows.append(("whole step", early.typical_ms, late.typical_ms))
-    columns = {"stage": "", early.span: "ms", late.span: "ms", "growth": "ms"}
-    return Table.of("Stages, per typical step", columns, ((*row, row[2] - row[1]) for row in rows))
 
 
 def _path_table(slowdown: Slowdown, line: GrownLine) -> Table:

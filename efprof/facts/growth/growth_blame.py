@@ -10,10 +10,9 @@ from efprof.facts.growth.backward_calls import gradient_cycles
 from efprof.facts.growth.host_growth import grown_containers
 from efprof.facts.growth.kept import RetainedTensors
 from efprof.facts.growth.leaks import MIN_SHARE, Leaks, backward_line, place_to_blame
-from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_numbers
+from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence
 from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, sites_of
 from efprof.facts.run.run import Run
-from efprof.facts.run.run_limits import RunLimits
 from efprof.facts.source.sources import Sources
 from efprof.model import Evidence, NotRecorded, SourceLine
 
@@ -85,10 +84,8 @@ class UnattributedGrowth:
         return growth_evidence(
             run,
             self.blame,
-            growth_numbers(run.get(RunLimits), fit.trend, fit),
             fit=fit,
-            kept=kept,
-            others=(*kept, *(leaks.grown.holders if leaks.grown else ())),
+            kept=(*kept, *(leaks.grown.holders if leaks.grown else ())),
             how=("Every step leaves memory behind that nothing releases.", f"{counted} {self.how}"),
         )
 

@@ -7,7 +7,7 @@ from typing import Final, Self
 from efprof.artifacts.steps import read_steps
 from efprof.facts.growth.kept import MAX_SHOWN, Kind, RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth
-from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_gain, growth_numbers, growth_words
+from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_gain, growth_words
 from efprof.facts.growth.trend import Fit, Trend
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
@@ -188,10 +188,8 @@ def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0, 
         evidence=growth_evidence(
             run,
             leak.blame,
-            growth_numbers(run.get(RunLimits), leak.rate, None if leak.share is None else leaks.fit),
             fit=leaks.fit,
-            kept=leak.kept,
-            others=leaks.grown.holders if leaks.grown else (),
+            kept=leaks.grown.holders if leaks.grown else (),
             how=_how_it_is_known(leaks, leak),
         ),
         severity=run.get(RunLimits).severity(leak.rate.slope),

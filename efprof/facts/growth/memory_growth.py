@@ -8,7 +8,7 @@ from typing import Self
 
 from efprof.artifacts.holders import read_counts
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.facts.growth.kept import RetainedTensors, counted_series, kept_table
+from efprof.facts.growth.kept import RetainedTensors, kept_table
 from efprof.facts.growth.trend import (
     IN_WINDOW,
     MIN_SLOPE,
@@ -28,7 +28,6 @@ from efprof.model import (
     Gain,
     Narrative,
     NotRecorded,
-    Numbers,
     Series,
     SeriesLine,
     SourceLine,
@@ -132,25 +131,12 @@ def growth_words(run: Run, fit: Fit, rate: Trend, why: str = "") -> str:
     return f"Memory grows {format_bytes(rate.slope)} per step{ends}{why}{end}{read}"
 
 
-def growth_numbers(limits: RunLimits, rate: Trend, fit: Fit | None) -> Numbers:
-    end = limits.end_step(rate.slope)
-    return Numbers.of(
-        "Growth",
-        ("growth per step", rate.slope, "bytes_per_step", (rate.low, rate.high)),
-        ("rise over the recorded steps", None if fit is None else fit.rise_bytes, "bytes"),
-        (f"memory of {limits.name}", limits.total_bytes, "bytes"),
-        ("step at which it is used up", end if limits.is_foreseeable(end) else None, "count"),
-    )
-
-
 def growth_evidence(
     run: Run,
     blame: SourceLine,
-    numbers: Numbers,
     *,
     fit: Fit | None,
     kept: Sequence[RetainedTensors],
-    others: Sequence[RetainedTensors],
     how: Sequence[str],
     title: str = "Memory retained after each step",
 ) -> tuple[Evidence, ...]:
@@ -168,9 +154,7 @@ def growth_evidence(
     return (
         *([_series(fit, title)] if fit is not None else []),
         run.get(Sources).snippet(blame),
-        numbers,
-        *([counted_series(kept)] if kept else []),
-        *([kept_table(others)] if others else []),
+        *([kept_table(kept)] if kept else []),
         Narrative.of(*how, *fitted, alike),
     )
 

@@ -15,8 +15,8 @@ from efprof.artifacts.holders import CollectedGarbage, Cycle, CycleLink, LargeCo
 from efprof.artifacts.steps import read_steps
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import PlacedNode, Sources, definition_of, name_of, placed_nodes
-from efprof.model import Gain, Narrative, Numbers, SourceLine
-from efprof.units import MIB
+from efprof.model import Gain, Narrative, SourceLine
+from efprof.units import MIB, format_bytes
 
 COMPARABLE = 0.5
 """Of the most that a collection freed: smaller ones are of young objects only, or came early by chance."""
@@ -109,23 +109,6 @@ def cycle_gain(sawtooth: CycleSawtooth) -> Gain:
     )
 
 
-def cycle_numbers(sawtooth: CycleSawtooth, cycle: Cycle | None) -> Numbers:
-    held = cycle and (
-        ("such cycles found at one look", cycle.count, "count"),
-        ("tensors that one of them holds", cycle.tensors, "count"),
-        ("bytes of those tensors", cycle.tensor_bytes, "bytes"),
-    )
-    return Numbers.of(
-        "Garbage",
-        ("garbage at the most", sawtooth.height_bytes, "bytes", sawtooth.height_interval),
-        ("highest memory that was read", sawtooth.peak_bytes, "bytes"),
-        ("steps from one collection to the next", sawtooth.steps_apart, "count"),
-        ("collections that freed much", sawtooth.garbage.num_large, "count"),
-        ("all collections looked at", sawtooth.garbage.num_read, "count"),
-        *(held or ()),
-    )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClosingStatement:
     """A statement that makes `link`; `value` is the expression it stores, None where it defines a function or a field.
@@ -166,11 +149,12 @@ def closed_cycle(run: Run) -> ClosedCycle | None:
 def how_the_cycle_is_known(closed: ClosedCycle | None) -> Narrative:
     line = "What the circle is was not found among the user's classes, so the line is the one that runs backward."
     if closed is not None:
-        others = ", ".join(f"{each.file}:{each.line}" for each in closed.statements[1:4])
+        others, cycle = ", ".join(f"{each.file}:{each.line}" for each in closed.statements[1:4]), closed.cycle
         line = (
-            "The circle was found among the garbage of a moment, and the line in the sources: it is the likeliest of "
+            f"{cycle.count:,} such circles, each with {cycle.tensors:,} tensors of {format_bytes(cycle.tensor_bytes)}, "
+            "were found in the garbage of a moment, and the line in the sources: it is the likeliest of those that "
+            f"make a part of one{f' (others: {others})' if others else ''}."
         )
-        line += f"those that make a part of it{f' (others: {others})' if others else ''}."
     return Narrative.of(
         "Python frees an object at once when nothing refers to it. Objects that refer to each other in a circle "
         "keep each other, and the tensors behind them, until its collector comes by; that goes by the number of "

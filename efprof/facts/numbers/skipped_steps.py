@@ -10,7 +10,7 @@ from efprof.artifacts.events import ScalerBuilt, events_of
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, usual_backward_site
-from efprof.model import Evidence, Narrative, Numbers, Series, SeriesLine
+from efprof.model import Evidence, Narrative, Series, SeriesLine
 
 SEARCH_STEPS = 50
 """From 2**16, where scalers begin, 16 skipped steps lead down to 1; the others are for gradients that still settle."""
@@ -109,16 +109,6 @@ class SkippedSteps:
 
 
 def skip_evidence(found: SkippedSteps) -> tuple[Evidence, ...]:
-    interval = found.scaler.growth_interval if found.scaler else None
-    numbers = Numbers.of(
-        f"Steps after the first {SEARCH_STEPS}",
-        ("of which a skip would be known", found.num_steps, "count"),
-        ("skipped", len(found.skipped), "count"),
-        ("a skipped step, median", found.skipped_ms, "ms"),
-        ("lost per step, mean", found.lost_ms, "ms", found.lost_ms_interval),
-        ("lowest scale of the run", found.lowest_scale, ""),
-        ("growth interval", interval, "count"),
-    )
     paragraphs = (
         "A scaler holds an update back where a gradient is not finite under its scale, and makes the scale smaller; "
         "after `growth_interval` steps without that it tries a larger one. With torch's own interval of "
@@ -128,7 +118,7 @@ def skip_evidence(found: SkippedSteps) -> tuple[Evidence, ...]:
         "It is wrong where gradients are not finite at any scale: the scale then goes on falling, whatever it begins "
         "with. And under a scale that is too small, small gradients turn to zero in float16.",
     )
-    return _scale_series(found), numbers, Narrative(paragraphs=paragraphs)
+    return _scale_series(found), Narrative(paragraphs=paragraphs)
 
 
 def _scale_series(found: SkippedSteps) -> Series:

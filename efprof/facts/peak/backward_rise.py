@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, StageStretch, sites_of
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.model import Narrative, Numbers
+from efprof.model import Narrative
 from efprof.units import MIB, format_bytes, format_share
 
 MAX_CHUNKS = 16
@@ -131,17 +131,6 @@ class BackwardJump:
     def saved_bytes(self, blocks: tuple[int, ...], num_chunks: int | None) -> int:
         """What the window's peak falls by when these blocks hold one chunk at a time; None is chunks without end."""
         return self.peak_bytes - self.window.peak_without(blocks, 1 - 1 / num_chunks if num_chunks else 1.0)
-
-
-def jump_numbers(jump: BackwardJump, blamed: Temporaries) -> Numbers:
-    return Numbers.of(
-        "The peak of the recorded window",
-        ("peak", jump.peak_bytes, "bytes"),
-        ("alive when backward began", jump.start_bytes, "bytes"),
-        ("gradients of parameters (needed)", jump.needed_bytes, "bytes"),
-        ("jump", jump.jump_bytes, "bytes"),
-        ("of this line", blamed.num_bytes, "bytes"),
-    )
 
 
 def how_jump_is_known(jump: BackwardJump, blamed: Temporaries) -> Narrative:
