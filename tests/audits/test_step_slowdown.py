@@ -202,14 +202,6 @@ def test_a_line_with_little_of_the_growth_or_that_grew_as_all_did_is_not_blamed(
         examine(tmp_path / "second", steps_with(other_ms=grows), traces=traces)
 
 
-def test_a_small_growth_is_told_where_a_line_runs_something_ever_more_often(tmp_path):
-    steps = steps_with(other_ms=lambda step: 0.5 + 0.025 * step)
-    traces = (window_of(5, 1.0), window_of(60, 5.0, count=8))
-    (finding,) = examine(tmp_path / "run", steps, traces=traces).findings
-    assert str(finding.blame) == "train.py:5"
-    assert examine(tmp_path / "another", steps).findings == ()
-
-
 def test_what_came_at_once_or_slowed_every_stage_alike_is_unclear(tmp_path):
     steps = steps_with(other_ms=lambda step: 0.5 if step < 50 else 9.0)
     with pytest.raises(ThinEvidence, match="came at once"):
