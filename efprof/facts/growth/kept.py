@@ -137,7 +137,7 @@ def rate_of(sizes: Sequence[Size]) -> Trend:
     return Trend(slope=slope, low=min(rates), high=max(rates))
 
 
-def judged(sizes: Sequence[Size], *, least_rises: int = MIN_RISES) -> tuple[Verdict, str]:
+def judged(sizes: Sequence[Size]) -> tuple[Verdict, str]:
     """The verdict, and why it is no leak, as a clause: `it fell from 80 MiB to 1 MiB after step 120`."""
     rise = sizes[-1].num_bytes - sizes[0].num_bytes
     falls = [(one, later) for one, later in pairwise(sizes) if later.num_bytes < one.num_bytes]
@@ -152,7 +152,7 @@ def judged(sizes: Sequence[Size], *, least_rises: int = MIN_RISES) -> tuple[Verd
         return "bounded", f"it has not grown since step {idle_since:,}"
     if any(before.num_bytes - after.num_bytes > UNSTEADY * rise for before, after in falls):
         return "thin", "it grew and shrank from count to count"
-    if sum(later.num_bytes > one.num_bytes for one, later in pairwise(sizes)) < least_rises:
+    if sum(later.num_bytes > one.num_bytes for one, later in pairwise(sizes)) < MIN_RISES:
         return "thin", "it was counted to grow only once"
     if _is_slower(sizes):
         return "filling", "it grew ever slower from count to count, as what fills up does"

@@ -8,7 +8,7 @@ from typing import Final, Self
 from msgspec import structs
 
 from efprof.artifacts.holders import Change, Container, Count, Counted, Watch, Watched, read_counts, read_watches
-from efprof.facts.growth.kept import MIN_RISES, RetainedTensors, Size, Verdict, judged, rate_of
+from efprof.facts.growth.kept import RetainedTensors, Size, Verdict, judged, rate_of
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.model import NotRecorded
@@ -28,11 +28,10 @@ Name = tuple[str | None, str | None, str | None]
 class SeenLines:
     """The lines that were seen to change things, by name and by number."""
 
-    def __init__(self, watches: Sequence[Watch], counts: Sequence[Count], *, is_watched: bool) -> None:
+    def __init__(self, watches: Sequence[Watch], counts: Sequence[Count]) -> None:
         self._watched = [one for watch in watches for one in watch.watched]
         self._why_not = next((watch.why_not for watch in watches if watch.why_not), None)
         self._has_steps = any(watch.why_not is None and watch.last_step >= watch.first_step for watch in watches)
-        self.is_watched = is_watched
         self._numbers: dict[Name, set[int]] = {}
         for count in counts:
             things: list[Counted | Container] = [*count.holders, *count.containers]
@@ -49,8 +48,6 @@ class SeenLines:
 
     def why_unseen(self) -> str:
         """Of something whose lines nobody saw."""
-        if not self.is_watched:
-            return "lines were not observed when this run was recorded"
         if not self._has_steps:
             return self._why_not or "there was no time to watch its lines"
         return "no line was seen to change it in the steps that were watched"
@@ -71,8 +68,7 @@ class KeptGrowth:
         counts, watches = read_counts(run.rank_folder), read_watches(run.rank_folder)
         if len(counts) == 1:
             raise NotRecorded(f"holders were counted only once, after step {counts[0].step:,}; record a longer run.")
-        is_watched = bool(watches) or any(count.containers or count.moment != "step" for count in counts)
-        seen = SeenLines(watches, counts, is_watched=is_watched)
+        seen = SeenLines(watches, counts)
         names = dict.fromkeys((one.scope, one.path, one.file) for count in counts for one in count.holders)
         met = [one for count in counts for one in count.containers]
         plain = dict.fromkeys(one.number for one in met if not one.holds_tensors)
@@ -90,14 +86,14 @@ class KeptGrowth:
 
 def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> RetainedTensors | None:
     """None where no count found more than an earlier one."""
-    found = list(_counted(name, counts, is_complete=seen.is_watched))
+    found = list(_counted(name, counts))
     sizes = [size for size, _ in found]
     known = [counted for _, counted in found if counted is not None]
     if len(sizes) < 2 or not any(later.num_bytes > one.num_bytes for one, later in pairwise(sizes)):
         return None
     first, last = found[0][1], known[-1]
     changes = seen.of(name)
-    said = _judged(sizes, last.max_length, changes, MIN_RISES if seen.is_watched else 1, run)
+    said = _judged(sizes, last.max_length, changes, run)
     kept = _kept(last, sizes, changes, seen, said)
     nodes, tensors = (first.graph_nodes, first.tensors) if first else (0, 0)  # counting stops at a limit
     tensor_bytes = max(0, last.tensor_bytes - (first.tensor_bytes if first else 0))
@@ -137,7 +133,7 @@ def _kept(
     )
 
 
-def _counted(name: Name, counts: Sequence[Count], *, is_complete: bool) -> Iterator[tuple[Size, Counted | None]]:
+def _counted(name: Name, counts: Sequence[Count]) -> Iterator[tuple[Size, Counted | None]]:
     """What each count found of it; where it had no tensors it is missing, unless not all was written or reached.
 
     At the program's end less says nothing: a function had returned, or an object was dropped.
@@ -147,7 +143,7 @@ def _counted(name: Name, counts: Sequence[Count], *, is_complete: bool) -> Itera
         of_name = (one for one in count.holders if (one.scope, one.path, one.file) == name)
         counted = next(of_name, None)
         if counted is None:
-            if is_complete and not count.is_partial and count.moment != "end":
+            if not count.is_partial and count.moment != "end":
                 yield Size(step=count.step, length=0, num_bytes=0), None
                 before = 0
             continue
@@ -158,9 +154,7 @@ def _counted(name: Name, counts: Sequence[Count], *, is_complete: bool) -> Itera
             yield Size(step=count.step, length=counted.length, num_bytes=num_bytes, is_least=is_least), counted
 
 
-def _judged(
-    sizes: Sequence[Size], max_length: int, changes: Sequence[Change], least_rises: int, run: Run | None
-) -> tuple[Verdict, str]:
+def _judged(sizes: Sequence[Size], max_length: int, changes: Sequence[Change], run: Run | None) -> tuple[Verdict, str]:
     """By its own limit, by what was seen to be taken out, and by the counts."""
     added = sizes[-1].length - sizes[0].length
     if 0 < sizes[-1].length <= max_length and added > 0:
@@ -172,7 +166,7 @@ def _judged(
     shrank = sum(change.entries for change in changes if change.how == "shrank")
     if shrank and shrank >= grew:
         return "bounded", "as many entries were seen to be taken out as were put in"
-    return judged(sizes, least_rises=least_rises)
+    return judged(sizes)
 
 
 def _spelled(counted: Counted) -> str:
@@ -198,7 +192,7 @@ def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> Retaine
         return None
     sizes = [Size(step=step, length=length, num_bytes=length * entry_bytes) for step, length in lengths]
     changes = seen.of(None, number)
-    said = _judged(sizes, last.max_length, changes, MIN_RISES, None)
+    said = _judged(sizes, last.max_length, changes, None)
     return _kept(last, sizes, changes, seen, said)
 
 

@@ -16,8 +16,6 @@ from efprof.units import MIB
 from tests.audits.growing_runs import STEPS, containers_of, counts_of, graphs, leaking_run, plain, seen, watch_of
 from tests.support.builders import make_steps, write_run
 
-RUN_RECORDED_BEFORE = Path(__file__).parents[2] / "runs"
-
 
 def kept_in(run: Run) -> RetainedTensors:
     (one,) = run.get(KeptGrowth).holders
@@ -134,7 +132,7 @@ def test_a_container_without_a_name_is_told_where_a_line_of_the_users_feeds_it(t
     [
         ([watch_of(seen(), path="train.other", number=5)], "no line was seen to change it"),
         ([Watch(first_step=40, last_step=45, watched=[], why_not="a debugger was on")], "a debugger was on"),
-        ([], "lines were not observed when this run was recorded"),
+        ([], "there was no time to watch its lines"),
     ],
 )
 def test_where_no_line_was_seen_it_says_why(watches: list[Watch], why: str, tmp_path: Path) -> None:
