@@ -67,7 +67,7 @@ def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
         headline="The peak of memory is above the budget",
         message=f"The peak is {format_bytes(peak.peak_bytes)}, {format_bytes(left)} above {format_bytes(budget)}"
         f"{which}; {_made_of(peak)}.",
-        fix=lower_peak(peak, budget, way, edit, is_device="CUDA" in run.run_file.memory_source),
+        fix=lower_peak(peak, budget, way, edit),
         gain=Gain(
             basis="replay",
             explanation="the recorded allocations replayed as if this were done",
@@ -86,15 +86,15 @@ def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
 
 def _best(run: Run, peak: PeakComposition, budget: int) -> tuple[PeakReduction | None, CodeEdit | None]:
     """The cheapest way within the budget, one that is known to the letter first; else the one that saves most."""
-    fitting = peak.within(budget)
-    others = sorted((way for way in peak.ways if way.kind == "checkpoint"), key=lambda way: way.peak_bytes)
-    ways = [*(way for way in fitting if way.kind == "checkpoint"), *fitting] or others
+    fitting = sorted(peak.within(budget), key=lambda way: way.site is None)
+    others = sorted((way for way in peak.ways if way.site is not None), key=lambda way: way.peak_bytes)
+    ways = fitting or others
     edits = [(way, _edit(run, way)) for way in ways]
     return next((pair for pair in edits if pair[1] is not None), edits[0] if edits else (None, None))
 
 
 def _edit(run: Run, way: PeakReduction) -> CodeEdit | None:
-    if way.kind != "checkpoint" or way.site is None:
+    if way.site is None:
         return None
     blame = run.get(Sources).line(way.site)
     return checkpoint_call(run.get(Sources).file(blame.file), blame.line)

@@ -3,7 +3,6 @@
 import contextlib
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Self
 
 from efprof.facts.growth.backward_calls import gradient_cycles
@@ -114,28 +113,16 @@ def _container(run: Run, slope: float) -> RetainedTensors | None:
 
 
 def _left_behind(window: LiveWindow, sources: Sources) -> list[Counter[str]]:
-    """For each step but the last: bytes by line that outlive the following step.
-
-    What is made between two steps, such as a batch by hand, must outlive the time between the next two as well.
-    """
+    """For each step but the last, up to the begin of the next: bytes by line that outlive that step as well."""
     sites = sites_of(window, sources)
     steps = sorted({stretch.step for stretch in window.stretches})
-    bounds = [(window.stretches_of(step)[0].first, window.stretches_of(step)[-1].end) for step in steps]
+    begins = [*(window.stretches_of(step)[0].first for step in steps), len(window.events)]
     left = []
-    for place, ((first, end), (next_first, next_end)) in enumerate(pairwise(bounds), 2):
-        until = bounds[place][0] if place < len(bounds) else len(window.events)
-        lines = _bytes_by_line(window, sites, range(first, end), next_end)
-        if until > next_end:
-            lines += _bytes_by_line(window, sites, range(end, next_first), until)
+    for begin, end, until in zip(begins, begins[1:], begins[2:], strict=False):
+        lines: Counter[str] = Counter()
+        for block in range(begin, end):
+            site = sites[block]
+            if site is not None and window.released_at[block] >= until:
+                lines[site] += window.events[block].num_bytes
         left.append(lines)
     return left
-
-
-def _bytes_by_line(window: LiveWindow, sites: list[str | None], blocks: range, until: int) -> Counter[str]:
-    """What of these is not released before event `until`."""
-    lines: Counter[str] = Counter()
-    for block in blocks:
-        site = sites[block]
-        if site is not None and window.released_at[block] >= until:
-            lines[site] += window.events[block].num_bytes
-    return lines

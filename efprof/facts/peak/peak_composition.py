@@ -4,7 +4,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.peak.live_memory import CATEGORIES, Category, LiveWindow, categories_of, chains_of, windows_placed
@@ -40,15 +40,15 @@ MIN_BAR = 0.005
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakReduction:
-    """One way to a lower peak; `extra_ms` is what it adds to a step, as far as is known."""
+    """One way to a lower peak; `extra_ms` is what it adds to a step, as far as is known.
 
-    kind: Literal["checkpoint", "accumulate"]
+    To checkpoint the call at `site`, which a step makes `num_parts` times; without one, so many micro-batches.
+    """
+
     peak_bytes: int
     extra_ms: float
-    site: str | None = None
-    """Of the checkpointed call."""
-    num_parts: int = 1
-    """Micro-batches, or the times a step makes the call."""
+    site: str | None
+    num_parts: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,19 +156,12 @@ def name_of_way(way: PeakReduction) -> str:
     return f"checkpoint the call at {place_of(way.site)}{times}"
 
 
-def lower_peak(
-    peak: PeakComposition, budget: int, way: PeakReduction | None, edit: CodeEdit | None, *, is_device: bool
-) -> Fix:
+def lower_peak(peak: PeakComposition, budget: int, way: PeakReduction | None, edit: CodeEdit | None) -> Fix:
     """The chosen way in words, what it leaves and costs, and the edit where it is known to the letter."""
     if peak.before_bytes > budget:
-        advice = (
-            "fewer or smaller parameters, a leaner optimizer, or parts of them on the host or on other devices would."
-            if is_device
-            else "on a CPU that is all of the process, Python and torch (about 120 MiB) included. Raise the budget by "
-            "that."
-        )
         return Fix.by_hand(
-            f"No batch comes below the budget: {format_bytes(peak.before_bytes)} were there before the step; {advice}"
+            f"No batch comes below the budget: {format_bytes(peak.before_bytes)} were there before the step, "
+            "parameters and optimizer state, and on a CPU Python and torch as well (about 120 MiB)."
         )
     if way is None:
         return Fix.by_hand("Make the batch smaller: nothing else was found that lowers the peak.")
@@ -176,7 +169,7 @@ def lower_peak(
     after = f": {format_bytes(way.peak_bytes)} at the peak"
     cost = f", {format_ms(way.extra_ms)} more per step" if way.extra_ms else ""
     missing = "" if way.peak_bytes <= budget else "; that alone is not enough: make the batch smaller as well"
-    others = [one for one in peak.within(budget) if one.kind == "accumulate" and one is not way]
+    others = [one for one in peak.within(budget) if one.site is None and one is not way]
     instead = f" Instead, {name_of_way(others[0])}." if others else ""
     return Fix.by(edit, "review", f"{does[0].upper()}{does[1:]}{after}{cost}{missing}.{instead}")
 
@@ -222,7 +215,7 @@ def _ways(
     parts = 2
     while parts <= min(MAX_PARTS, min(samples, default=1)):
         left = window.peak_without(scaling, 1 - 1 / parts)
-        yield PeakReduction(kind="accumulate", peak_bytes=before + left, extra_ms=0.0, num_parts=parts)
+        yield PeakReduction(peak_bytes=before + left, extra_ms=0.0, site=None, num_parts=parts)
         parts *= 2
 
 
@@ -236,7 +229,6 @@ def _checkpointing(
     for region in regions_of(window, categories, chains, sources, loop_site):
         left = peak_checkpointed(window, region, chains)
         yield PeakReduction(
-            kind="checkpoint",
             peak_bytes=before + left,
             extra_ms=sum(call.duration_ns for call in region.calls) / region.num_steps / 1e6 * share,
             site=region.site,
