@@ -70,14 +70,11 @@ class KeptGrowth:
             raise NotRecorded(f"holders were counted only once, after step {counts[0].step:,}; record a longer run.")
         seen = SeenLines(watches, counts)
         names = dict.fromkeys((one.scope, one.path, one.file) for count in counts for one in count.holders)
-        met = [one for count in counts for one in count.containers]
-        plain = dict.fromkeys(one.number for one in met if not one.holds_tensors)
-        nameless = dict.fromkeys(one.number for one in met if one.holds_tensors and one.path is None)
+        plain = dict.fromkeys(one.number for count in counts for one in count.containers if not one.holds_tensors)
         holders = [one for name in names if (one := _holder(name, counts, seen, run)) is not None]
         containers = [one for number in plain if (one := _container(number, counts, seen)) is not None]
-        others = [one for number in nameless if (one := _nameless(number, counts, seen)) is not None]
         return cls(
-            holders=tuple(_with_nameless(_without_aliases(holders), others)),
+            holders=tuple(_without_aliases(holders)),
             containers=tuple(sorted(containers, key=lambda one: -one.rate.slope)),
             num_counts=len(counts),
             last_step=counts[-1].step,
@@ -180,7 +177,7 @@ def _spelled(counted: Counted) -> str:
 def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> RetainedTensors | None:
     """None of one that was made between two counts and is gone at the next: it was never seen to grow."""
     found = [(count, one) for count in counts for one in count.containers if one.number == number]
-    entry_bytes = max(one.tensor_bytes if one.holds_tensors else one.entry_bytes for _, one in found)
+    entry_bytes = max(one.entry_bytes for _, one in found)
     first, last = found[0][1], found[-1][1]
     lengths = [(count.step, one.length) for count, one in found]
     if first.length_before:
@@ -194,32 +191,6 @@ def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> Retaine
     changes = seen.of(None, number)
     said = _judged(sizes, last.max_length, changes, None)
     return _kept(last, sizes, changes, seen, said)
-
-
-def _nameless(number: int, counts: Sequence[Count], seen: SeenLines) -> RetainedTensors | None:
-    """A container of tensors that no variable led to; None where no line was seen to feed it: it may be a library's."""
-    kept = _container(number, counts, seen)
-    if kept is None or not kept.fed:
-        return None
-    rate = kept.rate.slope
-    return replace(kept, kind="tensors", tensors_added=kept.entries_added, tensor_rate=rate, value_rate=rate)
-
-
-def _with_nameless(holders: Sequence[RetainedTensors], nameless: Sequence[RetainedTensors]) -> list[RetainedTensors]:
-    """Most bytes first; a holder that grows as fast as one without a name has that in it, and its lines."""
-    every = list(holders)
-    for one in nameless:
-        alike = (
-            place
-            for place, other in enumerate(every)
-            if other.path is not None and _is_as_fast(one, other) and other.verdict == one.verdict
-        )
-        place = next(alike, None)
-        if place is None:
-            every.append(one)
-        elif not every[place].fed:
-            every[place] = replace(every[place], fed=one.fed, emptied=one.emptied)
-    return sorted(every, key=lambda one: -one.rate.slope)
 
 
 def _without_aliases(holders: Sequence[RetainedTensors]) -> list[RetainedTensors]:
@@ -240,11 +211,8 @@ def _without_aliases(holders: Sequence[RetainedTensors]) -> list[RetainedTensors
 
 def _is_same_memory(one: RetainedTensors, other: RetainedTensors) -> bool:
     is_view = one.entries_added <= 0 or (not one.fed and one.tensors_added == other.tensors_added)
-    return one.verdict == other.verdict and _is_as_fast(one, other) and is_view and one.kind == other.kind
-
-
-def _is_as_fast(one: RetainedTensors, other: RetainedTensors) -> bool:
-    return abs(one.rate.slope - other.rate.slope) <= SAME_MEMORY * other.rate.slope
+    is_as_fast = abs(one.rate.slope - other.rate.slope) <= SAME_MEMORY * other.rate.slope
+    return is_view and is_as_fast and (one.verdict, one.kind) == (other.verdict, other.kind)
 
 
 def _together(watched: Iterator[Watched]) -> list[Change]:
