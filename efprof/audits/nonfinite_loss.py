@@ -6,7 +6,6 @@ from efprof.facts.numbers.nonfinite_cause import (
     how_nonfinite_is_known,
     is_guess,
     loss_series,
-    suspect_table,
 )
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
@@ -61,7 +60,6 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
         ),
         evidence=(
             sources.snippet(cause.blame),
-            *suspect_table(found),
             loss_series(found),
             how_nonfinite_is_known(found, cause),
         ),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from efprof.facts.growth.backward_calls import UnclearedGradients, UnclearedOptimizer
+from efprof.facts.growth.backward_calls import UnclearedOptimizer, uncleared_optimizers
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import clear_gradients, clearing_lines
@@ -30,10 +30,10 @@ def uncleared_gradients(run: Run) -> Examination:
     --------------
     No time and no memory: updates that follow the step's own batch.
     """
-    found = run.get(UnclearedGradients)
-    looked_at = f"the gradients of {found.num_optimizers} optimizer{'s' * (found.num_optimizers != 1)}"
+    num_watched, uncleared = uncleared_optimizers(run)
+    looked_at = f"the gradients of {num_watched} optimizer{'s' * (num_watched != 1)}"
     by_line: dict[str, list[UnclearedOptimizer]] = {}
-    for optimizer in found.optimizers:
+    for optimizer in uncleared:
         by_line.setdefault(optimizer.backwards[0].key, []).append(optimizer)
     findings = tuple(_finding(run, optimizers) for optimizers in by_line.values())
     return Examination(looked_at=looked_at, findings=findings)

@@ -92,8 +92,6 @@ def test_blames_the_line_that_grew_between_the_windows(tmp_path):
     assert finding.gain.step_ms == pytest.approx(7.4, rel=0.05)
     low, high = finding.gain.step_ms_interval
     assert low < finding.gain.step_ms < high
-    table = next(one for one in finding.evidence if getattr(one, "title", "").startswith("What grew in the other"))
-    assert table.rows[0][1:] == ("aten::pow", pytest.approx(0.9, rel=0.01), 6.0, pytest.approx(5.85, rel=0.01), 61.0)
 
 
 def test_python_outside_of_calls_is_blamed_on_its_function(tmp_path):

@@ -4,7 +4,6 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple, Self, TypeVar
 
 from efprof.artifacts.steps import StepRecord
@@ -16,7 +15,7 @@ from efprof.facts.steps.slowdown import Part, Slowdown
 from efprof.facts.steps.step_times import StepTimes, part_of_steps
 from efprof.facts.time.call_paths import Line
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
-from efprof.model import Evidence, Narrative, NotRecorded, SourceLine, Table
+from efprof.model import Evidence, Narrative, NotRecorded, SourceLine
 from efprof.units import format_ms, format_value
 
 MIN_SHARE = 0.3
@@ -31,7 +30,7 @@ MIN_LINE_SHARE = 0.02
 """Of the window: a shorter line says nothing about the machine, and one with fewer bytes may have them by chance."""
 MIN_DISTANCE = 15
 """Steps between the windows: the first two of a usual run are 25 apart."""
-MAX_ROWS = 4
+MAX_NAMED = 4
 
 K = TypeVar("K", bound=Hashable)
 
@@ -80,11 +79,10 @@ class GrownLine:
     """The line (or function, outside of its lines) whose own time grew most in the stage that grew most.
 
     `early_ms` and `late_ms` are per step of the windows `early` and `late`; `share` is its part of all that grew in
-    the stage between them. `path` is what grew most of what it runs, `paths` what did on any line.
+    the stage between them. `path` is what grew most of what it runs.
     """
 
     path: Growth
-    paths: tuple[Growth, ...]
     early: TraceWindow
     late: TraceWindow
     early_ms: float
@@ -137,7 +135,6 @@ def slowdown_evidence(times: StepTimes, slowdown: Slowdown, lines: GrownLines) -
     )
     return (
         part_of_steps(times, slowdown.stage, [time.of(slowdown.stage) for time in times.steady], marks),
-        *((_path_table(slowdown, lines.line),) if lines.line else ()),
         _meaning(slowdown, lines),
     )
 
@@ -163,7 +160,7 @@ def longer_containers(run: Run) -> str:
             at = f" at {sources.line(one.site)}" if one.site else ""
             lengths = f"{first.length:,} entries after step {first.step:,}, {last.length:,} after step {last.step:,}"
             found.append(f"`{one.name}`{at} ({lengths})")
-    names = ", ".join(found[:MAX_ROWS])
+    names = ", ".join(found[:MAX_NAMED])
     return f" Meanwhile there got longer: {names}; bound it, or keep a running value." if found else ""
 
 
@@ -222,10 +219,8 @@ def _fastest_growing(early: TraceWindow, late: TraceWindow, stage: str, sources:
     if not total_ms:
         return None
     most = max(grown, key=lambda line: grown[line])
-    every = sorted(chain(*by_line.values()), key=lambda path: -path.grown_ms)
     return GrownLine(
         path=max(by_line[most], key=lambda path: path.grown_ms),
-        paths=tuple(path for path in every[:MAX_ROWS] if path.grown_ms > 0),
         early=early,
         late=late,
         early_ms=sum(path.early.ms for path in by_line[most]),
@@ -243,18 +238,6 @@ def _spent(window: TraceWindow, stage: str) -> dict[tuple[Line, str], Spent]:
         ms, calls = found[key]
         found[key] = Spent(ms + path.own_ns / 1e6 / num_steps, calls + path.count / num_steps)
     return found
-
-
-def _path_table(slowdown: Slowdown, line: GrownLine) -> Table:
-    columns = {"line": "", "runs": ""}
-    for window in (line.early, line.late):
-        columns |= {f"time in {window.span}": "ms", f"calls in {window.span}": "count"}
-    rows = []
-    for path in line.paths:
-        blame = path.blame
-        name = f"{blame.function}, outside of its calls" if path.is_function else f"{blame}  {blame.text}"
-        rows.append((name, path.runs, *path.early, *path.late))
-    return Table.of(f"What grew in the {slowdown.stage} stage, per step under the profiler", columns, rows)
 
 
 def _meaning(slowdown: Slowdown, lines: GrownLines) -> Narrative:

@@ -8,7 +8,7 @@ from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.numbers.operation_lines import forward_operations, operation_of, sites_of_node
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.model import Narrative, NotRecorded, Series, SeriesLine, SourceLine, Table, ThinEvidence
+from efprof.model import Narrative, NotRecorded, Series, SeriesLine, SourceLine, ThinEvidence
 
 BAD_DATA = "data that is NaN or Inf already"
 """How the recorder calls what comes into the graph from outside."""
@@ -103,20 +103,6 @@ def loss_series(found: NonFinite) -> Series:
             ),
         ),
         marks=((float(found.first_step), f"first {found.value}"),),
-    )
-
-
-def suspect_table(found: NonFinite) -> tuple[Table, ...]:
-    """The operations in which the value may have been born, in the order they ran; none where none was found."""
-    if not found.suspects:
-        return ()
-    return (
-        Table(
-            title="Operations with finite input and a result that is not, in the order they ran",
-            columns=("autograd node", "what is wrong", "bad", "elements", "dtype"),
-            units=("", "", "count", "count", ""),
-            rows=tuple((one.node, one.operand, one.num_bad, one.num_elements, one.dtype) for one in found.suspects),
-        ),
     )
 
 
