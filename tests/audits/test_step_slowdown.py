@@ -4,7 +4,6 @@ import pytest
 from efprof.audits.step_slowdown import step_slowdown
 from efprof.model import NotRecorded, ThinEvidence
 from tests.audits.growing_runs import containers_of
-from tests.facts.allocations import allocation
 from tests.support.builders import GPU, START_NS, loader_built, make_steps, trace_event, write_run
 
 SOURCE = """\
@@ -160,28 +159,6 @@ def test_gradients_that_explain_none_of_it_do_not_excuse_it(num_late, stage, tmp
     for step in steps:
         step.num_gradients = num_late if step.step >= 70 else 2
     assert len(examine(tmp_path / "run", steps).findings) == 1
-
-
-def allocated_in(step, **bytes_by_line):
-    """What lines of the forward pass of a step allocate, each in a stack of its own."""
-    return [
-        allocation(
-            START_NS + step * 1_000_000_000 + 2_000_000 + place,
-            100 * step + place,
-            num_bytes,
-            f"train.py:{line.removeprefix('line_')}:main",
-        )
-        for place, (line, num_bytes) in enumerate(bytes_by_line.items(), start=1)
-    ]
-
-
-def test_lines_that_all_allocate_more_show_longer_data_and_one_line_does_not(tmp_path):
-    windows = (allocated_in(3, line_3=4000, line_6=1000), allocated_in(90, line_3=16_000, line_6=3000))
-    with pytest.raises(ThinEvidence, match=r"lines of the forward pass allocate 3\.00x as much there"):
-        examine(tmp_path / "run", steps_with(forward_ms=lambda s: 4 + 0.2 * s), allocations=windows)
-    windows = (allocated_in(3, line_3=4000, line_6=1000), allocated_in(90, line_3=4000, line_6=9000))
-    run = examine(tmp_path / "second", steps_with(forward_ms=lambda s: 4 + 0.2 * s), allocations=windows)
-    assert len(run.findings) == 1
 
 
 def test_a_data_stage_that_grows_is_shown_at_the_loader(tmp_path):

@@ -1,14 +1,13 @@
 """Which line takes longer in the last profiler window than in the first, and what else later steps have more of."""
 
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.growth.kept_growth import KeptGrowth
-from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, sites_of
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.slowdown import Part, Slowdown
@@ -16,7 +15,7 @@ from efprof.facts.steps.step_times import StepTimes, part_of_steps
 from efprof.facts.time.call_paths import Line
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import Evidence, Narrative, NotRecorded, SourceLine
-from efprof.units import format_ms, format_value
+from efprof.units import format_ms
 
 MIN_SHARE = 0.3
 """A line with less of the growth is one of several; no single one is at fault."""
@@ -27,12 +26,10 @@ STANDING_OUT = 2.0
 MIN_EXPLAINED = 0.5
 """Of the growth of the steps, by a line's own growth from step to step, or by what else a step has more of."""
 MIN_LINE_SHARE = 0.02
-"""Of the window: a shorter line says nothing about the machine, and one with fewer bytes may have them by chance."""
+"""Of the window: a shorter line says nothing about the machine."""
 MIN_DISTANCE = 15
 """Steps between the windows: the first two of a usual run are 25 apart."""
 MAX_NAMED = 4
-
-K = TypeVar("K", bound=Hashable)
 
 OF_GRADIENTS = frozenset({"backward", "optimizer"})
 """The stages that take longer where more parameters are trained."""
@@ -181,28 +178,20 @@ def larger_steps(run: Run) -> str:
         before, after = (_usual(run, part, of) for part in (slowdown.early, slowdown.late))
         if before and after >= least * before:
             return f"a step has {after:,.0f} {name} there instead of {before:,.0f}"
-    # What keeps more with every step makes a line or two allocate more; longer data does it to all of them.
-    if (memory := run.find(LiveMemory)) is not None:
-        early, late = (_forward_bytes(memory.windows[place], run.get(Sources)) for place in (0, -1))
-        factor = _common_factor(early, late, MIN_LINE_SHARE * early.total())
-        if factor >= least:
-            more = format_value(factor, "ratio")
-            return f"the lines of the forward pass allocate {more} as much there, as for longer data"
     return ""
 
 
 def _machine_factor(early: TraceWindow, late: TraceWindow) -> float:
-    """What became busier is the machine, not the program."""
+    """By how much a line grew that most grew more than: a busier machine does it to all of them, as does longer data.
+
+    Of the lines that are in both windows, and were not short in the first.
+    """
     before, after = (
         {line: sum(path.own_ns for path in paths) / len(window.steps) for line, paths in window.lines.items()}
         for window in (early, late)
     )
-    return _common_factor(before, after, MIN_LINE_SHARE * early.step_ms * 1e6)
-
-
-def _common_factor(before: Mapping[K, float], after: Mapping[K, float], least: float) -> float:
-    """By how much something grew that most grew more than, of what is in both and was not less than so much."""
-    factors = sorted(after[key] / size for key, size in before.items() if size >= least and key in after)
+    least = MIN_LINE_SHARE * early.step_ms * 1e6
+    factors = sorted(after[line] / ns for line, ns in before.items() if ns >= least and line in after)
     return factors[len(factors) // 4] if len(factors) > 1 else 1.0
 
 
@@ -253,7 +242,7 @@ def _meaning(slowdown: Slowdown, lines: GrownLines) -> Narrative:
         f"The time that 20 % of the steps stay below was compared between the thirds by a block bootstrap, since "
         f"steps that follow each other are alike: the ratio lies between {low:.2f} and {high:.2f} (95 %). {known}",
         "It is wrong where the later batches are larger, as in data sorted by length or a curriculum: samples, "
-        "micro-batches, gradients and allocation windows tell of that as far as they were recorded, and of nothing "
+        "micro-batches and gradients tell of that as far as they were recorded, and of nothing "
         "that came after the last window. It is wrong too where the machine became busier for one kind of work only.",
     )
 
@@ -266,15 +255,3 @@ def _usual(run: Run, part: Part, of: Callable[[StepRecord], int | None]) -> floa
         if part.first_step <= time.step <= part.last_step:
             found.append(known)
     return statistics.median(found)
-
-
-def _forward_bytes(window: LiveWindow, sources: Sources) -> Counter[str]:
-    """What each of the user's lines allocates in the forward pass of a step."""
-    stretches = [stretch for stretch in window.stretches if stretch.stage == "forward"]
-    num_steps = len({stretch.step for stretch in stretches})
-    sites, sizes = sites_of(window, sources), Counter[str]()
-    for index in (index for stretch in stretches for index in range(stretch.first, stretch.end)):
-        site = sites[index]
-        if site is not None and window.events[index].num_bytes > 0:
-            sizes[site] += window.events[index].num_bytes
-    return Counter({site: size // num_steps for site, size in sizes.items() if size >= num_steps})
