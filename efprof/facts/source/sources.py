@@ -159,7 +159,8 @@ def _functions_of(tree: ast.Module) -> Iterator[_Function]:
         node = placed.node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             name = None if isinstance(node, ast.Lambda) else placed.qualified_name(node.name)
-            yield _Function(name, node.lineno, node.end_lineno or node.lineno)
+            decorators = [] if isinstance(node, ast.Lambda) else [one.lineno for one in node.decorator_list]
+            yield _Function(name, min([node.lineno, *decorators]), node.end_lineno or node.lineno)
 
 
 def _below(node: ast.AST, function: str, prefix: str, arguments: frozenset[str]) -> Iterator[PlacedNode]:
