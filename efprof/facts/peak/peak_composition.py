@@ -46,7 +46,7 @@ class PeakReduction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakComposition:
-    """The window with the highest peak; `before_bytes` were there when it began, `held` tells what some of them are.
+    """The window with the highest peak; `before_bytes` were there when it began.
 
     `categories` has one entry for each event of the window, `at_peak` the bytes of each alive at the peak.
     """
@@ -55,7 +55,6 @@ class PeakComposition:
     before_bytes: int
     categories: tuple[Category, ...]
     at_peak: dict[Category, int]
-    held: dict[str, int]
     ways: tuple[PeakReduction, ...]
 
     @classmethod
@@ -76,7 +75,6 @@ class PeakComposition:
             before_bytes=before,
             categories=categories,
             at_peak=dict(at_peak),
-            held=_held(records, before),
             ways=tuple(_ways(run, window, categories, before, samples)),
         )
 
@@ -91,8 +89,6 @@ class PeakComposition:
 
 
 def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:
-    held = [Bar(label=f"{name} (about)", num_bytes=size) for name, size in peak.held.items()]
-    rest = peak.before_bytes - sum(peak.held.values())
     bars = [
         Bar(
             label=f"{'no line of yours' if site is None else place_of(site)} ({category})",
@@ -101,7 +97,7 @@ def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:
         )
         for (site, category), size in most_by_line(run, peak, blamed)[:MAX_BARS]
     ]
-    bars += [*held, Bar(label="all else that was there before", num_bytes=rest)]
+    bars.append(Bar(label="there before: parameters, optimizer state and all else", num_bytes=peak.before_bytes))
     seen = [bar for bar in bars if bar.num_bytes >= MIN_BAR * peak.peak_bytes]
     return MemoryMap(title="What is alive at the peak", bars=tuple(sorted(seen, key=lambda bar: -bar.num_bytes)))
 
@@ -156,20 +152,6 @@ def how_peak_is_known(peak: PeakComposition) -> Narrative:
         "proportion. Micro-batches change what batch normalisation sees. "
         "What was there before the window is counted but not known by line.",
     )
-
-
-def _held(records: Iterable[StepRecord], before: int) -> dict[str, int]:
-    """What is known of the older blocks: gradients are as large as their parameters, and the first step makes state."""
-    found = {}
-    gradients = max((record.gradient_bytes or 0 for record in records), default=0)
-    if 0 < gradients <= before:
-        found["parameters"] = gradients
-    first = next((record for record in records if record.memory), None)
-    sizes = {here.boundary: here.allocated_bytes for here in first.memory} if first else {}
-    state = sizes.get("post_optimizer_step", 0) - sizes.get("post_backward", 0)
-    if first is not None and first.step == 0 and 0 < state <= before - gradients:
-        found["optimizer state"] = state
-    return found
 
 
 def _ways(
