@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from efprof.facts.growth.backward_calls import UnclearedOptimizer, uncleared_optimizers
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.fixes.step_calls import clear_gradients, clearing_lines
+from efprof.fixes.step_calls import clear_gradients
 from efprof.model import Examination, Finding, Gain, Narrative
 
 
@@ -58,20 +58,13 @@ def _finding(run: Run, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
         ),
         evidence=(
             *(sources.snippet(place) for place in places),
-            Narrative.of(*_paragraphs(sources, optimizers)),
+            Narrative.of(
+                "In the run's first steps, some of the optimizer's gradients were looked at where it stepped and where "
+                "each backward pass began and ended: each time the numbers that the step had used were still there, "
+                "not zero, and the pass added to them.",
+                "It is meant where a program sums gradients over all its training, or clears them more than "
+                f"{optimizers[0].num_steps} steps apart; then ignore it.",
+            ),
         ),
         severity="high",
-    )
-
-
-def _paragraphs(sources: Sources, optimizers: Sequence[UnclearedOptimizer]) -> tuple[str, ...]:
-    files = dict.fromkeys(line.file for one in optimizers for line in (one.backwards[0], one.step) if line is not None)
-    cleared_at = [place for file in files for place in clearing_lines(sources.file(file))]
-    there = f" The file calls `zero_grad` at {', '.join(cleared_at)}, but for other gradients, or not between steps."
-    return (
-        "In the run's first steps, some of the optimizer's gradients were looked at where it stepped and where each "
-        "backward pass began and ended: each time the numbers that the step had used were still there, not zero, and "
-        "the pass added to them." + (there if cleared_at else ""),
-        "It is meant where a program sums gradients over all its training, or clears them more than "
-        f"{optimizers[0].num_steps} steps apart; then ignore it.",
     )

@@ -92,7 +92,7 @@ def test_a_program_that_got_all_it_asked_for_is_passed(tmp_path: Path) -> None:
     assert examination.looked_at == "1 requests on 1 device"
 
 
-CONFIGURATION = {"training.batch_size": "16", "training.accumulation": "1", "model.gradient_checkpointing": "false"}
+CONFIGURATION = {"training.batch_size": "16", "training.accumulation": "1"}
 SMALLER = (
     ConfigurationValue(name="training.batch_size", old="16", new="8"),
     ConfigurationValue(name="training.accumulation", old="1", new="2"),
@@ -106,7 +106,6 @@ def test_the_fix_is_computed_in_the_users_own_keys(tmp_path: Path) -> None:
     assert fix.summary.startswith(
         "Set `training.batch_size` to 8 (now 16) and `training.accumulation` to 2 (now 1): a step keeps its 16 samples."
     )
-    assert "set `model.gradient_checkpointing` to true (now false)" in fix.summary
 
 
 def ended(folder: Path, *, allocated_mib: int = 900, stage: str = "forward", **fields: Any) -> Run:
@@ -195,12 +194,9 @@ def test_what_python_asked_for_beyond_all_tensors_is_no_matter_of_the_batch(tmp_
     assert small.fix.changes == SMALLER, "it fails for what tensors have taken"
 
 
-def test_a_batch_of_one_is_checkpointed_where_it_can_be_and_never_made_smaller(tmp_path: Path) -> None:
+def test_a_batch_of_one_is_never_made_smaller(tmp_path: Path) -> None:
     steps = make_steps(10, allocated_bytes=[100 * MIB] * 5, samples=1)
-    configuration = {"batch_size": "1", "gradient_checkpointing": "false"}
-    fix = only_finding(ended(tmp_path / "run", steps=steps, configuration=configuration)).fix
-    assert fix.changes == (ConfigurationValue(name="gradient_checkpointing", old="false", new="true"),)
-    fix = only_finding(ended(tmp_path / "second", steps=steps, configuration={"batch_size": "1"})).fix
+    fix = only_finding(ended(tmp_path / "run", steps=steps, configuration={"batch_size": "1"})).fix
     assert fix.summary.startswith("Even single samples would take about 1.07 GiB")
     assert fix.summary.endswith("Checkpoint the forward pass, take a smaller model, or compute in lower precision.")
 

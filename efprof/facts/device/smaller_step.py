@@ -133,21 +133,18 @@ def missing_memory_on(run: Run, device: DeviceHistory, failure: Failure) -> Miss
 
 
 def fit_step(run: Run, missing: MissingMemory) -> Fix:
-    """The changes of the batch, else of checkpointing; none where a smaller batch would not help."""
+    """The changes of the batch; none where a smaller one would not help."""
     cause = _no_matter_of_batch(run, missing)
     if cause is not None:
         return Fix.by_hand(cause)
     settings = run.get(UserSettings)
     parts = missing.parts_that_fit(settings.samples_per_micro_batch)
-    instead = () if settings.checkpointing is None else (settings.checkpointing,)
     if parts is None:
         known = "" if missing.scaling_bytes is None or not settings.samples else _not_even_one(missing, settings)
-        summary = f"{known}{_capital(_in_words(instead) or (WORDS_FOR_ONE if known else WORDS))}."
-        return Fix(summary=summary, applicability="review" if instead else "manual", changes=instead)
+        return Fix.by_hand(f"{known}{_capital(WORDS_FOR_ONE if known else WORDS)}.")
     changes = _batch_changes(settings, parts)
-    otherwise = f" Or keep the batch, and {_in_words(instead)}." if instead else ""
     return Fix(
-        summary=f"{_batch_words(settings, parts, changes)}{_what_is_left(missing, parts)}{otherwise}",
+        summary=f"{_batch_words(settings, parts, changes)}{_what_is_left(missing, parts)}",
         applicability="review" if changes else "manual",
         changes=changes,
     )

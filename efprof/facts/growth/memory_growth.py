@@ -55,7 +55,10 @@ class MemoryGrowth:
         samples, within = _read(records, _counted_after(run))
         steps = [sample[0] for sample in samples if sample is not IN_WINDOW]
         if len(steps) < MIN_STEPS:
-            raise ThinEvidence(_too_few(len(steps), records))
+            raise ThinEvidence(
+                f"memory was read after {len(steps)} of {len(records)} steps outside windows, a trend needs "
+                f"{MIN_STEPS}; record a longer run, or with 'efprof record --windows none', so that all steps count."
+            )
         least_left = MIN_STEPS - math.ceil(WARM_UP_SHARE * MIN_STEPS)  # enough for a trend
         first_steady = min(first_after_warm_up(steps), len(steps) - least_left)
         found = fit(samples, records, first_steady=first_steady, within=within)
@@ -92,16 +95,7 @@ def _counted_after(run: Run) -> set[int]:
     return set()
 
 
-def _too_few(num_read: int, records: Sequence[StepRecord]) -> str:
-    num_in_windows = sum(record.window is not None for record in records)
-    is_enough = num_read + num_in_windows >= MIN_STEPS
-    how = "record with 'efprof record --windows none', so that all steps count" if is_enough else "record a longer run"
-    return (
-        f"memory was read after {num_read} of {len(records)} steps outside windows, a trend needs {MIN_STEPS}; {how}."
-    )
-
-
-def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0, caution: str = "") -> Gain:
+def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0) -> Gain:
     """What the peak loses with what the recorded steps kept, as far as read, but for what a fix leaves of it per step.
 
     The interval is that of the slope, give or take what one step keeps. What is left is counted and the slope measured:
@@ -115,7 +109,7 @@ def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0, caution: 
     return Gain(
         basis="measured bound",
         explanation="the measured slope over the recorded steps, no more than the rise that was measured, and less "
-        f"where an earlier step needs more than the last ones{caution}; its interval is that of the slope, and one "
+        "where an earlier step needs more than the last ones; its interval is that of the slope, and one "
         "step more or less, as a step's peak may come before what it keeps",
         peak_bytes=round(max(0.0, value)),
         peak_bytes_interval=(max(0.0, low - unsure), max(0.0, high) + one_step),
