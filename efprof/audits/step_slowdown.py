@@ -64,7 +64,7 @@ def step_slowdown(run: Run) -> Examination:
 
 
 def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
-    blame = lines.line.path.blame if lines.line else _stage_line(run, slowdown)
+    blame = lines.line.blame if lines.line else _stage_line(run, slowdown)
     low, high = slowdown.growth_interval_ms
     return Finding(
         blame=blame,

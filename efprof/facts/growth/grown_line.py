@@ -43,53 +43,36 @@ class Spent(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Growth:
-    """What a line runs, in the early and the late window.
-
-    `runs` is an operator, a module or a label; empty for the line itself, or the function's own Python.
-    """
-
-    blame: SourceLine
-    is_function: bool
-    runs: str
-    early: Spent
-    late: Spent
-
-    @property
-    def grown_ms(self) -> float:
-        return self.late.ms - self.early.ms
-
-    @property
-    def is_called_more(self) -> bool:
-        return self.late.calls > MIN_FACTOR * self.early.calls
-
-    def words(self) -> str:
-        """What a step does more of: calls of it, or time in as many."""
-        what = f"`{self.runs}`" if self.runs else "Python in it" if self.is_function else "what it calls"
-        if self.is_called_more:
-            return f"{what} runs {self.late.calls:,.0f} times a step instead of {self.early.calls:,.0f}"
-        return f"{what} runs as often as before, but longer"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GrownLine:
     """The line (or function, outside of its lines) whose own time grew most in the stage that grew most.
 
     `early_ms` and `late_ms` are per step of the windows `early` and `late`; `share` is its part of all that grew in
-    the stage between them. `path` is what grew most of what it runs.
+    the stage between them. `runs` says what grew most of what it runs, `calls` how often a step of each window does.
     """
 
-    path: Growth
+    blame: SourceLine
+    runs: str
+    calls: tuple[float, float]
     early: TraceWindow
     late: TraceWindow
     early_ms: float
     late_ms: float
     share: float
 
+    @property
+    def is_called_more(self) -> bool:
+        return self.calls[1] > MIN_FACTOR * self.calls[0]
+
+    def words(self) -> str:
+        """What a step does more of: calls of it, or time in as many."""
+        if self.is_called_more:
+            return f"{self.runs} runs {self.calls[1]:,.0f} times a step instead of {self.calls[0]:,.0f}"
+        return f"{self.runs} runs as often as before, but longer"
+
     def explains(self, slowdown: Slowdown) -> bool:
         """Whether it runs something ever more often, and grows fast enough for what the steps grew by."""
         per_step_ms = (self.late_ms - self.early_ms) / (self.late.middle - self.early.middle)
-        is_called_more = self.path.early.calls > 0 and self.path.is_called_more  # what is new may come now and then
+        is_called_more = self.calls[0] > 0 and self.is_called_more  # what is new may come now and then
         return is_called_more and per_step_ms >= MIN_EXPLAINED * slowdown.growth_per_step_ms
 
 
@@ -145,7 +128,7 @@ def slowdown_message(slowdown: Slowdown, lines: GrownLines) -> str:
         reason = lines.reason.removesuffix(".")
         return f"{took}; which line makes it grow is not known ({reason}), or the steps themselves became larger."
     doubt = "" if line.explains(slowdown) else ", unless the steps themselves became larger"
-    return f"{took}, by this line ({line.path.words()}){doubt}."
+    return f"{took}, by this line ({line.words()}){doubt}."
 
 
 def longer_containers(run: Run) -> str:
@@ -196,24 +179,26 @@ def _machine_factor(early: TraceWindow, late: TraceWindow) -> float:
 
 
 def _fastest_growing(early: TraceWindow, late: TraceWindow, stage: str, sources: Sources) -> GrownLine | None:
-    by_line: dict[Line, list[Growth]] = defaultdict(list)
     before, after = (_spent(window, stage) for window in (early, late))
+    by_line: dict[Line, list[str]] = defaultdict(list)
     for line, runs in before | after:
         if line in late.lines:
-            blame, spent = sources.line(late.lines[line][0].text), (before[line, runs], after[line, runs])
-            is_function = line[0] == "function"
-            by_line[line].append(Growth(blame=blame, is_function=is_function, runs=runs, early=spent[0], late=spent[1]))
-    grown = {line: sum(path.grown_ms for path in paths) for line, paths in sorted(by_line.items())}
+            by_line[line].append(runs)
+    grown_ms = {key: after[key].ms - before[key].ms for key in before | after}
+    grown = {line: sum(grown_ms[line, runs] for runs in every) for line, every in sorted(by_line.items())}
     total_ms = sum(ms for ms in grown.values() if ms > 0)
     if not total_ms:
         return None
     most = max(grown, key=lambda line: grown[line])
+    runs = max(by_line[most], key=lambda runs: grown_ms[most, runs])
     return GrownLine(
-        path=max(by_line[most], key=lambda path: path.grown_ms),
+        blame=sources.line(late.lines[most][0].text),
+        runs=f"`{runs}`" if runs else "Python in it" if most[0] == "function" else "what it calls",
+        calls=(before[most, runs].calls, after[most, runs].calls),
         early=early,
         late=late,
-        early_ms=sum(path.early.ms for path in by_line[most]),
-        late_ms=sum(path.late.ms for path in by_line[most]),
+        early_ms=sum(before[most, each].ms for each in by_line[most]),
+        late_ms=sum(after[most, each].ms for each in by_line[most]),
         share=grown[most] / total_ms,
     )
 
