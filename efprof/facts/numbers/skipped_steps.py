@@ -46,8 +46,8 @@ class SkippedSteps:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Read steps and events; raises NotRecorded without a finished step."""
-        bad_from, scaler = _first_bad_step(run), _scaler(run)
-        times = [time for time in run.get(StepTimes).every if time.step < bad_from]
+        first_bad, scaler = run.get(NonFinite).first_step, _scaler(run)
+        times = [time for time in run.get(StepTimes).every if first_bad is None or time.step < first_bad]
         after = _seen(times[SEARCH_STEPS:])
         late = after[len(after) // 2 :]
         skipped = [time for time in after if time.record.is_skipped]
@@ -114,11 +114,6 @@ def _scale_series(found: SkippedSteps) -> Series:
 def _power_of_two_below(scale: float) -> float:
     """Multiplying by it is exact."""
     return 2.0 ** math.floor(math.log2(scale)) if scale > 0 else 0.0
-
-
-def _first_bad_step(run: Run) -> float:
-    first = run.get(NonFinite).first_step
-    return math.inf if first is None else first
 
 
 def _seen(times: Sequence[StepTime]) -> list[StepTime]:

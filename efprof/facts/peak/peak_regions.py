@@ -4,6 +4,7 @@ Under activation checkpointing a call keeps what it returns; the rest of it is m
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,24 +17,16 @@ from efprof.facts.source.sources import Sources, split_site
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
-    """One execution of a line: `blocks` outlive the forward pass, the last of them is taken for what it returns."""
-
-    blocks: tuple[int, ...]
-    duration_ns: int
-
-    @property
-    def inner(self) -> tuple[int, ...]:
-        """What checkpointing would not keep."""
-        return self.blocks[:-1]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """What runs beneath one line of the user's, in all steps of a window."""
+    """What runs beneath one line of the user's, in all steps of a window, for `duration_ns` in all.
+
+    `calls` are its executions, each by the blocks that outlive the forward pass; the last of them is taken for what the
+    call returns, and the others are what checkpointing would not keep.
+    """
 
     site: str
-    calls: tuple[Call, ...]
+    calls: tuple[tuple[int, ...], ...]
+    duration_ns: int
     num_steps: int
 
 
@@ -45,7 +38,8 @@ def regions_of(
     loop_site: str | None,
 ) -> list[Region]:
     """Lines with activations beneath them whose calls can be told apart; `loop_site` is where the training loops."""
-    found: dict[str, list[Call]] = {}
+    found: dict[str, list[tuple[int, ...]]] = {}
+    durations: Counter[str] = Counter()
     unclear: set[str] = set()
     steps = sorted({stretch.step for stretch in window.stretches if stretch.stage == "forward"})
     for step in steps:
@@ -57,10 +51,10 @@ def regions_of(
                 made = (index for index in execution if window.events[index].num_bytes > 0)
                 blocks = tuple(index for index in made if categories[index] == "activations")
                 if len(blocks) > 1:
-                    duration_ns = window.events[execution[-1]].time_ns - window.events[execution[0]].time_ns
-                    found.setdefault(site, []).append(Call(blocks=blocks, duration_ns=duration_ns))
+                    durations[site] += window.events[execution[-1]].time_ns - window.events[execution[0]].time_ns
+                    found.setdefault(site, []).append(blocks)
     return [
-        Region(site=site, calls=tuple(calls), num_steps=len(steps))
+        Region(site=site, calls=tuple(calls), duration_ns=durations[site], num_steps=len(steps))
         for site, calls in found.items()
         if site not in unclear
     ]
@@ -72,15 +66,13 @@ def peak_checkpointed(window: LiveWindow, region: Region, chains: Sequence[Chain
     removed = np.zeros(len(window.events) + 1, dtype=np.int64)
     before = -1
     for call in reversed(region.calls):
-        if not call.inner:
-            continue
-        released = min(int(window.released_at[block]) for block in call.inner)
-        if released < before or before < call.blocks[0]:
-            before = max(call.blocks)
+        released = min(int(window.released_at[block]) for block in call[:-1])
+        if released < before or before < call[0]:
+            before = max(call)
         place = bisect_right(again, before)
         begins = min(released, again[place]) if place < len(again) else released
         before = released
-        for block in call.inner:
+        for block in call[:-1]:
             removed[block] += window.events[block].num_bytes
             removed[begins] -= window.events[block].num_bytes
     return int(np.max(window.live_bytes - np.cumsum(removed)[:-1]))

@@ -32,7 +32,8 @@ def loop_around(tree: ast.Module, line: int) -> LoopAround | None:
     around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt | ast.expr) and _spans(node, line)]
     scopes = [place for place, node in enumerate(around) if isinstance(node, SCOPES)]
     inside = around[scopes[-1] + 1 :] if scopes else around
-    loops = [one for one in inside if isinstance(one, LOOPS) and (isinstance(one, ast.While) or line >= _body_of(one))]
+    every = (one for one in inside if isinstance(one, LOOPS))
+    loops = [one for one in every if isinstance(one, ast.While) or line >= one.body[0].lineno]
     begins = [node.lineno for node in inside if isinstance(node, COMPREHENSIONS) or called_name(node) == "map"]
     if not begins and not loops:
         return None
@@ -43,10 +44,6 @@ def loop_around(tree: ast.Module, line: int) -> LoopAround | None:
 
 def _spans(node: ast.stmt | ast.expr, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
-
-
-def _body_of(loop: Loop) -> int:
-    return loop.body[0].lineno
 
 
 def _is_chained(loop: Loop, statement: ast.stmt, line: int) -> bool:

@@ -118,7 +118,7 @@ def definition_of(sources: Sources, file: str | None, owner: str | None) -> Sour
         node = placed.node
         if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        if placed.qualified_name(node.name) == owner:
+        if placed.prefix + node.name == owner:
             return sources.line(f"{file}:{node.lineno}:{placed.function}")
     return None
 
@@ -134,9 +134,6 @@ class PlacedNode:
     function: str
     prefix: str
     arguments: frozenset[str]
-
-    def qualified_name(self, name: str) -> str:
-        return self.prefix + name
 
 
 def placed_nodes(tree: ast.AST) -> Iterator[PlacedNode]:
@@ -158,7 +155,7 @@ def _functions_of(tree: ast.Module) -> Iterator[_Function]:
     for placed in placed_nodes(tree):
         node = placed.node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            name = None if isinstance(node, ast.Lambda) else placed.qualified_name(node.name)
+            name = None if isinstance(node, ast.Lambda) else placed.prefix + node.name
             decorators = [] if isinstance(node, ast.Lambda) else [one.lineno for one in node.decorator_list]
             yield _Function(name, min([node.lineno, *decorators]), node.end_lineno or node.lineno)
 
