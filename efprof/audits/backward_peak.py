@@ -1,6 +1,6 @@
 """A peak of memory that one forward line's gradient makes."""
 
-from efprof.facts.peak.backward_rise import BackwardJump, Temporaries, how_jump_is_known, jump_numbers, peak_map
+from efprof.facts.peak.backward_rise import BackwardJump, Temporaries, how_jump_is_known
 from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
@@ -9,10 +9,6 @@ from efprof.units import format_bytes, format_share
 
 HIGH_SHARE = 0.4
 """A peak that would fall by so much lets the batch grow by more than half."""
-ATTENTION = (
-    "If this is an attention, call `functional.scaled_dot_product_attention`, which never makes the matrix of all "
-    "scores. Otherwise: "
-)
 
 
 def backward_peak(run: Run) -> Examination:
@@ -54,24 +50,21 @@ def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
         headline="One line's gradient makes the peak of memory",
         message=f"Backward of this line ({made.operation} {where}) raises memory by {format_bytes(jump.jump_bytes)}, "
         f"{format_share(jump.jump_bytes / jump.peak_bytes)} of the recorded peak.",
-        fix=_fix(num_chunks, made.operation),
+        fix=_fix(num_chunks),
         gain=gain,
         evidence=(
             run.get(WindowMemory).series,
             sources.snippet(blame),
-            peak_map(run, jump, made),
-            jump_numbers(jump, made),
             how_jump_is_known(jump, made),
         ),
         severity="high" if gain.peak_bytes >= HIGH_SHARE * jump.peak_bytes else "medium",
     )
 
 
-def _fix(num_chunks: int, operation: str) -> Fix:
+def _fix(num_chunks: int) -> Fix:
     """What to write instead of the blamed line; a person must say what is split along which dimension."""
-    instead = ATTENTION if "softmax" in operation and "log_softmax" not in operation else ""
     return Fix.by_hand(
-        f"{instead}Do the work of this line in {num_chunks} parts along the batch, together with the layer "
+        f"Do the work of this line in {num_chunks} parts along the batch, together with the layer "
         "that makes its largest input, each part under activation checkpointing: `loss = "
         "sum(checkpoint(part_of_loss, inputs, targets, use_reentrant=False) for inputs, targets in "
         f"zip(all_inputs.chunk({num_chunks}), all_targets.chunk({num_chunks}))) / all_targets.numel()`, where "

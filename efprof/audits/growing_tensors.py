@@ -47,7 +47,7 @@ def _finding(run: Run, leak: Leak) -> Finding:
     if value is not None:
         fix = keep_copies(file, value, main.name)
         return leak_finding(run, leak, fix, left_per_step=main.value_rate)
-    return leak_finding(run, leak, _bound(run, leak), caution=", all of it: what a bound goes on keeping is not saved")
+    return leak_finding(run, leak, _bound(run, leak))
 
 
 def _bound(run: Run, leak: Leak) -> Fix:

@@ -1,6 +1,6 @@
 """A graph that backward is told to keep, and that nobody goes through again."""
 
-from efprof.facts.growth.backward_calls import NeedlessGraph, RetainedBackward, graph_evidence
+from efprof.facts.growth.backward_calls import NeedlessGraph, RetainedBackward
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import drop_graph
@@ -39,42 +39,33 @@ def needless_retain_graph(run: Run) -> Examination:
     """
     found = run.get(RetainedBackward)
     looked_at = f"{found.num_calls} backward calls, and {found.num_watched} graphs that they kept, node by node"
-    worth_it = [one for one in found.needless if one.calls.kept_bytes >= max(MIN_BYTES, MIN_SHARE * one.peak_bytes)]
+    worth_it = [one for one in found.needless if one.kept_bytes >= MIN_BYTES and not 0 < one.share < MIN_SHARE]
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, one) for one in worth_it))
 
 
 def _finding(run: Run, found: NeedlessGraph) -> Finding:
-    sources, calls = run.get(Sources), found.calls
-    blame = sources.line(calls.site)
-    is_graph_of_gradients, file = calls.num_created > 0, sources.file(blame.file)
+    sources, kept = run.get(Sources), found.kept_bytes
+    blame = sources.line(found.site)
+    until = "into the next step's forward pass" if found.reaches_next_step else "past its end"
+    of_peak = f" ({format_share(found.share)} of the highest that was read)" if found.share else ""
+    gain = Gain(basis="measured bound", explanation="none is claimed: the graph is gone before the next forward")
+    if found.reaches_next_step:
+        gain = Gain(
+            basis="measured bound",
+            explanation="what a graph was measured to hold while the next forward pass is made; at most all of it",
+            peak_bytes=kept,
+            peak_bytes_interval=(0.0, float(kept)),
+        )
     share = found.share if found.reaches_next_step else 0.0
+    is_of_gradients, file = found.argument == "create_graph", sources.file(blame.file)
     return Finding(
         blame=blame,
         category="memory",
         headline="Backward keeps a graph that nobody goes through again",
-        message=_message(found),
-        fix=drop_graph(file, blame.line, told=found.argument, is_graph_of_gradients=is_graph_of_gradients),
-        gain=_gain(found),
-        evidence=(sources.snippet(blame), *graph_evidence(found)),
+        message=f"`{found.argument}=True` makes this backward keep {format_bytes(kept)}{of_peak} {until}, and no later "
+        "call goes through that graph",
+        fix=drop_graph(file, blame.line, told=found.argument, is_graph_of_gradients=is_of_gradients),
+        gain=gain,
+        evidence=(sources.snippet(blame), found.how),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
-    )
-
-
-def _message(found: NeedlessGraph) -> str:
-    until = "into the next step's forward pass" if found.reaches_next_step else "past its end"
-    share = f" ({format_share(found.share)} of the highest that was read)" if found.share else ""
-    return (
-        f"`{found.argument}=True` makes this backward keep {format_bytes(found.calls.kept_bytes)}{share} {until}, and "
-        "no later call goes through that graph"
-    )
-
-
-def _gain(found: NeedlessGraph) -> Gain:
-    if not found.reaches_next_step:
-        return Gain(basis="measured bound", explanation="none is claimed: the graph is gone before the next forward")
-    return Gain(
-        basis="measured bound",
-        explanation="what a graph was measured to hold while the next forward pass is made; at most all of it",
-        peak_bytes=found.calls.kept_bytes,
-        peak_bytes_interval=(0.0, float(found.calls.kept_bytes)),
     )

@@ -5,9 +5,7 @@ from efprof.facts.numbers.nonfinite_cause import (
     NonFiniteCause,
     how_nonfinite_is_known,
     is_guess,
-    loss_numbers,
     loss_series,
-    suspect_table,
 )
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
@@ -62,9 +60,7 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
         ),
         evidence=(
             sources.snippet(cause.blame),
-            *suspect_table(found),
             loss_series(found),
-            loss_numbers(found),
             how_nonfinite_is_known(found, cause),
         ),
         severity="high" if found.num_bad >= LOST_SHARE * found.num_from_first else "medium",

@@ -1,10 +1,8 @@
 """A peak of memory above what there is for it."""
 
 from efprof.facts.peak.peak_composition import (
-    WITH_BUDGET,
     PeakComposition,
     PeakReduction,
-    budget_after_failure,
     how_peak_is_known,
     lower_peak,
     most_by_line,
@@ -24,8 +22,7 @@ def oversized_peak(run: Run) -> Examination:
 
     What it finds
     -------------
-    The categories and lines whose memory makes the peak, where that is more than `efprof report --budget` allows, or
-    where the run ended out of memory in a step that took about as much as a recorded one.
+    The categories and lines whose memory makes the peak, where that is more than `efprof report --budget` allows.
 
     Why it matters
     --------------
@@ -40,34 +37,27 @@ def oversized_peak(run: Run) -> Examination:
     The recorded allocations replayed as if the call were checkpointed.
     """
     peak = run.get(PeakComposition)
-    budget = _budget(run, peak)
+    budget = run.budget_bytes
+    if budget is None:
+        raise NotRecorded(
+            "no budget was given; 'efprof report --budget 24GiB' tells how the recorded peak comes to stay below that."
+        )
     looked_at = f"a peak of {format_bytes(peak.peak_bytes)} against {format_bytes(budget)}"
     is_above = peak.peak_bytes > budget
     return Examination(looked_at=looked_at, findings=(_finding(run, peak, budget),) if is_above else ())
-
-
-def _budget(run: Run, peak: PeakComposition) -> int:
-    """What was asked for; of a run that ran out of memory, less than it had."""
-    if run.budget_bytes is not None:
-        return run.budget_bytes
-    if run.run_file.ended == "out_of_memory":
-        return budget_after_failure(run, peak)
-    raise NotRecorded(f"no budget was given; {WITH_BUDGET}.")
 
 
 def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
     sources, (way, edit) = run.get(Sources), _best(run, peak, budget)
     site = way.site if way and way.site else _largest_line(run, peak)
     blame = sources.line(site)
-    left, is_wished = peak.peak_bytes - budget, run.budget_bytes is not None
-    which = "" if is_wished else ", below which the step that failed would have been served"
     return Finding(
         blame=blame,
         category="memory",
         headline="The peak of memory is above the budget",
-        message=f"The peak is {format_bytes(peak.peak_bytes)}, {format_bytes(left)} above {format_bytes(budget)}"
-        f"{which}; {_made_of(peak)}.",
-        fix=lower_peak(peak, budget, way, edit, is_device="CUDA" in run.run_file.memory_source),
+        message=f"The peak is {format_bytes(peak.peak_bytes)}, {format_bytes(peak.peak_bytes - budget)} above "
+        f"{format_bytes(budget)}; {_made_of(peak)}.",
+        fix=lower_peak(peak, budget, way, edit),
         gain=Gain(
             basis="replay",
             explanation="the recorded allocations replayed as if this were done",
@@ -86,15 +76,15 @@ def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
 
 def _best(run: Run, peak: PeakComposition, budget: int) -> tuple[PeakReduction | None, CodeEdit | None]:
     """The cheapest way within the budget, one that is known to the letter first; else the one that saves most."""
-    fitting = [way for way in peak.within(budget) if way.kind != "bfloat16"]
-    others = sorted((way for way in peak.ways if way.kind == "checkpoint"), key=lambda way: way.peak_bytes)
-    ways = [*(way for way in fitting if way.kind == "checkpoint"), *fitting] or others
+    fitting = sorted(peak.within(budget), key=lambda way: way.site is None)
+    others = sorted((way for way in peak.ways if way.site is not None), key=lambda way: way.peak_bytes)
+    ways = fitting or others
     edits = [(way, _edit(run, way)) for way in ways]
     return next((pair for pair in edits if pair[1] is not None), edits[0] if edits else (None, None))
 
 
 def _edit(run: Run, way: PeakReduction) -> CodeEdit | None:
-    if way.kind != "checkpoint" or way.site is None:
+    if way.site is None:
         return None
     blame = run.get(Sources).line(way.site)
     return checkpoint_call(run.get(Sources).file(blame.file), blame.line)

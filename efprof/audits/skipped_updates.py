@@ -49,10 +49,10 @@ def skipped_updates(run: Run) -> Examination:
             f"Only {found.num_steps} steps after the first {SEARCH_STEPS}, in which a gradient scaler finds its scale, "
             f"and before a loss or gradient that is not finite: {MIN_STEPS} are needed; record a longer run."
         )
-    looked_at = f"{found.num_steps:,} steps under a gradient scaler, of which it skipped {len(found.skipped):,}"
-    if found.lowest_scale == found.highest_scale:
+    looked_at = f"{found.num_steps:,} steps under a gradient scaler, of which it skipped {found.num_skipped:,}"
+    if len({scale for _, scale in found.scales}) == 1:
         return Examination(looked_at=f"{looked_at}; its scale stayed as it was")
-    if len(found.skipped) < MIN_SKIPPED or min(found.share, found.late_share) < MIN_SHARE:
+    if found.num_skipped < MIN_SKIPPED or min(found.share, found.late_share) < MIN_SHARE:
         return Examination(looked_at=looked_at)
     if found.site is None:
         raise ThinEvidence(f"{looked_at}, but neither the scaler's line nor that of backward was recorded.")
@@ -67,7 +67,7 @@ def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
         category="time",
         headline="The gradient scaler skips many updates",
         message=f"Of {found.num_steps:,} steps after the first {SEARCH_STEPS}, the gradient scaler skipped "
-        f"{len(found.skipped):,} ({format_share(found.share)}), which took {format_ms(found.skipped_ms)} each and "
+        f"{found.num_skipped:,} ({format_share(found.share)}), which took {format_ms(found.skipped_ms)} each and "
         "taught nothing.",
         fix=_fix(sources, found, blame),
         gain=Gain(

@@ -20,8 +20,6 @@ MIN_RATIO = 1.25
 """Thirds of one run differ by up to 15 % on a shared machine without any cause in the program."""
 MIN_CERTAIN_RATIO = 1.1
 """The interval's lower end must clear a tenth: less may be caches that fill and clocks that fall."""
-MIN_EXPLAINED_RATIO, MIN_CERTAIN_EXPLAINED = 1.1, 1.03
-"""The same where a line is seen to run something ever more often: that is no machine's doing."""
 HIGH_RATIO = 1.5
 
 
@@ -49,13 +47,11 @@ def step_slowdown(run: Run) -> Examination:
     slowdown = run.get(Slowdown)
     early, late = slowdown.early, slowdown.late
     looked_at = f"{early.span} against {late.span}, which take {format_value(slowdown.ratio, 'ratio')} as long"
-    if slowdown.ratio < MIN_EXPLAINED_RATIO:
+    if slowdown.ratio < MIN_RATIO:
         return Examination(looked_at=looked_at)
     lines = run.get(GrownLines)
     is_explained = lines.line is not None and lines.line.explains(slowdown)
-    if not is_explained and slowdown.ratio < MIN_RATIO:
-        return Examination(looked_at=looked_at)
-    if slowdown.ratio_interval[0] <= (MIN_CERTAIN_EXPLAINED if is_explained else MIN_CERTAIN_RATIO):
+    if slowdown.ratio_interval[0] <= MIN_CERTAIN_RATIO:
         raise ThinEvidence(f"Unclear: {looked_at}, but the interval reaches down to {slowdown.ratio_interval[0]:.2f}x.")
     if doubt := slowdown.doubt(is_gpu=bool(run.run_file.devices), is_explained=is_explained):
         raise ThinEvidence(f"Unclear: {looked_at}, but {doubt}.")
@@ -68,7 +64,7 @@ def step_slowdown(run: Run) -> Examination:
 
 
 def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
-    blame = lines.line.path.blame if lines.line else _stage_line(run, slowdown)
+    blame = lines.line.blame if lines.line else _stage_line(run, slowdown)
     low, high = slowdown.growth_interval_ms
     return Finding(
         blame=blame,

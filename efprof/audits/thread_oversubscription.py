@@ -5,7 +5,7 @@ from efprof.facts.source.sources import Sources
 from efprof.facts.steps.ready_threads import ReadyThreads
 from efprof.facts.steps.step_times import StepTimes
 from efprof.fixes.source_edit import calls_on, replace_expression
-from efprof.model import EnvironmentVariable, Examination, Finding, Fix, Gain, Numbers, ThinEvidence, called_name
+from efprof.model import EnvironmentVariable, Examination, Finding, Fix, Gain, ThinEvidence, called_name
 from efprof.units import format_share
 
 MIN_CROWDING = 1.25
@@ -68,10 +68,7 @@ def _finding(run: Run, site: str, message: str, fitting: int, ready_per_core: fl
         message=message,
         fix=_fix(run, blame.file, blame.line, fitting),
         gain=Gain(basis="measured bound", explanation=why),
-        evidence=(
-            sources.snippet(blame),
-            Numbers.of("Threads and cores", ("threads ready to run, for each core", ready_per_core, "")),
-        ),
+        evidence=(sources.snippet(blame),),
         severity="high" if ready_per_core >= HIGH_CROWDING else "medium",
     )
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from efprof.facts.growth.backward_calls import UnclearedGradients, UnclearedOptimizer
+from efprof.facts.growth.backward_calls import UnclearedOptimizer, uncleared_optimizers
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.fixes.step_calls import clear_gradients, clearing_lines
+from efprof.fixes.step_calls import clear_gradients
 from efprof.model import Examination, Finding, Gain, Narrative
 
 
@@ -30,10 +30,10 @@ def uncleared_gradients(run: Run) -> Examination:
     --------------
     No time and no memory: updates that follow the step's own batch.
     """
-    found = run.get(UnclearedGradients)
-    looked_at = f"the gradients of {found.num_optimizers} optimizer{'s' * (found.num_optimizers != 1)}"
+    num_watched, uncleared = uncleared_optimizers(run)
+    looked_at = f"the gradients of {num_watched} optimizer{'s' * (num_watched != 1)}"
     by_line: dict[str, list[UnclearedOptimizer]] = {}
-    for optimizer in found.optimizers:
+    for optimizer in uncleared:
         by_line.setdefault(optimizer.backwards[0].key, []).append(optimizer)
     findings = tuple(_finding(run, optimizers) for optimizers in by_line.values())
     return Examination(looked_at=looked_at, findings=findings)
@@ -58,20 +58,13 @@ def _finding(run: Run, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
         ),
         evidence=(
             *(sources.snippet(place) for place in places),
-            Narrative.of(*_paragraphs(sources, optimizers)),
+            Narrative.of(
+                "In the run's first steps, some of the optimizer's gradients were looked at where it stepped and where "
+                "each backward pass began and ended: each time the numbers that the step had used were still there, "
+                "not zero, and the pass added to them.",
+                "It is meant where a program sums gradients over all its training, or clears them more than "
+                f"{optimizers[0].num_steps} steps apart; then ignore it.",
+            ),
         ),
         severity="high",
-    )
-
-
-def _paragraphs(sources: Sources, optimizers: Sequence[UnclearedOptimizer]) -> tuple[str, ...]:
-    files = dict.fromkeys(line.file for one in optimizers for line in (one.backwards[0], one.step) if line is not None)
-    cleared_at = [place for file in files for place in clearing_lines(sources.file(file))]
-    there = f" The file calls `zero_grad` at {', '.join(cleared_at)}, but for other gradients, or not between steps."
-    return (
-        "In the run's first steps, some of the optimizer's gradients were looked at where it stepped and where each "
-        "backward pass began and ended: each time the numbers that the step had used were still there, not zero, and "
-        "the pass added to them." + (there if cleared_at else ""),
-        "It is meant where a program sums gradients over all its training, or clears them more than "
-        f"{optimizers[0].num_steps} steps apart; then ignore it.",
     )

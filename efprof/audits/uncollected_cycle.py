@@ -8,7 +8,6 @@ from efprof.facts.growth.reference_cycles import (
     CycleSawtooth,
     closed_cycle,
     cycle_gain,
-    cycle_numbers,
     how_the_cycle_is_known,
 )
 from efprof.facts.run.run import Run
@@ -64,11 +63,7 @@ def _finding(run: Run, sawtooth: CycleSawtooth, closed: ClosedCycle | None) -> F
         f"collector frees it, about every {format_value(round(sawtooth.steps_apart), 'count')} steps{of_what}.",
         fix=_fix(sources, closed),
         gain=cycle_gain(sawtooth),
-        evidence=(
-            sources.snippet(blame),
-            cycle_numbers(sawtooth, closed.cycle if closed else None),
-            how_the_cycle_is_known(closed),
-        ),
+        evidence=(sources.snippet(blame), how_the_cycle_is_known(closed)),
         severity="high" if is_high else "medium" if share >= MEDIUM_SHARE else "low",
     )
 

@@ -46,28 +46,29 @@ def worker_memory(run: Run) -> Examination:
             f"the workers were started by '{memory.data_set.start_method}', by which each has a copy of the whole data "
             f"set from its start; their private memory is {private} each."
         )
-    if memory.copied_container or (copied >= MIN_UNEXPLAINED and len(memory.workers) > 1):
+    if memory.copied_container:
         return Examination(looked_at=looked_at, findings=(_finding(run, memory),))
+    if copied >= MIN_UNEXPLAINED and len(memory.workers) > 1:
+        raise ThinEvidence(f"{looked_at}: look for what they read that is none of its attributes, as a global list.")
     return Examination(looked_at=looked_at)
 
 
 def _finding(run: Run, memory: WorkerMemory) -> Finding:
     copied, num_workers, held = memory.copied_bytes, len(memory.workers), memory.copied_container
+    assert held is not None
     all_bytes, host = format_bytes(num_workers * copied), run.run_file.host
     share = num_workers * max(copied, memory.object_bytes) / host.total_bytes if host and host.total_bytes else 0.0
     who, in_all = (
         (f"Each of {num_workers} data workers", f", {all_bytes} in all") if num_workers > 1 else ("The data worker", "")
     )
-    what = "memory that no container of its data set explains"
-    if held:
-        what = f"the {held.type} of {held.length:,} `{held.element_type}` objects `{held.path}`"
+    what = f"the {held.type} of {held.length:,} `{held.element_type}` objects `{held.path}`"
     return Finding(
         blame=memory.blame(run),
         category="memory",
-        headline=f"Each data worker copies `{held.path}`" if held else "Data workers copy what they share",
+        headline=f"Each data worker copies `{held.path}`",
         message=f"{who} copies {what}: by step {memory.last_step:,}, {format_bytes(copied)} that it shared with the "
         f"training process had become its own{in_all}.",
-        fix=Fix.by_hand(_advice(memory)),
+        fix=Fix.by_hand(_advice(held.path, held.element_type)),
         gain=Gain(
             basis="measured bound",
             explanation=f"{all_bytes} of host memory: what {num_workers} workers had copied by step "
@@ -78,14 +79,8 @@ def _finding(run: Run, memory: WorkerMemory) -> Finding:
     )
 
 
-def _advice(memory: WorkerMemory) -> str:
-    held = memory.copied_container
-    if held is None:
-        return (
-            "Find what the workers read that is not in the data set's attributes, such as a global list, and keep it "
-            "in one array, or load it in the worker."
-        )
+def _advice(path: str, element_type: str) -> str:
     array = "what its entries hold in arrays, one per field (`numpy`, pyarrow)"
-    if held.element_type in ("str", "bytes"):
+    if element_type in ("str", "bytes"):
         array = "the texts as one array of bytes and one of offsets, or a pyarrow array"
-    return f"Keep in `{held.path.rpartition('.')[2]}` {array}, or read each item in `__getitem__`."
+    return f"Keep in `{path.rpartition('.')[2]}` {array}, or read each item in `__getitem__`."

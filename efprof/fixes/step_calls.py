@@ -58,13 +58,6 @@ def clear_gradients(steps: Sequence[SourceLine | None], file: Callable[[str], So
     )
 
 
-def clearing_lines(file: SourceFile) -> tuple[str, ...]:
-    """`file:line` of every `zero_grad` that the file calls."""
-    calls = [node for node in ast.walk(file.tree) if isinstance(node, ast.Call)]
-    lines = {call.lineno for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == CLEARING}
-    return tuple(f"{file.name}:{line}" for line in sorted(lines))
-
-
 def checkpoint_call(file: SourceFile, line: int) -> CodeEdit | None:
     """`f(x)` -> `torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)`.
 

@@ -70,7 +70,6 @@ def test_it_blames_the_line_that_was_seen_to_fill_the_container_and_claims_no_pe
     assert gain.explanation.startswith("118 MiB of host memory")
     series = [each for each in finding.evidence if isinstance(each, Series)]
     assert series[0].lines[0].y[0] == PYTHON
-    assert series[1].title == "What train.log has"
 
 
 def test_what_containers_were_counted_to_take_is_told_however_unevenly_resident_memory_rises(tmp_path: Path) -> None:

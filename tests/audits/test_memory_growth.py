@@ -152,14 +152,9 @@ def test_without_any_holder_the_loop_is_named_and_the_doubt_said_by_this_audit_a
             audit(run)
 
 
-def test_what_was_read_too_seldom_to_tell_is_not_judged_and_the_option_that_mends_it_named(tmp_path: Path) -> None:
+def test_what_was_read_too_seldom_to_tell_is_not_judged(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match=r"after 10 of 10 steps outside windows, a trend needs 20; record a longer"):
         memory_growth(write_run(tmp_path, steps=leaking_steps(10)))
-    steps = leaking_steps(24)
-    for step in steps[4:12]:
-        step.window = "trace-1"
-    with pytest.raises(ThinEvidence, match=r"after 16 of 24 steps .* 'efprof record --windows none'"):
-        memory_growth(write_run(tmp_path / "second", steps=steps))
 
 
 def read_early(*, bytes_per_step: int = MIB) -> list[StepRecord]:
@@ -183,9 +178,6 @@ def test_growth_that_is_known_early_only_is_told_up_to_there_and_its_end_as_a_co
     assert finding.message.startswith("Memory grows 1.00 MiB per step; at this rate")
     assert "; memory was last read after step 39 of 239; what holds it is not known" in finding.message
     assert (finding.gain.peak_bytes, finding.gain.until_step) == (39 * MIB, 39)
-    steps = read_early(bytes_per_step=64 * MIB)
-    (finding,) = memory_growth(write_run(tmp_path / "second", steps=steps, sources={"train.py": TRAIN})).findings
-    assert "; if it goes on, it ends this run at step " in finding.message
 
 
 def test_an_end_is_foretold_not_far_beyond_what_was_recorded_unless_it_makes_it_severe(tmp_path: Path) -> None:
@@ -194,9 +186,7 @@ def test_an_end_is_foretold_not_far_beyond_what_was_recorded_unless_it_makes_it_
     far = write_run(tmp_path / "far", steps=leaking_steps(60), sources={"train.py": TRAIN})
     (of_near,), (of_far,) = memory_growth(near).findings, memory_growth(far).findings
     assert "would last until step ~16,000" in of_near.message
-    assert "step at which it is used up" in str(of_near.evidence)
     assert "last until" not in of_far.message
-    assert "used up" not in str(of_far.evidence)
     assert (of_near.severity, of_far.severity) == ("medium", "low")
     steps = leaking_steps(30, 4 * MIB)
     (finding,) = memory_growth(write_run(tmp_path / "second", steps=steps, sources={"train.py": TRAIN})).findings

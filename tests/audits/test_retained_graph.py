@@ -10,7 +10,7 @@ from efprof.artifacts.holders import Counted
 from efprof.audits.growing_tensors import growing_tensors
 from efprof.audits.memory_growth import memory_growth
 from efprof.audits.retained_graph import retained_graph
-from efprof.model import CodeEdit, Finding, Series, Table, ThinEvidence
+from efprof.model import CodeEdit, Finding, Table, ThinEvidence
 from efprof.units import MIB
 from tests.audits.growing_runs import TRAIN, counts_of, graphs, leaking_run, leaking_steps, plain, seen, watch_of
 from tests.support.builders import make_steps
@@ -44,8 +44,6 @@ def test_it_blames_the_line_that_was_seen_writes_the_edit_and_predicts_the_rise(
 def test_it_shows_what_was_counted_and_the_lines_that_were_seen(tmp_path: Path) -> None:
     watches = [watch_of(seen(), seen("train.py:9:train", "shrank", times=2))]
     evidence = finding_of(tmp_path, watches=watches).evidence
-    series = next(one for one in evidence if isinstance(one, Series) and one.title == "What train.history has")
-    assert series.lines[0].x == (19.0, 39.0, 59.0)
     (counted,) = (one for one in evidence if isinstance(one, Table))
     assert counted.rows[0][2] == "20 -> 40 -> 60"
     assert counted.rows[0][4:6] == ("train.py:8 (6 times)", "train.py:9 (2 times)")
@@ -75,7 +73,7 @@ def test_counts_alone_are_evidence_where_memory_shows_no_trend(tmp_path: Path) -
 def test_where_no_line_was_seen_the_owner_is_blamed_and_without_that_the_call_of_backward(tmp_path: Path) -> None:
     finding = finding_of(tmp_path, watches=[])
     assert finding.blame.text == "def train(model, loader, optimizer):"
-    assert "lines were not observed when this run was recorded" in finding.message
+    assert "there was no time to watch its lines" in finding.message
     assert finding.fix.applicability == "manual"
     finding = finding_of(
         tmp_path / "second", watches=[], holder=lambda n: graphs(n, scope="global", owner="train", file=None)

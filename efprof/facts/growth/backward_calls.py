@@ -7,9 +7,9 @@ from typing import Self
 from efprof.artifacts.events import BackwardCalls, GradientClearing, events_of
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import Sources, place_of
 from efprof.facts.steps.step_times import StepTimes
-from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, ThinEvidence
+from efprof.model import Narrative, NotRecorded, SourceLine, ThinEvidence
 
 MIN_CYCLES = 3
 """Leaves alive at once, each with a gradient that has a graph: two are this step's and the one's before."""
@@ -45,25 +45,17 @@ def gradient_cycles(run: Run) -> list[BackwardCalls]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeedlessGraph:
-    """The calls of one line; `peak_bytes` is the most that was allocated at any boundary of a steady step."""
+    """What the calls of one line keep by an `argument` of backward, mostly into the next step's forward pass or not.
 
-    calls: BackwardCalls
-    peak_bytes: int
+    `share` is that of the most that was allocated at any boundary of a steady step; 0 where no memory was read.
+    """
 
-    @property
-    def share(self) -> float:
-        """Of the peak, what a graph holds; 0 where no memory was read."""
-        return self.calls.kept_bytes / self.peak_bytes if self.peak_bytes else 0.0
-
-    @property
-    def reaches_next_step(self) -> bool:
-        """Whether the graph mostly lives on into the next step's forward pass."""
-        return 2 * self.calls.num_released_later > self.calls.num_released
-
-    @property
-    def argument(self) -> str:
-        """By which backward was told to keep it, as far as was seen."""
-        return "create_graph" if self.calls.num_created else "retain_graph"
+    site: str
+    argument: str
+    kept_bytes: int
+    share: float
+    reaches_next_step: bool
+    how: Narrative
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,41 +73,29 @@ class RetainedBackward:
         keeping = [one for one in sites if one.num_retained and one.num_retained == one.num_calls]
         unseen = [one for one in keeping if one.num_watched < MIN_WATCHED]
         if unseen and len(unseen) == len(keeping):
-            place = unseen[0].site.rpartition(":")[0]
             raise ThinEvidence(
-                f"{place} keeps the graph, of which too few were watched: they are too large, or too few."
+                f"{place_of(unseen[0].site)} keeps the graph, of which too few were watched: they are too large, or "
+                "too few."
             )
         records = [time.record for time in steady]
         peak_bytes = max((here.allocated_bytes for record in records for here in record.memory), default=0)
+        needless = (
+            NeedlessGraph(
+                site=one.site,
+                argument="create_graph" if one.num_created else "retain_graph",
+                kept_bytes=one.kept_bytes,
+                share=one.kept_bytes / peak_bytes if peak_bytes else 0.0,
+                reaches_next_step=2 * one.num_released_later > one.num_released,
+                how=_how_it_is_known(one),
+            )
+            for one in keeping
+            if _is_needless(one, records)
+        )
         return cls(
             num_calls=sum(one.num_calls for one in sites),
             num_watched=sum(one.num_watched for one in sites),
-            needless=tuple(
-                NeedlessGraph(calls=one, peak_bytes=peak_bytes) for one in keeping if _is_needless(one, records)
-            ),
+            needless=tuple(needless),
         )
-
-
-def graph_evidence(found: NeedlessGraph) -> tuple[Evidence, ...]:
-    calls = found.calls
-    paragraphs = (
-        f"Each node of {calls.num_watched} graphs that this line kept was watched: no later call of backward, nor of "
-        f"torch.autograd.grad, ran any of them again before they were let go. All {calls.num_calls} calls that were "
-        "seen keep their graph.",
-        "How much a graph holds was measured: the bytes of the tensors saved in it. Where it lives on, the next "
-        "forward pass is made beside it, so the peak falls by at most as much, and by less where backward makes it.",
-        "It is wrong where the graph is gone through at some rare step that was not watched: torch then raises an "
-        'error that says "Trying to backward through the graph a second time".',
-        *((OF_CREATED,) if calls.num_created else ()),
-    )
-    return (
-        Numbers.of(
-            "What is kept",
-            ("held by a graph, the most it can be", calls.kept_bytes, "bytes"),
-            ("highest memory at the boundaries of the steps", found.peak_bytes, "bytes"),
-        ),
-        Narrative.of(*paragraphs),
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,40 +113,44 @@ class UnclearedOptimizer:
     is_alone: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnclearedGradients:
-    """`num_optimizers` were watched until it was clear what becomes of their gradients."""
+def uncleared_optimizers(run: Run) -> tuple[int, list[UnclearedOptimizer]]:
+    """How many were watched until it was clear what becomes of their gradients, and those whose are never cleared.
 
-    num_optimizers: int
-    optimizers: tuple[UnclearedOptimizer, ...]
-
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Raises NotRecorded where no optimizer was watched long enough, ThinEvidence where none can be told of."""
-        seen = events_of(run.rank_folder, GradientClearing)
-        if not seen:
-            raise NotRecorded(
-                "events.jsonl does not say what becomes of the gradients; record 20 steps with 'efprof record', of an "
-                "optimizer whose gradients are neither sparse nor sharded."
-            )
-        if all(event.outcome == "changed" for event in seen):
-            raise ThinEvidence(
-                "Something changes the gradients in place after the step, be it `zero_grad(set_to_none=False)` or the "
-                "optimizer itself: whether they are cleared cannot be told."
-            )
-        sources = run.get(Sources)
-        kept = [event for event in seen if event.outcome == "kept" and event.backward_sites]
-        optimizers = (
-            UnclearedOptimizer(
-                name=event.optimizer,
-                num_steps=event.num_steps,
-                backwards=tuple(map(sources.line, event.backward_sites)),
-                step=None if event.step_site is None else sources.line(event.step_site),
-                is_alone=not event.num_earlier_backwards,
-            )
-            for event in kept
+    Raises NotRecorded where no optimizer was watched long enough, ThinEvidence where none can be told of.
+    """
+    seen, sources = events_of(run.rank_folder, GradientClearing), run.get(Sources)
+    if not seen:
+        raise NotRecorded(
+            "events.jsonl does not say what becomes of the gradients; record 20 steps with 'efprof record', of an "
+            "optimizer whose gradients are neither sparse nor sharded."
         )
-        return cls(num_optimizers=sum(event.outcome != "changed" for event in seen), optimizers=tuple(optimizers))
+    if all(event.outcome == "changed" for event in seen):
+        raise ThinEvidence(
+            "Something changes the gradients in place after the step, be it `zero_grad(set_to_none=False)` or the "
+            "optimizer itself: whether they are cleared cannot be told."
+        )
+    return sum(event.outcome != "changed" for event in seen), [
+        UnclearedOptimizer(
+            name=event.optimizer,
+            num_steps=event.num_steps,
+            backwards=tuple(map(sources.line, event.backward_sites)),
+            step=None if event.step_site is None else sources.line(event.step_site),
+            is_alone=not event.num_earlier_backwards,
+        )
+        for event in seen
+        if event.outcome == "kept" and event.backward_sites
+    ]
+
+
+def _how_it_is_known(calls: BackwardCalls) -> Narrative:
+    return Narrative.of(
+        f"Each node of {calls.num_watched} graphs that this line kept was watched: no later call of backward, nor of "
+        f"torch.autograd.grad, ran any of them again before they were let go. All {calls.num_calls} calls that were "
+        "seen keep their graph. How much a graph holds was measured: the bytes of the tensors saved in it.",
+        "It is wrong where the graph is gone through at some rare step that was not watched: torch then raises an "
+        'error that says "Trying to backward through the graph a second time".',
+        *((OF_CREATED,) if calls.num_created else ()),
+    )
 
 
 def _is_needless(calls: BackwardCalls, records: Sequence[StepRecord]) -> bool:

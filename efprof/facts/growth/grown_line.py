@@ -1,23 +1,21 @@
 """Which line takes longer in the last profiler window than in the first, and what else later steps have more of."""
 
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.growth.kept_growth import KeptGrowth
-from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, sites_of
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.slowdown import Part, Slowdown
 from efprof.facts.steps.step_times import StepTimes, part_of_steps
 from efprof.facts.time.call_paths import Line
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
-from efprof.model import STAGES, Evidence, Narrative, NotRecorded, SourceLine, Table
-from efprof.units import format_ms, format_value
+from efprof.model import Evidence, Narrative, NotRecorded, SourceLine
+from efprof.units import format_ms
 
 MIN_SHARE = 0.3
 """A line with less of the growth is one of several; no single one is at fault."""
@@ -28,12 +26,10 @@ STANDING_OUT = 2.0
 MIN_EXPLAINED = 0.5
 """Of the growth of the steps, by a line's own growth from step to step, or by what else a step has more of."""
 MIN_LINE_SHARE = 0.02
-"""Of the window: a shorter line says nothing about the machine, and one with fewer bytes may have them by chance."""
+"""Of the window: a shorter line says nothing about the machine."""
 MIN_DISTANCE = 15
 """Steps between the windows: the first two of a usual run are 25 apart."""
-MAX_ROWS = 4
-
-K = TypeVar("K", bound=Hashable)
+MAX_NAMED = 4
 
 OF_GRADIENTS = frozenset({"backward", "optimizer"})
 """The stages that take longer where more parameters are trained."""
@@ -47,54 +43,36 @@ class Spent(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Growth:
-    """What a line runs, in the early and the late window.
-
-    `runs` is an operator, a module or a label; empty for the line itself, or the function's own Python.
-    """
-
-    blame: SourceLine
-    is_function: bool
-    runs: str
-    early: Spent
-    late: Spent
-
-    @property
-    def grown_ms(self) -> float:
-        return self.late.ms - self.early.ms
-
-    @property
-    def is_called_more(self) -> bool:
-        return self.late.calls > MIN_FACTOR * self.early.calls
-
-    def words(self) -> str:
-        """What a step does more of: calls of it, or time in as many."""
-        what = f"`{self.runs}`" if self.runs else "Python in it" if self.is_function else "what it calls"
-        if self.is_called_more:
-            return f"{what} runs {self.late.calls:,.0f} times a step instead of {self.early.calls:,.0f}"
-        return f"{what} runs as often as before, but longer"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GrownLine:
     """The line (or function, outside of its lines) whose own time grew most in the stage that grew most.
 
     `early_ms` and `late_ms` are per step of the windows `early` and `late`; `share` is its part of all that grew in
-    the stage between them. `path` is what grew most of what it runs, `paths` what did on any line.
+    the stage between them. `runs` says what grew most of what it runs, `calls` how often a step of each window does.
     """
 
-    path: Growth
-    paths: tuple[Growth, ...]
+    blame: SourceLine
+    runs: str
+    calls: tuple[float, float]
     early: TraceWindow
     late: TraceWindow
     early_ms: float
     late_ms: float
     share: float
 
+    @property
+    def is_called_more(self) -> bool:
+        return self.calls[1] > MIN_FACTOR * self.calls[0]
+
+    def words(self) -> str:
+        """What a step does more of: calls of it, or time in as many."""
+        if self.is_called_more:
+            return f"{self.runs} runs {self.calls[1]:,.0f} times a step instead of {self.calls[0]:,.0f}"
+        return f"{self.runs} runs as often as before, but longer"
+
     def explains(self, slowdown: Slowdown) -> bool:
         """Whether it runs something ever more often, and grows fast enough for what the steps grew by."""
         per_step_ms = (self.late_ms - self.early_ms) / (self.late.middle - self.early.middle)
-        is_called_more = self.path.early.calls > 0 and self.path.is_called_more  # what is new may come now and then
+        is_called_more = self.calls[0] > 0 and self.is_called_more  # what is new may come now and then
         return is_called_more and per_step_ms >= MIN_EXPLAINED * slowdown.growth_per_step_ms
 
 
@@ -137,8 +115,6 @@ def slowdown_evidence(times: StepTimes, slowdown: Slowdown, lines: GrownLines) -
     )
     return (
         part_of_steps(times, slowdown.stage, [time.of(slowdown.stage) for time in times.steady], marks),
-        _stage_table(slowdown),
-        *((_path_table(slowdown, lines.line),) if lines.line else ()),
         _meaning(slowdown, lines),
     )
 
@@ -152,7 +128,7 @@ def slowdown_message(slowdown: Slowdown, lines: GrownLines) -> str:
         reason = lines.reason.removesuffix(".")
         return f"{took}; which line makes it grow is not known ({reason}), or the steps themselves became larger."
     doubt = "" if line.explains(slowdown) else ", unless the steps themselves became larger"
-    return f"{took}, by this line ({line.path.words()}){doubt}."
+    return f"{took}, by this line ({line.words()}){doubt}."
 
 
 def longer_containers(run: Run) -> str:
@@ -164,7 +140,7 @@ def longer_containers(run: Run) -> str:
             at = f" at {sources.line(one.site)}" if one.site else ""
             lengths = f"{first.length:,} entries after step {first.step:,}, {last.length:,} after step {last.step:,}"
             found.append(f"`{one.name}`{at} ({lengths})")
-    names = ", ".join(found[:MAX_ROWS])
+    names = ", ".join(found[:MAX_NAMED])
     return f" Meanwhile there got longer: {names}; bound it, or keep a running value." if found else ""
 
 
@@ -185,52 +161,44 @@ def larger_steps(run: Run) -> str:
         before, after = (_usual(run, part, of) for part in (slowdown.early, slowdown.late))
         if before and after >= least * before:
             return f"a step has {after:,.0f} {name} there instead of {before:,.0f}"
-    # What keeps more with every step makes a line or two allocate more; longer data does it to all of them.
-    if (memory := run.find(LiveMemory)) is not None:
-        early, late = (_forward_bytes(memory.windows[place], run.get(Sources)) for place in (0, -1))
-        factor = _common_factor(early, late, MIN_LINE_SHARE * early.total())
-        if factor >= least:
-            more = format_value(factor, "ratio")
-            return f"the lines of the forward pass allocate {more} as much there, as for longer data"
     return ""
 
 
 def _machine_factor(early: TraceWindow, late: TraceWindow) -> float:
-    """What became busier is the machine, not the program."""
+    """By how much a line grew that most grew more than: a busier machine does it to all of them, as does longer data.
+
+    Of the lines that are in both windows, and were not short in the first.
+    """
     before, after = (
         {line: sum(path.own_ns for path in paths) / len(window.steps) for line, paths in window.lines.items()}
         for window in (early, late)
     )
-    return _common_factor(before, after, MIN_LINE_SHARE * early.step_ms * 1e6)
-
-
-def _common_factor(before: Mapping[K, float], after: Mapping[K, float], least: float) -> float:
-    """By how much something grew that most grew more than, of what is in both and was not less than so much."""
-    factors = sorted(after[key] / size for key, size in before.items() if size >= least and key in after)
+    least = MIN_LINE_SHARE * early.step_ms * 1e6
+    factors = sorted(after[line] / ns for line, ns in before.items() if ns >= least and line in after)
     return factors[len(factors) // 4] if len(factors) > 1 else 1.0
 
 
 def _fastest_growing(early: TraceWindow, late: TraceWindow, stage: str, sources: Sources) -> GrownLine | None:
-    by_line: dict[Line, list[Growth]] = defaultdict(list)
     before, after = (_spent(window, stage) for window in (early, late))
+    by_line: dict[Line, list[str]] = defaultdict(list)
     for line, runs in before | after:
         if line in late.lines:
-            blame, spent = sources.line(late.lines[line][0].text), (before[line, runs], after[line, runs])
-            is_function = line[0] == "function"
-            by_line[line].append(Growth(blame=blame, is_function=is_function, runs=runs, early=spent[0], late=spent[1]))
-    grown = {line: sum(path.grown_ms for path in paths) for line, paths in sorted(by_line.items())}
+            by_line[line].append(runs)
+    grown_ms = {key: after[key].ms - before[key].ms for key in before | after}
+    grown = {line: sum(grown_ms[line, runs] for runs in every) for line, every in sorted(by_line.items())}
     total_ms = sum(ms for ms in grown.values() if ms > 0)
     if not total_ms:
         return None
     most = max(grown, key=lambda line: grown[line])
-    every = sorted(chain(*by_line.values()), key=lambda path: -path.grown_ms)
+    runs = max(by_line[most], key=lambda runs: grown_ms[most, runs])
     return GrownLine(
-        path=max(by_line[most], key=lambda path: path.grown_ms),
-        paths=tuple(path for path in every[:MAX_ROWS] if path.grown_ms > 0),
+        blame=sources.line(late.lines[most][0].text),
+        runs=f"`{runs}`" if runs else "Python in it" if most[0] == "function" else "what it calls",
+        calls=(before[most, runs].calls, after[most, runs].calls),
         early=early,
         late=late,
-        early_ms=sum(path.early.ms for path in by_line[most]),
-        late_ms=sum(path.late.ms for path in by_line[most]),
+        early_ms=sum(before[most, each].ms for each in by_line[most]),
+        late_ms=sum(after[most, each].ms for each in by_line[most]),
         share=grown[most] / total_ms,
     )
 
@@ -246,27 +214,6 @@ def _spent(window: TraceWindow, stage: str) -> dict[tuple[Line, str], Spent]:
     return found
 
 
-def _stage_table(slowdown: Slowdown) -> Table:
-    early, late = slowdown.early, slowdown.late
-    stages = sorted(STAGES, key=slowdown.stage_growth_ms, reverse=True)
-    rows = [(stage, early.stage_ms[stage], late.stage_ms[stage]) for stage in stages]
-    rows.append(("whole step", early.typical_ms, late.typical_ms))
-    columns = {"stage": "", early.span: "ms", late.span: "ms", "growth": "ms"}
-    return Table.of("Stages, per typical step", columns, ((*row, row[2] - row[1]) for row in rows))
-
-
-def _path_table(slowdown: Slowdown, line: GrownLine) -> Table:
-    columns = {"line": "", "runs": ""}
-    for window in (line.early, line.late):
-        columns |= {f"time in {window.span}": "ms", f"calls in {window.span}": "count"}
-    rows = []
-    for path in line.paths:
-        blame = path.blame
-        name = f"{blame.function}, outside of its calls" if path.is_function else f"{blame}  {blame.text}"
-        rows.append((name, path.runs, *path.early, *path.late))
-    return Table.of(f"What grew in the {slowdown.stage} stage, per step under the profiler", columns, rows)
-
-
 def _meaning(slowdown: Slowdown, lines: GrownLines) -> Narrative:
     low, high = slowdown.ratio_interval
     known = (
@@ -280,7 +227,7 @@ def _meaning(slowdown: Slowdown, lines: GrownLines) -> Narrative:
         f"The time that 20 % of the steps stay below was compared between the thirds by a block bootstrap, since "
         f"steps that follow each other are alike: the ratio lies between {low:.2f} and {high:.2f} (95 %). {known}",
         "It is wrong where the later batches are larger, as in data sorted by length or a curriculum: samples, "
-        "micro-batches, gradients and allocation windows tell of that as far as they were recorded, and of nothing "
+        "micro-batches and gradients tell of that as far as they were recorded, and of nothing "
         "that came after the last window. It is wrong too where the machine became busier for one kind of work only.",
     )
 
@@ -293,15 +240,3 @@ def _usual(run: Run, part: Part, of: Callable[[StepRecord], int | None]) -> floa
         if part.first_step <= time.step <= part.last_step:
             found.append(known)
     return statistics.median(found)
-
-
-def _forward_bytes(window: LiveWindow, sources: Sources) -> Counter[str]:
-    """What each of the user's lines allocates in the forward pass of a step."""
-    stretches = [stretch for stretch in window.stretches if stretch.stage == "forward"]
-    num_steps = len({stretch.step for stretch in stretches})
-    sites, sizes = sites_of(window, sources), Counter[str]()
-    for index in (index for stretch in stretches for index in range(stretch.first, stretch.end)):
-        site = sites[index]
-        if site is not None and window.events[index].num_bytes > 0:
-            sizes[site] += window.events[index].num_bytes
-    return Counter({site: size // num_steps for site, size in sizes.items() if size >= num_steps})

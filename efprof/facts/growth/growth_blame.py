@@ -3,17 +3,15 @@
 import contextlib
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Self
 
 from efprof.facts.growth.backward_calls import gradient_cycles
 from efprof.facts.growth.host_growth import grown_containers
 from efprof.facts.growth.kept import RetainedTensors
 from efprof.facts.growth.leaks import MIN_SHARE, Leaks, backward_line, place_to_blame
-from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_numbers
+from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence
 from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, sites_of
 from efprof.facts.run.run import Run
-from efprof.facts.run.run_limits import RunLimits
 from efprof.facts.source.sources import Sources
 from efprof.model import Evidence, NotRecorded, SourceLine
 
@@ -85,10 +83,8 @@ class UnattributedGrowth:
         return growth_evidence(
             run,
             self.blame,
-            growth_numbers(run.get(RunLimits), fit.trend, fit),
             fit=fit,
-            kept=kept,
-            others=(*kept, *(leaks.grown.holders if leaks.grown else ())),
+            kept=(*kept, *(leaks.grown.holders if leaks.grown else ())),
             how=("Every step leaves memory behind that nothing releases.", f"{counted} {self.how}"),
         )
 
@@ -117,28 +113,16 @@ def _container(run: Run, slope: float) -> RetainedTensors | None:
 
 
 def _left_behind(window: LiveWindow, sources: Sources) -> list[Counter[str]]:
-    """For each step but the last: bytes by line that outlive the following step.
-
-    What is made between two steps, such as a batch by hand, must outlive the time between the next two as well.
-    """
+    """For each step but the last, up to the begin of the next: bytes by line that outlive that step as well."""
     sites = sites_of(window, sources)
     steps = sorted({stretch.step for stretch in window.stretches})
-    bounds = [(window.stretches_of(step)[0].first, window.stretches_of(step)[-1].end) for step in steps]
+    begins = [*(window.stretches_of(step)[0].first for step in steps), len(window.events)]
     left = []
-    for place, ((first, end), (next_first, next_end)) in enumerate(pairwise(bounds), 2):
-        until = bounds[place][0] if place < len(bounds) else len(window.events)
-        lines = _bytes_by_line(window, sites, range(first, end), next_end)
-        if until > next_end:
-            lines += _bytes_by_line(window, sites, range(end, next_first), until)
+    for begin, end, until in zip(begins, begins[1:], begins[2:], strict=False):
+        lines: Counter[str] = Counter()
+        for block in range(begin, end):
+            site = sites[block]
+            if site is not None and window.released_at[block] >= until:
+                lines[site] += window.events[block].num_bytes
         left.append(lines)
     return left
-
-
-def _bytes_by_line(window: LiveWindow, sites: list[str | None], blocks: range, until: int) -> Counter[str]:
-    """What of these is not released before event `until`."""
-    lines: Counter[str] = Counter()
-    for block in blocks:
-        site = sites[block]
-        if site is not None and window.released_at[block] >= until:
-            lines[site] += window.events[block].num_bytes
-    return lines

@@ -8,7 +8,7 @@ from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.growth.kept import RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth
 from efprof.facts.growth.leaks import Leaks
-from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_numbers
+from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence
 from efprof.facts.growth.trend import IN_WINDOW, MIN_SLOPE, Fit, Point, first_after_warm_up, fit, is_steady
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
@@ -135,10 +135,8 @@ def host_growth_evidence(run: Run, blame: SourceLine) -> tuple[Evidence, ...]:
     return growth_evidence(
         run,
         blame,
-        growth_numbers(host_limits(run), growth.fit.trend, growth.fit),
         fit=growth.fit,
         kept=containers,
-        others=containers,
         how=(
             "Every step leaves Python objects behind (numbers, texts, lists, dictionaries): they lie in memory of "
             "their own, which no counter of an allocator shows.",

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from efprof.artifacts.holders import Change
 from efprof.facts.growth.trend import Trend
-from efprof.model import Series, SeriesLine, Table
+from efprof.model import Table
 from efprof.units import format_bytes
 
 Kind = Literal["graphs", "tensors", "objects"]
@@ -20,7 +20,7 @@ each step; of detached scalars 8 KiB are less than 1 GiB in 100,000 steps."""
 LARGER_STORAGE: Final = 0.5
 """Of the storages, by the tensors that keep them: less is worth a copy."""
 MAX_SHOWN: Final = 5
-"""Curves and rows: more are not told from each other."""
+"""Rows, and lines of each."""
 MIN_RISES: Final = 2
 """From count to count: three counts, as one of two may have met what is let go again."""
 MIN_EMPTIED: Final = 0.5
@@ -102,23 +102,6 @@ class RetainedTensors:
         return rate >= MIN_RATE[self.kind]
 
 
-def counted_series(kept: Sequence[RetainedTensors]) -> Series:
-    return Series(
-        title="What each holder has" if len(kept) > 1 else f"What {kept[0].path or kept[0].name} has",
-        y_label="held",
-        y_unit="bytes",
-        lines=tuple(
-            SeriesLine(
-                label=one.path or one.name,
-                x=tuple(float(size.step) for size in one.sizes),
-                y=tuple(float(size.num_bytes) for size in one.sizes),
-                is_highlighted=place == 0,
-            )
-            for place, one in enumerate(kept[:MAX_SHOWN])
-        ),
-    )
-
-
 def kept_table(kept: Sequence[RetainedTensors]) -> Table:
     rows = (
         (
@@ -154,7 +137,7 @@ def rate_of(sizes: Sequence[Size]) -> Trend:
     return Trend(slope=slope, low=min(rates), high=max(rates))
 
 
-def judged(sizes: Sequence[Size], *, least_rises: int = MIN_RISES) -> tuple[Verdict, str]:
+def judged(sizes: Sequence[Size]) -> tuple[Verdict, str]:
     """The verdict, and why it is no leak, as a clause: `it fell from 80 MiB to 1 MiB after step 120`."""
     rise = sizes[-1].num_bytes - sizes[0].num_bytes
     falls = [(one, later) for one, later in pairwise(sizes) if later.num_bytes < one.num_bytes]
@@ -169,7 +152,7 @@ def judged(sizes: Sequence[Size], *, least_rises: int = MIN_RISES) -> tuple[Verd
         return "bounded", f"it has not grown since step {idle_since:,}"
     if any(before.num_bytes - after.num_bytes > UNSTEADY * rise for before, after in falls):
         return "thin", "it grew and shrank from count to count"
-    if sum(later.num_bytes > one.num_bytes for one, later in pairwise(sizes)) < least_rises:
+    if sum(later.num_bytes > one.num_bytes for one, later in pairwise(sizes)) < MIN_RISES:
         return "thin", "it was counted to grow only once"
     if _is_slower(sizes):
         return "filling", "it grew ever slower from count to count, as what fills up does"

@@ -8,7 +8,7 @@ from typing import Final, Self
 from msgspec import structs
 
 from efprof.artifacts.holders import Change, Container, Count, Counted, Watch, Watched, read_counts, read_watches
-from efprof.facts.growth.kept import MIN_RISES, RetainedTensors, Size, Verdict, judged, rate_of
+from efprof.facts.growth.kept import RetainedTensors, Size, Verdict, judged, rate_of
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.model import NotRecorded
@@ -28,11 +28,10 @@ Name = tuple[str | None, str | None, str | None]
 class SeenLines:
     """The lines that were seen to change things, by name and by number."""
 
-    def __init__(self, watches: Sequence[Watch], counts: Sequence[Count], *, is_watched: bool) -> None:
+    def __init__(self, watches: Sequence[Watch], counts: Sequence[Count]) -> None:
         self._watched = [one for watch in watches for one in watch.watched]
         self._why_not = next((watch.why_not for watch in watches if watch.why_not), None)
         self._has_steps = any(watch.why_not is None and watch.last_step >= watch.first_step for watch in watches)
-        self.is_watched = is_watched
         self._numbers: dict[Name, set[int]] = {}
         for count in counts:
             things: list[Counted | Container] = [*count.holders, *count.containers]
@@ -49,8 +48,6 @@ class SeenLines:
 
     def why_unseen(self) -> str:
         """Of something whose lines nobody saw."""
-        if not self.is_watched:
-            return "lines were not observed when this run was recorded"
         if not self._has_steps:
             return self._why_not or "there was no time to watch its lines"
         return "no line was seen to change it in the steps that were watched"
@@ -71,17 +68,13 @@ class KeptGrowth:
         counts, watches = read_counts(run.rank_folder), read_watches(run.rank_folder)
         if len(counts) == 1:
             raise NotRecorded(f"holders were counted only once, after step {counts[0].step:,}; record a longer run.")
-        is_watched = bool(watches) or any(count.containers or count.moment != "step" for count in counts)
-        seen = SeenLines(watches, counts, is_watched=is_watched)
+        seen = SeenLines(watches, counts)
         names = dict.fromkeys((one.scope, one.path, one.file) for count in counts for one in count.holders)
-        met = [one for count in counts for one in count.containers]
-        plain = dict.fromkeys(one.number for one in met if not one.holds_tensors)
-        nameless = dict.fromkeys(one.number for one in met if one.holds_tensors and one.path is None)
+        plain = dict.fromkeys(one.number for count in counts for one in count.containers if not one.holds_tensors)
         holders = [one for name in names if (one := _holder(name, counts, seen, run)) is not None]
         containers = [one for number in plain if (one := _container(number, counts, seen)) is not None]
-        others = [one for number in nameless if (one := _nameless(number, counts, seen)) is not None]
         return cls(
-            holders=tuple(_with_nameless(_without_aliases(holders), others)),
+            holders=tuple(_without_aliases(holders)),
             containers=tuple(sorted(containers, key=lambda one: -one.rate.slope)),
             num_counts=len(counts),
             last_step=counts[-1].step,
@@ -90,14 +83,14 @@ class KeptGrowth:
 
 def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> RetainedTensors | None:
     """None where no count found more than an earlier one."""
-    found = list(_counted(name, counts, is_complete=seen.is_watched))
+    found = list(_counted(name, counts))
     sizes = [size for size, _ in found]
     known = [counted for _, counted in found if counted is not None]
     if len(sizes) < 2 or not any(later.num_bytes > one.num_bytes for one, later in pairwise(sizes)):
         return None
     first, last = found[0][1], known[-1]
     changes = seen.of(name)
-    said = _judged(sizes, last.max_length, changes, MIN_RISES if seen.is_watched else 1, run)
+    said = _judged(sizes, last.max_length, changes, run)
     kept = _kept(last, sizes, changes, seen, said)
     nodes, tensors = (first.graph_nodes, first.tensors) if first else (0, 0)  # counting stops at a limit
     tensor_bytes = max(0, last.tensor_bytes - (first.tensor_bytes if first else 0))
@@ -137,7 +130,7 @@ def _kept(
     )
 
 
-def _counted(name: Name, counts: Sequence[Count], *, is_complete: bool) -> Iterator[tuple[Size, Counted | None]]:
+def _counted(name: Name, counts: Sequence[Count]) -> Iterator[tuple[Size, Counted | None]]:
     """What each count found of it; where it had no tensors it is missing, unless not all was written or reached.
 
     At the program's end less says nothing: a function had returned, or an object was dropped.
@@ -147,7 +140,7 @@ def _counted(name: Name, counts: Sequence[Count], *, is_complete: bool) -> Itera
         of_name = (one for one in count.holders if (one.scope, one.path, one.file) == name)
         counted = next(of_name, None)
         if counted is None:
-            if is_complete and not count.is_partial and count.moment != "end":
+            if not count.is_partial and count.moment != "end":
                 yield Size(step=count.step, length=0, num_bytes=0), None
                 before = 0
             continue
@@ -158,9 +151,7 @@ def _counted(name: Name, counts: Sequence[Count], *, is_complete: bool) -> Itera
             yield Size(step=count.step, length=counted.length, num_bytes=num_bytes, is_least=is_least), counted
 
 
-def _judged(
-    sizes: Sequence[Size], max_length: int, changes: Sequence[Change], least_rises: int, run: Run | None
-) -> tuple[Verdict, str]:
+def _judged(sizes: Sequence[Size], max_length: int, changes: Sequence[Change], run: Run | None) -> tuple[Verdict, str]:
     """By its own limit, by what was seen to be taken out, and by the counts."""
     added = sizes[-1].length - sizes[0].length
     if 0 < sizes[-1].length <= max_length and added > 0:
@@ -172,7 +163,7 @@ def _judged(
     shrank = sum(change.entries for change in changes if change.how == "shrank")
     if shrank and shrank >= grew:
         return "bounded", "as many entries were seen to be taken out as were put in"
-    return judged(sizes, least_rises=least_rises)
+    return judged(sizes)
 
 
 def _spelled(counted: Counted) -> str:
@@ -186,7 +177,7 @@ def _spelled(counted: Counted) -> str:
 def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> RetainedTensors | None:
     """None of one that was made between two counts and is gone at the next: it was never seen to grow."""
     found = [(count, one) for count in counts for one in count.containers if one.number == number]
-    entry_bytes = max(one.tensor_bytes if one.holds_tensors else one.entry_bytes for _, one in found)
+    entry_bytes = max(one.entry_bytes for _, one in found)
     first, last = found[0][1], found[-1][1]
     lengths = [(count.step, one.length) for count, one in found]
     if first.length_before:
@@ -198,34 +189,8 @@ def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> Retaine
         return None
     sizes = [Size(step=step, length=length, num_bytes=length * entry_bytes) for step, length in lengths]
     changes = seen.of(None, number)
-    said = _judged(sizes, last.max_length, changes, MIN_RISES, None)
+    said = _judged(sizes, last.max_length, changes, None)
     return _kept(last, sizes, changes, seen, said)
-
-
-def _nameless(number: int, counts: Sequence[Count], seen: SeenLines) -> RetainedTensors | None:
-    """A container of tensors that no variable led to; None where no line was seen to feed it: it may be a library's."""
-    kept = _container(number, counts, seen)
-    if kept is None or not kept.fed:
-        return None
-    rate = kept.rate.slope
-    return replace(kept, kind="tensors", tensors_added=kept.entries_added, tensor_rate=rate, value_rate=rate)
-
-
-def _with_nameless(holders: Sequence[RetainedTensors], nameless: Sequence[RetainedTensors]) -> list[RetainedTensors]:
-    """Most bytes first; a holder that grows as fast as one without a name has that in it, and its lines."""
-    every = list(holders)
-    for one in nameless:
-        alike = (
-            place
-            for place, other in enumerate(every)
-            if other.path is not None and _is_as_fast(one, other) and other.verdict == one.verdict
-        )
-        place = next(alike, None)
-        if place is None:
-            every.append(one)
-        elif not every[place].fed:
-            every[place] = replace(every[place], fed=one.fed, emptied=one.emptied)
-    return sorted(every, key=lambda one: -one.rate.slope)
 
 
 def _without_aliases(holders: Sequence[RetainedTensors]) -> list[RetainedTensors]:
@@ -246,11 +211,8 @@ def _without_aliases(holders: Sequence[RetainedTensors]) -> list[RetainedTensors
 
 def _is_same_memory(one: RetainedTensors, other: RetainedTensors) -> bool:
     is_view = one.entries_added <= 0 or (not one.fed and one.tensors_added == other.tensors_added)
-    return one.verdict == other.verdict and _is_as_fast(one, other) and is_view and one.kind == other.kind
-
-
-def _is_as_fast(one: RetainedTensors, other: RetainedTensors) -> bool:
-    return abs(one.rate.slope - other.rate.slope) <= SAME_MEMORY * other.rate.slope
+    is_as_fast = abs(one.rate.slope - other.rate.slope) <= SAME_MEMORY * other.rate.slope
+    return is_view and is_as_fast and (one.verdict, one.kind) == (other.verdict, other.kind)
 
 
 def _together(watched: Iterator[Watched]) -> list[Change]:

@@ -7,7 +7,7 @@ from typing import Final, Self
 from efprof.artifacts.steps import read_steps
 from efprof.facts.growth.kept import MAX_SHOWN, Kind, RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth
-from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_gain, growth_numbers, growth_words
+from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_gain, growth_words
 from efprof.facts.growth.trend import Fit, Trend
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
@@ -175,7 +175,7 @@ def backward_line(run: Run) -> SourceLine:
     return run.get(Sources).line(site)
 
 
-def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0, caution: str = "") -> Finding:
+def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0) -> Finding:
     """Of what its line keeps; the fix leaves so many bytes per step of it."""
     leaks = run.get(Leaks)
     return Finding(
@@ -184,14 +184,12 @@ def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0, 
         headline=_who_keeps(leak.kept),
         message=_message(run, leak),
         fix=fix,
-        gain=_gain(run, leak, left_per_step=left_per_step, caution=caution),
+        gain=_gain(run, leak, left_per_step=left_per_step),
         evidence=growth_evidence(
             run,
             leak.blame,
-            growth_numbers(run.get(RunLimits), leak.rate, None if leak.share is None else leaks.fit),
             fit=leaks.fit,
-            kept=leak.kept,
-            others=leaks.grown.holders if leaks.grown else (),
+            kept=leaks.grown.holders if leaks.grown else (),
             how=_how_it_is_known(leaks, leak),
         ),
         severity=run.get(RunLimits).severity(leak.rate.slope),
@@ -227,17 +225,17 @@ def _message(run: Run, leak: Leak) -> str:
     return f"{told}."
 
 
-def _gain(run: Run, leak: Leak, *, left_per_step: float, caution: str) -> Gain:
+def _gain(run: Run, leak: Leak, *, left_per_step: float) -> Gain:
     """By the slope of memory where that shows a trend, else by what was counted."""
     fit, num_steps = run.get(Leaks).fit, run.get(RunLimits).num_steps
     if fit is not None and leak.share is not None:
-        return growth_gain(fit, leak.share, left_per_step=left_per_step, caution=caution)
+        return growth_gain(fit, leak.share, left_per_step=left_per_step)
     rates = (leak.rate.low, leak.rate.slope, leak.rate.high)
     low, value, high = (max(0, round((rate - left_per_step) * num_steps)) for rate in rates)
     return Gain(
         basis="measured bound",
         explanation=f"the bytes counted per step ({_counts_in_words(leak)}) times the {num_steps:,} steps "
-        f"recorded{caution}; the interval is that between the slowest and the fastest stretch",
+        "recorded; the interval is that between the slowest and the fastest stretch",
         peak_bytes=value,
         peak_bytes_interval=(low, high),
     )

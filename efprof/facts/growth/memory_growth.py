@@ -8,7 +8,7 @@ from typing import Self
 
 from efprof.artifacts.holders import read_counts
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.facts.growth.kept import RetainedTensors, counted_series, kept_table
+from efprof.facts.growth.kept import RetainedTensors, kept_table
 from efprof.facts.growth.trend import (
     IN_WINDOW,
     MIN_SLOPE,
@@ -28,7 +28,6 @@ from efprof.model import (
     Gain,
     Narrative,
     NotRecorded,
-    Numbers,
     Series,
     SeriesLine,
     SourceLine,
@@ -56,7 +55,10 @@ class MemoryGrowth:
         samples, within = _read(records, _counted_after(run))
         steps = [sample[0] for sample in samples if sample is not IN_WINDOW]
         if len(steps) < MIN_STEPS:
-            raise ThinEvidence(_too_few(len(steps), records))
+            raise ThinEvidence(
+                f"memory was read after {len(steps)} of {len(records)} steps outside windows, a trend needs "
+                f"{MIN_STEPS}; record a longer run, or with 'efprof record --windows none', so that all steps count."
+            )
         least_left = MIN_STEPS - math.ceil(WARM_UP_SHARE * MIN_STEPS)  # enough for a trend
         first_steady = min(first_after_warm_up(steps), len(steps) - least_left)
         found = fit(samples, records, first_steady=first_steady, within=within)
@@ -93,16 +95,7 @@ def _counted_after(run: Run) -> set[int]:
     return set()
 
 
-def _too_few(num_read: int, records: Sequence[StepRecord]) -> str:
-    num_in_windows = sum(record.window is not None for record in records)
-    is_enough = num_read + num_in_windows >= MIN_STEPS
-    how = "record with 'efprof record --windows none', so that all steps count" if is_enough else "record a longer run"
-    return (
-        f"memory was read after {num_read} of {len(records)} steps outside windows, a trend needs {MIN_STEPS}; {how}."
-    )
-
-
-def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0, caution: str = "") -> Gain:
+def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0) -> Gain:
     """What the peak loses with what the recorded steps kept, as far as read, but for what a fix leaves of it per step.
 
     The interval is that of the slope, give or take what one step keeps. What is left is counted and the slope measured:
@@ -116,7 +109,7 @@ def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0, caution: 
     return Gain(
         basis="measured bound",
         explanation="the measured slope over the recorded steps, no more than the rise that was measured, and less "
-        f"where an earlier step needs more than the last ones{caution}; its interval is that of the slope, and one "
+        "where an earlier step needs more than the last ones; its interval is that of the slope, and one "
         "step more or less, as a step's peak may come before what it keeps",
         peak_bytes=round(max(0.0, value)),
         peak_bytes_interval=(max(0.0, low - unsure), max(0.0, high) + one_step),
@@ -127,30 +120,17 @@ def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0, caution: 
 def growth_words(run: Run, fit: Fit, rate: Trend, why: str = "") -> str:
     """How fast memory grows, why, where it ends, and when it was last read if the run went on for long after it."""
     ends = in_brackets(format_interval(rate.low, rate.high, "bytes"))
-    end = run.get(RunLimits).outlook(rate.slope, fit.read_until)
+    end = run.get(RunLimits).outlook(rate.slope)
     read = f"; memory was last read after step {fit.read_until:,} of {fit.last_step:,}" if fit.read_until else ""
     return f"Memory grows {format_bytes(rate.slope)} per step{ends}{why}{end}{read}"
-
-
-def growth_numbers(limits: RunLimits, rate: Trend, fit: Fit | None) -> Numbers:
-    end = limits.end_step(rate.slope)
-    return Numbers.of(
-        "Growth",
-        ("growth per step", rate.slope, "bytes_per_step", (rate.low, rate.high)),
-        ("rise over the recorded steps", None if fit is None else fit.rise_bytes, "bytes"),
-        (f"memory of {limits.name}", limits.total_bytes, "bytes"),
-        ("step at which it is used up", end if limits.is_foreseeable(end) else None, "count"),
-    )
 
 
 def growth_evidence(
     run: Run,
     blame: SourceLine,
-    numbers: Numbers,
     *,
     fit: Fit | None,
     kept: Sequence[RetainedTensors],
-    others: Sequence[RetainedTensors],
     how: Sequence[str],
     title: str = "Memory retained after each step",
 ) -> tuple[Evidence, ...]:
@@ -168,9 +148,7 @@ def growth_evidence(
     return (
         *([_series(fit, title)] if fit is not None else []),
         run.get(Sources).snippet(blame),
-        numbers,
-        *([counted_series(kept)] if kept else []),
-        *([kept_table(others)] if others else []),
+        *([kept_table(kept)] if kept else []),
         Narrative.of(*how, *fitted, alike),
     )
 

@@ -11,7 +11,7 @@ from efprof.artifacts.events import LoaderBuilt, events_of
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, part_of_steps
-from efprof.model import Evidence, Gain, Narrative, Numbers, Severity
+from efprof.model import Evidence, Gain, Narrative, Severity
 
 HIGH_SHARE = 0.3
 MIN_GAIN = 0.03
@@ -207,15 +207,6 @@ def wait_severity(waits: InputWaits, certain_share: float, gain: Gain) -> Severi
 
 def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:
     marks = tuple((float(step), "workers started") for step in waits.restarts)
-    numbers = Numbers.of(
-        "The loader and the machine",
-        ("wait for data, mean", waits.data_ms, "ms", waits.data_interval_ms),
-        ("rest of the step, median", waits.rest_ms, "ms"),
-        ("one worker needs for a step's data", waits.production_ms, "ms"),
-        ("CPU time of the training process", waits.cpu_ms, "ms"),
-        ("workers now", waits.num_workers, "count"),
-        ("processors", waits.num_cpus, "count"),
-    )
     who = (
         f"{waits.num_workers} worker processes make the batches, more slowly than the training uses them"
         if waits.num_workers
@@ -232,6 +223,5 @@ def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:
     )
     return (
         part_of_steps(times, "waiting for data", [time.blocking_ms("data") for time in times.steady], marks),
-        numbers,
         Narrative.of(*paragraphs),
     )

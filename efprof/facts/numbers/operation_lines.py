@@ -16,7 +16,7 @@ from efprof.artifacts.trace.columns import ABSENT, Trace
 from efprof.artifacts.trace.read import trace_paths
 from efprof.artifacts.trace.sites import read_window
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import MODULE, Sources, placed_nodes, split_site
+from efprof.facts.source.sources import Sources, placed_nodes, split_site
 
 OPERATORS: dict[str, type[ast.operator]] = {
     "div": ast.Div, "pow": ast.Pow, "mul": ast.Mult, "add": ast.Add, "sub": ast.Sub, "mm": ast.MatMult,
@@ -86,33 +86,13 @@ def _sites_around(name: str, around: list[int], trace: Trace, sources: Sources) 
     """
     if not around:
         return ()
-    found = _function_of(trace.text(around[-1]), sources)
-    if found is not None:
-        file, function_name, function = found
+    for site in sources.sites_of_frame(trace.text(around[-1])):
+        file, function = split_site(site)[0], sources.line(site).function
         operator = OPERATORS.get(plain(name).lower())
-        own = (placed.node for placed in placed_nodes(function) if placed.function == MODULE)  # none of inner functions
+        own = (placed.node for placed in placed_nodes(sources.tree(file)) if placed.function == function)
         operations = [node for node in own if isinstance(node, ast.BinOp | ast.AugAssign)]
         lines = [node.lineno for node in operations if operator and isinstance(node.op, operator)]
-        return tuple(f"{file}:{line}:{function_name}" for line in dict.fromkeys(lines))
+        return tuple(f"{file}:{line}:{function}" for line in dict.fromkeys(lines))
     call_sites = trace.argument("call_site")
     sites = (trace.texts[call_sites[call]] for call in reversed(around) if call_sites[call] != ABSENT)
     return next(((site,) for site in sites if sources.is_user_code(site)), ())
-
-
-def _function_of(call: str, sources: Sources) -> tuple[str, str, ast.AST] | None:
-    """The user's function that a call of that name runs: file, name, definition; None for a call of anything else."""
-    for site in sources.sites_of_frame(call):
-        file, line, name = split_site(site)
-        tree = sources.tree(file)
-        if not tree.body:
-            continue
-        definitions = [tree] if name == MODULE else [one for one in ast.walk(tree) if _begins_at(one, line, name)]
-        if definitions:
-            return file, name, definitions[0]
-    return None
-
-
-def _begins_at(node: ast.AST, line: int, name: str) -> bool:
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name != name:
-        return False
-    return line == min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])

@@ -10,7 +10,7 @@ from efprof.artifacts.events import ScalerBuilt, events_of
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, usual_backward_site
-from efprof.model import Evidence, Narrative, Numbers, Series, SeriesLine
+from efprof.model import Evidence, Narrative, Series, SeriesLine
 
 SEARCH_STEPS = 50
 """From 2**16, where scalers begin, 16 skipped steps lead down to 1; the others are for gradients that still settle."""
@@ -25,18 +25,20 @@ MAX_GROWTH, MAX_BACKOFF = 2.0, 0.5
 class SkippedSteps:
     """Of the steps after the search for a scale, up to the first whose loss or gradient is not finite by itself.
 
-    `num_steps` are those of which a skip would be known, `skipped` those that were, `late_share` how many of their
+    `num_steps` are those of which a skip would be known, `num_skipped` those that were, `late_share` how many of their
     second half. `scales` are (step, scale after it) of all full steps, none where nothing was scaled.
-    `skipped_ms` is the typical length of a skipped step, `lost_ms_interval` what skipping took of each step on average.
+    `skipped_ms` is the typical length of a skipped step, `saved_ms` what skipping took of each step on average, less
+    what a scale that is too large takes where it is tried once in `MIN_INTERVAL` steps.
     `scaler` is None where none, or several that differ, were seen to be made; `site` is its line, or that of backward.
     """
 
     num_steps: int
-    skipped: tuple[int, ...]
+    num_skipped: int
     late_share: float
     scales: tuple[tuple[int, float], ...]
     skipped_ms: float
-    lost_ms_interval: tuple[float, float]
+    saved_ms: float
+    saved_interval_ms: tuple[float, float]
     scaler: ScalerBuilt | None
     site: str | None
     is_resumed: bool
@@ -44,20 +46,23 @@ class SkippedSteps:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Read steps and events; raises NotRecorded without a finished step."""
-        bad_from, scaler = _first_bad_step(run), _scaler(run)
-        times = [time for time in run.get(StepTimes).every if time.step < bad_from]
+        first_bad, scaler = run.get(NonFinite).first_step, _scaler(run)
+        times = [time for time in run.get(StepTimes).every if first_bad is None or time.step < first_bad]
         after = _seen(times[SEARCH_STEPS:])
         late = after[len(after) // 2 :]
         skipped = [time for time in after if time.record.is_skipped]
         scales = tuple((time.step, scale) for time in times if (scale := time.record.scaler_scale) is not None)
         skipped_ms = _typical_ms(skipped)
+        low_ms, high_ms = mean_interval([skipped_ms * time.record.is_skipped for time in after] or [0.0])
+        lost_ms, tried_ms = skipped_ms * len(skipped) / max(1, len(after)), skipped_ms / MIN_INTERVAL
         return cls(
             num_steps=len(after),
-            skipped=tuple(time.step for time in skipped),
+            num_skipped=len(skipped),
             late_share=sum(time.record.is_skipped for time in late) / max(1, len(late)),
             scales=scales,
             skipped_ms=skipped_ms,
-            lost_ms_interval=mean_interval([skipped_ms * time.record.is_skipped for time in after] or [0.0]),
+            saved_ms=max(0.0, lost_ms - tried_ms),
+            saved_interval_ms=(max(0.0, low_ms - tried_ms), max(0.0, high_ms - tried_ms)),
             scaler=scaler,
             site=(scaler.site if scaler else None) or usual_backward_site(time.record for time in skipped),
             is_resumed=scaler is not None and bool(scales) and not _begins_with(scaler, scales[0][1]),
@@ -65,33 +70,12 @@ class SkippedSteps:
 
     @property
     def share(self) -> float:
-        return len(self.skipped) / max(1, self.num_steps)
+        return self.num_skipped / max(1, self.num_steps)
 
     @property
     def lowest_scale(self) -> float:
         """Of those after full steps."""
         return min(scale for _, scale in self.scales)
-
-    @property
-    def highest_scale(self) -> float:
-        """The same: where it is the lowest, no step was skipped for its scale."""
-        return max(scale for _, scale in self.scales)
-
-    @property
-    def lost_ms(self) -> float:
-        """What skipping took of each step, on average."""
-        return self.share * self.skipped_ms
-
-    @property
-    def saved_ms(self) -> float:
-        """What of that is saved where a scale that is too large is tried once in `MIN_INTERVAL` steps."""
-        return max(0.0, self.lost_ms - self.skipped_ms / MIN_INTERVAL)
-
-    @property
-    def saved_interval_ms(self) -> tuple[float, float]:
-        """The same of the interval's ends."""
-        low, high = (max(0.0, end - self.skipped_ms / MIN_INTERVAL) for end in self.lost_ms_interval)
-        return low, high
 
     @property
     def settings(self) -> dict[str, tuple[float, float]]:
@@ -109,16 +93,6 @@ class SkippedSteps:
 
 
 def skip_evidence(found: SkippedSteps) -> tuple[Evidence, ...]:
-    interval = found.scaler.growth_interval if found.scaler else None
-    numbers = Numbers.of(
-        f"Steps after the first {SEARCH_STEPS}",
-        ("of which a skip would be known", found.num_steps, "count"),
-        ("skipped", len(found.skipped), "count"),
-        ("a skipped step, median", found.skipped_ms, "ms"),
-        ("lost per step, mean", found.lost_ms, "ms", found.lost_ms_interval),
-        ("lowest scale of the run", found.lowest_scale, ""),
-        ("growth interval", interval, "count"),
-    )
     paragraphs = (
         "A scaler holds an update back where a gradient is not finite under its scale, and makes the scale smaller; "
         "after `growth_interval` steps without that it tries a larger one. With torch's own interval of "
@@ -128,7 +102,7 @@ def skip_evidence(found: SkippedSteps) -> tuple[Evidence, ...]:
         "It is wrong where gradients are not finite at any scale: the scale then goes on falling, whatever it begins "
         "with. And under a scale that is too small, small gradients turn to zero in float16.",
     )
-    return _scale_series(found), numbers, Narrative(paragraphs=paragraphs)
+    return _scale_series(found), Narrative(paragraphs=paragraphs)
 
 
 def _scale_series(found: SkippedSteps) -> Series:
@@ -140,11 +114,6 @@ def _scale_series(found: SkippedSteps) -> Series:
 def _power_of_two_below(scale: float) -> float:
     """Multiplying by it is exact."""
     return 2.0 ** math.floor(math.log2(scale)) if scale > 0 else 0.0
-
-
-def _first_bad_step(run: Run) -> float:
-    first = run.get(NonFinite).first_step
-    return math.inf if first is None else first
 
 
 def _seen(times: Sequence[StepTime]) -> list[StepTime]:

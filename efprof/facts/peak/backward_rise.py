@@ -7,18 +7,14 @@ from typing import NamedTuple, Self
 
 from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, StageStretch, sites_of
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources, place_of
-from efprof.model import Bar, MemoryMap, Narrative, Numbers
+from efprof.facts.source.sources import Sources
+from efprof.model import Narrative
 from efprof.units import MIB, format_bytes, format_share
 
 MAX_CHUNKS = 16
 """Sixteen parts leave a sixteenth of the memory; more win little, and each costs its own calls."""
 CHUNK_REMAINDER = 0.1
 """Share of the rest of the peak to which an operation's own part is cut, by the same reason."""
-
-MAX_CROSSING = 0.125
-"""The largest tensor that enters or leaves a group of lines over the largest they make: ordinary layers' inputs are as
-large as what they make of them; a matrix of all pairs is many times larger than what it is made from and for."""
 
 MIN_JUMP_SHARE = 0.25
 """Of the window's peak. Measured: cell-by-cell RNN 4 %, CNN 9 %, ResNet 10 %, transformers with a vocabulary of 256 and
@@ -34,8 +30,6 @@ MAX_INCOMING_SHARE = 0.05
 """Of the line's own bytes: a layer that gets a large gradient cannot be split without it (LSTM 13 %, U-Net 28 %); one
 that reduces to a number, such as a loss, gets almost none."""
 
-MAX_BARS = 8
-
 
 class _Origin(NamedTuple):
     """The user's line and the modules within it that an event belongs to."""
@@ -43,21 +37,15 @@ class _Origin(NamedTuple):
     site: str
     modules: tuple[str, ...]
 
-    @property
-    def place(self) -> tuple[str, str, tuple[str, ...]]:
-        """The function it lies in, within the same modules."""
-        file, _, function = self.site.split(":", 2)
-        return file, function, self.modules
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Temporaries:
     """What backward allocated for one forward line, within one module, had alive at the peak and then released.
 
     Of `num_bytes`, `inner_bytes` were released by the same operation's backward: nobody else needed them.
-    `incoming_bytes` is the gradient that came into the operation from what followed it in forward. `blocks` are all
-    such allocations of the window, in its other steps too; `forward_blocks` those that its own forward made,
-    `operand_blocks` those of the size of its largest gradient that other forward lines made.
+    `incoming_bytes` is the gradient that came into the operation from what followed it in forward. `own_blocks` is what
+    it allocates in both passes, in all steps of the window; `operand_blocks` are those of the size of its largest
+    gradient that other forward lines made.
     """
 
     site: str
@@ -66,18 +54,12 @@ class Temporaries:
     num_bytes: int
     inner_bytes: int
     incoming_bytes: int
-    blocks: tuple[int, ...]
-    forward_blocks: tuple[int, ...]
+    own_blocks: tuple[int, ...]
     operand_blocks: tuple[int, ...]
 
     @property
-    def own_blocks(self) -> tuple[int, ...]:
-        """What the operation makes, in forward and backward."""
-        return self.blocks + self.forward_blocks
-
-    @property
     def split_blocks(self) -> tuple[int, ...]:
-        """That, and what it is called on: all that exists in parts when the work is done in parts."""
+        """What the operation makes, and what it is called on: all that exists in parts where the work does."""
         return self.own_blocks + self.operand_blocks
 
 
@@ -86,9 +68,7 @@ class BackwardJump:
     """The peak of the fullest window; the rest is empty where it does not lie in backward.
 
     `needed_bytes` were allocated in backward and outlive it: the gradients of parameters. The jump is the rest of
-    the rise from `start_bytes`; `temporaries` are what made it, most bytes first;
-    `joined` is what all lines of one function made that hand tensors to each other and none as large to anybody else,
-    such as scores, softmax and weighted sum of an attention; its site is the line that reached the peak.
+    the rise from `start_bytes`; `largest` is the operation that made most of it.
     """
 
     window: LiveWindow
@@ -97,8 +77,7 @@ class BackwardJump:
     start_bytes: int = 0
     needed_bytes: int = 0
     temporary_bytes: int = 0
-    temporaries: tuple[Temporaries, ...] = ()
-    joined: Temporaries | None = None
+    largest: Temporaries | None = None
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -110,7 +89,6 @@ class BackwardJump:
         made = [block for block in window.alive_after(window.peak_index) if block >= stretch.first]
         needed = [block for block in made if window.released_at[block] >= stretch.end]
         temporary = sorted(set(made) - set(needed))
-        temporaries, joined = _temporaries(window, stretch, temporary, run.get(Sources))
         return cls(
             window=window,
             stretch=stretch,
@@ -118,8 +96,7 @@ class BackwardJump:
             start_bytes=int(window.live_bytes[stretch.first - 1]) if stretch.first else 0,
             needed_bytes=_bytes_of(window, needed),
             temporary_bytes=_bytes_of(window, temporary),
-            temporaries=temporaries,
-            joined=joined,
+            largest=_largest(window, stretch, temporary, run.get(Sources)),
         )
 
     @property
@@ -129,17 +106,16 @@ class BackwardJump:
 
     @property
     def guilty(self) -> Temporaries | None:
-        """What makes the peak for no good reason: one line's gradient, or that of lines that work together."""
-        suspects = [*self.temporaries[:1], *([self.joined] if self.joined else [])]
-        return next((made for made in suspects if self._is_fault(made)), None)
-
-    def _is_fault(self, made: Temporaries) -> bool:
-        return (
-            self.jump_bytes >= max(MIN_JUMP_BYTES, MIN_JUMP_SHARE * self.peak_bytes)
+        """The operation whose gradient makes the peak for no good reason."""
+        made = self.largest
+        is_guilty = (
+            made is not None
+            and self.jump_bytes >= max(MIN_JUMP_BYTES, MIN_JUMP_SHARE * self.peak_bytes)
             and made.num_bytes >= MIN_LINE_SHARE * self.temporary_bytes
             and made.inner_bytes >= MIN_INNER_SHARE * self.peak_bytes
             and made.incoming_bytes <= MAX_INCOMING_SHARE * made.num_bytes
         )
+        return made if is_guilty else None
 
     def num_chunks(self, made: Temporaries) -> int:
         """Into how many parts to split the operation's work so that it no longer makes the peak.
@@ -157,35 +133,6 @@ class BackwardJump:
         return self.peak_bytes - self.window.peak_without(blocks, 1 - 1 / num_chunks if num_chunks else 1.0)
 
 
-def peak_map(run: Run, jump: BackwardJump, blamed: Temporaries) -> MemoryMap:
-    sites, events = sites_of(jump.window, run.get(Sources)), jump.window.events
-    sizes: Counter[tuple[str, str]] = Counter()
-    for block in jump.window.alive_after(jump.window.peak_index):
-        site = sites[block]
-        place = "no line of yours" if site is None else place_of(site)
-        sizes["backward" if events[block].is_backward else "forward", place] += events[block].num_bytes
-    bars = [
-        Bar(
-            label=f"{place} ({stage})",
-            num_bytes=num_bytes,
-            is_highlighted=stage == "backward" and blamed.site.startswith(f"{place}:"),
-        )
-        for (stage, place), num_bytes in sizes.most_common(MAX_BARS)
-    ]
-    return MemoryMap(title="What is alive at the peak", bars=tuple(bars))
-
-
-def jump_numbers(jump: BackwardJump, blamed: Temporaries) -> Numbers:
-    return Numbers.of(
-        "The peak of the recorded window",
-        ("peak", jump.peak_bytes, "bytes"),
-        ("alive when backward began", jump.start_bytes, "bytes"),
-        ("gradients of parameters (needed)", jump.needed_bytes, "bytes"),
-        ("jump", jump.jump_bytes, "bytes"),
-        ("of this line", blamed.num_bytes, "bytes"),
-    )
-
-
 def how_jump_is_known(jump: BackwardJump, blamed: Temporaries) -> Narrative:
     assert jump.stretch is not None
     share = format_share(blamed.num_bytes / max(1, jump.temporary_bytes))
@@ -201,91 +148,45 @@ def how_jump_is_known(jump: BackwardJump, blamed: Temporaries) -> Narrative:
     )
 
 
-def _temporaries(
-    window: LiveWindow, stretch: StageStretch, at_peak: list[int], sources: Sources
-) -> tuple[tuple[Temporaries, ...], Temporaries | None]:
+def _largest(window: LiveWindow, stretch: StageStretch, at_peak: list[int], sources: Sources) -> Temporaries | None:
+    """Of the operation that has most of these blocks; None where the user has none."""
+    events, released_at = window.events, window.released_at
     origins = [
         None if site is None else _Origin(site, event.modules)
-        for site, event in zip(sites_of(window, sources), window.events, strict=True)
+        for site, event in zip(sites_of(window, sources), events, strict=True)
     ]
+    sizes: Counter[_Origin] = Counter()
+    for block in at_peak:
+        if (made_by := origins[block]) is not None:
+            sizes[made_by] += events[block].num_bytes
+    if not sizes:
+        return None
+    origin = min(sizes, key=lambda one: (-sizes[one], one))
+    there = [block for block in at_peak if origins[block] == origin]
+    largest = max(there, key=lambda block: events[block].num_bytes)
     bounds = [(one.first, one.end) for one in window.stretches if one.stage == "backward"]
-    needed = {block for first, end in bounds for block in range(first, end) if window.released_at[block] >= end}
-    by_origin: dict[_Origin, list[int]] = {}
-    for block, (event, origin) in enumerate(zip(window.events, origins, strict=True)):
-        if event.num_bytes > 0 and block not in needed and origin is not None:
-            by_origin.setdefault(origin, []).append(block)
-    alive = set(at_peak)
-    there = {origin: [block for block in blocks if block in alive] for origin, blocks in by_origin.items()}
-    found = {origin: blocks for origin, blocks in there.items() if blocks}
-    backward = _Backward(window=window, stretch=stretch, origins=origins, by_origin=by_origin)
-    made = [backward.made(blocks, origin, frozenset({origin})) for origin, blocks in found.items()]
-    ordered = tuple(sorted(made, key=lambda one: (-one.num_bytes, one.site, one.module)))
-    return ordered, backward.joined(found)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Backward:
-    """One pass: whose each event of the window is, and of each what does not outlive the pass that it was made in."""
-
-    window: LiveWindow
-    stretch: StageStretch
-    origins: list[_Origin | None]
-    by_origin: dict[_Origin, list[int]]
-
-    def joined(self, at_peak: dict[_Origin, list[int]]) -> Temporaries | None:
-        """The lines of the function that reached the peak; None where a large tensor enters or leaves them."""
-        reached = self.origins[self.window.peak_index]
-        if reached is None:
-            return None
-        group = frozenset(origin for origin in self.by_origin if origin.place == reached.place)
-        blocks = [block for origin, blocks in at_peak.items() if origin in group for block in blocks]
-        leaving = [
-            block
-            for block in self._made_by(group)
-            if self.stretch.first <= block < self.stretch.end
-            if self.origins[self.window.released_at[block]] not in group
-        ]
-        events = self.window.events
-        crossing = max((events[block].num_bytes for block in (*leaving, *self._entering(group))), default=0)
-        if not blocks or crossing > MAX_CROSSING * max(events[block].num_bytes for block in blocks):
-            return None
-        return self.made(blocks, reached, group)
-
-    def made(self, at_peak: list[int], blamed: _Origin, group: frozenset[_Origin]) -> Temporaries:
-        """What the lines of `group` made, known by the line `blamed` of them."""
-        window, events, origins, released_at = self.window, self.window.events, self.origins, self.window.released_at
-        of_blamed = (block for block in at_peak if origins[block] == blamed)
-        largest = max(of_blamed, key=lambda block: events[block].num_bytes)
-        incoming = [
-            block
-            for block in range(self.stretch.first, self.stretch.end)
-            if events[block].num_bytes > 0 and released_at[block] < self.stretch.end
-            if origins[block] not in group and origins[released_at[block]] in group
-        ]
-        own = self._made_by(group)
-        others = (block for origin, blocks in self.by_origin.items() if origin not in group for block in blocks)
-        as_large = (block for block in others if events[block].num_bytes == events[largest].num_bytes)
-        return Temporaries(
-            site=blamed.site,
-            module=blamed.modules[-1] if blamed.modules else "",
-            operation=events[largest].operation,
-            num_bytes=_bytes_of(window, at_peak),
-            inner_bytes=_bytes_of(window, [block for block in at_peak if origins[released_at[block]] in group]),
-            incoming_bytes=_bytes_of(window, incoming),
-            blocks=tuple(sorted(block for block in own if events[block].is_backward)),
-            forward_blocks=tuple(sorted(block for block in own if not events[block].is_backward)),
-            operand_blocks=tuple(block for block in as_large if not events[block].is_backward),
-        )
-
-    def _entering(self, group: frozenset[_Origin]) -> list[int]:
-        """What other forward lines had made, and was alive, when the group began."""
-        events, own = self.window.events, set(self._made_by(group))
-        began = min((block for block in own if not events[block].is_backward), default=0)
-        alive = self.window.alive_after(began - 1) if began else []
-        return [block for block in alive if block not in own and not events[block].is_backward]
-
-    def _made_by(self, group: frozenset[_Origin]) -> list[int]:
-        return [block for origin in group for block in self.by_origin[origin]]
+    needed = {block for first, end in bounds for block in range(first, end) if released_at[block] >= end}
+    made = [block for block, event in enumerate(events) if event.num_bytes > 0 and block not in needed]
+    own = [block for block in made if origins[block] == origin]
+    incoming = [
+        block
+        for block in range(stretch.first, stretch.end)
+        if events[block].num_bytes > 0 and released_at[block] < stretch.end
+        if origins[block] != origin and origins[released_at[block]] == origin
+    ]
+    as_large = [block for block in made if events[block].num_bytes == events[largest].num_bytes]
+    return Temporaries(
+        site=origin.site,
+        module=origin.modules[-1] if origin.modules else "",
+        operation=events[largest].operation,
+        num_bytes=sizes[origin],
+        inner_bytes=_bytes_of(window, [block for block in there if origins[released_at[block]] == origin]),
+        incoming_bytes=_bytes_of(window, incoming),
+        own_blocks=tuple(own),
+        operand_blocks=tuple(
+            block for block in as_large if not events[block].is_backward and origins[block] not in (None, origin)
+        ),
+    )
 
 
 def _bytes_of(window: LiveWindow, blocks: Iterable[int]) -> int:

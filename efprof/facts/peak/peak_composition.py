@@ -4,16 +4,14 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.facts.peak.backward_rise import BackwardJump
 from efprof.facts.peak.live_memory import CATEGORIES, Category, LiveWindow, categories_of, chains_of, windows_placed
 from efprof.facts.peak.peak_regions import peak_checkpointed, regions_of
 from efprof.facts.run.run import Run
-from efprof.facts.run.run_limits import MemoryFailure
 from efprof.facts.source.sources import Sources, place_of
-from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, NotRecorded, Table, ThinEvidence
+from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, NotRecorded, Table
 from efprof.units import format_bytes, format_ms
 
 Owner = tuple[str | None, Category]
@@ -28,12 +26,6 @@ MAX_PARTS: Final = 16
 MIN_SAVED: Final = 0.02
 """Of the peak: a way that saves less is none."""
 
-SPARE_SHARE: Final = 0.2
-"""Of what a step needed for which memory ran out: with so much less it is to do. Where no recorded peak comes as near
-to it, another kind of step failed, or memory had grown since; what a window shows was served, so that much would be."""
-
-WITH_BUDGET: Final = "'efprof report --budget 24GiB' tells how the recorded peak comes to stay below that"
-
 MAX_BARS = 8
 MIN_BAR = 0.005
 """Of the peak: less is not seen."""
@@ -41,20 +33,20 @@ MIN_BAR = 0.005
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakReduction:
-    """One way to a lower peak; `extra_ms` is what it adds to a step, as far as is known."""
+    """One way to a lower peak; `extra_ms` is what it adds to a step, as far as is known.
 
-    kind: Literal["checkpoint", "accumulate", "bfloat16", "parts"]
+    To checkpoint the call at `site`, which a step makes `num_parts` times; without one, so many micro-batches.
+    """
+
     peak_bytes: int
     extra_ms: float
-    site: str | None = None
-    """Of checkpointing and of work in parts."""
-    num_parts: int = 1
-    """Micro-batches, or parts of the work."""
+    site: str | None
+    num_parts: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakComposition:
-    """The window with the highest peak; `before_bytes` were there when it began, `held` tells what some of them are.
+    """The window with the highest peak; `before_bytes` were there when it began.
 
     `categories` has one entry for each event of the window, `at_peak` the bytes of each alive at the peak.
     """
@@ -63,7 +55,6 @@ class PeakComposition:
     before_bytes: int
     categories: tuple[Category, ...]
     at_peak: dict[Category, int]
-    held: dict[str, int]
     ways: tuple[PeakReduction, ...]
 
     @classmethod
@@ -84,7 +75,6 @@ class PeakComposition:
             before_bytes=before,
             categories=categories,
             at_peak=dict(at_peak),
-            held=_held(records, before),
             ways=tuple(_ways(run, window, categories, before, samples)),
         )
 
@@ -98,31 +88,7 @@ class PeakComposition:
         return sorted((way for way in self.ways if way.peak_bytes <= budget_bytes), key=lambda way: way.extra_ms)
 
 
-def budget_after_failure(run: Run, peak: PeakComposition) -> int:
-    """What the recorded peak would have to stay below for the step that ran out of memory to be served.
-
-    Raises ThinEvidence where the recorded peak is not that of such a step, NotRecorded where nothing tells of it.
-    """
-    failure = run.get(MemoryFailure)
-    if failure.rank_folder != run.rank_folder:
-        raise ThinEvidence(
-            f"memory ran out on {failure.rank_folder.name}, and the windows looked at are those of "
-            f"{run.rank_folder.name}; {WITH_BUDGET}."
-        )
-    if failure.in_use_bytes is None or failure.requested_bytes is None:
-        raise ThinEvidence(f"how much memory the failed step needed is not known from its error; {WITH_BUDGET}.")
-    needed = failure.in_use_bytes + failure.requested_bytes
-    if peak.peak_bytes < (1 - SPARE_SHARE) * needed:
-        raise ThinEvidence(
-            f"step {failure.step:,}, in which memory ran out, needed {format_bytes(needed)} or more, and no window "
-            f"shows more than {format_bytes(peak.peak_bytes)}: what filled memory then was not recorded; {WITH_BUDGET}."
-        )
-    return round(peak.peak_bytes - SPARE_SHARE * max(needed, peak.peak_bytes))
-
-
 def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:
-    held = [Bar(label=f"{name} (about)", num_bytes=size) for name, size in peak.held.items()]
-    rest = peak.before_bytes - sum(peak.held.values())
     bars = [
         Bar(
             label=f"{'no line of yours' if site is None else place_of(site)} ({category})",
@@ -131,7 +97,7 @@ def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:
         )
         for (site, category), size in most_by_line(run, peak, blamed)[:MAX_BARS]
     ]
-    bars += [*held, Bar(label="all else that was there before", num_bytes=rest)]
+    bars.append(Bar(label="there before: parameters, optimizer state and all else", num_bytes=peak.before_bytes))
     seen = [bar for bar in bars if bar.num_bytes >= MIN_BAR * peak.peak_bytes]
     return MemoryMap(title="What is alive at the peak", bars=tuple(sorted(seen, key=lambda bar: -bar.num_bytes)))
 
@@ -151,31 +117,18 @@ def table_of_ways(peak: PeakComposition, budget_bytes: int) -> Table:
 
 def name_of_way(way: PeakReduction) -> str:
     """In the words of a table's row."""
-    place = "" if way.site is None else place_of(way.site)
-    match way.kind:
-        case "checkpoint":
-            times = f", run {way.num_parts} times a step" if way.num_parts > 1 else ""
-            return f"checkpoint the call at {place}{times}"
-        case "accumulate":
-            return f"accumulate gradients over {way.num_parts} micro-batches"
-        case "parts":
-            return f"do the work at {place} in {way.num_parts} parts"
-    return "autocast to bfloat16, at best"
+    if way.site is None:
+        return f"accumulate gradients over {way.num_parts} micro-batches"
+    times = f", run {way.num_parts} times a step" if way.num_parts > 1 else ""
+    return f"checkpoint the call at {place_of(way.site)}{times}"
 
 
-def lower_peak(
-    peak: PeakComposition, budget: int, way: PeakReduction | None, edit: CodeEdit | None, *, is_device: bool
-) -> Fix:
+def lower_peak(peak: PeakComposition, budget: int, way: PeakReduction | None, edit: CodeEdit | None) -> Fix:
     """The chosen way in words, what it leaves and costs, and the edit where it is known to the letter."""
     if peak.before_bytes > budget:
-        advice = (
-            "fewer or smaller parameters, a leaner optimizer, or parts of them on the host or on other devices would."
-            if is_device
-            else "on a CPU that is all of the process, Python and torch (about 120 MiB) included. Raise the budget by "
-            "that."
-        )
         return Fix.by_hand(
-            f"No batch comes below the budget: {format_bytes(peak.before_bytes)} were there before the step; {advice}"
+            f"No batch comes below the budget: {format_bytes(peak.before_bytes)} were there before the step, "
+            "parameters and optimizer state, and on a CPU Python and torch as well (about 120 MiB)."
         )
     if way is None:
         return Fix.by_hand("Make the batch smaller: nothing else was found that lowers the peak.")
@@ -183,7 +136,7 @@ def lower_peak(
     after = f": {format_bytes(way.peak_bytes)} at the peak"
     cost = f", {format_ms(way.extra_ms)} more per step" if way.extra_ms else ""
     missing = "" if way.peak_bytes <= budget else "; that alone is not enough: make the batch smaller as well"
-    others = [one for one in peak.within(budget) if one.kind == "accumulate" and one is not way]
+    others = [one for one in peak.within(budget) if one.site is None and one is not way]
     instead = f" Instead, {name_of_way(others[0])}." if others else ""
     return Fix.by(edit, "review", f"{does[0].upper()}{does[1:]}{after}{cost}{missing}.{instead}")
 
@@ -196,23 +149,9 @@ def how_peak_is_known(peak: PeakComposition) -> Narrative:
         "made beneath a line was taken away from where forward makes it up to where its backward begins, but for "
         "what the call returns; for micro-batches, all that grows with the batch was divided.",
         "The last tensor a call makes is taken for what it returns, and memory is taken to grow with the batch in "
-        "proportion. Micro-batches change what batch normalisation sees; bfloat16 changes the numbers themselves. "
+        "proportion. Micro-batches change what batch normalisation sees. "
         "What was there before the window is counted but not known by line.",
     )
-
-
-def _held(records: Iterable[StepRecord], before: int) -> dict[str, int]:
-    """What is known of the older blocks: gradients are as large as their parameters, and the first step makes state."""
-    found = {}
-    gradients = max((record.gradient_bytes or 0 for record in records), default=0)
-    if 0 < gradients <= before:
-        found["parameters"] = gradients
-    first = next((record for record in records if record.memory), None)
-    sizes = {here.boundary: here.allocated_bytes for here in first.memory} if first else {}
-    state = sizes.get("post_optimizer_step", 0) - sizes.get("post_backward", 0)
-    if first is not None and first.step == 0 and 0 < state <= before - gradients:
-        found["optimizer state"] = state
-    return found
 
 
 def _ways(
@@ -229,19 +168,8 @@ def _ways(
     parts = 2
     while parts <= min(MAX_PARTS, min(samples, default=1)):
         left = window.peak_without(scaling, 1 - 1 / parts)
-        yield PeakReduction(kind="accumulate", peak_bytes=before + left, extra_ms=0.0, num_parts=parts)
+        yield PeakReduction(peak_bytes=before + left, extra_ms=0.0, site=None, num_parts=parts)
         parts *= 2
-    made = [block for block in scaling if categories[block] != "inputs"]
-    yield PeakReduction(kind="bfloat16", peak_bytes=before + window.peak_without(made, 0.5), extra_ms=0.0)
-    jump = run.get(BackwardJump)
-    made_by = jump.guilty if jump.window is window else None
-    if made_by is not None:
-        num_parts = jump.num_chunks(made_by)
-        saved = jump.saved_bytes(made_by.split_blocks, num_parts)
-        if saved > least:
-            yield PeakReduction(
-                kind="parts", peak_bytes=before + peak - saved, extra_ms=0.0, site=made_by.site, num_parts=num_parts
-            )
 
 
 def _checkpointing(
@@ -254,9 +182,8 @@ def _checkpointing(
     for region in regions_of(window, categories, chains, sources, loop_site):
         left = peak_checkpointed(window, region, chains)
         yield PeakReduction(
-            kind="checkpoint",
             peak_bytes=before + left,
-            extra_ms=sum(call.duration_ns for call in region.calls) / region.num_steps / 1e6 * share,
+            extra_ms=region.duration_ns / region.num_steps / 1e6 * share,
             site=region.site,
             num_parts=round(len(region.calls) / region.num_steps),
         )

@@ -3,38 +3,30 @@
 Under activation checkpointing a call keeps what it returns; the rest of it is made anew where its backward begins.
 """
 
-import ast
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 
 from efprof.facts.peak.live_memory import Category, Chain, LiveWindow
+from efprof.facts.source.loops import loop_around
 from efprof.facts.source.sources import Sources, split_site
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
-    """One execution of a line: `blocks` outlive the forward pass, the last of them is taken for what it returns."""
-
-    blocks: tuple[int, ...]
-    duration_ns: int
-
-    @property
-    def inner(self) -> tuple[int, ...]:
-        """What checkpointing would not keep."""
-        return self.blocks[:-1]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """What runs beneath one line of the user's, in all steps of a window."""
+    """What runs beneath one line of the user's, in all steps of a window, for `duration_ns` in all.
+
+    `calls` are its executions, each by the blocks that outlive the forward pass; the last of them is taken for what the
+    call returns, and the others are what checkpointing would not keep.
+    """
 
     site: str
-    calls: tuple[Call, ...]
+    calls: tuple[tuple[int, ...], ...]
+    duration_ns: int
     num_steps: int
 
 
@@ -46,7 +38,8 @@ def regions_of(
     loop_site: str | None,
 ) -> list[Region]:
     """Lines with activations beneath them whose calls can be told apart; `loop_site` is where the training loops."""
-    found: dict[str, list[Call]] = {}
+    found: dict[str, list[tuple[int, ...]]] = {}
+    durations: Counter[str] = Counter()
     unclear: set[str] = set()
     steps = sorted({stretch.step for stretch in window.stretches if stretch.stage == "forward"})
     for step in steps:
@@ -58,10 +51,10 @@ def regions_of(
                 made = (index for index in execution if window.events[index].num_bytes > 0)
                 blocks = tuple(index for index in made if categories[index] == "activations")
                 if len(blocks) > 1:
-                    duration_ns = window.events[execution[-1]].time_ns - window.events[execution[0]].time_ns
-                    found.setdefault(site, []).append(Call(blocks=blocks, duration_ns=duration_ns))
+                    durations[site] += window.events[execution[-1]].time_ns - window.events[execution[0]].time_ns
+                    found.setdefault(site, []).append(blocks)
     return [
-        Region(site=site, calls=tuple(calls), num_steps=len(steps))
+        Region(site=site, calls=tuple(calls), duration_ns=durations[site], num_steps=len(steps))
         for site, calls in found.items()
         if site not in unclear
     ]
@@ -73,15 +66,13 @@ def peak_checkpointed(window: LiveWindow, region: Region, chains: Sequence[Chain
     removed = np.zeros(len(window.events) + 1, dtype=np.int64)
     before = -1
     for call in reversed(region.calls):
-        if not call.inner:
-            continue
-        released = min(int(window.released_at[block]) for block in call.inner)
-        if released < before or before < call.blocks[0]:
-            before = max(call.blocks)
+        released = min(int(window.released_at[block]) for block in call[:-1])
+        if released < before or before < call[0]:
+            before = max(call)
         place = bisect_right(again, before)
         begins = min(released, again[place]) if place < len(again) else released
         before = released
-        for block in call.inner:
+        for block in call[:-1]:
             removed[block] += window.events[block].num_bytes
             removed[begins] -= window.events[block].num_bytes
     return int(np.max(window.live_bytes - np.cumsum(removed)[:-1]))
@@ -116,8 +107,8 @@ def _executions(window: LiveWindow, chain: Chain, events: list[int], sources: So
     `chain` leads to it from the function that trains. A line outside loops, in functions called outside loops, is run
     once; of a loop over like parts, the events repeat.
     """
-    is_repeated = any(_is_in_loop(site, sources) for site in chain)
-    if not is_repeated:
+    places = [split_site(site) for site in chain]
+    if not any(loop_around(sources.tree(file), line) for file, line, _ in places):
         return [events]
     allocations = [index for index in events if window.events[index].num_bytes > 0]
     marks = [(window.events[index].operation, window.events[index].stack) for index in allocations]
@@ -136,16 +127,3 @@ def _period(marks: Sequence[object]) -> int | None:
         if count % period == 0 and all(marks[at] == marks[at - period] for at in range(period, count)):
             return period
     return None
-
-
-def _is_in_loop(site: str, sources: Sources) -> bool:
-    file, line, _ = split_site(site)
-    inside = [one for one in _loops_and_functions(sources.tree(file)) if one.lineno <= line <= (one.end_lineno or 0)]
-    inside.sort(key=lambda node: (node.lineno, -(node.end_lineno or node.lineno)))
-    return bool(inside) and not isinstance(inside[-1], ast.FunctionDef) and inside[-1].lineno <= line
-
-
-@lru_cache(maxsize=64)
-def _loops_and_functions(tree: ast.Module) -> list[ast.stmt | ast.expr]:
-    kinds = ast.For | ast.While | ast.FunctionDef | ast.ListComp | ast.GeneratorExp
-    return [node for node in ast.walk(tree) if isinstance(node, kinds)]

@@ -1,17 +1,20 @@
-"""The loop around a line, and whether what the line computes goes into its next round: then no batch replaces it."""
+"""The loop around a line, and whether what the line computes may go into its next round: then no batch replaces it."""
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from efprof.facts.source.sources import mentions, name_of, placed_nodes
+from efprof.facts.source.sources import name_of
 from efprof.model import called_name
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
-SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 NO_MODULES = frozenset({"F", "functional", "np", "torch"})
 """What is called by these names takes results together, as `torch.cat([outputs, model(x)])`: no module is called so."""
+
+Loop = ast.For | ast.AsyncFor | ast.While
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,99 +23,65 @@ class LoopAround:
 
     line: int
     is_chained: bool
-    """Whether a call on the line is given what it, or something made of it, gave in the round before."""
+    """Whether a call on the line may be given what it, or something made of it, gave in the round before."""
 
 
+@lru_cache(maxsize=256)
 def loop_around(tree: ast.Module, line: int) -> LoopAround | None:
-    """The loop in the same function that repeats what is called on `line`; None where there is none.
-
-    All loops of the function around the line are looked at for what they carry from round to round.
-    """
-    found = [placed for placed in placed_nodes(tree) if isinstance(placed.node, ast.stmt) and _spans(placed.node, line)]
-    if not found:
-        return None
-    innermost = max(found, key=lambda placed: len(placed.ancestors))
-    statement, loops = innermost.node, _loops_in_function(innermost.ancestors)
-    assert isinstance(statement, ast.stmt)
-    if isinstance(statement, ast.While):  # its condition is computed in each round
-        loops.insert(0, statement)
-    begins = [node.lineno for node in _expressions(statement) if _repeats(node) and _spans(node, line)]
+    """The loop in the same function that repeats what is called on `line`; None where there is none."""
+    around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt | ast.expr) and _spans(node, line)]
+    scopes = [place for place, node in enumerate(around) if isinstance(node, SCOPES)]
+    inside = around[scopes[-1] + 1 :] if scopes else around
+    every = (one for one in inside if isinstance(one, LOOPS))
+    loops = [one for one in every if isinstance(one, ast.While) or line >= one.body[0].lineno]
+    begins = [node.lineno for node in inside if isinstance(node, COMPREHENSIONS) or called_name(node) == "map"]
     if not begins and not loops:
         return None
-    is_chained = any(_is_chained(loop, statement) for loop in loops)
-    return LoopAround(line=begins[-1] if begins else loops[0].lineno, is_chained=is_chained)
+    statement = [node for node in inside if isinstance(node, ast.stmt)][-1]
+    is_chained = any(_is_chained(loop, statement, line) for loop in loops)
+    return LoopAround(line=begins[-1] if begins else loops[-1].lineno, is_chained=is_chained)
 
 
 def _spans(node: ast.stmt | ast.expr, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
-def _loops_in_function(ancestors: Sequence[ast.AST]) -> list[ast.For | ast.AsyncFor | ast.While]:
-    """Innermost first."""
-    found: list[ast.For | ast.AsyncFor | ast.While] = []
-    for node in reversed(ancestors):
-        if isinstance(node, SCOPES):
-            break
-        if isinstance(node, LOOPS):
-            found.append(node)
-    return found
+def _is_chained(loop: Loop, statement: ast.stmt, line: int) -> bool:
+    """Whether calls are given a name that the loop stores, unless each round makes it anew of what no round stores."""
+    lasting = _stored([loop])
+    lasting -= set() if isinstance(loop, ast.While) else _stored([loop.target])
+    for one in _before(loop.body, line):
+        match one:
+            case ast.Assign(targets=made, value=value) if not _names(value) & lasting:
+                lasting -= _stored(made)
+            case ast.For(target=target, iter=value) if not _names(value) & lasting:
+                lasting -= _stored([target])
+    return bool(_given(statement) & lasting)
 
 
-def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
-    """All within a statement that are not within statements below it."""
-    for child in ast.iter_child_nodes(statement):
-        if not isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
-            yield from (node for node in ast.walk(child) if isinstance(node, ast.expr))
+def _before(body: Sequence[ast.stmt], line: int) -> Iterator[ast.stmt]:
+    """What each round comes to before the line, and the statements around that."""
+    for one in body:
+        if one.lineno >= line:
+            return
+        if _spans(one, line) or not isinstance(one, ast.For):  # another loop may have no round
+            yield one
+        for _, part in ast.iter_fields(one):
+            is_block = isinstance(part, list) and all(isinstance(each, ast.stmt) for each in part)
+            if is_block and (isinstance(one, ast.With) or any(_spans(each, line) for each in part)):
+                yield from _before(part, line)
 
 
-def _repeats(node: ast.expr) -> bool:
-    return isinstance(node, COMPREHENSIONS) or (isinstance(node, ast.Call) and called_name(node) == "map")
-
-
-def _is_chained(loop: ast.For | ast.AsyncFor | ast.While, statement: ast.stmt) -> bool:
-    """Follow what the statement gives through the loop's body, until a round adds nothing."""
-    arguments = list(_given(statement))
-    body = list(_in_order([loop] if loop is statement else loop.body, is_certain=True))
-    anew = _names_of([loop.target]) if isinstance(loop, ast.For | ast.AsyncFor) else set()
-    carried: set[str] = set()
-    while True:
-        found = carried - anew
-        for one, is_certain in body:
-            if one is statement and _mention(arguments, found):
-                return True
-            stored = _stored(one)
-            if one is statement or _mention(_values(one), found):
-                found = found | stored
-            elif is_certain and not isinstance(one, ast.AugAssign | ast.Expr):
-                found = found - stored
-        if found <= carried:
-            return False
-        carried |= found
-
-
-def _in_order(body: Iterable[ast.stmt], *, is_certain: bool) -> Iterator[tuple[ast.stmt, bool]]:
-    """Every statement, and whether each round comes to it; what a function defined here does is not followed."""
-    for statement in body:
-        yield statement, is_certain
-        if isinstance(statement, SCOPES):
-            continue
-        is_always = is_certain and isinstance(statement, ast.With | ast.AsyncWith)
-        for child in ast.iter_child_nodes(statement):
-            if isinstance(child, ast.stmt):
-                yield from _in_order([child], is_certain=is_always)
-            elif isinstance(child, ast.ExceptHandler | ast.match_case):
-                yield from _in_order(child.body, is_certain=False)
-
-
-def _given(statement: ast.stmt) -> Iterator[ast.expr]:
+def _given(statement: ast.stmt) -> set[str]:
     """What modules may be called with in a statement: arguments of calls, and what comprehensions go through."""
-    for node in _expressions(statement):
+    found: set[str] = set()
+    for node in ast.walk(statement):
         match node:
             case ast.Call(func=called, args=arguments, keywords=keywords) if _root(called) not in NO_MODULES:
-                yield from arguments
-                yield from (keyword.value for keyword in keywords)
-            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-                yield from (generator.iter for generator in node.generators)
+                found |= _names(*arguments, *(keyword.value for keyword in keywords))
+            case ast.comprehension(iter=value):
+                found |= _names(value)
+    return found
 
 
 def _root(expression: ast.expr) -> str | None:
@@ -121,49 +90,21 @@ def _root(expression: ast.expr) -> str | None:
     return expression.id if isinstance(expression, ast.Name) else None
 
 
-def _mention(expressions: Iterable[ast.expr], names: set[str]) -> bool:
-    return any(mentions(expression, name) for expression in expressions for name in names)
+def _names(*expressions: ast.expr) -> set[str]:
+    nodes = (node for expression in expressions for node in ast.walk(expression))
+    return {str(name_of(node)) for node in nodes if isinstance(node, ast.Name | ast.Attribute)}
 
 
-def _values(statement: ast.stmt) -> list[ast.expr]:
-    """What a statement reads to store something."""
-    match statement:
-        case ast.For(iter=value) | ast.AsyncFor(iter=value):
-            return [value]
-        case ast.Assign(value=value) | ast.AugAssign(value=value) | ast.Expr(value=value):
-            return [value]
-        case ast.AnnAssign(value=ast.expr() as value):
-            return [value]
-        case ast.With(items=items) | ast.AsyncWith(items=items):
-            return [item.context_expr for item in items]
-    return []
-
-
-def _stored(statement: ast.stmt) -> set[str]:
-    """The names that a statement gives a value; a call of a method may put what it is given into its object."""
-    names = _names_of([node.target for node in _expressions(statement) if isinstance(node, ast.NamedExpr)])
-    match statement:
-        case ast.Assign(targets=targets):
-            return names | _names_of(targets)
-        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
-            return names | _names_of([target])
-        case ast.For(target=target) | ast.AsyncFor(target=target):
-            return names | _names_of([target])
-        case ast.With(items=items) | ast.AsyncWith(items=items):
-            return names | _names_of([item.optional_vars for item in items if item.optional_vars])
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=keeper))):
-            return names | _names_of([keeper])
-    return names
-
-
-def _names_of(targets: Iterable[ast.expr]) -> set[str]:
-    found: set[str] = set()
-    for target in targets:
-        match target:
-            case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                found |= _names_of(parts)
-            case ast.Starred(value=part):
-                found |= _names_of([part])
-            case _:
-                found |= {name for name in [name_of(target)] if name}
-    return found
+def _stored(nodes: Iterable[ast.AST]) -> set[str]:
+    """All names given a value below these; a call of a method may put what it is given into its object."""
+    within = [node for one in nodes for node in ast.walk(one)]
+    found, own = set[str | None](), set[str | None]()
+    for node in within:
+        match node:
+            case ast.Name(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store()):
+                found.add(name_of(node))
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=keeper), args=[_, *_])):
+                found.add(name_of(keeper))
+            case ast.comprehension(target=target):
+                own |= _stored([target])
+    return {name for name in found - own if name}

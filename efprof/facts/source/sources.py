@@ -118,14 +118,14 @@ def definition_of(sources: Sources, file: str | None, owner: str | None) -> Sour
         node = placed.node
         if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        if placed.qualified_name(node.name) == owner:
+        if placed.prefix + node.name == owner:
             return sources.line(f"{file}:{node.lineno}:{placed.function}")
     return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedNode:
-    """A node, the qualified name of the function it lies in, as Python spells it, and the nodes above it.
+    """A node, the qualified name of the function it lies in, as Python spells it, and the names of its arguments.
 
     `prefix` is what Python puts before the name of a function or class that is defined here.
     """
@@ -133,15 +133,12 @@ class PlacedNode:
     node: ast.AST
     function: str
     prefix: str
-    ancestors: tuple[ast.AST, ...]
-
-    def qualified_name(self, name: str) -> str:
-        return self.prefix + name
+    arguments: frozenset[str]
 
 
 def placed_nodes(tree: ast.AST) -> Iterator[PlacedNode]:
     """Every node below `tree`, a parent before its children."""
-    return _below(tree, MODULE, "", ())
+    return _below(tree, MODULE, "", frozenset())
 
 
 def name_of(expression: ast.AST) -> str | None:
@@ -154,27 +151,23 @@ def name_of(expression: ast.AST) -> str | None:
     return None
 
 
-def mentions(expression: ast.AST, name: str) -> bool:
-    """Whether a variable or attribute of that name is read anywhere in the expression."""
-    return any(name_of(node) == name for node in ast.walk(expression) if isinstance(node, ast.Name | ast.Attribute))
-
-
 def _functions_of(tree: ast.Module) -> Iterator[_Function]:
     for placed in placed_nodes(tree):
         node = placed.node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            name = None if isinstance(node, ast.Lambda) else placed.qualified_name(node.name)
-            yield _Function(name, node.lineno, node.end_lineno or node.lineno)
+            name = None if isinstance(node, ast.Lambda) else placed.prefix + node.name
+            decorators = [] if isinstance(node, ast.Lambda) else [one.lineno for one in node.decorator_list]
+            yield _Function(name, min([node.lineno, *decorators]), node.end_lineno or node.lineno)
 
 
-def _below(node: ast.AST, function: str, prefix: str, ancestors: tuple[ast.AST, ...]) -> Iterator[PlacedNode]:
-    inside = (*ancestors, node)
+def _below(node: ast.AST, function: str, prefix: str, arguments: frozenset[str]) -> Iterator[PlacedNode]:
     for child in ast.iter_child_nodes(node):
-        yield PlacedNode(node=child, function=function, prefix=prefix, ancestors=inside)
+        yield PlacedNode(node=child, function=function, prefix=prefix, arguments=arguments)
         match child:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                yield from _below(child, prefix + name, f"{prefix}{name}.<locals>.", inside)
+            case ast.FunctionDef(name=name, args=given) | ast.AsyncFunctionDef(name=name, args=given):
+                names = frozenset(each.arg for each in ast.walk(given) if isinstance(each, ast.arg))
+                yield from _below(child, prefix + name, f"{prefix}{name}.<locals>.", names)
             case ast.ClassDef(name=name):
-                yield from _below(child, function, f"{prefix}{name}.", inside)
+                yield from _below(child, function, f"{prefix}{name}.", arguments)
             case _:
-                yield from _below(child, function, prefix, inside)
+                yield from _below(child, function, prefix, arguments)

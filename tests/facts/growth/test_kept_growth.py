@@ -1,13 +1,12 @@
 """What was counted to grow, by whom it was seen to be fed, and what speaks against a leak."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from efprof.artifacts.holders import Change, Count, Counted, Watch
+from efprof.artifacts.holders import Count, Watch
 from efprof.facts.growth.kept import RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth
 from efprof.facts.run.run import Run
@@ -15,8 +14,6 @@ from efprof.model import NotRecorded
 from efprof.units import MIB
 from tests.audits.growing_runs import STEPS, containers_of, counts_of, graphs, leaking_run, plain, seen, watch_of
 from tests.support.builders import make_steps, write_run
-
-RUN_RECORDED_BEFORE = Path(__file__).parents[2] / "runs"
 
 
 def kept_in(run: Run) -> RetainedTensors:
@@ -112,29 +109,12 @@ def test_lines_of_containers_within_a_holder_are_its_own(tmp_path: Path) -> None
     assert run.get(KeptGrowth).containers == ()
 
 
-def nameless_run(folder: Path, *changes: Change, holder: Callable[[int], Counted | None] = lambda _: None) -> Run:
-    """A dict of tensors that no variable leads to gets longer by a mebibyte a step."""
-    counts = containers_of(type="dict", holds_tensors=True, entry_bytes=184, tensor_bytes=MIB, path=None, number=9)
-    for count, holders in zip(counts, counts_of(holder), strict=True):
-        count.holders = holders.holders
-    return leaking_run(folder, counts=counts, watches=[watch_of(*changes, path=None, scope=None, file=None, number=9)])
-
-
-def test_a_container_without_a_name_is_told_where_a_line_of_the_users_feeds_it(tmp_path: Path) -> None:
-    one = kept_in(nameless_run(tmp_path, seen()))
-    assert (one.path, one.type, one.kind, one.site) == (None, "dict", "tensors", "train.py:8:train")
-    assert one.rate.slope == MIB
-    assert nameless_run(tmp_path / "second").get(KeptGrowth).holders == ()
-    one = kept_in(nameless_run(tmp_path / "third", seen(), holder=plain))
-    assert (one.path, one.site) == ("train.history", "train.py:8:train")
-
-
 @pytest.mark.parametrize(
     ("watches", "why"),
     [
         ([watch_of(seen(), path="train.other", number=5)], "no line was seen to change it"),
         ([Watch(first_step=40, last_step=45, watched=[], why_not="a debugger was on")], "a debugger was on"),
-        ([], "lines were not observed when this run was recorded"),
+        ([], "there was no time to watch its lines"),
     ],
 )
 def test_where_no_line_was_seen_it_says_why(watches: list[Watch], why: str, tmp_path: Path) -> None:

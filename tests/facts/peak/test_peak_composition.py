@@ -96,7 +96,7 @@ def run_of(
 
 
 def way(peak: PeakComposition, site: str) -> PeakReduction:
-    (found,) = [one for one in peak.ways if one.kind == "checkpoint" and one.site == site]
+    (found,) = [one for one in peak.ways if one.site == site]
     return found
 
 
@@ -122,16 +122,16 @@ def test_checkpointing_a_loop_s_call_keeps_what_each_returns_and_all_of_the_mode
     option = way(peak, LOOP)
     assert option.num_parts == 4
     assert option.peak_bytes == BEFORE + (4 * 1 + 10 + 1) * MIB, "four results, the inside of the last, its gradient"
-    assert [one for one in peak.ways if one.kind == "checkpoint" and one.site == CALL] == []
+    assert [one for one in peak.ways if one.site == CALL] == []
 
 
 def test_micro_batches_divide_what_grows_with_the_batch_unless_that_is_of_one(tmp_path: Path) -> None:
     peak = run_of(tmp_path, stacked_blocks()).get(PeakComposition)
-    halves, quarters = (one for one in peak.ways if one.kind == "accumulate" and one.num_parts <= 4)
+    halves, quarters = (one for one in peak.ways if one.site is None and one.num_parts <= 4)
     assert halves.peak_bytes == BEFORE + 47 * MIB // 2
     assert quarters.peak_bytes == pytest.approx(BEFORE + 47 * MIB / 4, abs=1)
     peak = run_of(tmp_path / "second", stacked_blocks(), samples=1).get(PeakComposition)
-    assert [one for one in peak.ways if one.kind == "accumulate"] == []
+    assert [one for one in peak.ways if one.site is None] == []
 
 
 @pytest.mark.parametrize(
