@@ -5,8 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
-from importlib.metadata import distribution, packages_distributions
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -267,24 +266,10 @@ def user_frame(name: str, own_packages: frozenset[str] = frozenset()) -> str | N
     installed = INSTALLED.match(path)
     file = path[installed.end() :] if installed else path.removeprefix("./")
     package = file.split("/")[0].removesuffix(".py")
-    is_library = bool(installed) or package in LIBRARIES | _installed_here() or _is_of_python(file)
+    is_library = bool(installed) or package in LIBRARIES or _is_of_python(file)
     if is_library and package not in own_packages:
         return None
     return f"{file}:{frame['line']}:{frame['function']}"
-
-
-@cache
-def _installed_here() -> frozenset[str]:
-    """Top-level packages that are installed where the report is made: most likely what trained has the same ones.
-
-    torch leaves `site-packages` out of a frame's path, so that a package looks like a folder of the user's.
-    """
-    found = set()
-    for package, distributions in packages_distributions().items():
-        origins = (distribution(name).read_text("direct_url.json") or "" for name in distributions)
-        if not any('"editable": true' in origin for origin in origins):
-            found.add(package)
-    return frozenset(found)
 
 
 def _is_of_python(file: str) -> bool:

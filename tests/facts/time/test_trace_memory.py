@@ -1,4 +1,4 @@
-"""Memory through a trace is drawn from its own events, with the operator and the line at each."""
+"""Memory through a trace is drawn from its own events."""
 
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,11 @@ def series_of(folder: Path, *events: dict[str, Any]) -> Series | None:
     return memory_series(foreign_run(folder, *step(), *events))
 
 
-def test_the_device_s_memory_is_drawn_with_what_allocated_it(tmp_path: Path) -> None:
+def test_the_device_s_memory_is_drawn(tmp_path: Path) -> None:
     series = series_of(tmp_path, memory(350, 1000), memory(360, 3000), memory(600, 500), memory(370, 9, device=0))
     assert series is not None
     (line,) = series.lines
     assert (line.x, line.y) == ((0.35, 0.36, 0.6), (1000.0, 3000.0, 500.0))
-    assert line.notes[0] == "linear train.py:10"
     assert "device" in series.title
 
 
