@@ -25,7 +25,7 @@ def launch_bound(run: Run) -> Examination:
     What it finds
     -------------
     A fifth of the step or more in gaps that end with a launch, where kernels are shorter than the host takes to launch
-    them. Waits for data, synchronisations, allocations and evaluation do not count, nor what recording adds.
+    them. Waits for data, synchronisations and allocations do not count, nor what recording adds.
 
     Why it matters
     --------------
