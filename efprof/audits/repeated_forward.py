@@ -37,8 +37,8 @@ def repeated_forward(run: Run) -> Examination:
 
     Predicted gain
     --------------
-    What is not work on the items is then done once: Python, the autograd engine, the launch of each operator, and on a
-    CPU reading its weights. The work on an item is estimated by its shapes. At most, all but one call's share is won.
+    What is not work on the items is then done once: Python, the autograd engine, and the launch of each operator. At
+    most, all but one call's share is won.
     """
     step_ms, found = run.get(TimeUse).step_ms, run.get(RepeatedCalls)
     many = [call for call in found.calls if _is_worth_it(call, step_ms)]
@@ -91,7 +91,7 @@ def _gain(call: RepeatedCall) -> Gain:
     saved = 1 - 1 / call.num_calls
     return Gain(
         basis="model",
-        explanation="all but the work on items, by their shapes, costs once; at most, all is won but one call's share",
+        explanation="Python, the engine and launches cost once; at most, all is won but one call's share",
         step_ms=saved * call.cost.fixed_ms,
         step_ms_interval=(0.0, saved * call.cost.total_ms),
     )
@@ -103,7 +103,7 @@ def _numbers(call: RepeatedCall, step_ms: float) -> Numbers:
         ("calls", call.num_calls * call.num_passes, "count"),
         ("forward", call.cost.forward_ms, "ms"),
         ("backward", call.cost.backward_ms, "ms"),
-        ("of both in Python, the autograd engine, launches and weights", call.cost.fixed_ms, "ms"),
+        ("of both in Python, the autograd engine and launches", call.cost.fixed_ms, "ms"),
         ("kernels on the device", call.cost.device_ms or None, "ms"),
         ("the step", step_ms, "ms"),
     )

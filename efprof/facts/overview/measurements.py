@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Final
 
@@ -33,7 +33,7 @@ from efprof.model import (
     Timeline,
     UnreadableInput,
 )
-from efprof.units import format_bytes, format_ms, format_share
+from efprof.units import format_bytes
 
 STEP_MS_BUDGET = 0.03
 """Of the step, what a branch may cost before a comparison fails: two runs of the same code differ by less."""
@@ -43,22 +43,15 @@ SLOW_FACTOR = 1.5
 """A step this many times the median is marked slow: quiet machines stay below 1.2, a stall is well above."""
 
 MEANINGS: Final = {
-    "pre_forward": "before the forward pass begins: what is kept from step to step (weights, optimizer state, whatever "
-    "the program holds) is the maximum, and a smaller batch would not lower it",
-    "post_forward_pre_backward": "after the forward pass: the activations kept for backward are the maximum, which "
-    "activation checkpointing or a smaller micro-batch lowers",
-    "pre_backward": "when backward is called: the activations and the loss are the maximum, which activation "
-    "checkpointing or a smaller micro-batch lowers",
-    "post_backward": "after the backward pass: gradients outweigh the activations, and "
-    "`optimizer.zero_grad(set_to_none=True)` before the forward pass keeps the two from adding up",
-    "post_optimizer_step": "after the optimizer's step: weights, gradients and what the optimizer keeps outweigh the "
-    "activations",
+    "pre_forward": "before the forward pass: what is kept from step to step is the maximum, whatever the batch",
+    "post_forward_pre_backward": "after the forward pass: activations are the maximum, which checkpointing lowers",
+    "pre_backward": "when backward is called: activations and the loss are the maximum, which checkpointing lowers",
+    "post_backward": "after the backward pass: gradients outweigh activations; clear them before the forward pass",
+    "post_optimizer_step": "after the optimizer's step: weights, gradients and its state outweigh activations",
 }
 """What it means that memory is highest there."""
 MIN_RANGE = 0.1
 """Where the boundaries differ by less than this share of the highest, all that a step adds is not worth saving."""
-MIN_STAGE = 0.5
-"""A stage is named where it takes at least half of the step."""
 
 
 def measurements_of(run: Run) -> Measurements:
@@ -77,7 +70,7 @@ def measurements_of(run: Run) -> Measurements:
         overhead=_overhead(times, events),
         memory_source=source,
         num_skipped_steps=_num_skipped(times.every),
-        recommendations=recommendations(times),
+        recommendations=_about_memory(stage_deltas([time.record for time in times.steady])),
         stalls=stall_lines(run),
         time=time_evidence(run),
         time_sentence=where_it_goes(run),
@@ -130,11 +123,6 @@ def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
                 change = here.allocated_bytes - before.allocated_bytes
                 deltas.setdefault(here.boundary, []).append((change, record.step))
     return tuple(_row(name, allocated[name], deltas.get(name, [])) for name in BOUNDARIES if name in allocated)
-
-
-def recommendations(times: StepTimes) -> tuple[str, ...]:
-    """Sentences computed from the tables of this run; none where a table says nothing."""
-    return (*_about_memory(times), *_about_time(times))
 
 
 def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
@@ -271,33 +259,18 @@ def _row(boundary: str, allocated: list[int], deltas: list[tuple[int, int]]) -> 
     )
 
 
-def _about_memory(times: StepTimes) -> Iterator[str]:
-    rows = stage_deltas([time.record for time in times.steady])
+def _about_memory(rows: Sequence[StageDelta]) -> tuple[str, ...]:
+    """A sentence computed from the table of stages; none where it is empty."""
     if not rows:
-        return
-    highest = max(rows, key=lambda row: row.average_bytes)
-    lowest = min(rows, key=lambda row: row.average_bytes)
+        return ()
+    highest, lowest = (choose(rows, key=lambda row: row.average_bytes) for choose in (max, min))
     range_bytes = highest.average_bytes - lowest.average_bytes
     if range_bytes < MIN_RANGE * highest.average_bytes:
-        yield (
+        return (
             f"Allocated memory stays near {format_bytes(highest.average_bytes)} through the step, of which the step "
-            f"itself adds {format_bytes(range_bytes)}: what is kept from step to step outweighs that."
+            f"itself adds {format_bytes(range_bytes)}: what is kept from step to step outweighs that.",
         )
-    else:
-        yield (
-            f"Allocated memory is highest ({format_bytes(highest.average_bytes)} on average, "
-            f"{format_bytes(range_bytes)} above {lowest.boundary}) at {highest.boundary}, {MEANINGS[highest.boundary]}."
-        )
-
-
-def _about_time(times: StepTimes) -> Iterator[str]:
-    if not times.steady:
-        return
-    on_device = [time.device_ms for time in times.steady if time.device_ms]
-    stages_ms = on_device or [time.stage_ms for time in times.steady]
-    by_stage = dict(zip(STAGES, map(statistics.median, zip(*stages_ms, strict=True)), strict=True))
-    stage = max(STAGES, key=lambda name: by_stage[name])
-    share = by_stage[stage] / (statistics.median(map(sum, on_device)) if on_device else times.median_ms())
-    if share >= MIN_STAGE:
-        where = " on the device" if on_device else ""
-        yield f"The {stage} stage takes {format_share(share)} of the median step{where} ({format_ms(by_stage[stage])})."
+    return (
+        f"Allocated memory is highest ({format_bytes(highest.average_bytes)} on average, {format_bytes(range_bytes)} "
+        f"above {lowest.boundary}) at {highest.boundary}, {MEANINGS[highest.boundary]}.",
+    )

@@ -8,7 +8,7 @@ those that are differentiated: evaluation, generation and what a library repeats
 import bisect
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Final, NamedTuple, Self
@@ -20,12 +20,17 @@ from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.loops import loop_around
 from efprof.facts.source.sources import COMPREHENSION, Sources, split_site
-from efprof.facts.time.call_cost import CallCost, Parts, call_cost, parts_of
-from efprof.facts.time.call_paths import MODULE, OPERATORS
+from efprof.facts.time.call_paths import MODULE, OPERATORS, CallPath, Kind
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import SourceLine, ThinEvidence
 
+Parts = tuple[tuple[Kind, str], ...]
+"""What tells a path from others: its lines and modules, from the outermost."""
+TELLING: Final = ("line", "module")
+LAUNCH_NS: Final = 100_000
+"""What an operator takes at most that is not work on its items: 30 to 140 us were measured for small ones, under the
+profiler on busy cores."""
 RECURRENT: Final = frozenset({"aten::gru", "aten::lstm", "aten::rnn_tanh", "aten::rnn_relu"})
 """Their second input is the state, [layers, batch, width] whichever way the input lies."""
 LAYERS: Final = RECURRENT | {
@@ -35,6 +40,32 @@ LAYERS: Final = RECURRENT | {
 """Operators whose input tells how many items a call was given."""
 MIN_STEPS: Final = 2
 """One step cannot tell what each step does from what one in a hundred does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallCost:
+    """Milliseconds per steady step of a module called under one path, with all below it.
+
+    The autograd engine's own time is shared out by what the nodes take that it calls. `fixed_ms` is what would be the
+    same if the operators were given more items: Python, the engine, and the launch of each operator.
+    """
+
+    forward_ms: float
+    backward_ms: float
+    fixed_ms: float
+    device_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        return self.forward_ms + self.backward_ms
+
+    def __add__(self, other: "CallCost") -> "CallCost":
+        return CallCost(
+            forward_ms=self.forward_ms + other.forward_ms,
+            backward_ms=self.backward_ms + other.backward_ms,
+            fixed_ms=self.fixed_ms + other.fixed_ms,
+            device_ms=self.device_ms + other.device_ms,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +179,7 @@ def _by_step(window: TraceWindow) -> list[dict[_Key, list[_Call]]]:
         given = layers.one_item(event)
         if step >= 0 and end_ns <= window.steps[step][1] and given is not None:
             call = _Call(bisect.bisect_right(backward, end_ns), frames.sites(event))
-            steps[step][_Key(parts_of(path), *given)].append(call)
+            steps[step][_Key(_parts_of(path), *given)].append(call)
     return steps
 
 
@@ -228,7 +259,7 @@ def _repeated(key: _Key, passes: Counter[int], sites: tuple[str, ...], use: Time
         num_passes=len(passes),
         layer=key.layer,
         input_shape=key.input_shape,
-        cost=call_cost(use, key.parts),
+        cost=_call_cost(use, key.parts),
     )
 
 
@@ -256,3 +287,57 @@ def _by_line(calls: Sequence[RepeatedCall]) -> list[RepeatedCall]:
         for same in lines.values()
     ]
     return sorted(merged, key=lambda call: -call.cost.total_ms)
+
+
+def _call_cost(use: TimeUse, parts: Parts) -> CallCost:
+    """From the window that the run's times are from, scaled to a step outside windows, the recorder's time left out."""
+    everything = sum(path.own_ns for path in use.window.paths.root.walk())
+    to_ms = use.step_ms / max(1, everything)
+    forward, backward = _below(use, parts, "forward"), _below(use, parts, "backward")
+    in_nodes_ns, engine_ns = _own_ns(backward), _engine_ns(use, backward)
+    device_ns = sum(path.device_ns for path in forward + backward)
+    fixed_ns = sum(
+        min(path.own_ns, path.count * LAUNCH_NS) if path.kind == "operator" and not device_ns else path.own_ns
+        for path in forward + backward
+    )
+    return CallCost(
+        forward_ms=_own_ns(forward) * to_ms,
+        backward_ms=(in_nodes_ns + engine_ns) * to_ms,
+        fixed_ms=(fixed_ns + engine_ns) * to_ms,
+        device_ms=use.per_step_ms(device_ns),
+    )
+
+
+def _parts_of(path: CallPath) -> Parts:
+    """Its lines and modules: the line of a function that ran already when the window opened is not its first one."""
+    return tuple((part.kind, part.text) for part in path.parts() if part.kind in TELLING)
+
+
+def _below(use: TimeUse, parts: Parts, stage: str) -> list[CallPath]:
+    """What has these lines and modules in a stage, and all below; nothing where they are not there."""
+    begun = use.window.paths.root.below.get(("stage", stage, stage))
+    found = _with_parts(begun, parts) if begun is not None else ()
+    return [below for path in found for below in path.walk()]
+
+
+def _with_parts(path: CallPath, parts: Parts) -> Iterator[CallPath]:
+    if not parts:
+        yield path
+        return
+    for below in path.below.values():
+        if below.kind not in TELLING:
+            yield from _with_parts(below, parts)
+        elif (below.kind, below.text) == parts[0]:
+            yield from _with_parts(below, parts[1:])
+
+
+def _own_ns(paths: Sequence[CallPath]) -> int:
+    return sum(path.own_ns for path in paths)
+
+
+def _engine_ns(use: TimeUse, backward: Sequence[CallPath]) -> float:
+    """What the backward pass takes outside of the operators of any line, in proportion."""
+    stage = use.window.paths.root.below.get(("stage", "backward", "backward"))
+    every = list(stage.walk()) if stage is not None else []
+    in_nodes_ns = _own_ns([path for path in every if path.kind == "operator"])
+    return (_own_ns(every) - in_nodes_ns) * _own_ns(backward) / max(1, in_nodes_ns)

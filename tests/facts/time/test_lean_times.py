@@ -80,4 +80,4 @@ def test_windows_that_did_not_do_the_same_are_told_and_the_full_one_is_used(tmp_
     run = recorded(tmp_path, FULL, [("aten::mm", 1, 2), ("aten::sort", 5, 6)])
     assert run.get(TimeUse).window.name == "trace-2"
     (known,) = (one for one in time_evidence(run) if isinstance(one, Narrative))
-    assert known.paragraphs[1].startswith("Only 25 % of what lean-1 spent in operators")
+    assert known.paragraphs[1].startswith("Only 27 % of what lean-1 spent in operators")
