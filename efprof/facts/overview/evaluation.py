@@ -1,6 +1,5 @@
 """Evaluations: how long they took, how much memory they needed beside training, and what their batches left behind."""
 
-import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
@@ -11,7 +10,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Evaluation
-from efprof.units import MIB, format_bytes, format_ms, format_share
+from efprof.units import MIB, format_bytes, format_share
 
 MIN_READINGS: Final = 6
 """After the first batch, which fills caches and loads kernels."""
@@ -64,11 +63,9 @@ def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
 def _about_time(every: Sequence[Evaluation], trained_ms: float) -> str:
     total_ms = sum(each.total_ms for each in every)
     waiting = format_share(sum(each.fetch_ms for each in every) / max(total_ms, 1e-9))
-    took = format_ms(statistics.median(each.total_ms for each in every))
-    who = f"One evaluation took {took}" if len(every) == 1 else f"{len(every):,} evaluations took {took} each (median)"
     return (
-        f"{who}, {format_share(total_ms / (total_ms + trained_ms))} of the time of steps and evaluations together; "
-        f"{waiting} of it was waiting for batches."
+        f"Evaluation took {format_share(total_ms / (total_ms + trained_ms))} of the time of steps and evaluations "
+        f"together; {waiting} of it was waiting for batches."
     )
 
 

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from efprof.artifacts.child import bounded_memory
 from efprof.artifacts.engine import in_processes
+from efprof.artifacts.files import bounded_memory
 from efprof.artifacts.trace.read import size_of
 from efprof.facts.run.run import Run
 from efprof.facts.time.call_paths import ON_DEVICE

@@ -16,8 +16,8 @@ from efprof.facts.peak.live_memory import window_peaks
 from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTime, StepTimes, num_warm_up_steps, stall_lines
+from efprof.facts.time.step_pictures import memory_series
 from efprof.facts.time.time_use import TimeUse, time_evidence
-from efprof.facts.time.trace_memory import memory_series
 from efprof.facts.time.what_bounds import next_experiment, where_it_goes
 from efprof.model import (
     BOUNDARIES,
@@ -95,7 +95,7 @@ def _of_a_trace(run: Run) -> Measurements:
         time=time_evidence(run),
         time_sentence=where_it_goes(run),
         next_experiment=next_experiment(run),
-        window_memory=memory_series(run),
+        window_memory=memory_series(use.window),
     )
 
 

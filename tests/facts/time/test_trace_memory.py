@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from efprof.facts.time import trace_memory
-from efprof.facts.time.trace_memory import CUDA, memory_series
+from efprof.facts.time.step_pictures import CUDA, memory_series
+from efprof.facts.time.time_use import TimeUse
 from efprof.model import Series
 from tests.facts.time.traces import foreign_run, step
 
@@ -18,7 +16,7 @@ def memory(at_us: float, total: int, device: int = CUDA) -> dict[str, Any]:
 
 
 def series_of(folder: Path, *events: dict[str, Any]) -> Series | None:
-    return memory_series(foreign_run(folder, *step(), *events))
+    return memory_series(foreign_run(folder, *step(), *events).get(TimeUse).window)
 
 
 def test_the_device_s_memory_is_drawn(tmp_path: Path) -> None:
@@ -37,12 +35,3 @@ def test_without_a_device_it_is_the_host_s(tmp_path: Path) -> None:
 
 def test_a_trace_without_such_events_has_no_picture(tmp_path: Path) -> None:
     assert series_of(tmp_path) is None
-
-
-def test_of_many_events_the_highest_and_the_lowest_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_memory, "MAX_EVENTS", 10)
-    events = [memory(at, 10_000 if at == 503 else 1 if at == 777 else 100 + at) for at in range(1, 1000)]
-    series = series_of(tmp_path, *events)
-    assert series is not None
-    assert len(series.lines[0].y) <= 10
-    assert (max(series.lines[0].y), min(series.lines[0].y)) == (10_000.0, 1.0)
