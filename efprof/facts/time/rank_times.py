@@ -17,7 +17,7 @@ import numpy as np
 from efprof.artifacts.engine import carry_out
 from efprof.artifacts.processors import num_processors
 from efprof.artifacts.trace.events import Array
-from efprof.artifacts.trace.sites import read_window
+from efprof.artifacts.trace.read import read_window
 from efprof.facts.run.run import Run
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath, by_launch
 from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of, kind_of_collective

@@ -6,11 +6,9 @@ those that are differentiated: evaluation, generation and what a library repeats
 """
 
 import bisect
-import operator
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -42,30 +40,15 @@ MIN_STEPS: Final = 2
 """One step cannot tell what each step does from what one in a hundred does."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallCost:
-    """Milliseconds per steady step of a module called under one path, with all below it.
+class CallCost(NamedTuple):
+    """Milliseconds per steady step of a module called under one path, with all below it, forward and backward.
 
     The autograd engine's own time is shared out by what the nodes take that it calls. `fixed_ms` is what would be the
     same if the operators were given more items: Python, the engine, and the launch of each operator.
     """
 
-    forward_ms: float
-    backward_ms: float
+    total_ms: float
     fixed_ms: float
-    device_ms: float
-
-    @property
-    def total_ms(self) -> float:
-        return self.forward_ms + self.backward_ms
-
-    def __add__(self, other: "CallCost") -> "CallCost":
-        return CallCost(
-            forward_ms=self.forward_ms + other.forward_ms,
-            backward_ms=self.backward_ms + other.backward_ms,
-            fixed_ms=self.fixed_ms + other.fixed_ms,
-            device_ms=self.device_ms + other.device_ms,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,21 +70,6 @@ class RepeatedCall:
     layer: str
     input_shape: tuple[int, ...]
     cost: CallCost
-
-    @property
-    def batch_dimension(self) -> int | None:
-        """Where the input has the 1 that tells of a single item; None where it has no such dimension."""
-        if self.layer in RECURRENT:
-            return self.input_shape.index(1)
-        return 0 if len(self.input_shape) > 1 and self.input_shape[0] == 1 else None
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """What the layer would be given at once."""
-        shape, dimension = self.input_shape, self.batch_dimension
-        if dimension is None:
-            return (self.num_calls, *shape)
-        return (*shape[:dimension], self.num_calls, *shape[dimension + 1 :])
 
     def is_inside(self, other: "RepeatedCall") -> bool:
         """Whether a module of the other line leads to this one."""
@@ -282,7 +250,7 @@ def _by_line(calls: Sequence[RepeatedCall]) -> list[RepeatedCall]:
         replace(
             same[0],
             modules=tuple(dict.fromkeys(name for call in same for name in call.modules)),
-            cost=reduce(operator.add, [call.cost for call in same]),
+            cost=CallCost(sum(call.cost.total_ms for call in same), sum(call.cost.fixed_ms for call in same)),
         )
         for same in lines.values()
     ]
@@ -294,18 +262,12 @@ def _call_cost(use: TimeUse, parts: Parts) -> CallCost:
     everything = sum(path.own_ns for path in use.window.paths.root.walk())
     to_ms = use.step_ms / max(1, everything)
     forward, backward = _below(use, parts, "forward"), _below(use, parts, "backward")
-    in_nodes_ns, engine_ns = _own_ns(backward), _engine_ns(use, backward)
-    device_ns = sum(path.device_ns for path in forward + backward)
+    engine_ns, on_device = _engine_ns(use, backward), any(path.device_ns for path in forward + backward)
     fixed_ns = sum(
-        min(path.own_ns, path.count * LAUNCH_NS) if path.kind == "operator" and not device_ns else path.own_ns
+        min(path.own_ns, path.count * LAUNCH_NS) if path.kind == "operator" and not on_device else path.own_ns
         for path in forward + backward
     )
-    return CallCost(
-        forward_ms=_own_ns(forward) * to_ms,
-        backward_ms=(in_nodes_ns + engine_ns) * to_ms,
-        fixed_ms=(fixed_ns + engine_ns) * to_ms,
-        device_ms=use.per_step_ms(device_ns),
-    )
+    return CallCost((_own_ns(forward + backward) + engine_ns) * to_ms, (fixed_ns + engine_ns) * to_ms)
 
 
 def _parts_of(path: CallPath) -> Parts:

@@ -12,8 +12,7 @@ from typing import Final, Self
 import numpy as np
 
 from efprof.artifacts.trace.columns import COMPLETE, Trace
-from efprof.artifacts.trace.read import lean_paths, trace_paths
-from efprof.artifacts.trace.sites import read_window
+from efprof.artifacts.trace.read import lean_paths, read_window, trace_paths
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import COMPREHENSION, FRAME, Sources, place_of
 from efprof.facts.steps.step_times import StepTimes
