@@ -80,7 +80,7 @@ def _finding(run: Run, use: LaunchUse, line: LaunchingLine, share: float) -> Fin
             explanation="the device's idle time that ends with a launch, less what recording adds",
             step_ms=use.lost_ms,
         ),
-        evidence=(*snippet, *launch_evidence(use)),
+        evidence=(*snippet, launch_evidence(use)),
         severity="high" if share >= HIGH_SHARE else "medium",
     )
 

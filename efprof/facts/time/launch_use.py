@@ -17,7 +17,7 @@ from efprof.facts.time.launching_lines import LaunchingLine, launching_line
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_waits import waiting_calls
 from efprof.facts.time.trace_windows import TraceWindow
-from efprof.model import Narrative, Numbers
+from efprof.model import Narrative
 from efprof.units import format_ms
 
 MAX_GAP_NS: Final = 1_000_000
@@ -143,25 +143,16 @@ def _recording_ms(window: TraceWindow, start_ns: int, end_ns: int) -> float:
     return int(np.count_nonzero(events)) * RECORDING_MS / len(window.steps)
 
 
-def launch_evidence(use: LaunchUse) -> tuple[Numbers, Narrative]:
-    """The figures, and how they are known."""
-    numbers = Numbers.of(
-        "Launching, per step",
-        ("the device waits for a launch", use.waiting_ms, "ms"),
-        ("of it for what recording adds, at most", min(use.waiting_ms, use.recording_ms), "ms"),
-        ("the device is idle for any reason", use.idle_ms, "ms"),
-        ("launches", use.num_launches, "count"),
-        ("the device works on one for", use.kernel_us / 1e3, "ms"),
-        ("the host needs for one", use.host_us / 1e3, "ms"),
-    )
+def launch_evidence(use: LaunchUse) -> Narrative:
+    """How the figures are known."""
     known = use.window.steady_ms is not None
     how = "measured on steps outside of the window" if known else "estimated from the number of recorded events"
-    narrative = Narrative.of(
+    added = format_ms(min(use.waiting_ms, use.recording_ms))
+    return Narrative.of(
         "Each kernel is over before the host has launched the next one, so the device stands still in between.",
         f"Counted are gaps of up to {format_ms(MAX_GAP_NS / 1e6)} that end with a launch and touch no synchronisation, "
-        "no allocation and no fetch of a batch. What the profiler adds to the host is "
-        f"{how} and taken off.",
+        f"no allocation and no fetch of a batch: {format_ms(use.waiting_ms)} of {format_ms(use.idle_ms)} per step in "
+        f"which the device is idle. What the profiler adds to the host is {how} and taken off, {added} of them.",
         "A trace with `with_stack=True` slows the host most. Record one without it: where the device is busy there, "
         "launching costs nothing.",
     )
-    return numbers, narrative
