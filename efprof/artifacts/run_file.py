@@ -135,8 +135,5 @@ def read_sources(rank_folder: Path) -> dict[str, list[str]]:
 def _why_no_run_file(folder: Path) -> str:
     if not folder.exists():
         return f"{folder} does not exist; 'efprof report' without a name takes the newest run."
-    if not folder.is_dir():
-        return f"{folder} is neither a run nor a CUDA snapshot; give the folder that holds {RUN_FILE}, or a *.pickle."
-    if not any(folder.iterdir()):
-        return f"{folder} is empty; give a folder that 'efprof record' wrote."
-    return f"{folder} is not a run folder: it holds no {RUN_FILE}; give one that 'efprof record' wrote."
+    what = "is empty" if folder.is_dir() and not any(folder.iterdir()) else f"is no run folder: it holds no {RUN_FILE}"
+    return f"{folder} {what}; give a folder that 'efprof record' wrote, a trace or a CUDA snapshot."

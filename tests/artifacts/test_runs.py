@@ -118,7 +118,7 @@ def test_a_folder_that_is_no_run_is_refused_by_name(store: Path, tmp_path: Path)
     add_run(store, 1)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/notes.txt").write_text("not a run")
-    with pytest.raises(UnreadableInput, match=r"other is not a run folder"):
+    with pytest.raises(UnreadableInput, match=r"other is no run folder"):
         find_run("other")
 
 

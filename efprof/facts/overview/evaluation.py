@@ -10,7 +10,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Evaluation
-from efprof.units import MIB, format_bytes, format_share
+from efprof.units import MIB, format_bytes
 
 MIN_READINGS: Final = 6
 """After the first batch, which fills caches and loads kernels."""
@@ -41,12 +41,8 @@ def evaluations_of(run: Run) -> tuple[Evaluation, ...]:
 
 
 def notes_on(every: Sequence[Evaluation], run: Run) -> tuple[str, ...]:
-    """Sentences about them; raises NotRecorded where there are some and no step was finished."""
-    if not every:
-        return ()
-    trained_ms = sum(time.total_ms for time in run.get(StepTimes).every)
-    notes = _about_time(every, trained_ms), _about_peak(every, run), _about_kept(every)
-    return tuple(note for note in notes if note)
+    """Sentences about their memory; raises NotRecorded where there are some and no step was finished."""
+    return tuple(filter(None, (_about_peak(every, run), _about_kept(every)))) if every else ()
 
 
 def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
@@ -58,15 +54,6 @@ def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
     is_steady = sum(each > 0 for each in rises) >= MIN_RISING * len(rises)
     kept = sum(rises)
     return kept / (readings[-1].num_batches - readings[0].num_batches) if is_steady and kept >= MIN_KEPT else None
-
-
-def _about_time(every: Sequence[Evaluation], trained_ms: float) -> str:
-    total_ms = sum(each.total_ms for each in every)
-    waiting = format_share(sum(each.fetch_ms for each in every) / max(total_ms, 1e-9))
-    return (
-        f"Evaluation took {format_share(total_ms / (total_ms + trained_ms))} of the time of steps and evaluations "
-        f"together; {waiting} of it was waiting for batches."
-    )
 
 
 def _about_peak(every: Sequence[Evaluation], run: Run) -> str:

@@ -8,6 +8,7 @@ of them, which is Python, is stretched or squeezed into the time between their c
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Final
@@ -20,7 +21,6 @@ from efprof.facts.run.run import Run
 from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, OPERATORS
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import NotRecorded, UnreadableInput
-from efprof.units import format_share
 
 MIN_KNOWN: Final = 0.95
 """Of the time of a lean window's calls, and of its kernels: with less, the two windows did not do the same."""
@@ -34,8 +34,8 @@ Span = tuple[int, int]
 _Clock = Callable[[Array], Array]
 
 
-def timed_window(run: Run) -> tuple[TraceWindow, str]:
-    """A full window at the times of the lean one after it; else the last window, and why, if a lean one was recorded.
+def timed_window(run: Run) -> TraceWindow:
+    """A full window at the times of the lean one after it; else the last window as it was.
 
     Of several the lean one that comes nearest to the median step, and did the same as the full one: others may have
     waited for the processor. Raises NotRecorded where no window holds a step, UnreadableInput.
@@ -43,18 +43,13 @@ def timed_window(run: Run) -> tuple[TraceWindow, str]:
     traces = run.get(TraceWindows)
     if not traces.windows:
         raise NotRecorded("no trace holds a step; record the run without '--windows none'.")
-    pairs, reasons = [(one, traces.lean[one.name]) for one in traces.windows if one.name in traces.lean], []
+    pairs = [(one, traces.lean[one.name]) for one in traces.windows if one.name in traces.lean]
     for full, lean in sorted(pairs, key=lambda pair: abs(pair[1].step_ms - (pair[1].steady_ms or 0.0))):
-        try:
+        with suppress(UnreadableInput):
             retimed, known = at_times_of(full, lean)
-        except UnreadableInput as error:
-            reasons.append(str(error))
-            continue
-        if known >= MIN_KNOWN:
-            return retimed, ""
-        found = f"Only {format_share(known)} of what {lean.name} spent in operators is found again in {full.name}"
-        reasons.append(f"{found}: its times, which the profiler bent less, are not used.")
-    return traces.windows[-1], next(iter(reasons), "")
+            if known >= MIN_KNOWN:
+                return retimed
+    return traces.windows[-1]
 
 
 def at_times_of(full: TraceWindow, lean: TraceWindow) -> tuple[TraceWindow, float]:

@@ -8,7 +8,6 @@ takes, which holds the wait for others, is not looked at.
 import statistics
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 from efprof.facts.run.run import Run
@@ -25,14 +24,13 @@ class RankArrivals:
     """The ranks, and by how much each comes later than the next but last one.
 
     `late_ns` has one entry for each step that all ranks recorded alike: for each rank the nanoseconds for which all
-    others waited for it alone. `unread` names files or folders of ranks whose trace cannot be read.
+    others waited for it alone.
     """
 
     ranks: dict[int, OneRank]
     late_ns: tuple[dict[int, int], ...]
     num_collectives: int
     is_on_device: bool
-    unread: tuple[str, ...] = ()
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -40,11 +38,11 @@ class RankArrivals:
         times = run.get(RankTimes)
         if not times.ranks:
             raise UnreadableInput(next(iter(times.errors.values())))
-        ranks, unread = times.ranks, tuple(Path(name).name for name in times.errors)
+        ranks = times.ranks
         _check_world({rank: one.distributed for rank, one in ranks.items()})
         stays = {rank: one.stays for rank, one in ranks.items()}
         if len(ranks) < 2 or not any(map(bool, stays.values())):
-            return cls(ranks=ranks, late_ns=(), num_collectives=0, is_on_device=False, unread=unread)
+            return cls(ranks=ranks, late_ns=(), num_collectives=0, is_on_device=False)
         common = set.intersection(*(set(found) for found in stays.values()))
         alike = [step for step in sorted(common) if len({_kinds(found[step]) for found in stays.values()}) == 1]
         if not alike:
@@ -54,7 +52,6 @@ class RankArrivals:
             late_ns=tuple(_late_ns({rank: found[step] for rank, found in stays.items()}) for step in alike),
             num_collectives=sum(len(next(iter(stays.values()))[step]) for step in alike),
             is_on_device=any(one.is_on_device for one in ranks.values()),
-            unread=unread,
         )
 
     @property

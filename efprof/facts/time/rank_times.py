@@ -36,13 +36,12 @@ Stays = dict[int, list[tuple[str, int]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneRank:
-    """Of one rank: its trace, what that says of itself, the lengths of its steps, its collectives, where its time goes.
+    """Of one rank: what its trace says of itself, the lengths of its steps, its collectives, where its time goes.
 
     `spent_ms` has milliseconds per step of each stage, and of each line or function in it: ("host", stage, site),
-    where the site of the whole stage is empty. It is empty where there are no collectives. `path` is the first trace's.
+    where the site of the whole stage is empty. It is empty where there are no collectives.
     """
 
-    path: Path
     told_rank: int | None
     distributed: dict[str, object]
     steps_ns: tuple[int, ...]
@@ -60,7 +59,6 @@ class OneRank:
         for window in windows:
             stays |= _stays(window)
         return cls(
-            path=first.trace.path,
             told_rank=first.trace.header.rank,
             distributed=first.trace.header.distributed,
             steps_ns=tuple(end - start for window in windows for start, end in window.steps),
