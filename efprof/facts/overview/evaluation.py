@@ -5,10 +5,8 @@ from itertools import pairwise
 from typing import Final
 
 from efprof.artifacts.readings import EvaluationMemory, read_evaluations
-from efprof.facts.peak.live_memory import window_peaks
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Evaluation
 from efprof.units import MIB, format_bytes
 
@@ -18,8 +16,6 @@ MIN_RISING: Final = 0.9
 """Of the stretches between readings: what is stored of each batch rises with each."""
 MIN_KEPT: Final = 4 * MIB
 """In all, by its end: less than a model's own noise is not worth a sentence."""
-MIN_ABOVE: Final = 0.01
-"""Of training's peak."""
 
 
 def evaluations_of(run: Run) -> tuple[Evaluation, ...]:
@@ -40,9 +36,17 @@ def evaluations_of(run: Run) -> tuple[Evaluation, ...]:
     )
 
 
-def notes_on(every: Sequence[Evaluation], run: Run) -> tuple[str, ...]:
-    """Sentences about their memory; raises NotRecorded where there are some and no step was finished."""
-    return tuple(filter(None, (_about_peak(every, run), _about_kept(every)))) if every else ()
+def notes_on(every: Sequence[Evaluation]) -> tuple[str, ...]:
+    """A sentence about what one stores of its batches; none where that is little."""
+    most = max(every, key=lambda each: each.num_batches * (each.kept_bytes_per_batch or 0.0), default=None)
+    if most is None or most.kept_bytes_per_batch is None:
+        return ()
+    return (
+        f"What {f'the loop at {most.blame}' if most.blame else 'an evaluation'} stores adds "
+        f"{format_bytes(most.kept_bytes_per_batch)} per batch, "
+        f"{format_bytes(most.kept_bytes_per_batch * most.num_batches)} by the end of its {most.num_batches:,} batches: "
+        "keep of each output what is needed of it (the `argmax`, a sum, a count).",
+    )
 
 
 def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
@@ -54,29 +58,3 @@ def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
     is_steady = sum(each > 0 for each in rises) >= MIN_RISING * len(rises)
     kept = sum(rises)
     return kept / (readings[-1].num_batches - readings[0].num_batches) if is_steady and kept >= MIN_KEPT else None
-
-
-def _about_peak(every: Sequence[Evaluation], run: Run) -> str:
-    """Beside the highest that was read at a boundary of a step, or that a window shows within one."""
-    read = [each.allocated_bytes for time in run.get(StepTimes).every for each in time.record.memory]
-    trained, highest = max((*read, *window_peaks(run)), default=0), max(every, key=lambda each: each.peak_bytes)
-    above = highest.peak_bytes - trained
-    if not trained or above < MIN_ABOVE * trained:
-        return ""
-    return (
-        f"The run's highest memory is an evaluation's, not a step's: {format_bytes(highest.peak_bytes)} "
-        f"{highest.when}{'' if highest.is_peak_exact else ', read between batches'}, {format_bytes(above)} above "
-        f"the highest that was read of a step ({format_bytes(trained)})."
-    )
-
-
-def _about_kept(every: Sequence[Evaluation]) -> str:
-    most = max(every, key=lambda each: each.num_batches * (each.kept_bytes_per_batch or 0.0))
-    if most.kept_bytes_per_batch is None:
-        return ""
-    return (
-        f"What {f'the loop at {most.blame}' if most.blame else 'an evaluation'} stores adds "
-        f"{format_bytes(most.kept_bytes_per_batch)} per batch, "
-        f"{format_bytes(most.kept_bytes_per_batch * most.num_batches)} by the end of its {most.num_batches:,} batches: "
-        "keep of each output what is needed of it (the `argmax`, a sum, a count)."
-    )

@@ -78,7 +78,7 @@ def measurements_of(run: Run) -> Measurements:
         window_memory=window_memory.series if window_memory else None,
         processes=process_table(run),
         evaluations=evaluations,
-        evaluation_notes=notes_on(evaluations, run),
+        evaluation_notes=notes_on(evaluations),
     )
 
 
