@@ -1,4 +1,4 @@
-"""What is told of evaluations: their time, their peak beside training's, what their batches leave behind."""
+"""What is told of evaluations: their time, their memory, and what their batches leave behind."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 
 from efprof.artifacts.readings import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
 from efprof.commands.report import analyse, render
-from efprof.facts.overview.evaluation import evaluations_of, notes_on
+from efprof.facts.overview.measurements import evaluations_of, notes_on
 from efprof.facts.run.run import Run
 from efprof.units import MIB
 from tests.support.builders import START_NS, make_steps, write_run
