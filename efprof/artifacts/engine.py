@@ -1,10 +1,12 @@
 """Does the same with many files at once: a process for each processor, or the workers of a Dask cluster."""
 
+import multiprocessing
 import pickle
 import signal
 import subprocess
 import sys
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
@@ -12,7 +14,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, TypeVar
 
-from efprof.artifacts.child import started
 from efprof.artifacts.processors import num_processors
 from efprof.model import EfprofError, UnreadableInput
 
@@ -75,6 +76,15 @@ def in_processes(
             process.kill()
             process.join()
     return [answers[place] for place in range(len(works))]
+
+
+def started(work: Callable[..., None], *arguments: object) -> BaseProcess:
+    """A process that does the work."""
+    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: no thread of ours holds a lock
+        process.start()
+    return process
 
 
 def _answer(work: Work[Any], answer: Connection, longest_s: int | None) -> None:

@@ -81,6 +81,27 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def bounded_memory(num_bytes: int) -> Iterator[None]:
+    """Let the process have no more than this on top of what it has, so that a few bytes cannot ask for all there is."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    except (ImportError, OSError):  # no Linux
+        yield
+        return
+    limit = pages * resource.getpagesize() + num_bytes
+    if soft != resource.RLIM_INFINITY:
+        limit = min(limit, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
 def _decoded(line: bytes, decoders: list[msgspec.json.Decoder[T]]) -> T | None:
     for decoder in decoders:
         with suppress(msgspec.DecodeError):

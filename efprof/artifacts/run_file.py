@@ -10,10 +10,7 @@ from efprof.artifacts.files import locked, read_lines, write_atomically
 from efprof.model import NotRecorded, UnreadableInput
 
 SCHEMA_VERSION = 2
-"""1: first form, with steps that are alike in one line. 2: light steps, counts of holders one by one, the lines that
-were seen to make them grow."""
-
-READABLE_VERSIONS = range(1, SCHEMA_VERSION + 1)
+"""2: light steps, counts of holders one by one, the lines that were seen to make them grow. 1 was efprof 0.1.0's."""
 
 RUN_FILE = "run.json"
 
@@ -93,9 +90,9 @@ def read_run_file(folder: Path) -> RunFile:
         raise UnreadableInput(f"{path} cannot be read: {error.strerror}.") from None
     try:
         version = msgspec.json.decode(content, type=_Version).schema_version
-        if version not in READABLE_VERSIONS:
+        if version != SCHEMA_VERSION:
             raise UnreadableInput(
-                f"{path} has schema version {version}, this efprof reads 1 to {SCHEMA_VERSION}: "
+                f"{path} has schema version {version}, this efprof reads {SCHEMA_VERSION}: "
                 f"{'install a newer efprof' if version > SCHEMA_VERSION else 'record the run again'}."
             )
         return msgspec.json.decode(content, type=RunFile)
@@ -136,8 +133,5 @@ def read_sources(rank_folder: Path) -> dict[str, list[str]]:
 def _why_no_run_file(folder: Path) -> str:
     if not folder.exists():
         return f"{folder} does not exist; 'efprof report' without a name takes the newest run."
-    if not folder.is_dir():
-        return f"{folder} is neither a run nor a CUDA snapshot; give the folder that holds {RUN_FILE}, or a *.pickle."
-    if not any(folder.iterdir()):
-        return f"{folder} is empty; give a folder that 'efprof record' wrote."
-    return f"{folder} is not a run folder: it holds no {RUN_FILE}; give one that 'efprof record' wrote."
+    what = "is empty" if folder.is_dir() and not any(folder.iterdir()) else f"is no run folder: it holds no {RUN_FILE}"
+    return f"{folder} {what}; give a folder that 'efprof record' wrote, a trace or a CUDA snapshot."

@@ -1,6 +1,5 @@
 """efprof.toml, or [tool.efprof] in pyproject.toml: what a project wants recorded; and its own configuration files."""
 
-import difflib
 import importlib
 import json
 import tomllib
@@ -11,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from efprof.model import EfprofError
+from efprof.model import EfprofError, nearest_to
 from efprof.units import KIB
 
 SETTINGS_FILE = "efprof.toml"
@@ -132,12 +131,11 @@ def _checked(path: Path, content: dict[str, Any]) -> Settings:
 
 
 def _refuse_unknown(path: Path, section: str, table: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
-    known = [field.encode_name for field in msgspec.structs.fields(kind)]
-    for key in table:
+    known = [f"{section}{field.encode_name}" for field in msgspec.structs.fields(kind)]
+    for key in (f"{section}{key}" for key in table):
         if key not in known:
-            near = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
-            hint = f"did you mean '{section}{near[0]}'?" if near else f"there are {', '.join(sorted(known))}."
-            raise EfprofError(f"{path}: there is no setting '{section}{key}'; {hint}")
+            hint = nearest_to(key.replace("-", "_"), known)
+            raise EfprofError(f"{path}: there is no setting '{key}'; {hint}")
 
 
 def _files(path: Path, names: Words) -> tuple[Path, ...]:
@@ -175,25 +173,16 @@ def _values(file: Path, text: str) -> dict[str, str] | None:
 
 
 def _parsed(suffix: str, text: str) -> Any:
-    try:
+    with suppress(ValueError, RecursionError):
         if suffix == ".toml":
             return tomllib.loads(text)
         if suffix == ".json":
             return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return _parsed_yaml(text) if suffix in (".yaml", ".yml") else None
-
-
-def _parsed_yaml(text: str) -> Any:
-    try:
+    with suppress(ImportError):
         yaml = importlib.import_module("yaml")
-    except ImportError:
-        return None
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return None
+        with suppress(yaml.YAMLError, ValueError, RecursionError):
+            return yaml.safe_load(text) if suffix in (".yaml", ".yml") else None
+    return None
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -7,8 +7,7 @@ from typing import IO, Annotated, Any, Final, NoReturn
 
 import msgspec
 
-from efprof.artifacts.child import bounded_memory
-from efprof.artifacts.files import no_garbage_collection
+from efprof.artifacts.files import bounded_memory, no_garbage_collection
 from efprof.model import UnreadableInput
 
 DEFAULT_POOL: Final = (0, 0)

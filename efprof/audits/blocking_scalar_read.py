@@ -49,9 +49,8 @@ def blocking_scalar_read(run: Run) -> Examination:
     reads = waits.of("read")
     looked_at = f"{waits.steps}, {len(reads)} line{'' if len(reads) == 1 else 's'} that read"
     if waits.is_gpu:
-        guilty, together = worth_an_edit(run, "read")
-        costs = (f", which waits for the GPU for {waits.cost(line)}.{together}" for line in guilty)
-        findings = tuple(_finding(run, [line], cost) for line, cost in zip(guilty, costs, strict=True))
+        guilty = worth_an_edit(run, "read")
+        findings = tuple(_finding(run, [line], f", which waits for the GPU for {waits.cost(line)}.") for line in guilty)
         return Examination(looked_at=looked_at, findings=findings)
     micro_batches = statistics.median(time.record.micro_batches for time in run.get(StepTimes).steady)
     guilty = [line for line in reads if _costs_on_cpu(line, waits.step_ms, micro_batches)]

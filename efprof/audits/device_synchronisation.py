@@ -55,12 +55,11 @@ def device_synchronisation(run: Run) -> Examination:
         raise NotRecorded("no trace tells what the host waits for; record the run without '--windows none'.")
     told = ", ".join(f"{line.calls[0]} {format_ms(line.typical_ms)}" for line in waits.of("told"))
     looked_at = f"{waits.steps}, {len(lines)} line{'' if len(lines) == 1 else 's'} that waited without reading"
-    guilty, together = worth_an_edit(run, "synchronisation")
-    findings = tuple(_finding(run, line, together) for line in guilty)
+    findings = tuple(_finding(run, line) for line in worth_an_edit(run, "synchronisation"))
     return Examination(looked_at=f"{looked_at}{f'; torch itself: {told}' if told else ''}", findings=findings)
 
 
-def _finding(run: Run, line: WaitingLine, together: str) -> Finding:
+def _finding(run: Run, line: WaitingLine) -> Finding:
     asked, waits = line.calls[0], run.get(HostWaits)
     file = run.get(Sources).file(line.blame.file)
     edit = delete_statement(file, line.blame.line) if asked == "synchronize" else None
@@ -68,7 +67,7 @@ def _finding(run: Run, line: WaitingLine, together: str) -> Finding:
         run,
         [line],
         "The host waits for the device",
-        f"{ASKED.get(asked, f'`{asked}`')} makes the host wait {line.times}, {waits.cost(line)}.{together}",
+        f"{ASKED.get(asked, f'`{asked}`')} makes the host wait {line.times}, {waits.cost(line)}.",
         Fix.by(edit, "review", INSTEAD.get(asked, IN_GENERAL)),
         "A size must be known, or memory may not change before the device has come to it: the host stops until all "
         "that was queued before is done.",

@@ -25,7 +25,7 @@ def launch_bound(run: Run) -> Examination:
     What it finds
     -------------
     A fifth of the step or more in gaps that end with a launch, where kernels are shorter than the host takes to launch
-    them. Waits for data, synchronisations, allocations and evaluation do not count, nor what recording adds.
+    them. Waits for data, synchronisations and allocations do not count, nor what recording adds.
 
     Why it matters
     --------------
@@ -80,7 +80,7 @@ def _finding(run: Run, use: LaunchUse, line: LaunchingLine, share: float) -> Fin
             explanation="the device's idle time that ends with a launch, less what recording adds",
             step_ms=use.lost_ms,
         ),
-        evidence=(*snippet, *launch_evidence(use)),
+        evidence=(*snippet, launch_evidence(use)),
         severity="high" if share >= HIGH_SHARE else "medium",
     )
 

@@ -5,7 +5,7 @@ from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import within_idle
 from efprof.facts.time.repeated_calls import RepeatedCall, RepeatedCalls
 from efprof.facts.time.time_use import TimeUse
-from efprof.model import Examination, Finding, Fix, Gain, Narrative, Numbers, Severity
+from efprof.model import Examination, Finding, Fix, Gain, Narrative, Severity
 from efprof.units import format_ms, format_share
 
 MIN_CALLS = 5
@@ -37,8 +37,8 @@ def repeated_forward(run: Run) -> Examination:
 
     Predicted gain
     --------------
-    What is not work on the items is then done once: Python, the autograd engine, the launch of each operator, and on a
-    CPU reading its weights. The work on an item is estimated by its shapes. At most, all but one call's share is won.
+    What is not work on the items is then done once: Python, the autograd engine, and the launch of each operator. At
+    most, all but one call's share is won.
     """
     step_ms, found = run.get(TimeUse).step_ms, run.get(RepeatedCalls)
     many = [call for call in found.calls if _is_worth_it(call, step_ms)]
@@ -68,7 +68,7 @@ def _finding(run: Run, call: RepeatedCall, step_ms: float) -> Finding:
         f"single item, of shape {list(call.input_shape)}: with the backward pass {cost}.",
         fix=Fix.by_hand(_fix(call)),
         gain=gain,
-        evidence=(run.get(Sources).snippet(call.blame), _numbers(call, step_ms), _narrative(call)),
+        evidence=(run.get(Sources).snippet(call.blame), _narrative(call)),
         severity=_severity((gain.step_ms or 0.0) / step_ms),
     )
 
@@ -78,12 +78,11 @@ def _severity(saved: float) -> Severity:
 
 
 def _fix(call: RepeatedCall) -> str:
-    how = "torch.stack" if call.batch_dimension is None else "torch.cat"
     names = " and ".join(f"`{name.rpartition('_')[0]}`" for name in call.modules)
     where = "this line" if call.loop is None or call.loop.key == call.blame.key else str(call.loop)
     return (
-        f"Put the {call.num_calls} items of the loop at {where} together with `{how}`, padded where their lengths "
-        f"differ, and call {names} once: `{call.layer.removeprefix('aten::')}` then gets {list(call.batch_shape)}."
+        f"Put the {call.num_calls} items of the loop at {where} together, padded where their lengths differ, and call "
+        f"{names} once: `torch.cat` where they have a batch dimension, else `torch.stack`."
     )
 
 
@@ -91,21 +90,9 @@ def _gain(call: RepeatedCall) -> Gain:
     saved = 1 - 1 / call.num_calls
     return Gain(
         basis="model",
-        explanation="all but the work on items, by their shapes, costs once; at most, all is won but one call's share",
+        explanation="Python, the engine and launches cost once; at most, all is won but one call's share",
         step_ms=saved * call.cost.fixed_ms,
         step_ms_interval=(0.0, saved * call.cost.total_ms),
-    )
-
-
-def _numbers(call: RepeatedCall, step_ms: float) -> Numbers:
-    return Numbers.of(
-        "The calls, per step",
-        ("calls", call.num_calls * call.num_passes, "count"),
-        ("forward", call.cost.forward_ms, "ms"),
-        ("backward", call.cost.backward_ms, "ms"),
-        ("of both in Python, the autograd engine, launches and weights", call.cost.fixed_ms, "ms"),
-        ("kernels on the device", call.cost.device_ms or None, "ms"),
-        ("the step", step_ms, "ms"),
     )
 
 

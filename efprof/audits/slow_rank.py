@@ -2,8 +2,7 @@
 
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.facts.time.rank_arrivals import RankArrivals
-from efprof.facts.time.rank_stages import StageTime, line_behind, rank_evidence, stage_times
+from efprof.facts.time.rank_arrivals import RankArrivals, StageTime, line_behind, rank_evidence, stage_times
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_ms, format_share
 
@@ -42,11 +41,10 @@ def slow_rank(run: Run) -> Examination:
     """
     arrivals = run.get(RankArrivals)
     num_ranks, num_steps = len(arrivals.ranks), len(arrivals.late_ns)
-    left_out = f"; the trace of {', '.join(arrivals.unread)} cannot be read" if arrivals.unread else ""
     if num_ranks < 2 or not arrivals.num_collectives:
         what = "the traces of ranks without collectives that wait for all" if num_ranks > 1 else "a single rank"
-        return Examination(looked_at=what + left_out)
-    looked_at = f"{arrivals.num_collectives} collectives of {num_ranks} ranks in {num_steps} steps{left_out}"
+        return Examination(looked_at=what)
+    looked_at = f"{arrivals.num_collectives} collectives of {num_ranks} ranks in {num_steps} steps"
     if num_steps < (MIN_STEPS if arrivals.is_on_device else MIN_STEPS_ON_HOST):
         more = "more of them" if run.is_foreign else "`--trace-steps 100:110`"
         raise ThinEvidence(f"{looked_at}: too few to tell a slow rank from chance; record {more}.")

@@ -22,7 +22,7 @@ def export(run: str, finding: str | None, perfetto: bool, own: tuple[str, ...], 
     """Write the typical step of a run or a trace, or the steps of a finding, as a trace that opens in Perfetto.
 
     RUN is what `efprof report` takes. FINDING is the number that the report gives it, the id of its audit or its key.
-    Beside the events as they were recorded stand the stages, the device's idle time by cause, and the finding.
+    The events stand as they were recorded, with a mark at each instant at which the finding's line begins.
     """
     if not perfetto:
         raise EfprofError("there is one form to write so far: add --perfetto.")

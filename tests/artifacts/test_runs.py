@@ -98,8 +98,9 @@ def test_names_the_nearest_run_or_branch(store: Path, wrong: str, right: str) ->
     ("content", "message"),
     [
         (None, "is empty"),
-        ('{"schema_version": 1, "run_id": "2026', "is not a complete run file"),
-        ('{"schema_version": 99}', "schema version 99"),
+        ('{"schema_version": 2, "run_id": "2026', "is not a complete run file"),
+        ('{"schema_version": 99}', "install a newer efprof"),
+        ('{"schema_version": 1}', "record the run again"),
     ],
 )
 def test_a_folder_that_cannot_be_read_is_refused_by_name(store: Path, content: str | None, message: str) -> None:
@@ -117,7 +118,7 @@ def test_a_folder_that_is_no_run_is_refused_by_name(store: Path, tmp_path: Path)
     add_run(store, 1)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/notes.txt").write_text("not a run")
-    with pytest.raises(UnreadableInput, match=r"other is not a run folder"):
+    with pytest.raises(UnreadableInput, match=r"other is no run folder"):
         find_run("other")
 
 

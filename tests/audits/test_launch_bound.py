@@ -112,11 +112,6 @@ def test_gaps_after_a_synchronisation_or_within_the_loader_do_not_count(tmp_path
             assert launch_bound(run).findings == (), other
 
 
-def test_evaluation_is_not_a_training_step(tmp_path: Path) -> None:
-    events = [event | {"name": event["name"].replace(": step", ": evaluate")} for event in steps()]
-    assert found_by(launch_bound, tmp_path, events) == ()
-
-
 def test_an_optimizer_that_launches_much_is_to_update_all_at_once(tmp_path: Path) -> None:
     events = steps() + [
         trace_event("Optimizer.step#AdamW.step", 10.0 * number + 5.0, 4.9, category="user_annotation")

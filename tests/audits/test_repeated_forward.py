@@ -73,32 +73,21 @@ def test_it_blames_the_line_that_calls_the_encoder_for_each_text_and_names_the_l
     finding = only(examine(tmp_path))
     assert (str(finding.blame), finding.blame.text) == ("train.py:5", "outputs.append(encoder(text))")
     assert "`Encoder_0` is called 10 times per step with a single item, of shape [1, 24, 48]" in finding.message
-    assert "the 10 items of the loop at train.py:3 together with `torch.cat`" in finding.fix.summary
-    assert "`linear` then gets [10, 24, 48]" in finding.fix.summary
+    assert "the 10 items of the loop at train.py:3 together" in finding.fix.summary
     assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
 
 
 def test_python_is_won_for_all_calls_but_one_and_no_more_than_they_take(tmp_path: Path) -> None:
     gain = only(examine(tmp_path)).gain
-    in_python_ms, all_ms = 10 * 0.8 * (0.9 - 0.25), 10 * 0.8 * 0.9
+    in_python_ms, all_ms = 10 * (0.8 * (0.9 - 0.25) + 0.1), 10 * 0.8 * 0.9  # 0.1 ms for each launch
     assert (gain.basis, gain.step_ms) == ("model", pytest.approx(0.9 * in_python_ms, rel=0.01))
     assert gain.step_ms_interval == (0.0, pytest.approx(0.9 * all_ms, rel=0.01))
 
 
-def test_an_item_without_a_batch_dimension_is_stacked(tmp_path: Path) -> None:
-    finding = only(examine(tmp_path / "vector", dims=[[48], [96, 48], [96]]))
-    assert "`torch.stack`" in finding.fix.summary
-    assert "gets [10, 48]" in finding.fix.summary
+def test_an_item_without_a_batch_dimension_is_one_too(tmp_path: Path) -> None:
+    assert "shape [48]" in only(examine(tmp_path / "vector", dims=[[48], [96, 48], [96]])).message
     image = [[3, 32, 32], [8, 3, 3, 3], [8]]
-    assert "gets [10, 3, 32, 32]" in only(examine(tmp_path / "image", layer="aten::conv2d", dims=image)).fix.summary
-
-
-def test_the_batch_of_a_recurrent_layer_is_told_by_its_state(tmp_path: Path) -> None:
-    def gru(batch: int) -> dict[str, Any]:
-        return {"layer": "aten::gru", "dims": [[24, batch, 8], [1, batch, 16], [[48, 8], [48, 16]]]}
-
-    assert "`gru` then gets [24, 10, 8]" in only(examine(tmp_path / "one", **gru(1))).fix.summary
-    assert examine(tmp_path / "many", **gru(64)).findings == ()
+    assert "shape [3, 32, 32]" in only(examine(tmp_path / "image", layer="aten::conv2d", dims=image)).message
 
 
 def test_a_batch_and_inputs_of_unlike_shapes_are_silent(tmp_path: Path) -> None:
@@ -176,7 +165,7 @@ def test_calls_that_take_little_of_the_step_are_silent(tmp_path: Path) -> None:
 
 def test_items_that_each_compute_for_long_are_silent(tmp_path: Path) -> None:
     assert examine(tmp_path / "short", work=0.7).findings != ()
-    assert examine(tmp_path / "long", work=0.88).findings == ()
+    assert examine(tmp_path / "long", work=0.88, count=5, ms=1.7).findings == ()
 
 
 def test_what_a_module_that_is_told_calls_in_a_loop_of_its_own_is_not_told_again(tmp_path: Path) -> None:

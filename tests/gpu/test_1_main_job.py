@@ -10,7 +10,7 @@ import torch
 
 from efprof.artifacts.allocations import read_allocations
 from efprof.artifacts.events import CollectorStopped
-from efprof.artifacts.trace.sites import read_window
+from efprof.artifacts.trace.read import read_window
 from efprof.commands.report import analyse, render
 from tests.gpu.cuda_runs import TRAIN_PLAINLY, needs_cuda, record_text, results_folder
 from tests.recorder.recording import Recorded, record_command

@@ -8,6 +8,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from multiprocessing.process import BaseProcess
@@ -16,15 +17,16 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from efprof.artifacts.child import bounded_memory, started
-from efprof.artifacts.engine import in_processes
-from efprof.artifacts.files import no_garbage_collection, numbered_files
+from efprof.artifacts.engine import in_processes, started
+from efprof.artifacts.files import bounded_memory, no_garbage_collection, numbered_files
 from efprof.artifacts.processors import num_processors
 from efprof.artifacts.trace.blocks import GZIP, TraceText
 from efprof.artifacts.trace.columns import Columns, Trace
 from efprof.artifacts.trace.events import Array, Block, Decoder
 from efprof.model import UnreadableInput
 
+SITE_COLUMNS = ("start_ns", "site")
+"""Of sites-<n>.parquet: the exact line of every call made in the user's code in a window, beside its trace."""
 MIN_LIMIT_BYTES = 1 << 30
 MAX_PER_BYTE: Final = {True: 24, False: 2}
 """What a file may take in memory for each of its bytes, packed or not: twelve times and once what real ones take, 60
@@ -57,6 +59,34 @@ def read_trace(path: Path, *, num_processes: int | None = None) -> Trace:
         if isinstance(answer, UnreadableInput):
             raise answer
         return _mapped(answer, columns)
+
+
+def read_window(path: Path, *, num_processes: int | None = None) -> Trace:
+    """The trace of a window with the call sites that lie beside it; raises UnreadableInput.
+
+    efprof 0.2.0 wrote them into the trace, as an argument of its calls.
+    """
+    trace = read_trace(path, num_processes=num_processes)
+    sites = path.with_name(path.name.replace("trace-", "sites-").removesuffix(".json.gz") + ".parquet")
+    return _with_sites(trace, sites) if sites.exists() else trace
+
+
+def _with_sites(trace: Trace, path: Path) -> Trace:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            table = file.read(columns=list(SITE_COLUMNS))
+        starts, sites = (table.column(name).to_pylist() for name in SITE_COLUMNS)
+    except (OSError, KeyError, pyarrow.ArrowException):
+        raise UnreadableInput(f"{path} is not the call sites of a window; record the run again.") from None
+    texts = {text: code for code, text in enumerate(trace.texts)}
+    by_start = {start: texts.setdefault(site, len(texts)) for start, site in zip(starts, sites, strict=True)}
+    calls = np.flatnonzero(trace.is_of("python_function"))
+    codes = np.array([by_start.get(start, -1) for start in trace.start_ns[calls].tolist()], np.int32)
+    sparse = {**trace.sparse, "call_site": (calls[codes >= 0].astype(np.int32), codes[codes >= 0])}
+    return replace(trace, texts=list(texts), sparse=sparse)
 
 
 def read_here(path: Path, num_processes: int = 1) -> tuple[TraceText, Columns]:

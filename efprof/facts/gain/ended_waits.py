@@ -11,7 +11,6 @@ from efprof.facts.time.host_waits import HostWaits, WaitingLine
 from efprof.facts.time.launching_lines import what_tells_lines
 from efprof.facts.time.trace_waits import Kind
 from efprof.model import Evidence, Finding, Fix, Gain, Narrative, Severity
-from efprof.units import format_ms
 
 MIN_SHARE_OF_STEPS = 0.5
 """A line that waits in fewer steps is logging now and then, which is the cure."""
@@ -21,19 +20,14 @@ meanwhile, so that the step without them takes as long."""
 HIGH_COST, MEDIUM_COST = 0.1, 0.01
 
 
-def worth_an_edit(run: Run, kind: Kind) -> tuple[list[WaitingLine], str]:
-    """The lines that wait once per step or more, and a sentence on what the step wins without all of them.
-
-    Where no trace tells what the device does meanwhile, whatever they cost.
-    """
+def worth_an_edit(run: Run, kind: Kind) -> list[WaitingLine]:
+    """The lines that wait once per step or more; whatever they cost where no trace tells what the device does then."""
     waits = run.get(HostWaits)
     each = [line for line in waits.of(kind) if line.count >= 1 and line.share_of_steps >= MIN_SHARE_OF_STEPS]
     traced = [line for line in each if line.events and line.typical_ms >= MIN_SHARE * waits.step_ms]
-    gain_ms = _ended(run, traced)[0].step_ms or 0.0
-    if gain_ms < MIN_GAIN * waits.step_ms:
+    if (_ended(run, traced)[0].step_ms or 0.0) < MIN_GAIN * waits.step_ms:
         traced = []
-    lines = [line for line in each if line in traced or not line.events]
-    return lines, f" Without all {len(traced)} such lines the step takes {format_ms(gain_ms)} less." * (len(traced) > 1)
+    return [line for line in each if line in traced or not line.events]
 
 
 def wait_finding(run: Run, lines: Sequence[WaitingLine], headline: str, message: str, fix: Fix, *why: str) -> Finding:

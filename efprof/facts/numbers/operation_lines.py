@@ -13,8 +13,7 @@ import numpy as np
 
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.artifacts.trace.columns import ABSENT, Trace
-from efprof.artifacts.trace.read import trace_paths
-from efprof.artifacts.trace.sites import read_window
+from efprof.artifacts.trace.read import read_window, trace_paths
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, placed_nodes, split_site
 

@@ -1,6 +1,6 @@
 """What HolisticTraceAnalysis (HTA) says of the same traces, where it is asked for: the one place that knows it.
 
-For each rank it runs in a process of its own. Its traps that are kept away from here: its rounding makes times of
+It runs in a process of its own. Its traps that are kept away from here: its rounding makes times of
 nanoseconds negative; it counts waits (`cuda_sync`) and Triton's operators as work of the device, and calls each step
 bound by the CPU without waits; what ends in `.gz` must be packed; its sums by kind of kernel lose fractions of
 microseconds, and where it groups kernels their means are sums.
@@ -12,7 +12,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,12 +20,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from efprof.artifacts.child import bounded_memory
 from efprof.artifacts.engine import in_processes
+from efprof.artifacts.files import bounded_memory
 from efprof.artifacts.trace.read import size_of
 from efprof.facts.run.run import Run
 from efprof.facts.time.call_paths import ON_DEVICE
-from efprof.facts.time.rank_times import RankTimes
 from efprof.facts.time.time_use import MAX_ROWS, TimeUse
 from efprof.model import Narrative, NotRecorded, Table, UnreadableInput
 
@@ -35,6 +33,7 @@ COUNTERS: Final = "cuda_profiler_range"
 COUNTER: Final = re.compile(r"\w+__\w+\.\w+")
 """NVIDIA names one so: `smsp__sass_thread_inst_executed_op_ffma_pred_on.sum`."""
 MAX_PER_COUNTER: Final = 5
+MAX_TOLD: Final = 200
 LONGEST_S: Final = 900
 """It takes 50 s for 314 MB; it has hung."""
 MIN_LIMIT_BYTES: Final = 2 << 30
@@ -67,36 +66,19 @@ NO_PATH: Final = (
 
 
 def hta_evidence(run: Run) -> tuple[Table | Narrative, ...]:
-    """HTA's tables of all ranks, and how they are known or why they are missing; nothing without a device.
+    """HTA's tables of the trace that the page shows, and how they are known or why they are missing.
 
-    Of a recorded run it is asked about the first rank's full window that the page shows. Raises NotRecorded without a
-    trace, UnreadableInput.
+    Nothing without a device. Raises NotRecorded without a trace, UnreadableInput.
     """
-    paths = _paths(run)
-    if not paths:
-        return ()
-    try:
-        paragraphs = [KNOWN.format(version(PACKAGE))]
-    except PackageNotFoundError:
-        return (Narrative(title="HTA", paragraphs=(NOT_INSTALLED,)),)
-    tables: dict[str, Table] = {}
-    for rank, path in paths.items():
-        found, missing = _asked(path)
-        paragraphs += [f"Rank {rank}: {sentence}" for sentence in missing]
-        for table in found:
-            above = tables[table.title].rows if table.title in tables else ()
-            tables[table.title] = replace(table, rows=(*above, *((str(rank), *row) for row in table.rows)))
-    return (*tables.values(), Narrative(title="HTA", paragraphs=tuple(paragraphs[not tables :])))
-
-
-def _paths(run: Run) -> dict[int, Path]:
-    """The file of each rank; none where the one that the page shows has no device."""
     shown = run.get(TimeUse).window.trace
     if not np.any(shown.is_of(*ON_DEVICE, COUNTERS)):
-        return {}
-    if not run.is_foreign:
-        return {0: shown.path}
-    return {rank: one.path for rank, one in run.get(RankTimes).ranks.items()}
+        return ()
+    try:
+        known = KNOWN.format(version(PACKAGE))
+    except PackageNotFoundError:
+        return (Narrative(title="HTA", paragraphs=(NOT_INSTALLED,)),)
+    tables, missing = _asked(shown.path)
+    return (*tables, Narrative(title="HTA", paragraphs=(*[known][: len(tables)], *missing)))
 
 
 def _asked(path: Path) -> tuple[list[Table], list[str]]:
@@ -105,7 +87,7 @@ def _asked(path: Path) -> tuple[list[Table], list[str]]:
         try:
             (found,) = in_processes([("what HTA says", partial(_ask, path, Path(folder)))], 1, longest_s=LONGEST_S)
         except RuntimeError as error:
-            return [], [_told(error)]
+            return [], [f"HTA broke off: {str(error)[:MAX_TOLD]}."]
     return ([], [str(found)]) if isinstance(found, UnreadableInput) else found
 
 
@@ -116,26 +98,18 @@ def _ask(path: Path, folder: Path) -> tuple[list[Table], list[str]]:
     logging.disable(logging.CRITICAL)
     tables: list[Table] = []
     missing: list[str] = []
-    try:
-        is_packed, num_bytes = size_of(path)
-        with bounded_memory(max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes)):
-            named = folder / ("trace.json.gz" if is_packed else "trace.json")
-            named.symlink_to(path)
-            for title, frame_of in _analyses(_loaded(named)):
-                try:
-                    tables.append(_table(title, frame_of()))
-                except NotRecorded as absent:
-                    missing.append(str(absent))
-                except FAILURES as error:
-                    missing.append(f"{title}: {_told(error)}")
-    except (*FAILURES, UnreadableInput) as error:
-        missing.append(_told(error))
+    is_packed, num_bytes = size_of(path)
+    with bounded_memory(max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes)):
+        named = folder / ("trace.json.gz" if is_packed else "trace.json")
+        named.symlink_to(path)
+        for title, frame_of in _analyses(_loaded(named)):
+            try:
+                tables.append(_table(title, frame_of()))
+            except NotRecorded as absent:
+                missing.append(str(absent))
+            except FAILURES as error:
+                missing.append(f"{title}: HTA broke off: {type(error).__name__}, {str(error)[:MAX_TOLD]}.")
     return [table for table in tables if table.rows], missing
-
-
-def _told(error: Exception) -> str:
-    told = re.sub(r"[^\s'\"]*efprof-hta-\w+/trace\.json(\.gz)?", "the trace", " ".join(str(error).split()))
-    return f"HTA broke off with {type(error).__name__} ({told[:200]})."
 
 
 def _loaded(path: Path) -> Any:
@@ -190,7 +164,7 @@ def _table(title: str, frame: Any) -> Table:
     names = [name for name in COLUMNS if name in frame.columns]
     longest = [name for name in ("idle_time", "sum (us)") if name in names]
     frame = frame.nlargest(MAX_ROWS, longest) if longest else frame
-    headings, units = zip(("Rank", ""), *(COLUMNS[name] for name in names), strict=True)
+    headings, units = zip(*(COLUMNS[name] for name in names), strict=True)
     cells = ([_cell(value, COLUMNS[name][1]) for value in frame[name]] for name in names)
     return Table(title=title, columns=headings, units=units, rows=tuple(zip(*cells, strict=True)))
 

@@ -2,26 +2,28 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Final
 
 from efprof.artifacts.events import Event, RecordingCost, WindowClosed, read_events
+from efprof.artifacts.readings import EvaluationMemory, read_evaluations
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.growth.memory_growth import MemoryGrowth
 from efprof.facts.input.worker_memory import process_table
 from efprof.facts.numbers.nonfinite import badness
-from efprof.facts.overview.evaluation import evaluations_of, notes_on
 from efprof.facts.peak.live_memory import window_peaks
 from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTime, StepTimes, num_warm_up_steps, stall_lines
+from efprof.facts.time.step_pictures import memory_series
 from efprof.facts.time.time_use import TimeUse, time_evidence
-from efprof.facts.time.trace_memory import memory_series
 from efprof.facts.time.what_bounds import next_experiment, where_it_goes
 from efprof.model import (
     BOUNDARIES,
     STAGES,
+    Evaluation,
     Measurements,
     MemorySample,
     Metric,
@@ -33,7 +35,7 @@ from efprof.model import (
     Timeline,
     UnreadableInput,
 )
-from efprof.units import format_bytes, format_ms, format_share
+from efprof.units import MIB, format_bytes
 
 STEP_MS_BUDGET = 0.03
 """Of the step, what a branch may cost before a comparison fails: two runs of the same code differ by less."""
@@ -43,22 +45,21 @@ SLOW_FACTOR = 1.5
 """A step this many times the median is marked slow: quiet machines stay below 1.2, a stall is well above."""
 
 MEANINGS: Final = {
-    "pre_forward": "before the forward pass begins: what is kept from step to step (weights, optimizer state, whatever "
-    "the program holds) is the maximum, and a smaller batch would not lower it",
-    "post_forward_pre_backward": "after the forward pass: the activations kept for backward are the maximum, which "
-    "activation checkpointing or a smaller micro-batch lowers",
-    "pre_backward": "when backward is called: the activations and the loss are the maximum, which activation "
-    "checkpointing or a smaller micro-batch lowers",
-    "post_backward": "after the backward pass: gradients outweigh the activations, and "
-    "`optimizer.zero_grad(set_to_none=True)` before the forward pass keeps the two from adding up",
-    "post_optimizer_step": "after the optimizer's step: weights, gradients and what the optimizer keeps outweigh the "
-    "activations",
+    "pre_forward": "before the forward pass: what is kept from step to step is the maximum, whatever the batch",
+    "post_forward_pre_backward": "after the forward pass: activations are the maximum, which checkpointing lowers",
+    "pre_backward": "when backward is called: activations and the loss are the maximum, which checkpointing lowers",
+    "post_backward": "after the backward pass: gradients outweigh activations; clear them before the forward pass",
+    "post_optimizer_step": "after the optimizer's step: weights, gradients and its state outweigh activations",
 }
 """What it means that memory is highest there."""
 MIN_RANGE = 0.1
 """Where the boundaries differ by less than this share of the highest, all that a step adds is not worth saving."""
-MIN_STAGE = 0.5
-"""A stage is named where it takes at least half of the step."""
+MIN_READINGS: Final = 6
+"""After the first batch, which fills caches and loads kernels."""
+MIN_RISING: Final = 0.9
+"""Of the stretches between readings: what is stored of each batch rises with each."""
+MIN_KEPT: Final = 4 * MIB
+"""In all, by its end: less than a model's own noise is not worth a sentence."""
 
 
 def measurements_of(run: Run) -> Measurements:
@@ -77,7 +78,7 @@ def measurements_of(run: Run) -> Measurements:
         overhead=_overhead(times, events),
         memory_source=source,
         num_skipped_steps=_num_skipped(times.every),
-        recommendations=recommendations(times),
+        recommendations=_about_memory(stage_deltas([time.record for time in times.steady])),
         stalls=stall_lines(run),
         time=time_evidence(run),
         time_sentence=where_it_goes(run),
@@ -85,7 +86,7 @@ def measurements_of(run: Run) -> Measurements:
         window_memory=window_memory.series if window_memory else None,
         processes=process_table(run),
         evaluations=evaluations,
-        evaluation_notes=notes_on(evaluations, run),
+        evaluation_notes=notes_on(evaluations),
     )
 
 
@@ -102,8 +103,50 @@ def _of_a_trace(run: Run) -> Measurements:
         time=time_evidence(run),
         time_sentence=where_it_goes(run),
         next_experiment=next_experiment(run),
-        window_memory=memory_series(run),
+        window_memory=memory_series(use.window),
     )
+
+
+def evaluations_of(run: Run) -> tuple[Evaluation, ...]:
+    """All passes without training, in order; empty where none was seen."""
+    return tuple(
+        Evaluation(
+            after_step=record.after_step,
+            total_ms=record.total_us / 1000,
+            fetch_ms=record.fetch_us / 1000,
+            num_batches=record.num_batches,
+            blame=None if record.site is None else run.get(Sources).line(record.site),
+            memory=tuple((each.num_batches, each.allocated_bytes) for each in record.memory),
+            peak_bytes=record.peak_bytes,
+            is_peak_exact=record.is_peak_exact,
+            kept_bytes_per_batch=_kept_per_batch(record.memory),
+        )
+        for record in read_evaluations(run.rank_folder)
+    )
+
+
+def notes_on(every: Sequence[Evaluation]) -> tuple[str, ...]:
+    """A sentence about what one stores of its batches; none where that is little."""
+    most = max(every, key=lambda each: each.num_batches * (each.kept_bytes_per_batch or 0.0), default=None)
+    if most is None or most.kept_bytes_per_batch is None:
+        return ()
+    return (
+        f"What {f'the loop at {most.blame}' if most.blame else 'an evaluation'} stores adds "
+        f"{format_bytes(most.kept_bytes_per_batch)} per batch, "
+        f"{format_bytes(most.kept_bytes_per_batch * most.num_batches)} by the end of its {most.num_batches:,} batches: "
+        "keep of each output what is needed of it (the `argmax`, a sum, a count).",
+    )
+
+
+def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
+    """The rise from the first batch to the last over the batches between; None where it is small or not steady."""
+    readings = [each for each in memory if each.num_batches >= 1]
+    if len(readings) < MIN_READINGS:
+        return None
+    rises = [after.allocated_bytes - before.allocated_bytes for before, after in pairwise(readings)]
+    is_steady = sum(each > 0 for each in rises) >= MIN_RISING * len(rises)
+    kept = sum(rises)
+    return kept / (readings[-1].num_batches - readings[0].num_batches) if is_steady and kept >= MIN_KEPT else None
 
 
 def as_number(value: float | str | None) -> float | None:
@@ -123,7 +166,7 @@ def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
     deltas: dict[str, list[tuple[int, int]]] = {}
     for record in records:
         if not record.memory:
-            continue  # a short step of schema version 1
+            continue
         for before, here in zip([None, *record.memory[:-1]], record.memory, strict=True):
             allocated.setdefault(here.boundary, []).append(here.allocated_bytes)
             if before is not None:
@@ -132,24 +175,9 @@ def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
     return tuple(_row(name, allocated[name], deltas.get(name, [])) for name in BOUNDARIES if name in allocated)
 
 
-def read_throughout(records: Sequence[StepRecord]) -> list[StepRecord]:
-    """The steps whose memory was read at every boundary that any step's was.
-
-    Of light steps nothing is read. In recordings of schema version 1 short ones may have been read at their end alone,
-    where memory is lowest: no peak among peaks.
-    """
-    fullest = max((_boundaries(record) for record in records), key=len, default=frozenset())
-    return [record for record in records if record.memory and _boundaries(record) == fullest]
-
-
-def recommendations(times: StepTimes) -> tuple[str, ...]:
-    """Sentences computed from the tables of this run; none where a table says nothing."""
-    return (*_about_memory(times), *_about_time(times))
-
-
 def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
     steady = times.steady
-    memory = [record.memory for record in read_throughout([time.record for time in steady])]
+    memory = [time.record.memory for time in steady if time.record.memory]
     peaks = [max(each.allocated_bytes for each in boundaries) for boundaries in memory]
     reserved = [max(each.reserved_bytes for each in boundaries) for boundaries in memory]
     reads = [sum(read.count for read in time.record.reads) for time in steady]
@@ -281,37 +309,18 @@ def _row(boundary: str, allocated: list[int], deltas: list[tuple[int, int]]) -> 
     )
 
 
-def _boundaries(record: StepRecord) -> frozenset[str]:
-    return frozenset(here.boundary for here in record.memory)
-
-
-def _about_memory(times: StepTimes) -> Iterator[str]:
-    rows = stage_deltas(read_throughout([time.record for time in times.steady]))
+def _about_memory(rows: Sequence[StageDelta]) -> tuple[str, ...]:
+    """A sentence computed from the table of stages; none where it is empty."""
     if not rows:
-        return
-    highest = max(rows, key=lambda row: row.average_bytes)
-    lowest = min(rows, key=lambda row: row.average_bytes)
+        return ()
+    highest, lowest = (choose(rows, key=lambda row: row.average_bytes) for choose in (max, min))
     range_bytes = highest.average_bytes - lowest.average_bytes
     if range_bytes < MIN_RANGE * highest.average_bytes:
-        yield (
+        return (
             f"Allocated memory stays near {format_bytes(highest.average_bytes)} through the step, of which the step "
-            f"itself adds {format_bytes(range_bytes)}: what is kept from step to step outweighs that."
+            f"itself adds {format_bytes(range_bytes)}: what is kept from step to step outweighs that.",
         )
-    else:
-        yield (
-            f"Allocated memory is highest ({format_bytes(highest.average_bytes)} on average, "
-            f"{format_bytes(range_bytes)} above {lowest.boundary}) at {highest.boundary}, {MEANINGS[highest.boundary]}."
-        )
-
-
-def _about_time(times: StepTimes) -> Iterator[str]:
-    if not times.steady:
-        return
-    on_device = [time.device_ms for time in times.steady if time.device_ms]
-    stages_ms = on_device or [time.stage_ms for time in times.steady]
-    by_stage = dict(zip(STAGES, map(statistics.median, zip(*stages_ms, strict=True)), strict=True))
-    stage = max(STAGES, key=lambda name: by_stage[name])
-    share = by_stage[stage] / (statistics.median(map(sum, on_device)) if on_device else times.median_ms())
-    if share >= MIN_STAGE:
-        where = " on the device" if on_device else ""
-        yield f"The {stage} stage takes {format_share(share)} of the median step{where} ({format_ms(by_stage[stage])})."
+    return (
+        f"Allocated memory is highest ({format_bytes(highest.average_bytes)} on average, {format_bytes(range_bytes)} "
+        f"above {lowest.boundary}) at {highest.boundary}, {MEANINGS[highest.boundary]}.",
+    )

@@ -1,7 +1,6 @@
 """What a reader must know before trusting a report: lines lost, collectors that stopped, attempts left out."""
 
 import contextlib
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -12,7 +11,6 @@ from efprof.artifacts.events import (
     DeviceOutOfMemory,
     Event,
     OtherThreadTrained,
-    RecordingEnded,
     StepsWithoutOptimizer,
     events_of,
     read_events,
@@ -27,7 +25,6 @@ from efprof.facts.run.run_limits import catches_out_of_memory
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.rank_times import RankTimes
 from efprof.model import NotRecorded, UnreadableInput
-from efprof.units import format_ms
 
 FOREIGN = (
     "This report is made from a file that efprof did not record: it tells of {what} only. Record the training with "
@@ -51,18 +48,6 @@ SURVIVED = (
     "batch may be missing; libraries such as cuDNN try work spaces, and take less where one fails."
 )
 
-UNEQUAL_STEPS = (
-    "Times of this run are uncertain: half of the steps took between {low} and {high}, as where other programs use the "
-    "machine; run it again while they do not. Steps that do unequal work look the same."
-)
-
-MIN_STEPS = 20
-"""Of fewer, five decide where the middle half ends."""
-
-MAX_SPREAD = 1.0
-"""Interquartile range over median, with the waits for data and without them: from one on the steps differ by as much as
-one of them takes. Of 114 recordings on two shared cores 88 lay below 0.4, and 11 above one."""
-
 MAX_MESSAGE: Final = 80
 """Letters of an exception's message: enough to know it by, and the sentence stays one."""
 
@@ -85,7 +70,6 @@ def warnings_of(run: Run) -> tuple[str, ...]:
         *_about_broken_windows(run),
         *_about_broken_ranks(run),
         *_about_devices_not_replayed(run),
-        *_about_unequal_steps(times),
     )
 
 
@@ -117,7 +101,7 @@ def _about_other_attempts(run: Run) -> Iterator[str]:
 
 
 def _how_it_ended(attempt: Attempt) -> str:
-    """By the rank that raised first, else by that which was killed; other ranks only went down with it."""
+    """By the rank that raised first; other ranks only went down with it."""
     error = first_error(attempt.rank_folders)
     if error is not None:
         first_line = error.message.partition("\n")[0][:MAX_MESSAGE]
@@ -136,15 +120,6 @@ def _about_other_threads(events: list[Event]) -> Iterator[str]:
 def _about_out_of_memory(run: Run, events: list[Event]) -> list[str]:
     told = [event.num_failed + event.num_rejected for event in events if isinstance(event, DeviceOutOfMemory)]
     return [SURVIVED.format(num=told[-1])] if told and catches_out_of_memory(run) else []
-
-
-def _about_unequal_steps(times: StepTimes) -> Iterator[str]:
-    if len(times.steady) < MIN_STEPS:
-        return
-    whole = statistics.quantiles((time.total_ms for time in times.steady), n=4, method="inclusive")
-    rest = statistics.quantiles((time.total_ms - time.of("data") for time in times.steady), n=4, method="inclusive")
-    if all(high - low >= MAX_SPREAD * middle for low, middle, high in (whole, rest)):
-        yield UNEQUAL_STEPS.format(low=format_ms(whole[0]), high=format_ms(whole[2]))
 
 
 def _without_steps(run: Run) -> tuple[str, ...]:

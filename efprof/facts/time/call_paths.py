@@ -9,6 +9,7 @@ differentiates.
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -212,6 +213,12 @@ class _Kind(NamedTuple):
     module: str | None
 
 
+def _kind_of(text: str) -> _Kind:
+    stage = next((stage for stage, pattern in STAGES_OF_CALLS.items() if pattern.search(text)), None)
+    module = text.removeprefix(MODULE) if text.startswith(MODULE) else None
+    return _Kind(stage, bool(RECORDER.search(text)), module)
+
+
 class _Walk:
     def __init__(self, trace: Trace, start_ns: int, end_ns: int, sites_of: SitesOf) -> None:
         self.root = CallPath("root", "", OTHER, None)
@@ -222,21 +229,17 @@ class _Walk:
         self.recorder_ns = 0
         self._trace = trace
         self._bounds = start_ns, end_ns
-        self._sites_of = sites_of
-        self._kinds: dict[int, _Kind] = {}
-        self._sites: dict[tuple[int, int, int], tuple[tuple[Kind, str], ...]] = {}
+        self._sites_of = cache(sites_of)
+        self._kind = cache(_kind_of)
         self._sequence = trace.argument("sequence")
-        self._forward_thread = trace.argument("forward_thread")
         self._call_site = trace.argument("call_site")
         self._call_stack = trace.argument("call_stack")
         self._is_step = trace.matches(STEP_LABEL)
         self._is_operator = trace.is_of(*OPERATORS) & ~self._is_step
         self._is_label = trace.is_of("user_annotation")
         self._is_backward = _is_backward(trace)
-        self._forward: dict[int, dict[int, CallPath]] = {}
-        """The path of the last forward operation of each number, by thread: every thread counts for itself."""
-        self._lane_of: dict[int, int] = {}
-        """The thread that the engine means by its own number of one, learned where only one can be meant."""
+        self._forward: dict[int, CallPath] = {}
+        """The path of the last forward operation of each number, on the thread of the steps."""
 
     def add_thread(self, events: Array, beside: Array | None = None, *, is_of_step: bool = True) -> None:
         """Walk one thread's events, outer before inner.
@@ -309,17 +312,15 @@ class _Walk:
 
     def _inside(self, event: int, around: CallPath) -> tuple[CallPath, bool]:
         """The path of what lies in an event, and whether its own time is the recorder's."""
-        kind = self._kind(int(self._trace.name_code[event]))
+        kind, text = self._kind(self._trace.text(event)), self._trace.text(event)
         if kind.is_recorder:  # what it calls in the user's name was called from the user's line
             return self._at_places(event, around), True
         path = around
         if kind.stage is not None and _may_begin(kind.stage, around.stage):
             path = self._begin_stage(path, kind.stage)
         sequence = int(self._sequence[event])
-        text = self._trace.text(event)
         if self._is_backward[event] and path.kind != "operator":
-            thread = int(self._forward_thread[event])
-            return self._differentiated(text.removeprefix(EVALUATE), sequence, thread), False
+            return self._differentiated(text.removeprefix(EVALUATE), sequence), False
         path = self._at_places(event, path)
         if kind.module is not None:
             path = path.step_into("module", kind.module, path.stage)
@@ -332,7 +333,7 @@ class _Walk:
                 path = path.step_into("operator", text, path.stage)
             if sequence >= 0 and path.stage != "backward":
                 # The last one: what runs before the node is made has its number too.
-                self._forward.setdefault(sequence, {})[int(self._trace.lane[event])] = path
+                self._forward[sequence] = path
         return path, False
 
     def _at_places(self, event: int, path: CallPath) -> CallPath:
@@ -349,34 +350,16 @@ class _Walk:
                 begun = begun.step_into(part.kind, part.text, stage)
         return begun
 
-    def _differentiated(self, node: str, sequence: int, thread: int) -> CallPath:
+    def _differentiated(self, node: str, sequence: int) -> CallPath:
         """The path of the forward operation, within the backward pass."""
-        by_lane = self._forward.get(sequence, {})
-        if len(by_lane) == 1:
-            self._lane_of.setdefault(thread, next(iter(by_lane)))
-        # Where several threads made a node of that number, and nothing told which is meant, none is named.
-        lane = self._lane_of.get(thread) if len(by_lane) > 1 else next(iter(by_lane), None)
-        forward = by_lane.get(lane, self.root) if lane is not None else self.root
+        forward = self._forward.get(sequence, self.root)
         begun = self.root.step_into("stage", "backward", "backward")
         for part in forward.parts():
             if part.kind not in ("stage", "operator"):
                 begun = begun.step_into(part.kind, part.text, "backward")
         return begun.step_into("operator", node, "backward")
 
-    def _kind(self, code: int) -> _Kind:
-        known = self._kinds.get(code)
-        if known is None:
-            text = self._trace.texts[code]
-            stage = next((stage for stage, pattern in STAGES_OF_CALLS.items() if pattern.search(text)), None)
-            module = text.removeprefix(MODULE) if text.startswith(MODULE) else None
-            known = _Kind(stage, bool(RECORDER.search(text)), module)
-            self._kinds[code] = known
-        return known
-
     def _places(self, event: int) -> tuple[tuple[Kind, str], ...]:
-        texts = self._trace.texts
-        key = int(self._trace.name_code[event]), int(self._call_site[event]), int(self._call_stack[event])
-        if key not in self._sites:
-            name, call_site, call_stack = (texts[code] if code >= 0 else None for code in key)
-            self._sites[key] = self._sites_of(name or "", call_site, call_stack)
-        return self._sites[key]
+        codes = self._call_site[event], self._call_stack[event]
+        call_site, call_stack = (self._trace.texts[code] if code >= 0 else None for code in codes)
+        return self._sites_of(self._trace.text(event), call_site, call_stack)

@@ -53,10 +53,6 @@ class IdleGap:
     def length_ns(self) -> int:
         return self.end_ns - self.start_ns
 
-    @property
-    def colour(self) -> str:
-        return COLOURS[self.cause]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceUse:

@@ -17,7 +17,7 @@ from efprof.facts.time.launching_lines import LaunchingLine, launching_line
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_waits import waiting_calls
 from efprof.facts.time.trace_windows import TraceWindow
-from efprof.model import Narrative, Numbers, Table
+from efprof.model import Narrative
 from efprof.units import format_ms
 
 MAX_GAP_NS: Final = 1_000_000
@@ -28,8 +28,6 @@ RECORDING_MS: Final = 0.0006
 torch 2.13 on a CPU, where nothing records launches."""
 MEMORY: Final = re.compile(r"^(cuda|hip)(Malloc|Free|HostAlloc)")
 """Calls in which the host waits for memory; in these and in those that wait for the device it launches nothing."""
-EVALUATION: Final = re.compile(r"(^|[._ ])(eval|valid)", re.IGNORECASE)
-"""How people name what evaluates a model: with its launches, training steps are not to be judged."""
 FOREACH: Final = re.compile(
     r"multi_tensor_apply|_foreach_|_fused_(adam|sgd|adagrad)|Fused(Adam|SGD|LAMB)|fused_adam", re.I
 )
@@ -128,24 +126,14 @@ def _launched(window: TraceWindow, start_ns: int, end_ns: int) -> list[tuple[int
 
 
 def _while_launching(window: TraceWindow, gaps: list[IdleGap], waits: Spans) -> Iterator[tuple[int, CallPath]]:
-    is_evaluation: dict[int, bool] = {}
     for gap in gaps:
         path = window.paths.of_event.get(gap.next_event) if gap.next_event is not None else None
-        if path is None or gap.length_ns > MAX_GAP_NS or _touches(waits, gap):
-            continue
-        if id(path) not in is_evaluation:
-            is_evaluation[id(path)] = any(_evaluates(part) for part in path.parts())
-        if not is_evaluation[id(path)]:
+        if path is not None and gap.length_ns <= MAX_GAP_NS and not _touches(waits, gap):
             yield gap.length_ns, path
 
 
 def _touches(waits: Spans, gap: IdleGap) -> bool:
     return overlap_ns(waits, gap.start_ns, gap.end_ns) > 0
-
-
-def _evaluates(part: CallPath) -> bool:
-    name = part.text.rpartition(":")[2] if part.kind in ("line", "function") else part.text
-    return part.kind in ("line", "function", "label") and bool(EVALUATION.search(name))
 
 
 def _recording_ms(window: TraceWindow, start_ns: int, end_ns: int) -> float:
@@ -155,38 +143,16 @@ def _recording_ms(window: TraceWindow, start_ns: int, end_ns: int) -> float:
     return int(np.count_nonzero(events)) * RECORDING_MS / len(window.steps)
 
 
-def launch_evidence(use: LaunchUse) -> tuple[Numbers | Table | Narrative, ...]:
-    """The figures, the stages, and how they are known."""
-    numbers = Numbers.of(
-        "Launching, per step",
-        ("the device waits for a launch", use.waiting_ms, "ms"),
-        ("of it for what recording adds, at most", min(use.waiting_ms, use.recording_ms), "ms"),
-        ("the device is idle for any reason", use.idle_ms, "ms"),
-        ("launches", use.num_launches, "count"),
-        ("the device works on one for", use.kernel_us / 1e3, "ms"),
-        ("the host needs for one", use.host_us / 1e3, "ms"),
-    )
-    return numbers, _stages(use), _how_known(use)
-
-
-def _stages(use: LaunchUse) -> Table:
-    waited: Counter[str] = Counter()
-    for length_ns, path in use.gaps:
-        waited[path.stage] += length_ns
-    num_steps = len(use.window.steps)
-    counts = use.launches.most_common()
-    rows = ((stage, count / num_steps, waited[stage] / 1e6 / num_steps) for stage, count in counts)
-    return Table.of("Stages, per step", {"Stage": "", "Launches": "count", "Waited for": "ms"}, rows)
-
-
-def _how_known(use: LaunchUse) -> Narrative:
+def launch_evidence(use: LaunchUse) -> Narrative:
+    """How the figures are known."""
     known = use.window.steady_ms is not None
     how = "measured on steps outside of the window" if known else "estimated from the number of recorded events"
+    added = format_ms(min(use.waiting_ms, use.recording_ms))
     return Narrative.of(
         "Each kernel is over before the host has launched the next one, so the device stands still in between.",
         f"Counted are gaps of up to {format_ms(MAX_GAP_NS / 1e6)} that end with a launch and touch no synchronisation, "
-        "no allocation and no fetch of a batch, outside of evaluation. What the profiler adds to the host is "
-        f"{how} and taken off.",
+        f"no allocation and no fetch of a batch: {format_ms(use.waiting_ms)} of {format_ms(use.idle_ms)} per step in "
+        f"which the device is idle. What the profiler adds to the host is {how} and taken off, {added} of them.",
         "A trace with `with_stack=True` slows the host most. Record one without it: where the device is busy there, "
         "launching costs nothing.",
     )

@@ -1,31 +1,23 @@
 """The typical step of a run or a trace, or the steps of a finding, as a trace that opens in Perfetto."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal
-from itertools import chain, count
 from typing import Final, Self
 
-import msgspec
 import numpy as np
 
-from efprof.artifacts.trace.blocks import Header
 from efprof.artifacts.trace.events import Array, Block
 from efprof.artifacts.trace.excerpt import excerpt
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE
-from efprof.facts.time.device_lanes import idle_gaps
-from efprof.facts.time.step_pictures import stage_bands, typical_step
+from efprof.facts.time.step_pictures import typical_step
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import Finding, NotRecorded
 
 AFTER_A_LAUNCH: Final = (*ON_DEVICE, "ac2g", "async_cpu_to_gpu")
 """What has the number of a launch: what it launched, and the arrow to it."""
-STAGES, IDLE, FINDING = 1, 2, 3
 NAMES_OF_LANES: Final = ord("M")
-LANES: Final = {STAGES: "stages", IDLE: "device idle", FINDING: "finding"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +47,7 @@ class StepsForPerfetto:
         return cls(window=window, begins_ns={place: window.steps[place][0]}, finding=finding)
 
     def packed(self) -> bytes:
-        """The file: the events of these steps as they were, what they launched, and lanes of ours."""
+        """The file: the events of these steps as they were, what they launched, and a mark of ours in each."""
         trace, spans = self.window.trace, [self.window.steps[place] for place in self.begins_ns]
         launches = np.flatnonzero(trace.is_of(*LAUNCHES) & (trace.id >= 0))
         launched = trace.id[launches[_overlap(trace.start_ns[launches], trace.end_ns[launches], spans)]]
@@ -68,37 +60,17 @@ class StepsForPerfetto:
             found |= block.dense["phase"] == NAMES_OF_LANES
             return found
 
-        used = {process for process, _ in trace.lanes}
-        ours = {"pid": next(number for number in count(1) if number not in used), "cat": "efprof"}
-        lanes = chain(_names(), *(self._lanes(*span) for span in spans), self._marks())
-        return excerpt(self.window.path, chosen, [ours | one for one in lanes])
+        return excerpt(self.window.path, chosen, self._marks())
 
-    def _lanes(self, start_ns: int, end_ns: int) -> Iterator[dict[str, object]]:
-        trace = self.window.trace
-        for stage_ns, until_ns, stage in stage_bands(self.window.paths, start_ns, end_ns):
-            yield {"name": stage, "tid": STAGES} | _times(trace.header, stage_ns, until_ns)
-        for gap in idle_gaps(trace, start_ns, end_ns) if trace.is_of(*ON_DEVICE).any() else ():
-            yield {"name": f"idle: {gap.cause}", "tid": IDLE} | _times(trace.header, gap.start_ns, gap.end_ns)
-
-    def _marks(self) -> Iterator[dict[str, object]]:
+    def _marks(self) -> list[dict[str, object]]:
+        """Where each step is worth a look, in microseconds since the file's own beginning."""
+        told, name = dict[str, str](), "the typical step"
         if self.finding is not None:
+            name = self.finding.headline
             told = {"line": str(self.finding.blame), "message": self.finding.message, "fix": self.finding.fix.summary}
-            mark = {"ph": "i", "s": "g", "name": self.finding.headline, "tid": FINDING, "args": told}
-            for at_ns in self.begins_ns.values():
-                yield _times(self.window.trace.header, at_ns, at_ns) | mark
-
-
-def _names() -> Iterator[dict[str, object]]:
-    yield {"ph": "M", "name": "process_name", "args": {"name": "efprof"}}
-    yield {"ph": "M", "name": "process_sort_index", "args": {"sort_index": -1}}
-    for lane, name in LANES.items():
-        yield {"ph": "M", "name": "thread_name", "tid": lane, "args": {"name": name}}
-
-
-def _times(header: Header, start_ns: int, end_ns: int) -> dict[str, object]:
-    """Of a complete event, in microseconds since the file's own beginning: decimals, which no float cuts."""
-    start_us = Decimal(start_ns - header.base_ns).scaleb(-3)
-    return {"ph": "X", "ts": msgspec.Raw(f"{start_us:f}".encode()), "dur": (end_ns - start_ns) / 1e3}
+        lane, base_ns = self.window.trace.lanes[0], self.window.trace.header.base_ns
+        mark = {"ph": "i", "s": "g", "cat": "efprof", "name": name, "pid": lane[0], "tid": lane[1], "args": told}
+        return [mark | {"ts": (at_ns - base_ns) / 1e3} for at_ns in self.begins_ns.values()]
 
 
 def _overlap(starts: Array, ends: Array, spans: list[tuple[int, int]]) -> Array:

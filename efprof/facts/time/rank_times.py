@@ -6,9 +6,9 @@ So that the traces of sixty ranks take no more memory than that of one.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Final, Literal, Self
 
@@ -17,7 +17,7 @@ import numpy as np
 from efprof.artifacts.engine import carry_out
 from efprof.artifacts.processors import num_processors
 from efprof.artifacts.trace.events import Array
-from efprof.artifacts.trace.sites import read_window
+from efprof.artifacts.trace.read import read_window
 from efprof.facts.run.run import Run
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath, by_launch
 from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of, kind_of_collective
@@ -36,42 +36,33 @@ Stays = dict[int, list[tuple[str, int]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneRank:
-    """Of one rank: its trace, what that says of itself, the lengths of its steps, its collectives, where its time goes.
+    """Of one rank: what its trace says of itself, the lengths of its steps, its collectives, where its time goes.
 
     `spent_ms` has milliseconds per step of each stage, and of each line or function in it: ("host", stage, site),
-    where the site of the whole stage is empty. It is empty where there are no collectives. `path` is the first trace's.
+    where the site of the whole stage is empty. It is empty where there are no collectives.
     """
 
-    path: Path
     told_rank: int | None
     distributed: dict[str, object]
     steps_ns: tuple[int, ...]
     steady_ms: float | None
-    device: DeviceUse | None = None
-    is_on_device: bool = False
-    stays: Stays = field(default_factory=dict)
-    spent_ms: dict[tuple[Where, str, str], float] = field(default_factory=dict)
-
-    @classmethod
-    def alone(cls, windows: tuple[TraceWindow, ...]) -> Self:
-        """From its windows, of which there is at least one, without what only a comparison of ranks needs."""
-        return cls(
-            path=windows[0].trace.path,
-            told_rank=windows[0].trace.header.rank,
-            distributed=windows[0].trace.header.distributed,
-            steps_ns=tuple(end - start for window in windows for start, end in window.steps),
-            steady_ms=windows[0].steady_ms,
-        )
+    device: DeviceUse | None
+    is_on_device: bool
+    stays: Stays
+    spent_ms: dict[tuple[Where, str, str], float]
 
     @classmethod
     def of(cls, windows: tuple[TraceWindow, ...]) -> Self:
-        """The same with that."""
+        """From its windows, of which there is at least one."""
         first = windows[0]
         stays: Stays = {}
         for window in windows:
             stays |= _stays(window)
-        return replace(
-            cls.alone(windows),
+        return cls(
+            told_rank=first.trace.header.rank,
+            distributed=first.trace.header.distributed,
+            steps_ns=tuple(end - start for window in windows for start, end in window.steps),
+            steady_ms=first.steady_ms,
             device=device_use(first.trace, first.steps[0][0], first.steps[-1][1]),
             is_on_device=any(_communicates(window) for window in windows),
             stays=stays,
@@ -108,8 +99,7 @@ class RankTimes:
         others = {place: folder for place, folder in folders.items() if folder != here}
         works = [_work(run, folder, len(others)) for folder in others.values()]
         read = carry_out(works, run.engine)
-        summary = OneRank.of if others else OneRank.alone
-        found = {place: summary(windows) for place, folder in folders.items() if folder == here}
+        found = {place: OneRank.of(windows) for place, folder in folders.items() if folder == here}
         found |= {place: one for place, one in zip(others, read, strict=True) if isinstance(one, OneRank)}
         errors = {
             name: str(one) for (name, _), one in zip(works, read, strict=True) if isinstance(one, UnreadableInput)
@@ -120,16 +110,9 @@ class RankTimes:
 
 
 def _numbered(found: dict[int, OneRank]) -> dict[int, OneRank]:
-    """Each by the rank that its trace names; where that is none or taken, by its place or a free number."""
-    numbered: dict[int, OneRank] = {}
-    for one in found.values():
-        if one.told_rank is not None:
-            numbered.setdefault(one.told_rank, one)
-    for place, one in found.items():
-        if not any(one is other for other in numbered.values()):
-            free = (number for number in count() if number not in numbered)
-            numbered[place if place not in numbered else next(free)] = one
-    return numbered
+    """Each by the rank that its trace names; by its place where one names none, or two the same."""
+    told = {one.told_rank: one for one in found.values() if one.told_rank is not None}
+    return told if len(told) == len(found) else found
 
 
 def _work(run: Run, folder: Path, num_works: int) -> tuple[str, Callable[[], OneRank | None]]:

@@ -6,11 +6,9 @@ those that are differentiated: evaluation, generation and what a library repeats
 """
 
 import bisect
-import operator
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -20,21 +18,35 @@ from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.loops import loop_around
 from efprof.facts.source.sources import COMPREHENSION, Sources, split_site
-from efprof.facts.time.call_cost import CallCost, Parts, call_cost, parts_of
-from efprof.facts.time.call_paths import MODULE, OPERATORS
+from efprof.facts.time.call_paths import MODULE, OPERATORS, CallPath, Kind
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import SourceLine, ThinEvidence
 
-RECURRENT: Final = frozenset({"aten::gru", "aten::lstm", "aten::rnn_tanh", "aten::rnn_relu"})
-"""Their second input is the state, [layers, batch, width] whichever way the input lies."""
-LAYERS: Final = RECURRENT | {
-    "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::embedding", "aten::gru_cell", "aten::linear",
-    "aten::lstm_cell", "aten::matmul", "aten::rnn_relu_cell", "aten::rnn_tanh_cell",
-}  # fmt: skip
-"""Operators whose input tells how many items a call was given."""
+Parts = tuple[tuple[Kind, str], ...]
+"""What tells a path from others: its lines and modules, from the outermost."""
+TELLING: Final = ("line", "module")
+LAUNCH_NS: Final = 100_000
+"""What an operator takes at most that is not work on its items: 30 to 140 us were measured for small ones, under the
+profiler on busy cores."""
+LAYERS: Final = frozenset({
+    "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::embedding", "aten::gru", "aten::gru_cell", "aten::linear",
+    "aten::lstm", "aten::lstm_cell", "aten::matmul", "aten::rnn_relu_cell", "aten::rnn_tanh_cell",
+})  # fmt: skip
+"""Operators whose input tells how many items a call was given; of recurrent ones where the batch comes first."""
 MIN_STEPS: Final = 2
 """One step cannot tell what each step does from what one in a hundred does."""
+
+
+class CallCost(NamedTuple):
+    """Milliseconds per steady step of a module called under one path, with all below it, forward and backward.
+
+    The autograd engine's own time is shared out by what the nodes take that it calls. `fixed_ms` is what would be the
+    same if the operators were given more items: Python, the engine, and the launch of each operator.
+    """
+
+    total_ms: float
+    fixed_ms: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,21 +68,6 @@ class RepeatedCall:
     layer: str
     input_shape: tuple[int, ...]
     cost: CallCost
-
-    @property
-    def batch_dimension(self) -> int | None:
-        """Where the input has the 1 that tells of a single item; None where it has no such dimension."""
-        if self.layer in RECURRENT:
-            return self.input_shape.index(1)
-        return 0 if len(self.input_shape) > 1 and self.input_shape[0] == 1 else None
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """What the layer would be given at once."""
-        shape, dimension = self.input_shape, self.batch_dimension
-        if dimension is None:
-            return (self.num_calls, *shape)
-        return (*shape[:dimension], self.num_calls, *shape[dimension + 1 :])
 
     def is_inside(self, other: "RepeatedCall") -> bool:
         """Whether a module of the other line leads to this one."""
@@ -148,7 +145,7 @@ def _by_step(window: TraceWindow) -> list[dict[_Key, list[_Call]]]:
         given = layers.one_item(event)
         if step >= 0 and end_ns <= window.steps[step][1] and given is not None:
             call = _Call(bisect.bisect_right(backward, end_ns), frames.sites(event))
-            steps[step][_Key(parts_of(path), *given)].append(call)
+            steps[step][_Key(_parts_of(path), *given)].append(call)
     return steps
 
 
@@ -166,9 +163,7 @@ class _Layers:
         """The first layer inside a call and its input's shape; None where that is a batch, or nothing is learned."""
         if not len(self._inside(self._differentiated, call)):
             return None
-        layers = self._inside(self._layers, call).tolist()
-        recurrent = [layer for layer in layers if self._trace.text(layer) in RECURRENT]
-        for layer in recurrent or layers:
+        for layer in self._inside(self._layers, call).tolist():
             name, shapes = self._trace.text(layer), self._trace.input_shapes(layer)
             num_items = _num_items(name, shapes)
             if num_items is not None:
@@ -186,8 +181,6 @@ class _Layers:
 def _num_items(layer: str, shapes: Sequence[tuple[int, ...]]) -> int | None:
     """How many items a layer was given at once; None where its shapes do not tell a batch from a sequence."""
     first, second = (*shapes, (), ())[:2]
-    if layer in RECURRENT:
-        return second[1] if len(second) == 3 else None
     if layer == "aten::embedding":
         return second[0] if len(second) > 1 else None
     is_unbatched = len(first) == (len(second) - 1 if layer.startswith("aten::conv") else 1)
@@ -228,7 +221,7 @@ def _repeated(key: _Key, passes: Counter[int], sites: tuple[str, ...], use: Time
         num_passes=len(passes),
         layer=key.layer,
         input_shape=key.input_shape,
-        cost=call_cost(use, key.parts),
+        cost=_call_cost(use, key.parts),
     )
 
 
@@ -251,8 +244,56 @@ def _by_line(calls: Sequence[RepeatedCall]) -> list[RepeatedCall]:
         replace(
             same[0],
             modules=tuple(dict.fromkeys(name for call in same for name in call.modules)),
-            cost=reduce(operator.add, [call.cost for call in same]),
+            cost=CallCost(sum(call.cost.total_ms for call in same), sum(call.cost.fixed_ms for call in same)),
         )
         for same in lines.values()
     ]
     return sorted(merged, key=lambda call: -call.cost.total_ms)
+
+
+def _call_cost(use: TimeUse, parts: Parts) -> CallCost:
+    """From the window that the run's times are from, scaled to a step outside windows, the recorder's time left out."""
+    everything = sum(path.own_ns for path in use.window.paths.root.walk())
+    to_ms = use.step_ms / max(1, everything)
+    forward, backward = _below(use, parts, "forward"), _below(use, parts, "backward")
+    engine_ns, on_device = _engine_ns(use, backward), any(path.device_ns for path in forward + backward)
+    fixed_ns = sum(
+        min(path.own_ns, path.count * LAUNCH_NS) if path.kind == "operator" and not on_device else path.own_ns
+        for path in forward + backward
+    )
+    return CallCost((_own_ns(forward + backward) + engine_ns) * to_ms, (fixed_ns + engine_ns) * to_ms)
+
+
+def _parts_of(path: CallPath) -> Parts:
+    """Its lines and modules: the line of a function that ran already when the window opened is not its first one."""
+    return tuple((part.kind, part.text) for part in path.parts() if part.kind in TELLING)
+
+
+def _below(use: TimeUse, parts: Parts, stage: str) -> list[CallPath]:
+    """What has these lines and modules in a stage, and all below; nothing where they are not there."""
+    begun = use.window.paths.root.below.get(("stage", stage, stage))
+    found = _with_parts(begun, parts) if begun is not None else ()
+    return [below for path in found for below in path.walk()]
+
+
+def _with_parts(path: CallPath, parts: Parts) -> Iterator[CallPath]:
+    if not parts:
+        yield path
+        return
+    for below in path.below.values():
+        if below.kind not in TELLING:
+            yield from _with_parts(below, parts)
+        elif (below.kind, below.text) == parts[0]:
+            yield from _with_parts(below, parts[1:])
+
+
+def _own_ns(paths: Sequence[CallPath]) -> int:
+    return sum(path.own_ns for path in paths)
+
+
+def _engine_ns(use: TimeUse, backward: Sequence[CallPath]) -> float:
+    """What the backward pass takes outside of the operators of any line, in proportion."""
+    stage = use.window.paths.root.below.get(("stage", "backward", "backward"))
+    every = list(stage.walk()) if stage is not None else []
+    in_nodes_ns = _own_ns([path for path in every if path.kind == "operator"])
+    return (_own_ns(every) - in_nodes_ns) * _own_ns(backward) / max(1, in_nodes_ns)

@@ -1,17 +1,20 @@
-"""Where the time of a step goes, as pictures: nested bars of what it was spent under, and one step on its lanes."""
+"""Where the time of a step goes, as pictures: nested bars of what it was spent under, one step on its lanes, memory."""
 
 import statistics
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from efprof.artifacts.trace.columns import ABSENT
 from efprof.artifacts.trace.events import Array
 from efprof.facts.source.sources import Sources, place_of, split_site
-from efprof.facts.time.call_paths import ON_DEVICE, OPERATORS, STEP_LABEL, CallPath, CallPaths, outermost, totals
-from efprof.facts.time.device_lanes import idle_gaps, kind_of
+from efprof.facts.time.call_paths import ON_DEVICE, OPERATORS, STEP_LABEL, CallPath, outermost, totals
+from efprof.facts.time.device_lanes import COLOURS, idle_gaps, kind_of
 from efprof.facts.time.trace_windows import TraceWindow
-from efprof.model import STAGES, Interval, IntervalRow, Intervals
+from efprof.model import STAGES, Interval, IntervalRow, Intervals, Series, SeriesLine
 from efprof.units import format_ms, format_share
 
 MAX_BARS: Final = 700
@@ -20,12 +23,14 @@ MAX_DEPTH: Final = 14
 """Rows that a screen shows at once; what is deeper is operators within modules within modules."""
 MIN_SHARE: Final = 1 / 500
 """Of the whole: narrower than a pixel or two."""
-MAX_NESTING: Final = 300
-"""Of calls, shown and not: Python itself has no more than a thousand."""
-NEARLY_ALL: Final = 0.97
 MAX_LETTERS: Final = 60
+MAX_THREADS: Final = 4
+CUDA: Final = 1
+"""torch's number for the type of a CUDA or ROCm device; the host's is 0."""
 
 Weight = Callable[[CallPath], int]
+Placed = tuple[CallPath, int, int]
+"""A path, where its bar begins in nanoseconds, and in which row."""
 
 
 def nested_bars(
@@ -35,61 +40,35 @@ def nested_bars(
 
     `weight` gives a path's own nanoseconds, `scale` makes milliseconds per step of them.
     """
-    root = window.paths.root
-    bars = _Bars(root, weight, scale, sources)
-    ordered = sorted(root.below.values(), key=lambda path: (path.kind != "stage", _place(path.stage)))
-    bars.lay(ordered, 0, 0)
-    rows = tuple(IntervalRow(label="", intervals=tuple(row)) for row in bars.rows if row)
-    return Intervals(title=title, caption=caption, span_ms=bars.total_ns * scale, rows=rows)
+    root, spent = window.paths.root, totals(window.paths.root, weight)
+    whole_ns, rows, num_bars = spent[id(root)], defaultdict[int, list[Interval]](list), 0
+    todo = _side_by_side(
+        sorted(root.below.values(), key=lambda path: (path.kind != "stage", _place(path.stage))), spent
+    )
+    while todo and num_bars < MAX_BARS:
+        path, start_ns, row = todo.pop()
+        spent_ns = spent[id(path)]
+        if spent_ns < MIN_SHARE * whole_ns or row >= MAX_DEPTH:
+            continue
+        if _is_shown(path):
+            rows[row].append(_bar(path, sources, start_ns * scale, spent_ns * scale, whole_ns * scale))
+            row, num_bars = row + 1, num_bars + 1
+        todo += _side_by_side(sorted(path.below.values(), key=lambda one: -spent[id(one)]), spent, start_ns, row)
+    shown = tuple(IntervalRow(label="", intervals=tuple(rows[row])) for row in sorted(rows))
+    return Intervals(title=title, caption=caption, span_ms=whole_ns * scale, rows=shown)
 
 
-class _Bars:
-    def __init__(self, root: CallPath, weight: Weight, scale: float, sources: Sources) -> None:
-        self.rows: list[list[Interval]] = [[] for _ in range(MAX_DEPTH)]
-        self._weight, self._scale, self._sources = weight, scale, sources
-        self._totals = totals(root, weight)
-        self.total_ns = self._totals[id(root)]
-        self._num_bars = 0
+def _side_by_side(paths: Sequence[CallPath], spent: dict[int, int], start_ns: int = 0, row: int = 0) -> list[Placed]:
+    """The last one first, for who takes them from the end."""
+    starts = accumulate((spent[id(path)] for path in paths), initial=start_ns)
+    return [(path, begin_ns, row) for path, begin_ns in zip(paths, starts, strict=False)][::-1]
 
-    def lay(self, paths: list[CallPath], start_ns: int, depth: int, nesting: int = 0) -> None:
-        """Put paths side by side, and what is below each under it."""
-        for path in paths:
-            total_ns = self._totals[id(path)]
-            if (
-                total_ns < MIN_SHARE * self.total_ns
-                or depth >= MAX_DEPTH
-                or nesting > MAX_NESTING
-                or self._num_bars >= MAX_BARS
-            ):
-                continue
-            inner = sorted(path.below.values(), key=lambda one: -self._totals[id(one)])
-            if _is_shown(path) and not self._only_leads_on(path, total_ns):
-                self.rows[depth].append(self._bar(path, start_ns, total_ns))
-                self._num_bars += 1
-                self.lay(inner, start_ns, depth + 1, nesting + 1)
-            else:
-                self.lay(inner, start_ns, depth, nesting + 1)
-            start_ns += total_ns
 
-    def _only_leads_on(self, path: CallPath, total_ns: int) -> bool:
-        """Whether nearly all of a line's time is that of one line further in, as where `main()` is called."""
-        further = (inner for one in path.below.values() for inner in (one, *one.below.values()) if inner.kind == "line")
-        return path.kind == "line" and any(self._totals[id(one)] >= NEARLY_ALL * total_ns for one in further)
-
-    def _bar(self, path: CallPath, start_ns: int, total_ns: int) -> Interval:
-        label, where = name_of(path, self._sources)
-        spent_ms = total_ns * self._scale
-        own_ns = max(0, self._weight(path))
-        share = format_share(total_ns / self.total_ns)
-        own = f", {format_ms(own_ns * self._scale)} of it its own" if 0 < own_ns < total_ns else ""
-        times = f", in {path.stage}" if path.kind != "stage" and path.stage in STAGES else ""
-        return Interval(
-            start_ms=start_ns * self._scale,
-            length_ms=spent_ms,
-            label=label,
-            colour=path.stage,
-            note=f"{where or label}{times}: {format_ms(spent_ms)} per step, {share}{own}",
-        )
+def _bar(path: CallPath, sources: Sources, start_ms: float, spent_ms: float, whole_ms: float) -> Interval:
+    label, where = _name_of(path, sources)
+    stage = f", in {path.stage}" if path.kind != "stage" and path.stage in STAGES else ""
+    note = f"{where or label}{stage}: {format_ms(spent_ms)} per step, {format_share(spent_ms / whole_ms)}"
+    return Interval(start_ms=start_ms, length_ms=spent_ms, label=label, colour=path.stage, note=note)
 
 
 def _is_shown(path: CallPath) -> bool:
@@ -104,7 +83,7 @@ def _place(stage: str) -> int:
     return STAGES.index(stage) if stage in STAGES else len(STAGES)
 
 
-def name_of(path: CallPath, sources: Sources) -> tuple[str, str]:
+def _name_of(path: CallPath, sources: Sources) -> tuple[str, str]:
     """What a path is called in a bar, and where it is in full."""
     match path.kind:
         case "line":
@@ -125,127 +104,116 @@ def typical_step(window: TraceWindow) -> int:
     return lengths.index(statistics.median_low(lengths))
 
 
+class _Part(NamedTuple):
+    """Of a lane; `where` is the user's line that it was called or launched from, empty where that is not known."""
+
+    start_ns: int
+    end_ns: int
+    colour: str
+    label: str
+    where: str = ""
+
+
 def one_step(window: TraceWindow, title: str) -> Intervals:
     """The step of median length on the lanes of its threads and streams, waits and idle gaps coloured by cause."""
     chosen = typical_step(window)
     start_ns, end_ns = window.steps[chosen]
-    lanes = _StepLanes(window, start_ns, end_ns)
-    rows = [row for row in (lanes.stages(), *lanes.threads(), *lanes.streams(), lanes.idle()) if row.intervals]
+    rows = [
+        IntervalRow(label=label, intervals=tuple(_merged(parts, start_ns, end_ns)))
+        for label, parts in _lanes(window, start_ns, end_ns)
+    ]
     number = f" {window.numbers[chosen]}" if window.has_steps else ""
     caption = f"{'Step' if window.has_steps else 'All of the trace'}{number}, as long as the profiler made it: "
-    caption += f"{_ms(end_ns - start_ns)}. Neighbours too close to tell apart are one bar."
-    return Intervals(title=title, caption=caption, span_ms=(end_ns - start_ns) / 1e6, rows=tuple(rows))
+    caption += f"{format_ms((end_ns - start_ns) / 1e6)}. Neighbours too close to tell apart are one bar."
+    shown = tuple(row for row in rows if row.intervals)
+    return Intervals(title=title, caption=caption, span_ms=(end_ns - start_ns) / 1e6, rows=shown)
 
 
-def stage_bands(paths: CallPaths, from_ns: int, to_ns: int) -> list[tuple[int, int, str]]:
-    """The stages between two instants, one after the other; neighbours of one stage too close to tell apart are one."""
-    bands: list[tuple[int, int, str]] = []
-    reached_ns, near_ns = from_ns, 10 * (to_ns - from_ns) / MAX_BARS
-    for start_ns, end_ns, stage, _ in paths.stages:
-        start_ns, end_ns = max(start_ns, reached_ns), min(end_ns, to_ns)
-        if end_ns <= start_ns:
-            continue
-        if bands and bands[-1][2] == stage and start_ns - reached_ns < near_ns:
-            start_ns, _, _ = bands.pop()
-        bands.append((start_ns, end_ns, stage))
-        reached_ns = end_ns
-    return bands
+def _lanes(window: TraceWindow, start_ns: int, end_ns: int) -> Iterator[tuple[str, Iterable[_Part]]]:
+    """Stages, the outermost operators of the busiest threads, what each stream does, and when none does anything."""
+    trace = window.trace
+    yield "stages", (_Part(start, end, stage, stage) for start, end, stage, _ in window.paths.stages)
+    inside = (trace.start_ns < end_ns) & (trace.end_ns > start_ns)
+    threads = _by_lane(window, inside & trace.is_of(*OPERATORS) & ~trace.matches(STEP_LABEL))
+    for events in sorted(threads, key=len, reverse=True)[:MAX_THREADS]:
+        first = events[outermost(trace.start_ns[events], trace.end_ns[events])]
+        yield f"thread {trace.lanes[int(trace.lane[events[0]])][1]}", _parts(window, first)
+    streams = _by_lane(window, inside & trace.is_of(*ON_DEVICE))
+    for events in streams:
+        device, stream = trace.lanes[int(trace.lane[events[0]])]
+        yield f"GPU {device} {stream if isinstance(stream, str) else f'stream {stream}'}", _parts(window, events)
+    gaps = (gap for gap in idle_gaps(trace, start_ns, end_ns) if gap.length_ns * MAX_BARS >= end_ns - start_ns)
+    idle = (_Part(gap.start_ns, gap.end_ns, COLOURS[gap.cause], f"idle, {gap.cause}") for gap in gaps)
+    yield "GPU idle", idle if streams else ()
 
 
-class _StepLanes:
-    def __init__(self, window: TraceWindow, start_ns: int, end_ns: int) -> None:
-        self._trace, self._paths = window.trace, window.paths
-        self._start_ns, self._end_ns = start_ns, end_ns
-        trace = self._trace
-        inside = (trace.start_ns < end_ns) & (trace.end_ns > start_ns)
-        self._operators = np.flatnonzero(inside & trace.is_of(*OPERATORS) & ~trace.matches(STEP_LABEL))
-        self._kernels = np.flatnonzero(inside & trace.is_of(*ON_DEVICE))
-        self._grain_ns = (end_ns - start_ns) / MAX_BARS * 2
+def _by_lane(window: TraceWindow, chosen: Array) -> list[Array]:
+    events = np.flatnonzero(chosen)
+    return [events[window.trace.lane[events] == lane] for lane in np.unique(window.trace.lane[events])]
 
-    def stages(self) -> IntervalRow:
-        """The stages as the thread of the steps goes through them."""
-        bands = stage_bands(self._paths, self._start_ns, self._end_ns)
-        found = [
-            self._interval(start, end, stage, stage, f"{stage}: {_ms(end - start)}") for start, end, stage in bands
-        ]
-        return IntervalRow(label="stages", intervals=tuple(found))
 
-    def threads(self) -> Iterator[IntervalRow]:
-        """The outermost operators of each thread, the busiest first."""
-        by_lane = [
-            self._operators[self._trace.lane[self._operators] == lane]
-            for lane in np.unique(self._trace.lane[self._operators])
-        ]
-        for events in sorted(by_lane, key=len, reverse=True)[:4]:
-            first = outermost(self._trace.start_ns[events], self._trace.end_ns[events])
-            thread = self._trace.lanes[int(self._trace.lane[events[0]])][1]
-            yield IntervalRow(label=f"thread {thread}", intervals=tuple(self._merged(events[first])))
-
-    def streams(self) -> Iterator[IntervalRow]:
-        """What each stream of each device does."""
-        for lane in np.unique(self._trace.lane[self._kernels]):
-            events = self._kernels[self._trace.lane[self._kernels] == lane]
-            device, stream = self._trace.lanes[int(lane)]
-            name = stream if isinstance(stream, str) else f"stream {stream}"
-            yield IntervalRow(label=f"GPU {device} {name}", intervals=tuple(self._merged(events)))
-
-    def idle(self) -> IntervalRow:
-        """When no stream had anything to do, and why."""
-        gaps = idle_gaps(self._trace, self._start_ns, self._end_ns) if len(self._kernels) else []
-        found = [
-            self._interval(gap.start_ns, gap.end_ns, gap.cause, gap.colour, f"idle, {gap.cause}: {_ms(gap.length_ns)}")
-            for gap in gaps
-            if gap.length_ns >= self._grain_ns / 2
-        ]
-        return IntervalRow(label="GPU idle", intervals=tuple(found))
-
-    def _merged(self, events: Array) -> Iterator[Interval]:
-        """Neighbours of one colour and line, closer than a pixel, as one bar."""
-        group: list[int] = []
-        known, end_ns = ("", ""), 0
-        for event in events.tolist():
-            of_event = self._colour(event), self._line(event)
-            if group and (of_event != known or int(self._trace.start_ns[event]) - end_ns > self._grain_ns):
-                yield self._bar(group, end_ns, *known)
-                group = []
-            if not group:
-                known, end_ns = of_event, 0
-            group.append(event)
-            end_ns = max(end_ns, int(self._trace.end_ns[event]))
-        if group:
-            yield self._bar(group, end_ns, *known)
-
-    def _line(self, event: int) -> str:
-        """The user's line that it was called or launched from; empty where that is not known."""
-        path = self._paths.of_event.get(event)
+def _parts(window: TraceWindow, events: Array) -> Iterator[_Part]:
+    trace = window.trace
+    for event in events.tolist():
+        path = window.paths.of_event.get(event)
         line = path.nearest("line", "function") if path else None
-        return place_of(line.text) if line else ""
+        colour = {"copy": "window", "communication": "extra"}.get(
+            kind_of(trace, event), path.stage if path else "other"
+        )
+        where = place_of(line.text) if line else ""
+        yield _Part(int(trace.start_ns[event]), int(trace.end_ns[event]), colour, trace.text(event), where)
 
-    def _bar(self, group: list[int], end_ns: int, colour: str, line: str) -> Interval:
-        first = self._trace.text(group[0])
-        start_ns = max(int(self._trace.start_ns[group[0]]), self._start_ns)
-        end_ns = min(end_ns, self._end_ns)
-        at = f" at {line}" if line else ""
-        more = f" and {len(group) - 1:,} more" if len(group) > 1 else ""
-        label = first.removeprefix("aten::")
-        return self._interval(start_ns, end_ns, label, colour, f"{first[:120]}{more}{at}: {_ms(end_ns - start_ns)}")
 
-    def _colour(self, event: int) -> str:
-        kind = kind_of(self._trace, event)
-        if kind in ("copy", "communication"):
-            return {"copy": "window", "communication": "extra"}[kind]
-        path = self._paths.of_event.get(event)
-        return path.stage if path else "other"
-
-    def _interval(self, start_ns: int, end_ns: int, label: str, colour: str, note: str) -> Interval:
-        return Interval(
-            start_ms=(start_ns - self._start_ns) / 1e6,
-            length_ms=(end_ns - start_ns) / 1e6,
-            label=label[:MAX_LETTERS],
-            colour=colour,
-            note=note,
+def _merged(parts: Iterable[_Part], start_ns: int, end_ns: int) -> Iterator[Interval]:
+    """Neighbours of one colour and line, closer than a pixel, as one bar."""
+    grain_ns, groups = 2 * (end_ns - start_ns) / MAX_BARS, list[list[_Part]]()
+    for part in parts:
+        begin_ns, until_ns = max(part.start_ns, start_ns), min(part.end_ns, end_ns)
+        if until_ns <= begin_ns:
+            continue
+        last, part = groups[-1][-1] if groups else None, part._replace(start_ns=begin_ns, end_ns=until_ns)
+        is_alike = last is not None and (last.colour, last.where) == (part.colour, part.where)
+        if is_alike and last is not None and begin_ns - last.end_ns <= grain_ns:
+            groups[-1].append(part._replace(end_ns=max(until_ns, last.end_ns)))
+        else:
+            groups.append([part])
+    for first, *more in groups:
+        length_ms = ((more[-1] if more else first).end_ns - first.start_ns) / 1e6
+        num = f" and {len(more):,} more" if more else ""
+        at = f" at {first.where}" if first.where else ""
+        yield Interval(
+            start_ms=(first.start_ns - start_ns) / 1e6,
+            length_ms=length_ms,
+            label=first.label.removeprefix("aten::")[:MAX_LETTERS],
+            colour=first.colour,
+            note=f"{first.label[:120]}{num}{at}: {format_ms(length_ms)}",
         )
 
 
-def _ms(nanoseconds: float) -> str:
-    return format_ms(nanoseconds / 1e6)
+def memory_series(window: TraceWindow) -> Series | None:
+    """What the allocator has given out, of the device where there is one: by the events that torch's profiler writes
+    with `profile_memory=True`; None without these.
+    """
+    trace, (start_ns, *_), (*_, end_ns) = window.trace, window.steps[0], window.steps[-1]
+    totals, devices = trace.argument("total_bytes"), trace.argument("device_type")
+    events = np.array(trace.named("[memory]"), np.int64)
+    known = events[totals[events] != ABSENT] if len(events) else events
+    if not len(known):
+        return None
+    on_device = devices[known] == CUDA
+    known = known[on_device] if on_device.any() else known
+    inside = known[(trace.start_ns[known] >= start_ns) & (trace.start_ns[known] <= end_ns)]
+    line = SeriesLine(
+        label="allocated",
+        x=tuple(((trace.start_ns[inside] - start_ns) / 1e6).tolist()),
+        y=tuple(totals[inside].astype(float).tolist()),
+    )
+    return Series(
+        title=f"Memory of the {'device' if on_device.any() else 'host'} through the trace",
+        x_label="time in the trace",
+        x_unit="ms",
+        y_label="allocated",
+        y_unit="bytes",
+        lines=(line,),
+        is_stepped=True,
+    )

@@ -45,20 +45,17 @@ class TimeUse:
     """Milliseconds of a steady step for one of the window."""
     lines: tuple[LineUse, ...]
     device: DeviceUse | None
-    not_lean: str
-    """Why a lean window does not tell it; empty where one does, or none was recorded."""
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """From a lean window, or the last full one; raises NotRecorded where no window holds a step."""
-        window, not_lean = timed_window(run)
+        window = timed_window(run)
         scale = window.steady_ms / window.step_ms if window.steady_ms else 1.0
         return cls(
             window=window,
             scale=scale,
             lines=_lines(window, run.get(Sources), scale),
             device=device_use(window.trace, window.steps[0][0], window.steps[-1][1]),
-            not_lean=not_lean,
         )
 
     @property
@@ -232,7 +229,7 @@ def _how_known(use: TimeUse) -> Narrative:
         )
     else:
         source += " How much the profiler slowed it is not known: times are as it recorded them."
-    paragraphs = [source, *filter(None, [use.not_lean])]
+    paragraphs = [source]
     ours = use.per_step_ms(window.paths.recorder_ns)
     if ours:
         paragraphs.append(f"Functions of the recorder took {format_ms(ours)} of a profiled step and are left out.")

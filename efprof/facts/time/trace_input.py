@@ -14,7 +14,7 @@ from efprof.facts.time.call_paths import HOST
 from efprof.facts.time.device_lanes import Spans, idle_gaps, overlap_ns, union
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
-from efprof.model import Examination, Finding, Fix, Gain, Narrative, Numbers, SourceLine
+from efprof.model import Examination, Finding, Fix, Gain, Narrative, SourceLine
 from efprof.units import format_ms, format_share
 
 SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
@@ -97,24 +97,16 @@ class TraceInput:
             message=f"Each step spends {format_ms(self.typical_ms)} inside the loader, {share} of its time.",
             fix=Fix.by_hand(f"Let worker processes make the batches: {how}, with pin_memory=True for a GPU."),
             gain=gain,
-            evidence=self._evidence(why_bound),
+            evidence=(self._narrative(why_bound),),
             severity="high" if (gain.step_ms or 0.0) >= HIGH_SHARE * self.window.step_ms else "medium",
         )
 
-    def _evidence(self, why_bound: str) -> tuple[Numbers, Narrative]:
-        """The figures, and how they are known."""
-        numbers = Numbers.of(
-            "The loader, per step",
-            ("inside the loader", self.typical_ms, "ms", (min(self.data_ms), max(self.data_ms))),
-            ("of it without work for the device", statistics.median(self.lost_ms), "ms"),
-            ("the step", self.window.step_ms, "ms"),
-        )
-        return numbers, Narrative.of(
+    def _narrative(self, why_bound: str) -> Narrative:
+        return Narrative.of(
             "The training asks for a batch and waits until it is there, whoever makes it.",
             f"Read from a trace of {len(self.window.steps)} steps: the time within the loader's `__next__` on the "
-            "thread of the steps, and in how much of it no stream of the device was busy.",
-            "The profiler slows a loader that runs in the training process itself, by Python functions most of all, so "
-            "that the wait without it is shorter.",
+            f"thread of the steps, {format_ms(statistics.median(self.lost_ms))} of which no device was busy. "
+            "The profiler slows a loader that runs in the training process itself, by Python functions most of all.",
             *filter(None, (why_bound,)),
         )
 

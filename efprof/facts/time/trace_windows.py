@@ -3,18 +3,16 @@
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
-from importlib.metadata import distribution, packages_distributions
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
 
 from efprof.artifacts.trace.columns import COMPLETE, Trace
-from efprof.artifacts.trace.read import lean_paths, trace_paths
-from efprof.artifacts.trace.sites import read_window
+from efprof.artifacts.trace.read import lean_paths, read_window, trace_paths
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import COMPREHENSION, FRAME, Sources, place_of
 from efprof.facts.steps.step_times import StepTimes
@@ -174,20 +172,20 @@ def _recorded_sites(sources: Sources) -> SitesOf:
 
 def foreign_window(trace: Trace, own_packages: frozenset[str] = frozenset()) -> TraceWindow:
     """A trace that something else recorded, with the steps that it tells of itself."""
-    steps, has_steps = steps_in(trace)
-    labels = [STEP_LABEL.match(text) for text in _labels(trace)] if has_steps else []
-    numbers = [int(label[1]) for label in labels if label]
+    labels = _labels(trace)
+    steps, has_steps = _steps_in(trace, labels)
+    told = [int(label[1]) for label in map(STEP_LABEL.match, labels) if label]
     return TraceWindow(
         name="the trace",
         read=lambda: trace,
         steps=steps,
-        numbers=tuple(numbers) if len(numbers) == len(steps) else tuple(range(len(steps))),
+        numbers=tuple(told) if len(told) == len(steps) else tuple(range(len(steps))),
         has_steps=has_steps,
         sites_of=_frame_sites(own_packages),
     )
 
 
-def steps_in(trace: Trace) -> tuple[tuple[tuple[int, int], ...], bool]:
+def _steps_in(trace: Trace, labels: dict[str, list[tuple[int, int]]]) -> tuple[tuple[tuple[int, int], ...], bool]:
     """Where each step of a trace begins and ends, and whether the trace says so itself.
 
     By the profiler's own label, else by the ends of what an optimizer does, else by the label of the user's that
@@ -198,23 +196,20 @@ def steps_in(trace: Trace) -> tuple[tuple[tuple[int, int], ...], bool]:
     if not len(events):
         return (((0, 1)),), False
     whole = int(trace.start_ns[events].min()), int(trace.end_ns[events].max())
-    labels = _labels(trace)
-    steps = _outermost([span for text, spans in labels.items() if STEP_LABEL.match(text) for span in spans])
-    if steps:
+    if steps := _outermost(span for text, spans in labels.items() if STEP_LABEL.match(text) for span in spans):
         return _until_the_next(steps), True
-    updates = [
-        end for _, end in _outermost([s for text, ss in labels.items() if OPTIMIZER_STEP.match(text) for s in ss])
-    ]
+    updates = _outermost(span for text, spans in labels.items() if OPTIMIZER_STEP.match(text) for span in spans)
     if len(updates) > 1:
-        return tuple(zip([whole[0], *updates[:-1]], updates, strict=True)), True
+        ends = [end for _, end in updates]
+        return tuple(zip([whole[0], *ends[:-1]], ends, strict=True)), True
     repeated = [spans for spans in map(_outermost, labels.values()) if len(spans) > 1]
-    longest = max(repeated, key=_length, default=[])
-    if _length(longest) * 2 > whole[1] - whole[0]:
+    length, longest = max(((sum(end - start for start, end in spans), spans) for spans in repeated), default=(0, []))
+    if length * 2 > whole[1] - whole[0]:
         return _until_the_next(longest), True
     return (whole,), False
 
 
-def _outermost(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _outermost(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Those in no other, in order."""
     found: list[tuple[int, int]] = []
     for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
@@ -227,10 +222,6 @@ def _until_the_next(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]
     """A step lasts until the next one begins; the last one until its label ends."""
     ends = [start for start, _ in spans[1:]] + [spans[-1][1]]
     return tuple((start, end) for (start, _), end in zip(spans, ends, strict=True))
-
-
-def _length(spans: list[tuple[int, int]]) -> int:
-    return sum(end - start for start, end in spans)
 
 
 def _labels(trace: Trace) -> dict[str, list[tuple[int, int]]]:
@@ -267,24 +258,10 @@ def user_frame(name: str, own_packages: frozenset[str] = frozenset()) -> str | N
     installed = INSTALLED.match(path)
     file = path[installed.end() :] if installed else path.removeprefix("./")
     package = file.split("/")[0].removesuffix(".py")
-    is_library = bool(installed) or package in LIBRARIES | _installed_here() or _is_of_python(file)
+    is_library = bool(installed) or package in LIBRARIES or _is_of_python(file)
     if is_library and package not in own_packages:
         return None
     return f"{file}:{frame['line']}:{frame['function']}"
-
-
-@cache
-def _installed_here() -> frozenset[str]:
-    """Top-level packages that are installed where the report is made: most likely what trained has the same ones.
-
-    torch leaves `site-packages` out of a frame's path, so that a package looks like a folder of the user's.
-    """
-    found = set()
-    for package, distributions in packages_distributions().items():
-        origins = (distribution(name).read_text("direct_url.json") or "" for name in distributions)
-        if not any('"editable": true' in origin for origin in origins):
-            found.add(package)
-    return frozenset(found)
 
 
 def _is_of_python(file: str) -> bool:

@@ -1,8 +1,8 @@
 """What bounds a step, where most of it goes, and what to try next: in words."""
 
 import re
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from efprof.facts.run.run import Run
@@ -28,7 +28,8 @@ MAX_CODE: Final = 48
 INSTANCE: Final = re.compile(r"_\d+$")
 """The number that torch gives each module of a class."""
 
-Weight = Callable[[CallPath], int]
+Part = tuple[float, str]
+"""A share of the whole, and what has it."""
 
 
 def where_it_goes(run: Run) -> str:
@@ -36,13 +37,12 @@ def where_it_goes(run: Run) -> str:
     use = run.find(TimeUse, UnreadableInput)
     if use is None:
         return ""
-    paths = list(use.window.paths.root.walk())
-    on_device = any(path.device_ns for path in paths)
-    weight: Weight = (lambda path: path.device_ns) if on_device else (lambda path: max(0, path.own_ns))
-    whole = "of the device's time" if on_device else "of the step"
-    lines, modules = _lines(use, on_device), _modules(use.window.paths.root, weight)
-    parts = modules if modules and (not lines or lines[0][0] >= ONLY_ONE) else lines or _operators(paths, weight)
+    on_device = any(path.device_ns for path in use.window.paths.root.walk())
+    spent = totals(use.window.paths.root, lambda path: path.device_ns if on_device else path.own_ns)
+    lines, modules = _lines(use, on_device), _modules(use.window.paths.root, spent)
+    parts = modules if modules and (not lines or lines[0][0] >= ONLY_ONE) else lines or _operators(use, spent)
     told = "; ".join(f"{format_share(share)} {name}" for share, name in parts[:MAX_PARTS])
+    whole = "of the device's time" if on_device else "of the step"
     return " ".join(filter(None, (_bound(use), f"Most {whole} goes to: {told}." if told else "")))
 
 
@@ -103,58 +103,53 @@ def _what_bounds(device: DeviceUse, scale: float) -> str:
     return found.pop() if len(found) == 1 else UNCLEAR
 
 
-def _lines(use: TimeUse, on_device: bool) -> list[tuple[float, str]]:
-    """The user's lines by their shares, the largest first."""
+def _lines(use: TimeUse, on_device: bool) -> list[Part]:
     total = use.per_step_ms(sum(p.device_ns for p in use.window.paths.root.walk())) if on_device else use.step_ms
     parts = []
     for line in use.lines:
-        share = (line.device_ms if on_device else line.host_ms) / total if total else 0.0
-        if share >= SMALLEST_TOLD:
-            backward = 0.0 if on_device else line.backward_ms / total
-            of_it = f", {format_share(backward)} of it backward" if backward else ""
-            code = line.blame.text if len(line.blame.text) <= MAX_CODE else f"{line.blame.text[:MAX_CODE]}..."
-            parts.append((share, f"at {line.blame} (`{code or line.blame.function}`{of_it})"))
-    return sorted(parts, key=lambda part: -part[0])
+        backward = format_share(line.backward_ms / total) if line.backward_ms and not on_device else ""
+        code = line.blame.text if len(line.blame.text) <= MAX_CODE else f"{line.blame.text[:MAX_CODE]}..."
+        of_it = f", {backward} of it backward" if backward else ""
+        name = f"at {line.blame} (`{code or line.blame.function}`{of_it})"
+        parts.append(((line.device_ms if on_device else line.host_ms) / (total or 1.0), name))
+    return _largest(parts)
 
 
-def _modules(root: CallPath, weight: Weight) -> list[tuple[float, str]]:
-    """The classes of modules at the first depth at which there are several, by their shares."""
-    spent_under = totals(root, weight)
-    whole, level = spent_under[id(root)] or 1, [root]
+def _modules(root: CallPath, spent: dict[int, int]) -> list[Part]:
+    """The classes of modules at the first depth at which there are several."""
+    level = [root]
     while True:
-        spent: Counter[str] = Counter()
-        inside: dict[str, list[CallPath]] = {}
+        inside: dict[str, list[CallPath]] = defaultdict(list)
         for path in (module for outer in level for module in _modules_below(outer)):
-            name = INSTANCE.sub("", path.text)
-            spent[name] += spent_under[id(path)]
-            inside.setdefault(name, []).append(path)
-        if not spent:
+            inside[INSTANCE.sub("", path.text)].append(path)
+        sums = Counter({name: sum(spent[id(path)] for path in paths) for name, paths in inside.items()})
+        if not sums:
             return []
-        name, most = spent.most_common(1)[0]
-        if most < ONLY_ONE * spent.total():
-            told = [(spent[name] / whole, name) for name in sorted(spent, key=lambda one: -spent[one])]
-            return [(share, f"in `{name}`") for share, name in told if share >= SMALLEST_TOLD]
+        name, most = sums.most_common(1)[0]
+        if most < ONLY_ONE * sums.total():
+            return _largest((part / (spent[id(root)] or 1), f"in `{name}`") for name, part in sums.items())
         level = inside[name]
 
 
-def _modules_below(path: CallPath) -> list[CallPath]:
+def _modules_below(path: CallPath) -> Iterator[CallPath]:
     """The outermost modules within a path."""
-    found, todo = [], list(path.below.values())
+    todo = list(path.below.values())
     while todo:
         one = todo.pop()
         if one.kind == "module":
-            found.append(one)
+            yield one
         else:
             todo.extend(one.below.values())
-    return found
 
 
-def _operators(paths: list[CallPath], weight: Weight) -> list[tuple[float, str]]:
-    """Operators and labels by their own shares, where a trace tells of nothing else."""
-    spent: Counter[str] = Counter()
-    for path in paths:
+def _operators(use: TimeUse, spent: dict[int, int]) -> list[Part]:
+    """Operators and labels by what is spent under no other path, where a trace tells of nothing else."""
+    root, sums = use.window.paths.root, Counter[str]()
+    for path in root.walk():
         if path.kind in ("operator", "label"):
-            spent[path.text] += weight(path)
-    whole = sum(weight(path) for path in paths) or 1
-    told = [(spent[name] / whole, f"in `{name}`") for name in sorted(spent, key=lambda one: -spent[one])]
-    return [part for part in told if part[0] >= SMALLEST_TOLD]
+            sums[path.text] += spent[id(path)] - sum(spent[id(below)] for below in path.below.values())
+    return _largest((part / (spent[id(root)] or 1), f"in `{name}`") for name, part in sums.items())
+
+
+def _largest(parts: Iterable[Part]) -> list[Part]:
+    return sorted((part for part in parts if part[0] >= SMALLEST_TOLD), key=lambda part: -part[0])

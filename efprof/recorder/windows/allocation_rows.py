@@ -12,7 +12,7 @@ import torch
 from pyarrow import parquet
 
 from efprof.artifacts.allocations import ALLOCATION_COLUMNS, SEPARATOR
-from efprof.artifacts.trace.sites import SITE_COLUMNS
+from efprof.artifacts.trace.read import SITE_COLUMNS
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import written_whole
 

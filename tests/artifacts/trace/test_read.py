@@ -20,8 +20,7 @@ from efprof.artifacts.trace import read
 from efprof.artifacts.trace.blocks import TraceText
 from efprof.artifacts.trace.columns import ABSENT, Trace
 from efprof.artifacts.trace.events import LAST_US, Decoder
-from efprof.artifacts.trace.read import read_here, read_trace
-from efprof.artifacts.trace.sites import read_window
+from efprof.artifacts.trace.read import read_here, read_trace, read_window
 from efprof.model import UnreadableInput
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder

@@ -1,4 +1,4 @@
-"""What is told of evaluations: their time, their peak beside training's, what their batches leave behind."""
+"""What is told of evaluations: their time, their memory, and what their batches leave behind."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 
 from efprof.artifacts.readings import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
 from efprof.commands.report import analyse, render
-from efprof.facts.overview.evaluation import evaluations_of, notes_on
+from efprof.facts.overview.measurements import evaluations_of, notes_on
 from efprof.facts.run.run import Run
 from efprof.units import MIB
 from tests.support.builders import START_NS, make_steps, write_run
@@ -40,26 +40,16 @@ def run_of(folder: Path, *records: EvaluationRecord) -> Run:
 
 
 def notes_of(folder: Path, *records: EvaluationRecord) -> str:
-    run = run_of(folder, *records)
-    return "\n".join(notes_on(evaluations_of(run), run))
+    return "\n".join(notes_on(evaluations_of(run_of(folder, *records))))
 
 
-def test_their_time_and_what_each_batch_leaves_behind_and_a_peak_above_training_s_are_told(tmp_path: Path) -> None:
-    notes = notes_of(tmp_path, evaluation(), evaluation())
-    assert notes.startswith("2 evaluations took 200 ms each (median), ")
-    assert "25 % of it was waiting for batches" in notes
-    notes = notes_of(tmp_path / "second", evaluation(kept=3))
+def test_what_each_batch_leaves_behind_is_told(tmp_path: Path) -> None:
+    notes = notes_of(tmp_path, evaluation(kept=3))
     assert "What the loop at train.py:2 stores adds 3.00 MiB per batch, 120 MiB by the end of its 40 batches" in notes
-    assert (
-        "The run's highest memory is an evaluation's, not a step's: 220 MiB after step 9, read between batches" in notes
-    )
-    assert "80.0 MiB above the highest that was read of a step (140 MiB)" in notes
-    notes = notes_of(tmp_path / "third", evaluation(peak_bytes=300 * MIB, is_peak_exact=True))
-    assert "300 MiB after step 9, 160 MiB above" in notes, "the allocator's own mark is no reading"
 
 
-def test_what_rises_once_or_is_small_or_below_training_is_told_by_its_time_alone(tmp_path: Path) -> None:
-    assert notes_of(tmp_path, evaluation()).count("\n") == 0
+def test_what_rises_once_or_is_small_is_not_told(tmp_path: Path) -> None:
+    assert notes_of(tmp_path, evaluation()) == ""
     sizes = [100, 100, 100, 100, 130, 130, 130, 130, 130]
     memory = [EvaluationMemory(n, size * MIB) for n, size in enumerate(sizes)]
     assert "stores" not in notes_of(tmp_path / "second", evaluation(memory=memory, num_batches=8))

@@ -1,7 +1,6 @@
 import math
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from efprof.artifacts.events import WindowClosed, WindowOpened
@@ -41,18 +40,13 @@ def test_every_metric_is_there_with_its_unit_and_budget(tmp_path):
     ]
 
 
-def test_samples_are_of_steady_steps_and_peaks_of_steps_read_at_each_boundary(tmp_path):
+def test_samples_are_of_steady_steps_and_so_are_peaks(tmp_path):
     steps = make_steps(
         20, forward_ms=lambda step: 100.0 if step in (0, 7) else 4.0, window=lambda s: "w" if s == 7 else None
     )
     measurements = measure(tmp_path / "run", steps=steps)
     assert metric(measurements, "forward_ms").samples == pytest.approx([4.0] * 16)
     assert metric(measurements, "peak_allocated_bytes").samples == (400_000.0,) * 16
-    steps = make_steps(20)
-    short = [msgspec.structs.replace(step, memory=step.memory[-1:] if step.step % 3 else []) for step in steps[8:]]
-    measurements = measure(tmp_path / "second", steps=[*steps[:8], *short])
-    assert set(metric(measurements, "peak_allocated_bytes").samples) == {400_000.0}
-    assert set(metric(measurements, "reserved_bytes").samples) == {800_000.0}
 
 
 def test_scalar_reads_are_counted_per_step_and_nan_and_inf_over_all_steps(tmp_path):
@@ -127,18 +121,7 @@ def test_activations_are_advised_to_be_saved_where_they_add_a_quarter_and_not_a_
         "Allocated memory stays near 118 MiB through the step, of which the step itself adds 2.00 MiB"
     )
     told = memory_advice(tmp_path / "third", 20, 22, 22, 23, 24)
-    assert "at post_optimizer_step, after the optimizer's step: weights, gradients and what the optimizer keeps" in told
-
-
-def test_the_longest_stage_is_told_and_nothing_of_the_recorder_s_own_time(tmp_path):
-    recommendations = measure(tmp_path / "run", steps=make_steps(20)).recommendations
-    assert recommendations[1].startswith("The backward stage takes 52 %")
-    steps = make_steps(20, data_ms=0.01, forward_ms=0.02, backward_ms=0.02, optimizer_ms=0.01, other_ms=0.14)
-    outside = measure(tmp_path / "outside", steps=steps).recommendations
-    assert "The other stage takes 60 % of the median step (120 us)." in outside
-    for step in steps:
-        step.recorder_us = 133.0
-    assert not any("stage takes" in one for one in measure(tmp_path / "own", steps=steps).recommendations)
+    assert "at post_optimizer_step, after the optimizer's step: weights, gradients and its state" in told
 
 
 def test_memory_in_a_window_is_measured_where_one_was_recorded(tmp_path):
@@ -160,4 +143,3 @@ def test_on_a_device_its_own_time_of_each_stage_is_a_metric_too(tmp_path):
             "device_idle_ms": 0.2,
         }
     )
-    assert "The forward stage takes 100 % of the median step on the device (11.7 ms)." in measured.recommendations

@@ -11,23 +11,6 @@ from tests.facts.allocator.recording import Recording
 from tests.support.builders import GPU, make_steps, write_run
 
 
-def unequal_steps(longest_ms):
-    """Half of them take 15 ms, and the others up to `longest_ms` more."""
-    return make_steps(40, other_ms=lambda step: longest_ms * (step % 4) / 3 if step % 4 > 1 else 0.0)
-
-
-def test_steps_as_unequal_as_on_a_busy_machine_make_times_uncertain_unless_few_or_by_the_loader(tmp_path):
-    (warning,) = warnings_of(write_run(tmp_path / "run", steps=unequal_steps(60.0)))
-    assert warning == (
-        "Times of this run are uncertain: half of the steps took between 15.0 ms and 75.0 ms, as where other programs "
-        "use the machine; run it again while they do not. Steps that do unequal work look the same."
-    )
-    assert warnings_of(write_run(tmp_path / "second", steps=unequal_steps(10.0))) == ()
-    steps = make_steps(40, data_ms=lambda step: 100.0 if step % 2 else 0.1)
-    assert warnings_of(write_run(tmp_path / "third", steps=steps)) == ()
-    assert warnings_of(write_run(tmp_path / "fourth", steps=unequal_steps(60.0)[:12])) == ()
-
-
 def test_a_whole_run_has_no_warning_and_one_without_a_step_exactly_one(tmp_path):
     assert warnings_of(write_run(tmp_path / "run", steps=make_steps(5))) == ()
     (warning,) = warnings_of(write_run(tmp_path / "second", ended="killed"))

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -148,23 +147,6 @@ def test_a_kernel_belongs_to_the_step_that_launched_it_whenever_it_runs(tmp_path
     paths = window_of(tmp_path, *step(), *late).paths
     assert sum(path.device_ns for path in paths.root.walk()) == 420_000
     assert paths.unlaunched_ns == 0
-
-
-def test_threads_count_their_forward_operations_each_for_itself(tmp_path: Path) -> None:
-    def branch(tid: int, name: str, at: float, sequence: int) -> dict[str, Any]:
-        return event(f"aten::{name}", at, 10, lane=(1, tid), Sequence_number=sequence)
-
-    def node(thread: int, at: float, sequence: int) -> dict[str, Any]:
-        name = "autograd::engine::evaluate_function: MmBackward0"
-        return event(name, at, 10, lane=ENGINE, Sequence_number=sequence, Fwd_thread_id=thread)
-
-    events = [
-        event("ProfilerStep#1", 0, 500, "user_annotation"), event("train.py(1): a", 0, 40, "python_function"),
-        branch(1, "first", 5, 5), branch(1, "second", 20, 6), event("train.py(2): b", 0, 40, "python_function", (1, 3)),
-        branch(3, "third", 5, 5), node(1, 100, 6), node(1, 120, 5),
-    ]  # fmt: skip
-    found = times(window_of(tmp_path, *events).paths)
-    assert found["backward > train.py:1:a > MmBackward0"][0] == 20.0
 
 
 def test_of_labels_within_each_other_the_outermost_are_steps(tmp_path: Path) -> None:

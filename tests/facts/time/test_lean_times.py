@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from efprof.facts.run.run import Run
-from efprof.facts.time.time_use import TimeUse, time_evidence
-from efprof.model import Narrative
+from efprof.facts.time.time_use import TimeUse
 from tests.support.builders import make_steps, trace_event, write_run, write_trace
 
 Calls = list[tuple[str, float, float]]  # operators by name, begin and length in milliseconds of the step
@@ -54,7 +53,7 @@ def spent_ms(use: TimeUse) -> dict[str, tuple[float, float]]:
 
 def test_times_are_those_of_the_lean_window_nearest_to_the_median_step(tmp_path: Path) -> None:
     use = recorded(tmp_path, FULL, LEAN).get(TimeUse)
-    assert (use.window.name, use.not_lean) == ("lean-1, with the lines of trace-1", "")
+    assert use.window.name == "lean-1, with the lines of trace-1"
     assert spent_ms(use) == {"aten::mm": (2, 1), "aten::add": (6, 3)}
     lines = {str(line.blame): line.device_ms for line in use.lines}
     assert (lines["train.py:3"], lines["train.py:4"]) == (1, 3)
@@ -73,11 +72,9 @@ def test_where_the_nearest_lean_window_did_something_else_another_one_is_taken(t
     write_trace(run.rank_folder, 3, operators(9, [("aten::mm", 1, 2), ("aten::sort", 5, 6)]))
     (run.rank_folder / "trace-3.json.gz").rename(run.rank_folder / "lean-1.json.gz")
     use = run.get(TimeUse)
-    assert (use.window.name, use.not_lean) == ("lean-2, with the lines of trace-2", "")
+    assert use.window.name == "lean-2, with the lines of trace-2"
 
 
-def test_windows_that_did_not_do_the_same_are_told_and_the_full_one_is_used(tmp_path: Path) -> None:
+def test_where_no_pair_of_windows_did_the_same_the_last_full_one_is_used(tmp_path: Path) -> None:
     run = recorded(tmp_path, FULL, [("aten::mm", 1, 2), ("aten::sort", 5, 6)])
     assert run.get(TimeUse).window.name == "trace-2"
-    (known,) = (one for one in time_evidence(run) if isinstance(one, Narrative))
-    assert known.paragraphs[1].startswith("Only 25 % of what lean-1 spent in operators")

@@ -1,12 +1,10 @@
-"""Memory through a trace is drawn from its own events, with the operator and the line at each."""
+"""Memory through a trace is drawn from its own events."""
 
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from efprof.facts.time import trace_memory
-from efprof.facts.time.trace_memory import CUDA, memory_series
+from efprof.facts.time.step_pictures import CUDA, memory_series
+from efprof.facts.time.time_use import TimeUse
 from efprof.model import Series
 from tests.facts.time.traces import foreign_run, step
 
@@ -18,15 +16,14 @@ def memory(at_us: float, total: int, device: int = CUDA) -> dict[str, Any]:
 
 
 def series_of(folder: Path, *events: dict[str, Any]) -> Series | None:
-    return memory_series(foreign_run(folder, *step(), *events))
+    return memory_series(foreign_run(folder, *step(), *events).get(TimeUse).window)
 
 
-def test_the_device_s_memory_is_drawn_with_what_allocated_it(tmp_path: Path) -> None:
+def test_the_device_s_memory_is_drawn(tmp_path: Path) -> None:
     series = series_of(tmp_path, memory(350, 1000), memory(360, 3000), memory(600, 500), memory(370, 9, device=0))
     assert series is not None
     (line,) = series.lines
     assert (line.x, line.y) == ((0.35, 0.36, 0.6), (1000.0, 3000.0, 500.0))
-    assert line.notes[0] == "linear train.py:10"
     assert "device" in series.title
 
 
@@ -38,12 +35,3 @@ def test_without_a_device_it_is_the_host_s(tmp_path: Path) -> None:
 
 def test_a_trace_without_such_events_has_no_picture(tmp_path: Path) -> None:
     assert series_of(tmp_path) is None
-
-
-def test_of_many_events_the_highest_and_the_lowest_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_memory, "MAX_EVENTS", 10)
-    events = [memory(at, 10_000 if at == 503 else 1 if at == 777 else 100 + at) for at in range(1, 1000)]
-    series = series_of(tmp_path, *events)
-    assert series is not None
-    assert len(series.lines[0].y) <= 10
-    assert (max(series.lines[0].y), min(series.lines[0].y)) == (10_000.0, 1.0)

@@ -13,8 +13,7 @@ import torch
 
 from efprof.artifacts.allocations import AllocationEvent, allocation_paths, read_allocations
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
-from efprof.artifacts.trace.read import lean_paths, read_trace, trace_paths
-from efprof.artifacts.trace.sites import read_window
+from efprof.artifacts.trace.read import lean_paths, read_trace, read_window, trace_paths
 from efprof.facts.run.run import open_run
 from efprof.facts.time.time_use import TimeUse
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS
