@@ -101,7 +101,7 @@ def _about_other_attempts(run: Run) -> Iterator[str]:
 
 
 def _how_it_ended(attempt: Attempt) -> str:
-    """By the rank that raised first; other ranks only went down with it."""
+    """By the rank that raised first, else by that which was killed; other ranks only went down with it."""
     error = first_error(attempt.rank_folders)
     if error is not None:
         first_line = error.message.partition("\n")[0][:MAX_MESSAGE]
