@@ -6,9 +6,7 @@ from typing import Final
 
 from efprof.model import Report, Table
 from efprof.report.tables import (
-    device_phrase,
     device_table,
-    evaluation_table,
     largest_jump_sentence,
     stage_table,
     stall_table,
@@ -125,8 +123,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _measured_lines(report: Report) -> list[str]:
     if not report.run.num_steps:
         return []
-    measured = f"{measured_phrase(report)}{device_phrase(report.measurements.metrics)}"
-    return [shorten(f"Measured: {measured}.", VERDICT_WIDTH), overhead_phrase(report)]
+    return [shorten(f"Measured: {measured_phrase(report)}.", VERDICT_WIDTH), overhead_phrase(report)]
 
 
 def _verdict_lines(report: Report) -> list[str]:
@@ -200,9 +197,8 @@ def _tables(report: Report) -> list[str]:
         *(("## Calls that make a step wait", _with_units(stalls)) if stalls.rows else ()),
         *(("## Stage deltas", _with_units(stages), jump, _list(measurements.recommendations)) if stages.rows else ()),
     ]
-    if measurements.evaluations:
-        table_of = _with_units(evaluation_table(measurements.evaluations))
-        parts += ["## Evaluation", _list(measurements.evaluation_notes), table_of]
+    if measurements.evaluation_notes:
+        parts += ["## Evaluation", _list(measurements.evaluation_notes)]
     return [part for part in parts if part]
 
 

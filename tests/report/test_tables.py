@@ -3,36 +3,17 @@
 import dataclasses
 import json
 
-from efprof.model import BOUNDARIES, STAGES, Metric, Report, SourceLine, StallLine
+from efprof.model import STAGES, Metric, Report, SourceLine, StallLine
 from efprof.report.json_form import render_json
 from efprof.report.page.html import render_html
 from efprof.report.tables import (
-    MAX_MEMORY_ROWS,
     MAX_STALLS,
     device_table,
     largest_jump_sentence,
-    memory_table,
     stall_table,
 )
-from efprof.report.text_forms import render_markdown, render_text
-from tests.report.report_sample import HOSTILE, MIB, make_measurements, make_memory, make_report
-
-
-def test_every_boundary_has_allocated_delta_and_reserved_and_the_first_no_delta() -> None:
-    rows = memory_table(make_memory(3)).rows
-    assert [row[1] for row in rows] == [*BOUNDARIES] * 3
-    assert rows[1] == (0, "post_forward_pre_backward", 2100 * MIB, 900 * MIB, 2400 * MIB)
-    assert rows[0][3] == "", "nothing was measured before it"
-
-
-def test_a_long_run_keeps_its_largest_jump_and_says_how_many_rows_are_left_out() -> None:
-    memory = list(make_memory(700))
-    place = 5 * 333 + 1
-    memory[place] = dataclasses.replace(memory[place], allocated_bytes=memory[place].allocated_bytes + 5000 * MIB)
-    table = memory_table(memory)
-    assert len(table.rows) <= MAX_MEMORY_ROWS
-    assert {0, 333, 699} <= {row[0] for row in table.rows}
-    assert table.title.startswith(f"Memory of single steps: {len(table.rows)} of 3,500 rows")
+from efprof.report.text_forms import render_markdown
+from tests.report.report_sample import HOSTILE, MIB, make_measurements, make_report
 
 
 def test_the_largest_jump_names_its_boundary_and_step() -> None:
@@ -85,7 +66,7 @@ def on_a_device() -> Report:
     return dataclasses.replace(report, measurements=measurements)
 
 
-def test_every_form_shows_the_stages_of_a_device_beside_the_host_s() -> None:
+def test_page_and_markdown_show_the_stages_of_a_device_beside_the_host_s() -> None:
     report = on_a_device()
     assert device_table(report.measurements.metrics).rows == (
         *((stage, 3.0, 7.25) for stage in STAGES),
@@ -95,13 +76,11 @@ def test_every_form_shows_the_stages_of_a_device_beside_the_host_s() -> None:
     assert "Stages on the host and on the device</h3>" in html
     assert '<td>forward</td><td class="figure">3.00 ms</td><td class="figure">7.25 ms</td>' in html
     assert "| forward | 3.00 ms | 7.25 ms |" in markdown
-    assert "forward 7.25 ms (3.00 ms)" in render_text(report)
-    assert "idle, mean, at most 1.50 ms." in render_text(report)
     assert json.loads(render_json(report))["metrics"]["forward_device_ms"]["median"] == 7.25
 
 
 def test_a_run_without_a_device_or_such_calls_has_no_such_table() -> None:
     report = make_report()
-    every_form = render_html(report) + render_markdown(report) + render_text(report)
+    every_form = render_html(report) + render_markdown(report)
     assert "on the device" not in every_form
     assert "make a step wait" not in every_form

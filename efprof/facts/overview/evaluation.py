@@ -32,7 +32,6 @@ def evaluations_of(run: Run) -> tuple[Evaluation, ...]:
             fetch_ms=record.fetch_us / 1000,
             num_batches=record.num_batches,
             blame=None if record.site is None else run.get(Sources).line(record.site),
-            memory=tuple((each.num_batches, each.allocated_bytes) for each in record.memory),
             peak_bytes=record.peak_bytes,
             is_peak_exact=record.is_peak_exact,
             kept_bytes_per_batch=_kept_per_batch(record.memory),
@@ -79,9 +78,10 @@ def _about_peak(every: Sequence[Evaluation], run: Run) -> str:
     above = highest.peak_bytes - trained
     if not trained or above < MIN_ABOVE * trained:
         return ""
+    when = "before all steps" if highest.after_step < 0 else f"after step {highest.after_step:,}"
     return (
         f"The run's highest memory is an evaluation's, not a step's: {format_bytes(highest.peak_bytes)} "
-        f"{highest.when}{'' if highest.is_peak_exact else ', read between batches'}, {format_bytes(above)} above "
+        f"{when}{'' if highest.is_peak_exact else ', read between batches'}, {format_bytes(above)} above "
         f"the highest that was read of a step ({format_bytes(trained)})."
     )
 

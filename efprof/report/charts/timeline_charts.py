@@ -20,7 +20,6 @@ from efprof.report.charts.chart import (
     thin,
     thinned_caption,
 )
-from efprof.report.tables import recorder_ms
 from efprof.report.wording import count_of, show, source_phrase
 
 STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer", "data"), strict=True))
@@ -173,10 +172,7 @@ def _clip_at(tops: Sequence[float]) -> float | None:
 
 def _stage_layer(stage: str, place: int, groups: Sequence[Sequence[StepSample]], factor: float) -> Layer:
     full = [[step for step in group if step.stage_ms] for group in groups]
-    means = [
-        statistics.fmean((*step.stage_ms, recorder_ms(step))[place] for step in group) if group else 0.0
-        for group in full
-    ]
+    means = [statistics.fmean(_stage_ms(step)[place] for step in group) if group else 0.0 for group in full]
     notes = tuple(
         f"step {group[0].step}{f' to {group[-1].step}' if len(group) > 1 else ''}: {stage} {show(mean, 'ms')}"
         for group, mean in zip(groups, means, strict=True)
@@ -189,6 +185,11 @@ def _stage_layer(stage: str, place: int, groups: Sequence[Sequence[StepSample]],
         y=tuple(mean / factor for mean in means),
         notes=notes,
     )
+
+
+def _stage_ms(step: StepSample) -> tuple[float, ...]:
+    """Of every stage and, last, of the recorder, which has what no stage has."""
+    return (*step.stage_ms, max(0.0, round(step.total_ms - sum(step.stage_ms), 6)))
 
 
 def _length_line(groups: Sequence[Sequence[StepSample]], tops: Sequence[float], factor: float) -> Layer:

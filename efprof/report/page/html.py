@@ -20,7 +20,6 @@ from efprof.model import (
     Alternatives,
     Change,
     Comparison,
-    Evaluation,
     Evidence,
     Finding,
     Gain,
@@ -28,7 +27,6 @@ from efprof.model import (
     Report,
     SegmentMap,
     Series,
-    SeriesLine,
     Snippet,
     SourceLine,
 )
@@ -69,17 +67,12 @@ def render_html(report: Report, *, is_static: bool = False) -> str:
         memory_chart=timeline_charts.memory_chart(measurements),
         window_chart=window_chart(report),
         time_chart=timeline_charts.time_chart(timeline, median_step_ms(report)),
-        evaluation_chart=evaluation_chart(measurements.evaluations),
         number_charts=timeline_charts.number_charts(timeline.steps),
         totals=tables.totals(measurements),
         device_times=tables.device_table(measurements.metrics),
         stalls=tables.stall_table(measurements.stalls),
         stages=tables.stage_table(measurements.stage_deltas),
         largest_jump=tables.largest_jump_sentence(measurements.stage_deltas),
-        memory=tables.memory_table(timeline.memory),
-        evaluations=tables.evaluation_table(measurements.evaluations),
-        steps=tables.step_table(timeline.steps),
-        steps_left_out=tables.left_out_sentence(len(timeline.steps)),
     )
 
 
@@ -151,24 +144,6 @@ def window_chart(report: Report) -> Chart | None:
     series = report.measurements.window_memory
     if series is None or series in _evidence_of_findings(report):
         return None
-    return next(iter(charts_of([series])), None)
-
-
-def evaluation_chart(evaluations: Sequence[Evaluation]) -> Chart | None:
-    """Allocated memory by the batches evaluated, of the evaluation with the highest peak."""
-    highest = max(evaluations, key=lambda each: each.peak_bytes, default=None)
-    if highest is None or not highest.peak_bytes:  # or the allocator told nothing
-        return None
-    num_batches, num_bytes = zip(*highest.memory, strict=True)
-    line = SeriesLine(label=highest.when, x=tuple(map(float, num_batches)), y=tuple(map(float, num_bytes)))
-    series = Series(
-        title="Memory through an evaluation",
-        x_label="batches evaluated",
-        x_unit="",
-        y_label="allocated",
-        y_unit="bytes",
-        lines=(line,),
-    )
     return next(iter(charts_of([series])), None)
 
 

@@ -8,7 +8,6 @@ from efprof.report.charts.chart import Chart, Layer, thin
 from efprof.report.charts.evidence_charts import series_chart
 from efprof.report.charts.pictures import figure_of
 from efprof.report.charts.timeline_charts import MAX_BARS, memory_chart, number_charts, time_chart
-from efprof.report.tables import MAX_STEPS, is_broken, left_out_sentence, step_table
 from efprof.report.wording import show
 from efprof.units import MIB
 from tests.report.report_sample import (
@@ -108,18 +107,6 @@ def test_windows_are_marked_and_a_loss_where_it_first_breaks() -> None:
     assert loss.marks == ((58.0, "not finite"),)
     assert loss.layers[0].y[-1] is None
     assert loss.caption == "Not finite at 6 steps, first at step 58."
-
-
-def test_the_step_table_keeps_first_last_and_broken_steps() -> None:
-    steps = make_steps(1000)
-    shown = step_table(steps)
-    assert len(shown.rows) == MAX_STEPS
-    assert (shown.rows[0][0], shown.rows[-1][0]) == (0, 999)
-    assert {step.step for step in steps if is_broken(step)} <= {row[0] for row in shown.rows}
-    assert "left out" in left_out_sentence(1000)
-    assert left_out_sentence(300) == ""
-    assert step_table(make_steps(300)).title == "Every step: 300 rows"
-    assert shown.title == f"Single steps: {MAX_STEPS} of 1,000"
 
 
 def test_layers_are_told_together_with_their_notes_and_drawn_as_steps() -> None:
