@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from efprof.commands import NamingGroup, print_json
+from efprof.commands import print_json
 from efprof.model import UnreadableInput
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def check_settings(context: click.Context, option: click.Parameter, texts: tuple
     return texts
 
 
-@click.group(cls=NamingGroup)
+@click.group()
 def allocator() -> None:
     """Replay a snapshot of CUDA's caching allocator, and try other settings on it.
 
