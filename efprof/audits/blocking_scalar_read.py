@@ -26,24 +26,20 @@ def blocking_scalar_read(run: Run) -> Examination:
     What it finds
     -------------
     `.item()`, `.tolist()`, `.cpu()`, `float(tensor)`, `if tensor:` in the training step, by line. Reads that torch's
-    own optimizers, gradient scaler and the like make are told among all waits, and not blamed.
+    own code makes are told and not blamed. On a CPU, where a read waits for nothing, all lines are one finding.
 
     Why it matters
     --------------
-    A read waits until the GPU has done everything that was queued before it; meanwhile Python queues nothing, and
-    the GPU stands idle afterwards until Python has caught up.
+    A read waits for all that the GPU has queued; meanwhile Python queues nothing, and the GPU idles afterwards.
 
     Fix
     ---
-    Keep the value on the device (`.detach()`), and read it only every so many steps. Where the program
-    goes on with the number at once, have one read serve several such calls.
-
-    On a CPU all lines together are one finding of low severity: there a read waits for nothing.
+    Keep the value on the device (`.detach()`), and read it every so many steps, or have one read serve several.
 
     Predicted gain
     --------------
-    On a GPU the steps of a trace replayed without the waits. Where that tells nothing, the time inside the calls, at
-    most that in which the device was idle: an upper bound, since a later read may wait in their place.
+    On a GPU the steps of a trace replayed without the waits; else the time inside the calls, at most the device's idle
+    time: an upper bound, since a later read may wait in their place.
     """
     waits = run.get(HostWaits)
     reads = waits.of("read")
@@ -66,11 +62,9 @@ def _costs_on_cpu(line: WaitingLine, step_ms: float, micro_batches: float) -> bo
 
 
 def _on_cpu(run: Run, lines: list[WaitingLine]) -> Finding:
-    others = lines[1:]
-    also = f"{len(others)} more lines" if len(others) > 1 else "".join(str(line.blame) for line in others)
-    here = f"{f', and of others at {also}' if others else ''}; on this CPU run that costs"
-    on_gpu = f"On a GPU the host waits at {'these lines' if others else 'this line'} for every kernel queued before."
-    return _finding(run, lines, f"{here} {run.get(HostWaits).cost(*lines)}. {on_gpu}")
+    others = ", and other lines read too" if len(lines) > 1 else ""
+    cost = f"{others}; on this CPU run that costs {run.get(HostWaits).cost(*lines)}."
+    return _finding(run, lines, f"{cost} On a GPU the host waits there for every kernel queued before.")
 
 
 def _finding(run: Run, lines: list[WaitingLine], cost: str) -> Finding:

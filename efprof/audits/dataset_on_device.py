@@ -62,16 +62,13 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
             peak_bytes=dataset.saved_bytes,
         ),
         evidence=(
-            sources.snippet(blame),
             composition_numbers(device.peak, "Reserved memory at its peak"),
             owner_map(device.peak, blame, "Who has it"),
             Narrative.of(
-                f"{device.file} tells what was allocated where, here {len(dataset.blocks):,} tensors, and that it "
-                "was not given back. That it is a data set was seen: in two steps every call of torch's functions "
-                f"was looked at, and those read {format_bytes(dataset.batch_bytes)} of it per step, not always the "
-                "same, and wrote nothing.",
-                "It is right where the device has memory to spare and copying would take longer than computing: "
-                "what moving each batch costs in time is not known before it is tried.",
+                f"{device.file} tells what was allocated where, and that it was not given back. In two steps every "
+                f"call of torch's functions was looked at: those read {format_bytes(dataset.batch_bytes)} of it per "
+                "step, not always the same, and wrote nothing. It is right where the device has memory to spare and "
+                "copying would take longer than computing.",
             ),
         ),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",

@@ -1,7 +1,6 @@
 """Collectives during which the device computes nothing."""
 
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
 from efprof.facts.time.collectives import ExposedCommunication, communication_evidence
 from efprof.facts.time.launching_lines import LaunchingLine, what_tells_lines
 from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
@@ -30,9 +29,8 @@ def exposed_communication(run: Run) -> Examination:
 
     Fix
     ---
-    By what is exchanged, and how: `no_sync()` where each of several backward passes per step exchanges gradients;
-    buckets where there are many small ones; less to exchange where they are large; prefetching for FSDP; else
-    `async_op=True`.
+    By what is exchanged: `no_sync()` where each of several backward passes exchanges gradients, buckets where there are
+    many small exchanges, less to exchange where they are large, prefetching for FSDP, else `async_op=True`.
 
     Predicted gain
     --------------
@@ -47,10 +45,10 @@ def exposed_communication(run: Run) -> Examination:
         return Examination(looked_at=looked_at)
     if found.line is None:
         raise ThinEvidence(f"{looked_at}; what launches them is not recorded. {what_tells_lines(found.window)}")
-    return Examination(looked_at=looked_at, findings=(_finding(run, found, found.line),))
+    return Examination(looked_at=looked_at, findings=(_finding(found, found.line),))
 
 
-def _finding(run: Run, found: ExposedCommunication, line: LaunchingLine) -> Finding:
+def _finding(found: ExposedCommunication, line: LaunchingLine) -> Finding:
     exposed = found.exposed_by_kind
     total = exposed.total() or 1
     kinds = ", ".join(f"{kind} {format_share(spent / total)}" for kind, spent in exposed.most_common(3) if spent)
@@ -59,7 +57,6 @@ def _finding(run: Run, found: ExposedCommunication, line: LaunchingLine) -> Find
         f"For {format_ms(found.exposed_ms)} of {where} ({format_share(found.share)}) the device does nothing but "
         f"communicate: {kinds}."
     )
-    snippet = (run.get(Sources).snippet(line.blame),) if line.blame.text else ()
     return Finding(
         blame=line.blame,
         category="time",
@@ -71,42 +68,30 @@ def _finding(run: Run, found: ExposedCommunication, line: LaunchingLine) -> Find
             explanation="the time in which collectives ran alone, the wait for slower ranks included",
             step_ms=found.exposed_ms,
         ),
-        evidence=(*snippet, *communication_evidence(found)),
+        evidence=communication_evidence(found),
         severity="high" if found.share >= HIGH_SHARE else "medium",
     )
 
 
 def _advice(found: ExposedCommunication, kind: str) -> str:
-    if kind.endswith("of gradients"):
-        return _of_gradients(found)
-    if kind in ("all-gather", "reduce-scatter"):
-        return (
-            "Fetch the next layer's parameters while this one computes: FSDP's `forward_prefetch=True` and "
-            "`backward_prefetch=BackwardPrefetch.BACKWARD_PRE`, or shard fewer, larger units."
-        )
-    return f"Start the {kind} earlier with `async_op=True`, and wait for it only where its result is needed."
-
-
-def _of_gradients(found: ExposedCommunication) -> str:
+    if not kind.endswith("of gradients"):
+        if kind in ("all-gather", "reduce-scatter"):
+            return (
+                "Fetch the next layer's parameters while this one computes: FSDP's `forward_prefetch=True` and "
+                "`backward_prefetch=BackwardPrefetch.BACKWARD_PRE`, or shard fewer, larger units."
+            )
+        return f"Start the {kind} earlier with `async_op=True`, and wait for it only where its result is needed."
     num, typical_ms = found.gradients()
     if found.passes_synced_in_vain >= SPARED - 1:
         passes = format_value(round(found.passes_synced_in_vain + 1, 1), "count")
-        advice = (
-            f"Exchange gradients once per step: `with model.no_sync():` around all but the last of the {passes} "
-            "passes, all of which exchange them now."
+        return (
+            f"Exchange gradients once per step: `with model.no_sync():` around all but the last of the {passes} passes."
         )
-    elif num >= MANY_EXCHANGES and typical_ms < SHORT_MS:
+    if num >= MANY_EXCHANGES and typical_ms < SHORT_MS:
         how = "a larger `bucket_cap_mb` of DistributedDataParallel" if found.is_ddp else "buckets, as DDP makes them"
-        advice = (
-            f"Exchange gradients in fewer, larger parts: {how}; now there are {format_value(round(num), 'count')} "
-            f"per step, half of them shorter than {format_ms(typical_ms)}."
-        )
-    else:
-        advice = (
-            "Let the exchange start earlier in the backward pass, by a smaller `bucket_cap_mb` of "
-            "DistributedDataParallel; exchange less, by `bf16_compress_hook`; or less often, by accumulating "
-            "micro-batches under `no_sync()`."
-        )
-    if found.copies_buckets:
-        advice += " `gradient_as_bucket_view=True` spares the copies after each exchange."
-    return advice
+        now = f"there are {format_value(round(num), 'count')} per step"
+        return f"Exchange gradients in fewer, larger parts, by {how}: {now}."
+    return (
+        "Let the exchange start earlier in the backward pass, by a smaller `bucket_cap_mb` of DistributedDataParallel; "
+        "exchange less, by `bf16_compress_hook`; or less often, by accumulating micro-batches under `no_sync()`."
+    )

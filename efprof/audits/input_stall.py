@@ -16,9 +16,8 @@ MIN_STEPS = 5
 MIN_SHARE, MIN_MS = 0.1, 1.0
 """A tenth of the step is worth an edit; below a millisecond, handing over a batch from a worker costs as much."""
 MIN_SHARE_WITHOUT_WORKERS = 0.5
-"""Where no worker helps, a data set must be rewritten: worth it where training waits longer than it trains. Collating
-tensors in memory takes a third of a small model's step (measured: 1.1 of 3.0 ms). The same where a first worker wins
-less than a tenth: on a busy machine a healthy loop waited 40 % of its step, of which a worker would win 5 %."""
+"""Where no worker helps, or a first one wins less than a tenth, a data set must be rewritten: worth it where training
+waits longer than it trains. Collating in memory takes a third of a small model's step; a healthy loop waited 40 %."""
 KEEP_WORKERS: dict[str, object] = {"persistent_workers": True}
 
 
@@ -27,9 +26,8 @@ def input_stall(run: Run) -> Examination:
 
     What it finds
     -------------
-    A tenth of the step or more spent waiting for its batch, or for workers that are started anew every epoch. The line
-    that builds the loader is to blame; where it is known, the message names the line inside, in its workers or in the
-    data set, that takes most of the time.
+    A tenth of the step or more spent waiting for its batch, or for workers that are started anew every epoch. Blamed is
+    the line that builds the loader; the message names the line inside that takes most of the time, where it is known.
 
     Why it matters
     --------------
@@ -38,12 +36,12 @@ def input_stall(run: Run) -> Examination:
     Fix
     ---
     As many workers as make batches at the speed they are used, one core left to the training; `persistent_workers`
-    where the waits are those of new epochs. Where one line takes most of the workers' time, make that cheaper first.
+    where the waits are those of new epochs.
 
     Predicted gain
     --------------
-    Today's step less the slowest of: its rest and taking the batch, one worker's time over the workers, all CPU time
-    over the cores. Of a trace from elsewhere: its steps replayed with batches that are there when asked for.
+    Today's step less the slowest of: its rest, one worker's time over the workers, all CPU time over the cores. Of a
+    trace from elsewhere: its steps replayed with batches that are there when asked for.
     """
     if run.is_foreign:
         trace_input = run.get(TraceInput)
@@ -84,8 +82,7 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     message = f"Each step waits {format_ms(waits.data_ms)}{interval} for its data, {format_share(share)} of its time"
     certain_share = waits.data_interval_ms[0] / waits.step_ms
     if not _can_win(waits):
-        summary = "Make a batch cheaper, for example by preparing the data once before training: none of the "
-        summary += f"{waits.num_cpus} processors is free for another worker."
+        summary = f"Make a batch cheaper: none of the {waits.num_cpus} processors is free for another worker."
         gain = Gain(basis="measured bound", explanation="the whole wait", step_ms=waits.data_ms)
         return _finding(run, blame, message, Fix.by_hand(summary), gain, certain_share)
     bound = f"; {wanted} would hide the wait, but one of {waits.num_cpus} processors must train"
@@ -126,6 +123,6 @@ def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain, ce
         message=f"{message}.",
         fix=fix,
         gain=gain,
-        evidence=(run.get(Sources).snippet(blame), *wait_evidence(run.get(StepTimes), run.get(InputWaits))),
+        evidence=wait_evidence(run.get(StepTimes), run.get(InputWaits)),
         severity=wait_severity(run.get(InputWaits), certain_share, gain),
     )

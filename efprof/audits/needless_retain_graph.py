@@ -5,7 +5,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import drop_graph
 from efprof.model import Examination, Finding, Gain
-from efprof.units import MIB, format_bytes, format_share
+from efprof.units import MIB, format_bytes
 
 MIN_SHARE = 0.02
 """Of the peak: what a smaller graph adds to it is within what runs differ by."""
@@ -21,17 +21,15 @@ def needless_retain_graph(run: Run) -> Examination:
 
     What it finds
     -------------
-    A line whose calls of backward all keep their graph, where every node of the graphs that were watched is let go
-    without having been run again.
+    A line whose calls of backward all keep their graph, no node of which was seen to be run again.
 
     Why it matters
     --------------
-    All that forward saved stays until the loss is bound anew, in the middle of the next forward pass: the peak then
-    holds two graphs. With `create_graph=True` the gradients hold theirs, too, until `.grad` is cleared.
+    All that forward saved stays until the loss is bound anew, in the next forward pass: the peak holds two graphs.
 
     Fix
     ---
-    Drop the argument. It is of no use on `torch.autograd.grad(..., create_graph=True)`, which keeps its graph anyway.
+    Drop the argument.
 
     Predicted gain
     --------------
@@ -44,34 +42,27 @@ def needless_retain_graph(run: Run) -> Examination:
 
 
 def _finding(run: Run, found: NeedlessGraph) -> Finding:
-    sources, calls = run.get(Sources), found.calls
-    blame = sources.line(calls.site)
-    is_graph_of_gradients, file = calls.num_created > 0, sources.file(blame.file)
+    sources = run.get(Sources)
+    blame = sources.line(found.calls.site)
+    is_graph_of_gradients, file = found.calls.num_created > 0, sources.file(blame.file)
     share = found.share if found.reaches_next_step else 0.0
+    until = "into the next step's forward pass" if found.reaches_next_step else "past its end"
     return Finding(
         blame=blame,
         category="memory",
         headline="Backward keeps a graph that nobody goes through again",
-        message=_message(found),
+        message=f"`{found.argument}=True` makes this backward keep {format_bytes(found.calls.kept_bytes)} {until}, and "
+        "no later call goes through that graph",
         fix=drop_graph(file, blame.line, told=found.argument, is_graph_of_gradients=is_graph_of_gradients),
         gain=_gain(found),
-        evidence=(sources.snippet(blame), *graph_evidence(found)),
+        evidence=graph_evidence(found),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
-    )
-
-
-def _message(found: NeedlessGraph) -> str:
-    until = "into the next step's forward pass" if found.reaches_next_step else "past its end"
-    share = f" ({format_share(found.share)} of the highest that was read)" if found.share else ""
-    return (
-        f"`{found.argument}=True` makes this backward keep {format_bytes(found.calls.kept_bytes)}{share} {until}, and "
-        "no later call goes through that graph"
     )
 
 
 def _gain(found: NeedlessGraph) -> Gain:
     if not found.reaches_next_step:
-        return Gain(basis="measured bound", explanation="none is claimed: the graph is gone before the next forward")
+        return Gain.none("none is claimed: the graph is gone before the next forward")
     return Gain(
         basis="measured bound",
         explanation="what a graph was measured to hold while the next forward pass is made; at most all of it",

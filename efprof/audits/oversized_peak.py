@@ -24,8 +24,8 @@ def oversized_peak(run: Run) -> Examination:
 
     What it finds
     -------------
-    The categories and lines whose memory makes the peak, where that is more than `efprof report --budget` allows, or
-    where the run ended out of memory in a step that took about as much as a recorded one.
+    The categories and lines whose memory makes a peak above `efprof report --budget`, or that of a run that ended out
+    of memory in a step that took about as much as a recorded one.
 
     Why it matters
     --------------
@@ -56,17 +56,16 @@ def _budget(run: Run, peak: PeakComposition) -> int:
 
 
 def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
-    sources, (way, edit) = run.get(Sources), _best(run, peak, budget)
-    site = way.site if way and way.site else _largest_line(run, peak)
-    blame = sources.line(site)
-    left, is_wished = peak.peak_bytes - budget, run.budget_bytes is not None
-    which = "" if is_wished else ", below which the step that failed would have been served"
+    way, edit = _best(run, peak, budget)
+    which = "" if run.budget_bytes is not None else ", below which the step that failed would have been served"
+    category, size = max(peak.at_peak.items(), key=lambda item: item[1])
+    made_of = f"{format_bytes(size)} of it ({format_share(size / peak.peak_bytes)}) are {category}"
     return Finding(
-        blame=blame,
+        blame=run.get(Sources).line(way.site if way and way.site else _largest_line(run, peak)),
         category="memory",
         headline="The peak of memory is above the budget",
-        message=f"The peak is {format_bytes(peak.peak_bytes)}, {format_bytes(left)} above {format_bytes(budget)}"
-        f"{which}; {_made_of(peak)}.",
+        message=f"The peak is {format_bytes(peak.peak_bytes)}, {format_bytes(peak.peak_bytes - budget)} above "
+        f"{format_bytes(budget)}{which}; {made_of}.",
         fix=lower_peak(peak, budget, way, edit, is_device="CUDA" in run.run_file.memory_source),
         gain=Gain(
             basis="replay",
@@ -75,7 +74,6 @@ def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
         ),
         evidence=(
             run.get(WindowMemory).series,
-            sources.snippet(blame),
             peak_bars(run, peak, way.site if way else None),
             table_of_ways(peak, budget),
             how_peak_is_known(peak),
@@ -105,11 +103,3 @@ def _largest_line(run: Run, peak: PeakComposition) -> str:
         if site is not None:
             return site
     raise NotRecorded("no line of the program made any of what is alive at the peak; record a window of typical steps.")
-
-
-def _made_of(peak: PeakComposition) -> str:
-    category, size = max(peak.at_peak.items(), key=lambda item: item[1])
-    return (
-        f"{format_bytes(size)} of it ({format_share(size / peak.peak_bytes)}) are {category}, and "
-        f"{format_bytes(peak.before_bytes)} were there before the step"
-    )

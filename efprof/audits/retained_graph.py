@@ -28,8 +28,7 @@ def retained_graph(run: Run) -> Examination:
     What it finds
     -------------
     Tensors with a `grad_fn` that survive their step: a list of losses, a running total, a state handed on without a
-    cut. What each variable keeps is counted several times; one that kept more at each count is a leak, whatever the
-    trend of memory says.
+    cut. A variable that kept more at each of several counts is a leak, whatever the trend of memory says.
 
     Why it matters
     --------------
@@ -41,8 +40,7 @@ def retained_graph(run: Run) -> Examination:
 
     Predicted gain
     --------------
-    The measured slope times the steps recorded, less the tensors themselves, which detaching leaves where they are;
-    where memory shows no trend, the bytes that were counted.
+    The measured slope times the steps recorded, less the tensors themselves; without a trend, the bytes counted.
     """
     return run.get(Leaks).examine("graphs", partial(_finding, run))
 

@@ -12,9 +12,8 @@ MIN_STEPS = 50
 MIN_SKIPPED = 5
 """A model whose gradients grow while it trains halves its scale a few times more, and then is fine."""
 MIN_SHARE = 0.02
-"""Less time than that nobody gets back; forty times as often as torch's own interval makes it."""
 HIGH_SHARE = 0.1
-"""As many steps as that are felt."""
+"""Less time nobody gets back; torch's own interval makes it a fortieth of that."""
 MIN_SCALE = 1.0
 """Below it the scaler makes gradients smaller: it is not the scale that makes them overflow."""
 
@@ -24,9 +23,8 @@ def skipped_updates(run: Run) -> Examination:
 
     What it finds
     -------------
-    A `GradScaler` that skips a fiftieth of the steps or more, and goes on to, because it tries scales that are too
-    large: too often, or by too much. The first 50 steps, in which it finds its scale, do not count, nor does what
-    follows a loss or gradient that is not finite by itself, which `nonfinite_loss` tells.
+    A `GradScaler` that goes on to skip a fiftieth of the steps or more, because it tries scales that are too large. The
+    steps in which it finds its first scale do not count, nor what follows a loss that is not finite by itself.
 
     Why it matters
     --------------
@@ -34,8 +32,7 @@ def skipped_updates(run: Run) -> Examination:
 
     Fix
     ---
-    Begin with the scale that the run fell to, as `init_scale`, and try a larger one once in 2000 steps, as
-    `growth_interval`.
+    Begin with the scale that the run fell to (`init_scale`), and try a larger one less often (`growth_interval`).
 
     Predicted gain
     --------------
@@ -46,13 +43,12 @@ def skipped_updates(run: Run) -> Examination:
         return Examination(looked_at="steps without a gradient scaler")
     if found.num_steps < MIN_STEPS:
         raise ThinEvidence(
-            f"Only {found.num_steps} steps after the first {SEARCH_STEPS}, in which a gradient scaler finds its scale, "
-            f"and before a loss or gradient that is not finite: {MIN_STEPS} are needed; record a longer run."
+            f"Only {found.num_steps} steps after the first {SEARCH_STEPS}, in which a gradient scaler finds its scale: "
+            f"{MIN_STEPS} are needed; record a longer run."
         )
     looked_at = f"{found.num_steps:,} steps under a gradient scaler, of which it skipped {len(found.skipped):,}"
-    if found.lowest_scale == found.highest_scale:
-        return Examination(looked_at=f"{looked_at}; its scale stayed as it was")
-    if len(found.skipped) < MIN_SKIPPED or min(found.share, found.late_share) < MIN_SHARE:
+    is_often = len(found.skipped) >= MIN_SKIPPED and min(found.share, found.late_share) >= MIN_SHARE
+    if not is_often or found.lowest_scale == found.highest_scale:
         return Examination(looked_at=looked_at)
     if found.site is None:
         raise ThinEvidence(f"{looked_at}, but neither the scaler's line nor that of backward was recorded.")
@@ -60,8 +56,7 @@ def skipped_updates(run: Run) -> Examination:
 
 
 def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
-    sources = run.get(Sources)
-    blame = sources.line(site)
+    blame = run.get(Sources).line(site)
     return Finding(
         blame=blame,
         category="time",
@@ -69,15 +64,14 @@ def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
         message=f"Of {found.num_steps:,} steps after the first {SEARCH_STEPS}, the gradient scaler skipped "
         f"{len(found.skipped):,} ({format_share(found.share)}), which took {format_ms(found.skipped_ms)} each and "
         "taught nothing.",
-        fix=_fix(sources, found, blame),
+        fix=_fix(run.get(Sources), found, blame),
         gain=Gain(
             basis="measured bound",
-            explanation=f"the time of the skipped steps, spread over all, less one in {MIN_INTERVAL:,}: the same "
-            "number of updates takes fewer steps",
+            explanation=f"the time of the skipped steps, spread over all, less one in {MIN_INTERVAL:,}",
             step_ms=found.saved_ms,
             step_ms_interval=found.saved_interval_ms,
         ),
-        evidence=(sources.snippet(blame), *skip_evidence(found)),
+        evidence=skip_evidence(found),
         severity="high" if found.share >= HIGH_SHARE else "medium",
     )
 
@@ -85,14 +79,13 @@ def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
 def _fix(sources: Sources, found: SkippedSteps, blame: SourceLine) -> Fix:
     if found.lowest_scale < MIN_SCALE:
         return Fix.by_hand(
-            f"Gradients overflow at a scale of {_said(found.lowest_scale)} too, which no setting of the scaler helps: "
-            "run a skipped step under torch.autograd.set_detect_anomaly(True)."
+            f"Gradients overflow at a scale of {_said(found.lowest_scale)} too: run a skipped step under "
+            "torch.autograd.set_detect_anomaly(True)."
         )
     settings = found.settings
     if not settings:
         return Fix.by_hand(
-            f"Give the scaler init_scale={found.lowest_scale}, the lowest scale of the run, and a growth_interval of "
-            f"{MIN_INTERVAL:,} or more."
+            f"Give the scaler init_scale={found.lowest_scale} and a growth_interval of {MIN_INTERVAL:,}."
         )
     change = ", ".join(f"{name}: {_said(old)} -> {_said(new)}" for name, (old, new) in settings.items())
     summary = f"Have the scaler try scales that are too large less often: {change}"

@@ -25,16 +25,15 @@ def slow_rank(run: Run) -> Examination:
 
     What it finds
     -------------
-    A rank that all others wait for, for a tenth of the step or more and in four of five steps: it stays in collectives
-    for the shortest time.
+    A rank that all others wait for, for a tenth of the step or more and in four of five steps.
 
     Why it matters
     --------------
-    The training is as fast as its slowest rank; all other devices stand still for that time.
+    The training is as fast as its slowest rank.
 
     Fix
     ---
-    By the stage in which this rank spends more than the others: its data, uneven work, or what only this rank does.
+    By the stage in which it spends more than the others: its data, uneven work, or what only this rank does.
 
     Predicted gain
     --------------
@@ -70,11 +69,8 @@ def _finding(run: Run, arrivals: RankArrivals, late: int, times: list[StageTime]
         message += "; no stage of it takes so much longer than on the others."
     else:
         blame = line_behind(worst, times, late, run.get(Sources))
-        message += (
-            f", which spends {format_ms(worst.late_ms)} on the {worst.where} in the stage {worst.stage}, where the "
-            f"others spend {format_ms(worst.others_ms)}."
-        )
-    snippet = (run.get(Sources).snippet(blame),) if blame.text else ()
+        message += f", which spends {format_ms(worst.late_ms)} on the {worst.where} in the stage {worst.stage}, where "
+        message += f"the others spend {format_ms(worst.others_ms)}."
     return Finding(
         blame=blame,
         category="time",
@@ -86,7 +82,7 @@ def _finding(run: Run, arrivals: RankArrivals, late: int, times: list[StageTime]
             explanation="the wait of all others for this rank alone, in the median step of the trace",
             step_ms=min(late_ms, arrivals.steady_ms),
         ),
-        evidence=(*snippet, *rank_evidence(arrivals, late, times)),
+        evidence=rank_evidence(arrivals, late, times),
         severity="high" if share >= HIGH_SHARE else "medium",
     )
 
@@ -97,8 +93,5 @@ def _advice(late: int, worst: StageTime | None) -> str:
     if worst.stage == "data":
         return f"Make the batches of rank {late} as fast as the others': the same workers, disk and size of samples."
     if worst.stage in ("forward", "backward"):
-        return (
-            f"Give all ranks the same work: batches of even length or number of tokens. Where they are even, the "
-            f"{worst.where} of rank {late} is slower: look at its clock rates and at what else runs there."
-        )
+        return f"Give all ranks the same work; where it is even, look at the clock rates and load of rank {late}."
     return f"What rank {late} does alone there (logging, saving, evaluation), do less often, or in a thread of its own."

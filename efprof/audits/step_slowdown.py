@@ -30,13 +30,12 @@ def step_slowdown(run: Run) -> Examination:
 
     What it finds
     -------------
-    A last third of the steps that takes at least a quarter longer than the first third, the stage that grew, and the
-    line whose time grew between the first profiler window and the last, with what it runs more often, or longer. Where
-    the steps themselves were seen to become larger, it is silent.
+    A last third of the steps that takes a quarter longer than the first, the stage that grew, and the line whose time
+    grew between the first profiler window and the last. Where steps became larger, it is silent.
 
     Why it matters
     --------------
-    Work that grows with the number of steps makes a training of n steps cost n squared, and never stops growing.
+    Work that grows with the number of steps makes a training of n steps cost n squared.
 
     Fix
     ---
@@ -68,10 +67,9 @@ def step_slowdown(run: Run) -> Examination:
 
 
 def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
-    blame = lines.line.path.blame if lines.line else _stage_line(run, slowdown)
     low, high = slowdown.growth_interval_ms
     return Finding(
-        blame=blame,
+        blame=lines.line.path.blame if lines.line else _stage_line(run, slowdown),
         category="time",
         headline="Later steps take longer",
         message=slowdown_message(slowdown, lines),
@@ -82,7 +80,7 @@ def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
             step_ms=slowdown.on_device(slowdown.growth_ms),
             step_ms_interval=(slowdown.on_device(low), slowdown.on_device(high)),
         ),
-        evidence=(run.get(Sources).snippet(blame), *slowdown_evidence(run.get(StepTimes), slowdown, lines)),
+        evidence=slowdown_evidence(run.get(StepTimes), slowdown, lines),
         severity="high" if slowdown.ratio >= HIGH_RATIO else "medium",
     )
 
@@ -97,8 +95,7 @@ def _stage_line(run: Run, slowdown: Slowdown) -> SourceLine:
 
 
 def _fix(run: Run, slowdown: Slowdown, line: GrownLine | None) -> Fix:
-    doubled = round(slowdown.late.middle + slowdown.late.typical_ms / slowdown.growth_per_step_ms)
-    rate = f"{format_ms(slowdown.growth_per_step_ms)} more with each step, twice as long by step {doubled:,}"
+    rate = f"{format_ms(slowdown.growth_per_step_ms)} more with each step"
     meanwhile = longer_containers(run)
     if line is None:
         return Fix.by_hand(f"Find what the {slowdown.stage} stage does more of: {rate}.{meanwhile}")

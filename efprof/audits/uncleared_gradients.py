@@ -43,7 +43,12 @@ def _finding(run: Run, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
     sources, blame = run.get(Sources), optimizers[0].backwards[0]
     names = " and ".join(dict.fromkeys(one.name for one in optimizers))
     num_steps = min(one.num_steps for one in optimizers)
-    places = dict.fromkeys(line for one in optimizers for line in (*one.backwards, one.step) if line is not None)
+    places = dict.fromkeys(
+        line for one in optimizers for line in (*one.backwards, one.step) if line not in (None, blame)
+    )
+    files = dict.fromkeys(line.file for line in (blame, *places) if line is not None)
+    cleared_at = ", ".join(place for file in files for place in clearing_lines(sources.file(file)))
+    there = f" `zero_grad` at {cleared_at} is for other gradients, or not between steps." if cleared_at else ""
     return Finding(
         blame=blame,
         category="numbers",
@@ -51,27 +56,16 @@ def _finding(run: Run, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
         message=f"Nothing clears the gradients of {names}: before each of the {num_steps} steps that were watched, "
         "this backward pass added to what the steps before had left.",
         fix=clear_gradients([one.step if one.is_alone else None for one in optimizers], sources.file),
-        gain=Gain(
-            basis="measured bound",
-            explanation="no time and no memory; each update then follows its own step's gradients, not all since the "
-            "start",
+        gain=Gain.none(
+            "no time and no memory; each update then follows its own step's gradients, not all since the start"
         ),
         evidence=(
-            *(sources.snippet(place) for place in places),
-            Narrative.of(*_paragraphs(sources, optimizers)),
+            *(sources.snippet(place) for place in places if place is not None),
+            Narrative.of(
+                "Where the optimizer stepped and where each backward pass began and ended, the numbers that the step "
+                f"had used were still there, and the pass added to them.{there}",
+                f"It is meant where a program sums gradients over more than {num_steps} steps; then ignore it.",
+            ),
         ),
         severity="high",
-    )
-
-
-def _paragraphs(sources: Sources, optimizers: Sequence[UnclearedOptimizer]) -> tuple[str, ...]:
-    files = dict.fromkeys(line.file for one in optimizers for line in (one.backwards[0], one.step) if line is not None)
-    cleared_at = [place for file in files for place in clearing_lines(sources.file(file))]
-    there = f" The file calls `zero_grad` at {', '.join(cleared_at)}, but for other gradients, or not between steps."
-    return (
-        "In the run's first steps, some of the optimizer's gradients were looked at where it stepped and where each "
-        "backward pass began and ended: each time the numbers that the step had used were still there, not zero, and "
-        "the pass added to them." + (there if cleared_at else ""),
-        "It is meant where a program sums gradients over all its training, or clears them more than "
-        f"{optimizers[0].num_steps} steps apart; then ignore it.",
     )

@@ -23,8 +23,7 @@ def unused_headroom(run: Run) -> Examination:
 
     What it finds
     -------------
-    More than half of the device's memory that nothing used at any time, though every step does the same; and how
-    large a batch would fit, by what a step keeps whatever its batch and what it takes per sample.
+    More than half of the device's memory that nothing used at any time, and how large a batch would fit.
 
     Why it matters
     --------------
@@ -54,7 +53,7 @@ def unused_headroom(run: Run) -> Examination:
 
 
 def _finding(run: Run, headroom: Headroom) -> Finding:
-    sources, blame = run.get(Sources), _blame(run, headroom)
+    blame = _blame(run, headroom)
     old, new = headroom.micro_batch, headroom.largest_micro_batch
     return Finding(
         blame=blame,
@@ -64,11 +63,8 @@ def _finding(run: Run, headroom: Headroom) -> Finding:
         f"of {headroom.device} were reserved in any of {headroom.num_steps} steps of {old:,} samples each; by the "
         f"same line {new:,} would fit, {new / old:.1f} times as many.",
         fix=_fix(run, headroom, blame),
-        gain=Gain(
-            basis="model",
-            explanation="no gain is claimed: how many samples per second a larger batch makes shows when it is run",
-        ),
-        evidence=(sources.snippet(blame), *headroom_evidence(headroom)),
+        gain=Gain.none("none is claimed: how many samples per second a larger batch makes shows when it is run"),
+        evidence=headroom_evidence(headroom),
         severity="low",
     )
 
@@ -84,15 +80,9 @@ def _blame(run: Run, headroom: Headroom) -> SourceLine:
 
 
 def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:
-    old, new = headroom.micro_batch, headroom.largest_micro_batch
-    change = _change(run, headroom, blame)
+    old, new, change = headroom.micro_batch, headroom.largest_micro_batch, _change(run, headroom, blame)
     proof = prove_by_fit(run.run_file.command, old, headroom.budget_bytes, change)
-    return Fix.by(
-        change,
-        "review",
-        f"Try {new:,} samples per micro-batch instead of {old:,}; {proof}. What the model learns depends on the batch: "
-        "its learning rate may have to follow.",
-    )
+    return Fix.by(change, "review", f"Try {new:,} samples per micro-batch instead of {old:,}; {proof}.")
 
 
 def _change(run: Run, headroom: Headroom, blame: SourceLine) -> ConfigurationValue | None:

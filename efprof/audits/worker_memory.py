@@ -17,13 +17,12 @@ def worker_memory(run: Run) -> Examination:
 
     What it finds
     -------------
-    A data set that keeps a long list or dictionary of Python objects and is read by forked workers: reading an object
-    writes its reference count, so that the system copies the page it lies in, for each worker.
+    A data set of many Python objects that forked workers read: reading an object writes its reference count, so that
+    the system copies the page it lies in, for each worker.
 
     Why it matters
     --------------
-    Host memory grows with the epoch to the size of the data set times the number of workers; at its end the system
-    kills a worker, or the whole program, without a message.
+    Host memory grows to the size of the data set times the number of workers, until the system kills a process.
 
     Fix
     ---
@@ -31,8 +30,7 @@ def worker_memory(run: Run) -> Examination:
 
     Predicted gain
     --------------
-    None of the peak of allocated memory, which counts neither Python objects nor other processes; what the workers
-    were measured to have copied is told.
+    None of the peak of allocated memory; what the workers were measured to have copied is told.
     """
     memory = run.get(WorkerMemory)
     copied, held = memory.copied_bytes, memory.object_bytes
@@ -41,11 +39,8 @@ def worker_memory(run: Run) -> Examination:
         f"their data set holds {format_bytes(held)} in Python objects"
     )
     if memory.data_set.start_method != "fork":
-        private = format_bytes(memory.workers[0].readings[-1][1].private_bytes)
-        raise ThinEvidence(
-            f"the workers were started by '{memory.data_set.start_method}', by which each has a copy of the whole data "
-            f"set from its start; their private memory is {private} each."
-        )
+        method = memory.data_set.start_method
+        raise ThinEvidence(f"the workers were started by '{method}': each has a copy of the data set from its start.")
     if memory.copied_container or (copied >= MIN_UNEXPLAINED and len(memory.workers) > 1):
         return Examination(looked_at=looked_at, findings=(_finding(run, memory),))
     return Examination(looked_at=looked_at)
@@ -68,12 +63,10 @@ def _finding(run: Run, memory: WorkerMemory) -> Finding:
         message=f"{who} copies {what}: by step {memory.last_step:,}, {format_bytes(copied)} that it shared with the "
         f"training process had become its own{in_all}.",
         fix=Fix.by_hand(_advice(memory)),
-        gain=Gain(
-            basis="measured bound",
-            explanation=f"{all_bytes} of host memory: what {num_workers} workers had copied by step "
-            f"{memory.last_step:,}; it is no part of the peak of allocated memory, so nothing is claimed of that",
+        gain=Gain.none(
+            f"{all_bytes} of host memory: what {num_workers} workers had copied by step {memory.last_step:,}"
         ),
-        evidence=memory.evidence(run),
+        evidence=memory.evidence(),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )
 
@@ -81,10 +74,7 @@ def _finding(run: Run, memory: WorkerMemory) -> Finding:
 def _advice(memory: WorkerMemory) -> str:
     held = memory.copied_container
     if held is None:
-        return (
-            "Find what the workers read that is not in the data set's attributes, such as a global list, and keep it "
-            "in one array, or load it in the worker."
-        )
+        return "Find what the workers read besides the data set, such as a global list, and keep it in one array."
     array = "what its entries hold in arrays, one per field (`numpy`, pyarrow)"
     if held.element_type in ("str", "bytes"):
         array = "the texts as one array of bytes and one of offsets, or a pyarrow array"

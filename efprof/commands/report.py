@@ -177,6 +177,7 @@ def analyse(
     from efprof.facts.overview.measurements import measurements_of
     from efprof.facts.overview.run_warnings import warnings_of
     from efprof.facts.run.run import open_run
+    from efprof.facts.source.sources import Sources
     from efprof.runner import find_audits, first_overview, make_report
 
     run = open_run(path, budget_bytes)
@@ -196,9 +197,14 @@ def analyse(
         said, broken = first_overview(lambda: hta_evidence(run))
         measurements, failures = replace(measurements, hta=said), (*failures, *broken)
     warnings = (*warnings_of(run), *failures)
-    identity = identify(run)
     return make_report(
-        run, identity=identity, measurements=measurements, audits=find_audits(), warnings=warnings, say=say
+        run,
+        identity=identify(run),
+        measurements=measurements,
+        audits=find_audits(),
+        snippet_of=lambda line: run.get(Sources).snippet(line),
+        warnings=warnings,
+        say=say,
     )
 
 

@@ -144,6 +144,11 @@ class Gain:
     peak_bytes_interval: tuple[float, float] | None = None
     until_step: int | None = None
 
+    @classmethod
+    def none(cls, why: str) -> Self:
+        """Nothing is claimed, as `why` explains."""
+        return cls(basis="measured bound", explanation=why)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:

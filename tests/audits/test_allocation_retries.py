@@ -93,7 +93,7 @@ def test_it_blames_the_line_that_asked_and_sets_what_makes_the_replay_need_no_re
     (change,) = finding.fix.changes
     assert isinstance(change, EnvironmentVariable)
     assert change.new == "expandable_segments:True"
-    assert "need 0 retries instead of 9." in finding.fix.summary
+    assert "need 0 instead of 9 retries." in finding.fix.summary
     assert finding.fix.applicability == "safe"
 
 
@@ -108,14 +108,13 @@ def test_a_limit_that_the_program_set_itself_holds_in_the_replay(tmp_path: Path)
     (change,) = finding.fix.changes
     assert isinstance(change, EnvironmentVariable)
     assert change.new == f"roundup_power2_divisions:8,{LIMIT}"
-    assert "need 1 retry instead of 9." in finding.fix.summary
+    assert "need 1 instead of 9 retries." in finding.fix.summary
 
 
-def test_where_no_setting_helps_that_is_said_and_the_limit_named_and_counted(tmp_path: Path) -> None:
+def test_where_no_setting_helps_the_micro_batch_and_the_limit_are_named(tmp_path: Path) -> None:
     program = outgrowing(AllocatorSettings(), by_mib=18)
     finding = only_finding(limited_run(tmp_path / "run", program.snapshot()))
     summary = finding.fix.summary
-    assert "None of 7 settings of the allocator halves the retries of the replay." in summary
     (table,) = [one for one in finding.evidence if isinstance(one, Table) and "settings" in one.columns]
     assert {row[1] for row in table.rows} == {9.0, 5.0}, "5.0 by rounding, which is more than half"
     assert "Take 14 samples per micro-batch instead of 16" in summary, "as on a device of that size"
@@ -185,7 +184,7 @@ def test_an_emptied_cache_is_no_retry_and_a_cold_start_is_no_praise_for_a_settin
     finding = only_finding(
         run_with(tmp_path / "second", steps_with(every_third), program.snapshot(first_entry=first_entry))
     )
-    assert "No setting of the allocator is known to spare it" in finding.fix.summary
+    assert finding.fix.applicability == "manual"
 
 
 def test_a_run_without_the_counter_names_what_it_needs(tmp_path: Path) -> None:

@@ -132,12 +132,6 @@ def test_many_short_exchanges_are_to_be_put_together(tmp_path: Path) -> None:
     assert "fewer, larger parts" not in found_by(exposed_communication, tmp_path, steps(exchanges=20))[0].fix.summary
 
 
-def test_views_are_suggested_only_where_buckets_are_seen_to_be_copied(tmp_path: Path) -> None:
-    assert "gradient_as_bucket_view" not in found_by(exposed_communication, tmp_path, steps())[0].fix.summary
-    copy = operator("torch.distributed.ddp.reducer::copy_bucket_to_grad", 9.5, 0.1)
-    assert "gradient_as_bucket_view" in found_by(exposed_communication, tmp_path, [*steps(), copy])[0].fix.summary
-
-
 def test_without_a_trace_it_is_not_applicable_and_without_collectives_it_passes(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded):
         exposed_communication(write_run(tmp_path / "run", steps=make_steps(3)))

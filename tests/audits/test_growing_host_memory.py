@@ -130,9 +130,7 @@ def test_a_heap_in_pieces_and_a_full_cache_are_no_growth_of_objects(tmp_path: Pa
 
 def test_where_memory_shows_little_of_what_was_counted_nobody_can_tell(tmp_path: Path) -> None:
     """Entries may be shared with others, and their size is sampled."""
-    with pytest.raises(
-        ThinEvidence, match=r"was counted to take 1\.00 MiB more per step, of which memory of the host "
-    ):
+    with pytest.raises(ThinEvidence, match=r"was counted to grow, of which memory of the host .* shows little"):
         growing_host_memory(run_of(tmp_path / "run", growing(python_bytes=0.3 * MIB)))
 
 

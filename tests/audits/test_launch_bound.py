@@ -57,7 +57,7 @@ def test_it_blames_the_function_that_launches_and_bounds_the_gain_by_the_gaps(tm
         8.4 - 0.12, abs=0.02
     )  # 100 gaps of 84 us, less what recording 202 events adds
     assert "100 launches, each of 10.0 us of work for the device" in finding.message
-    assert 'torch.compile(model, mode="reduce-overhead")' in finding.fix.summary
+    assert "reduce-overhead" in finding.fix.summary
     assert "foreach" not in finding.fix.summary
     assert finding.severity == "high"
 
@@ -123,14 +123,13 @@ def test_an_optimizer_that_launches_much_is_to_update_all_at_once(tmp_path: Path
         for number in range(4)
     ]
     (finding,) = found_by(launch_bound, tmp_path, events)
-    assert "the optimizer launches 49 kernels" in finding.fix.summary
+    assert "Give the optimizer, which launches 49 kernels, `foreach=True`" in finding.fix.summary
 
 
 @pytest.mark.parametrize(
     ("used", "never"),
     [
         ("multi_tensor_apply_kernel<AdamFunctor>", "foreach"),
-        ("triton_poi_fused_add_0", "torch.compile(model"),
         ("cudaGraphLaunch", "reduce-overhead"),
     ],
 )

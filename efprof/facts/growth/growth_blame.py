@@ -83,8 +83,6 @@ class UnattributedGrowth:
             times = leaks.grown.num_counts
             counted = f"What keeps tensors was counted {times} times, and no variable was seen to keep it."
         return growth_evidence(
-            run,
-            self.blame,
             growth_numbers(run.get(RunLimits), fit.trend, fit),
             fit=fit,
             kept=kept,

@@ -186,8 +186,6 @@ def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0, 
         fix=fix,
         gain=_gain(run, leak, left_per_step=left_per_step, caution=caution),
         evidence=growth_evidence(
-            run,
-            leak.blame,
             growth_numbers(run.get(RunLimits), leak.rate, None if leak.share is None else leaks.fit),
             fit=leaks.fit,
             kept=leak.kept,

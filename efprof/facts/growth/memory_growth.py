@@ -22,7 +22,6 @@ from efprof.facts.growth.trend import (
 )
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
-from efprof.facts.source.sources import Sources
 from efprof.model import (
     Evidence,
     Gain,
@@ -31,7 +30,6 @@ from efprof.model import (
     Numbers,
     Series,
     SeriesLine,
-    SourceLine,
     ThinEvidence,
     UnreadableInput,
 )
@@ -144,8 +142,6 @@ def growth_numbers(limits: RunLimits, rate: Trend, fit: Fit | None) -> Numbers:
 
 
 def growth_evidence(
-    run: Run,
-    blame: SourceLine,
     numbers: Numbers,
     *,
     fit: Fit | None,
@@ -167,7 +163,6 @@ def growth_evidence(
     )
     return (
         *([_series(fit, title)] if fit is not None else []),
-        run.get(Sources).snippet(blame),
         numbers,
         *([counted_series(kept)] if kept else []),
         *([kept_table(others)] if others else []),

@@ -21,8 +21,6 @@ from efprof.model import Narrative, Numbers, Table
 DDP: Final = re.compile(r"^DistributedDataParallel\.forward$|distributed(\.ddp)?[.:]+reducer")
 FORWARD, UPDATE = re.compile(r"^DistributedDataParallel\.forward$"), re.compile(r"^Optimizer\.step#")
 BACKWARD: Final = re.compile(r"torch/(_tensor|autograd/__init__)\.py\(\d+\): backward$")
-COPIES_BUCKETS: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-"""What DDP does after each exchange unless gradients are views of its buckets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +50,6 @@ class ExposedCommunication:
     """Per step, on whatever stream."""
     line: LaunchingLine | None
     is_ddp: bool
-    copies_buckets: bool
     num_forwards: int
     """Of DDP in all of the window; 0 where they were not recorded."""
     num_updates: int
@@ -76,7 +73,6 @@ class ExposedCommunication:
             exposed_ms=use.per_step_ms(use.device.exposed_ns) if use.device else 0.0,
             line=_line_of(found, window, run.get(Sources)),
             is_ddp=any(map(DDP.search, trace.texts)),
-            copies_buckets=COPIES_BUCKETS in trace.texts,
             num_forwards=len(forwards),
             num_updates=len(_starts_of(window, UPDATE)),
             num_synced=sum(place > 0 for place in synced),
