@@ -13,7 +13,6 @@ from efprof.report.tables import (
 )
 from efprof.report.verdict import (
     RankedFinding,
-    count_audits,
     counts_phrase,
     describe_verdict,
     header_items,
@@ -49,7 +48,7 @@ def render_text(report: Report) -> str:
     lines = [
         "efprof   " + "   ".join(shorten_path(item, PATH_WIDTH) for item in header_items(report.run)),
         *_verdict_lines(report),
-        counts_phrase(count_audits(report)),
+        counts_phrase(report),
         *_finding_lines(rank_findings(report)),
         *_measured_lines(report),
         *_warning_lines(report.warnings),
@@ -64,7 +63,7 @@ def render_markdown(report: Report) -> str:
         f"# efprof: {escape(report.run.name)}",
         " · ".join(escape(item) for item in header_items(report.run)),
         _verdict(report),
-        escape(counts_phrase(count_audits(report))) + ".",
+        escape(counts_phrase(report)) + ".",
         *(render_finding(item) for item in rank_findings(report)),
         *_measured(report),
         *_tables(report),

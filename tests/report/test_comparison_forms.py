@@ -48,16 +48,6 @@ def test_what_never_gates_is_named_below_with_its_change_or_both_sides() -> None
     assert verdict.headline == "Head is better than base: memory growth -100.0 %.", "nothing gates, so each decides"
 
 
-def test_another_statistic_of_a_metric_that_gates_is_not_named_beside_it() -> None:
-    gated = make_metric_change(verdict="worse", effect=3.0, interval=None)
-    shown = make_metric_change(
-        name=f"{gated.name}_median", label="step time (median)", verdict="worse", effect=3.2, interval=None, budget=None
-    )
-    verdict = comparison_verdict(compared(gated, shown))
-    assert verdict.headline == "Head is worse than base: step time 4.0x."
-    assert not any("median" in sentence for sentence in verdict.details)
-
-
 def test_text_and_markdown_name_changed_findings_and_let_nothing_from_outside_through() -> None:
     text = render_comparison_text(make_comparison())
     assert text.startswith("WORSE: Head is worse than base")
