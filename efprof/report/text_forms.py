@@ -26,7 +26,6 @@ from efprof.report.wording import (
     change_sides,
     code_spans,
     count_of,
-    gain_phrase,
     one_line,
     sentence,
     shorten,
@@ -80,7 +79,7 @@ def render_finding(item: RankedFinding) -> str:
         f"## {item.rank}. {finding.severity.capitalize()}: {prose(finding.headline)}",
         f"{code(str(finding.blame))} in {code(finding.blame.function)}: {code(finding.blame.text)}",
         prose(finding.message),
-        f"**Gain** {escape(gain_phrase(finding.gain))}. {prose(sentence(finding.gain.explanation))}",
+        f"**Gain** {escape(item.gain)}. {prose(sentence(finding.gain.explanation))}",
         f"**Fix** {prose(finding.fix.summary)} ({APPLICABILITY_PHRASES[finding.fix.applicability]})",
     ]
     for change in finding.fix.changes:
@@ -149,7 +148,7 @@ def _finding_lines(ranked: tuple[RankedFinding, ...]) -> list[str]:
         finding = item.finding
         where = shorten_path(str(finding.blame), PATH_WIDTH)
         title = f"{item.rank:3}  {finding.severity.upper():6}  {one_line(finding.headline)}"
-        lines += [_cut(title), _cut(f"{'':13}{where}   {gain_phrase(finding.gain)}")]
+        lines += [_cut(title), _cut(f"{'':13}{where}   {item.gain}")]
     if len(ranked) > MAX_FINDINGS:
         lines.append(f"     and {len(ranked) - MAX_FINDINGS} more in the page")
     return lines

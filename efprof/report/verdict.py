@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from efprof.model import Finding, Report, RunIdentity, Severity, SourceLine
-from efprof.report.wording import anchor_of, count_of, device_phrase, one_line, sentence, shorten, show, source_phrase
+from efprof.report.wording import (
+    anchor_of,
+    count_of,
+    device_phrase,
+    gain_phrase,
+    one_line,
+    sentence,
+    shorten,
+    show,
+    source_phrase,
+)
 from efprof.units import format_share, in_brackets
 
 MAX_UNREAD_SHARE: Final = 0.1
@@ -47,13 +57,14 @@ RECORDING: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankedFinding:
-    """A finding with its place from 1, its key in other reports of the same code, and its anchor on the page."""
+    """A finding with its place from 1, its key in other reports of the same code, its anchor, and its gain in words."""
 
     rank: int
     key: str
     anchor: str
     audit_id: str
     finding: Finding
+    gain: str
 
 
 def rank_findings(report: Report) -> tuple[RankedFinding, ...]:
@@ -68,7 +79,8 @@ def rank_findings(report: Report) -> tuple[RankedFinding, ...]:
     for rank, (key, audit_id, finding) in enumerate(found, start=1):
         taken[key] += 1
         anchor = anchor_of(key) + (f"-{taken[key]}" if taken[key] > 1 else "")
-        ranked.append(RankedFinding(rank=rank, key=key, anchor=anchor, audit_id=audit_id, finding=finding))
+        gain = gain_phrase(finding.gain, median, peak)
+        ranked.append(RankedFinding(rank=rank, key=key, anchor=anchor, audit_id=audit_id, finding=finding, gain=gain))
     return tuple(ranked)
 
 

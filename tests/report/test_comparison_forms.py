@@ -10,7 +10,7 @@ from efprof.report.comparison_form import (
     render_comparison_text,
 )
 from efprof.report.page.html import render_comparison_html
-from tests.report.report_sample import make_comparison, make_metric_change
+from tests.report.report_sample import make_comparison, make_metric_change, make_report
 
 
 def compared(*metrics: MetricChange) -> Comparison:
@@ -65,7 +65,7 @@ def test_a_finding_that_the_other_run_could_not_show_is_in_every_form() -> None:
     assert "Findings: 0 added, 1 unchecked, 0 gone, 0 kept." in comparison_verdict(comparison).details
     assert "unchecked  Something was added" in render_comparison_text(comparison)
     assert "### Findings unchecked" in render_comparison_markdown(comparison)
-    assert "Unchecked: 1" in render_comparison_html(comparison)
+    assert "Unchecked: 1" in render_comparison_html(comparison, make_report(), make_report())
 
 
 def test_a_change_that_more_than_doubles_reads_as_a_factor() -> None:

@@ -50,8 +50,8 @@ def figure_of(chart: Chart) -> Figure:
         layout["shapes"].append(_level_shape(chart.level[0]))
         place = {"xref": "paper", "x": 1, "y": _rounded(chart.level[0]), "xanchor": "right", "yanchor": "bottom"}
         notes.append(_note(label_text(chart.level[1]), "var(--text)", place))
-    if chart.y_top is not None:
-        layout["yaxis"]["range"] = [_rounded(chart.y_bottom or 0.0), _rounded(chart.y_top)]
+    if chart.y_range is not None:
+        layout["yaxis"]["range"] = [*map(_rounded, chart.y_range)]
     if any(layer.kind == "stack" for layer in chart.layers):
         layout["hovermode"] = "x unified"  # what lies on top of each other belongs together
         layout["xaxis"]["unifiedhovertitle"] = {"text": f"{label_text(chart.x_label)} %{{x:.6~g}}"}
@@ -107,8 +107,7 @@ def draw(axes: Any, chart: Chart, palette: Mapping[str, str]) -> None:
     if chart.level is not None:
         axes.axhline(chart.level[0], color=palette["text"], linestyle="--", linewidth=1, label=chart.level[1])
     axes.set(xlabel=chart.x_label, ylabel=chart.y_label, xlim=x_range(chart))
-    axes.set_ylim(bottom=chart.y_bottom if chart.y_bottom is not None else 0 if chart.has_zero else None)
-    axes.set_ylim(top=chart.y_top)
+    axes.set_ylim(*(chart.y_range or (0 if chart.has_zero else None, None)))
     if len(chart.layers) > 1 or chart.level is not None:
         axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
 

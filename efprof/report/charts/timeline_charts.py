@@ -5,9 +5,19 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from typing import Final
 
-from efprof.model import BOUNDARIES, STAGES, Measurements, MemorySample, StepSample, Timeline
+from efprof.model import (
+    BOUNDARIES,
+    STAGES,
+    Measurements,
+    MemorySample,
+    Series,
+    SeriesLine,
+    StepSample,
+    Timeline,
+)
 from efprof.report.charts.chart import (
     AxisScale,
     Band,
@@ -20,6 +30,7 @@ from efprof.report.charts.chart import (
     thin,
     thinned_caption,
 )
+from efprof.report.charts.evidence_charts import series_chart
 from efprof.report.wording import count_of, show, source_phrase
 
 STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer", "data"), strict=True))
@@ -100,20 +111,20 @@ def time_chart(timeline: Timeline, median_ms: float | None) -> Chart | None:
         layers=tuple(layers),
         bands=tuple(Band(start=first - 0.5, end=last + 0.5, label=what) for first, last, what in timeline.windows),
         level=None if median_ms is None else (median_ms / scale.factor, f"median {show(median_ms, 'ms')}"),
-        y_top=None if y_top is None else y_top / scale.factor,
+        y_range=None if y_top is None else (0.0, y_top / scale.factor),
     )
 
 
 def number_charts(steps: Sequence[StepSample]) -> tuple[Chart, ...]:
     """Loss, gradient norm and, where it moved, the scaler's scale; steps where one is not finite are marked."""
     charts = [
-        _number_chart("Loss", "loss", "forward", steps, [s.loss for s in steps]),
-        _number_chart("Gradient norm", "gradient norm", "backward", steps, [s.gradient_norm for s in steps]),
+        _number_chart("loss", "forward", steps, [s.loss for s in steps]),
+        _number_chart("gradient norm", "backward", steps, [s.gradient_norm for s in steps]),
     ]
     scales = [s.scaler_scale for s in steps]
     if len({value for value in scales if value is not None}) > 1:
-        charts.append(_number_chart("Loss scale", "scale", "optimizer", steps, scales))
-    return tuple(chart for chart in charts if chart is not None and has_curve(chart))
+        charts.append(_number_chart("loss scale", "optimizer", steps, scales))
+    return tuple(chart for chart in charts if has_curve(chart))
 
 
 def _stage_bands(
@@ -235,32 +246,11 @@ def _time_caption(groups: Sequence[Sequence[StepSample]], steps: Sequence[StepSa
     return " ".join(parts)
 
 
-def _number_chart(
-    title: str, label: str, colour: str, steps: Sequence[StepSample], values: Sequence[float | None]
-) -> Chart | None:
+def _number_chart(label: str, stage: str, steps: Sequence[StepSample], values: Sequence[float | None]) -> Chart:
     seen = [(step.step, value) for step, value in zip(steps, values, strict=True) if value is not None]
-    if not seen:
-        return None
-    kept = [seen[index] for index in thin([value for _, value in seen])]
     broken = [step for step, value in seen if not math.isfinite(value)]
     caption = f"Not finite at {count_of(len(broken), 'step')}, first at step {broken[0]:,}." if broken else ""
-    scale = scale_for([], "")
-    layer = Layer(
-        kind="line",
-        label=label,
-        colour=colour,
-        x=tuple(float(step) for step, _ in kept),
-        y=scaled([value for _, value in kept], scale),
-        notes=tuple(f"step {step:,}" for step, _ in kept),
-        is_strong=len(kept) <= MAX_STRONG_SAMPLES,
-    )
-    return Chart(
-        title=title,
-        caption=caption + thinned_caption(len(kept), len(seen)),
-        x_label="step",
-        y_label=label,
-        y_unit="",
-        layers=(layer,),
-        marks=((float(broken[0]), "not finite"),) if broken else (),
-        has_zero=False,
-    )
+    line = SeriesLine(label=label, x=tuple(float(at) for at, _ in seen), y=tuple(y for _, y in seen), stage=stage)
+    marks = ((float(broken[0]), "not finite"),) if broken else ()
+    chart = series_chart(Series(title=label.capitalize(), y_label=label, y_unit="", lines=(line,), marks=marks))
+    return replace(chart, caption=" ".join(filter(None, (caption, chart.caption))))

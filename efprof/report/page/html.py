@@ -7,7 +7,6 @@ import math
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,30 +20,22 @@ from efprof.model import (
     Change,
     Comparison,
     Evidence,
-    Finding,
-    Gain,
     Interval,
     Report,
     SegmentMap,
     Series,
     Snippet,
-    SourceLine,
 )
 from efprof.report import comparison_form, tables, verdict, wording
 from efprof.report.charts import segment_picture, timeline_charts
 from efprof.report.charts.chart import DARK, LIGHT, Chart, has_curve
 from efprof.report.charts.evidence_charts import metric_chart, series_chart
 from efprof.report.charts.pictures import figure_of, svg_of
-from efprof.report.verdict import last_read_step, median_step_ms, peak_bytes, rank_findings, share_of
-from efprof.report.wording import show, show_interval
-from efprof.units import format_share, in_brackets
+from efprof.report.verdict import median_step_ms, rank_findings
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 PLOTLY: Final = Path(__file__).parent / "plotly" / "plotly-cartesian.min.js.gz"
 """plotly.js with the traces that have an x and a y axis, as npm has it, compressed: `make plotly` renews it."""
-
-SMALLEST_SHARE: Final = 0.0005
-"""A smaller share would read 0.0 %."""
 
 
 def render_html(report: Report, *, is_static: bool = False) -> str:
@@ -76,22 +67,17 @@ def render_html(report: Report, *, is_static: bool = False) -> str:
 
 
 def render_comparison_html(
-    comparison: Comparison,
-    base_report: Report | None = None,
-    head_report: Report | None = None,
-    *,
-    is_static: bool = False,
+    comparison: Comparison, base_report: Report, head_report: Report, *, is_static: bool = False
 ) -> str:
-    """The page of a comparison; with the reports of both sides also pictures and the added findings in full."""
+    """The page of a comparison, with the samples of both sides and the added findings in full."""
     added = {finding.key for finding in comparison.findings if finding.change == "added"}
-    cards = [item for item in rank_findings(head_report) if item.key in added] if head_report else []
+    cards = [item for item in rank_findings(head_report) if item.key in added]
     return _rendered(
         "comparison.html",
         is_static,
         title=f"efprof {comparison.base.name} compared with {comparison.head.name}",
         header=("comparison", f"base {comparison.base.run_id}", f"head {comparison.head.run_id}"),
         comparison=comparison,
-        head_report=head_report,
         verdict=comparison_form.comparison_verdict(comparison),
         columns=comparison_form.COLUMNS,
         caption=comparison_form.TABLE_CAPTION,
@@ -100,17 +86,8 @@ def render_comparison_html(
         findings=comparison_form.findings_by_change(comparison),
         cards=cards,
         anchors={card.key: card.anchor for card in cards},
-        pictures=_metric_pictures(base_report, head_report) if base_report and head_report else [],
+        pictures=_metric_pictures(base_report, head_report),
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CodeLine:
-    """A numbered source line of a card."""
-
-    number: int
-    text: str
-    is_blamed: bool
 
 
 def charts_of(evidence: Sequence[Evidence]) -> list[Chart]:
@@ -146,44 +123,10 @@ def window_chart(report: Report) -> Chart | None:
     return next(iter(charts_of([series])), None)
 
 
-def code_lines(snippet: Snippet) -> tuple[CodeLine, ...]:
-    """The lines of a snippet with their numbers, without the indentation that they share."""
+def code_lines(snippet: Snippet) -> list[tuple[int, str, bool]]:
+    """Number, text and whether it is the highlighted one of each line, without the indentation that they share."""
     lines = textwrap.dedent("\n".join(line.rstrip() for line in snippet.lines)).split("\n")
-    return tuple(
-        CodeLine(number=number, text=text, is_blamed=number == snippet.highlighted)
-        for number, text in enumerate(lines, start=snippet.first_line)
-    )
-
-
-def blamed_code(finding: Finding) -> tuple[CodeLine, ...]:
-    """The blamed line among others, or alone; nothing where its text is not known."""
-    blame = finding.blame
-    shown = next((one for one in _snippets(finding) if _shows(one, blame)), None)
-    if shown is not None:
-        return code_lines(shown)
-    return (CodeLine(number=blame.line, text=blame.text, is_blamed=True),) if blame.text else ()
-
-
-def other_snippets(finding: Finding) -> list[Snippet]:
-    """The source that the finding shows beside the blamed line."""
-    snippets = _snippets(finding)
-    shown = next((one for one in snippets if _shows(one, finding.blame)), None)
-    return [one for one in snippets if one is not shown]
-
-
-def gain_lines(finding: Finding, report: Report) -> list[tuple[str, str]]:
-    """For each resource that the fix saves `saves up to 12.3 ms per step`, and what is known of that number."""
-    gain, lines = finding.gain, []
-    if gain.step_ms is not None:
-        share = share_of(gain.step_ms, median_step_ms(report))
-        details = _joined(show_interval(gain.step_ms_interval, "ms"), share, "of the median step")
-        lines.append((f"{wording.gain_verb(gain)} {show(gain.step_ms, 'ms')} per step", details))
-    if gain.peak_bytes is not None:
-        share, last = share_of(gain.peak_bytes, peak_bytes(report)), last_read_step(report)
-        whole = "of the peak" if last is None else f"of the peak up to step {last:,}"
-        details = _joined(_peak_interval(gain), share, whole)
-        lines.append((f"{wording.gain_verb(gain)} {wording.peak_saved(gain)} of peak memory", details))
-    return lines
+    return [(number, text, number == snippet.highlighted) for number, text in enumerate(lines, snippet.first_line)]
 
 
 def bar_style(bar: Interval, span_ms: float) -> str:
@@ -225,9 +168,6 @@ def _environment(is_static: bool) -> jinja2.Environment:
         charts_of,
         of_kind,
         code_lines,
-        blamed_code,
-        other_snippets,
-        gain_lines,
         in_order,
         segment_picture.segment_picture,
     )
@@ -296,24 +236,3 @@ def _compressed_plotly() -> str:
 
 def _evidence_of_findings(report: Report) -> list[Evidence]:
     return [one for audit in report.audits for finding in audit.findings for one in finding.evidence]
-
-
-def _snippets(finding: Finding) -> list[Snippet]:
-    """None of a file that is not here."""
-    return [one for one in finding.evidence if isinstance(one, Snippet) and one.lines]
-
-
-def _shows(snippet: Snippet, blame: SourceLine) -> bool:
-    return snippet.file == blame.file and snippet.highlighted == blame.line
-
-
-def _peak_interval(gain: Gain) -> str:
-    """Of a lower limit the estimate behind it as well, and the steps that both hold for."""
-    ends = show_interval(gain.peak_bytes_interval, "bytes")
-    estimate = f"{show(gain.peak_bytes, 'bytes')}{in_brackets(ends)}" if wording.is_lower_bound(gain) else ends
-    return f"{estimate}{wording.until_phrase(gain)}" if estimate else ""
-
-
-def _joined(interval: str, share: float | None, whole: str) -> str:
-    of_whole = f"{format_share(share)} {whole}" if share and share >= SMALLEST_SHARE else ""
-    return ", ".join(filter(None, (interval, of_whole)))
