@@ -120,15 +120,6 @@ def _run_folder(file: Path) -> Path | None:
     return find_run(str(file))
 
 
-def _files(file: Path) -> "list[Path]":
-    from efprof.artifacts.foreign import as_run
-    from efprof.facts.run.run import open_run
-
-    with as_run(file) as folder:
-        files = [rank / "memory-0.pickle" for rank in open_run(folder).rank_folders]
-        return [file.resolve() for file in files if file.exists()]
-
-
 def _answer(file: Path, read: "Callable[[Path], Any]", render: "Callable[[Any], str]", *, is_json: bool) -> None:
     """What is said of a single file; of a folder's, each under its name, as JSON in a list.
 
@@ -137,18 +128,22 @@ def _answer(file: Path, read: "Callable[[Path], Any]", render: "Callable[[Any], 
     if not file.is_dir():
         _print(read(file), render, is_json=is_json)
         return
+    from efprof.artifacts.foreign import as_run
+    from efprof.facts.run.run import open_run
+
+    with as_run(file) as folder:
+        files = [(rank / "memory-0.pickle").resolve() for rank in open_run(folder).rank_folders]
     results, errors = [], []
-    for one in _files(file):
+    for one in filter(Path.exists, files):
         try:
             results.append(read(one))
         except UnreadableInput as error:
             errors.append(error)
     if is_json:
         print_json(results)
-    else:
-        for result in results:
-            click.echo(f"{result.file}:")
-            _print(result, render, is_json=False)
+    for result in results if not is_json else ():
+        click.echo(f"{result.file}:")
+        _print(result, render, is_json=False)
     for unread in errors:
         click.echo(f"efprof: {unread}", err=True)
     if errors:
@@ -215,9 +210,6 @@ def render_estimate(device: "DeviceEstimate") -> str:
     lines.append(f"  At most {in_use} are in use at once, of them {parameters} parameters, {states} optimizer state.")
     if device.rest_bytes is None:
         lines.append("  What the process had in use besides is not known, so the band has no true upper end.")
-    else:
-        rest = format_bytes(device.rest_bytes)
-        lines.append(f"  The band's upper end has also the {rest} that the process had in use besides.")
     if device.best is not None:
         lines.append(f"  Worth a try first: PYTORCH_CUDA_ALLOC_CONF={device.best}")
     return "\n".join([*lines, *(f"  {caveat}" for caveat in device.caveats)])
@@ -225,39 +217,20 @@ def render_estimate(device: "DeviceEstimate") -> str:
 
 def _table(rows: "Sequence[tuple[str, Prediction, str]]") -> "Iterator[str]":
     """A heading, a line for each with its name and what is said at its end, and its warnings below it."""
+    from efprof.units import format_bytes
+
     width = max(len(name) for name, _, _ in rows)
-    is_timed = any(prediction.driver_ms for _, prediction, _ in rows)
-    calls = "driver calls    taking" if is_timed else "driver calls"
-    yield f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  {calls}  retries"
-    for name, prediction, end in rows:
-        yield f"  {name:{width}}  {_figures(prediction, is_timed=is_timed)}{end}"
-        yield from (f"  {'':{width}}  {warning}" for warning in prediction.warnings)
-    if is_timed:
-        yield (
-            "  Taking: by the median of such calls in this recording, what the program did just before them included; "
-            "'?' where it has too few of a kind."
-        )
-
-
-def _figures(prediction: "Prediction", *, is_timed: bool) -> str:
-    from efprof.units import format_bytes, format_ms
-
-    low, high = map(format_bytes, (prediction.peak_reserved_low_bytes, prediction.peak_reserved_high_bytes))
-    band = low if low == high else f"{low} to {high}"
-    peak, idle = map(format_bytes, (prediction.peak_reserved_bytes, prediction.stranded_bytes))
-    num_calls = prediction.device_allocs + prediction.device_frees
-    taking = "?" if prediction.driver_ms is None else format_ms(prediction.driver_ms)
-    taking = f"  {taking:>8}" if is_timed else ""
-    figures = f"{peak:>13}  {band:>21}  {idle:>12}  {num_calls:>12,}{taking}  {prediction.retries:>7,}"
-    return figures + ("  out of memory" if prediction.out_of_memory else "")
+    yield f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  driver calls  retries"
+    for name, one, end in rows:
+        low, high = map(format_bytes, (one.peak_reserved_low_bytes, one.peak_reserved_high_bytes))
+        band = low if low == high else f"{low} to {high}"
+        peak, idle = map(format_bytes, (one.peak_reserved_bytes, one.stranded_bytes))
+        figures = f"{peak:>13}  {band:>21}  {idle:>12}  {one.device_allocs + one.device_frees:>12,}  {one.retries:>7,}"
+        yield f"  {name:{width}}  {figures}{'  out of memory' if one.out_of_memory else ''}{end}"
+        yield from (f"  {'':{width}}  {warning}" for warning in one.warnings)
 
 
 def _advice(device: "DevicePredictions") -> str:
-    assert device.recorded is not None
-    if device.best is None and device.recorded.out_of_memory:
-        return "With each of them memory runs out as well: the program holds more than the device has."
     if device.best is None:
         return "None of them would reserve clearly less than the recorded settings."
-    if not device.best:
-        return "Best: unset PYTORCH_CUDA_ALLOC_CONF."
-    return f"Best: PYTORCH_CUDA_ALLOC_CONF={device.best}"
+    return f"Best: PYTORCH_CUDA_ALLOC_CONF={device.best}" if device.best else "Best: unset PYTORCH_CUDA_ALLOC_CONF."

@@ -62,9 +62,8 @@ def render_run(batch: int, peak_bytes: int | None, budget: int) -> str:
 
     if peak_bytes is None:
         return f"  batch {batch:>7,}   ran out of memory"
-    return f"  batch {batch:>7,}   peak {format_bytes(peak_bytes):>9}" + (
-        "" if peak_bytes <= budget else "   over budget"
-    )
+    over = "" if peak_bytes <= budget else "   over budget"
+    return f"  batch {batch:>7,}   peak {format_bytes(peak_bytes):>9}{over}"
 
 
 def render_result(found: "Fitted", budget: int) -> str:
@@ -82,13 +81,6 @@ def render_result(found: "Fitted", budget: int) -> str:
             f"Memory: {format_bytes(found.model.fixed_bytes)} and {format_bytes(found.model.sample_bytes)} per sample; "
             f"the line misses the runs by {format_bytes(found.model.error_bytes)}."
         )
-    lines.append(f"Train with {found.recommended:,}: {_why(found)}.")
+    margin = ": a margin for what a few steps do not show" if found.recommended < found.largest else ""
+    lines.append(f"Train with {found.recommended:,}{margin}.")
     return "\n".join(lines)
-
-
-def _why(found: "Fitted") -> str:
-    if not found.is_limited_by_memory:
-        return "memory did not grow with the batch in these runs"
-    if found.recommended == found.largest:
-        return "the line leaves room for three times what it misses"
-    return "a margin for what a few steps do not show"

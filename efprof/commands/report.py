@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self, get_args
 
 import click
 
@@ -33,14 +33,8 @@ OWN: Final = click.option(
 )
 Format = Literal["text", "json", "markdown", "html"]
 
-FORMATS: Final = ("text", "json", "markdown", "html")
-FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {
-    ".txt": "text",
-    ".json": "json",
-    ".md": "markdown",
-    ".html": "html",
-    ".htm": "html",
-}
+FORMATS: Final = get_args(Format)
+FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {".txt": "text", ".json": "json", ".md": "markdown", ".html": "html"}
 REPORTS_FOLDER: Final = Path("reports")
 
 SHOW_AFTER_S: Final = 1.0

@@ -261,23 +261,6 @@ def mixing(settings: AllocatorSettings) -> Recording:
     return recording
 
 
-def test_what_calls_of_the_driver_took_is_told_where_the_recording_has_enough_of_them(tmp_path: Path) -> None:
-    path, recording = tmp_path / "dump.pickle", Recording(AllocatorSettings())
-    for number in range(8):
-        recording.malloc((30 + number) * MIB)
-    for index, entry in enumerate(recording.entries):
-        entry.time_us = 1000 * index
-    write_snapshot(path, recording.snapshot())
-    words = ("--conf", "max_split_size_mb:64", "--conf", "expandable_segments:True")
-    (device,) = json.loads(run(allocator, "what-if", path, *words, "--json").output)["devices"]
-    known, unknown = device["predictions"]
-    assert known["driver_ms"] is not None
-    assert unknown["driver_ms"] is None, "it maps, and the recording has no call of that kind"
-    text = run(allocator, "what-if", path, *words).output
-    assert "  driver calls    taking  retries" in text
-    assert "'?' where it has too few of a kind" in text
-
-
 def test_a_smaller_device_runs_out_and_a_setting_that_torch_would_refuse_is_refused(snapshot: Path) -> None:
     words = ("--conf", "", "--device-memory", "64MiB", "--json")
     (device,) = json.loads(run(allocator, "what-if", snapshot, *words).output)["devices"]
