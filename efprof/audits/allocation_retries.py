@@ -28,21 +28,17 @@ HIGH_SHARE, MEDIUM_SHARE = 0.1, 0.02
 def allocation_retries(run: Run) -> Examination:
     """Find a training that keeps running into the end of its device's memory.
 
-    What it finds
-    -------------
+    ## What it finds
     Steps after warm-up in which the allocator ran out, waited for the device, gave its cache back and tried again; the
     line whose request it was where a history was recorded, else the stage.
 
-    Why it matters
-    --------------
+    ## Why it matters
     Each retry stops the device, what was given back is asked for again by slow calls, and the next may fail for good.
 
-    Fix
-    ---
+    ## Fix
     The setting of the allocator that spares the retries in a replay; else a micro-batch that leaves a tenth free.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     By how much the median step with a retry takes longer, times the share of such steps.
     """
     retries = run.get(AllocationRetries)

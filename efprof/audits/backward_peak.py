@@ -17,21 +17,17 @@ ATTENTION = (
 def backward_peak(run: Run) -> Examination:
     """Find the forward line whose gradient makes the peak of memory.
 
-    What it finds
-    -------------
+    ## What it finds
     A backward pass whose first operations need so much temporary memory that they alone set the peak: the loss over a
     large vocabulary, a matrix of pairwise distances, reduced to a number.
 
-    Why it matters
-    --------------
+    ## Why it matters
     That one instant limits the batch; the rest of the step would fit a larger one.
 
-    Fix
-    ---
+    ## Fix
     Do the operation in parts, as many as it takes for another instant to make the peak.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The recorded events replayed with all but one part of its memory taken away.
     """
     jump = run.get(BackwardJump)

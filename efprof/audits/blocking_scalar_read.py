@@ -23,21 +23,17 @@ AFTER_COST = 0.001
 def blocking_scalar_read(run: Run) -> Examination:
     """Find lines that copy tensor values to Python in every step.
 
-    What it finds
-    -------------
+    ## What it finds
     `.item()`, `.tolist()`, `.cpu()`, `float(tensor)`, `if tensor:` in the training step, by line. Reads that torch's
     own code makes are told and not blamed. On a CPU, where a read waits for nothing, all lines are one finding.
 
-    Why it matters
-    --------------
+    ## Why it matters
     A read waits for all that the GPU has queued; meanwhile Python queues nothing, and the GPU idles afterwards.
 
-    Fix
-    ---
+    ## Fix
     Keep the value on the device (`.detach()`), and read it every so many steps, or have one read serve several.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     On a GPU the steps of a trace replayed without the waits; else the time inside the calls, at most the device's idle
     time: an upper bound, since a later read may wait in their place.
     """

@@ -19,20 +19,16 @@ HIGH_SHARE = 0.1
 def cache_flush_in_loop(run: Run) -> Examination:
     """Find calls that empty the allocator's cache again and again.
 
-    What it finds
-    -------------
+    ## What it finds
     `torch.cuda.empty_cache()` within the training loop, the time it takes of a step, and what it really gave back.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The call waits for the device and gives back free segments, which the next step slowly asks the driver for again.
 
-    Fix
-    ---
+    ## Fix
     Delete the call; where fragments are the reason for it, a setting of the allocator keeps them from arising.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The time measured inside the calls; asking the driver again comes on top.
     """
     times, stalls = run.get(StepTimes), stall_lines(run)

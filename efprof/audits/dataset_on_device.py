@@ -17,21 +17,17 @@ MEDIUM_SHARE = 0.1
 def dataset_on_device(run: Run) -> Examination:
     """Find data sets that were put on the device as a whole.
 
-    What it finds
-    -------------
+    ## What it finds
     Lines that put tensors on the device before the first step, of which two steps were seen to read a part each, not
     the same, and to write to none; and which are still there when most is reserved and when the recording ends.
 
-    Why it matters
-    --------------
+    ## Why it matters
     What waits there to be used takes the memory that a larger batch or model could have, and grows with the data.
 
-    Fix
-    ---
+    ## Fix
     Keep it on the host in pinned memory, and move each batch when it is its turn.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     What the line still has at the peak, less two batches: one at work and one on its way.
     """
     datasets = run.get(DeviceDatasets)
@@ -76,17 +72,11 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
 
 
 def _use_of(dataset: DeviceDataset) -> str:
-    places = [place_of(site) for site in dataset.use_sites]
-    if not places:
-        return "each step"
-    return places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"
+    return place_of(dataset.use_sites[0]) if dataset.use_sites else "each step"
 
 
 def _fix(sources: Sources, blame: SourceLine, dataset: DeviceDataset) -> Fix:
     edits = keep_on_host(sources.file(blame.file), blame.line)
-    return Fix(
-        summary=f"Keep it on the host, in pinned memory ('.pin_memory()'), and move what {_use_of(dataset)} takes: "
-        "'batch = batch.to(device, non_blocking=True)'. Draw indices on the host, too.",
-        applicability="review" if edits else "manual",
-        changes=edits,
-    )
+    summary = f"Keep it on the host, in pinned memory ('.pin_memory()'), and move what {_use_of(dataset)} takes: "
+    summary += "'batch = batch.to(device, non_blocking=True)'. Draw indices on the host, too."
+    return Fix(summary=summary, applicability="review" if edits else "manual", changes=edits)

@@ -25,22 +25,18 @@ IN_GENERAL = "It reads values to know a size: have it run where the batch is mad
 def device_synchronisation(run: Run) -> Examination:
     """Find lines that make the host wait for the device without reading a value.
 
-    What it finds
-    -------------
+    ## What it finds
     In every step: operators whose result is as large as values on the device say (`nonzero`, indexing by a mask,
     `masked_select`, `repeat_interleave`, `unique`), copies of pageable memory, and `torch.cuda.synchronize()`. What
     torch's own optimizers, gradient scaler, profiler, loader and allocator wait for is told and not blamed.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The host launches nothing while it waits; afterwards the device has nothing to do until the next launch.
 
-    Fix
-    ---
+    ## Fix
     By what asked for it: `torch.where` instead of a mask, a size that is given, pinned memory, no synchronisation.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The steps of the trace replayed without these waits; else the time inside them, at most the device's idle time.
     """
     waits = run.get(HostWaits)

@@ -19,21 +19,17 @@ SPARED = 1.5
 def exposed_communication(run: Run) -> Examination:
     """Find collectives that nothing runs beside.
 
-    What it finds
-    -------------
+    ## What it finds
     A tenth of the step or more in which the only kernels on the device are those of collectives.
 
-    Why it matters
-    --------------
+    ## Why it matters
     Every device of the training stands still meanwhile, and more devices make it worse.
 
-    Fix
-    ---
+    ## Fix
     By what is exchanged: `no_sync()` where each of several backward passes exchanges gradients, buckets where there are
     many small exchanges, less to exchange where they are large, prefetching for FSDP, else `async_op=True`.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The time in which collectives ran alone. It holds the wait for slower ranks.
     """
     found = run.get(ExposedCommunication)

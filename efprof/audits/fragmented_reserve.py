@@ -23,20 +23,16 @@ HIGH_SHARE = 0.15
 def fragmented_reserve(run: Run) -> Examination:
     """Find reserved memory that other settings of the allocator would not need.
 
-    What it finds
-    -------------
+    ## What it finds
     Free memory in segments that something small keeps from other use, and the lines whose tensors hold those segments.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The device runs out of memory although enough of it is free, only not in one piece.
 
-    Fix
-    ---
+    ## Fix
     The setting of the allocator that reserves least when this very program is replayed under it.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The recorded requests replayed under both settings; the band is over layouts that the driver may choose.
     """
     devices = run.get(DeviceMemory).trusted

@@ -16,21 +16,17 @@ HOST_FILE = "host.memray"
 def growing_host_memory(run: Run) -> Examination:
     """Find containers of Python objects that fill the host's memory, and the line that was seen to feed them.
 
-    What it finds
-    -------------
+    ## What it finds
     Containers of Python objects that were longer at every count, whose entries explain the growth of resident memory or
     take much by themselves. Resident memory alone never decides: mapped files and a heap in pieces look like a leak.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The host runs out of memory, and its system kills the process without a message, often after days.
 
-    Fix
-    ---
+    ## Fix
     Bound what the line fills, or write it to a file.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     None of the peak of allocated memory, which counts no Python objects; the rise that was measured is told.
     """
     growth = run.get(HostGrowth)

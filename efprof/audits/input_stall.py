@@ -24,22 +24,18 @@ KEEP_WORKERS: dict[str, object] = {"persistent_workers": True}
 def input_stall(run: Run) -> Examination:
     """Find a data loader that the training waits for.
 
-    What it finds
-    -------------
+    ## What it finds
     A tenth of the step or more spent waiting for its batch, or for workers that are started anew every epoch. Blamed is
     the line that builds the loader; the message names the line inside that takes most of the time, where it is known.
 
-    Why it matters
-    --------------
+    ## Why it matters
     Nothing is trained meanwhile: the most expensive device of the machine waits for the cheapest.
 
-    Fix
-    ---
+    ## Fix
     As many workers as make batches at the speed they are used, one core left to the training; `persistent_workers`
     where the waits are those of new epochs.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     Today's step less the slowest of: its rest, one worker's time over the workers, all CPU time over the cores. Of a
     trace from elsewhere: its steps replayed with batches that are there when asked for.
     """

@@ -21,22 +21,18 @@ HIGH_SHARE = 0.4
 def launch_bound(run: Run) -> Examination:
     """Find a device that waits for the host to launch many short kernels.
 
-    What it finds
-    -------------
+    ## What it finds
     A fifth of the step or more in gaps that end with a launch, where kernels are shorter than the host takes to launch
     them. Other waits do not count, nor what recording adds.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The device stands still while Python and PyTorch prepare the next kernel. A faster device changes nothing.
 
-    Fix
-    ---
+    ## Fix
     `foreach` or `fused` optimizers, CUDA graphs (`torch.compile(mode="reduce-overhead")`) and a larger batch, without
     what the trace shows to be used already.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The idle time that these gaps take, less what recording adds to it.
     """
     use = run.get(LaunchUse)

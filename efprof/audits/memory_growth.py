@@ -14,22 +14,18 @@ from efprof.model import Examination, Finding, Fix, ThinEvidence
 def memory_growth(run: Run) -> Examination:
     """Find memory that is more after every step, where nothing that was counted keeps it.
 
-    What it finds
-    -------------
+    ## What it finds
     Memory after the optimizer's step that rises steadily and is held by no variable that was counted (`retained_graph`
     and `growing_tensors` tell of those). Blamed is the line whose allocations were seen to survive, or the call of
     backward whose gradients keep their tensors alive (`create_graph=True`); on a CPU also a container that grew.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The run ends out of memory, at a step that can be told now.
 
-    Fix
-    ---
+    ## Fix
     Find what the result of the line is kept in: the surviving memory is allocated there.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The measured slope times the steps recorded, and never more than the rise that was measured.
     """
     growth, leaks = run.get(MemoryGrowth), run.get(Leaks)

@@ -19,20 +19,16 @@ MEDIUM_SHARE = 0.1
 def needless_retain_graph(run: Run) -> Examination:
     """Find `retain_graph=True` and `create_graph=True` that keep a graph for nothing.
 
-    What it finds
-    -------------
+    ## What it finds
     A line whose calls of backward all keep their graph, no node of which was seen to be run again.
 
-    Why it matters
-    --------------
+    ## Why it matters
     All that forward saved stays until the loss is bound anew, in the next forward pass: the peak holds two graphs.
 
-    Fix
-    ---
+    ## Fix
     Drop the argument.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     What a graph was measured to hold, where it lives on into the next forward pass; else none is claimed.
     """
     found = run.get(RetainedBackward)

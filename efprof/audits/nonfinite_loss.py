@@ -21,21 +21,17 @@ LOST_SHARE = 0.5
 def nonfinite_loss(run: Run) -> Examination:
     """Find the line in which the first NaN or Inf was born.
 
-    What it finds
-    -------------
+    ## What it finds
     The first step whose loss or gradient is NaN or Inf, and what is behind it: a log or root of zero, a division by
     zero, an overflow, bad data, or gradients that exploded.
 
-    Why it matters
-    --------------
+    ## Why it matters
     One such step turns every parameter to NaN; all training after it is lost.
 
-    Fix
-    ---
+    ## Fix
     Keep the operand where the operation is finite; for an explosion, clip the gradients at the norm they had before.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     No time and no memory: the steps after the first bad one.
     """
     found = run.get(NonFinite)

@@ -28,21 +28,17 @@ from efprof.model import Examination, Finding, Fix, NotRecorded, ThinEvidence, U
 def out_of_memory(run: Run) -> Examination:
     """Find why the device could not serve a request, and what would have served it.
 
-    What it finds
-    -------------
+    ## What it finds
     The request that failed, whether memory was short or only in pieces, and the lines whose tensors filled the device.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The run ended there, or went on without a batch or with a slower algorithm.
 
-    Fix
-    ---
+    ## Fix
     The setting of the allocator under which all recorded requests are served; else the micro-batch that fits and the
     accumulation that makes up for it, under the user's own keys.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     What the replay under that setting reserves less, or what the smaller micro-batch is expected to take less.
     """
     devices: tuple[DeviceHistory, ...] = ()

@@ -22,21 +22,17 @@ from efprof.units import format_bytes, format_share
 def oversized_peak(run: Run) -> Examination:
     """Find what fills a peak that is above the budget, and the cheapest way below it.
 
-    What it finds
-    -------------
+    ## What it finds
     The categories and lines whose memory makes a peak above `efprof report --budget`, or that of a run that ended out
     of memory in a step that took about as much as a recorded one.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The run does not fit the device it is meant for, or the batch cannot grow.
 
-    Fix
-    ---
+    ## Fix
     Checkpoint the call whose activations pay for it, accumulate gradients over micro-batches, or both.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The recorded allocations replayed as if the call were checkpointed.
     """
     peak = run.get(PeakComposition)

@@ -19,21 +19,17 @@ HIGH_SAVED, MEDIUM_SAVED = 0.25, 0.1
 def repeated_forward(run: Run) -> Examination:
     """Find modules that are called for one item at a time.
 
-    What it finds
-    -------------
+    ## What it finds
     A line in a loop that calls a module five times or more before a backward pass, each time with a single item of the
     same shape, as `for text in texts: out = encoder(text)`, where no call needs what an earlier one gave.
 
-    Why it matters
-    --------------
+    ## Why it matters
     Each call costs Python and the launch of every operator, however little it is given, and so does backward.
 
-    Fix
-    ---
+    ## Fix
     Put the items together (`torch.stack` or `torch.cat`, padded where lengths differ), and call the module once.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     All but the work on the items, which their shapes tell, is then done once. At most, all but one call's share is won.
     """
     step_ms, found = run.get(TimeUse).step_ms, run.get(RepeatedCalls)

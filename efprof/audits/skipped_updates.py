@@ -5,7 +5,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.settings import set_scaler_arguments
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
-from efprof.units import format_ms, format_share, format_value
+from efprof.units import format_ms, format_share
 
 MIN_STEPS = 50
 """After the search: in fewer, a few skips in a row look like a habit."""
@@ -21,21 +21,17 @@ MIN_SCALE = 1.0
 def skipped_updates(run: Run) -> Examination:
     """Find training whose gradient scaler skips many updates.
 
-    What it finds
-    -------------
+    ## What it finds
     A `GradScaler` that goes on to skip a fiftieth of the steps or more, because it tries scales that are too large. The
     steps in which it finds its first scale do not count, nor what follows a loss that is not finite by itself.
 
-    Why it matters
-    --------------
+    ## Why it matters
     A skipped step takes its time and teaches nothing.
 
-    Fix
-    ---
+    ## Fix
     Begin with the scale that the run fell to (`init_scale`), and try a larger one less often (`growth_interval`).
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The time of the skipped steps, spread over all steps, less one in 2000.
     """
     found = run.get(SkippedSteps)
@@ -77,28 +73,20 @@ def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
 
 
 def _fix(sources: Sources, found: SkippedSteps, blame: SourceLine) -> Fix:
+    settings = found.settings
     if found.lowest_scale < MIN_SCALE:
         return Fix.by_hand(
-            f"Gradients overflow at a scale of {_said(found.lowest_scale)} too: run a skipped step under "
+            f"Gradients overflow at a scale of {found.lowest_scale:g} too: run a skipped step under "
             "torch.autograd.set_detect_anomaly(True)."
         )
-    settings = found.settings
     if not settings:
         return Fix.by_hand(
             f"Give the scaler init_scale={found.lowest_scale} and a growth_interval of {MIN_INTERVAL:,}."
         )
-    change = ", ".join(f"{name}: {_said(old)} -> {_said(new)}" for name, (old, new) in settings.items())
+    change = ", ".join(f"{name}: {old:,g} -> {new:,g}" for name, (old, new) in settings.items())
     summary = f"Have the scaler try scales that are too large less often: {change}"
     if found.is_resumed:
         return Fix.by_hand(f"{summary}, in the saved state too, which was loaded over these.")
-    changes = set_scaler_arguments(
-        sources.file(blame.file),
-        blame.line,
-        old={name: old for name, (old, _) in settings.items()},
-        new={name: new for name, (_, new) in settings.items()},
-    )
+    old, new = ({name: pair[side] for name, pair in settings.items()} for side in (0, 1))
+    changes = set_scaler_arguments(sources.file(blame.file), blame.line, old=old, new=new)
     return Fix(summary=f"{summary}.", applicability="review", changes=changes)
-
-
-def _said(value: float) -> str:
-    return format_value(value, "count" if value == int(value) else "")

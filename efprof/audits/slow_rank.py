@@ -23,20 +23,16 @@ HIGH_SHARE = 0.3
 def slow_rank(run: Run) -> Examination:
     """Find a rank that arrives late at collectives.
 
-    What it finds
-    -------------
+    ## What it finds
     A rank that all others wait for, for a tenth of the step or more and in four of five steps.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The training is as fast as its slowest rank.
 
-    Fix
-    ---
+    ## Fix
     By the stage in which it spends more than the others: its data, uneven work, or what only this rank does.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     What the others wait for this rank alone, until the next but last one comes.
     """
     arrivals = run.get(RankArrivals)

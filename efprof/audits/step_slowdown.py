@@ -28,21 +28,17 @@ HIGH_RATIO = 1.5
 def step_slowdown(run: Run) -> Examination:
     """Find steps that get longer while the run goes on.
 
-    What it finds
-    -------------
+    ## What it finds
     A last third of the steps that takes a quarter longer than the first, the stage that grew, and the line whose time
     grew between the first profiler window and the last. Where steps became larger, it is silent.
 
-    Why it matters
-    --------------
+    ## Why it matters
     Work that grows with the number of steps makes a training of n steps cost n squared.
 
-    Fix
-    ---
+    ## Fix
     Keep a running value instead of going through all earlier ones, or bound the container to its last entries.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The typical late step less the typical early one: what every late step of this run would have saved.
     """
     slowdown = run.get(Slowdown)

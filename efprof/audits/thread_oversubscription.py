@@ -18,21 +18,17 @@ VARIABLE = "OMP_NUM_THREADS"
 def thread_oversubscription(run: Run) -> Examination:
     """Find training whose own threads wait for each other's cores.
 
-    What it finds
-    -------------
+    ## What it finds
     Ranks of one machine, with their data workers, that together have a quarter more threads ready to run than cores,
     where torch cuts an operation into more threads than each rank's share.
 
-    Why it matters
-    --------------
+    ## Why it matters
     An operation is over when the last of its threads is; the others spin until that one gets a core again.
 
-    Fix
-    ---
+    ## Fix
     As many threads for each rank as there are cores for it, without those of busy data workers.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     None is claimed: threads that spin look like threads that work.
     """
     found = run.get(ReadyThreads)

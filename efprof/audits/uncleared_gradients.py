@@ -12,22 +12,18 @@ from efprof.model import Examination, Finding, Gain, Narrative
 def uncleared_gradients(run: Run) -> Examination:
     """Find optimizers that step with the gradients of all steps so far.
 
-    What it finds
-    -------------
+    ## What it finds
     A backward pass that adds its gradients to those of the steps before, since nothing clears them in between: no
     `zero_grad`, one outside of the loop, or that of another object.
 
-    Why it matters
-    --------------
+    ## Why it matters
     Every update follows the sum of all gradients since the start, the oldest included: it grows from step to step,
     and the training overshoots, swings or diverges.
 
-    Fix
-    ---
+    ## Fix
     `zero_grad(set_to_none=True)` below the step.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     No time and no memory: updates that follow the step's own batch.
     """
     found = run.get(UnclearedGradients)

@@ -24,21 +24,17 @@ MEDIUM_SHARE, HIGH_SHARE = 0.2, 0.5
 def uncollected_cycle(run: Run) -> Examination:
     """Find memory that piles up as garbage until Python's collector comes by, and the cycle that keeps it.
 
-    What it finds
-    -------------
+    ## What it finds
     Steps that leave tensors in a reference cycle (an object that knows its owner, an error kept with its traceback):
     memory is a sawtooth as high as many steps' tensors.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The collector counts objects, not bytes: on a device that is nearly full it comes too late.
 
-    Fix
-    ---
+    ## Fix
     Refer back weakly, or take the reference away at the end of the step, at the statement that closes the cycle.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The most that was allocated before a collection, less the lowest that is left after one.
     """
     sawtooth = run.get(CycleSawtooth)

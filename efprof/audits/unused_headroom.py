@@ -9,7 +9,7 @@ from efprof.facts.run.user_settings import UserSettings
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, stall_lines
 from efprof.fixes.settings import loader_setting, prove_by_fit
-from efprof.model import ConfigurationValue, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
+from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_bytes, format_share
 
 MIN_UNUSED = 0.5
@@ -21,20 +21,16 @@ MIN_STEPS = 50
 def unused_headroom(run: Run) -> Examination:
     """Find a device that could take a batch twice as large.
 
-    What it finds
-    -------------
+    ## What it finds
     More than half of the device's memory that nothing used at any time, and how large a batch would fit.
 
-    Why it matters
-    --------------
+    ## Why it matters
     A larger batch spreads each launch, and each read of the weights, over more samples; free memory does nothing.
 
-    Fix
-    ---
+    ## Fix
     The batch to try, a tenth of the device left free, and the `efprof fit` command that proves it by running.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     None is claimed: how many more samples per second that makes shows only when it is run.
     """
     headroom, growth = run.get(Headroom), run.find(MemoryGrowth, ThinEvidence)
@@ -80,17 +76,12 @@ def _blame(run: Run, headroom: Headroom) -> SourceLine:
 
 
 def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:
-    old, new, change = headroom.micro_batch, headroom.largest_micro_batch, _change(run, headroom, blame)
+    """Of the user's own key where there is one, else of what the loader is given."""
+    old, new, loader = headroom.micro_batch, headroom.largest_micro_batch, headroom.loader
+    key, change = run.get(UserSettings).micro_batch, None
+    if key is not None and key.old == str(old):
+        change = replace(key, new=str(new))
+    elif loader is not None and loader.site is not None and loader.batch_size == old:
+        change = loader_setting(run.get(Sources).file(blame.file), blame.line, "batch_size", old, new)
     proof = prove_by_fit(run.run_file.command, old, headroom.budget_bytes, change)
     return Fix.by(change, "review", f"Try {new:,} samples per micro-batch instead of {old:,}; {proof}.")
-
-
-def _change(run: Run, headroom: Headroom, blame: SourceLine) -> ConfigurationValue | None:
-    """Of the user's own key where there is one, else of what the loader is given."""
-    old, new = headroom.micro_batch, headroom.largest_micro_batch
-    key, loader = run.get(UserSettings).micro_batch, headroom.loader
-    if key is not None and key.old == str(old):
-        return replace(key, new=str(new))
-    if loader is None or loader.site is None or loader.batch_size != old:
-        return None
-    return loader_setting(run.get(Sources).file(blame.file), blame.line, "batch_size", old, new)

@@ -15,21 +15,17 @@ HIGH_SHARE, MEDIUM_SHARE = 0.25, 0.05
 def worker_memory(run: Run) -> Examination:
     """Find data workers whose private memory grows by what the data set holds in Python objects.
 
-    What it finds
-    -------------
+    ## What it finds
     A data set of many Python objects that forked workers read: reading an object writes its reference count, so that
     the system copies the page it lies in, for each worker.
 
-    Why it matters
-    --------------
+    ## Why it matters
     Host memory grows to the size of the data set times the number of workers, until the system kills a process.
 
-    Fix
-    ---
+    ## Fix
     Keep it in one array, whose entries have no reference counts, or read each item when it is asked for.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     None of the peak of allocated memory; what the workers were measured to have copied is told.
     """
     memory = run.get(WorkerMemory)

@@ -124,15 +124,11 @@ def render_comparison_markdown(comparison: Comparison) -> str:
 
 
 def _sentence(word: Verdict, named: str) -> str:
-    match word:
-        case "worse" | "better" if named:
-            return f"Head is {word} than base: {named}"
-        case "worse":
-            return "Head is over its budget"
-        case "same":
-            return "Head is the same as base within what these runs can tell"
-        case _:
-            return "These runs cannot tell whether head differs from base"
+    if word == "same":
+        return "Head is the same as base within what these runs can tell"
+    if word == "unclear":
+        return "These runs cannot tell whether head differs from base"
+    return f"Head is {word} than base: {named}" if named else "Head is over its budget"
 
 
 def _details(comparison: Comparison, by_word: dict[Verdict, list[MetricChange]]) -> Iterator[str]:

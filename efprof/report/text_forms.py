@@ -4,13 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from efprof.model import Report, Table
-from efprof.report.tables import (
-    device_table,
-    largest_jump_sentence,
-    stage_table,
-    stall_table,
-)
+from efprof.model import Report
 from efprof.report.verdict import (
     RankedFinding,
     counts_phrase,
@@ -30,7 +24,6 @@ from efprof.report.wording import (
     sentence,
     shorten,
     shorten_path,
-    show,
 )
 
 MAX_FINDINGS: Final = 4
@@ -65,7 +58,6 @@ def render_markdown(report: Report) -> str:
         escape(counts_phrase(report)) + ".",
         *(render_finding(item) for item in rank_findings(report)),
         *_measured(report),
-        *_tables(report),
         *(f"> Warning: {escape(warning)}" for warning in report.warnings),
         "## Checks\n\n" + table(("Check", "Status", "What it looked at"), checks),
     ]
@@ -182,34 +174,3 @@ def _measured(report: Report) -> list[str]:
     if not report.run.num_steps:
         return []
     return [f"## Measured\n\n{escape(sentence(measured_phrase(report)))} {escape(overhead_phrase(report))}"]
-
-
-def _tables(report: Report) -> list[str]:
-    """Those of the page that are short enough, each under its heading, with the sentences that go with it."""
-    measurements = report.measurements
-    stalls, stages = stall_table(measurements.stalls), stage_table(measurements.stage_deltas)
-    jump = prose(largest_jump_sentence(measurements.stage_deltas))
-    device = device_table(measurements.metrics)
-    parts = [
-        *((f"## {device.title}", _with_units(device)) if device.rows else ()),
-        *(("## Calls that make a step wait", _with_units(stalls)) if stalls.rows else ()),
-        *(("## Stage deltas", _with_units(stages), jump, _list(measurements.recommendations)) if stages.rows else ()),
-    ]
-    if measurements.evaluation_notes:
-        parts += ["## Evaluation", _list(measurements.evaluation_notes)]
-    return [part for part in parts if part]
-
-
-def _with_units(content: Table) -> str:
-    rows = [
-        [
-            prose(cell) if isinstance(cell, str) else show(cell, unit)
-            for cell, unit in zip(row, content.units, strict=True)
-        ]
-        for row in content.rows
-    ]
-    return table(content.columns, rows)
-
-
-def _list(sentences: Sequence[str]) -> str:
-    return "\n".join(f"- {prose(one)}" for one in sentences)

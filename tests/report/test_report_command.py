@@ -97,7 +97,7 @@ def test_who_waits_at_a_terminal_is_told_what_is_done(
     monkeypatch.setattr("sys.stderr", stream)
     clock = iter([0.0, waited_s])
     monkeypatch.setattr("time.monotonic", lambda: next(clock, waited_s))
-    with command.Progress() as progress:
-        progress.say("audit 1 of 2")
+    with command.progress() as say:
+        say("audit 1 of 2")
         assert stream.getvalue().removeprefix(CLEARED) == shown
     assert stream.getvalue() == "" or stream.getvalue().endswith(CLEARED)
