@@ -12,8 +12,7 @@ from efprof.fixes.scalar_read import read_less
 from efprof.model import Examination, Finding
 
 READS_ON_CPU = 4.0
-"""On the CPU a read waits for nothing. Four per backward pass come from an inner loop, which stalls a GPU most; one for
-each accumulated micro-batch is ordinary logging."""
+"""Per backward pass: so many come from an inner loop, which stalls a GPU most; on a CPU a read waits for nothing."""
 MIN_COST, MIN_COST_MS = 0.01, 0.05
 """On the CPU: 1 % of the step is worth an edit; below 50 us, 1 % is the measuring itself."""
 AFTER_COST = 0.001

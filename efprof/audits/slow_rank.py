@@ -10,8 +10,7 @@ from efprof.units import format_ms, format_share
 MIN_SHARE = 0.1
 """Of the step: ranks differ by some percent on any machine, now one and now the other."""
 MIN_STEPS, MIN_STEPS_ON_HOST = 3, 5
-"""Of two alike ranks one is last in three steps in a row in a quarter of all traces, but hardly by a tenth of the step.
-Where the host computes, other programs hold it up, so that it takes five."""
+"""Of two alike ranks one is hardly late by a tenth of three steps; where the host computes, others hold it up: five."""
 MOST_STEPS = 0.8
 """A rank that is late in fewer is late by chance: batches of uneven length come to each rank in turn."""
 MIN_EXPLAINED = 0.3

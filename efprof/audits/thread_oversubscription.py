@@ -9,8 +9,7 @@ from efprof.model import EnvironmentVariable, Examination, Finding, Fix, Gain, N
 from efprof.units import format_share
 
 MIN_CROWDING = 1.25
-"""Ready threads per core, both by the setting and as counted. On two cores 0.5 to 1.3 where an operation has one
-thread; 1.3 to 2.1 where it has two, and steps took 1.2 to 10 times as long (measured, idle and beside others)."""
+"""Ready threads per core. Measured on two: up to 1.3 with one thread an operation, with two 1.3 to 2.1, and slower."""
 HIGH_CROWDING = 1.5
 VARIABLE = "OMP_NUM_THREADS"
 

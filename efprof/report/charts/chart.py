@@ -75,7 +75,7 @@ class Band:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """Layers over one pair of axes; `marks` are vertical lines, `level` a horizontal one.
+    """Layers over one pair of axes; `marks` are vertical lines.
 
     `y_range` is what the y axis shows at first; `has_zero` begins it at zero, as amounts need and a loss does not.
     """
@@ -88,7 +88,6 @@ class Chart:
     layers: tuple[Layer, ...]
     bands: tuple[Band, ...] = ()
     marks: tuple[tuple[float, str], ...] = ()
-    level: tuple[float, str] | None = None
     y_range: tuple[float, float] | None = None
     has_zero: bool = True
 

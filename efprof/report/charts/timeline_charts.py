@@ -4,7 +4,7 @@ import bisect
 import itertools
 import math
 import statistics
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -33,21 +33,17 @@ from efprof.report.charts.chart import (
 from efprof.report.charts.evidence_charts import series_chart
 from efprof.report.wording import count_of, show, source_phrase
 
-STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer", "data"), strict=True))
-"""The stage that runs from one boundary to the next."""
+STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer"), strict=False))
+"""The stage that runs from one boundary of a step to the next."""
 RECORDER: Final = "recorder"
 """The part of a step that no stage has: what recording it took."""
 MAX_BANDED_SAMPLES: Final = 2000
 """400 steps of five boundaries: past that a stage is thinner than a pixel until one zooms far in."""
-MAX_STRONG_SAMPLES: Final = 150
-"""Past that a strong line closes the gaps between its own steps."""
 MAX_BARS: Final = 400
 """Steps drawn one by one: past that bars are thinner than two pixels and each shows the mean of several steps."""
 CLIP_FACTOR: Final = 3.0
 """A step this many times above the 95th percentile would flatten all the others: the picture starts below it."""
 MAX_SLOW_MARKS: Final = 200
-MIN_PAUSE: Final = 0.1
-"""Of the step before: what runs for less between two steps is not seen."""
 
 
 def memory_chart(measurements: Measurements) -> Chart | None:
@@ -65,15 +61,12 @@ def memory_chart(measurements: Measurements) -> Chart | None:
         scaled([s.allocated_bytes for s in kept], scale),
         scaled([s.reserved_bytes for s in kept], scale),
     )
-    is_sparse = len(kept) <= MAX_STRONG_SAMPLES
-    layers = _stage_bands(kept, x, allocated, _steps_before_pauses(timeline)) if are_banded else []
+    layers = _stage_bands(kept, x, allocated) if are_banded else []
     if any(s.reserved_bytes for s in kept):
         layers.append(Layer(kind="line", label="reserved", colour="muted", x=x, y=reserved, notes=notes))
-    layers.append(
-        Layer(kind="line", label="allocated", colour="text", x=x, y=allocated, notes=notes, is_strong=is_sparse)
-    )
+    layers.append(Layer(kind="line", label="allocated", colour="text", x=x, y=allocated, notes=notes))
     source = source_phrase(measurements.memory_source)
-    caption = f"Read from {source} at stage boundaries; what no stage fills has no colour."
+    caption = f"Read from {source} at stage boundaries; what lies between steps has no colour."
     return Chart(
         title="Memory over time",
         caption=caption + thinned_caption(len(kept), len(samples)),
@@ -99,6 +92,10 @@ def time_chart(timeline: Timeline, median_ms: float | None) -> Chart | None:
     layers = [layer for layer in layers if any(layer.y)]
     if not all(step.stage_ms for step in steps):
         layers.append(_length_line(groups, tops, scale.factor))
+    if median_ms is not None:
+        ends, level = (float(steps[0].step), float(steps[-1].step)), median_ms / scale.factor
+        label = f"median {show(median_ms, 'ms')}"
+        layers.append(Layer(kind="line", label=label, colour="muted", x=ends, y=(level, level)))
     slow = sorted((s for s in steps if s.is_slow), key=lambda s: -s.total_ms)[:MAX_SLOW_MARKS]
     if slow:
         layers.append(_slow_marks(slow, scale.factor, y_top))
@@ -110,7 +107,6 @@ def time_chart(timeline: Timeline, median_ms: float | None) -> Chart | None:
         y_unit=scale.unit,
         layers=tuple(layers),
         bands=tuple(Band(start=first - 0.5, end=last + 0.5, label=what) for first, last, what in timeline.windows),
-        level=None if median_ms is None else (median_ms / scale.factor, f"median {show(median_ms, 'ms')}"),
         y_range=None if y_top is None else (0.0, y_top / scale.factor),
     )
 
@@ -128,39 +124,19 @@ def number_charts(steps: Sequence[StepSample]) -> tuple[Chart, ...]:
 
 
 def _stage_bands(
-    samples: Sequence[MemorySample],
-    places: Sequence[float],
-    allocated: Sequence[float | None],
-    steps_before_pauses: Set[int],
+    samples: Sequence[MemorySample], places: Sequence[float], allocated: Sequence[float | None]
 ) -> list[Layer]:
-    """The area under each stretch from one boundary to the next, in the colour of the stage that ran there.
-
-    A stretch that no one stage fills has no colour: steps in it were not read from their beginning to their end, or
-    something else ran between two steps.
-    """
+    """The area under each stretch between two boundaries of one step, in the colour of the stage that ran there."""
     points: dict[str, tuple[list[float], list[float | None]]] = {stage: ([], []) for stage in STAGES}
     for index, (here, after) in enumerate(itertools.pairwise(samples)):
-        is_within = here.step == after.step
-        is_next = after.step == here.step + 1 and (here.boundary, after.boundary) == (BOUNDARIES[-1], BOUNDARIES[0])
-        if not is_within and (here.step in steps_before_pauses or not is_next):
-            continue
-        x, y = points[STAGE_AFTER.get(here.boundary, "other")]
-        start, end = places[index], places[index + 1]
-        x.extend((start, start, end, end, end))
-        y.extend((0.0, allocated[index], allocated[index + 1], 0.0, None))
+        if here.step == after.step:
+            x, y = points[STAGE_AFTER.get(here.boundary, "other")]
+            start, end = places[index], places[index + 1]
+            x.extend((start, start, end, end, end))
+            y.extend((0.0, allocated[index], allocated[index + 1], 0.0, None))
     return [
         Layer(kind="fill", label=stage, colour=stage, x=tuple(x), y=tuple(y)) for stage, (x, y) in points.items() if x
     ]
-
-
-def _steps_before_pauses(timeline: Timeline) -> set[int]:
-    """Those after which a window, a count of holders, or something of the program's own ran, as an evaluation."""
-    turns = {step for first, last, _ in timeline.windows for step in (first - 1, last)}
-    return turns | {
-        step.step
-        for step, after in itertools.pairwise(timeline.steps)
-        if (after.started_s - step.started_s) * 1000 > (1 + MIN_PAUSE) * step.total_ms
-    }
 
 
 def _window_bands(timeline: Timeline, clock: AxisScale) -> tuple[Band, ...]:
@@ -212,7 +188,6 @@ def _length_line(groups: Sequence[Sequence[StepSample]], tops: Sequence[float], 
         x=tuple((group[0].step + group[-1].step) / 2 for group in groups),
         y=tuple(top / factor for top in tops),
         notes=tuple(f"step {group[0].step:,}: {show(top, 'ms')}" for group, top in zip(groups, tops, strict=True)),
-        is_strong=len(groups) <= MAX_STRONG_SAMPLES,
     )
 
 

@@ -15,8 +15,6 @@ import msgspec
 from markupsafe import Markup
 
 from efprof.model import (
-    Alternative,
-    Alternatives,
     Change,
     Comparison,
     Evidence,
@@ -36,6 +34,13 @@ from efprof.report.verdict import median_step_ms, rank_findings
 TEMPLATES: Final = Path(__file__).parent / "templates"
 PLOTLY: Final = Path(__file__).parent / "plotly" / "plotly-cartesian.min.js.gz"
 """plotly.js with the traces that have an x and a y axis, as npm has it, compressed: `make plotly` renews it."""
+
+
+OWN_FILES: Final = {
+    "style": ("style.css", "device.css"),
+    "script": ("page.js", "device.js"),
+    "theme_script": ("theme.js",),
+}
 
 
 def render_html(report: Report, *, is_static: bool = False) -> str:
@@ -101,14 +106,6 @@ def of_kind(evidence: Sequence[Evidence], kind: str) -> list[Evidence]:
     return [one for one in evidence if type(one).__name__ == kind]
 
 
-def in_order(evidence: Alternatives) -> list[Alternative]:
-    """The recorded one first, the others by what they need, those that fail last."""
-    return sorted(
-        evidence.alternatives,
-        key=lambda one: (one.role != "recorded", one.is_out_of_memory, one.value, one.role != "best"),
-    )
-
-
 def device_evidence(report: Report) -> tuple[Evidence, ...]:
     """What a CUDA snapshot shows, or an estimate; empty where nothing is known, or a card has its map."""
     is_shown = any(isinstance(one, SegmentMap) for one in _evidence_of_findings(report))
@@ -168,7 +165,6 @@ def _environment(is_static: bool) -> jinja2.Environment:
         charts_of,
         of_kind,
         code_lines,
-        in_order,
         segment_picture.segment_picture,
     )
     environment.filters |= {name: each for name, each in vars(wording).items() if inspect.isfunction(each)}
@@ -187,9 +183,7 @@ def _environment(is_static: bool) -> jinja2.Environment:
     environment.globals |= {
         "is_static": is_static,
         "palettes": (LIGHT, DARK),
-        "style": Markup(_template_text("style.css") + _template_text("device.css")),
-        "script": Markup(_template_text("page.js") + _template_text("device.js")),
-        "theme_script": Markup(_template_text("theme.js")),
+        **{name: Markup("".join(map(_template_text, files))) for name, files in OWN_FILES.items()},
         "line_pixels": segment_picture.LINE_PIXELS,
         "applicability": wording.APPLICABILITY_PHRASES,
         "plotly": _compressed_plotly,

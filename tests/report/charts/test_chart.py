@@ -34,39 +34,12 @@ def test_thinning_keeps_ends_highs_and_lows_and_leaves_short_curves_alone() -> N
 def test_memory_is_coloured_by_the_stage_that_ran() -> None:
     chart = memory_chart(make_measurements())
     assert {layer.label for layer in chart.layers if layer.kind == "fill"} == {  # type: ignore[union-attr]
-        "data",
         "forward",
         "backward",
         "optimizer",
         "other",
     }
     assert layer_named(chart, "allocated").notes[1] == f"step 0, {BOUNDARIES[1]}"
-
-
-def coloured_steps(samples: tuple[MemorySample, ...], *windows: tuple[int, int, str]) -> dict[str, list[float]]:
-    """By stage, where the stretches in its colour begin and end, in seconds."""
-    full = make_measurements()
-    timeline = dataclasses.replace(full.timeline, memory=samples, windows=windows)
-    chart = memory_chart(dataclasses.replace(full, timeline=timeline))
-    fills = {layer.label: layer for layer in chart.layers if layer.kind == "fill"}
-    return {
-        stage: [layer.x[at] for n in range(0, len(layer.x), 5) for at in (n, n + 2)] for stage, layer in fills.items()
-    }
-
-
-def sample(step: int, boundary: str, at_s: float) -> MemorySample:
-    return MemorySample(step=step, boundary=boundary, at_s=at_s, allocated_bytes=1, reserved_bytes=1)
-
-
-def whole_step(step: int) -> tuple[MemorySample, ...]:
-    return tuple(sample(step, boundary, step + place / 10) for place, boundary in enumerate(BOUNDARIES))
-
-
-def test_what_lies_between_two_steps_is_coloured_only_where_one_followed_the_other() -> None:
-    assert coloured_steps((*whole_step(0), *whole_step(1)))["data"] == [0.4, 1.0]
-    assert "data" not in coloured_steps((*whole_step(0), *whole_step(7))), "read many steps later"
-    samples = (*whole_step(0), *whole_step(1), *whole_step(2))
-    assert "data" not in coloured_steps(samples, (1, 1, "profiler"))
 
 
 def test_the_recorder_s_own_time_and_a_long_run_s_thinned_memory_are_drawn_and_said() -> None:
