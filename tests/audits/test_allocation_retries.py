@@ -29,7 +29,6 @@ GPU_BYTES, RESERVED = 512 * MIB, 480 * MIB
 GPU = Device(index=0, name="NVIDIA T4", total_bytes=GPU_BYTES, free_bytes=GPU_BYTES - RESERVED)
 SLOW_MS = 30.0
 FRACTION = str(1 / 256)
-LIMIT = f"per_process_memory_fraction:{FRACTION}"
 
 
 def every_third(step: int) -> bool:
@@ -97,20 +96,6 @@ def test_it_blames_the_line_that_asked_and_sets_what_makes_the_replay_need_no_re
     assert finding.fix.applicability == "safe"
 
 
-def test_a_limit_that_the_program_set_itself_holds_in_the_replay(tmp_path: Path) -> None:
-    """Torch holds it against the whole of a request, so a segment that could grow by the rest is no help.
-
-    Where the configuration sets it, it stays there.
-    """
-    snapshot = outgrowing(AllocatorSettings()).snapshot()
-    snapshot.settings.configuration = LIMIT
-    finding = only_finding(limited_run(tmp_path / "run", snapshot))
-    (change,) = finding.fix.changes
-    assert isinstance(change, EnvironmentVariable)
-    assert change.new == f"roundup_power2_divisions:8,{LIMIT}"
-    assert "need 1 instead of 9 retries." in finding.fix.summary
-
-
 def test_where_no_setting_helps_the_micro_batch_and_the_limit_are_named(tmp_path: Path) -> None:
     program = outgrowing(AllocatorSettings(), by_mib=18)
     finding = only_finding(limited_run(tmp_path / "run", program.snapshot()))
@@ -135,12 +120,6 @@ def test_without_a_history_the_stage_is_named_its_line_blamed_and_the_gain_what_
     assert gain.step_ms == pytest.approx(SLOW_MS / 3, rel=0.05)
     assert gain.step_ms_interval[0] <= gain.step_ms <= gain.step_ms_interval[1]
     assert gain.basis == "measured bound"
-
-
-def test_of_a_stage_without_a_line_it_says_so(tmp_path: Path) -> None:
-    finding = only_finding(run_of(tmp_path / "run", steps_with(every_third, boundary="post_forward_pre_backward")))
-    assert "in the forward stage" in finding.message
-    assert "of that stage no line is known" in finding.message
 
 
 def test_what_a_retry_waits_for_a_busy_device_is_not_saved(tmp_path: Path) -> None:

@@ -81,21 +81,6 @@ def test_on_the_cpu_whole_numbers_which_cut_and_index_are_silent_unless_they_cos
         assert len(examine(tmp_path / name, [reads(5, call="int", count=32, us=us)], **run).findings) == num_findings
 
 
-def test_a_last_step_that_read_less_or_a_cheap_read_does_not_change_what_is_said(tmp_path):
-    (finding,) = examine(tmp_path / "run", lambda step: [reads(5, count=6 if step == 39 else 8)]).findings
-    assert "8 times per step" in finding.message
-    (finding,) = examine(tmp_path / "second", [reads(7, call="bool", us=1, count=8)]).findings
-    assert finding.fix.summary.endswith("check it only now and then.")
-
-
-@pytest.mark.parametrize("devices", [[], [GPU]])
-def test_logging_every_few_steps_is_silent(tmp_path, devices):
-    examination = examine(
-        tmp_path / "run", lambda step: [reads(6, count=9, us=9000)] if step % 3 == 0 else [], devices=devices
-    )
-    assert examination.findings == ()
-
-
 def test_logging_every_few_steps_and_reads_in_windows_do_not_count_and_every_second_step_is_half(tmp_path):
     steps = make_steps(
         20,
@@ -131,13 +116,6 @@ def test_a_number_that_the_next_call_needs_is_not_told_to_wait(tmp_path):
     (finding,) = examine(tmp_path / "run", [reads(3, count=8, us=310)], source=source).findings
     assert "Where the program goes on with the number at once, such a read cannot wait" in finding.fix.summary
     assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
-
-
-def test_calls_on_one_line_are_one_finding(tmp_path):
-    both = [reads(5, count=6), SiteCalls(site="train.py:5:main.<locals>.<listcomp>", call="float", count=2, us=100)]
-    (finding,) = examine(tmp_path / "run", both).findings
-    assert finding.gain.step_ms == pytest.approx(0.2)
-    assert finding.blame.function == "main"
 
 
 def test_few_steps_are_thin_evidence_and_a_run_without_steps_is_not_applicable(tmp_path):

@@ -13,7 +13,7 @@ from efprof.audits.growing_tensors import growing_tensors
 from efprof.audits.memory_growth import memory_growth
 from efprof.audits.retained_graph import retained_graph
 from efprof.facts.run.run import Run
-from efprof.model import Examination, Table, ThinEvidence
+from efprof.model import Examination, ThinEvidence
 from efprof.units import MIB
 from tests.audits.growing_runs import TRAIN, containers_of, counts_of, leaking_run, leaking_steps, plain, seen, watch_of
 from tests.facts.allocations import allocation
@@ -33,14 +33,6 @@ def test_what_a_variable_keeps_is_told_by_the_audit_of_its_own_even_where_memory
 
 
 NOTHING = counts_of(lambda _: None)
-
-
-def test_where_variables_were_counted_and_none_keeps_it_the_report_says_so(tmp_path: Path) -> None:
-    (finding,) = memory_growth(leaking_run(tmp_path, counts=NOTHING)).findings
-    assert str(finding.blame) == "train.py:6"
-    assert "no variable that was counted" in finding.fix.summary
-    assert "no variable was seen to keep it" in str(finding.evidence)
-    assert not any(isinstance(one, Table) for one in finding.evidence), "an empty one tells nothing"
 
 
 def test_a_holder_that_explains_little_of_the_slope_leaves_the_rest_to_tell(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from efprof.artifacts.holders import Counted
 from efprof.audits.growing_tensors import growing_tensors
 from efprof.audits.memory_growth import memory_growth
 from efprof.audits.retained_graph import retained_graph
-from efprof.model import CodeEdit, Finding, Series, Table, ThinEvidence
+from efprof.model import CodeEdit, Finding, ThinEvidence
 from efprof.units import MIB
 from tests.audits.growing_runs import TRAIN, counts_of, graphs, leaking_run, leaking_steps, plain, seen, watch_of
 from tests.support.builders import make_steps
@@ -39,16 +39,6 @@ def test_it_blames_the_line_that_was_seen_writes_the_edit_and_predicts_the_rise(
     assert gain.peak_bytes == pytest.approx(59 * MIB, rel=0.01)
     assert gain.peak_bytes_interval == pytest.approx((58 * MIB, 60 * MIB), rel=0.01)
     assert (gain.basis, gain.until_step) == ("measured bound", None)
-
-
-def test_it_shows_what_was_counted_and_the_lines_that_were_seen(tmp_path: Path) -> None:
-    watches = [watch_of(seen(), seen("train.py:9:train", "shrank", times=2))]
-    evidence = finding_of(tmp_path, watches=watches).evidence
-    series = next(one for one in evidence if isinstance(one, Series) and one.title == "What train.history has")
-    assert series.lines[0].x == (19.0, 39.0, 59.0)
-    (counted,) = (one for one in evidence if isinstance(one, Table))
-    assert counted.rows[0][2] == "20 -> 40 -> 60"
-    assert counted.rows[0][4:6] == ("train.py:8 (6 times)", "train.py:9 (2 times)")
 
 
 def test_it_predicts_nothing_of_the_tensors_that_detaching_leaves(tmp_path: Path) -> None:
@@ -123,12 +113,6 @@ def test_what_a_library_keeps_is_left_to_a_person(tmp_path: Path) -> None:
     assert "Log a number (`.item()`)" in fix.summary
 
 
-def test_it_says_that_the_run_ran_out(tmp_path: Path) -> None:
-    finding = finding_of(tmp_path, ended="out_of_memory")
-    assert "ended this run at step 59" in finding.message
-    assert finding.severity == "high"
-
-
 def test_a_running_total_on_an_attribute_is_cut_at_the_line_that_binds_it(tmp_path: Path) -> None:
     source = "class Trainer:\n    def step(self, loss):\n        loss.backward()\n        self.total += loss\n"
     fields = {"path": "Trainer.total", "scope": "attribute", "owner": "Trainer", "name": "total", "type": "Tensor"}
@@ -142,11 +126,6 @@ def test_a_running_total_on_an_attribute_is_cut_at_the_line_that_binds_it(tmp_pa
     assert str(finding.blame) == "train.py:4"
     assert finding.fix.applicability == "review"
     assert "self.total += loss.detach()" in str(finding.fix.changes)
-
-
-def test_other_lines_that_may_have_done_it_are_named(tmp_path: Path) -> None:
-    watches = [watch_of(seen(candidates=["train.py:4:train"]), seen("train.py:5:train", times=2))]
-    assert "So did, or may have done: train.py:4, train.py:5." in str(finding_of(tmp_path, watches=watches).evidence)
 
 
 def test_two_holders_are_two_findings_that_share_the_slope(tmp_path: Path) -> None:

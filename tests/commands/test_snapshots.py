@@ -8,10 +8,9 @@ from click.testing import CliRunner, Result
 
 from efprof.commands.allocator import allocator
 from efprof.commands.report import report
-from efprof.facts.allocator import what_if
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.model import EfprofError, UnreadableInput
-from efprof.units import MIB, format_bytes
+from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, Program, fragmenting
 from tests.audits.test_out_of_memory import truly_short
 from tests.facts.allocator.recording import Recording
@@ -114,12 +113,6 @@ def test_a_report_on_a_folder_says_what_readable_files_tell_and_names_those_that
     assert str(refused.value).startswith(f"{half_spoilt / 'rank0.pickle'} is no whole pickle")
 
 
-def test_as_json_a_folder_gives_a_list_though_it_has_one_file(snapshot: Path) -> None:
-    for command in ("replay", "what-if"):
-        (one,) = json.loads(run(allocator, command, snapshot.parent, "--json").output)
-        assert one["file"] == str(snapshot)
-
-
 def test_what_one_rank_does_not_tell_is_said_though_another_passes(tmp_path: Path, healthy: Path) -> None:
     write_snapshot(tmp_path / "rank1.pickle", WITHOUT_HISTORY.snapshot())
     result = json.loads(run(report, healthy.parent, "--json").output)
@@ -201,64 +194,6 @@ def test_a_recording_that_began_warm_has_a_row_to_compare_with_and_says_how_each
     words = ("--conf", "", "--conf", "expandable_segments:True", "--json")
     (device,) = json.loads(run(allocator, "what-if", began_warm(tmp_path), *words).output)["devices"]
     assert [one["start"] for one in device["predictions"]] == ["warm", "cold"]
-
-
-def test_a_recording_that_began_cold_has_no_such_row_and_without_times_no_such_column(snapshot: Path) -> None:
-    words = ("--conf", "", "--conf", "expandable_segments:True", "--json")
-    (device,) = json.loads(run(allocator, "what-if", snapshot, *words).output)["devices"]
-    assert device["recorded_cold"] is None
-    assert {one["start"] for one in [device["recorded"], *device["predictions"]]} == {"cold"}
-    assert "cold" not in run(allocator, "what-if", snapshot).output
-    assert "taking" not in run(allocator, "what-if", snapshot).output
-
-
-def test_a_long_recording_is_said_to_be_tried_in_one_layout(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (device,) = json.loads(run(allocator, "what-if", snapshot, "--json").output)["devices"]
-    assert device["num_layouts"] == what_if.NUM_LAYOUTS
-    assert "one layout" not in run(allocator, "what-if", snapshot).output
-    monkeypatch.setattr(what_if, "MANY_OPERATIONS", 10)
-    (device,) = json.loads(run(allocator, "what-if", snapshot, "--json").output)["devices"]
-    assert device["num_layouts"] == 1
-    assert "tried in one layout of addresses only" in run(allocator, "what-if", snapshot).output
-
-
-def test_settings_that_are_on_already_are_said_to_be_and_are_not_tried_unasked(tmp_path: Path) -> None:
-    path = tmp_path / "dump.pickle"
-    write_snapshot(path, fragmenting(AllocatorSettings(expandable_segments=True)).snapshot())
-    words = ("--conf", "expandable_segments:True", "--conf", "expandable_segments:False", "--json")
-    (device,) = json.loads(run(allocator, "what-if", path, *words).output)["devices"]
-    assert [one["warnings"] for one in device["predictions"]] == [["These settings are on already."], []]
-    (device,) = json.loads(run(allocator, "what-if", path, "--json").output)["devices"]
-    assert "expandable_segments:True" not in [one["conf"] for one in device["predictions"]]
-
-
-@pytest.mark.parametrize("settings", [AllocatorSettings(), AllocatorSettings(expandable_segments=True)])
-def test_settings_that_do_nothing_are_said_to_and_of_two_that_hurt_together_by_how_much_they_do_here(
-    tmp_path: Path, settings: AllocatorSettings
-) -> None:
-    path = tmp_path / "dump.pickle"
-    write_snapshot(path, mixing(settings).snapshot())
-    pair = "expandable_segments:True,max_split_size_mb:20"
-    words = ("--conf", "expandable_segments:True", "--conf", pair, "--conf", "garbage_collection_threshold:0.8")
-    text = run(allocator, "what-if", path, *words).output
-    assert "expandable_segments and max_split_size_mb hurt together in most programs" in text
-    assert "garbage_collection_threshold does nothing without a memory fraction" in text
-    (device,) = json.loads(run(allocator, "what-if", path, *words, "--json").output)["devices"]
-    alone, together, _ = device["predictions"]
-    more = together["peak_reserved_bytes"] - alone["peak_reserved_bytes"]
-    assert more > 0
-    assert f"here they reserve {format_bytes(more)} more than without the limit" in together["warnings"][0]
-
-
-def mixing(settings: AllocatorSettings) -> Recording:
-    """A large block that others follow is given back, and then come many small ones that would fit in it."""
-    recording = Recording(settings)
-    large = recording.malloc(400 * MIB)
-    recording.malloc(40 * MIB)
-    recording.free(large)
-    for _ in range(20):
-        recording.malloc(4 * MIB)
-    return recording
 
 
 def test_a_smaller_device_runs_out_and_a_setting_that_torch_would_refuse_is_refused(snapshot: Path) -> None:

@@ -5,7 +5,6 @@ import dataclasses
 from efprof.model import Comparison, MetricChange
 from efprof.report.comparison_form import (
     comparison_verdict,
-    metric_cells,
     render_comparison_markdown,
     render_comparison_text,
 )
@@ -66,10 +65,3 @@ def test_a_finding_that_the_other_run_could_not_show_is_in_every_form() -> None:
     assert "unchecked  Something was added" in render_comparison_text(comparison)
     assert "### Findings unchecked" in render_comparison_markdown(comparison)
     assert "Unchecked: 1" in render_comparison_html(comparison, make_report(), make_report())
-
-
-def test_a_change_that_more_than_doubles_reads_as_a_factor() -> None:
-    metric = make_metric_change(effect=26.147, interval=(6.009, 104.139))
-    assert metric_cells(metric)[3] == "27.1x (7.0x to 105x)"
-    metric = make_metric_change(effect=2.327, interval=(0.109, 8.981))
-    assert metric_cells(metric)[3] == "3.3x (1.1x to 10.0x)", "one row is written in one way"

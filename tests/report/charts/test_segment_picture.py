@@ -104,15 +104,6 @@ def test_segments_of_one_row_are_cut_and_counted_and_summed_ones_are_not() -> No
     assert row.size == "90 in 250 MiB"
 
 
-def test_the_summary_has_the_exact_totals_and_a_row_without_bytes_the_height_of_a_line() -> None:
-    (view,) = picture_of(row_of(*PIECES)).views
-    assert (
-        view.summary
-        == "250 MiB in 1 segment: 140 MiB in use, 10.0 MiB rounding and slack behind blocks, 100 MiB stranded."
-    )
-    assert only_row(picture_of(row_of())).height == LINE_PIXELS
-
-
 def test_every_hatching_that_is_used_is_defined_and_hostile_owners_stay_text() -> None:
     pending = Stretch(state="pending", num_bytes=MIB, owner=0, num_blocks=1)
     page = page_of(map_of(row_of(*PIECES, pending), owners=(HOSTILE, f"</script>{HOSTILE}")))
