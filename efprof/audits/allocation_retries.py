@@ -87,12 +87,8 @@ def _gain(retries: AllocationRetries) -> Gain:
     interval, share = retries.slower_interval_ms, retries.share_of_steps
     if retries.slower_ms is None or interval is None or interval[0] <= 0:
         return Gain.none("too few steps of either kind differ to tell what a retry costs")
-    return Gain(
-        basis="measured bound",
-        explanation="what the median step with a retry takes longer, times the share of such steps",
-        step_ms=share * retries.slower_ms,
-        step_ms_interval=(share * interval[0], share * interval[1]),
-    )
+    why = "what the median step with a retry takes longer, times the share of such steps"
+    return Gain.of_step(why, share * retries.slower_ms, (share * interval[0], share * interval[1]))
 
 
 def _fix(run: Run, tried: RetryTrials | None) -> Fix:

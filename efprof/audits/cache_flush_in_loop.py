@@ -40,11 +40,7 @@ def cache_flush_in_loop(run: Run) -> Examination:
 
 
 def _finding(run: Run, line: StallLine) -> Finding:
-    gain = Gain(
-        basis="measured bound",
-        explanation="the time measured inside the calls; what asking the driver again takes comes on top",
-        step_ms=line.step_ms,
-    )
+    gain = Gain.of_step("the time inside the calls; what asking the driver again takes comes on top", line.step_ms)
     gain, step_ms = within_idle(run, gain), max(1e-9, run.get(StepTimes).median_ms())
     share = (gain.step_ms or 0.0) / step_ms
     return Finding(

@@ -59,11 +59,7 @@ def _finding(found: ExposedCommunication, line: LaunchingLine) -> Finding:
         headline="The device waits for communication",
         message=f"{message}{'' if line.is_line else f' {what_tells_lines(found.window)}'}",
         fix=Fix.by_hand(_advice(found, exposed.most_common(1)[0][0])),
-        gain=Gain(
-            basis="measured bound",
-            explanation="the time in which collectives ran alone, the wait for slower ranks included",
-            step_ms=found.exposed_ms,
-        ),
+        gain=Gain.of_step("the time in which collectives ran alone, waits for slower ranks included", found.exposed_ms),
         evidence=communication_evidence(found),
         severity="high" if found.share >= HIGH_SHARE else "medium",
     )

@@ -61,11 +61,10 @@ def input_stall(run: Run) -> Examination:
 
 def _is_stalled(waits: InputWaits) -> bool:
     """Whether batches come too late, and not only later than at once: taking one from a worker takes time too."""
-    can_win, least_ms = _can_win(waits), MAX_HANDOVER_MS if waits.num_workers else MIN_MS
-    least_gain = MIN_GAIN if waits.num_workers else MIN_SHARE
-    is_worth_it = waits.saved_ms_with(waits.best_workers) >= least_gain * waits.step_ms
-    least_ms = max(least_ms, waits.step_ms * (MIN_SHARE if is_worth_it else MIN_SHARE_WITHOUT_WORKERS))
-    return waits.data_ms >= least_ms and (waits.is_out_of_cores or can_win)
+    share, least_ms = MIN_SHARE, MAX_HANDOVER_MS if waits.num_workers else MIN_MS
+    if waits.saved_ms_with(waits.best_workers) < (MIN_GAIN if waits.num_workers else MIN_SHARE) * waits.step_ms:
+        share = MIN_SHARE_WITHOUT_WORKERS
+    return waits.data_ms >= max(least_ms, share * waits.step_ms) and (waits.is_out_of_cores or _can_win(waits))
 
 
 def _can_win(waits: InputWaits) -> bool:
@@ -79,7 +78,7 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     certain_share = waits.data_interval_ms[0] / waits.step_ms
     if not _can_win(waits):
         summary = f"Make a batch cheaper: none of the {waits.num_cpus} processors is free for another worker."
-        gain = Gain(basis="measured bound", explanation="the whole wait", step_ms=waits.data_ms)
+        gain = Gain.of_step("the whole wait", waits.data_ms)
         return _finding(run, blame, message, Fix.by_hand(summary), gain, certain_share)
     bound = f"; {wanted} would hide the wait, but one of {waits.num_cpus} processors must train"
     new = {"num_workers": workers} | ({} if waits.num_epochs == 1 or waits.keeps_workers else KEEP_WORKERS)
@@ -101,7 +100,7 @@ def _of_restarts(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     message = f"Workers are started anew for each of {len(waits.restarts)} epochs, which costs {cost}"
     summary, changes = "Keep the workers: persistent_workers=True.", _changes(run, waits, blame, KEEP_WORKERS)
     fix = Fix(summary=summary, applicability="safe", changes=changes)
-    gain = Gain(basis="measured bound", explanation="the waits where epochs start", step_ms=waits.restart_ms)
+    gain = Gain.of_step("the waits where epochs start", waits.restart_ms)
     return _finding(run, blame, message, fix, gain, share)
 
 

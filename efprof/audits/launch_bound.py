@@ -69,11 +69,7 @@ def _finding(use: LaunchUse, line: LaunchingLine, share: float) -> Finding:
         headline="The device waits for the host to launch kernels",
         message=f"{message}{'' if line.is_line else f' {what_tells_lines(use.window)}'}",
         fix=Fix.by_hand(_advice(use)),
-        gain=Gain(
-            basis="measured bound",
-            explanation="the device's idle time that ends with a launch, less what recording adds",
-            step_ms=use.lost_ms,
-        ),
+        gain=Gain.of_step("the device's idle time that ends with a launch, less what recording adds", use.lost_ms),
         evidence=launch_evidence(use),
         severity="high" if share >= HIGH_SHARE else "medium",
     )

@@ -53,6 +53,7 @@ def skipped_updates(run: Run) -> Examination:
 
 def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
     blame = run.get(Sources).line(site)
+    why = f"the time of the skipped steps, spread over all, less one in {MIN_INTERVAL:,}"
     return Finding(
         blame=blame,
         category="time",
@@ -61,12 +62,7 @@ def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
         f"{len(found.skipped):,} ({format_share(found.share)}), which took {format_ms(found.skipped_ms)} each and "
         "taught nothing.",
         fix=_fix(run.get(Sources), found, blame),
-        gain=Gain(
-            basis="measured bound",
-            explanation=f"the time of the skipped steps, spread over all, less one in {MIN_INTERVAL:,}",
-            step_ms=found.saved_ms,
-            step_ms_interval=found.saved_interval_ms,
-        ),
+        gain=Gain.of_step(why, found.saved_ms, found.saved_interval_ms),
         evidence=skip_evidence(found),
         severity="high" if found.share >= HIGH_SHARE else "medium",
     )

@@ -72,11 +72,7 @@ def _finding(run: Run, arrivals: RankArrivals, late: int, times: list[StageTime]
         headline="One rank is waited for by all others",
         message=message,
         fix=Fix.by_hand(_advice(late, worst)),
-        gain=Gain(
-            basis="measured bound",
-            explanation="the wait of all others for this rank alone, in the median step of the trace",
-            step_ms=min(late_ms, arrivals.steady_ms),
-        ),
+        gain=Gain.of_step("the median step's wait for this rank alone", min(late_ms, arrivals.steady_ms)),
         evidence=rank_evidence(arrivals, late, times),
         severity="high" if share >= HIGH_SHARE else "medium",
     )

@@ -63,19 +63,14 @@ def step_slowdown(run: Run) -> Examination:
 
 
 def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
-    low, high = slowdown.growth_interval_ms
+    growth_ms, low, high = map(slowdown.on_device, (slowdown.growth_ms, *slowdown.growth_interval_ms))
     return Finding(
         blame=lines.line.path.blame if lines.line else _stage_line(run, slowdown),
         category="time",
         headline="Later steps take longer",
         message=slowdown_message(slowdown, lines),
         fix=_fix(run, slowdown, lines.line),
-        gain=Gain(
-            basis="measured bound",
-            explanation="the typical step of the last third less that of the first third",
-            step_ms=slowdown.on_device(slowdown.growth_ms),
-            step_ms_interval=(slowdown.on_device(low), slowdown.on_device(high)),
-        ),
+        gain=Gain.of_step("the typical step of the last third less that of the first third", growth_ms, (low, high)),
         evidence=slowdown_evidence(run.get(StepTimes), slowdown, lines),
         severity="high" if slowdown.ratio >= HIGH_RATIO else "medium",
     )

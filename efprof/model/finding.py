@@ -149,6 +149,11 @@ class Gain:
         """Nothing is claimed, as `why` explains."""
         return cls(basis="measured bound", explanation=why)
 
+    @classmethod
+    def of_step(cls, explanation: str, step_ms: float, interval: tuple[float, float] | None = None) -> Self:
+        """A measured bound of the milliseconds per step that are saved."""
+        return cls(basis="measured bound", explanation=explanation, step_ms=step_ms, step_ms_interval=interval)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
