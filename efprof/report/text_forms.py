@@ -42,22 +42,26 @@ def render_text(report: Report) -> str:
         *_verdict_lines(report),
         counts_phrase(report),
         *_finding_lines(rank_findings(report)),
-        *_measured_lines(report),
-        *_warning_lines(report.warnings),
     ]
+    if report.run.num_steps:
+        lines += [shorten(f"Measured: {measured_phrase(report)}.", VERDICT_WIDTH), overhead_phrase(report)]
+    lines += [shorten(f"Warning: {warning}", MAX_WIDTH) for warning in report.warnings[:MAX_WARNINGS]]
+    if len(report.warnings) > MAX_WARNINGS:
+        lines.append(f"and {count_of(len(report.warnings) - MAX_WARNINGS, 'more warning')} in the page")
     return "\n".join(lines) + "\n"
 
 
 def render_markdown(report: Report) -> str:
     """The page's words, order and numbers, without its pictures."""
     checks = [(code(audit.audit_id), audit.status.replace("_", " "), prose(audit.reason)) for audit in report.audits]
+    measured = f"{measured_phrase(report)}. {overhead_phrase(report)}"
     parts = [
         f"# efprof: {escape(report.run.name)}",
         " · ".join(escape(item) for item in header_items(report.run)),
         _verdict(report),
         escape(counts_phrase(report)) + ".",
         *(render_finding(item) for item in rank_findings(report)),
-        *_measured(report),
+        *([f"## Measured\n\n{escape(sentence(measured))}"] if report.run.num_steps else []),
         *(f"> Warning: {escape(warning)}" for warning in report.warnings),
         "## Checks\n\n" + table(("Check", "Status", "What it looked at"), checks),
     ]
@@ -110,12 +114,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _measured_lines(report: Report) -> list[str]:
-    if not report.run.num_steps:
-        return []
-    return [shorten(f"Measured: {measured_phrase(report)}.", VERDICT_WIDTH), overhead_phrase(report)]
-
-
 def _verdict_lines(report: Report) -> list[str]:
     verdict = describe_verdict(report)
     where = ""
@@ -146,13 +144,6 @@ def _finding_lines(ranked: tuple[RankedFinding, ...]) -> list[str]:
     return lines
 
 
-def _warning_lines(warnings: tuple[str, ...]) -> list[str]:
-    lines = [shorten(f"Warning: {warning}", MAX_WIDTH) for warning in warnings[:MAX_WARNINGS]]
-    if len(warnings) > MAX_WARNINGS:
-        lines.append(f"and {count_of(len(warnings) - MAX_WARNINGS, 'more warning')} in the page")
-    return lines
-
-
 def _escape_line(line: str) -> str:
     line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_{}\[\]|#~])", r"\\\1", line)
@@ -168,9 +159,3 @@ def _verdict(report: Report) -> str:
     ]
     commands = code_block("sh", "\n".join(verdict.commands)) if verdict.commands else ""
     return "\n\n".join(line for line in (*lines, commands) if line)
-
-
-def _measured(report: Report) -> list[str]:
-    if not report.run.num_steps:
-        return []
-    return [f"## Measured\n\n{escape(sentence(measured_phrase(report)))} {escape(overhead_phrase(report))}"]

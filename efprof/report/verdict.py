@@ -48,11 +48,6 @@ MAX_MESSAGE: Final = 300
 """Letters of an exception's message: some hold whole tensors."""
 
 RECORD: Final = "Record the training with 'efprof record -- COMMAND' to have its steps, time and numbers checked."
-RECORDING: Final = (
-    'torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")  # before the model is built',
-    'torch.cuda.memory._dump_snapshot("memory.pickle")  # at the end',
-)
-"""What to call for a file that tells more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,11 +101,6 @@ def last_read_step(report: Report) -> int | None:
     first, end = timeline.steps[0].step, timeline.steps[-1].step
     last = max(sample.step for sample in timeline.memory)
     return last if end - last > MAX_UNREAD_SHARE * (end - first) else None
-
-
-def share_of(saving: float | None, whole: float | None) -> float | None:
-    """A saving as a share of what it is saved from; None where either is unknown."""
-    return saving / whole if saving is not None and whole else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,9 +211,9 @@ def error_phrase(run: RunIdentity) -> str:
 
 
 def _order(finding: Finding, median: float | None, peak: int | None) -> tuple[float, ...]:
-    step_ms, num_bytes = finding.gain.step_ms, finding.gain.peak_bytes
-    largest_share = max(share_of(step_ms, median) or 0.0, share_of(num_bytes, peak) or 0.0)
-    return SEVERITY_ORDER[finding.severity], -largest_share, -(step_ms or 0.0), -(num_bytes or 0)
+    step_ms, num_bytes = finding.gain.step_ms or 0.0, finding.gain.peak_bytes or 0
+    largest_share = max(step_ms / median if median else 0.0, num_bytes / peak if peak else 0.0)
+    return SEVERITY_ORDER[finding.severity], -largest_share, -step_ms, -num_bytes
 
 
 def _leading_finding(run: RunIdentity, ranked: tuple[RankedFinding, ...]) -> RankedFinding | None:
@@ -256,20 +246,16 @@ def _without_lead(report: Report, ending: str, num_findings: int) -> VerdictLine
 def _of_a_file(report: Report, num_looked: int) -> VerdictLines:
     """What a file alone tells that nothing is wrong with, as far as it tells anything."""
     looked, measured = [audit.reason for audit in report.audits if audit.status == "passed"], report.measurements
-    verdict = "This file does not tell what filled the memory."
-    commands: tuple[str, ...] = RECORDING
-    if measured.time_sentence:
-        verdict, commands = one_line(measured.time_sentence), ()
-    elif num_looked:
-        verdict, commands = "No fault was found.", (_what_if(report.run),)
     why = [f"{count_of(num_looked, 'check')} passed: {looked[0]}." if looked else "", *report.warnings[-1:]]
+    is_told = bool(measured.time_sentence or num_looked)
+    clean = "No fault was found." if num_looked else "This file does not tell what filled the memory."
     return VerdictLines(
-        verdict=verdict,
+        verdict=one_line(measured.time_sentence or clean),
         why=one_line(next(filter(None, why), "No check found a fault.")),
         blame=None,
         next=" ".join(filter(None, (measured.next_experiment, RECORD))),
-        commands=commands,
-        tone="medium" if commands == RECORDING else "none",
+        commands=(_what_if(report.run),) if is_told and not measured.time_sentence else (),
+        tone="none" if is_told else "medium",
     )
 
 

@@ -147,8 +147,6 @@ def test_a_snapshot_without_history_says_how_to_record_one(tmp_path: Path) -> No
     write_snapshot(path, WITHOUT_HISTORY.snapshot())
     text = run(report, path, "--json").output
     assert "torch.cuda.memory._record_memory_history(max_entries=1_000_000" in text
-    shown = run(report, path, "--format", "text").output
-    assert '_record_memory_history(max_entries=1_000_000, stacks="python")' in shown, "not cut off"
     assert "not replayable" in run(allocator, "replay", path).output
 
 

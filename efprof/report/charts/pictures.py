@@ -132,7 +132,7 @@ def label_text(text: str, limit: int = MAX_LABEL) -> str:
 
 
 def _trace(layer: Layer, chart: Chart) -> Figure:
-    colour = f"var(--{layer.colour})"
+    colour, shape = f"var(--{layer.colour})", "hv" if layer.is_stepped else "linear"
     trace: Figure = {
         "type": "bar" if layer.kind == "bar" else "scatter",
         "name": label_text(layer.label),
@@ -151,24 +151,17 @@ def _trace(layer: Layer, chart: Chart) -> Figure:
             trace |= {"mode": "lines", "fill": "toself", "fillcolor": f"{colour}{HALF_OPAQUE}", "hoverinfo": "skip"}
             trace |= {"line": {"color": colour, "width": 0}}
         case "stack":
-            line = {"color": colour, "width": 0.5} | _shape_of(layer)
+            line = {"color": colour, "width": 0.5, "shape": shape}
             trace |= {"mode": "lines", "stackgroup": "all", "fillcolor": colour, "line": line}
             trace |= _stack_hover(layer, chart)
         case "line":
-            line = {"color": colour, "width": 2.2 if layer.is_strong else 1.3} | _shape_of(layer)
+            line = {"color": colour, "width": 2.2 if layer.is_strong else 1.3, "shape": shape}
+            where = "%{text}" if layer.notes else f"{label_text(chart.x_label)} %{{x:.6~g}}"
+            hover = f"{where}<br>%{{y:,.4~r}} {label_text(chart.y_unit)}<extra>%{{fullData.name}}</extra>"
             is_over_stack = any(other.kind == "stack" for other in chart.layers)
             trace |= {"mode": "lines", "line": line}
-            trace |= _stack_hover(layer, chart) if is_over_stack else {"hovertemplate": _hover(layer, chart)}
+            trace |= _stack_hover(layer, chart) if is_over_stack else {"hovertemplate": hover}
     return trace
-
-
-def _shape_of(layer: Layer) -> Figure:
-    return {"shape": "hv"} if layer.is_stepped else {}
-
-
-def _hover(layer: Layer, chart: Chart) -> str:
-    where = "%{text}" if layer.notes else f"{label_text(chart.x_label)} %{{x:.6~g}}"
-    return f"{where}<br>%{{y:,.4~r}} {label_text(chart.y_unit)}<extra>%{{fullData.name}}</extra>"
 
 
 def _stack_hover(layer: Layer, chart: Chart) -> Figure:

@@ -35,18 +35,11 @@ class Rectangle:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layer:
-    """The rectangles of a row that are filled alike: with a colour of the palette, or the hatching of a state."""
-
-    fill: str
-    rectangles: tuple[Rectangle, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MapRow:
     """A segment, or several of one size.
 
     `frames` are (left, width, top) of its lines; `cuts` are (left, top) where a segment begins beside another.
+    Of `layers` each has what is filled alike: with a colour of the palette, or the hatching of a state.
     """
 
     size: str
@@ -54,7 +47,7 @@ class MapRow:
     height: int
     frames: tuple[tuple[float, float, int], ...]
     cuts: tuple[tuple[float, int], ...]
-    layers: tuple[Layer, ...]
+    layers: tuple[tuple[str, tuple[Rectangle, ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +138,7 @@ def _row(row: SegmentRow, segments: SegmentMap, colours: list[str], notes: dict[
         height=max(1, -(-row.num_bytes // segments.line_bytes)) * (LINE_PIXELS + GAP_PIXELS) - GAP_PIXELS,
         frames=tuple(_on_lines(0, row.num_bytes, segments.line_bytes)),
         cuts=tuple(_cuts(row, segments.line_bytes)),
-        layers=tuple(Layer(fill=fill, rectangles=tuple(layers[fill])) for fill in sorted(layers)),
+        layers=tuple((fill, tuple(layers[fill])) for fill in sorted(layers)),
     )
 
 
