@@ -46,7 +46,11 @@ def blocking_scalar_read(run: Run) -> Examination:
         return Examination(looked_at=looked_at, findings=findings)
     micro_batches = statistics.median(time.record.micro_batches for time in run.get(StepTimes).steady)
     guilty = [line for line in reads if _costs_on_cpu(line, waits.step_ms, micro_batches)]
-    return Examination(looked_at=looked_at, findings=(_on_cpu(run, guilty),) if guilty else ())
+    if not guilty:
+        return Examination(looked_at=looked_at)
+    cost = f"{', and other lines read too' * (len(guilty) > 1)}; on this CPU run that costs {waits.cost(*guilty)}."
+    finding = _finding(run, guilty, f"{cost} On a GPU the host waits there for every kernel queued before.")
+    return Examination(looked_at=looked_at, findings=(finding,))
 
 
 def _costs_on_cpu(line: WaitingLine, step_ms: float, micro_batches: float) -> bool:
@@ -54,12 +58,6 @@ def _costs_on_cpu(line: WaitingLine, step_ms: float, micro_batches: float) -> bo
     costs = line.typical_ms >= max(MIN_COST * step_ms, MIN_COST_MS)
     are_many = line.count >= READS_ON_CPU * max(1.0, micro_batches) and line.calls != ("int",)
     return line.share_of_steps >= MIN_SHARE_OF_STEPS and (costs or are_many)
-
-
-def _on_cpu(run: Run, lines: list[WaitingLine]) -> Finding:
-    others = ", and other lines read too" if len(lines) > 1 else ""
-    cost = f"{others}; on this CPU run that costs {run.get(HostWaits).cost(*lines)}."
-    return _finding(run, lines, f"{cost} On a GPU the host waits there for every kernel queued before.")
 
 
 def _finding(run: Run, lines: list[WaitingLine], cost: str) -> Finding:

@@ -42,18 +42,14 @@ def launch_bound(run: Run) -> Examination:
     looked_at = (
         f"{format_value(round(use.num_launches), 'count')} launches per step, waited for {format_share(share)} of it"
     )
-    if share < MIN_SHARE or not _is_main(use):
+    is_busy_launching = use.num_launches >= MIN_LAUNCHES and use.host_us > use.kernel_us
+    if share < MIN_SHARE or not is_busy_launching or use.waiting_ms < MAIN_SHARE * use.idle_ms:
         return Examination(looked_at=looked_at)
     if use.line is None:
         raise ThinEvidence(
             f"{looked_at}; no line, module or operator of it is recorded. {what_tells_lines(use.window)}"
         )
     return Examination(looked_at=looked_at, findings=(_finding(use, use.line, share),))
-
-
-def _is_main(use: LaunchUse) -> bool:
-    is_busy_launching = use.num_launches >= MIN_LAUNCHES and use.host_us > use.kernel_us
-    return is_busy_launching and use.waiting_ms >= MAIN_SHARE * use.idle_ms
 
 
 def _finding(use: LaunchUse, line: LaunchingLine, share: float) -> Finding:

@@ -33,7 +33,8 @@ def repeated_forward(run: Run) -> Examination:
     All but the work on the items, which their shapes tell, is then done once. At most, all but one call's share is won.
     """
     step_ms, found = run.get(TimeUse).step_ms, run.get(RepeatedCalls)
-    many = [call for call in found.calls if _is_worth_it(call, step_ms)]
+    costly = [call for call in found.calls if call.cost.total_ms >= MIN_SHARE * step_ms]
+    many = [call for call in costly if call.cost.fixed_ms >= MIN_SAVED * step_ms and call.num_calls >= MIN_CALLS]
     guilty = [call for call in many if call.loop and not call.is_chained]
     outermost = [call for call in guilty if not any(call.is_inside(other) for other in guilty)]
     lines = f"{len(found.calls)} line{'' if len(found.calls) == 1 else 's'}"
@@ -41,11 +42,6 @@ def repeated_forward(run: Run) -> Examination:
     if len(guilty) < len(many):
         looked_at += f"; {len(many) - len(guilty)} of them in no loop that was seen, or with what an earlier call gave"
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, call, step_ms) for call in outermost))
-
-
-def _is_worth_it(call: RepeatedCall, step_ms: float) -> bool:
-    is_costly = call.cost.total_ms >= MIN_SHARE * step_ms and call.cost.fixed_ms >= MIN_SAVED * step_ms
-    return is_costly and call.num_calls >= MIN_CALLS
 
 
 def _finding(run: Run, call: RepeatedCall, step_ms: float) -> Finding:

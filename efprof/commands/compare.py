@@ -98,7 +98,10 @@ def compare(
     comparison = compare_reports(*reports, forced=force, budgets=budgets)
     name = f"{comparison.base.run_id}-to-{comparison.head.run_id}"
     write_or_print(lambda form: render_comparison(comparison, reports, form, is_static=static), chosen, out, name)
-    return _exit_code(comparison, strict)
+    if comparison.is_failed:
+        return FAILED
+    is_unclear = any(metric.verdict == "unclear" and metric.budget is not None for metric in comparison.metrics)
+    return INCONCLUSIVE if strict and is_unclear else 0
 
 
 def render_comparison(
@@ -116,10 +119,3 @@ def render_comparison(
         "markdown": comparison_form.render_comparison_markdown,
     }
     return forms[form](comparison)
-
-
-def _exit_code(comparison: "Comparison", is_strict: bool) -> int:
-    if comparison.is_failed:
-        return FAILED
-    is_unclear = any(metric.verdict == "unclear" and metric.budget is not None for metric in comparison.metrics)
-    return INCONCLUSIVE if is_strict and is_unclear else 0

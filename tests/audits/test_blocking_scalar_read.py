@@ -2,7 +2,7 @@ import pytest
 
 from efprof.artifacts.steps import SiteCalls
 from efprof.audits.blocking_scalar_read import blocking_scalar_read
-from efprof.model import CodeEdit, NotRecorded, Table, ThinEvidence
+from efprof.model import NotRecorded, Table, ThinEvidence
 from tests.support.builders import GPU, make_busy_step, make_steps, write_run
 
 SOURCE = """\
@@ -94,28 +94,6 @@ def test_logging_every_few_steps_and_reads_in_windows_do_not_count_and_every_sec
     ).findings
     assert finding.headline == "A tensor's value is read in half of the steps"
     assert finding.message.startswith("A tensor's value is read in half of the steps; on this CPU run")
-
-
-def test_an_accumulated_value_stays_on_the_device_and_a_printed_one_is_printed_now_and_then(tmp_path):
-    (finding,) = examine(tmp_path / "run", [reads(5, count=8, us=1550)]).findings
-    (change,) = finding.fix.changes
-    assert isinstance(change, CodeEdit)
-    assert change.new == "            total += out[column].mean().detach()"
-    assert "100 steps apart" in finding.fix.summary  # 10 % of the step, to be brought under 0.1 %
-    (finding,) = examine(tmp_path / "second", [reads(6, us=310)], devices=[GPU]).findings
-    (change,) = finding.fix.changes
-    assert change.new == "        if step % 20 == 0:\n            print(loss.item())"
-    assert finding.fix.applicability == "review"
-    (finding,) = examine(tmp_path / "third", [reads(7, call="bool", us=310)], devices=[GPU]).findings
-    assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
-    assert "`torch.where`" in finding.fix.summary
-
-
-def test_a_number_that_the_next_call_needs_is_not_told_to_wait(tmp_path):
-    source = "def main():\n    for step in range(9):\n        state = env.step(action.item())\n"
-    (finding,) = examine(tmp_path / "run", [reads(3, count=8, us=310)], source=source).findings
-    assert "Where the program goes on with the number at once, such a read cannot wait" in finding.fix.summary
-    assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
 
 
 def test_few_steps_are_thin_evidence_and_a_run_without_steps_is_not_applicable(tmp_path):

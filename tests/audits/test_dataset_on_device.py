@@ -154,19 +154,6 @@ def test_slices_are_moved_where_they_are_taken(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_a_later_window_knows_it_by_the_stack_that_the_block_keeps(tmp_path: Path) -> None:
-    program = training(800 * MIB)
-    first_entry = next(index for index, entry in enumerate(program.entries) if entry.time_us == WITHIN_US)
-    snapshot = program.snapshot(first_entry=first_entry)
-    nameless = dataset_on_device(run_of(tmp_path / "nameless", program, snapshot=snapshot))
-    assert nameless.findings == ()
-    assert "1000 MiB are older than the history" in nameless.looked_at.replace(".0", "").replace(",", "")
-    block = next(one for segment in snapshot.segments for one in segment.blocks if one.requested_size == 800 * MIB)
-    block.frames = frames_of(DATA)[1:]
-    (finding,) = dataset_on_device(run_of(tmp_path / "named", program, snapshot=snapshot)).findings
-    assert str(finding.blame) == f"train.py:{DATA}"
-
-
 def weights(program: TimedProgram) -> None:
     program.of_the_model(DATA).malloc(800 * MIB)
     program.begin()

@@ -113,18 +113,6 @@ def test_a_gradient_that_breaks_under_a_finite_loss_is_told_by_the_slope_of_an_o
     assert "most likely because log on this line" in finding.message
 
 
-def test_an_offset_that_does_not_fit_falls_back_to_the_only_line_with_that_operation(tmp_path: Path) -> None:
-    (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen(offset=31)], traces=[trace()])).findings
-    assert str(finding.blame) == "train.py:3"
-    other = [call("<built-in method log of Tensor>", 1.2, 0.5, "train.py:7:train"), operation("aten::log", 2, 1.3)]
-    (finding,) = nonfinite_loss(
-        run_with(tmp_path / "second", events=[seen(offset=31)], traces=[[*trace(), *other]])
-    ).findings
-    assert str(finding.blame) == "train.py:8"
-    assert "several lines" in finding.message
-    assert finding.fix.changes == ()
-
-
 def test_without_a_window_the_operation_is_named_and_without_a_suspect_nothing_claimed(tmp_path: Path) -> None:
     (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen()])).findings
     assert str(finding.blame) == "train.py:8"

@@ -176,15 +176,6 @@ def test_growth_and_too_large_a_request_and_what_the_optimizer_lacks_are_no_matt
     assert fix.changes == ()
 
 
-def test_what_python_asked_for_beyond_all_tensors_is_no_matter_of_the_batch(tmp_path: Path) -> None:
-    finding = only_finding(ended(tmp_path / "run", requested_bytes=2000 * MIB, is_for_tensor=False))
-    assert ", not for a tensor, failed in the forward stage" in finding.message
-    assert "an object of Python's or an array of NumPy's" in finding.fix.summary
-    assert (finding.fix.changes, finding.gain.peak_bytes) == ((), None)
-    small = only_finding(ended(tmp_path / "small", is_for_tensor=False))
-    assert small.fix.changes == SMALLER, "it fails for what tensors have taken"
-
-
 def test_a_batch_of_one_is_checkpointed_where_it_can_be_and_never_made_smaller(tmp_path: Path) -> None:
     steps = make_steps(10, allocated_bytes=[100 * MIB] * 5, samples=1)
     configuration = {"batch_size": "1", "gradient_checkpointing": "false"}

@@ -51,15 +51,6 @@ def test_where_nothing_suffices_it_offers_the_most_and_what_was_there_before_is_
     assert "Python and torch" in finding.fix.summary
 
 
-def test_on_a_device_what_was_there_before_the_step_is_not_python_s(tmp_path: Path) -> None:
-    blocks_run(tmp_path, -10)
-    path = tmp_path / "run.json"
-    path.write_text(path.read_text().replace('"C allocator"', '"CUDA allocator"'))
-    (finding,) = oversized_peak(open_run(tmp_path, BEFORE - 10 * MIB)).findings
-    assert "a leaner optimizer" in finding.fix.summary
-    assert "Python" not in finding.fix.summary
-
-
 def out_of_memory_run(folder: Path, in_use_mib: int | None, requested_mib: int | None, *, rank: str = "rank0") -> Run:
     """The same run, ended by a request in a later step."""
     blocks_run(folder, None)

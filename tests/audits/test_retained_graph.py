@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from efprof.artifacts.holders import Counted
@@ -138,18 +137,6 @@ def test_two_holders_are_two_findings_that_share_the_slope(tmp_path: Path) -> No
     findings = (*retained_graph(run).findings, *growing_tensors(run).findings)
     assert [str(finding.blame) for finding in findings] == ["train.py:8", "train.py:9"]
     assert sum(finding.gain.peak_bytes or 0 for finding in findings) == pytest.approx(59 * MIB, rel=0.02)
-
-
-def test_two_holders_that_one_line_feeds_are_one_finding(tmp_path: Path) -> None:
-    counts = counts_of(lambda n: graphs(n, graph_bytes=MIB * n // 2))
-    for count in counts:
-        count.holders.append(msgspec.structs.replace(count.holders[0], path="train.kept", name="kept", number=2))
-    watches = [watch_of(seen()), watch_of(seen(), path="train.kept", number=2)]
-    source = TRAIN.replace("history.append(loss)", "history.append(loss); kept.append(loss)")
-    finding = finding_of(tmp_path, source, counts=counts, watches=watches)
-    assert finding.headline == "`history` and `kept` keep tensors with their graphs"
-    assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
-    assert "`history` and `kept`" in finding.fix.summary
 
 
 def test_what_is_bounded_or_without_graphs_is_silent(tmp_path: Path) -> None:

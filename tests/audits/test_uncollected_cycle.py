@@ -206,13 +206,6 @@ def test_what_refers_to_its_owner_is_blamed_before_the_owner_s_container(tmp_pat
     assert str(finding_of(sawtooth_run(tmp_path / "run", text=text, links=links)).blame) == "train.py:3"
 
 
-def test_a_field_is_blamed_where_it_is_declared_and_without_a_statement_the_class(tmp_path: Path) -> None:
-    text = TRAIN.replace("    def __init__(self, step):\n        self.step = step\n", "    step: object\n")
-    assert str(finding_of(sawtooth_run(tmp_path / "run", text=text)).blame) == "train.py:5"
-    text = "class Step:\n    pass\n"
-    assert str(finding_of(sawtooth_run(tmp_path / "second", text=text)).blame) == "train.py:1"
-
-
 def test_without_a_cycle_it_is_told_where_backward_runs(tmp_path: Path) -> None:
     finding = finding_of(sawtooth_run(tmp_path / "run", links=()))
     assert str(finding.blame) == "train.py:20"

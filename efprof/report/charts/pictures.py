@@ -26,7 +26,9 @@ def figure_of(chart: Chart) -> Figure:
     start, end = layout["xaxis"]["range"] = x_range(chart)
     middle = (start + end) / 2
     layout["shapes"] = [shape for band in chart.bands for shape in _band_shapes(band)]
-    layout["shapes"] += [_mark_shape(at) for at, _ in chart.marks]
+    line = {"color": "var(--alert)", "width": 1.3, "dash": "dot"}
+    mark = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": line}
+    layout["shapes"] += [mark | {"x0": _rounded(at), "x1": _rounded(at)} for at, _ in chart.marks]
     notes = layout["annotations"] = [
         _top_note(
             band.end if band.start > middle else band.start,
@@ -198,11 +200,6 @@ def _band_shapes(band: Band) -> list[Figure]:
     shape |= {"fillcolor": f"var(--{band.stage or 'window'})", "line": {"width": 0}}
     tint = shape | {"y0": 0, "layer": "below", "opacity": 0.16}
     return [tint] if band.stage is None else [tint, shape | {"y0": 1 - STRIP_SHARE}]
-
-
-def _mark_shape(at: float) -> Figure:
-    line = {"color": "var(--alert)", "width": 1.3, "dash": "dot"}
-    return {"type": "line", "x0": _rounded(at), "x1": _rounded(at), "yref": "paper", "y0": 0, "y1": 1, "line": line}
 
 
 def _top_note(at: float, label: str, colour: str, *, is_left: bool, y: float = 1.0) -> Figure:

@@ -86,7 +86,8 @@ def time_chart(timeline: Timeline, median_ms: float | None) -> Chart | None:
     size = math.ceil(len(steps) / MAX_BARS)
     groups = [steps[start : start + size] for start in range(0, len(steps), size)]
     tops = [statistics.fmean(step.total_ms for step in group) for group in groups]
-    y_top = _clip_at([step.total_ms for step in steps])
+    usual = sorted(step.total_ms for step in steps)[math.ceil(len(steps) * 0.95) - 1]
+    y_top = usual * 1.5 if max(step.total_ms for step in steps) > usual * CLIP_FACTOR else None
     scale = scale_for([y_top or max(tops)], "ms")
     layers = [_stage_layer(stage, place, groups, scale.factor) for place, stage in enumerate((*STAGES, RECORDER))]
     layers = [layer for layer in layers if any(layer.y)]
@@ -149,12 +150,6 @@ def _window_bands(timeline: Timeline, clock: AxisScale) -> tuple[Band, ...]:
         if start < end:
             bands.append(Band(start=places[start], end=places[min(end, len(places) - 1)], label=what))
     return tuple(bands)
-
-
-def _clip_at(tops: Sequence[float]) -> float | None:
-    """Where the y axis should end so that one huge step does not flatten the others; None for no clipping."""
-    usual = sorted(tops)[math.ceil(len(tops) * 0.95) - 1]
-    return usual * 1.5 if max(tops) > usual * CLIP_FACTOR else None
 
 
 def _stage_layer(stage: str, place: int, groups: Sequence[Sequence[StepSample]], factor: float) -> Layer:

@@ -41,6 +41,7 @@ OWN_FILES: Final = {
     "script": ("page.js", "device.js"),
     "theme_script": ("theme.js",),
 }
+"""Our own style and scripts go in as they are: they hold nothing from outside."""
 
 
 def render_html(report: Report, *, is_static: bool = False) -> str:
@@ -183,7 +184,7 @@ def _environment(is_static: bool) -> jinja2.Environment:
     environment.globals |= {
         "is_static": is_static,
         "palettes": (LIGHT, DARK),
-        **{name: Markup("".join(map(_template_text, files))) for name, files in OWN_FILES.items()},
+        **{name: Markup("".join(map(_own_text, files))) for name, files in OWN_FILES.items()},
         "line_pixels": segment_picture.LINE_PIXELS,
         "applicability": wording.APPLICABILITY_PHRASES,
         "plotly": _compressed_plotly,
@@ -202,8 +203,7 @@ def _prose(text: str) -> Markup:
     return Markup("").join(Markup("<code>{}</code>").format(piece) if is_code else piece for piece, is_code in pieces)
 
 
-def _template_text(name: str) -> str:
-    """Our own style and scripts go in as they are: they hold nothing from outside."""
+def _own_text(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
