@@ -13,7 +13,7 @@ from efprof import commands
 from efprof.model.errors import EfprofError
 
 
-class LazyGroup(commands.NamingGroup):
+class LazyGroup(click.Group):
     """Imports a subcommand only when it is called, so that `--help` stays fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -46,38 +46,14 @@ def main() -> None:
             traceback.print_exception(error)
         click.echo(f"efprof: {error}", err=True)
         status = error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        status = error.exit_code
     except click.ClickException as error:
-        click.echo(f"efprof: {_sentence(error)}", err=True)
+        context = getattr(error, "ctx", None)
+        see = f" Try '{context.command_path} --help'." if context else ""
+        click.echo(f"efprof: {error.format_message()}{see}", err=True)
         status = error.exit_code
     except click.Abort:
         status = 130
     sys.exit(status if isinstance(status, int) else 0)
-
-
-def _sentence(error: click.ClickException) -> str:
-    """What click refuses, by the name of the option or argument, and what to write instead."""
-    match error:
-        case click.NoSuchOption(option_name=name, possibilities=[nearest, *_]):
-            return f"there is no option '{name}'; did you mean '{nearest}'?"
-        case click.NoSuchOption(option_name=name, ctx=click.Context(command_path=path)):
-            return f"there is no option '{name}'; '{path} --help' lists those that there are."
-        case click.MissingParameter(param=click.Parameter() as parameter, ctx=click.Context() as context):
-            return f"{_name_of(parameter)} is missing; write '{_usage(context)}'."
-        case click.BadParameter(param=click.Parameter() as parameter):
-            return f"{_name_of(parameter)} {error.message}"
-        case click.UsageError(ctx=click.Context() as context):
-            return f"{_as_part(error.format_message())}; write '{_usage(context)}'."
-        case _:
-            return f"{_as_part(error.format_message())}."
-
-
-def _name_of(parameter: click.Parameter) -> str:
-    return parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
-
-
-def _usage(context: click.Context) -> str:
-    return " ".join([context.command_path, *context.command.collect_usage_pieces(context)])
-
-
-def _as_part(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:].rstrip(".")

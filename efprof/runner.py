@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from efprof.model import (
@@ -14,6 +15,8 @@ from efprof.model import (
     NotRecorded,
     Report,
     RunIdentity,
+    Snippet,
+    SourceLine,
     ThinEvidence,
     UnreadableInput,
 )
@@ -44,14 +47,18 @@ def make_report(
     identity: RunIdentity,
     measurements: Measurements,
     audits: Mapping[str, Audit],
+    snippet_of: Callable[[SourceLine], Snippet],
     warnings: tuple[str, ...] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """One result per audit, whatever happens in it, beside what holds of any run; `say` is told what is done next."""
+    """One result per audit, whatever happens in it, beside what holds of any run; `say` is told what is done next.
+
+    Each finding shows the source around its line, by `snippet_of`.
+    """
     results = []
     for number, (audit_id, audit) in enumerate(audits.items(), start=1):
         say(f"audit {number} of {len(audits)}, {audit_id}")
-        results.append(_run_audit(run, audit_id, audit))
+        results.append(_run_audit(run, audit_id, audit, snippet_of))
     return Report(run=identity, measurements=measurements, audits=tuple(results), warnings=warnings)
 
 
@@ -69,7 +76,7 @@ def first_overview(*makes: Callable[[], tuple[Evidence, ...]]) -> tuple[tuple[Ev
     return (), tuple(warnings)
 
 
-def _run_audit(run: object, audit_id: str, audit: Audit) -> AuditResult:
+def _run_audit(run: object, audit_id: str, audit: Audit, snippet_of: Callable[[SourceLine], Snippet]) -> AuditResult:
     match _tried(lambda: audit(run)):
         case NotRecorded() | ThinEvidence() as absent:
             return AuditResult(audit_id=audit_id, status="not_applicable", reason=str(absent))
@@ -82,7 +89,10 @@ def _run_audit(run: object, audit_id: str, audit: Audit) -> AuditResult:
                 audit_id=audit_id,
                 status="failed" if examination.findings else "passed",
                 reason=examination.looked_at,
-                findings=examination.findings,
+                findings=tuple(
+                    replace(one, evidence=(snippet_of(one.blame), *one.evidence)) if one.blame.text else one
+                    for one in examination.findings
+                ),
             )
 
 

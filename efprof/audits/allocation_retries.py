@@ -20,8 +20,7 @@ from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEviden
 from efprof.units import format_share, format_value
 
 MIN_STEPS = 3
-"""Steps with a retry after warm-up, and one in either half of them: what happens once or twice is a start, or the
-largest batch of all."""
+"""Steps with a retry after warm-up, and one in either half of them: once or twice is a start, or the largest batch."""
 HIGH_SHARE, MEDIUM_SHARE = 0.1, 0.02
 """Of the step, as in cache_flush_in_loop, whose fault costs the same way."""
 
@@ -29,22 +28,17 @@ HIGH_SHARE, MEDIUM_SHARE = 0.1, 0.02
 def allocation_retries(run: Run) -> Examination:
     """Find a training that keeps running into the end of its device's memory.
 
-    What it finds
-    -------------
-    Steps after warm-up in which the allocator ran out, waited for the device, gave its cache back and tried again;
-    the line whose request it was where a history was recorded, else the stage.
+    ## What it finds
+    Steps after warm-up in which the allocator ran out, waited for the device, gave its cache back and tried again; the
+    line whose request it was where a history was recorded, else the stage.
 
-    Why it matters
-    --------------
-    Each retry stops the device, and what was given back is asked for again by slow calls; the next may fail for good.
+    ## Why it matters
+    Each retry stops the device, what was given back is asked for again by slow calls, and the next may fail for good.
 
-    Fix
-    ---
-    The setting of the allocator that spares the retries when the recorded requests are replayed; else a micro-batch
-    that leaves a tenth of what the program may take free.
+    ## Fix
+    The setting of the allocator that spares the retries in a replay; else a micro-batch that leaves a tenth free.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     By how much the median step with a retry takes longer, times the share of such steps.
     """
     retries = run.get(AllocationRetries)
@@ -55,7 +49,7 @@ def allocation_retries(run: Run) -> Examination:
 
 
 def _finding(run: Run, retries: AllocationRetries) -> Finding:
-    sources, tried, gain = run.get(Sources), retry_trials(run), within_idle(run, _gain(retries))
+    tried, gain = retry_trials(run), within_idle(run, _gain(retries))
     requests = ((device, entry) for device in recorded_devices(run) for entry in retried_requests(device.history))
     sites = Counter(device.lines.site(entry.frames) for device, entry in requests)  # None is a thread without Python
     blame, whose = _blame(run, retries, sites)
@@ -71,48 +65,35 @@ def _finding(run: Run, retries: AllocationRetries) -> Finding:
         f"{whose}{how_much_slower(retries)}.",
         fix=_fix(run, tried),
         gain=gain,
-        evidence=(*retry_evidence(retries, tried), sources.snippet(blame)),
+        evidence=retry_evidence(retries, tried),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )
 
 
 def _blame(run: Run, retries: AllocationRetries, sites: Counter[str | None]) -> tuple[SourceLine, str]:
     """The line of the requests that a history holds, else that of the stage; and which of the two it is."""
-    sources, stage = run.get(Sources), retries.by_stage[0][0]
     known = [site for site, _ in sites.most_common() if site is not None]
     if known:
-        return sources.line(known[0]), "most often it was this line that asked"
+        return run.get(Sources).line(known[0]), "most often it was this line that asked"
     backward = run.get(StepTimes).backward_site
     if backward is None:
         raise ThinEvidence(f"the allocator retried {retries.num_retries} times, and no line of the loop was recorded.")
-    said = "this line runs that stage" if stage == "backward" else "of that stage no line is known: this runs backward"
-    return sources.line(backward), said
+    is_backward = retries.by_stage[0][0] == "backward"
+    said = "this line runs that stage" if is_backward else "of that stage no line is known: this runs backward"
+    return run.get(Sources).line(backward), said
 
 
 def _gain(retries: AllocationRetries) -> Gain:
-    interval = retries.slower_interval_ms
+    interval, share = retries.slower_interval_ms, retries.share_of_steps
     if retries.slower_ms is None or interval is None or interval[0] <= 0:
-        return Gain(
-            basis="measured bound", explanation="too few steps of either kind differ to tell what a retry costs"
-        )
-    share = retries.share_of_steps
-    return Gain(
-        basis="measured bound",
-        explanation="what the median step with a retry takes longer, times the share of such steps",
-        step_ms=share * retries.slower_ms,
-        step_ms_interval=(share * interval[0], share * interval[1]),
-    )
+        return Gain.none("too few steps of either kind differ to tell what a retry costs")
+    why = "what the median step with a retry takes longer, times the share of such steps"
+    return Gain.of_step(why, share * retries.slower_ms, (share * interval[0], share * interval[1]))
 
 
 def _fix(run: Run, tried: RetryTrials | None) -> Fix:
     if tried is not None and (best := tried.best) is not None:
-        recorded, count = tried.what_if, best.outcome.calls.num_retries
-        retries = f"{count} {'retry' if count == 1 else 'retries'} instead of {tried.num_recorded}"
-        spared = f"Replayed under it, the recorded requests need {retries}."
-        caution = " ".join([spared, *best.warnings])
-        return set_allocator(recorded.recorded_configuration, best.configuration, caution=caution)
-    settings = "No setting of the allocator is known to spare it."
-    if tried is not None:
-        settings = f"None of {len(tried.trials)} settings of the allocator halves the retries of the replay."
-    words = smaller_micro_batch(run), settings, own_limit(run)
-    return Fix.by_hand(" ".join(filter(None, words)))
+        retries = f"{best.outcome.calls.num_retries} instead of {tried.num_recorded} retries"
+        caution = " ".join([f"Replayed under it, the recorded requests need {retries}.", *best.warnings])
+        return set_allocator(tried.what_if.recorded_configuration, best.configuration, caution=caution)
+    return Fix.by_hand(" ".join(filter(None, (smaller_micro_batch(run), own_limit(run)))))

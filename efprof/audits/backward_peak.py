@@ -14,21 +14,17 @@ HIGH_SHARE = 0.4
 def backward_peak(run: Run) -> Examination:
     """Find the forward line whose gradient makes the peak of memory.
 
-    What it finds
-    -------------
+    ## What it finds
     A backward pass whose first operations need so much temporary memory that they alone set the peak: the loss over a
     large vocabulary, a matrix of pairwise distances, reduced to a number.
 
-    Why it matters
-    --------------
+    ## Why it matters
     That one instant limits the batch; the rest of the step would fit a larger one.
 
-    Fix
-    ---
+    ## Fix
     Do the operation in parts, as many as it takes for another instant to make the peak.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The recorded events replayed with all but one part of its memory taken away.
     """
     jump = run.get(BackwardJump)
@@ -38,46 +34,37 @@ def backward_peak(run: Run) -> Examination:
 
 
 def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
-    sources = run.get(Sources)
-    blame = sources.line(made.site)
     num_chunks = jump.num_chunks(made)
-    gain = _gain(jump, made, num_chunks)
-    assert gain.peak_bytes is not None
+    saved = jump.saved_bytes(made.split_blocks, num_chunks)
+    low, high = jump.saved_bytes(made.own_blocks, num_chunks), jump.saved_bytes(made.split_blocks, None)
     where = f"in {made.module}" if made.module else "outside any module"
     return Finding(
-        blame=blame,
+        blame=run.get(Sources).line(made.site),
         category="memory",
         headline="One line's gradient makes the peak of memory",
         message=f"Backward of this line ({made.operation} {where}) raises memory by {format_bytes(jump.jump_bytes)}, "
         f"{format_share(jump.jump_bytes / jump.peak_bytes)} of the recorded peak.",
         fix=_fix(num_chunks),
-        gain=gain,
+        gain=Gain(
+            basis="replay",
+            explanation="the recorded allocations replayed with what this line makes, and its largest input, in "
+            f"{num_chunks} parts, one at a time; at least this line's own, at most all of them",
+            peak_bytes=saved,
+            peak_bytes_interval=(float(low), float(high)),
+        ),
         evidence=(
             run.get(WindowMemory).series,
-            sources.snippet(blame),
             how_jump_is_known(jump, made),
         ),
-        severity="high" if gain.peak_bytes >= HIGH_SHARE * jump.peak_bytes else "medium",
+        severity="high" if saved >= HIGH_SHARE * jump.peak_bytes else "medium",
     )
 
 
 def _fix(num_chunks: int) -> Fix:
     """What to write instead of the blamed line; a person must say what is split along which dimension."""
     return Fix.by_hand(
-        f"Do the work of this line in {num_chunks} parts along the batch, together with the layer "
-        "that makes its largest input, each part under activation checkpointing: `loss = "
-        "sum(checkpoint(part_of_loss, inputs, targets, use_reentrant=False) for inputs, targets in "
-        f"zip(all_inputs.chunk({num_chunks}), all_targets.chunk({num_chunks}))) / all_targets.numel()`, where "
-        "`part_of_loss` does what this line does and sums instead of averaging."
-    )
-
-
-def _gain(jump: BackwardJump, made: Temporaries, num_chunks: int) -> Gain:
-    low, high = jump.saved_bytes(made.own_blocks, num_chunks), jump.saved_bytes(made.split_blocks, None)
-    return Gain(
-        basis="replay",
-        explanation="the recorded allocations replayed with what this line makes, and its largest input, in "
-        f"{num_chunks} parts, one at a time; at least this line's own, at most all of them",
-        peak_bytes=jump.saved_bytes(made.split_blocks, num_chunks),
-        peak_bytes_interval=(float(low), float(high)),
+        f"Do the work of this line in {num_chunks} parts along the batch, with the layer that makes its largest input, "
+        "each checkpointed: `loss = sum(checkpoint(part_of_loss, inputs, targets, use_reentrant=False) for inputs, "
+        f"targets in zip(all_inputs.chunk({num_chunks}), all_targets.chunk({num_chunks}))) / all_targets.numel()`, "
+        "where `part_of_loss` does what this line does and sums instead of averaging."
     )

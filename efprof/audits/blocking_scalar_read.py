@@ -12,8 +12,7 @@ from efprof.fixes.scalar_read import read_less
 from efprof.model import Examination, Finding
 
 READS_ON_CPU = 4.0
-"""On the CPU a read waits for nothing. Four per backward pass come from an inner loop, which stalls a GPU most; one for
-each accumulated micro-batch is ordinary logging."""
+"""Per backward pass: so many come from an inner loop, which stalls a GPU most; on a CPU a read waits for nothing."""
 MIN_COST, MIN_COST_MS = 0.01, 0.05
 """On the CPU: 1 % of the step is worth an edit; below 50 us, 1 % is the measuring itself."""
 AFTER_COST = 0.001
@@ -23,27 +22,19 @@ AFTER_COST = 0.001
 def blocking_scalar_read(run: Run) -> Examination:
     """Find lines that copy tensor values to Python in every step.
 
-    What it finds
-    -------------
+    ## What it finds
     `.item()`, `.tolist()`, `.cpu()`, `float(tensor)`, `if tensor:` in the training step, by line. Reads that torch's
-    own optimizers, gradient scaler and the like make are told among all waits, and not blamed.
+    own code makes are told and not blamed. On a CPU, where a read waits for nothing, all lines are one finding.
 
-    Why it matters
-    --------------
-    A read waits until the GPU has done everything that was queued before it; meanwhile Python queues nothing, and
-    the GPU stands idle afterwards until Python has caught up.
+    ## Why it matters
+    A read waits for all that the GPU has queued; meanwhile Python queues nothing, and the GPU idles afterwards.
 
-    Fix
-    ---
-    Keep the value on the device (`.detach()`), and read it only every so many steps. Where the program
-    goes on with the number at once, have one read serve several such calls.
+    ## Fix
+    Keep the value on the device (`.detach()`), and read it every so many steps, or have one read serve several.
 
-    On a CPU all lines together are one finding of low severity: there a read waits for nothing.
-
-    Predicted gain
-    --------------
-    On a GPU the steps of a trace replayed without the waits. Where that tells nothing, the time inside the calls, at
-    most that in which the device was idle: an upper bound, since a later read may wait in their place.
+    ## Predicted gain
+    On a GPU the steps of a trace replayed without the waits; else the time inside the calls, at most the device's idle
+    time: an upper bound, since a later read may wait in their place.
     """
     waits = run.get(HostWaits)
     reads = waits.of("read")
@@ -54,7 +45,11 @@ def blocking_scalar_read(run: Run) -> Examination:
         return Examination(looked_at=looked_at, findings=findings)
     micro_batches = statistics.median(time.record.micro_batches for time in run.get(StepTimes).steady)
     guilty = [line for line in reads if _costs_on_cpu(line, waits.step_ms, micro_batches)]
-    return Examination(looked_at=looked_at, findings=(_on_cpu(run, guilty),) if guilty else ())
+    if not guilty:
+        return Examination(looked_at=looked_at)
+    cost = f"{', and other lines read too' * (len(guilty) > 1)}; on this CPU run that costs {waits.cost(*guilty)}."
+    finding = _finding(run, guilty, f"{cost} On a GPU the host waits there for every kernel queued before.")
+    return Examination(looked_at=looked_at, findings=(finding,))
 
 
 def _costs_on_cpu(line: WaitingLine, step_ms: float, micro_batches: float) -> bool:
@@ -62,14 +57,6 @@ def _costs_on_cpu(line: WaitingLine, step_ms: float, micro_batches: float) -> bo
     costs = line.typical_ms >= max(MIN_COST * step_ms, MIN_COST_MS)
     are_many = line.count >= READS_ON_CPU * max(1.0, micro_batches) and line.calls != ("int",)
     return line.share_of_steps >= MIN_SHARE_OF_STEPS and (costs or are_many)
-
-
-def _on_cpu(run: Run, lines: list[WaitingLine]) -> Finding:
-    others = lines[1:]
-    also = f"{len(others)} more lines" if len(others) > 1 else "".join(str(line.blame) for line in others)
-    here = f"{f', and of others at {also}' if others else ''}; on this CPU run that costs"
-    on_gpu = f"On a GPU the host waits at {'these lines' if others else 'this line'} for every kernel queued before."
-    return _finding(run, lines, f"{here} {run.get(HostWaits).cost(*lines)}. {on_gpu}")
 
 
 def _finding(run: Run, lines: list[WaitingLine], cost: str) -> Finding:

@@ -19,21 +19,16 @@ HIGH_SHARE = 0.1
 def cache_flush_in_loop(run: Run) -> Examination:
     """Find calls that empty the allocator's cache again and again.
 
-    What it finds
-    -------------
+    ## What it finds
     `torch.cuda.empty_cache()` within the training loop, the time it takes of a step, and what it really gave back.
 
-    Why it matters
-    --------------
-    The call waits for the device, and gives back only whole free segments, which the next step asks the driver for
-    again: that is a slow call each time, and lowers no peak.
+    ## Why it matters
+    The call waits for the device and gives back free segments, which the next step slowly asks the driver for again.
 
-    Fix
-    ---
+    ## Fix
     Delete the call; where fragments are the reason for it, a setting of the allocator keeps them from arising.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The time measured inside the calls; asking the driver again comes on top.
     """
     times, stalls = run.get(StepTimes), stall_lines(run)
@@ -45,12 +40,7 @@ def cache_flush_in_loop(run: Run) -> Examination:
 
 
 def _finding(run: Run, line: StallLine) -> Finding:
-    sources, flushed = run.get(Sources), what_flushes_give_back(run)
-    gain = Gain(
-        basis="measured bound",
-        explanation="the time measured inside the calls; what asking the driver again takes comes on top",
-        step_ms=line.step_ms,
-    )
+    gain = Gain.of_step("the time inside the calls; what asking the driver again takes comes on top", line.step_ms)
     gain, step_ms = within_idle(run, gain), max(1e-9, run.get(StepTimes).median_ms())
     share = (gain.step_ms or 0.0) / step_ms
     return Finding(
@@ -58,11 +48,15 @@ def _finding(run: Run, line: StallLine) -> Finding:
         category="time",
         headline="The allocator's cache is emptied in the loop",
         message=f"This line empties the cache {format_value(round(line.count_per_step, 1), 'count')} times per step, "
-        f"which takes {format_ms(line.step_ms)} of it ({format_share(line.step_ms / step_ms)}){_given_back(flushed)}.",
-        fix=_fix(sources, line),
+        f"which takes {format_ms(line.step_ms)} of it ({format_share(line.step_ms / step_ms)}){_given_back(run)}.",
+        fix=Fix.by(
+            delete_statement(run.get(Sources).file(line.blame.file), line.blame.line),
+            "safe",
+            "Delete the call: what it gives back is asked for again. Against fragments, 'efprof allocator what-if' "
+            "names the setting that helps.",
+        ),
         gain=gain,
         evidence=(
-            sources.snippet(line.blame),
             Narrative.of(
                 "Each call was timed where it is made. It is right where the memory is meant for another process "
                 "on the same device, which cannot have what lies in this one's cache.",
@@ -72,18 +66,9 @@ def _finding(run: Run, line: StallLine) -> Finding:
     )
 
 
-def _given_back(flushed: tuple[float, float] | None) -> str:
+def _given_back(run: Run) -> str:
+    flushed = what_flushes_give_back(run)
     if flushed is None:
         return ""
     returned, again = map(format_bytes, flushed)
     return f"; in the recorded stretch it gave {returned} back each time, of which {again} were asked for again"
-
-
-def _fix(sources: Sources, line: StallLine) -> Fix:
-    edit = delete_statement(sources.file(line.blame.file), line.blame.line)
-    return Fix.by(
-        edit,
-        "safe",
-        "Delete the call: what it gives back is asked for again. Against fragments, 'efprof allocator what-if' names "
-        "the setting that helps.",
-    )

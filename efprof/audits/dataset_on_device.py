@@ -16,21 +16,17 @@ MEDIUM_SHARE = 0.1
 def dataset_on_device(run: Run) -> Examination:
     """Find data sets that were put on the device as a whole.
 
-    What it finds
-    -------------
+    ## What it finds
     Lines that put tensors on the device before the first step, of which two steps were seen to read a part each, not
     the same, and to write to none; and which are still there when most is reserved and when the recording ends.
 
-    Why it matters
-    --------------
+    ## Why it matters
     What waits there to be used takes the memory that a larger batch or model could have, and grows with the data.
 
-    Fix
-    ---
+    ## Fix
     Keep it on the host in pinned memory, and move each batch when it is its turn.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     What the line still has at the peak, less two batches: one at work and one on its way.
     """
     datasets = run.get(DeviceDatasets)
@@ -59,16 +55,13 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
             peak_bytes=dataset.saved_bytes,
         ),
         evidence=(
-            sources.snippet(blame),
             composition_numbers(device.peak, "Reserved memory at its peak"),
             owner_map(device.peak, blame, "Who has it"),
             Narrative.of(
-                f"{device.file} tells what was allocated where, here {len(dataset.blocks):,} tensors, and that it "
-                "was not given back. That it is a data set was seen: in two steps every call of torch's functions "
-                f"was looked at, and those read {format_bytes(dataset.batch_bytes)} of it per step, not always the "
-                "same, and wrote nothing.",
-                "It is right where the device has memory to spare and copying would take longer than computing: "
-                "what moving each batch costs in time is not known before it is tried.",
+                f"{device.file} tells what was allocated where, and that it was not given back. In two steps every "
+                f"call of torch's functions was looked at: those read {format_bytes(dataset.batch_bytes)} of it per "
+                "step, not always the same, and wrote nothing. It is right where the device has memory to spare and "
+                "copying would take longer than computing.",
             ),
         ),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
@@ -76,10 +69,7 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
 
 
 def _use_of(dataset: DeviceDataset) -> str:
-    places = [place_of(site) for site in dataset.use_sites]
-    if not places:
-        return "each step"
-    return places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"
+    return place_of(dataset.use_sites[0]) if dataset.use_sites else "each step"
 
 
 def _fix(dataset: DeviceDataset) -> Fix:

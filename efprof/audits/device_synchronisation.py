@@ -25,26 +25,19 @@ IN_GENERAL = "It reads values to know a size: have it run where the batch is mad
 def device_synchronisation(run: Run) -> Examination:
     """Find lines that make the host wait for the device without reading a value.
 
-    What it finds
-    -------------
+    ## What it finds
     In every step: operators whose result is as large as values on the device say (`nonzero`, indexing by a mask,
     `masked_select`, `repeat_interleave`, `unique`), copies of pageable memory, and `torch.cuda.synchronize()`. What
     torch's own optimizers, gradient scaler, profiler, loader and allocator wait for is told and not blamed.
 
-    Why it matters
-    --------------
-    The host launches nothing while it waits. Once it may go on, the device has nothing left to do until the host has
-    launched the next kernel.
+    ## Why it matters
+    The host launches nothing while it waits; afterwards the device has nothing to do until the next launch.
 
-    Fix
-    ---
-    By what asked for the wait: `torch.where` instead of a mask as an index, a size that is given, pinned memory with
-    `non_blocking=True`, no synchronisation.
+    ## Fix
+    By what asked for it: `torch.where` instead of a mask, a size that is given, pinned memory, no synchronisation.
 
-    Predicted gain
-    --------------
-    The steps of the trace replayed without these waits. Where it cannot be replayed, the time inside them, at most that
-    in which the device was idle for want of a launch. A wait in which the device has enough to do costs nothing.
+    ## Predicted gain
+    The steps of the trace replayed without these waits; else the time inside them, at most the device's idle time.
     """
     waits = run.get(HostWaits)
     lines = waits.of("synchronisation")

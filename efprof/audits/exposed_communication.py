@@ -1,7 +1,6 @@
 """Collectives during which the device computes nothing."""
 
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
 from efprof.facts.time.collectives import ExposedCommunication, communication_evidence
 from efprof.facts.time.launching_lines import LaunchingLine, what_tells_lines
 from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
@@ -16,21 +15,17 @@ HIGH_SHARE = 0.3
 def exposed_communication(run: Run) -> Examination:
     """Find collectives that nothing runs beside.
 
-    What it finds
-    -------------
+    ## What it finds
     A tenth of the step or more in which the only kernels on the device are those of collectives.
 
-    Why it matters
-    --------------
+    ## Why it matters
     Every device of the training stands still meanwhile, and more devices make it worse.
 
-    Fix
-    ---
+    ## Fix
     By what is exchanged: gradients less often, compressed, or in other buckets; prefetching for FSDP; else
     `async_op=True`.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The time in which collectives ran alone. It holds the wait for slower ranks.
     """
     found = run.get(ExposedCommunication)
@@ -42,10 +37,10 @@ def exposed_communication(run: Run) -> Examination:
         return Examination(looked_at=looked_at)
     if found.line is None:
         raise ThinEvidence(f"{looked_at}; what launches them is not recorded. {what_tells_lines(found.window)}")
-    return Examination(looked_at=looked_at, findings=(_finding(run, found, found.line),))
+    return Examination(looked_at=looked_at, findings=(_finding(found, found.line),))
 
 
-def _finding(run: Run, found: ExposedCommunication, line: LaunchingLine) -> Finding:
+def _finding(found: ExposedCommunication, line: LaunchingLine) -> Finding:
     exposed = found.exposed_by_kind
     total = exposed.total() or 1
     kinds = ", ".join(f"{kind} {format_share(spent / total)}" for kind, spent in exposed.most_common(3) if spent)
@@ -54,19 +49,14 @@ def _finding(run: Run, found: ExposedCommunication, line: LaunchingLine) -> Find
         f"For {format_ms(found.exposed_ms)} of {where} ({format_share(found.share)}) the device does nothing but "
         f"communicate: {kinds}."
     )
-    snippet = (run.get(Sources).snippet(line.blame),) if line.blame.text else ()
     return Finding(
         blame=line.blame,
         category="time",
         headline="The device waits for communication",
         message=f"{message}{'' if line.is_line else f' {what_tells_lines(found.window)}'}",
         fix=Fix.by_hand(_advice(found.per_step, exposed.most_common(1)[0][0])),
-        gain=Gain(
-            basis="measured bound",
-            explanation="the time in which collectives ran alone, the wait for slower ranks included",
-            step_ms=found.exposed_ms,
-        ),
-        evidence=(*snippet, *communication_evidence(found)),
+        gain=Gain.of_step("the time in which collectives ran alone, waits for slower ranks included", found.exposed_ms),
+        evidence=communication_evidence(found),
         severity="high" if found.share >= HIGH_SHARE else "medium",
     )
 

@@ -13,8 +13,7 @@ from efprof.model import Examination, Finding, Gain, ThinEvidence
 from efprof.units import MIB, format_bytes, format_share
 
 MIN_SAVED_SHARE = 0.05
-"""Of the reserved peak: what another setting must save. Of 36 recordings of public programs the best setting saved a
-median of 2 %, and 26 % at most."""
+"""Of the reserved peak. Of 36 public recordings the best setting saved a median of 2 %, and 26 % at most."""
 MIN_SAVED_BYTES = 64 * MIB
 """Three segments of the usual size: less is not what a device runs out of memory for."""
 HIGH_SHARE = 0.15
@@ -24,21 +23,16 @@ HIGH_SHARE = 0.15
 def fragmented_reserve(run: Run) -> Examination:
     """Find reserved memory that other settings of the allocator would not need.
 
-    What it finds
-    -------------
-    Free memory in segments that something small keeps from being given back or used for larger requests, so that the
-    allocator asks the driver for more; and the lines whose tensors hold those segments.
+    ## What it finds
+    Free memory in segments that something small keeps from other use, and the lines whose tensors hold those segments.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The device runs out of memory although enough of it is free, only not in one piece.
 
-    Fix
-    ---
+    ## Fix
     The setting of the allocator that reserves least when this very program is replayed under it.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The recorded requests replayed under both settings; the band is over layouts that the driver may choose.
     """
     devices = run.get(DeviceMemory).trusted
@@ -58,8 +52,8 @@ def _better(device: DeviceHistory) -> Trial | None:
 
 
 def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
-    sources, parts, saved = run.get(Sources), device.peak.composition, device.what_if.saved_bytes(best.outcome)
-    blame = line_of(sources, device.peak)
+    parts, saved = device.peak.composition, device.what_if.saved_bytes(best.outcome)
+    blame = line_of(run.get(Sources), device.peak)
     if blame is None:
         raise ThinEvidence(
             f"no stack of device {device.history.device} in {device.file} names a line of yours, so nobody can be "
@@ -77,7 +71,6 @@ def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
         gain=_gain(device, best),
         evidence=(
             reserved_series(device, ((float(device.peak_index + 1), "peak"),), blame),
-            sources.snippet(blame),
             composition_numbers(device.peak, "Reserved memory at its peak"),
             owner_map(device.peak, blame, "Who has it"),
             segment_map(device, device.peak, "at the peak", blame, "Where it lies"),

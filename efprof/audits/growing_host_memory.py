@@ -16,22 +16,17 @@ HOST_FILE = "host.memray"
 def growing_host_memory(run: Run) -> Examination:
     """Find containers of Python objects that fill the host's memory, and the line that was seen to feed them.
 
-    What it finds
-    -------------
-    Python objects that outlive their step: a log of dictionaries, a cache keyed by the step, lists of numbers. They are
-    containers that were longer at every count, whose entries explain the growth of resident memory or take much by
-    themselves. Resident memory alone never decides: files that are mapped and a heap in pieces look like a leak.
+    ## What it finds
+    Containers of Python objects that were longer at every count, whose entries explain the growth of resident memory or
+    take much by themselves. Resident memory alone never decides: mapped files and a heap in pieces look like a leak.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The host runs out of memory, and its system kills the process without a message, often after days.
 
-    Fix
-    ---
+    ## Fix
     Bound what the line fills, or write it to a file.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     None of the peak of allocated memory, which counts no Python objects; the rise that was measured is told.
     """
     growth = run.get(HostGrowth)
@@ -45,24 +40,20 @@ def growing_host_memory(run: Run) -> Examination:
             f"{looked_at} grows {format_bytes(growth.fit.trend.slope)} per step, but no container was counted that "
             f"explains it, and resident memory alone tells no leak; {_how_to_find(run)}."
         )
-    for one in growth.containers:
-        if one.verdict == "leak":
-            raise ThinEvidence(
-                f"`{one.name}` was counted to take {format_bytes(one.rate.slope)} more per step, of which {looked_at} "
-                "shows little; record a longer run to tell."
-            )
+    if unsure := [one for one in growth.containers if one.verdict == "leak"]:
+        raise ThinEvidence(f"`{unsure[0].name}` was counted to grow, of which {looked_at} shows little; record longer.")
     return Examination(looked_at=looked_at)
 
 
 def _finding(run: Run, growth: HostGrowth) -> Finding:
     main, limits = growth.containers[0], host_limits(run)
-    blame, trend = place_to_blame(run, main), growth.fit.trend
+    trend = growth.fit.trend
     most = limits.most_kept(max(main.rate.slope, trend.slope))
     rate = f"{format_bytes(trend.slope)} per step{in_brackets(format_interval(trend.low, trend.high, 'bytes'))}"
     what = "memory outside of tensors" if growth.is_heap_read else "memory on the host"
     unseen = f" The line that feeds it is not known: {main.unseen}." if main.site is None else ""
     return Finding(
-        blame=blame,
+        blame=place_to_blame(run, main),
         category="memory",
         headline=f"`{main.name}` fills the host's memory",
         message=f"The process's {what} grows {rate}, of which `{main.name}` was counted to take "
@@ -70,21 +61,14 @@ def _finding(run: Run, growth: HostGrowth) -> Finding:
         fix=Fix.by_hand(
             f"Bound `{main.name}` {WAYS_TO_BOUND}. What {most:,} steps put into it takes 1 % of the host's memory."
         ),
-        gain=Gain(
-            basis="measured bound",
-            explanation=f"{format_bytes(growth.fit.rise_bytes)} of host memory over the recorded steps; it is no "
-            "part of the peak of allocated memory, so nothing is claimed of that",
-        ),
-        evidence=host_growth_evidence(run, blame),
+        gain=Gain.none(f"{format_bytes(growth.fit.rise_bytes)} of host memory over the recorded steps"),
+        evidence=host_growth_evidence(run),
         severity=limits.severity(trend.slope),
     )
 
 
 def _how_to_find(run: Run) -> str:
-    if (run.rank_folder / HOST_FILE).exists():
-        return f"'python -m memray tree {shlex.quote(str(run.rank_folder / HOST_FILE))}' prints what was held, by line"
-    command = shlex.join(run.run_file.command)
-    return (
-        f"'efprof record --host-memory -- {command}' records every allocation of the host with its line, and "
-        f"'python -m memray tree' prints them from {HOST_FILE} in the run's rank folder"
-    )
+    file = run.rank_folder / HOST_FILE
+    if file.exists():
+        return f"'python -m memray tree {shlex.quote(str(file))}' prints what was held, by line"
+    return f"'efprof record --host-memory -- {shlex.join(run.run_file.command)}' records every allocation with its line"

@@ -13,22 +13,18 @@ from efprof.model import Examination, Finding, Fix
 def growing_tensors(run: Run) -> Examination:
     """Find the variable that keeps plain tensors from step to step, and the line that was seen to feed it.
 
-    What it finds
-    -------------
+    ## What it finds
     Tensors that survive their step without a graph: a list of outputs or batches, a cache that is never emptied, one
     tensor that is joined with the next. What each variable keeps is counted several times. One that has a maximum
     length, shrank, or stopped growing is bounded and left out; one that grows ever slower may still be filling.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The run ends out of memory, at a step that can be told now.
 
-    Fix
-    ---
+    ## Fix
     Keep so many that they take a hundredth of the memory, or none; of a view, which keeps all of its storage, a copy.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The measured slope times the steps recorded: what is saved where none are kept. Where memory shows no trend, the
     bytes that were counted.
     """

@@ -16,34 +16,28 @@ MIN_STEPS = 5
 MIN_SHARE, MIN_MS = 0.1, 1.0
 """A tenth of the step is worth an edit; below a millisecond, handing over a batch from a worker costs as much."""
 MIN_SHARE_WITHOUT_WORKERS = 0.5
-"""Where no worker helps, a data set must be rewritten: worth it where training waits longer than it trains. Collating
-tensors in memory takes a third of a small model's step (measured: 1.1 of 3.0 ms). The same where a first worker wins
-less than a tenth: on a busy machine a healthy loop waited 40 % of its step, of which a worker would win 5 %."""
+"""Where no worker helps, or a first one wins less than a tenth, a data set must be rewritten: worth it where training
+waits longer than it trains. Collating in memory takes a third of a small model's step; a healthy loop waited 40 %."""
 KEEP_WORKERS: dict[str, object] = {"persistent_workers": True}
 
 
 def input_stall(run: Run) -> Examination:
     """Find a data loader that the training waits for.
 
-    What it finds
-    -------------
-    A tenth of the step or more spent waiting for its batch, or for workers that are started anew every epoch. The line
-    that builds the loader is to blame; where it is known, the message names the line inside, in its workers or in the
-    data set, that takes most of the time.
+    ## What it finds
+    A tenth of the step or more spent waiting for its batch, or for workers that are started anew every epoch. Blamed is
+    the line that builds the loader; the message names the line inside that takes most of the time, where it is known.
 
-    Why it matters
-    --------------
+    ## Why it matters
     Nothing is trained meanwhile: the most expensive device of the machine waits for the cheapest.
 
-    Fix
-    ---
+    ## Fix
     As many workers as make batches at the speed they are used, one core left to the training; `persistent_workers`
-    where the waits are those of new epochs. Where one line takes most of the workers' time, make that cheaper first.
+    where the waits are those of new epochs.
 
-    Predicted gain
-    --------------
-    Today's step less the slowest of: its rest and taking the batch, one worker's time over the workers, all CPU time
-    over the cores. Of a trace from elsewhere: its steps replayed with batches that are there when asked for.
+    ## Predicted gain
+    Today's step less the slowest of: its rest, one worker's time over the workers, all CPU time over the cores. Of a
+    trace from elsewhere: its steps replayed with batches that are there when asked for.
     """
     if run.is_foreign:
         trace_input = run.get(TraceInput)
@@ -67,11 +61,10 @@ def input_stall(run: Run) -> Examination:
 
 def _is_stalled(waits: InputWaits) -> bool:
     """Whether batches come too late, and not only later than at once: taking one from a worker takes time too."""
-    can_win, least_ms = _can_win(waits), MAX_HANDOVER_MS if waits.num_workers else MIN_MS
-    least_gain = MIN_GAIN if waits.num_workers else MIN_SHARE
-    is_worth_it = waits.saved_ms_with(waits.best_workers) >= least_gain * waits.step_ms
-    least_ms = max(least_ms, waits.step_ms * (MIN_SHARE if is_worth_it else MIN_SHARE_WITHOUT_WORKERS))
-    return waits.data_ms >= least_ms and (waits.is_out_of_cores or can_win)
+    share, least_ms = MIN_SHARE, MAX_HANDOVER_MS if waits.num_workers else MIN_MS
+    if waits.saved_ms_with(waits.best_workers) < (MIN_GAIN if waits.num_workers else MIN_SHARE) * waits.step_ms:
+        share = MIN_SHARE_WITHOUT_WORKERS
+    return waits.data_ms >= max(least_ms, share * waits.step_ms) and (waits.is_out_of_cores or _can_win(waits))
 
 
 def _can_win(waits: InputWaits) -> bool:
@@ -84,9 +77,8 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     message = f"Each step waits {format_ms(waits.data_ms)}{interval} for its data, {format_share(share)} of its time"
     certain_share = waits.data_interval_ms[0] / waits.step_ms
     if not _can_win(waits):
-        summary = "Make a batch cheaper, for example by preparing the data once before training: none of the "
-        summary += f"{waits.num_cpus} processors is free for another worker."
-        gain = Gain(basis="measured bound", explanation="the whole wait", step_ms=waits.data_ms)
+        summary = f"Make a batch cheaper: none of the {waits.num_cpus} processors is free for another worker."
+        gain = Gain.of_step("the whole wait", waits.data_ms)
         return _finding(run, blame, message, Fix.by_hand(summary), gain, certain_share)
     bound = f"; {wanted} would hide the wait, but one of {waits.num_cpus} processors must train"
     new = {"num_workers": workers} | ({} if waits.num_epochs == 1 or waits.keeps_workers else KEEP_WORKERS)
@@ -108,7 +100,7 @@ def _of_restarts(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     message = f"Workers are started anew for each of {len(waits.restarts)} epochs, which costs {cost}"
     summary, changes = "Keep the workers: persistent_workers=True.", _changes(run, waits, blame, KEEP_WORKERS)
     fix = Fix(summary=summary, applicability="safe", changes=changes)
-    gain = Gain(basis="measured bound", explanation="the waits where epochs start", step_ms=waits.restart_ms)
+    gain = Gain.of_step("the waits where epochs start", waits.restart_ms)
     return _finding(run, blame, message, fix, gain, share)
 
 
@@ -126,6 +118,6 @@ def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain, ce
         message=f"{message}.",
         fix=fix,
         gain=gain,
-        evidence=(run.get(Sources).snippet(blame), *wait_evidence(run.get(StepTimes), run.get(InputWaits))),
+        evidence=wait_evidence(run.get(StepTimes), run.get(InputWaits)),
         severity=wait_severity(run.get(InputWaits), certain_share, gain),
     )

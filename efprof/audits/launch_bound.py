@@ -1,7 +1,6 @@
 """A device that stands still because the host cannot launch its kernels fast enough."""
 
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
 from efprof.facts.time.launch_use import LaunchUse, launch_evidence
 from efprof.facts.time.launching_lines import LaunchingLine, what_tells_lines
 from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
@@ -22,22 +21,18 @@ HIGH_SHARE = 0.4
 def launch_bound(run: Run) -> Examination:
     """Find a device that waits for the host to launch many short kernels.
 
-    What it finds
-    -------------
+    ## What it finds
     A fifth of the step or more in gaps that end with a launch, where kernels are shorter than the host takes to launch
-    them. Waits for data, synchronisations and allocations do not count, nor what recording adds.
+    them. Other waits do not count, nor what recording adds.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The device stands still while Python and PyTorch prepare the next kernel. A faster device changes nothing.
 
-    Fix
-    ---
-    Of `foreach` or `fused` optimizers, CUDA graphs (`torch.compile(mode="reduce-overhead")`) and a larger batch those
-    that apply: what the trace shows to be used already is not suggested.
+    ## Fix
+    `foreach` or `fused` optimizers, CUDA graphs (`torch.compile(mode="reduce-overhead")`) and a larger batch, without
+    what the trace shows to be used already.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The idle time that these gaps take, less what recording adds to it.
     """
     use = run.get(LaunchUse)
@@ -47,40 +42,31 @@ def launch_bound(run: Run) -> Examination:
     looked_at = (
         f"{format_value(round(use.num_launches), 'count')} launches per step, waited for {format_share(share)} of it"
     )
-    if share < MIN_SHARE or not _is_main(use):
+    is_busy_launching = use.num_launches >= MIN_LAUNCHES and use.host_us > use.kernel_us
+    if share < MIN_SHARE or not is_busy_launching or use.waiting_ms < MAIN_SHARE * use.idle_ms:
         return Examination(looked_at=looked_at)
     if use.line is None:
         raise ThinEvidence(
             f"{looked_at}; no line, module or operator of it is recorded. {what_tells_lines(use.window)}"
         )
-    return Examination(looked_at=looked_at, findings=(_finding(run, use, use.line, share),))
+    return Examination(looked_at=looked_at, findings=(_finding(use, use.line, share),))
 
 
-def _is_main(use: LaunchUse) -> bool:
-    is_busy_launching = use.num_launches >= MIN_LAUNCHES and use.host_us > use.kernel_us
-    return is_busy_launching and use.waiting_ms >= MAIN_SHARE * use.idle_ms
-
-
-def _finding(run: Run, use: LaunchUse, line: LaunchingLine, share: float) -> Finding:
+def _finding(use: LaunchUse, line: LaunchingLine, share: float) -> Finding:
     where = "each step" if use.window.has_steps else "the trace"
     num, device, host = round(use.num_launches), format_ms(use.kernel_us / 1e3), format_ms(use.host_us / 1e3)
     message = (
         f"The device waits {format_ms(use.lost_ms)} of {where} ({format_share(share)}) for the host: "
         f"{format_value(num, 'count')} launches, each of {device} of work for the device and {host} for the host."
     )
-    snippet = (run.get(Sources).snippet(line.blame),) if line.blame.text else ()
     return Finding(
         blame=line.blame,
         category="time",
         headline="The device waits for the host to launch kernels",
         message=f"{message}{'' if line.is_line else f' {what_tells_lines(use.window)}'}",
         fix=Fix.by_hand(_advice(use)),
-        gain=Gain(
-            basis="measured bound",
-            explanation="the device's idle time that ends with a launch, less what recording adds",
-            step_ms=use.lost_ms,
-        ),
-        evidence=(*snippet, launch_evidence(use)),
+        gain=Gain.of_step("the device's idle time that ends with a launch, less what recording adds", use.lost_ms),
+        evidence=(launch_evidence(use),),
         severity="high" if share >= HIGH_SHARE else "medium",
     )
 
@@ -91,13 +77,9 @@ def _advice(use: LaunchUse) -> str:
     in_optimizer = use.launches["optimizer"] / use.launches.total()
     if "foreach" not in use.setup and in_optimizer >= OPTIMIZER_SHARE:
         num = format_value(round(in_optimizer * use.num_launches), "count")
-        advice.append(
-            f"Update all parameters at once, `foreach=True` or `fused=True`: the optimizer launches {num} kernels"
-        )
+        advice.append(f"Give the optimizer, which launches {num} kernels, `foreach=True` or `fused=True`")
     if "graphs" not in use.setup:
-        compiled = 'compile with `mode="reduce-overhead"`' if "compile" in use.setup else None
-        how = compiled or '`torch.compile(model, mode="reduce-overhead")`'
-        advice.append(f"Let one CUDA graph launch many kernels, where shapes stay the same: {how}")
+        advice.append('Where shapes stay the same, use CUDA graphs: `mode="reduce-overhead"` of `torch.compile`')
     elif "compile" not in use.setup:
         advice.append("Have fewer and longer kernels: `torch.compile(model)`")
     advice.append("Give each kernel more to do by a larger batch, as far as memory reaches")

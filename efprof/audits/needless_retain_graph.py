@@ -5,7 +5,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import drop_graph
 from efprof.model import Examination, Finding, Gain
-from efprof.units import MIB, format_bytes, format_share
+from efprof.units import MIB, format_bytes
 
 MIN_SHARE = 0.02
 """Of the peak: what a smaller graph adds to it is within what runs differ by."""
@@ -19,22 +19,16 @@ MEDIUM_SHARE = 0.1
 def needless_retain_graph(run: Run) -> Examination:
     """Find `retain_graph=True` and `create_graph=True` that keep a graph for nothing.
 
-    What it finds
-    -------------
-    A line whose calls of backward all keep their graph, where every node of the graphs that were watched is let go
-    without having been run again.
+    ## What it finds
+    A line whose calls of backward all keep their graph, no node of which was seen to be run again.
 
-    Why it matters
-    --------------
-    All that forward saved stays until the loss is bound anew, in the middle of the next forward pass: the peak then
-    holds two graphs. With `create_graph=True` the gradients hold theirs, too, until `.grad` is cleared.
+    ## Why it matters
+    All that forward saved stays until the loss is bound anew, in the next forward pass: the peak holds two graphs.
 
-    Fix
-    ---
-    Drop the argument. It is of no use on `torch.autograd.grad(..., create_graph=True)`, which keeps its graph anyway.
+    ## Fix
+    Drop the argument.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     What a graph was measured to hold, where it lives on into the next forward pass; else none is claimed.
     """
     found = run.get(RetainedBackward)
@@ -47,8 +41,7 @@ def _finding(run: Run, found: NeedlessGraph) -> Finding:
     sources, kept = run.get(Sources), found.kept_bytes
     blame = sources.line(found.site)
     until = "into the next step's forward pass" if found.reaches_next_step else "past its end"
-    of_peak = f" ({format_share(found.share)} of the highest that was read)" if found.share else ""
-    gain = Gain(basis="measured bound", explanation="none is claimed: the graph is gone before the next forward")
+    gain = Gain.none("none is claimed: the graph is gone before the next forward")
     if found.reaches_next_step:
         gain = Gain(
             basis="measured bound",
@@ -62,10 +55,10 @@ def _finding(run: Run, found: NeedlessGraph) -> Finding:
         blame=blame,
         category="memory",
         headline="Backward keeps a graph that nobody goes through again",
-        message=f"`{found.argument}=True` makes this backward keep {format_bytes(kept)}{of_peak} {until}, and no later "
-        "call goes through that graph",
+        message=f"`{found.argument}=True` makes this backward keep {format_bytes(kept)} {until}, and no later call "
+        "goes through that graph",
         fix=drop_graph(file, blame.line, told=found.argument, is_graph_of_gradients=is_of_gradients),
         gain=gain,
-        evidence=(sources.snippet(blame), found.how),
+        evidence=(found.how,),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )

@@ -19,23 +19,18 @@ LOST_SHARE = 0.5
 def nonfinite_loss(run: Run) -> Examination:
     """Find the line in which the first NaN or Inf was born.
 
-    What it finds
-    -------------
-    The first step whose loss or gradient is NaN or Inf, and the operation behind it: a log of zero, a division by
-    zero, an overflowing exponential, a root of zero, or gradients that exploded.
+    ## What it finds
+    The first step whose loss or gradient is NaN or Inf, and what is behind it: a log or root of zero, a division by
+    zero, an overflow, bad data, or gradients that exploded.
 
-    Why it matters
-    --------------
+    ## Why it matters
     One such step turns every parameter to NaN; all training after it is lost.
 
-    Fix
-    ---
-    Keep the operand where the operation is finite, with a bound for its data type; for an explosion, clip the
-    gradients at the norm they had before it.
+    ## Fix
+    Keep the operand where the operation is finite; for an explosion, clip the gradients at the norm they had before.
 
-    Predicted gain
-    --------------
-    No time and no memory: the steps after the first bad one, which otherwise teach nothing.
+    ## Predicted gain
+    No time and no memory: the steps after the first bad one.
     """
     found = run.get(NonFinite)
     looked_at = f"the loss and gradient norm of {found.num_steps} steps"
@@ -45,34 +40,23 @@ def nonfinite_loss(run: Run) -> Examination:
 
 
 def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
-    cause, sources = run.get(NonFiniteCause), run.get(Sources)
+    cause = run.get(NonFiniteCause)
     lost = f"{found.num_bad:,} of the {found.num_from_first:,} steps from there on are"
     return Finding(
         blame=cause.blame,
         category="numbers",
-        headline=_headline(found, cause),
+        headline="Gradients explode" if cause.mechanism == "explosion" else f"The {found.what} turns to {found.value}",
         message=f"The {found.what} is {found.value} at step {first_step:,}{_why(found, cause)}; {lost} lost.",
-        fix=_fix(sources, found, cause),
-        gain=Gain(
-            basis="measured bound",
-            explanation=f"the training after step {first_step:,} is lost: {found.num_from_first:,} of "
-            f"{found.num_steps:,} steps",
+        fix=_fix(run.get(Sources), found, cause),
+        gain=Gain.none(
+            f"the training after step {first_step:,}: {found.num_from_first:,} of {found.num_steps:,} steps"
         ),
         evidence=(
-            sources.snippet(cause.blame),
             loss_series(found),
             how_nonfinite_is_known(found, cause),
         ),
         severity="high" if found.num_bad >= LOST_SHARE * found.num_from_first else "medium",
     )
-
-
-def _headline(found: NonFinite, cause: NonFiniteCause) -> str:
-    if cause.mechanism == "operation":
-        return f"{cause.operation_name} of a bad operand makes the {found.what} {found.value}"
-    if cause.mechanism == "data":
-        return f"Bad data makes the {found.what} {found.value}"
-    return "Gradients explode" if cause.mechanism == "explosion" else f"The {found.what} turns to {found.value}"
 
 
 def _why(found: NonFinite, cause: NonFiniteCause) -> str:

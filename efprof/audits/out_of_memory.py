@@ -27,22 +27,17 @@ from efprof.model import Examination, Finding, Fix, NotRecorded, ThinEvidence, U
 def out_of_memory(run: Run) -> Examination:
     """Find why the device could not serve a request, and what would have served it.
 
-    What it finds
-    -------------
-    The request that failed, whether memory was short or only in pieces, and the lines whose tensors filled the device:
-    the line that failed is often not the one that took the memory.
+    ## What it finds
+    The request that failed, whether memory was short or only in pieces, and the lines whose tensors filled the device.
 
-    Why it matters
-    --------------
-    The run ended there, unless it went on: then a batch may be missing, or a slower algorithm was taken.
+    ## Why it matters
+    The run ended there, or went on without a batch or with a slower algorithm.
 
-    Fix
-    ---
-    The setting of the allocator under which the recorded requests, the failed one among them, are all served; where
-    there is none, the micro-batch that fits and the accumulation that makes up for it, under the user's own keys.
+    ## Fix
+    The setting of the allocator under which all recorded requests are served; else the micro-batch that fits and the
+    accumulation that makes up for it, under the user's own keys.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     What the replay under that setting reserves less, or what the smaller micro-batch is expected to take less.
     """
     devices: tuple[DeviceHistory, ...] = ()
@@ -67,38 +62,38 @@ def _at_end(run: Run, failure: MemoryFailure) -> Finding:
         return _by_error(run, failure)
     on_device = state.device.failure if failure.requested_bytes and failure.site else None
     found = _by_error(run, failure) if on_device is None else _finding(run, state.device, on_device)
-    return replace(found, evidence=evidence_of_state(run, state, failure, found.blame))
+    return replace(found, evidence=evidence_of_state(run, state, failure))
 
 
 def _by_error(run: Run, failure: MemoryFailure) -> Finding:
     site = failure.site or most_alive_site(run, failure)
     if site is None:
         raise ThinEvidence("memory ran out, but no line of yours is in the traceback of the error that says so.")
-    blame, missing = run.get(Sources).line(site), missing_memory_at_end(run)
+    missing = missing_memory_at_end(run)
     return Finding(
-        blame=blame,
+        blame=run.get(Sources).line(site),
         category="memory",
         headline="Out of memory",
         message=what_failed(failure),
         fix=fit_step(run, missing),
         gain=gain_of(run, missing),
-        evidence=(run.get(Sources).snippet(blame), *failure_evidence(run, failure, missing.kept_bytes)),
+        evidence=failure_evidence(run, failure, missing.kept_bytes),
         severity="high",
     )
 
 
 def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
-    blame, missing = run.get(Sources).line(blamed_site(run, device, failure)), missing_memory_on(run, device, failure)
+    missing = missing_memory_on(run, device, failure)
     headline = "Out of memory: free memory lies in pieces" if failure.is_fragmentation else "Out of memory"
     is_survived = catches_out_of_memory(run)
     return Finding(
-        blame=blame,
+        blame=run.get(Sources).line(blamed_site(run, device, failure)),
         category="memory",
         headline=f"{headline}, and the program went on" if is_survived else headline,
         message=why_it_failed(device, failure),
         fix=_fix(device, failure, fit_step(run, missing)),
         gain=gain_of(run, missing) if device.best is None else replayed_gain(device, device.best),
-        evidence=evidence_of_device(run, device, failure, blame),
+        evidence=evidence_of_device(run, device, failure),
         severity="low" if is_survived else "high",
     )
 

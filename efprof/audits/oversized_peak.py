@@ -20,20 +20,16 @@ from efprof.units import format_bytes, format_share
 def oversized_peak(run: Run) -> Examination:
     """Find what fills a peak that is above the budget, and the cheapest way below it.
 
-    What it finds
-    -------------
+    ## What it finds
     The categories and lines whose memory makes the peak, where that is more than `efprof report --budget` allows.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The run does not fit the device it is meant for, or the batch cannot grow.
 
-    Fix
-    ---
+    ## Fix
     Checkpoint the call whose activations pay for it, accumulate gradients over micro-batches, or both.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The recorded allocations replayed as if the call were checkpointed.
     """
     peak = run.get(PeakComposition)
@@ -48,15 +44,15 @@ def oversized_peak(run: Run) -> Examination:
 
 
 def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
-    sources, (way, edit) = run.get(Sources), _best(run, peak, budget)
-    site = way.site if way and way.site else _largest_line(run, peak)
-    blame = sources.line(site)
+    way, edit = _best(run, peak, budget)
+    category, size = max(peak.at_peak.items(), key=lambda item: item[1])
+    made_of = f"{format_bytes(size)} of it ({format_share(size / peak.peak_bytes)}) are {category}"
     return Finding(
-        blame=blame,
+        blame=run.get(Sources).line(way.site if way and way.site else _largest_line(run, peak)),
         category="memory",
         headline="The peak of memory is above the budget",
         message=f"The peak is {format_bytes(peak.peak_bytes)}, {format_bytes(peak.peak_bytes - budget)} above "
-        f"{format_bytes(budget)}; {_made_of(peak)}.",
+        f"{format_bytes(budget)}; {made_of}.",
         fix=lower_peak(peak, budget, way, edit),
         gain=Gain(
             basis="replay",
@@ -65,7 +61,6 @@ def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
         ),
         evidence=(
             run.get(WindowMemory).series,
-            sources.snippet(blame),
             peak_bars(run, peak, way.site if way else None),
             table_of_ways(peak, budget),
             how_peak_is_known(peak),
@@ -95,11 +90,3 @@ def _largest_line(run: Run, peak: PeakComposition) -> str:
         if site is not None:
             return site
     raise NotRecorded("no line of the program made any of what is alive at the peak; record a window of typical steps.")
-
-
-def _made_of(peak: PeakComposition) -> str:
-    category, size = max(peak.at_peak.items(), key=lambda item: item[1])
-    return (
-        f"{format_bytes(size)} of it ({format_share(size / peak.peak_bytes)}) are {category}, and "
-        f"{format_bytes(peak.before_bytes)} were there before the step"
-    )

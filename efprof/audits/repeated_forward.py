@@ -1,11 +1,10 @@
 """A module that is called for one item at a time where one batch would do."""
 
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import within_idle
 from efprof.facts.time.repeated_calls import RepeatedCall, RepeatedCalls
 from efprof.facts.time.time_use import TimeUse
-from efprof.model import Examination, Finding, Fix, Gain, Narrative, Severity
+from efprof.model import Examination, Finding, Fix, Gain, Narrative
 from efprof.units import format_ms, format_share
 
 MIN_CALLS = 5
@@ -20,28 +19,22 @@ HIGH_SAVED, MEDIUM_SAVED = 0.25, 0.1
 def repeated_forward(run: Run) -> Examination:
     """Find modules that are called for one item at a time.
 
-    What it finds
-    -------------
-    A line in a loop that calls the same module five times or more before a backward pass, each time with a single item
-    of the same shape, as `for text in texts: out = encoder(text)`, where no call needs what an earlier one gave.
+    ## What it finds
+    A line in a loop that calls a module five times or more before a backward pass, each time with a single item of the
+    same shape, as `for text in texts: out = encoder(text)`, where no call needs what an earlier one gave.
 
-    Why it matters
-    --------------
-    Each call costs Python, and the launch of every operator, however little it is given, and the backward pass does the
-    same again. A device that could work on all items side by side is given one.
+    ## Why it matters
+    Each call costs Python and the launch of every operator, however little it is given, and so does backward.
 
-    Fix
-    ---
-    Put the items together (`torch.stack`, or `torch.cat` where they have a batch dimension; padded where their lengths
-    differ), and call the module once.
+    ## Fix
+    Put the items together (`torch.stack` or `torch.cat`, padded where lengths differ), and call the module once.
 
-    Predicted gain
-    --------------
-    What is not work on the items is then done once: Python, the autograd engine, and the launch of each operator. At
-    most, all but one call's share is won.
+    ## Predicted gain
+    All but the work on the items is then done once. At most, all but one call's share is won.
     """
     step_ms, found = run.get(TimeUse).step_ms, run.get(RepeatedCalls)
-    many = [call for call in found.calls if _is_worth_it(call, step_ms)]
+    costly = [call for call in found.calls if call.cost.total_ms >= MIN_SHARE * step_ms]
+    many = [call for call in costly if call.cost.fixed_ms >= MIN_SAVED * step_ms and call.num_calls >= MIN_CALLS]
     guilty = [call for call in many if call.loop and not call.is_chained]
     outermost = [call for call in guilty if not any(call.is_inside(other) for other in guilty)]
     lines = f"{len(found.calls)} line{'' if len(found.calls) == 1 else 's'}"
@@ -51,14 +44,10 @@ def repeated_forward(run: Run) -> Examination:
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, call, step_ms) for call in outermost))
 
 
-def _is_worth_it(call: RepeatedCall, step_ms: float) -> bool:
-    is_costly = call.cost.total_ms >= MIN_SHARE * step_ms and call.cost.fixed_ms >= MIN_SAVED * step_ms
-    return is_costly and call.num_calls >= MIN_CALLS
-
-
 def _finding(run: Run, call: RepeatedCall, step_ms: float) -> Finding:
     gain, names = within_idle(run, _gain(call)), " and ".join(f"`{name}`" for name in call.modules)
     per = "step" if call.num_passes == 1 else f"backward pass, of which a step has {call.num_passes},"
+    saved = (gain.step_ms or 0.0) / step_ms
     cost = f"{format_ms(call.cost.total_ms)} per step, {format_share(call.cost.total_ms / step_ms)} of it"
     return Finding(
         blame=call.blame,
@@ -68,13 +57,9 @@ def _finding(run: Run, call: RepeatedCall, step_ms: float) -> Finding:
         f"single item, of shape {list(call.input_shape)}: with the backward pass {cost}.",
         fix=Fix.by_hand(_fix(call)),
         gain=gain,
-        evidence=(run.get(Sources).snippet(call.blame), _narrative(call)),
-        severity=_severity((gain.step_ms or 0.0) / step_ms),
+        evidence=(_narrative(call),),
+        severity="high" if saved >= HIGH_SAVED else "medium" if saved >= MEDIUM_SAVED else "low",
     )
-
-
-def _severity(saved: float) -> Severity:
-    return "high" if saved >= HIGH_SAVED else "medium" if saved >= MEDIUM_SAVED else "low"
 
 
 def _fix(call: RepeatedCall) -> str:
@@ -98,10 +83,9 @@ def _gain(call: RepeatedCall) -> Gain:
 
 def _narrative(call: RepeatedCall) -> Narrative:
     return Narrative.of(
-        "A small operator takes about as long for one item as for several: a batch shares what a call costs.",
-        "Counted in every step of the profiler windows: calls of the same module from the same line, none separated by "
-        f"a backward pass, whose first `{call.layer}` got the same shape. The source text tells that no call is given "
-        "what an earlier one gave. Times are scaled to a step outside windows; the profiler slows short calls most.",
+        "Counted in every step of the profiler windows: calls of the same module from the same line, with no backward "
+        f"pass between, whose first `{call.layer}` got the same shape. By its source no call is given what an earlier "
+        "one gave. Times are scaled to a step outside windows.",
         "It is wrong where the module keeps a state from call to call, which its caller does not show. Batch "
         "normalisation then sees the whole batch, which changes the numbers.",
     )

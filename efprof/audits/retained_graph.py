@@ -25,24 +25,18 @@ MIN_LEFT_SHARE = 0.1
 def retained_graph(run: Run) -> Examination:
     """Find the variable that keeps graphs from step to step, and the line that was seen to feed it.
 
-    What it finds
-    -------------
+    ## What it finds
     Tensors with a `grad_fn` that survive their step: a list of losses, a running total, a state handed on without a
-    cut. What each variable keeps is counted several times; one that kept more at each count is a leak, whatever the
-    trend of memory says.
+    cut. A variable that kept more at each of several counts is a leak, whatever the trend of memory says.
 
-    Why it matters
-    --------------
+    ## Why it matters
     A graph keeps what its operations saved for backward, often a step's activations: memory fills up in few steps.
 
-    Fix
-    ---
+    ## Fix
     Keep the value without its graph (`.detach()` or `.item()`) at that line; an error, without its traceback.
 
-    Predicted gain
-    --------------
-    The measured slope times the steps recorded, less the tensors themselves, which detaching leaves where they are;
-    where memory shows no trend, the bytes that were counted.
+    ## Predicted gain
+    The measured slope times the steps recorded, less the tensors themselves; without a trend, the bytes counted.
     """
     return run.get(Leaks).examine("graphs", partial(_finding, run))
 

@@ -5,16 +5,15 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.settings import set_scaler_arguments
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
-from efprof.units import format_ms, format_share, format_value
+from efprof.units import format_ms, format_share
 
 MIN_STEPS = 50
 """After the search: in fewer, a few skips in a row look like a habit."""
 MIN_SKIPPED = 5
 """A model whose gradients grow while it trains halves its scale a few times more, and then is fine."""
 MIN_SHARE = 0.02
-"""Less time than that nobody gets back; forty times as often as torch's own interval makes it."""
 HIGH_SHARE = 0.1
-"""As many steps as that are felt."""
+"""Less time nobody gets back; torch's own interval makes it a fortieth of that."""
 MIN_SCALE = 1.0
 """Below it the scaler makes gradients smaller: it is not the scale that makes them overflow."""
 
@@ -22,23 +21,17 @@ MIN_SCALE = 1.0
 def skipped_updates(run: Run) -> Examination:
     """Find training whose gradient scaler skips many updates.
 
-    What it finds
-    -------------
-    A `GradScaler` that skips a fiftieth of the steps or more, and goes on to, because it tries scales that are too
-    large: too often, or by too much. The first 50 steps, in which it finds its scale, do not count, nor does what
-    follows a loss or gradient that is not finite by itself, which `nonfinite_loss` tells.
+    ## What it finds
+    A `GradScaler` that goes on to skip a fiftieth of the steps or more, because it tries scales that are too large. The
+    steps in which it finds its first scale do not count, nor what follows a loss that is not finite by itself.
 
-    Why it matters
-    --------------
+    ## Why it matters
     A skipped step takes its time and teaches nothing.
 
-    Fix
-    ---
-    Begin with the scale that the run fell to, as `init_scale`, and try a larger one once in 2000 steps, as
-    `growth_interval`.
+    ## Fix
+    Begin with the scale that the run fell to (`init_scale`), and try a larger one less often (`growth_interval`).
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The time of the skipped steps, spread over all steps, less one in 2000.
     """
     found = run.get(SkippedSteps)
@@ -46,13 +39,12 @@ def skipped_updates(run: Run) -> Examination:
         return Examination(looked_at="steps without a gradient scaler")
     if found.num_steps < MIN_STEPS:
         raise ThinEvidence(
-            f"Only {found.num_steps} steps after the first {SEARCH_STEPS}, in which a gradient scaler finds its scale, "
-            f"and before a loss or gradient that is not finite: {MIN_STEPS} are needed; record a longer run."
+            f"Only {found.num_steps} steps after the first {SEARCH_STEPS}, in which a gradient scaler finds its scale: "
+            f"{MIN_STEPS} are needed; record a longer run."
         )
     looked_at = f"{found.num_steps:,} steps under a gradient scaler, of which it skipped {found.num_skipped:,}"
-    if len({scale for _, scale in found.scales}) == 1:
-        return Examination(looked_at=f"{looked_at}; its scale stayed as it was")
-    if found.num_skipped < MIN_SKIPPED or min(found.share, found.late_share) < MIN_SHARE:
+    is_often = found.num_skipped >= MIN_SKIPPED and min(found.share, found.late_share) >= MIN_SHARE
+    if not is_often or len({scale for _, scale in found.scales}) == 1:
         return Examination(looked_at=looked_at)
     if found.site is None:
         raise ThinEvidence(f"{looked_at}, but neither the scaler's line nor that of backward was recorded.")
@@ -60,8 +52,8 @@ def skipped_updates(run: Run) -> Examination:
 
 
 def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
-    sources = run.get(Sources)
-    blame = sources.line(site)
+    blame = run.get(Sources).line(site)
+    why = f"the time of the skipped steps, spread over all, less one in {MIN_INTERVAL:,}"
     return Finding(
         blame=blame,
         category="time",
@@ -69,43 +61,28 @@ def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
         message=f"Of {found.num_steps:,} steps after the first {SEARCH_STEPS}, the gradient scaler skipped "
         f"{found.num_skipped:,} ({format_share(found.share)}), which took {format_ms(found.skipped_ms)} each and "
         "taught nothing.",
-        fix=_fix(sources, found, blame),
-        gain=Gain(
-            basis="measured bound",
-            explanation=f"the time of the skipped steps, spread over all, less one in {MIN_INTERVAL:,}: the same "
-            "number of updates takes fewer steps",
-            step_ms=found.saved_ms,
-            step_ms_interval=found.saved_interval_ms,
-        ),
-        evidence=(sources.snippet(blame), *skip_evidence(found)),
+        fix=_fix(run.get(Sources), found, blame),
+        gain=Gain.of_step(why, found.saved_ms, found.saved_interval_ms),
+        evidence=skip_evidence(found),
         severity="high" if found.share >= HIGH_SHARE else "medium",
     )
 
 
 def _fix(sources: Sources, found: SkippedSteps, blame: SourceLine) -> Fix:
+    settings = found.settings
     if found.lowest_scale < MIN_SCALE:
         return Fix.by_hand(
-            f"Gradients overflow at a scale of {_said(found.lowest_scale)} too, which no setting of the scaler helps: "
-            "run a skipped step under torch.autograd.set_detect_anomaly(True)."
+            f"Gradients overflow at a scale of {found.lowest_scale:g} too: run a skipped step under "
+            "torch.autograd.set_detect_anomaly(True)."
         )
-    settings = found.settings
     if not settings:
         return Fix.by_hand(
-            f"Give the scaler init_scale={found.lowest_scale}, the lowest scale of the run, and a growth_interval of "
-            f"{MIN_INTERVAL:,} or more."
+            f"Give the scaler init_scale={found.lowest_scale} and a growth_interval of {MIN_INTERVAL:,}."
         )
-    change = ", ".join(f"{name}: {_said(old)} -> {_said(new)}" for name, (old, new) in settings.items())
+    change = ", ".join(f"{name}: {old:,g} -> {new:,g}" for name, (old, new) in settings.items())
     summary = f"Have the scaler try scales that are too large less often: {change}"
     if found.is_resumed:
         return Fix.by_hand(f"{summary}, in the saved state too, which was loaded over these.")
-    changes = set_scaler_arguments(
-        sources.file(blame.file),
-        blame.line,
-        old={name: old for name, (old, _) in settings.items()},
-        new={name: new for name, (_, new) in settings.items()},
-    )
+    old, new = ({name: pair[side] for name, pair in settings.items()} for side in (0, 1))
+    changes = set_scaler_arguments(sources.file(blame.file), blame.line, old=old, new=new)
     return Fix(summary=f"{summary}.", applicability="review", changes=changes)
-
-
-def _said(value: float) -> str:
-    return format_value(value, "count" if value == int(value) else "")

@@ -9,8 +9,7 @@ from efprof.units import format_ms, format_share
 MIN_SHARE = 0.1
 """Of the step: ranks differ by some percent on any machine, now one and now the other."""
 MIN_STEPS, MIN_STEPS_ON_HOST = 3, 5
-"""Of two alike ranks one is last in three steps in a row in a quarter of all traces, but hardly by a tenth of the step.
-Where the host computes, other programs hold it up, so that it takes five."""
+"""Of two alike ranks one is hardly late by a tenth of three steps; where the host computes, others hold it up: five."""
 MOST_STEPS = 0.8
 """A rank that is late in fewer is late by chance: batches of uneven length come to each rank in turn."""
 MIN_EXPLAINED = 0.3
@@ -22,21 +21,16 @@ HIGH_SHARE = 0.3
 def slow_rank(run: Run) -> Examination:
     """Find a rank that arrives late at collectives.
 
-    What it finds
-    -------------
-    A rank that all others wait for, for a tenth of the step or more and in four of five steps: it stays in collectives
-    for the shortest time.
+    ## What it finds
+    A rank that all others wait for, for a tenth of the step or more and in four of five steps.
 
-    Why it matters
-    --------------
-    The training is as fast as its slowest rank; all other devices stand still for that time.
+    ## Why it matters
+    The training is as fast as its slowest rank.
 
-    Fix
-    ---
-    By the stage in which this rank spends more than the others: its data, uneven work, or what only this rank does.
+    ## Fix
+    By the stage in which it spends more than the others: its data, uneven work, or what only this rank does.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     What the others wait for this rank alone, until the next but last one comes.
     """
     arrivals = run.get(RankArrivals)
@@ -68,23 +62,16 @@ def _finding(run: Run, arrivals: RankArrivals, late: int, times: list[StageTime]
         message += "; no stage of it takes so much longer than on the others."
     else:
         blame = line_behind(worst, times, late, run.get(Sources))
-        message += (
-            f", which spends {format_ms(worst.late_ms)} on the {worst.where} in the stage {worst.stage}, where the "
-            f"others spend {format_ms(worst.others_ms)}."
-        )
-    snippet = (run.get(Sources).snippet(blame),) if blame.text else ()
+        message += f", which spends {format_ms(worst.late_ms)} on the {worst.where} in the stage {worst.stage}, where "
+        message += f"the others spend {format_ms(worst.others_ms)}."
     return Finding(
         blame=blame,
         category="time",
         headline="One rank is waited for by all others",
         message=message,
         fix=Fix.by_hand(_advice(late, worst)),
-        gain=Gain(
-            basis="measured bound",
-            explanation="the wait of all others for this rank alone, in the median step of the trace",
-            step_ms=min(late_ms, arrivals.steady_ms),
-        ),
-        evidence=(*snippet, *rank_evidence(arrivals, late, times)),
+        gain=Gain.of_step("the median step's wait for this rank alone", min(late_ms, arrivals.steady_ms)),
+        evidence=rank_evidence(arrivals, late, times),
         severity="high" if share >= HIGH_SHARE else "medium",
     )
 
@@ -95,8 +82,5 @@ def _advice(late: int, worst: StageTime | None) -> str:
     if worst.stage == "data":
         return f"Make the batches of rank {late} as fast as the others': the same workers, disk and size of samples."
     if worst.stage in ("forward", "backward"):
-        return (
-            f"Give all ranks the same work: batches of even length or number of tokens. Where they are even, the "
-            f"{worst.where} of rank {late} is slower: look at its clock rates and at what else runs there."
-        )
+        return f"Give all ranks the same work; where it is even, look at the clock rates and load of rank {late}."
     return f"What rank {late} does alone there (logging, saving, evaluation), do less often, or in a thread of its own."

@@ -26,22 +26,17 @@ HIGH_RATIO = 1.5
 def step_slowdown(run: Run) -> Examination:
     """Find steps that get longer while the run goes on.
 
-    What it finds
-    -------------
-    A last third of the steps that takes at least a quarter longer than the first third, the stage that grew, and the
-    line whose time grew between the first profiler window and the last, with what it runs more often, or longer. Where
-    the steps themselves were seen to become larger, it is silent.
+    ## What it finds
+    A last third of the steps that takes a quarter longer than the first, the stage that grew, and the line whose time
+    grew between the first profiler window and the last. Where steps became larger, it is silent.
 
-    Why it matters
-    --------------
-    Work that grows with the number of steps makes a training of n steps cost n squared, and never stops growing.
+    ## Why it matters
+    Work that grows with the number of steps makes a training of n steps cost n squared.
 
-    Fix
-    ---
+    ## Fix
     Keep a running value instead of going through all earlier ones, or bound the container to its last entries.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The typical late step less the typical early one: what every late step of this run would have saved.
     """
     slowdown = run.get(Slowdown)
@@ -64,21 +59,15 @@ def step_slowdown(run: Run) -> Examination:
 
 
 def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
-    blame = lines.line.blame if lines.line else _stage_line(run, slowdown)
-    low, high = slowdown.growth_interval_ms
+    growth_ms, low, high = map(slowdown.on_device, (slowdown.growth_ms, *slowdown.growth_interval_ms))
     return Finding(
-        blame=blame,
+        blame=lines.line.blame if lines.line else _stage_line(run, slowdown),
         category="time",
         headline="Later steps take longer",
         message=slowdown_message(slowdown, lines),
         fix=_fix(run, slowdown, lines.line),
-        gain=Gain(
-            basis="measured bound",
-            explanation="the typical step of the last third less that of the first third",
-            step_ms=slowdown.on_device(slowdown.growth_ms),
-            step_ms_interval=(slowdown.on_device(low), slowdown.on_device(high)),
-        ),
-        evidence=(run.get(Sources).snippet(blame), *slowdown_evidence(run.get(StepTimes), slowdown, lines)),
+        gain=Gain.of_step("the typical step of the last third less that of the first third", growth_ms, (low, high)),
+        evidence=slowdown_evidence(run.get(StepTimes), slowdown, lines),
         severity="high" if slowdown.ratio >= HIGH_RATIO else "medium",
     )
 
@@ -93,8 +82,7 @@ def _stage_line(run: Run, slowdown: Slowdown) -> SourceLine:
 
 
 def _fix(run: Run, slowdown: Slowdown, line: GrownLine | None) -> Fix:
-    doubled = round(slowdown.late.middle + slowdown.late.typical_ms / slowdown.growth_per_step_ms)
-    rate = f"{format_ms(slowdown.growth_per_step_ms)} more with each step, twice as long by step {doubled:,}"
+    rate = f"{format_ms(slowdown.growth_per_step_ms)} more with each step"
     meanwhile = longer_containers(run)
     if line is None:
         return Fix.by_hand(f"Find what the {slowdown.stage} stage does more of: {rate}.{meanwhile}")

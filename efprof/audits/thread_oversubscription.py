@@ -9,8 +9,7 @@ from efprof.model import EnvironmentVariable, Examination, Finding, Fix, Gain, T
 from efprof.units import format_share
 
 MIN_CROWDING = 1.25
-"""Ready threads per core, both by the setting and as counted. On two cores 0.5 to 1.3 where an operation has one
-thread; 1.3 to 2.1 where it has two, and steps took 1.2 to 10 times as long (measured, idle and beside others)."""
+"""Ready threads per core. Measured on two: up to 1.3 with one thread an operation, with two 1.3 to 2.1, and slower."""
 HIGH_CROWDING = 1.5
 VARIABLE = "OMP_NUM_THREADS"
 
@@ -18,23 +17,18 @@ VARIABLE = "OMP_NUM_THREADS"
 def thread_oversubscription(run: Run) -> Examination:
     """Find training whose own threads wait for each other's cores.
 
-    What it finds
-    -------------
+    ## What it finds
     Ranks of one machine, with their data workers, that together have a quarter more threads ready to run than cores,
-    where torch cuts an operation into more threads than each rank's share. Threads of other programs are not counted.
+    where torch cuts an operation into more threads than each rank's share.
 
-    Why it matters
-    --------------
-    An operation is over when the last of its threads is. The others spin until that one gets a core again, which takes
-    a turn of the scheduler, milliseconds, for an operation of microseconds.
+    ## Why it matters
+    An operation is over when the last of its threads is; the others spin until that one gets a core again.
 
-    Fix
-    ---
-    As many threads for each rank as there are cores for it: the cores less the busy data workers, shared by the ranks.
+    ## Fix
+    As many threads for each rank as there are cores for it, without those of busy data workers.
 
-    Predicted gain
-    --------------
-    None is claimed. Threads that spin look like threads that work, so what the operations themselves need is not known.
+    ## Predicted gain
+    None is claimed: threads that spin look like threads that work.
     """
     found = run.get(ReadyThreads)
     cores, threads = found.ranks[0].num_cores, max(rank.num_threads for rank in found.ranks)
@@ -47,28 +41,22 @@ def thread_oversubscription(run: Run) -> Examination:
     if site is None:
         raise ThinEvidence(f"{looked_at}, but no line of the step is known.")
     who = f"{len(found.ranks)} processes cut" if len(found.ranks) > 1 else "One process cuts"
-    others = (
-        f", and child processes, as data workers are, have {children * cores:.1f} more"
-        if children * cores >= 0.1
-        else ""
-    )
+    others = f", and data workers have {children * cores:.1f} more" if children * cores >= 0.1 else ""
     message = f"{who} each operation into {threads} threads{others}. Linux counted {looked_at}; "
     message += f"for {format_share(found.per_core('waiting') / ready)} of that time they waited for one."
     return Examination(looked_at=looked_at, findings=(_finding(run, site, message, fitting, ready),))
 
 
 def _finding(run: Run, site: str, message: str, fitting: int, ready_per_core: float) -> Finding:
-    sources = run.get(Sources)
-    blame = sources.line(site)
-    why = "none is claimed: threads that spin look like threads that work; change it and compare"
+    blame = run.get(Sources).line(site)
     return Finding(
         blame=blame,
         category="time",
         headline="More threads than cores",
         message=message,
         fix=_fix(run, blame.file, blame.line, fitting),
-        gain=Gain(basis="measured bound", explanation=why),
-        evidence=(sources.snippet(blame),),
+        gain=Gain.none("none is claimed: threads that spin look like threads that work; change it and compare"),
+        evidence=(),
         severity="high" if ready_per_core >= HIGH_CROWDING else "medium",
     )
 

@@ -12,22 +12,18 @@ from efprof.model import Examination, Finding, Gain, Narrative
 def uncleared_gradients(run: Run) -> Examination:
     """Find optimizers that step with the gradients of all steps so far.
 
-    What it finds
-    -------------
+    ## What it finds
     A backward pass that adds its gradients to those of the steps before, since nothing clears them in between: no
     `zero_grad`, one outside of the loop, or that of another object.
 
-    Why it matters
-    --------------
+    ## Why it matters
     Every update follows the sum of all gradients since the start, the oldest included: it grows from step to step,
     and the training overshoots, swings or diverges.
 
-    Fix
-    ---
+    ## Fix
     `zero_grad(set_to_none=True)` below the step.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     No time and no memory: updates that follow the step's own batch.
     """
     num_watched, uncleared = uncleared_optimizers(run)
@@ -43,7 +39,9 @@ def _finding(run: Run, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
     sources, blame = run.get(Sources), optimizers[0].backwards[0]
     names = " and ".join(dict.fromkeys(one.name for one in optimizers))
     num_steps = min(one.num_steps for one in optimizers)
-    places = dict.fromkeys(line for one in optimizers for line in (*one.backwards, one.step) if line is not None)
+    places = dict.fromkeys(
+        line for one in optimizers for line in (*one.backwards, one.step) if line not in (None, blame)
+    )
     return Finding(
         blame=blame,
         category="numbers",
@@ -51,19 +49,15 @@ def _finding(run: Run, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
         message=f"Nothing clears the gradients of {names}: before each of the {num_steps} steps that were watched, "
         "this backward pass added to what the steps before had left.",
         fix=clear_gradients([one.step if one.is_alone else None for one in optimizers], sources.file),
-        gain=Gain(
-            basis="measured bound",
-            explanation="no time and no memory; each update then follows its own step's gradients, not all since the "
-            "start",
+        gain=Gain.none(
+            "no time and no memory; each update then follows its own step's gradients, not all since the start"
         ),
         evidence=(
-            *(sources.snippet(place) for place in places),
+            *(sources.snippet(place) for place in places if place is not None),
             Narrative.of(
-                "In the run's first steps, some of the optimizer's gradients were looked at where it stepped and where "
-                "each backward pass began and ended: each time the numbers that the step had used were still there, "
-                "not zero, and the pass added to them.",
-                "It is meant where a program sums gradients over all its training, or clears them more than "
-                f"{optimizers[0].num_steps} steps apart; then ignore it.",
+                "Where the optimizer stepped and where each backward pass began and ended, the numbers that the step "
+                "had used were still there, and the pass added to them.",
+                f"It is meant where a program sums gradients over more than {num_steps} steps; then ignore it.",
             ),
         ),
         severity="high",

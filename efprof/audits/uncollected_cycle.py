@@ -23,21 +23,17 @@ MEDIUM_SHARE, HIGH_SHARE = 0.2, 0.5
 def uncollected_cycle(run: Run) -> Examination:
     """Find memory that piles up as garbage until Python's collector comes by, and the cycle that keeps it.
 
-    What it finds
-    -------------
-    Steps that leave their tensors in a reference cycle: an object that knows its owner, an error kept with its
-    traceback, a closure that names itself. Memory is a sawtooth as high as many steps' tensors.
+    ## What it finds
+    Steps that leave tensors in a reference cycle (an object that knows its owner, an error kept with its traceback):
+    memory is a sawtooth as high as many steps' tensors.
 
-    Why it matters
-    --------------
+    ## Why it matters
     The collector counts objects, not bytes: on a device that is nearly full it comes too late.
 
-    Fix
-    ---
+    ## Fix
     Refer back weakly, or take the reference away at the end of the step, at the statement that closes the cycle.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     The most that was allocated before a collection, less the lowest that is left after one.
     """
     sawtooth = run.get(CycleSawtooth)
@@ -50,20 +46,18 @@ def uncollected_cycle(run: Run) -> Examination:
 
 
 def _finding(run: Run, sawtooth: CycleSawtooth, closed: ClosedCycle | None) -> Finding:
-    sources = run.get(Sources)
-    blame = closed.blame if closed else backward_line(run)
     height, share = sawtooth.height_bytes, sawtooth.height_bytes / sawtooth.peak_bytes
     is_high = run.run_file.ended == "out_of_memory" or share >= HIGH_SHARE
     of_what = f" because of the cycle `{closed.cycle.path}`" if closed else ""
     return Finding(
-        blame=blame,
+        blame=closed.blame if closed else backward_line(run),
         category="memory",
         headline="Tensors wait for Python's garbage collector",
         message=f"Up to {format_bytes(height)} of garbage ({format_share(share)} of the peak) lies in memory until the "
         f"collector frees it, about every {format_value(round(sawtooth.steps_apart), 'count')} steps{of_what}.",
-        fix=_fix(sources, closed),
+        fix=_fix(run.get(Sources), closed),
         gain=cycle_gain(sawtooth),
-        evidence=(sources.snippet(blame), how_the_cycle_is_known(closed)),
+        evidence=(how_the_cycle_is_known(closed),),
         severity="high" if is_high else "medium" if share >= MEDIUM_SHARE else "low",
     )
 
@@ -75,24 +69,17 @@ def _fix(sources: Sources, closed: ClosedCycle | None) -> Fix:
     statement, links = closed.statements[0], closed.cycle.links
     link, value, file, name = statement.link, statement.value, sources.file(statement.file), statement.link.name
     if link.through == "method":
-        return Fix.by_hand(
-            f"Keep `{name}` as `weakref.WeakMethod(...)` and call it by `{name}()(...)`, or look the method up when it "
-            "is called."
-        )
+        return Fix.by_hand(f"Keep `{name}` as `weakref.WeakMethod(...)`, or look the method up when it is called.")
     if error := caught_error(value, file.tree):
         return without_traceback(file, name, error)
     is_tensor = links[(links.index(link) + 1) % len(links)].owner == "Tensor"
     is_context = link.owner.endswith("Backward") and not name.startswith("self.")
     if is_tensor and is_context and value is not None:  # of an autograd function
-        return Fix.by_hand(
-            f"Save `{ast.unparse(value)}` by `ctx.save_for_backward({ast.unparse(value)})`, and take it from "
-            "`ctx.saved_tensors` in backward: autograd keeps a saved output apart from its graph, while an attribute "
-            "of `ctx` keeps both in a circle."
-        )
+        saved = f"`ctx.save_for_backward({ast.unparse(value)})`"
+        return Fix.by_hand(f"Save it by {saved}, and take it from `ctx.saved_tensors` in backward.")
     if is_tensor:
         return Fix.by_hand(
-            f"Take the tensor out of `{name}` once the step has used it (`del`, or None), or keep `.detach()` of it "
-            "where no gradient goes through what is kept."
+            f"Take the tensor out of `{name}` once the step has used it (`del`), or keep it `.detach()`ed."
         )
     weakly = ", or keep it as a weak reference (`weakref.proxy`) where somebody else keeps the object as long as needed"
     return Fix.by_hand(f"Set `{name}` to None at the end of the step{weakly if link.can_be_weak else ''}.")

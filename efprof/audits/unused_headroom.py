@@ -9,7 +9,7 @@ from efprof.facts.run.user_settings import UserSettings
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, stall_lines
 from efprof.fixes.settings import loader_setting, prove_by_fit
-from efprof.model import ConfigurationValue, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
+from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_bytes, format_share
 
 MIN_UNUSED = 0.5
@@ -21,21 +21,16 @@ MIN_STEPS = 50
 def unused_headroom(run: Run) -> Examination:
     """Find a device that could take a batch twice as large.
 
-    What it finds
-    -------------
-    More than half of the device's memory that nothing used at any time, though every step does the same; and how
-    large a batch would fit, by what a step keeps whatever its batch and what it takes per sample.
+    ## What it finds
+    More than half of the device's memory that nothing used at any time, and how large a batch would fit.
 
-    Why it matters
-    --------------
+    ## Why it matters
     A larger batch spreads each launch, and each read of the weights, over more samples; free memory does nothing.
 
-    Fix
-    ---
+    ## Fix
     The batch to try, a tenth of the device left free, and the `efprof fit` command that proves it by running.
 
-    Predicted gain
-    --------------
+    ## Predicted gain
     None is claimed: how many more samples per second that makes shows only when it is run.
     """
     headroom, growth = run.get(Headroom), run.find(MemoryGrowth, ThinEvidence)
@@ -54,7 +49,7 @@ def unused_headroom(run: Run) -> Examination:
 
 
 def _finding(run: Run, headroom: Headroom) -> Finding:
-    sources, blame = run.get(Sources), _blame(run, headroom)
+    blame = _blame(run, headroom)
     old, new = headroom.micro_batch, headroom.largest_micro_batch
     return Finding(
         blame=blame,
@@ -64,11 +59,8 @@ def _finding(run: Run, headroom: Headroom) -> Finding:
         f"of {headroom.device} were reserved in any of {headroom.num_steps} steps of {old:,} samples each; by the "
         f"same line {new:,} would fit, {new / old:.1f} times as many.",
         fix=_fix(run, headroom, blame),
-        gain=Gain(
-            basis="model",
-            explanation="no gain is claimed: how many samples per second a larger batch makes shows when it is run",
-        ),
-        evidence=(sources.snippet(blame), *headroom_evidence(headroom)),
+        gain=Gain.none("none is claimed: how many samples per second a larger batch makes shows when it is run"),
+        evidence=headroom_evidence(headroom),
         severity="low",
     )
 
@@ -84,23 +76,12 @@ def _blame(run: Run, headroom: Headroom) -> SourceLine:
 
 
 def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:
-    old, new = headroom.micro_batch, headroom.largest_micro_batch
-    change = _change(run, headroom, blame)
-    proof = prove_by_fit(run.run_file.command, headroom.budget_bytes)
-    return Fix.by(
-        change,
-        "review",
-        f"Try {new:,} samples per micro-batch instead of {old:,}; {proof}. What the model learns depends on the batch: "
-        "its learning rate may have to follow.",
-    )
-
-
-def _change(run: Run, headroom: Headroom, blame: SourceLine) -> ConfigurationValue | None:
     """Of the user's own key where there is one, else of what the loader is given."""
-    old, new = headroom.micro_batch, headroom.largest_micro_batch
-    key, loader = run.get(UserSettings).micro_batch, headroom.loader
+    old, new, loader = headroom.micro_batch, headroom.largest_micro_batch, headroom.loader
+    key, change = run.get(UserSettings).micro_batch, None
     if key is not None and key.old == str(old):
-        return replace(key, new=str(new))
-    if loader is None or loader.site is None or loader.batch_size != old:
-        return None
-    return loader_setting(run.get(Sources).file(blame.file), blame.line, "batch_size", old, new)
+        change = replace(key, new=str(new))
+    elif loader is not None and loader.site is not None and loader.batch_size == old:
+        change = loader_setting(run.get(Sources).file(blame.file), blame.line, "batch_size", old, new)
+    proof = prove_by_fit(run.run_file.command, headroom.budget_bytes)
+    return Fix.by(change, "review", f"Try {new:,} samples per micro-batch instead of {old:,}; {proof}.")

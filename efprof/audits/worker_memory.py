@@ -15,24 +15,18 @@ HIGH_SHARE, MEDIUM_SHARE = 0.25, 0.05
 def worker_memory(run: Run) -> Examination:
     """Find data workers whose private memory grows by what the data set holds in Python objects.
 
-    What it finds
-    -------------
-    A data set that keeps a long list or dictionary of Python objects and is read by forked workers: reading an object
-    writes its reference count, so that the system copies the page it lies in, for each worker.
+    ## What it finds
+    A data set of many Python objects that forked workers read: reading an object writes its reference count, so that
+    the system copies the page it lies in, for each worker.
 
-    Why it matters
-    --------------
-    Host memory grows with the epoch to the size of the data set times the number of workers; at its end the system
-    kills a worker, or the whole program, without a message.
+    ## Why it matters
+    Host memory grows to the size of the data set times the number of workers, until the system kills a process.
 
-    Fix
-    ---
+    ## Fix
     Keep it in one array, whose entries have no reference counts, or read each item when it is asked for.
 
-    Predicted gain
-    --------------
-    None of the peak of allocated memory, which counts neither Python objects nor other processes; what the workers
-    were measured to have copied is told.
+    ## Predicted gain
+    None of the peak of allocated memory; what the workers were measured to have copied is told.
     """
     memory = run.get(WorkerMemory)
     copied, held = memory.copied_bytes, memory.object_bytes
@@ -41,11 +35,8 @@ def worker_memory(run: Run) -> Examination:
         f"their data set holds {format_bytes(held)} in Python objects"
     )
     if memory.data_set.start_method != "fork":
-        private = format_bytes(memory.workers[0].readings[-1][1].private_bytes)
-        raise ThinEvidence(
-            f"the workers were started by '{memory.data_set.start_method}', by which each has a copy of the whole data "
-            f"set from its start; their private memory is {private} each."
-        )
+        method = memory.data_set.start_method
+        raise ThinEvidence(f"the workers were started by '{method}': each has a copy of the data set from its start.")
     if memory.copied_container:
         return Examination(looked_at=looked_at, findings=(_finding(run, memory),))
     if copied >= MIN_UNEXPLAINED and len(memory.workers) > 1:
@@ -69,12 +60,10 @@ def _finding(run: Run, memory: WorkerMemory) -> Finding:
         message=f"{who} copies {what}: by step {memory.last_step:,}, {format_bytes(copied)} that it shared with the "
         f"training process had become its own{in_all}.",
         fix=Fix.by_hand(_advice(held.path, held.element_type)),
-        gain=Gain(
-            basis="measured bound",
-            explanation=f"{all_bytes} of host memory: what {num_workers} workers had copied by step "
-            f"{memory.last_step:,}; it is no part of the peak of allocated memory, so nothing is claimed of that",
+        gain=Gain.none(
+            f"{all_bytes} of host memory: what {num_workers} workers had copied by step {memory.last_step:,}"
         ),
-        evidence=memory.evidence(run),
+        evidence=memory.evidence(),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )
 

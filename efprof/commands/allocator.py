@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from efprof.commands import NamingGroup, print_json
+from efprof.commands import print_json
 from efprof.model import EfprofError, UnreadableInput
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from efprof.facts.allocator.advice import Trial
     from efprof.facts.allocator.replay_results import DevicePredictions, DeviceReplay, FilePredictions, NoPrediction
-    from efprof.facts.allocator.what_if import Outcome
     from efprof.facts.gpu_estimate.gpu_estimate import RunEstimate
 
 SIZES: Final = "24GiB or 24G (times 1024^3), 24GB (times 1000^3)"
@@ -55,7 +54,7 @@ def check_settings(context: click.Context, option: click.Parameter, texts: tuple
     return texts
 
 
-@click.group(cls=NamingGroup)
+@click.group()
 def allocator() -> None:
     """Replay a snapshot of CUDA's caching allocator, and try other settings on it.
 
@@ -124,15 +123,6 @@ def _run_folder(file: Path) -> Path | None:
     return find_run(str(file))
 
 
-def _files(file: Path) -> "list[Path]":
-    from efprof.artifacts.foreign import as_run
-    from efprof.facts.run.run import open_run
-
-    with as_run(file) as folder:
-        files = [rank / "memory-0.pickle" for rank in open_run(folder).rank_folders]
-        return [file.resolve() for file in files if file.exists()]
-
-
 def _answer(file: Path, read: "Callable[[Path], Any]", render: "Callable[[Any], str]", *, is_json: bool) -> None:
     """What is said of a single file; of a folder's, each under its name, as JSON in a list.
 
@@ -141,18 +131,22 @@ def _answer(file: Path, read: "Callable[[Path], Any]", render: "Callable[[Any], 
     if not file.is_dir():
         _print(read(file), render, is_json=is_json)
         return
+    from efprof.artifacts.foreign import as_run
+    from efprof.facts.run.run import open_run
+
+    with as_run(file) as folder:
+        files = [(rank / "memory-0.pickle").resolve() for rank in open_run(folder).rank_folders]
     results, errors = [], []
-    for one in _files(file):
+    for one in filter(Path.exists, files):
         try:
             results.append(read(one))
         except UnreadableInput as error:
             errors.append(error)
     if is_json:
         print_json(results)
-    else:
-        for result in results:
-            click.echo(f"{result.file}:")
-            _print(result, render, is_json=False)
+    for result in results if not is_json else ():
+        click.echo(f"{result.file}:")
+        _print(result, render, is_json=False)
     for unread in errors:
         click.echo(f"efprof: {unread}", err=True)
     if errors:
@@ -218,9 +212,6 @@ def render_estimate(estimate: "RunEstimate") -> str:
     lines.append(f"  At most {in_use} are in use at once, of them {parameters} parameters, {states} optimizer state.")
     if estimate.rest_bytes is None:
         lines.append("  What the process had in use besides is not known, so the band has no true upper end.")
-    else:
-        rest = format_bytes(estimate.rest_bytes)
-        lines.append(f"  The band's upper end has also the {rest} that the process had in use besides.")
     if estimate.best is not None:
         lines.append(f"  Worth a try first: PYTORCH_CUDA_ALLOC_CONF={estimate.best}")
     return "\n".join([*lines, *(f"  {caveat}" for caveat in estimate.caveats)])
@@ -228,29 +219,22 @@ def render_estimate(estimate: "RunEstimate") -> str:
 
 def _table(rows: "Sequence[tuple[str, Trial, str]]") -> "Iterator[str]":
     """A heading, a line for each with its name and what is said at its end, and its warnings below it."""
+    from efprof.units import format_bytes
+
     width = max(len(name) for name, _, _ in rows)
     yield f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  driver calls  retries"
     for name, trial, end in rows:
-        yield f"  {name:{width}}  {_figures(trial.outcome)}{end}"
+        one, calls = trial.outcome, trial.outcome.calls
+        low, high = map(format_bytes, (one.peak_reserved_low_bytes, one.peak_reserved_high_bytes))
+        band = low if low == high else f"{low} to {high}"
+        peak, idle = map(format_bytes, (one.peak_reserved_bytes, one.stranded_bytes))
+        figures = f"{peak:>13}  {band:>21}  {idle:>12}  {calls.num_taken + calls.num_returned:>12,}"
+        figures += f"  {calls.num_retries:>7,}{'  out of memory' if one.is_out_of_memory else ''}"
+        yield f"  {name:{width}}  {figures}{end}"
         yield from (f"  {'':{width}}  {warning}" for warning in trial.warnings)
 
 
-def _figures(outcome: "Outcome") -> str:
-    from efprof.units import format_bytes
-
-    low, high = map(format_bytes, (outcome.peak_reserved_low_bytes, outcome.peak_reserved_high_bytes))
-    band = low if low == high else f"{low} to {high}"
-    peak, idle = map(format_bytes, (outcome.peak_reserved_bytes, outcome.stranded_bytes))
-    num_calls = outcome.calls.num_taken + outcome.calls.num_returned
-    figures = f"{peak:>13}  {band:>21}  {idle:>12}  {num_calls:>12,}  {outcome.calls.num_retries:>7,}"
-    return figures + ("  out of memory" if outcome.is_out_of_memory else "")
-
-
 def _advice(device: "DevicePredictions") -> str:
-    if device.best is None and device.recorded.outcome.is_out_of_memory:
-        return "With each of them memory runs out as well: the program holds more than the device has."
     if device.best is None:
         return "None of them would reserve clearly less than the recorded settings."
-    if not device.best:
-        return "Best: unset PYTORCH_CUDA_ALLOC_CONF."
-    return f"Best: PYTORCH_CUDA_ALLOC_CONF={device.best}"
+    return f"Best: PYTORCH_CUDA_ALLOC_CONF={device.best}" if device.best else "Best: unset PYTORCH_CUDA_ALLOC_CONF."

@@ -11,10 +11,10 @@ from efprof.commands.report import (
     ENGINE,
     FORMATS,
     Format,
-    Progress,
     analyse,
     check_engine,
     chosen_form,
+    progress,
     report_on,
     write_or_print,
 )
@@ -92,13 +92,16 @@ def compare(
     if Path(names[0]).resolve() == Path(names[1]).resolve():
         name = Path(without_secrets(names[0])).name
         raise EfprofError(f"BASE and HEAD are the same run, {name}: record the changed program first.")
-    with Progress() as progress:
-        made = partial(analyse, engine=engine, say=progress.say)
+    with progress() as say:
+        made = partial(analyse, engine=engine, say=say)
         reports = report_on((names[0],), made), report_on((names[1],), made)
     comparison = compare_reports(*reports, forced=force, budgets=budgets)
     name = f"{comparison.base.run_id}-to-{comparison.head.run_id}"
     write_or_print(lambda form: render_comparison(comparison, reports, form, is_static=static), chosen, out, name)
-    return _exit_code(comparison, strict)
+    if comparison.is_failed:
+        return FAILED
+    is_unclear = any(metric.verdict == "unclear" and metric.budget is not None for metric in comparison.metrics)
+    return INCONCLUSIVE if strict and is_unclear else 0
 
 
 def render_comparison(
@@ -108,19 +111,11 @@ def render_comparison(
     from efprof.report import comparison_form, json_form
     from efprof.report.page import html
 
-    match form:
-        case "text":
-            return comparison_form.render_comparison_text(comparison)
-        case "json":
-            return json_form.render_comparison_json(comparison)
-        case "markdown":
-            return comparison_form.render_comparison_markdown(comparison)
-        case "html":
-            return html.render_comparison_html(comparison, *reports, is_static=is_static)
-
-
-def _exit_code(comparison: "Comparison", is_strict: bool) -> int:
-    if comparison.is_failed:
-        return FAILED
-    is_unclear = any(metric.verdict == "unclear" and metric.budget is not None for metric in comparison.metrics)
-    return INCONCLUSIVE if is_strict and is_unclear else 0
+    if form == "html":
+        return html.render_comparison_html(comparison, *reports, is_static=is_static)
+    forms = {
+        "text": comparison_form.render_comparison_text,
+        "json": json_form.render_comparison_json,
+        "markdown": comparison_form.render_comparison_markdown,
+    }
+    return forms[form](comparison)

@@ -49,14 +49,10 @@ def render_checks(checks: "Sequence[Check]", is_fine: bool) -> str:
         head = f"{check.status:{status_width}}  {check.name:{name_width}}  "
         lines += _wrapped(head, check.why)
         lines += _wrapped(" " * len(head), check.advice) if check.advice else []
-    stopping = [check.name for check in checks if check.is_essential and check.status == "no"]
-    why_not = " and ".join(filter(None, [", ".join(stopping[:-1]), *stopping[-1:]]))
+    why_not = ", ".join(check.name for check in checks if check.is_essential and check.status == "no")
     verdict = "Training can be recorded here." if is_fine else f"Training cannot be recorded here: {why_not}."
     return "\n".join([*lines, "", verdict])
 
 
 def _wrapped(head: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
+    return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)

@@ -62,9 +62,8 @@ def render_run(batch: int, peak_bytes: int | None, budget: int) -> str:
 
     if peak_bytes is None:
         return f"  batch {batch:>7,}   ran out of memory"
-    return f"  batch {batch:>7,}   peak {format_bytes(peak_bytes):>9}" + (
-        "" if peak_bytes <= budget else "   over budget"
-    )
+    over = "" if peak_bytes <= budget else "   over budget"
+    return f"  batch {batch:>7,}   peak {format_bytes(peak_bytes):>9}{over}"
 
 
 def render_result(found: "Fitted", budget: int) -> str:
@@ -82,5 +81,6 @@ def render_result(found: "Fitted", budget: int) -> str:
     else:
         fixed, each = format_bytes(found.model.fixed_bytes), format_bytes(found.model.sample_bytes)
         lines.append(f"Memory: {fixed} and {each} per sample, near the budget.")
-    lines.append(f"Train with {found.recommended:,}: a tenth is left for what a few steps do not show.")
+    margin = ": a tenth is left for what a few steps do not show" if found.recommended < found.largest else ""
+    lines.append(f"Train with {found.recommended:,}{margin}.")
     return "\n".join(lines)

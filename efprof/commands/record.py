@@ -95,20 +95,17 @@ def record(command: tuple[str, ...], **flags: Any) -> int:
 
 def _say_where(folder: Path, exit_code: int) -> None:
     if holds_training(folder):
-        click.echo(f"efprof: recorded {folder.name}; read it with 'efprof report'", err=True)
+        said = f"recorded {folder.name}; read it with 'efprof report'"
     elif exit_code:
-        click.echo(
-            f"efprof: {folder.name} holds no training step: the command ended with exit code {exit_code}; "
-            "what it printed itself says why.",
-            err=True,
-        )
+        said = f"{folder.name} holds no training step: the command ended with exit code {exit_code}; "
+        said += "what it printed itself says why."
     else:
-        click.echo(
-            f"efprof: {folder.name} holds no training step: the command ended before an optimizer stepped, trained "
-            "without PyTorch, or in a process that is not seen: a forked worker of a pool, Python with -I, -E or -S. "
-            "Where it trains without an optimizer, such as by torch.func, call efprof.step() at the end of each step.",
-            err=True,
+        said = (
+            f"{folder.name} holds no training step: no optimizer of PyTorch stepped in a process that is seen, which "
+            "a pool's forked worker and Python with -I, -E or -S are not. Where there is no optimizer, call "
+            "efprof.step() at the end of each step."
         )
+    click.echo(f"efprof: {said}", err=True)
 
 
 def holds_training(folder: Path) -> bool:

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import click
 
@@ -33,14 +32,8 @@ OWN: Final = click.option(
 )
 Format = Literal["text", "json", "markdown", "html"]
 
-FORMATS: Final = ("text", "json", "markdown", "html")
-FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {
-    ".txt": "text",
-    ".json": "json",
-    ".md": "markdown",
-    ".html": "html",
-    ".htm": "html",
-}
+FORMATS: Final = get_args(Format)
+FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {".txt": "text", ".json": "json", ".md": "markdown", ".html": "html"}
 REPORTS_FOLDER: Final = Path("reports")
 
 SHOW_AFTER_S: Final = 1.0
@@ -88,7 +81,7 @@ def report(
     """
     check_engine(engine, runs)
     chosen = chosen_form(form, is_json, out, "html")
-    with Progress() as progress:
+    with progress() as say:
         made = partial(
             analyse,
             budget_bytes=budget,
@@ -96,7 +89,7 @@ def report(
             own_packages=frozenset(own),
             has_hta=hta,
             engine=engine,
-            say=progress.say,
+            say=say,
         )
         result = report_on(runs, made)
     write_or_print(lambda form: render(result, form, is_static=static), chosen, out, result.run.run_id)
@@ -177,6 +170,7 @@ def analyse(
     from efprof.facts.overview.measurements import measurements_of
     from efprof.facts.overview.run_warnings import warnings_of
     from efprof.facts.run.run import open_run
+    from efprof.facts.source.sources import Sources
     from efprof.runner import find_audits, first_overview, make_report
 
     run = open_run(path, budget_bytes)
@@ -196,9 +190,14 @@ def analyse(
         said, broken = first_overview(lambda: hta_evidence(run))
         measurements, failures = replace(measurements, hta=said), (*failures, *broken)
     warnings = (*warnings_of(run), *failures)
-    identity = identify(run)
     return make_report(
-        run, identity=identity, measurements=measurements, audits=find_audits(), warnings=warnings, say=say
+        run,
+        identity=identify(run),
+        measurements=measurements,
+        audits=find_audits(),
+        snippet_of=lambda line: run.get(Sources).snippet(line),
+        warnings=warnings,
+        say=say,
     )
 
 
@@ -220,9 +219,13 @@ def chosen_form(form: Format | None, is_json: bool, out: Path | None, default: F
     """What was asked for, else what the name of the file ends in; refuses options that contradict each other."""
     if is_json and form not in (None, "json"):
         raise EfprofError(f"--json and --format {form} contradict each other: give one of them.")
-    if is_json:
-        return "json"
-    return form or (_format_of(out) if out else default)
+    if is_json or form or out is None:
+        return "json" if is_json else form or default
+    suffix = out.suffix.lower()
+    if suffix and suffix not in FORMAT_OF_SUFFIX:
+        known = ", ".join(FORMAT_OF_SUFFIX)
+        raise EfprofError(f"--out {out} ends in none of {known}: give one of these, or --format.")
+    return FORMAT_OF_SUFFIX.get(suffix, "html")
 
 
 def write_or_print(render: "Callable[[Format], str]", form: Format, out: Path | None, name: str) -> None:
@@ -257,30 +260,18 @@ def write_file(path: Path, content: bytes) -> None:
         raise EfprofError(f"{path} cannot be written ({error.strerror}): give another place after --out.") from error
 
 
-def _format_of(out: Path) -> Format:
-    """The form that the file's name ends in, HTML where it has no ending; refuses one that is none of ours."""
-    suffix = out.suffix.lower()
-    if suffix and suffix not in FORMAT_OF_SUFFIX:
-        known = ", ".join(FORMAT_OF_SUFFIX)
-        raise EfprofError(f"--out {out} ends in none of {known}: give one of these, or --format.")
-    return FORMAT_OF_SUFFIX.get(suffix, "html")
+@contextmanager
+def progress() -> "Iterator[Callable[[str], None]]":
+    """Says on standard error what is being done, to who waits at a terminal longer than a second; gone at the end."""
+    start, shown = time.monotonic(), []
 
-
-class Progress:
-    """What is being done, on standard error, for who waits at a terminal longer than a second; gone at the end."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._is_shown = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._is_shown:
-            print(_CLEARED, end="", file=sys.stderr, flush=True)
-
-    def say(self, what: str) -> None:
-        if sys.stderr.isatty() and time.monotonic() - self._start >= SHOW_AFTER_S:
-            self._is_shown = True
+    def say(what: str) -> None:
+        if sys.stderr.isatty() and time.monotonic() - start >= SHOW_AFTER_S:
+            shown.append(what)
             print(f"{_CLEARED}{what} ...", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield say
+    finally:
+        if shown:
+            print(_CLEARED, end="", file=sys.stderr, flush=True)

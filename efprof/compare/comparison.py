@@ -24,7 +24,6 @@ EQUAL_ENVIRONMENT = ("cpu", "python", "torch", "cuda")
 """The machine and the versions that set its pace, by their names in a run's environment."""
 
 _SEVERITIES = ("high", "medium", "low")
-_Located = tuple[AuditResult, Finding]
 
 
 def compare_reports(
@@ -84,10 +83,28 @@ def compare_findings(base: Report, head: Report) -> tuple[FindingChange, ...]:
     A finding is `unchecked` where the other run lacks what its audit needs: nobody knows whether it is there.
     """
     of_base, of_head = _by_key(base), _by_key(head)
-    kept = [_change(key, "kept", *of_head[key]) for key in _sorted(of_head) if key in of_base]
-    added = [_missing(key, *of_head[key], "added", base, "base") for key in _sorted(of_head) if key not in of_base]
-    gone = [_missing(key, *of_base[key], "gone", head, "head") for key in _sorted(of_base) if key not in of_head]
-    return tuple(sorted((*added, *kept, *gone), key=lambda finding: get_args(Presence).index(finding.change)))
+    found = sorted((of_base | of_head).items(), key=lambda item: _SEVERITIES.index(item[1][1].severity))
+    changes = []
+    for key, (audit, finding) in found:
+        change: Presence = "kept" if key in of_base and key in of_head else "gone" if key in of_base else "added"
+        message = finding.message
+        if change != "kept":
+            side, other = ("base", base) if change == "added" else ("head", head)
+            there = next((result for result in other.audits if result.audit_id == audit.audit_id), None)
+            if there is None or there.status not in ("passed", "failed"):
+                why = there.reason if there is not None else "its report has no such check."
+                change, message = "unchecked", f"{message} Not looked for in {side}: {why}"
+        changes.append(
+            FindingChange(
+                key=key,
+                change=change,
+                audit_id=audit.audit_id,
+                headline=finding.headline,
+                location=str(finding.blame),
+                message=message,
+            )
+        )
+    return tuple(sorted(changes, key=lambda one: get_args(Presence).index(one.change)))
 
 
 def _with_budgets(report: Report, budgets: Mapping[str, float]) -> Report:
@@ -125,31 +142,5 @@ def _without_place(word: str, working_folder: str) -> str:
     return str(path.relative_to(working_folder)) if is_inside else path.name
 
 
-def _by_key(report: Report) -> dict[str, _Located]:
+def _by_key(report: Report) -> dict[str, tuple[AuditResult, Finding]]:
     return {audit.key_of(finding): (audit, finding) for audit in report.audits for finding in audit.findings}
-
-
-def _sorted(findings: dict[str, _Located]) -> list[str]:
-    return sorted(findings, key=lambda key: _SEVERITIES.index(findings[key][1].severity))
-
-
-def _missing(
-    key: str, audit: AuditResult, finding: Finding, change: Presence, other: Report, side: str
-) -> FindingChange:
-    """A finding the other run does not have: because it is not there, or because nobody could look."""
-    there = next((result for result in other.audits if result.audit_id == audit.audit_id), None)
-    if there is not None and there.status in ("passed", "failed"):
-        return _change(key, change, audit, finding)
-    why = there.reason if there is not None else "its report has no such check."
-    return _change(key, "unchecked", audit, finding, f" Not looked for in {side}: {why}")
-
-
-def _change(key: str, change: Presence, audit: AuditResult, finding: Finding, remark: str = "") -> FindingChange:
-    return FindingChange(
-        key=key,
-        change=change,
-        audit_id=audit.audit_id,
-        headline=finding.headline,
-        location=str(finding.blame),
-        message=finding.message + remark,
-    )

@@ -19,8 +19,8 @@ class Number:
     interval: tuple[float, float] | None = None
 
 
-NumberRow = tuple[str, float | None, str]
-MeasuredRow = tuple[str, float | None, str, tuple[float, float] | None]
+NumberRow = tuple[str, float | None, str] | tuple[str, float | None, str, tuple[float, float] | None]
+"""Label, value, unit, and an interval where there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,13 +31,13 @@ class Numbers:
     numbers: tuple[Number, ...]
 
     @classmethod
-    def of(cls, title: str, *rows: NumberRow | MeasuredRow) -> Self:
-        """Of (label, value, unit), or with an interval behind them; a row whose value is None is left out."""
-        numbers = (
+    def of(cls, title: str, *rows: NumberRow) -> Self:
+        """A row whose value is None is left out."""
+        numbers = [
             Number(label=row[0], value=row[1], unit=row[2], interval=row[3] if len(row) == 4 else None)
             for row in rows
             if row[1] is not None
-        )
+        ]
         return cls(title=title, numbers=tuple(numbers))
 
 

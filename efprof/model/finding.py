@@ -144,6 +144,16 @@ class Gain:
     peak_bytes_interval: tuple[float, float] | None = None
     until_step: int | None = None
 
+    @classmethod
+    def none(cls, why: str) -> Self:
+        """Nothing is claimed, as `why` explains."""
+        return cls(basis="measured bound", explanation=why)
+
+    @classmethod
+    def of_step(cls, explanation: str, step_ms: float, interval: tuple[float, float] | None = None) -> Self:
+        """A measured bound of the milliseconds per step that are saved."""
+        return cls(basis="measured bound", explanation=explanation, step_ms=step_ms, step_ms_interval=interval)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:

@@ -110,8 +110,8 @@ class Timeline:
 class Evaluation:
     """A pass over a loader on which nothing was trained, after `after_step` (-1 where it came before every step).
 
-    `memory` holds (batches evaluated, allocated bytes); the highest reading is `peak_bytes`, between two batches unless
-    `is_peak_exact`. `kept_bytes_per_batch` is what each batch leaves behind, None where memory does not rise steadily.
+    `peak_bytes` is the highest reading, between two batches unless `is_peak_exact`. `kept_bytes_per_batch` is what each
+    batch leaves behind, None where memory does not rise steadily.
     """
 
     after_step: int
@@ -119,15 +119,9 @@ class Evaluation:
     fetch_ms: float
     num_batches: int
     blame: SourceLine | None
-    memory: tuple[tuple[int, int], ...]
     peak_bytes: int
     is_peak_exact: bool
     kept_bytes_per_batch: float | None
-
-    @property
-    def when(self) -> str:
-        """`after step 9`."""
-        return "before all steps" if self.after_step < 0 else f"after step {self.after_step:,}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

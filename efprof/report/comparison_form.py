@@ -124,30 +124,23 @@ def render_comparison_markdown(comparison: Comparison) -> str:
 
 
 def _sentence(word: Verdict, named: str) -> str:
-    match word:
-        case "worse" | "better" if named:
-            return f"Head is {word} than base: {named}"
-        case "worse":
-            return "Head is over its budget"
-        case "same":
-            return "Head is the same as base within what these runs can tell"
-        case _:
-            return "These runs cannot tell whether head differs from base"
+    if word == "same":
+        return "Head is the same as base within what these runs can tell"
+    if word == "unclear":
+        return "These runs cannot tell whether head differs from base"
+    return f"Head is {word} than base: {named}" if named else "Head is over its budget"
 
 
 def _details(comparison: Comparison, by_word: dict[Verdict, list[MetricChange]]) -> Iterator[str]:
     """What the headline leaves out."""
     gated = [metric.name for metric in comparison.metrics if metric.budget is not None]
-    ungated = [
-        metric
-        for metric in comparison.metrics
-        if gated and metric.budget is None and not any(metric.name.startswith(f"{name}_") for name in gated)
-    ]
+    ungated = [metric for metric in comparison.metrics if gated and metric.budget is None]
+    by_name = {word: _named(metric for metric in ungated if metric.verdict == word) for word in ("worse", "better")}
     parts = (
         ("Over budget", ", ".join(metric.label for metric in comparison.metrics if metric.is_over_budget)),
         ("Better all the same", _named(by_word["better"]) if by_word["worse"] else ""),
-        ("Worse without a gate", _named(metric for metric in ungated if metric.verdict == "worse")),
-        ("Better without a gate", _named(metric for metric in ungated if metric.verdict == "better")),
+        ("Worse without a gate", by_name["worse"]),
+        ("Better without a gate", by_name["better"]),
         ("Unclear", ", ".join(metric.label for metric in by_word["unclear"])),
         ("Findings", ", ".join(f"{len(found)} {change}" for change, found in findings_by_change(comparison))),
     )

@@ -4,18 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from efprof.model import Report, Table
-from efprof.report.tables import (
-    device_phrase,
-    device_table,
-    evaluation_table,
-    largest_jump_sentence,
-    stage_table,
-    stall_table,
-)
+from efprof.model import Report
 from efprof.report.verdict import (
     RankedFinding,
-    count_audits,
     counts_phrase,
     describe_verdict,
     header_items,
@@ -29,12 +20,10 @@ from efprof.report.wording import (
     change_sides,
     code_spans,
     count_of,
-    gain_phrase,
     one_line,
     sentence,
     shorten,
     shorten_path,
-    show,
 )
 
 MAX_FINDINGS: Final = 4
@@ -51,25 +40,28 @@ def render_text(report: Report) -> str:
     lines = [
         "efprof   " + "   ".join(shorten_path(item, PATH_WIDTH) for item in header_items(report.run)),
         *_verdict_lines(report),
-        counts_phrase(count_audits(report)),
+        counts_phrase(report),
         *_finding_lines(rank_findings(report)),
-        *_measured_lines(report),
-        *_warning_lines(report.warnings),
     ]
+    if report.run.num_steps:
+        lines += [shorten(f"Measured: {measured_phrase(report)}.", VERDICT_WIDTH), overhead_phrase(report)]
+    lines += [shorten(f"Warning: {warning}", MAX_WIDTH) for warning in report.warnings[:MAX_WARNINGS]]
+    if len(report.warnings) > MAX_WARNINGS:
+        lines.append(f"and {count_of(len(report.warnings) - MAX_WARNINGS, 'more warning')} in the page")
     return "\n".join(lines) + "\n"
 
 
 def render_markdown(report: Report) -> str:
     """The page's words, order and numbers, without its pictures."""
     checks = [(code(audit.audit_id), audit.status.replace("_", " "), prose(audit.reason)) for audit in report.audits]
+    measured = f"{measured_phrase(report)}. {overhead_phrase(report)}"
     parts = [
         f"# efprof: {escape(report.run.name)}",
         " · ".join(escape(item) for item in header_items(report.run)),
         _verdict(report),
-        escape(counts_phrase(count_audits(report))) + ".",
+        escape(counts_phrase(report)) + ".",
         *(render_finding(item) for item in rank_findings(report)),
-        *_measured(report),
-        *_tables(report),
+        *([f"## Measured\n\n{escape(sentence(measured))}"] if report.run.num_steps else []),
         *(f"> Warning: {escape(warning)}" for warning in report.warnings),
         "## Checks\n\n" + table(("Check", "Status", "What it looked at"), checks),
     ]
@@ -83,7 +75,7 @@ def render_finding(item: RankedFinding) -> str:
         f"## {item.rank}. {finding.severity.capitalize()}: {prose(finding.headline)}",
         f"{code(str(finding.blame))} in {code(finding.blame.function)}: {code(finding.blame.text)}",
         prose(finding.message),
-        f"**Gain** {escape(gain_phrase(finding.gain))}. {prose(sentence(finding.gain.explanation))}",
+        f"**Gain** {escape(item.gain)}. {prose(sentence(finding.gain.explanation))}",
         f"**Fix** {prose(finding.fix.summary)} ({APPLICABILITY_PHRASES[finding.fix.applicability]})",
     ]
     for change in finding.fix.changes:
@@ -122,13 +114,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _measured_lines(report: Report) -> list[str]:
-    if not report.run.num_steps:
-        return []
-    measured = f"{measured_phrase(report)}{device_phrase(report.measurements.metrics)}"
-    return [shorten(f"Measured: {measured}.", VERDICT_WIDTH), overhead_phrase(report)]
-
-
 def _verdict_lines(report: Report) -> list[str]:
     verdict = describe_verdict(report)
     where = ""
@@ -153,16 +138,9 @@ def _finding_lines(ranked: tuple[RankedFinding, ...]) -> list[str]:
         finding = item.finding
         where = shorten_path(str(finding.blame), PATH_WIDTH)
         title = f"{item.rank:3}  {finding.severity.upper():6}  {one_line(finding.headline)}"
-        lines += [_cut(title), _cut(f"{'':13}{where}   {gain_phrase(finding.gain)}")]
+        lines += [_cut(title), _cut(f"{'':13}{where}   {item.gain}")]
     if len(ranked) > MAX_FINDINGS:
         lines.append(f"     and {len(ranked) - MAX_FINDINGS} more in the page")
-    return lines
-
-
-def _warning_lines(warnings: tuple[str, ...]) -> list[str]:
-    lines = [shorten(f"Warning: {warning}", MAX_WIDTH) for warning in warnings[:MAX_WARNINGS]]
-    if len(warnings) > MAX_WARNINGS:
-        lines.append(f"and {count_of(len(warnings) - MAX_WARNINGS, 'more warning')} in the page")
     return lines
 
 
@@ -181,41 +159,3 @@ def _verdict(report: Report) -> str:
     ]
     commands = code_block("sh", "\n".join(verdict.commands)) if verdict.commands else ""
     return "\n\n".join(line for line in (*lines, commands) if line)
-
-
-def _measured(report: Report) -> list[str]:
-    if not report.run.num_steps:
-        return []
-    return [f"## Measured\n\n{escape(sentence(measured_phrase(report)))} {escape(overhead_phrase(report))}"]
-
-
-def _tables(report: Report) -> list[str]:
-    """Those of the page that are short enough, each under its heading, with the sentences that go with it."""
-    measurements = report.measurements
-    stalls, stages = stall_table(measurements.stalls), stage_table(measurements.stage_deltas)
-    jump = prose(largest_jump_sentence(measurements.stage_deltas))
-    device = device_table(measurements.metrics)
-    parts = [
-        *((f"## {device.title}", _with_units(device)) if device.rows else ()),
-        *(("## Calls that make a step wait", _with_units(stalls)) if stalls.rows else ()),
-        *(("## Stage deltas", _with_units(stages), jump, _list(measurements.recommendations)) if stages.rows else ()),
-    ]
-    if measurements.evaluations:
-        table_of = _with_units(evaluation_table(measurements.evaluations))
-        parts += ["## Evaluation", _list(measurements.evaluation_notes), table_of]
-    return [part for part in parts if part]
-
-
-def _with_units(content: Table) -> str:
-    rows = [
-        [
-            prose(cell) if isinstance(cell, str) else show(cell, unit)
-            for cell, unit in zip(row, content.units, strict=True)
-        ]
-        for row in content.rows
-    ]
-    return table(content.columns, rows)
-
-
-def _list(sentences: Sequence[str]) -> str:
-    return "\n".join(f"- {prose(one)}" for one in sentences)

@@ -1,15 +1,24 @@
 """What a person reads first: which run, three lines of verdict, the findings by rank, and how many checks said what."""
 
 import shlex
-import signal
 import statistics
 from collections import Counter
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from efprof.model import Finding, Overhead, Report, RunIdentity, Severity, SourceLine
-from efprof.report.wording import anchor_of, count_of, device_phrase, one_line, sentence, shorten, show, source_phrase
-from efprof.units import format_share
+from efprof.model import Finding, Report, RunIdentity, Severity, SourceLine
+from efprof.report.wording import (
+    anchor_of,
+    count_of,
+    device_phrase,
+    gain_phrase,
+    one_line,
+    sentence,
+    shorten,
+    show,
+    source_phrase,
+)
+from efprof.units import format_share, in_brackets
 
 MAX_UNREAD_SHARE: Final = 0.1
 """Of the run: memory that was last read before that is told of up to that step only."""
@@ -18,44 +27,39 @@ SEVERITY_ORDER: Final[dict[Severity, int]] = {"high": 0, "medium": 1, "low": 2}
 Tone = Literal["high", "medium", "low", "none"]
 
 CATEGORIES: Final = ("memory", "time", "numbers")
-BAD_ENDINGS: Final[dict[str, str]] = {
-    "raised": "The run stopped with an error of its own",
-    "out_of_memory": "The run ran out of memory",
-    "killed": "The run was killed from outside",
-    "interrupted": "The run was interrupted",
-}
 FOREIGN: Final = "unknown"
 """How a run ended of which there is only a file that something else wrote."""
-READ_LAST: Final = "Read what the program itself said last; what was recorded until then is below."
-NEXT: Final[dict[str, str]] = {
-    "raised": READ_LAST,
-    "out_of_memory": READ_LAST,
-    "killed": READ_LAST,
-    "interrupted": "Let it run on where a check below asks for more steps; what was recorded until then is below.",
-    FOREIGN: "Record the training with 'efprof record -- COMMAND' to have its steps, time and numbers checked.",
-    "running": "Report again when it has ended; what was recorded until now is below.",
+BELOW: Final = "; what was recorded until then is below."
+ENDINGS: Final[dict[str, tuple[str, str]]] = {
+    "raised": ("The run stopped with an error of its own", f"Read what the program itself said last{BELOW}"),
+    "out_of_memory": ("The run ran out of memory", f"Read what the program itself said last{BELOW}"),
+    "killed": (
+        "The run was killed from outside",
+        "Ask the log of the scheduler or the system, which kills a program when the machine's memory runs out" + BELOW,
+    ),
+    "interrupted": ("The run was interrupted", f"Let it run on where a check below asks for more steps{BELOW}"),
+    "running": (
+        "The run was still going on, or was killed with its recorder,",
+        f"Report again when it has ended{BELOW}",
+    ),
 }
-FIRST_SIGNAL_CODE: Final = 128
-"""A shell gives 128 + n for a program that signal n ended."""
+"""What is said of a run that did not finish, and what to do next."""
 MAX_MESSAGE: Final = 300
 """Letters of an exception's message: some hold whole tensors."""
 
-RECORDING: Final = (
-    'torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")  # before the model is built',
-    'torch.cuda.memory._dump_snapshot("memory.pickle")  # at the end',
-)
-"""What to call for a file that tells more."""
+RECORD: Final = "Record the training with 'efprof record -- COMMAND' to have its steps, time and numbers checked."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankedFinding:
-    """A finding with its place from 1, its key in other reports of the same code, and its anchor on the page."""
+    """A finding with its place from 1, its key in other reports of the same code, its anchor, and its gain in words."""
 
     rank: int
     key: str
     anchor: str
     audit_id: str
     finding: Finding
+    gain: str
 
 
 def rank_findings(report: Report) -> tuple[RankedFinding, ...]:
@@ -70,7 +74,8 @@ def rank_findings(report: Report) -> tuple[RankedFinding, ...]:
     for rank, (key, audit_id, finding) in enumerate(found, start=1):
         taken[key] += 1
         anchor = anchor_of(key) + (f"-{taken[key]}" if taken[key] > 1 else "")
-        ranked.append(RankedFinding(rank=rank, key=key, anchor=anchor, audit_id=audit_id, finding=finding))
+        gain = gain_phrase(finding.gain, median, peak)
+        ranked.append(RankedFinding(rank=rank, key=key, anchor=anchor, audit_id=audit_id, finding=finding, gain=gain))
     return tuple(ranked)
 
 
@@ -98,11 +103,6 @@ def last_read_step(report: Report) -> int | None:
     return last if end - last > MAX_UNREAD_SHARE * (end - first) else None
 
 
-def share_of(saving: float | None, whole: float | None) -> float | None:
-    """A saving as a share of what it is saved from; None where either is unknown."""
-    return saving / whole if saving is not None and whole else None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerdictLines:
     """The three lines; `blame` is the line the second one names, `commands` prove the third."""
@@ -115,23 +115,12 @@ class VerdictLines:
     tone: Tone
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AuditCounts:
-    """How many audits said what, and the findings by category in reading order."""
-
-    findings: int
-    by_category: tuple[tuple[str, int], ...]
-    passed: int
-    not_applicable: int
-    errored: int
-
-
 def describe_verdict(report: Report) -> VerdictLines:
     ranked = rank_findings(report)
     lead = _leading_finding(report.run, ranked)
     ending = ending_sentence(report.run)
     if lead is None:
-        return _without_lead(report, ending, ranked)
+        return _without_lead(report, ending, len(ranked))
     finding = lead.finding
     return VerdictLines(
         verdict=one_line(f"{ending} {finding.message}"),
@@ -143,25 +132,17 @@ def describe_verdict(report: Report) -> VerdictLines:
     )
 
 
-def count_audits(report: Report) -> AuditCounts:
+def counts_phrase(report: Report) -> str:
+    """`3 findings (memory 1, time 2); 19 checks passed, 5 not applicable`."""
     statuses = Counter(audit.status for audit in report.audits)
     categories = Counter(finding.category for audit in report.audits for finding in audit.findings)
-    return AuditCounts(
-        findings=categories.total(),
-        by_category=tuple((name, categories[name]) for name in CATEGORIES if categories[name]),
-        passed=statuses["passed"],
-        not_applicable=statuses["not_applicable"],
-        errored=statuses["errored"],
+    passed = count_of(statuses["passed"], "check")
+    kinds = ", ".join(f"{name} {categories[name]}" for name in CATEGORIES if categories[name])
+    broke = f", {statuses['errored']} broke" if statuses["errored"] else ""
+    return (
+        f"{count_of(categories.total(), 'finding')}{in_brackets(kinds)}; {passed} passed, "
+        f"{statuses['not_applicable']} not applicable{broke}"
     )
-
-
-def counts_phrase(counts: AuditCounts) -> str:
-    """`3 findings (memory 1, time 2); 19 checks passed, 5 not applicable`."""
-    kinds = ", ".join(f"{name} {number}" for name, number in counts.by_category)
-    checks = [f"{count_of(counts.passed, 'check')} passed", f"{counts.not_applicable} not applicable"]
-    if counts.errored:
-        checks.append(f"{counts.errored} broke")
-    return f"{count_of(counts.findings, 'finding')}{f' ({kinds})' if kinds else ''}; {', '.join(checks)}"
 
 
 def header_items(run: RunIdentity) -> tuple[str, ...]:
@@ -195,30 +176,28 @@ def measured_phrase(report: Report) -> str:
 
 
 def overhead_phrase(report: Report) -> str:
+    """What recording cost, what it was allowed to, and how many steps were recorded in full for it."""
     overhead = report.measurements.overhead
     if overhead is None:
         return "The cost of recording was not measured."
-    share = format_share(overhead.share)
-    cost = f"By its own clock, recording cost {show(overhead.step_ms, 'ms')} per step ({share} of the step)"
-    windows = (
-        f"{cost} outside windows; {count_of(overhead.num_windows, 'window')} took {show(overhead.window_s, 's')}."
-        if overhead.num_windows
-        else f"{cost}; no window was opened."
+    said = (
+        f"By its own clock, recording cost {show(overhead.step_ms, 'ms')} per step ({format_share(overhead.share)} of "
+        f"the step); {count_of(overhead.num_windows, 'window')} took {show(overhead.window_s, 's')}."
     )
-    return " ".join(filter(None, (windows, _budget_phrase(overhead))))
+    if overhead.allowance_s is None or overhead.allowed_share is None:
+        return said
+    most = f"{show(overhead.allowance_s, 's')} at the start, then {format_share(overhead.allowed_share)} of the time"
+    full = f"{overhead.num_full_steps:,} of {count_of(overhead.num_steps, 'step')} were recorded in full"
+    return f"{said} It may cost {most} (`--overhead`): {full}."
 
 
 def ending_sentence(run: RunIdentity) -> str:
     """How a run ended badly, after how many steps; empty where it finished, and where only a file of it is known."""
     if run.ended in {"finished", FOREIGN}:
         return ""
-    phrase = BAD_ENDINGS.get(run.ended, "The run was still going on, or was killed with its recorder,")
-    name = _signal_name(run)
-    if name:
-        phrase = f"The run was killed by {name}"
+    phrase, _ = ENDINGS.get(run.ended, ENDINGS["running"])
     when = f"after {count_of(run.num_steps, 'step')}" if run.num_steps else "before it finished a step"
-    code = f" (exit code {run.exit_code})" if run.exit_code else ""
-    return f"{phrase} {when}{code}."
+    return f"{phrase} {when}{f' (exit code {run.exit_code})' if run.exit_code else ''}."
 
 
 def error_phrase(run: RunIdentity) -> str:
@@ -232,20 +211,9 @@ def error_phrase(run: RunIdentity) -> str:
 
 
 def _order(finding: Finding, median: float | None, peak: int | None) -> tuple[float, ...]:
-    step_ms, num_bytes = finding.gain.step_ms, finding.gain.peak_bytes
-    largest_share = max(share_of(step_ms, median) or 0.0, share_of(num_bytes, peak) or 0.0)
-    return SEVERITY_ORDER[finding.severity], -largest_share, -(step_ms or 0.0), -(num_bytes or 0)
-
-
-def _budget_phrase(overhead: Overhead) -> str:
-    """What it was allowed to cost, and how many steps were recorded in full for it."""
-    if overhead.allowance_s is None or overhead.allowed_share is None:
-        return ""
-    full = f"{overhead.num_full_steps:,} of {count_of(overhead.num_steps, 'step')} were recorded in full"
-    return (
-        f"It may cost {show(overhead.allowance_s, 's')} at the start, then {format_share(overhead.allowed_share)} of "
-        f"the time (`--overhead`): {full}; windows and counts took {show(overhead.beside_steps_s or 0.0, 's')} in all."
-    )
+    step_ms, num_bytes = finding.gain.step_ms or 0.0, finding.gain.peak_bytes or 0
+    largest_share = max(step_ms / median if median else 0.0, num_bytes / peak if peak else 0.0)
+    return SEVERITY_ORDER[finding.severity], -largest_share, -step_ms, -num_bytes
 
 
 def _leading_finding(run: RunIdentity, ranked: tuple[RankedFinding, ...]) -> RankedFinding | None:
@@ -257,44 +225,37 @@ def _leading_finding(run: RunIdentity, ranked: tuple[RankedFinding, ...]) -> Ran
     return ranked[0] if ranked and ranked[0].finding.severity != "low" else None
 
 
-def _without_lead(report: Report, ending: str, ranked: tuple[RankedFinding, ...]) -> VerdictLines:
+def _without_lead(report: Report, ending: str, num_findings: int) -> VerdictLines:
     run, num_looked = report.run, sum(audit.status in ("passed", "failed") for audit in report.audits)
     if run.ended == FOREIGN:
-        return _of_a_snapshot(report, num_looked)
+        return _of_a_file(report, num_looked)
     can_tell = run.num_steps > 0 and num_looked * 2 >= len(report.audits) > 0
+    clean = "Nothing that costs much was found." if num_findings else "No fault was found."
+    if not can_tell:  # a run that most checks could not look at is not called clean
+        clean = f"Too little was recorded: {num_looked} of {count_of(len(report.audits), 'check')} could look."
     return VerdictLines(
-        verdict=ending or _clean_sentence(report, num_looked, can_tell=can_tell),
-        why=_why_without_lead(report, ending, num_looked, len(ranked)),
+        verdict=ending or clean,
+        why=_why_without_lead(report, ending, num_looked),
         blame=run.error.blame if run.error else None,
         next=_next_without_lead(report, can_tell=can_tell),
         commands=(),
-        tone="high" if run.ended in BAD_ENDINGS else "none" if can_tell and not ending else "medium",
+        tone="none" if can_tell and not ending else "medium" if run.ended in ("finished", "running") else "high",
     )
 
 
-def _of_a_snapshot(report: Report, num_looked: int) -> VerdictLines:
+def _of_a_file(report: Report, num_looked: int) -> VerdictLines:
     """What a file alone tells that nothing is wrong with, as far as it tells anything."""
-    looked = [audit.reason for audit in report.audits if audit.status == "passed"]
-    if report.measurements.time_sentence:
-        return VerdictLines(
-            verdict=one_line(report.measurements.time_sentence),
-            why=f"{count_of(num_looked, 'check')} passed: {looked[0]}." if looked else "No check found a fault.",
-            blame=None,
-            next=" ".join(filter(None, (report.measurements.next_experiment, NEXT[FOREIGN]))),
-            commands=(),
-            tone="none",
-        )
+    looked, measured = [audit.reason for audit in report.audits if audit.status == "passed"], report.measurements
+    why = [f"{count_of(num_looked, 'check')} passed: {looked[0]}." if looked else "", *report.warnings[-1:]]
+    is_told = bool(measured.time_sentence or num_looked)
+    clean = "No fault was found." if num_looked else "This file does not tell what filled the memory."
     return VerdictLines(
-        verdict="No fault was found."
-        if num_looked and report.run.num_steps
-        else "No fault of the allocator was found."
-        if num_looked
-        else "This file does not tell what filled the memory.",
-        why=one_line(f"{count_of(num_looked, 'check')} passed: {looked[0]}." if looked else report.warnings[-1]),
+        verdict=one_line(measured.time_sentence or clean),
+        why=one_line(next(filter(None, why), "No check found a fault.")),
         blame=None,
-        next=NEXT[FOREIGN],
-        commands=(_what_if(report.run),) if num_looked else RECORDING,
-        tone="none" if num_looked else "medium",
+        next=" ".join(filter(None, (measured.next_experiment, RECORD))),
+        commands=(_what_if(report.run),) if is_told and not measured.time_sentence else (),
+        tone="none" if is_told else "medium",
     )
 
 
@@ -302,27 +263,14 @@ def _what_if(run: RunIdentity) -> str:
     return f"efprof allocator what-if {one_line(shlex.quote(run.path))}"
 
 
-def _clean_sentence(report: Report, num_looked: int, *, can_tell: bool) -> str:
-    """A run that most checks could not look at is not called clean."""
-    if not report.run.num_steps or not num_looked:
-        return "Nothing can be said about this run."
-    if not can_tell:
-        return f"Too little was recorded: only {num_looked} of {count_of(len(report.audits), 'check')} could look."
-    findings = [finding for audit in report.audits for finding in audit.findings]
-    return "Nothing that costs much was found." if findings else "No fault was found."
-
-
-def _why_without_lead(report: Report, ending: str, num_looked: int, num_findings: int) -> str:
-    run = report.run
-    if run.error is not None:
-        return sentence(error_phrase(run))
-    if not run.num_steps:
+def _why_without_lead(report: Report, ending: str, num_looked: int) -> str:
+    if report.run.error is not None:
+        return sentence(error_phrase(report.run))
+    if not report.run.num_steps:
         return "No training step was recorded."
-    if num_findings and ending:
-        return f"No check found a cause in memory; {count_of(num_findings, 'finding')} of another kind below."
     if not num_looked:
         return "No check could run: each one says below what it would need."
-    steps = "so far" if ending else f"over {count_of(run.num_steps, 'step')}"
+    steps = "so far" if ending else f"over {count_of(report.run.num_steps, 'step')}"
     goes = f" {report.measurements.time_sentence}" if report.measurements.time_sentence else ""
     return f"{count_of(num_looked, 'check')} passed {steps}: {measured_phrase(report)}.{goes}"
 
@@ -332,15 +280,8 @@ def _next_without_lead(report: Report, *, can_tell: bool) -> str:
     if run.ended == "out_of_memory" and report.measurements.stage_deltas:
         where = "at that line" if run.error is not None and run.error.blame is not None else "at the largest jump"
         return f"Ask for less memory {where}; the stage deltas below show what was in use until then."
-    if run.ended == "raised" and run.error is not None:
-        return "Mend what the error names: the program's own output says more; what was recorded until then is below."
-    if _signal_name(run) == "SIGKILL":
-        return (
-            "SIGKILL comes from a person, a scheduler, or the system when the machine's memory runs out: ask its log; "
-            "what was recorded until then is below."
-        )
     if run.ended != "finished":
-        return NEXT.get(run.ended, "")
+        return ENDINGS.get(run.ended, ("", ""))[1]
     if not run.num_steps:
         return "Record a program that trains with PyTorch: a step counts once an optimizer has stepped."
     if not can_tell:
@@ -354,11 +295,3 @@ def _proving_commands(run: RunIdentity) -> tuple[str, ...]:
         return () if run.num_steps else (_what_if(run),)
     command = one_line(shlex.join(run.command))
     return f"efprof record -- {command}", f"efprof compare {one_line(run.run_id)} latest"
-
-
-def _signal_name(run: RunIdentity) -> str:
-    """The signal that ended the run; empty where none did, or none that this system knows."""
-    if run.ended != "killed" or run.exit_code is None:
-        return ""
-    number = run.exit_code - FIRST_SIGNAL_CODE
-    return signal.Signals(number).name if number in set(signal.Signals) else ""

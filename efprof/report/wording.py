@@ -14,6 +14,8 @@ APPLICABILITY_PHRASES: Final[dict[Applicability, str]] = {
     "review": "review: numerics or behaviour may change",
     "manual": "manual: a person must write it",
 }
+SMALLEST_SHARE: Final = 0.0005
+"""A smaller share would read 0.0 %."""
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
 _HIDDEN: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters and text-direction overrides: in a terminal they could rewrite what was printed."""
@@ -75,44 +77,34 @@ def source_phrase(source: str) -> str:
     return source if not source or source.startswith("the ") else f"the {source}"
 
 
-def gain_verb(gain: Gain) -> str:
-    """A bound is an upper limit, unless its interval reaches beyond it; a replay or a model is an estimate.
+def gain_phrase(gain: Gain, step_ms: float | None, peak_bytes: int | None) -> str:
+    """What a fix saves, with intervals, its basis, and its share of the run's median step and peak.
 
-    What holds of the part of the run that was read is a lower limit of what the whole run saves.
+    A bound is an upper limit, unless its interval reaches beyond it; a replay or a model is an estimate. Where the run
+    went on for long after the last reading of its peak, the whole run's saving is no less than the interval's low end.
     """
-    if is_lower_bound(gain):
-        return "saves at least"
-    pairs = (gain.step_ms, gain.step_ms_interval), (gain.peak_bytes, gain.peak_bytes_interval)
-    reaches_beyond = any(value is not None and interval and interval[1] > value for value, interval in pairs)
-    return "saves up to" if gain.basis == "measured bound" and not reaches_beyond else "saves about"
-
-
-def is_lower_bound(gain: Gain) -> bool:
-    """Whether the run went on for long after the last reading of its peak: then the interval's low end holds."""
-    return gain.until_step is not None and gain.peak_bytes_interval is not None and gain.peak_bytes_interval[0] > 0
-
-
-def peak_saved(gain: Gain) -> str:
-    """The bytes of the peak that the verb goes with: the least where that is a lower limit."""
-    least = gain.peak_bytes_interval[0] if is_lower_bound(gain) and gain.peak_bytes_interval else None
-    return show(gain.peak_bytes if least is None else least, "bytes")
-
-
-def until_phrase(gain: Gain) -> str:
-    """` up to step 23`; empty where the saving is that of the whole run."""
-    return "" if gain.until_step is None else f" up to step {gain.until_step:,}"
-
-
-def gain_phrase(gain: Gain) -> str:
-    """What a fix saves, with interval and basis, in one phrase."""
-    parts = []
+    interval, parts = gain.peak_bytes_interval, []
+    is_least = gain.until_step is not None and interval is not None and interval[0] > 0
     if gain.step_ms is not None:
         ends = units.in_brackets(show_interval(gain.step_ms_interval, "ms"))
-        parts.append(f"{show(gain.step_ms, 'ms')}{ends} per step")
+        parts.append(f"{show(gain.step_ms, 'ms')}{ends} per step{_share(gain.step_ms, step_ms, 'of the median step')}")
     if gain.peak_bytes is not None:
-        ends = "" if is_lower_bound(gain) else units.in_brackets(show_interval(gain.peak_bytes_interval, "bytes"))
-        parts.append(f"{peak_saved(gain)}{ends} of peak memory{until_phrase(gain)}")
-    return f"{gain_verb(gain)} {' and '.join(parts)}, by {gain.basis}" if parts else "no saving is claimed"
+        ends = "" if is_least else units.in_brackets(show_interval(interval, "bytes"))
+        saved = show(interval[0] if interval and is_least else gain.peak_bytes, "bytes")
+        until = "" if gain.until_step is None else f" up to step {gain.until_step:,}"
+        parts.append(
+            f"{saved}{ends} of peak memory{until}{_share(gain.peak_bytes, peak_bytes, 'of the recorded peak')}"
+        )
+    if not parts:
+        return "no saving is claimed"
+    pairs = (gain.step_ms, gain.step_ms_interval), (gain.peak_bytes, interval)
+    is_beyond = any(value is not None and ends is not None and ends[1] > value for value, ends in pairs)
+    verb = "at least" if is_least else "up to" if gain.basis == "measured bound" and not is_beyond else "about"
+    return f"saves {verb} {' and '.join(parts)}, by {gain.basis}"
+
+
+def _share(saving: float, whole: float | None, of_what: str) -> str:
+    return f", {units.format_share(saving / whole)} {of_what}" if whole and saving >= SMALLEST_SHARE * whole else ""
 
 
 def change_name(change: Change) -> str:

@@ -2,7 +2,7 @@ import pytest
 
 from efprof.artifacts.steps import SiteCalls
 from efprof.audits.blocking_scalar_read import blocking_scalar_read
-from efprof.model import CodeEdit, NotRecorded, Table, ThinEvidence
+from efprof.model import NotRecorded, Table, ThinEvidence
 from tests.support.builders import GPU, make_busy_step, make_steps, write_run
 
 SOURCE = """\
@@ -59,14 +59,14 @@ def test_on_the_cpu_one_cheap_read_per_micro_batch_is_silent_and_one_of_a_percen
 def test_on_the_cpu_a_read_in_an_inner_loop_fires_and_says_what_a_gpu_would_do(tmp_path):
     (finding,) = examine(tmp_path / "run", [reads(5, count=8, us=80), reads(6, us=9)]).findings
     assert str(finding.blame) == "train.py:5"
-    assert "on this CPU run that costs 80.0 us per step (0.5 % of it). On a GPU the host waits at" in finding.message
+    assert "on this CPU run that costs 80.0 us per step (0.5 % of it). On a GPU the host waits there" in finding.message
     assert finding.severity == "low"
 
 
 def test_on_the_cpu_all_lines_are_one_finding_of_low_severity_whatever_they_cost(tmp_path):
     (finding,) = examine(tmp_path / "run", [reads(5, count=8, us=3000), reads(6, us=1500)]).findings
     assert (str(finding.blame), finding.severity) == ("train.py:5", "low")
-    assert "and of others at train.py:6" in finding.message
+    assert ", and other lines read too; on this CPU run that costs 4.50 ms" in finding.message
     assert finding.gain.step_ms == pytest.approx(4.5)
     (table,) = (one for one in finding.evidence if isinstance(one, Table))
     assert [row[0] for row in table.rows] == ["`train.py:5`", "`train.py:6`"]
@@ -79,21 +79,6 @@ def test_on_the_cpu_whole_numbers_which_cut_and_index_are_silent_unless_they_cos
         ("gpu", 31, {"devices": [GPU]}, 1),  # there the recorder leaves out a host's
     ):
         assert len(examine(tmp_path / name, [reads(5, call="int", count=32, us=us)], **run).findings) == num_findings
-
-
-def test_a_last_step_that_read_less_or_a_cheap_read_does_not_change_what_is_said(tmp_path):
-    (finding,) = examine(tmp_path / "run", lambda step: [reads(5, count=6 if step == 39 else 8)]).findings
-    assert "8 times per step" in finding.message
-    (finding,) = examine(tmp_path / "second", [reads(7, call="bool", us=1, count=8)]).findings
-    assert finding.fix.summary.endswith("check it only now and then.")
-
-
-@pytest.mark.parametrize("devices", [[], [GPU]])
-def test_logging_every_few_steps_is_silent(tmp_path, devices):
-    examination = examine(
-        tmp_path / "run", lambda step: [reads(6, count=9, us=9000)] if step % 3 == 0 else [], devices=devices
-    )
-    assert examination.findings == ()
 
 
 def test_logging_every_few_steps_and_reads_in_windows_do_not_count_and_every_second_step_is_half(tmp_path):
@@ -109,35 +94,6 @@ def test_logging_every_few_steps_and_reads_in_windows_do_not_count_and_every_sec
     ).findings
     assert finding.headline == "A tensor's value is read in half of the steps"
     assert finding.message.startswith("A tensor's value is read in half of the steps; on this CPU run")
-
-
-def test_an_accumulated_value_stays_on_the_device_and_a_printed_one_is_printed_now_and_then(tmp_path):
-    (finding,) = examine(tmp_path / "run", [reads(5, count=8, us=1550)]).findings
-    (change,) = finding.fix.changes
-    assert isinstance(change, CodeEdit)
-    assert change.new == "            total += out[column].mean().detach()"
-    assert "100 steps apart" in finding.fix.summary  # 10 % of the step, to be brought under 0.1 %
-    (finding,) = examine(tmp_path / "second", [reads(6, us=310)], devices=[GPU]).findings
-    (change,) = finding.fix.changes
-    assert change.new == "        if step % 20 == 0:\n            print(loss.item())"
-    assert finding.fix.applicability == "review"
-    (finding,) = examine(tmp_path / "third", [reads(7, call="bool", us=310)], devices=[GPU]).findings
-    assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
-    assert "`torch.where`" in finding.fix.summary
-
-
-def test_a_number_that_the_next_call_needs_is_not_told_to_wait(tmp_path):
-    source = "def main():\n    for step in range(9):\n        state = env.step(action.item())\n"
-    (finding,) = examine(tmp_path / "run", [reads(3, count=8, us=310)], source=source).findings
-    assert "Where the program goes on with the number at once, such a read cannot wait" in finding.fix.summary
-    assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
-
-
-def test_calls_on_one_line_are_one_finding(tmp_path):
-    both = [reads(5, count=6), SiteCalls(site="train.py:5:main.<locals>.<listcomp>", call="float", count=2, us=100)]
-    (finding,) = examine(tmp_path / "run", both).findings
-    assert finding.gain.step_ms == pytest.approx(0.2)
-    assert finding.blame.function == "main"
 
 
 def test_few_steps_are_thin_evidence_and_a_run_without_steps_is_not_applicable(tmp_path):

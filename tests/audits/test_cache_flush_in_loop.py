@@ -68,14 +68,6 @@ def test_what_it_waits_for_a_busy_device_is_not_saved(tmp_path: Path) -> None:
     assert (finding.gain.step_ms, finding.severity) == (pytest.approx(0.2), "low")
 
 
-def test_a_call_that_is_all_of_its_block_leaves_the_block_valid(tmp_path: Path) -> None:
-    text = TRAIN.replace("        optimizer.step()\n        torch", "        if optimizer.step():\n            torch")
-    (finding,) = cache_flush_in_loop(run_of(tmp_path / "run", text=text)).findings
-    (change,) = finding.fix.changes
-    assert isinstance(change, CodeEdit)
-    assert change.new == "            pass"
-
-
 def test_now_and_then_and_on_a_cpu_the_call_is_no_fault(tmp_path: Path) -> None:
     assert cache_flush_in_loop(run_of(tmp_path / "run", every=20)).findings == ()
     assert cache_flush_in_loop(run_of(tmp_path / "second", source="C allocator (malloc)")).findings == ()

@@ -11,7 +11,6 @@ from efprof.artifacts.snapshot import Snapshot
 from efprof.audits.dataset_on_device import dataset_on_device
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.device.device_dataset import MIN_BYTES
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded, ThinEvidence
 from efprof.units import MIB
@@ -135,26 +134,6 @@ def test_what_steps_use_in_another_way_is_no_data_set(tmp_path: Path, used: dict
     assert dataset_on_device(run_of(tmp_path / "run", program, events=[seen(program, **used)])).findings == ()
 
 
-@pytest.mark.parametrize(("num_bytes", "severity"), [(40_000, "high"), (20_000, "medium"), (5_000, "low")])
-def test_it_is_as_severe_as_its_share_of_the_device(tmp_path: Path, num_bytes: int, severity: str) -> None:
-    program = training(num_bytes * 1_000_000)
-    (finding,) = dataset_on_device(run_of(tmp_path / "run", program)).findings
-    assert finding.severity == severity
-
-
-def test_a_later_window_knows_it_by_the_stack_that_the_block_keeps(tmp_path: Path) -> None:
-    program = training(800 * MIB)
-    first_entry = next(index for index, entry in enumerate(program.entries) if entry.time_us == WITHIN_US)
-    snapshot = program.snapshot(first_entry=first_entry)
-    nameless = dataset_on_device(run_of(tmp_path / "nameless", program, snapshot=snapshot))
-    assert nameless.findings == ()
-    assert nameless.looked_at.endswith("of them have no stack and cannot be judged")
-    block = next(one for segment in snapshot.segments for one in segment.blocks if one.requested_size == 800 * MIB)
-    block.frames = frames_of(DATA)[1:]
-    (finding,) = dataset_on_device(run_of(tmp_path / "named", program, snapshot=snapshot)).findings
-    assert str(finding.blame) == f"train.py:{DATA}"
-
-
 def weights(program: TimedProgram) -> None:
     program.of_the_model(DATA).malloc(800 * MIB)
     program.begin()
@@ -183,12 +162,6 @@ def test_what_is_a_models_or_does_not_stay_or_raises_no_peak_is_no_fault(
     program = TimedProgram()
     run_program(program)
     assert dataset_on_device(run_of(tmp_path / "run", program)).findings == ()
-
-
-def test_little_data_is_no_fault(tmp_path: Path) -> None:
-    few = dataset_on_device(run_of(tmp_path, training(MIN_BYTES - MIB)))
-    assert few.findings == ()
-    assert few.looked_at.startswith("263 MiB that stay from before the first step on; 0 B of them")
 
 
 def test_a_run_without_a_snapshot_or_steps_or_in_which_nobody_looked_says_so(tmp_path: Path) -> None:

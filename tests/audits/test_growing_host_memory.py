@@ -97,17 +97,6 @@ def test_a_container_that_explains_little_of_it_or_is_bounded_is_not_blamed(tmp_
         growing_host_memory(run_of(tmp_path / "second", growing(), counts=counts))
 
 
-def test_it_tells_when_the_host_is_full_only_up_to_a_hundred_times_the_recording(tmp_path: Path) -> None:
-    """16 GiB, of which 819 MiB are used at step 199, at a MiB per step; a hundredth is 163 steps'."""
-    finding = only_finding(run_of(tmp_path / "run", growing(200)))
-    assert "the 16.0 GiB of the host would last until step ~16,000" in finding.message
-    assert "What 163 steps put into it" in finding.fix.summary
-    assert finding.severity == "medium"
-    finding = only_finding(run_of(tmp_path / "second", growing(120)))
-    assert "last until" not in finding.message
-    assert finding.severity == "low"
-
-
 def test_where_tensors_grow_as_much_it_is_told_of_once_and_said_that_there_is_growth(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", growing(tensor_bytes=MIB), per_step=0)
     assert growing_host_memory(run).findings == ()
@@ -125,14 +114,6 @@ def test_a_heap_in_pieces_and_a_full_cache_are_no_growth_of_objects(tmp_path: Pa
     for step in steps:
         step.rss_bytes += min(step.step, 60) * 3 * MIB
     assert growing_host_memory(run_of(tmp_path / "second", steps, per_step=0)).findings == ()
-
-
-def test_where_memory_shows_little_of_what_was_counted_nobody_can_tell(tmp_path: Path) -> None:
-    """Entries may be shared with others, and their size is sampled."""
-    with pytest.raises(
-        ThinEvidence, match=r"was counted to take 1\.00 MiB more per step, of which memory of the host "
-    ):
-        growing_host_memory(run_of(tmp_path / "run", growing(python_bytes=0.3 * MIB)))
 
 
 def test_on_a_device_the_hosts_whole_memory_counts_and_takes_a_larger_rise(tmp_path: Path) -> None:

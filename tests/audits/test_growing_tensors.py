@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from efprof.audits.growing_tensors import growing_tensors
 from efprof.audits.memory_growth import memory_growth
@@ -12,7 +11,6 @@ from efprof.audits.retained_graph import retained_graph
 from efprof.model import Finding, ThinEvidence
 from efprof.units import MIB
 from tests.audits.growing_runs import TRAIN, counts_of, graphs, leaking_run, leaking_steps, plain, seen, watch_of
-from tests.support.builders import GPU
 
 SOURCE = TRAIN.replace("history.append(loss)", "history.append(x)")
 
@@ -37,25 +35,6 @@ def test_in_a_short_run_it_says_that_a_buffer_may_still_be_filling(tmp_path: Pat
     counts = counts_of(plain, steps=(19, 39, 79, 159, 249))
     long = finding_of(tmp_path / "long", counts=counts, steps=leaking_steps(250))
     assert "may still be filling" not in long.message
-
-
-@pytest.mark.parametrize(
-    ("entries", "tensors", "kind", "expected"),
-    [
-        (4, 4, "list", "make it `collections.deque(maxlen=400)`"),  # four entries of 256 KiB per step
-        (0, 2, "defaultdict", "200 tensors take 1 %"),
-        (0, 0, "Tensor", "What 100 steps add takes 1 %"),
-    ],
-)
-def test_the_bound_counts_what_the_holder_counts(
-    entries: int, tensors: int, kind: str, expected: str, tmp_path: Path
-) -> None:
-    device = {"devices": [replace(GPU, total_bytes=10_000 * MIB)], "memory_source": "CUDA allocator"}
-    finding = finding_of(
-        tmp_path, holder=lambda n: plain(n, length=entries * n, tensors=tensors * n + 1, type=kind), **device
-    )
-    assert expected in finding.fix.summary
-    assert "(`.cpu()`)" in finding.fix.summary
 
 
 def test_of_a_small_part_of_a_large_storage_a_copy_is_kept(tmp_path: Path) -> None:

@@ -43,13 +43,6 @@ def test_blames_the_loader_and_computes_its_workers(tmp_path):
     assert finding.gain.basis == "model"
 
 
-def test_a_wait_that_may_be_short_is_not_severe(tmp_path):
-    # On average 34 % of the step, and no less than 30 % for sure only where all waits are alike.
-    alike = examine(tmp_path / "alike", data_ms=7.5, steps=60)
-    unlike = examine(tmp_path / "unlike", data_ms=lambda step: 16.0 if step // 6 % 2 else 0.0, steps=60)
-    assert [one.severity for one in alike.findings + unlike.findings] == ["high", "medium"]
-
-
 def test_a_loader_that_keeps_up_and_short_waits_are_silent(tmp_path):
     examination = examine(tmp_path / "run", data_ms=1.2)
     assert examination.findings == ()
@@ -80,27 +73,12 @@ def test_the_cores_bound_the_workers(tmp_path):
     assert "6 would hide the wait, but one of 4 processors must train" in finding.fix.summary
 
 
-def test_workers_that_compete_for_the_cores_win_less_and_where_that_may_be_nothing_it_is_not_severe(tmp_path):
-    (finding,) = examine(tmp_path / "run", data_ms=14.5, cpu_us=43_500.0, num_cpus=2).findings
-    all_work_over_the_cores = 29.0 - 43.5 / 2
-    assert 0 < finding.gain.step_ms < all_work_over_the_cores
-    low, high = finding.gain.step_ms_interval
-    assert low < finding.gain.step_ms < all_work_over_the_cores <= high
-    assert (low, finding.severity) == (0.0, "medium")
-
-
 def test_a_machine_without_a_free_core_is_told_so_where_the_wait_is_longer_than_the_training(tmp_path):
     (finding,) = examine(tmp_path / "run", data_ms=14.5, cpu_us=58_000.0, num_cpus=2).findings
     assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
     assert "none of the 2 processors is free for another worker" in finding.fix.summary
     assert finding.gain.basis == "measured bound"
     assert examine(tmp_path / "second", data_ms=7.0, cpu_us=21_500.0, num_cpus=1).findings == ()
-
-
-def test_a_loader_that_is_gone_through_again_keeps_its_workers(tmp_path):
-    (finding,) = examine(tmp_path / "run", data_ms=14.5, loader={"num_batches": 10}).findings
-    (edit,) = finding.fix.changes
-    assert edit.new.endswith("num_workers=1, persistent_workers=True)")
 
 
 def test_waits_at_the_start_of_epochs_ask_for_workers_that_stay(tmp_path):
@@ -169,4 +147,4 @@ def test_the_slowest_line_in_the_workers_is_named_and_the_loader_stays_to_blame(
         "of the workers' time goes to data.py:2 `return decode(index)`, inside PIL.Image.open."
     )
     snippets = [one.file for one in finding.evidence if isinstance(one, Snippet)]
-    assert snippets == ["train.py", "data.py"]
+    assert snippets == ["data.py"]

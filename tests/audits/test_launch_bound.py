@@ -57,7 +57,7 @@ def test_it_blames_the_function_that_launches_and_bounds_the_gain_by_the_gaps(tm
         8.4 - 0.12, abs=0.02
     )  # 100 gaps of 84 us, less what recording 202 events adds
     assert "100 launches, each of 10.0 us of work for the device" in finding.message
-    assert 'torch.compile(model, mode="reduce-overhead")' in finding.fix.summary
+    assert "reduce-overhead" in finding.fix.summary
     assert "foreach" not in finding.fix.summary
     assert finding.severity == "high"
 
@@ -77,13 +77,6 @@ def stretched(events: Events, factor: float) -> Events:
 def test_long_gaps_are_not_launching(tmp_path: Path) -> None:
     assert len(found_by(launch_bound, tmp_path, stretched(steps(), 5))) == 1
     assert found_by(launch_bound, tmp_path, stretched(steps(), 15)) == ()
-
-
-def test_a_toy_s_step_is_not_judged(tmp_path: Path) -> None:
-    assert len(found_by(launch_bound, tmp_path, steps(num_launches=60))) == 1
-    with foreign_run(tmp_path, steps(num_launches=40)) as run:
-        assert launch_bound(run).looked_at.startswith("40 launches per step, waited for 8")
-        assert launch_bound(run).findings == ()
 
 
 def test_where_the_device_mostly_waits_for_something_else_that_is_to_be_mended_first(tmp_path: Path) -> None:
@@ -118,14 +111,13 @@ def test_an_optimizer_that_launches_much_is_to_update_all_at_once(tmp_path: Path
         for number in range(4)
     ]
     (finding,) = found_by(launch_bound, tmp_path, events)
-    assert "the optimizer launches 49 kernels" in finding.fix.summary
+    assert "Give the optimizer, which launches 49 kernels, `foreach=True`" in finding.fix.summary
 
 
 @pytest.mark.parametrize(
     ("used", "never"),
     [
         ("multi_tensor_apply_kernel<AdamFunctor>", "foreach"),
-        ("triton_poi_fused_add_0", "torch.compile(model"),
         ("cudaGraphLaunch", "reduce-overhead"),
     ],
 )

@@ -88,11 +88,6 @@ def test_a_rare_step_with_one_more_backward_may_need_it(tmp_path: Path) -> None:
     assert needless_retain_graph(unseen).findings == ()
 
 
-def test_a_small_graph_or_one_beside_much_larger_memory_is_not_worth_a_finding(tmp_path: Path) -> None:
-    assert needless_retain_graph(needless(tmp_path, kept_bytes=MIB // 10)).findings == ()
-    assert needless_retain_graph(run_of(tmp_path / "second", calls(), peak=2000 * MIB)).findings == ()
-
-
 def test_gradients_that_hold_a_graph_for_nothing_are_found(tmp_path: Path) -> None:
     (finding,) = needless_retain_graph(needless(tmp_path, CREATE, num_created=NUM_STEPS)).findings
     assert finding.message.startswith("`create_graph=True` makes this backward keep")

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from efprof.artifacts.events import EVENTS_FILE, OutOfMemory, StepInterrupted
+from efprof.artifacts.events import OutOfMemory, StepInterrupted
 from efprof.artifacts.steps import STEPS_FILE
 from efprof.audits.out_of_memory import out_of_memory
 from efprof.facts.allocator.settings import AllocatorSettings
@@ -15,7 +14,7 @@ from efprof.model import ConfigurationValue, EnvironmentVariable, Finding, Memor
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program, beside, run_of
 from tests.facts.peak.test_peak_composition import BEFORE, MODEL, STEP, stacked_blocks
-from tests.support.builders import GPU, loader_built, make_step, make_steps, write_run
+from tests.support.builders import make_step, make_steps, write_run
 
 
 def in_pieces() -> Program:
@@ -60,15 +59,6 @@ def test_truly_short_memory_blames_the_request_and_halves_the_micro_batch(tmp_pa
     assert (filled.bars[0].label, filled.bars[0].num_bytes) == (f"train.py:{CACHE}", 480 * MIB)
     assert "and the driver had 32.0 MiB; memory was truly short" in finding.message
     assert "No setting of the allocator that was tried would have served the request" in finding.fix.summary
-
-
-def test_what_the_driver_has_beyond_a_limit_of_the_program_itself_is_no_free_memory(tmp_path: Path) -> None:
-    program = truly_short()
-    program.entries[-1].device_free = GPU.total_bytes - 480 * MIB
-    limit = {"memory fraction": str(512 * MIB / GPU.total_bytes)}
-    finding = only_finding(run_of(tmp_path, program, settings=limit, ended="out_of_memory"))
-    assert finding.headline == "Out of memory"
-    assert "and the driver had 32.0 MiB; memory was truly short" in finding.message
 
 
 def test_free_memory_in_pieces_is_told_with_the_setting_that_survives_and_the_batch_beside_it(tmp_path: Path) -> None:
@@ -180,15 +170,6 @@ def test_growth_and_too_large_a_request_and_what_the_optimizer_lacks_are_no_matt
     assert fix.changes == ()
 
 
-def test_what_python_asked_for_beyond_all_tensors_is_no_matter_of_the_batch(tmp_path: Path) -> None:
-    finding = only_finding(ended(tmp_path / "run", requested_bytes=2000 * MIB, is_for_tensor=False))
-    assert ", not for a tensor, failed in the forward stage" in finding.message
-    assert "an object of Python's or an array of NumPy's" in finding.fix.summary
-    assert (finding.fix.changes, finding.gain.peak_bytes) == ((), None)
-    small = only_finding(ended(tmp_path / "small", is_for_tensor=False))
-    assert small.fix.changes == SMALLER, "it fails for what tensors have taken"
-
-
 def test_a_batch_of_one_is_checkpointed_where_it_can_be_and_never_made_smaller(tmp_path: Path) -> None:
     steps = make_steps(10, allocated_bytes=[100 * MIB] * 5, samples=1)
     configuration = {"batch_size": "1", "gradient_checkpointing": "false"}
@@ -197,15 +178,6 @@ def test_a_batch_of_one_is_checkpointed_where_it_can_be_and_never_made_smaller(t
     fix = only_finding(ended(tmp_path / "second", steps=steps, configuration={"batch_size": "1"})).fix
     assert fix.summary.startswith("Even single samples would not fit.")
     assert fix.summary.endswith("Checkpoint the forward pass, take a smaller model, or compute in lower precision.")
-
-
-def test_before_the_first_step_the_batch_is_halved_and_no_gain_claimed(tmp_path: Path) -> None:
-    run = ended(tmp_path / "run", steps=[])
-    with (run.rank_folder / EVENTS_FILE).open("ab") as file:
-        file.write(msgspec.json.encode(loader_built(batch_size=16)) + b"\n")
-    finding = only_finding(run)
-    assert finding.fix.changes == SMALLER
-    assert finding.gain.peak_bytes is None
 
 
 def nameless() -> Program:

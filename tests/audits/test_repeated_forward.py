@@ -116,20 +116,6 @@ def test_accumulated_micro_batches_are_silent(tmp_path: Path) -> None:
     assert repeated_forward(run_of(tmp_path, *events, *operators)).findings == ()
 
 
-def test_items_within_each_micro_batch_are_told(tmp_path: Path) -> None:
-    events = [
-        event
-        for step in WINDOW
-        for event in (*calls_of(step, 10, ms=0.4), backward(step, 5.2), *_later(calls_of(step, 10, ms=0.4)))
-    ]
-    message = only(repeated_forward(run_of(tmp_path, *events))).message
-    assert "10 times per backward pass, of which a step has 2," in message
-
-
-def _later(events: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    return ({**event, "ts": event["ts"] + 6000.0} for event in events)
-
-
 def test_branches_that_share_their_weights_are_silent(tmp_path: Path) -> None:
     assert examine(tmp_path / "pair", count=2, ms=5.0).findings == ()
     assert examine(tmp_path / "four", count=4, ms=2.5).findings == ()
@@ -166,20 +152,6 @@ def test_calls_that_take_little_of_the_step_are_silent(tmp_path: Path) -> None:
 def test_items_that_each_compute_for_long_are_silent(tmp_path: Path) -> None:
     assert examine(tmp_path / "short", work=0.7).findings != ()
     assert examine(tmp_path / "long", work=0.88, count=5, ms=1.7).findings == ()
-
-
-def test_what_a_module_that_is_told_calls_in_a_loop_of_its_own_is_not_told_again(tmp_path: Path) -> None:
-    own = "def forward(layer, parts):\n    return [layer(part) for part in parts]\n"
-    inner = [
-        trace_event("nn.Module: Linear_0", event["ts"] / 1000, 0.7, call_site="train.py:9:forward")
-        for step in WINDOW
-        for event in calls_of(step, 10)
-        if "nn." in event["name"]
-    ]
-    events = [event for step in WINDOW for event in (*calls_of(step, 10, work=0.1), backward(step))]
-    within = [{**event, "ts": event["ts"] + 1.0} for event in inner]
-    finding = only(repeated_forward(run_of(tmp_path, *events, *within, source=TEXTS + own)))
-    assert str(finding.blame) == "train.py:5"
 
 
 def test_a_line_that_no_loop_is_around_is_silent(tmp_path: Path) -> None:

@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from efprof.artifacts.holders import Counted
 from efprof.audits.growing_tensors import growing_tensors
 from efprof.audits.memory_growth import memory_growth
 from efprof.audits.retained_graph import retained_graph
-from efprof.model import CodeEdit, Finding, Table, ThinEvidence
+from efprof.model import CodeEdit, Finding, ThinEvidence
 from efprof.units import MIB
 from tests.audits.growing_runs import TRAIN, counts_of, graphs, leaking_run, leaking_steps, plain, seen, watch_of
 from tests.support.builders import make_steps
@@ -39,14 +38,6 @@ def test_it_blames_the_line_that_was_seen_writes_the_edit_and_predicts_the_rise(
     assert gain.peak_bytes == pytest.approx(59 * MIB, rel=0.01)
     assert gain.peak_bytes_interval == pytest.approx((58 * MIB, 60 * MIB), rel=0.01)
     assert (gain.basis, gain.until_step) == ("measured bound", None)
-
-
-def test_it_shows_what_was_counted_and_the_lines_that_were_seen(tmp_path: Path) -> None:
-    watches = [watch_of(seen(), seen("train.py:9:train", "shrank", times=2))]
-    evidence = finding_of(tmp_path, watches=watches).evidence
-    (counted,) = (one for one in evidence if isinstance(one, Table))
-    assert counted.rows[0][2] == "20 -> 40 -> 60"
-    assert counted.rows[0][4:6] == ("train.py:8 (6 times)", "train.py:9 (2 times)")
 
 
 def test_it_predicts_nothing_of_the_tensors_that_detaching_leaves(tmp_path: Path) -> None:
@@ -121,12 +112,6 @@ def test_what_a_library_keeps_is_left_to_a_person(tmp_path: Path) -> None:
     assert "Log a number (`.item()`)" in fix.summary
 
 
-def test_it_says_that_the_run_ran_out(tmp_path: Path) -> None:
-    finding = finding_of(tmp_path, ended="out_of_memory")
-    assert "ended this run at step 59" in finding.message
-    assert finding.severity == "high"
-
-
 def test_a_running_total_on_an_attribute_is_cut_at_the_line_that_binds_it(tmp_path: Path) -> None:
     source = "class Trainer:\n    def step(self, loss):\n        loss.backward()\n        self.total += loss\n"
     fields = {"path": "Trainer.total", "scope": "attribute", "owner": "Trainer", "name": "total", "type": "Tensor"}
@@ -142,11 +127,6 @@ def test_a_running_total_on_an_attribute_is_cut_at_the_line_that_binds_it(tmp_pa
     assert "self.total += loss.detach()" in str(finding.fix.changes)
 
 
-def test_other_lines_that_may_have_done_it_are_named(tmp_path: Path) -> None:
-    watches = [watch_of(seen(candidates=["train.py:4:train"]), seen("train.py:5:train", times=2))]
-    assert "So did, or may have done: train.py:4, train.py:5." in str(finding_of(tmp_path, watches=watches).evidence)
-
-
 def test_two_holders_are_two_findings_that_share_the_slope(tmp_path: Path) -> None:
     counts = counts_of(lambda n: graphs(n, graph_bytes=MIB * n // 2))
     for count, other in zip(counts, counts_of(lambda n: plain(n // 2, path="train.outputs", name="outputs", number=2)),
@@ -157,18 +137,6 @@ def test_two_holders_are_two_findings_that_share_the_slope(tmp_path: Path) -> No
     findings = (*retained_graph(run).findings, *growing_tensors(run).findings)
     assert [str(finding.blame) for finding in findings] == ["train.py:8", "train.py:9"]
     assert sum(finding.gain.peak_bytes or 0 for finding in findings) == pytest.approx(59 * MIB, rel=0.02)
-
-
-def test_two_holders_that_one_line_feeds_are_one_finding(tmp_path: Path) -> None:
-    counts = counts_of(lambda n: graphs(n, graph_bytes=MIB * n // 2))
-    for count in counts:
-        count.holders.append(msgspec.structs.replace(count.holders[0], path="train.kept", name="kept", number=2))
-    watches = [watch_of(seen()), watch_of(seen(), path="train.kept", number=2)]
-    source = TRAIN.replace("history.append(loss)", "history.append(loss); kept.append(loss)")
-    finding = finding_of(tmp_path, source, counts=counts, watches=watches)
-    assert finding.headline == "`history` and `kept` keep tensors with their graphs"
-    assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
-    assert "`history` and `kept`" in finding.fix.summary
 
 
 def test_what_is_bounded_or_without_graphs_is_silent(tmp_path: Path) -> None:

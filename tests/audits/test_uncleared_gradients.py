@@ -48,7 +48,7 @@ def test_it_blames_the_backward_pass_clears_below_the_step_and_claims_neither_ti
     assert (finding.category, finding.severity) == ("numbers", "high")
     assert "of Adam: before each of the 10 steps" in finding.message
     assert (finding.gain.step_ms, finding.gain.peak_bytes) == (None, None)
-    assert [one.highlighted for one in finding.evidence if isinstance(one, Snippet)] == [5, 6]
+    assert [one.highlighted for one in finding.evidence if isinstance(one, Snippet)] == [6]
 
 
 def test_optimizers_of_one_pass_are_one_finding_and_of_their_own_passes_one_each(tmp_path: Path) -> None:

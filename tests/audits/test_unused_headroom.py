@@ -86,20 +86,6 @@ def test_the_batch_is_changed_under_the_user_s_own_key(tmp_path: Path) -> None:
     assert fix.changes == (ConfigurationValue(name="train.batch_size", old="16", new="128"),)
 
 
-def test_a_limit_that_the_program_set_itself_is_all_there_is(tmp_path: Path) -> None:
-    """Of 14 GiB, of which 6 are reserved, (12.6 - 2) / 0.25 samples fit."""
-    finding = only_finding(run_of(tmp_path, sixty(), settings={"memory fraction": "0.35"}))
-    assert "40 would fit" in finding.message
-    assert "of the 14.0 GiB of the program's own share of NVIDIA A100 were reserved" in finding.message
-
-
-def test_what_counts_is_the_micro_batch_and_a_smaller_last_batch_is_no_difference(tmp_path: Path) -> None:
-    finding = only_finding(run_of(tmp_path / "run", sixty(samples=64, micro_batches=4)))
-    assert "of 16 samples each" in finding.message
-    steps = [alike(step, samples=16 if step % 20 else 7) for step in range(60)]
-    assert "of 16 samples each" in only_finding(run_of(tmp_path / "second", steps)).message
-
-
 def test_without_a_loader_the_line_that_runs_backward_is_named(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", sixty(), has_loader=False))
     assert str(finding.blame) == "train.py:10"

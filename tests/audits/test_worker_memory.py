@@ -12,8 +12,8 @@ from efprof.commands.report import analyse, render
 from efprof.facts.input.worker_memory import WorkerMemory
 from efprof.facts.run.run import Run, open_run
 from efprof.model import Finding, NotRecorded, Series, ThinEvidence
-from efprof.units import GIB, MIB
-from tests.support.builders import make_run_file, make_steps, write_run
+from efprof.units import MIB
+from tests.support.builders import make_steps, write_run
 
 DATA = """\
 class TextData(Dataset):
@@ -127,16 +127,6 @@ def test_new_workers_are_not_taken_for_the_first_and_an_unknown_line_falls_back_
     assert str(only_finding(run_of(tmp_path / "class", copying(0, 55 * MIB), unknown)).blame) == "data.py:2"
     with pytest.raises(ThinEvidence, match="of no known line"):
         worker_memory(run_of(tmp_path / "none", copying(0, 55 * MIB), unknown, site=None))
-
-
-def test_it_is_severe_by_the_share_of_the_host_that_the_copies_take(tmp_path: Path) -> None:
-    large = msgspec.structs.replace(LINES, object_bytes=3 * GIB)
-    samples = copying(0, 0)
-    for worker in range(2):
-        samples[0].processes[worker].anonymous_bytes += 4 * GIB
-        samples[1].processes[worker].anonymous_bytes += GIB
-    assert make_run_file().host.total_bytes == 16 * GIB  # type: ignore[union-attr]
-    assert only_finding(run_of(tmp_path, samples, large)).severity == "high"
 
 
 def test_every_page_shows_all_processes_when_they_held_most_and_none_where_there_are_no_workers(tmp_path: Path) -> None:

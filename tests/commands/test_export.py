@@ -14,7 +14,6 @@ from efprof.commands.export import export
 from efprof.facts.time.trace_windows import foreign_window
 from efprof.model import EfprofError
 from tests.commands.test_traces import run
-from tests.facts.time.test_lean_times import FULL, LEAN, recorded
 from tests.facts.time.traces import REAL, kernel, launch, slower, step, write
 from tests.support.device_traces import REAL_TRACES
 
@@ -85,14 +84,6 @@ def test_a_recorded_run_keeps_the_times_of_its_clock(tmp_path: Path, monkeypatch
     whole = foreign_window(found)
     assert marks
     assert all(whole.steps[0][0] <= found.start_ns[mark] <= whole.steps[-1][1] for mark in marks)
-
-
-def test_a_run_with_a_lean_window_is_written_as_the_full_one_was_recorded(tmp_path: Path) -> None:
-    folder, out = recorded(tmp_path, FULL, LEAN).rank_folder.parent, tmp_path / "out.json.gz"
-    assert "Steps: 5." in run(export, "--perfetto", folder, "--out", out).output
-    events = written(out)
-    kernels = [(event["ts"], event["ts"] + event["dur"]) for event in events if event.get("cat") == "kernel"]
-    assert [(begin, end - begin) for begin, end in kernels] == [(5_002_500, 3000), (5_011_500, 1000)]
 
 
 def test_what_cannot_be_exported_is_one_sentence(trace: Path) -> None:

@@ -42,20 +42,6 @@ def test_as_json_torchs_default_comes_first(tmp_path: Path) -> None:
     assert estimate["fits"] == []
 
 
-def test_it_is_said_whether_a_device_has_enough(tmp_path: Path) -> None:
-    folder = one_step_run(tmp_path).folder
-    for size, fits in (("50MiB", "no"), ("100MiB", "unclear"), ("24GiB", "yes")):
-        assert f"fits: {fits}" in run("what-if", folder, "--conf", "", "--device-memory", size).output
-    assert estimate_of(folder, "--conf", "", "--device-memory", "50MiB")["fits"] == ["no"]
-
-
-def test_a_real_recording_is_estimated_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "20260101-120000-train-abc123").symlink_to(RUN)
-    monkeypatch.setenv("EFPROF_HOME", str(tmp_path))
-    assert run("what-if", "latest", "--conf", "").output == run("what-if", RUN, "--conf", "").output
-
-
 def test_where_nobody_read_the_memory_the_band_is_said_to_have_no_upper_end(tmp_path: Path) -> None:
     records = steps()
     records[5].memory = []

@@ -239,8 +239,6 @@ def memory_finding() -> Finding:
             ),
             Series(
                 title="Memory left over after each step",
-                x_label="step",
-                x_unit="",
                 y_label="allocated",
                 y_unit="bytes",
                 lines=(staircase, flat),
@@ -266,11 +264,10 @@ def memory_finding() -> Finding:
                 limit=(6.1e9, f"the device {HOSTILE}"),
             ),
             make_segment_map(),
-            Table(
-                title="Who keeps the surviving tensors",
-                columns=("Holder", "Tensors", "Bytes"),
-                units=("", "count", "bytes"),
-                rows=(("train_epoch.history[0..63]", 214.0, 3843.0 * MIB), (HOSTILE, 3.0, math.nan)),
+            Table.of(
+                "Who keeps the surviving tensors",
+                {"Holder": "", "Tensors": "count", "Bytes": "bytes"},
+                [("train_epoch.history[0..63]", 214.0, 3843.0 * MIB), (HOSTILE, 3.0, math.nan)],
             ),
             Narrative(
                 title="What it means",
@@ -333,8 +330,6 @@ def time_finding() -> Finding:
         evidence=(
             Series(
                 title="Wait per step",
-                x_label="step",
-                x_unit="",
                 y_label="wait",
                 y_unit="ms",
                 lines=(
@@ -345,8 +340,6 @@ def time_finding() -> Finding:
             ),
             Series(
                 title="Reads per step",
-                x_label="step",
-                x_unit="",
                 y_label="reads",
                 y_unit="count",
                 lines=(SeriesLine(label="item", x=(10.0, 11.0, 12.0), y=(3.0, 3.0, 4.0)),),

@@ -69,10 +69,3 @@ def test_an_unmeasured_overhead_is_null_and_a_comparison_carries_its_verdict() -
     assert form["is_failed"] is True
     assert form["metrics"][0]["interval"] == [0.09, 0.15]
     assert form["metrics"][0]["head_spread"] is None
-
-
-def test_the_memory_of_a_window_is_there_with_its_stages_and_notes(form: Any) -> None:
-    memory = form["measurements"]["window_memory"]
-    assert [line["label"] for line in memory["lines"]] == ["held before", "activations", "work space"]
-    assert memory["bands"][0] == {"start": 0.0, "end": 5.0, "stage": "forward", "step": 40}
-    assert len(memory["lines"][1]["notes"]) == len(memory["lines"][1]["y"])

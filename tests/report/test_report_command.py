@@ -50,7 +50,7 @@ def test_the_name_of_the_file_says_the_form_unless_a_format_is_given() -> None:
 def test_a_name_that_says_no_form_and_json_with_another_are_refused_and_nothing_written() -> None:
     error = run_command("--out", "page.pdf").exception
     assert isinstance(error, EfprofError)
-    assert "page.pdf ends in none of .txt, .json, .md, .html, .htm" in str(error)
+    assert "page.pdf ends in none of .txt, .json, .md, .html" in str(error)
     assert not Path("page.pdf").exists()
     assert isinstance(run_command("--json", "--format", "html").exception, EfprofError)
 
@@ -97,7 +97,7 @@ def test_who_waits_at_a_terminal_is_told_what_is_done(
     monkeypatch.setattr("sys.stderr", stream)
     clock = iter([0.0, waited_s])
     monkeypatch.setattr("time.monotonic", lambda: next(clock, waited_s))
-    with command.Progress() as progress:
-        progress.say("audit 1 of 2")
+    with command.progress() as say:
+        say("audit 1 of 2")
         assert stream.getvalue().removeprefix(CLEARED) == shown
     assert stream.getvalue() == "" or stream.getvalue().endswith(CLEARED)

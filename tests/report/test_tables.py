@@ -1,38 +1,17 @@
-"""The tables of memory by stage, and of calls that made steps wait."""
+"""The tables of memory by stage, of a device's stages, and of calls that made steps wait."""
 
 import dataclasses
 import json
 
-from efprof.model import BOUNDARIES, STAGES, Metric, Report, SourceLine, StallLine
+from efprof.model import STAGES, Metric, Report, SourceLine, StallLine
 from efprof.report.json_form import render_json
 from efprof.report.page.html import render_html
-from efprof.report.tables import (
-    MAX_MEMORY_ROWS,
-    MAX_STALLS,
-    device_table,
-    largest_jump_sentence,
-    memory_table,
-    stall_table,
-)
-from efprof.report.text_forms import render_markdown, render_text
-from tests.report.report_sample import HOSTILE, MIB, make_measurements, make_memory, make_report
+from efprof.report.tables import MAX_STALLS, device_table, largest_jump_sentence, stall_table
+from tests.report.report_sample import HOSTILE, MIB, make_measurements, make_report
 
 
-def test_every_boundary_has_allocated_delta_and_reserved_and_the_first_no_delta() -> None:
-    rows = memory_table(make_memory(3)).rows
-    assert [row[1] for row in rows] == [*BOUNDARIES] * 3
-    assert rows[1] == (0, "post_forward_pre_backward", 2100 * MIB, 900 * MIB, 2400 * MIB)
-    assert rows[0][3] == "", "nothing was measured before it"
-
-
-def test_a_long_run_keeps_its_largest_jump_and_says_how_many_rows_are_left_out() -> None:
-    memory = list(make_memory(700))
-    place = 5 * 333 + 1
-    memory[place] = dataclasses.replace(memory[place], allocated_bytes=memory[place].allocated_bytes + 5000 * MIB)
-    table = memory_table(memory)
-    assert len(table.rows) <= MAX_MEMORY_ROWS
-    assert {0, 333, 699} <= {row[0] for row in table.rows}
-    assert table.title.startswith(f"Memory of single steps: {len(table.rows)} of 3,500 rows")
+def report_with(**changes: object) -> Report:
+    return make_report(measurements=dataclasses.replace(make_measurements(), **changes))  # type: ignore[arg-type]
 
 
 def test_the_largest_jump_names_its_boundary_and_step() -> None:
@@ -45,63 +24,29 @@ def test_the_largest_jump_names_its_boundary_and_step() -> None:
     )
 
 
-def make_stall(**changes: object) -> StallLine:
+def make_stall(call: str = "gc.collect", step_ms: float = 21.25) -> StallLine:
     blame = SourceLine(file="train.py", line=12, function="train", text="gc.collect()")
-    fields: dict[str, object] = {"blame": blame, "call": "gc.collect", "count_per_step": 0.5, "step_ms": 21.25}
-    return StallLine(**(fields | changes))  # type: ignore[arg-type]
+    return StallLine(blame=blame, call=call, count_per_step=0.5, step_ms=step_ms)
 
 
-def report_with(*stalls: StallLine) -> Report:
-    return make_report(measurements=dataclasses.replace(make_measurements(), stalls=stalls))
-
-
-def test_a_row_has_the_call_its_line_and_what_it_costs_and_the_most_expensive_are_kept() -> None:
+def test_the_page_has_the_calls_that_cost_most_and_json_has_them_all() -> None:
     assert stall_table([make_stall()]).rows == (("`gc.collect`", "`train.py:12`", 0.5, 21.25),)
-    stalls = [make_stall(step_ms=float(1000 - number)) for number in range(100)]
-    assert stall_table(stalls) == stall_table(stalls[:MAX_STALLS])
-    assert len(stall_table(stalls).rows) == MAX_STALLS
-
-
-def test_page_and_markdown_show_the_calls_and_json_has_them_all() -> None:
-    report = report_with(make_stall(call=HOSTILE), make_stall())
-    page, text = render_html(report), render_markdown(report)
-    for form in (page, text):
-        assert "Calls that make a step wait" in form
-        assert "train.py:12" in form
-        assert "21.2 ms" in form
+    assert len(stall_table([make_stall(step_ms=float(1000 - number)) for number in range(100)]).rows) == MAX_STALLS
+    report = report_with(stalls=(make_stall(HOSTILE), make_stall()))
+    page = render_html(report)
+    assert "Calls that make a step wait" in page
+    assert "21.2 ms" in page
     assert HOSTILE not in page
-    assert [stall["call"] for stall in json.loads(render_json(report))["measurements"]["stalls"]] == [
-        HOSTILE, "gc.collect",
-    ]  # fmt: skip
+    stalls = json.loads(render_json(report))["measurements"]["stalls"]
+    assert [stall["call"] for stall in stalls] == [HOSTILE, "gc.collect"]
 
 
-def on_a_device() -> Report:
-    """The sample, with the times of its stages."""
+def test_the_page_shows_the_stages_of_a_device_beside_the_host_s() -> None:
     samples = {f"{stage}_ms": (3.0,) for stage in STAGES} | {f"{stage}_device_ms": (7.25,) for stage in STAGES}
     samples["device_idle_ms"] = (0.0, 0.0, 4.5)  # of the mean a gain may be, not of the median
-    metrics = [Metric(name=name, label=name, unit="ms", samples=values) for name, values in samples.items()]
-    report = make_report()
-    measurements = dataclasses.replace(report.measurements, metrics=(*report.measurements.metrics, *metrics))
-    return dataclasses.replace(report, measurements=measurements)
-
-
-def test_every_form_shows_the_stages_of_a_device_beside_the_host_s() -> None:
-    report = on_a_device()
-    assert device_table(report.measurements.metrics).rows == (
-        *((stage, 3.0, 7.25) for stage in STAGES),
-        ("idle, mean, at most", "", 1.5),
-    )
-    html, markdown = render_html(report), render_markdown(report)
-    assert "Stages on the host and on the device</h3>" in html
+    metrics = tuple(Metric(name=name, label=name, unit="ms", samples=values) for name, values in samples.items())
+    assert device_table(metrics).rows == (*((stage, 3.0, 7.25) for stage in STAGES), ("idle, mean, at most", "", 1.5))
+    html = render_html(report_with(metrics=metrics))
     assert '<td>forward</td><td class="figure">3.00 ms</td><td class="figure">7.25 ms</td>' in html
-    assert "| forward | 3.00 ms | 7.25 ms |" in markdown
-    assert "forward 7.25 ms (3.00 ms)" in render_text(report)
-    assert "idle, mean, at most 1.50 ms." in render_text(report)
-    assert json.loads(render_json(report))["metrics"]["forward_device_ms"]["median"] == 7.25
-
-
-def test_a_run_without_a_device_or_such_calls_has_no_such_table() -> None:
-    report = make_report()
-    every_form = render_html(report) + render_markdown(report) + render_text(report)
-    assert "on the device" not in every_form
-    assert "make a step wait" not in every_form
+    assert "on the device" not in render_html(make_report())
+    assert "make a step wait" not in render_html(make_report())

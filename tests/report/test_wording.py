@@ -7,7 +7,7 @@ from efprof.report.wording import gain_phrase
 
 
 def phrase(**fields: Any) -> str:
-    return gain_phrase(Gain(explanation="", **fields))
+    return gain_phrase(Gain(explanation="", **fields), None, None)
 
 
 def test_what_was_read_up_to_a_step_only_is_the_least_of_the_whole_run() -> None:

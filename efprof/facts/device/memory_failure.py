@@ -16,7 +16,7 @@ from efprof.facts.peak.peak_composition import PeakComposition, most_by_line, pe
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, RunLimits
 from efprof.facts.source.sources import Sources, place_of, split_site
-from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table, ThinEvidence, UnreadableInput
+from efprof.model import Evidence, Narrative, NotRecorded, Numbers, Table, ThinEvidence, UnreadableInput
 from efprof.units import format_bytes, format_share
 
 SNAPSHOT: Final = "memory-out-of-memory.pickle"
@@ -117,21 +117,21 @@ def why_no_setting_helps(device: DeviceHistory, failure: Failure) -> str:
     return f"{tried}: it is {format_bytes(missing)} short at that moment; keep less{where}."
 
 
-def evidence_of_device(run: Run, device: DeviceHistory, failure: Failure, blame: SourceLine) -> tuple[Evidence, ...]:
+def evidence_of_device(run: Run, device: DeviceHistory, failure: Failure) -> tuple[Evidence, ...]:
     most_held = run.get(Sources).line(failure.most_held_site) if failure.most_held_site else None
     return (
         reserved_series(device, ((float(failure.instant.index + 1), "the failed request"),), most_held),
-        *_what_lay_there(run, device, failure, blame),
+        *_what_lay_there(run, device, failure),
         trial_bars(device.what_if, device.trials, device.best),
         how_replay_is_known(device),
     )
 
 
-def evidence_of_state(run: Run, state: FailureState, failure: MemoryFailure, blame: SourceLine) -> tuple[Evidence, ...]:
+def evidence_of_state(run: Run, state: FailureState, failure: MemoryFailure) -> tuple[Evidence, ...]:
     """The same where no history was kept, and by size which lines may have asked for what no stack tells of."""
     on_device, told = state.device.failure, failure.device_event or DeviceOutOfMemory(at_ns=0, step=-1)
     return (
-        *(() if on_device is None else _what_lay_there(run, state.device, on_device, blame)),
+        *(() if on_device is None else _what_lay_there(run, state.device, on_device)),
         _table_of_sizes(state),
         Narrative.of(
             "The snapshot has no history of the allocator. It tells of every block its place and size, and its line if "
@@ -220,11 +220,10 @@ def _asked_for(run: Run, device: DeviceHistory) -> defaultdict[int, Counter[str]
     return lines
 
 
-def _what_lay_there(run: Run, device: DeviceHistory, failure: Failure, blame: SourceLine) -> tuple[Evidence, ...]:
-    sources, instant, most = run.get(Sources), failure.instant, failure.most_held_site
-    most_held = sources.line(most) if most else None
+def _what_lay_there(run: Run, device: DeviceHistory, failure: Failure) -> tuple[Evidence, ...]:
+    instant, most = failure.instant, failure.most_held_site
+    most_held = run.get(Sources).line(most) if most else None
     return (
-        sources.snippet(blame),
         owner_map(instant, most_held, "What filled the device"),
         composition_numbers(instant, "Reserved memory when the request failed"),
         *device_use_evidence(run)[:1],

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from efprof.facts.gain.replay import gain_or_bound
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, part_of_steps, within_idle
 from efprof.facts.time.host_waits import HostWaits, WaitingLine
 from efprof.facts.time.launching_lines import what_tells_lines
@@ -73,7 +72,7 @@ def _evidence(run: Run, line: WaitingLine, *paragraphs: str) -> tuple[Evidence, 
     if waits.use:
         how += " The device is idle after a wait, in which it ran dry, until the host has launched its next work."
         how += f" {what_tells_lines(waits.use.window)}" * (not line.blame.line)
-    found: list[Evidence] = [run.get(Sources).snippet(line.blame)] if line.blame.text else []
+    found: list[Evidence] = []
     if times and len(line.ms) == len(times.steady):
         found.append(part_of_steps(times, "waits of this line", line.ms))
     return (*found, waits.table(), Narrative.of(*filter(None, (*paragraphs, how))))

@@ -81,8 +81,6 @@ class UnattributedGrowth:
             times = leaks.grown.num_counts
             counted = f"What keeps tensors was counted {times} times, and no variable was seen to keep it."
         return growth_evidence(
-            run,
-            self.blame,
             fit=fit,
             kept=(*kept, *(leaks.grown.holders if leaks.grown else ())),
             how=("Every step leaves memory behind that nothing releases.", f"{counted} {self.how}"),

@@ -12,7 +12,7 @@ from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence
 from efprof.facts.growth.trend import IN_WINDOW, MIN_SLOPE, Fit, Point, first_after_warm_up, fit, is_steady
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
-from efprof.model import Evidence, NotRecorded, SourceLine, ThinEvidence
+from efprof.model import Evidence, NotRecorded, ThinEvidence
 from efprof.units import MIB
 
 MIN_READINGS = 12
@@ -128,13 +128,11 @@ def host_limits(run: Run) -> RunLimits:
     return replace(limits, name="the host", total_bytes=total, used_bytes=used[0], used_step=used[1], ran_out=False)
 
 
-def host_growth_evidence(run: Run, blame: SourceLine) -> tuple[Evidence, ...]:
+def host_growth_evidence(run: Run) -> tuple[Evidence, ...]:
     growth = run.get(HostGrowth)
     what = "outside of tensors and the C heap, " if growth.is_heap_read else ""
     containers, sizes = growth.containers, growth.containers[0].sizes
     return growth_evidence(
-        run,
-        blame,
         fit=growth.fit,
         kept=containers,
         how=(

@@ -186,8 +186,6 @@ def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0) 
         fix=fix,
         gain=_gain(run, leak, left_per_step=left_per_step),
         evidence=growth_evidence(
-            run,
-            leak.blame,
             fit=leaks.fit,
             kept=leaks.grown.holders if leaks.grown else (),
             how=_how_it_is_known(leaks, leak),

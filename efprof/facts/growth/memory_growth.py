@@ -22,7 +22,6 @@ from efprof.facts.growth.trend import (
 )
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
-from efprof.facts.source.sources import Sources
 from efprof.model import (
     Evidence,
     Gain,
@@ -30,7 +29,6 @@ from efprof.model import (
     NotRecorded,
     Series,
     SeriesLine,
-    SourceLine,
     ThinEvidence,
     UnreadableInput,
 )
@@ -126,8 +124,6 @@ def growth_words(run: Run, fit: Fit, rate: Trend, why: str = "") -> str:
 
 
 def growth_evidence(
-    run: Run,
-    blame: SourceLine,
     *,
     fit: Fit | None,
     kept: Sequence[RetainedTensors],
@@ -147,7 +143,6 @@ def growth_evidence(
     )
     return (
         *([_series(fit, title)] if fit is not None else []),
-        run.get(Sources).snippet(blame),
         *([kept_table(kept)] if kept else []),
         Narrative.of(*how, *fitted, alike),
     )

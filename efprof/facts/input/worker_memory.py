@@ -81,7 +81,7 @@ class WorkerMemory:
             )
         return run.get(Sources).line(site)
 
-    def evidence(self, run: Run) -> tuple[Evidence, ...]:
+    def evidence(self) -> tuple[Evidence, ...]:
         lines = (
             SeriesLine(
                 label=f"worker {worker.place}",
@@ -93,7 +93,7 @@ class WorkerMemory:
         )
         title = "Memory that each data worker has alone"
         private = Series(title=title, x_unit="", y_label="private memory", y_unit="bytes", lines=tuple(lines))
-        return private, run.get(Sources).snippet(self.blame(run)), NARRATIVE
+        return private, NARRATIVE
 
 
 NARRATIVE: Final = Narrative.of(

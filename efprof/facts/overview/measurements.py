@@ -116,7 +116,6 @@ def evaluations_of(run: Run) -> tuple[Evaluation, ...]:
             fetch_ms=record.fetch_us / 1000,
             num_batches=record.num_batches,
             blame=None if record.site is None else run.get(Sources).line(record.site),
-            memory=tuple((each.num_batches, each.allocated_bytes) for each in record.memory),
             peak_bytes=record.peak_bytes,
             is_peak_exact=record.is_peak_exact,
             kept_bytes_per_batch=_kept_per_batch(record.memory),

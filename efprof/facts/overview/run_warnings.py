@@ -11,6 +11,7 @@ from efprof.artifacts.events import (
     DeviceOutOfMemory,
     Event,
     OtherThreadTrained,
+    RecordingEnded,
     StepsWithoutOptimizer,
     events_of,
     read_events,

@@ -42,10 +42,6 @@ MAX_BAND_ROWS: Final = 3
 MAX_BAND_LETTERS: Final = 22
 """A note inside the picture must leave room for others on a phone."""
 
-LETTER_SHARE: Final = 0.02
-"""The width of a note's letter as a share of the picture's: between that on a page and that on a phone."""
-
-
 MANY_MINUTES_MS: Final = 300_000.0
 """A shorter axis in minutes would be labelled with fractions of them."""
 
@@ -79,10 +75,9 @@ class Band:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """Layers over one pair of axes; `marks` are vertical lines, `level` a horizontal one.
+    """Layers over one pair of axes; `marks` are vertical lines.
 
-    `y_top` ends the y axis at first, and `y_bottom` begins it where that is not at zero; `has_zero` begins it there, as
-    amounts need and a loss does not.
+    `y_range` is what the y axis shows at first; `has_zero` begins it at zero, as amounts need and a loss does not.
     """
 
     title: str
@@ -93,9 +88,7 @@ class Chart:
     layers: tuple[Layer, ...]
     bands: tuple[Band, ...] = ()
     marks: tuple[tuple[float, str], ...] = ()
-    level: tuple[float, str] | None = None
-    y_bottom: float | None = None
-    y_top: float | None = None
+    y_range: tuple[float, float] | None = None
     has_zero: bool = True
 
 
@@ -146,25 +139,13 @@ def x_range(chart: Chart) -> tuple[float, float]:
 
 
 def label_rows(chart: Chart) -> tuple[int | None, ...]:
-    """The row from the top in which each band's label covers no other, None where there is no such row or no label.
-
-    Each label stands on that side of its band's edge on which there is more room.
-    """
-    start, end = x_range(chart)
-    letter = (end - start) * LETTER_SHARE
-    taken = [-math.inf] * MAX_BAND_ROWS
-    rows: list[int | None] = []
+    """For each band the row from the top for its label: the first band of each label has one, as far as rows reach."""
+    rows: dict[str, int] = {}
+    found: list[int | None] = []
     for band in chart.bands:
-        if not band.label:
-            rows.append(None)
-            continue
-        width = min(len(band.label), MAX_BAND_LETTERS) * letter
-        left = band.end - width if band.start > (start + end) / 2 else band.start
-        row = next((row for row, used in enumerate(taken) if left >= used), None)
-        if row is not None:
-            taken[row] = left + width
-        rows.append(row)
-    return tuple(rows)
+        is_new = band.label and band.label not in rows and len(rows) < MAX_BAND_ROWS
+        found.append(rows.setdefault(band.label, len(rows)) if is_new else None)
+    return tuple(found)
 
 
 def thin(values: Sequence[float | None], limit: int = MAX_POINTS) -> list[int]:

@@ -25,14 +25,11 @@ NO_STAGE: Final = "other"
 MIN_BAND: Final = 1 / 1000
 """Of the picture's width: a narrower band is thinner than a pixel."""
 
-MIN_NAMED: Final = 1 / 25
-"""Of the picture's width: the name of a narrower band would stand in others."""
-
 BAND_ROOM: Final = 1.2
 """How much higher than its curves a picture with stages is: for their strip, and their names below it."""
 
 FOOT_ROOM: Final = 0.25
-"""Of a foot that is cut off, what stays to be seen of it, as a share of what stands on it."""
+"""Of a lowest layer that is cut off, what stays to be seen of it, as a share of what stands on it."""
 
 MAX_NOTE: Final = 44
 """Letters of a note that fit on a phone: a longer one begins with a path, whose end says which file it is."""
@@ -49,19 +46,19 @@ def series_chart(series: Series) -> Chart:
         _series_layer(series, line, colour, x_scale, y_scale)
         for line, colour in zip(series.lines, _colours(series.lines), strict=True)
     )
-    y_bottom, y_top = (None, None) if not series.bands else _y_range(series)
+    bottom, top = _y_range(series)
+    cut_off = f" The axis begins at {show(bottom, series.y_unit)}." if series.bands and bottom else ""
     num_drawn, num_all = sum(len(layer.x) for layer in layers), sum(len(line.x) for line in series.lines)
     return Chart(
         title=series.title,
-        caption=(_foot_caption(series, y_bottom) + thinned_caption(num_drawn, num_all)).strip(),
+        caption=(cut_off + thinned_caption(num_drawn, num_all)).strip(),
         x_label=axis_label(series.x_label, x_scale.unit),
         y_label=axis_label(series.y_label, y_scale.unit),
         y_unit=y_scale.unit,
         layers=layers,
         bands=tuple(_bands(series, x_scale)),
         marks=tuple((at / x_scale.factor, label) for at, label in series.marks),
-        y_bottom=None if y_bottom is None else y_bottom / y_scale.factor,
-        y_top=None if y_top is None else y_top / y_scale.factor,
+        y_range=(bottom / y_scale.factor, top / y_scale.factor) if series.bands else None,
         has_zero=series.is_stacked or not _is_flat([y for line in series.lines for y in line.y]),
     )
 
@@ -124,37 +121,20 @@ def _series_layer(series: Series, line: SeriesLine, colour: str, x_scale: AxisSc
 
 
 def _bands(series: Series, x_scale: AxisScale) -> Iterator[Band]:
-    """All that are seen; the first wide one of each stage has its name, the others its colour."""
+    """All that are wide enough to be seen."""
     places = [x for line in series.lines for x in line.x] or [0.0]
-    width = max(places) - min(places)
-    named: set[str] = set()
     for band in series.bands:
-        length = band.end - band.start
-        if length < MIN_BAND * width:
-            continue
-        has_name = length >= MIN_NAMED * width and band.stage not in named
-        if has_name:
-            named.add(band.stage)
-        start, end = band.start / x_scale.factor, band.end / x_scale.factor
-        yield Band(start=start, end=end, label=band.stage if has_name else "", stage=band.stage)
+        if band.end - band.start >= MIN_BAND * (max(places) - min(places)):
+            start, end = band.start / x_scale.factor, band.end / x_scale.factor
+            yield Band(start=start, end=end, label=band.stage, stage=band.stage)
 
 
-def _y_range(series: Series) -> tuple[float | None, float]:
-    """With room above for the stages; what is the same all the time, and much of all, is cut off below."""
+def _y_range(series: Series) -> tuple[float, float]:
+    """Of a picture with stages, with room above for them; a lowest layer that is most of all is cut off below."""
     curves = [line.y for line in series.lines if line.is_over_stack or not series.is_stacked]
     stack = [line.y for line in series.lines if series.is_stacked and not line.is_over_stack]
     heights = [*(y for curve in curves for y in curve), *map(sum, zip(*stack, strict=True))]
     top = max((height for height in heights if math.isfinite(height)), default=0.0) or 1.0
-    foot = stack[0][0] if len(stack) > 1 and len(set(stack[0])) == 1 else 0.0
-    if not MAX_FLATNESS * top < foot < top:
-        return None, BAND_ROOM * top
-    bottom = foot - FOOT_ROOM * (top - foot)
+    foot = min(stack[0]) if len(stack) > 1 else 0.0
+    bottom = foot - FOOT_ROOM * (top - foot) if MAX_FLATNESS * top < foot < top else 0.0
     return bottom, bottom + BAND_ROOM * (top - bottom)
-
-
-def _foot_caption(series: Series, y_bottom: float | None) -> str:
-    if y_bottom is None:
-        return ""
-    foot = series.lines[0]
-    height = show(foot.y[0], series.y_unit)
-    return f"The axis begins at {show(y_bottom, series.y_unit)}: the lowest layer, {foot.label}, is {height} high."

@@ -16,10 +16,6 @@ STRIP_SHARE: Final = 0.03
 """The height of the strip that tells which stage ran, as a share of the picture's."""
 ROW_SHARE: Final = 0.08
 """The height of a row of labels as a share of the picture's."""
-BAR_GAP: Final = 0.08
-"""Between two bars, as a share of their distance."""
-MAX_GAPPED_BARS: Final = 100
-"""Past that the gaps between bars are thinner than a pixel, and show as stripes that mean nothing."""
 HALF_OPAQUE: Final = "80"
 """The alpha channel that the page's script appends to a named colour."""
 
@@ -30,7 +26,9 @@ def figure_of(chart: Chart) -> Figure:
     start, end = layout["xaxis"]["range"] = x_range(chart)
     middle = (start + end) / 2
     layout["shapes"] = [shape for band in chart.bands for shape in _band_shapes(band)]
-    layout["shapes"] += [_mark_shape(at) for at, _ in chart.marks]
+    line = {"color": "var(--alert)", "width": 1.3, "dash": "dot"}
+    mark = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": line}
+    layout["shapes"] += [mark | {"x0": _rounded(at), "x1": _rounded(at)} for at, _ in chart.marks]
     notes = layout["annotations"] = [
         _top_note(
             band.end if band.start > middle else band.start,
@@ -46,17 +44,12 @@ def figure_of(chart: Chart) -> Figure:
     if len(chart.layers) == 1:
         layout["showlegend"], layout["margin"]["t"] = False, 14
     layout["yaxis"]["rangemode"] = "tozero" if chart.has_zero else "normal"
-    if chart.level is not None:
-        layout["shapes"].append(_level_shape(chart.level[0]))
-        place = {"xref": "paper", "x": 1, "y": _rounded(chart.level[0]), "xanchor": "right", "yanchor": "bottom"}
-        notes.append(_note(label_text(chart.level[1]), "var(--text)", place))
-    if chart.y_top is not None:
-        layout["yaxis"]["range"] = [_rounded(chart.y_bottom or 0.0), _rounded(chart.y_top)]
+    if chart.y_range is not None:
+        layout["yaxis"]["range"] = [*map(_rounded, chart.y_range)]
     if any(layer.kind == "stack" for layer in chart.layers):
         layout["hovermode"] = "x unified"  # what lies on top of each other belongs together
         layout["xaxis"]["unifiedhovertitle"] = {"text": f"{label_text(chart.x_label)} %{{x:.6~g}}"}
-    num_bars = max((len(layer.x) for layer in chart.layers), default=0)
-    layout["barmode"], layout["bargap"] = "stack", BAR_GAP if num_bars <= MAX_GAPPED_BARS else 0.0
+    layout["barmode"], layout["bargap"] = "stack", 0.0
     return {"data": [_trace(layer, chart) for layer in chart.layers], "layout": layout}
 
 
@@ -104,12 +97,9 @@ def draw(axes: Any, chart: Chart, palette: Mapping[str, str]) -> None:
     bottom: list[float] | None = None
     for layer in chart.layers:
         bottom = _draw_layer(axes, layer, palette[layer.colour], bottom)
-    if chart.level is not None:
-        axes.axhline(chart.level[0], color=palette["text"], linestyle="--", linewidth=1, label=chart.level[1])
     axes.set(xlabel=chart.x_label, ylabel=chart.y_label, xlim=x_range(chart))
-    axes.set_ylim(bottom=chart.y_bottom if chart.y_bottom is not None else 0 if chart.has_zero else None)
-    axes.set_ylim(top=chart.y_top)
-    if len(chart.layers) > 1 or chart.level is not None:
+    axes.set_ylim(*(chart.y_range or (0 if chart.has_zero else None, None)))
+    if len(chart.layers) > 1:
         axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
 
 
@@ -144,7 +134,7 @@ def label_text(text: str, limit: int = MAX_LABEL) -> str:
 
 
 def _trace(layer: Layer, chart: Chart) -> Figure:
-    colour = f"var(--{layer.colour})"
+    colour, shape = f"var(--{layer.colour})", "hv" if layer.is_stepped else "linear"
     trace: Figure = {
         "type": "bar" if layer.kind == "bar" else "scatter",
         "name": label_text(layer.label),
@@ -163,24 +153,17 @@ def _trace(layer: Layer, chart: Chart) -> Figure:
             trace |= {"mode": "lines", "fill": "toself", "fillcolor": f"{colour}{HALF_OPAQUE}", "hoverinfo": "skip"}
             trace |= {"line": {"color": colour, "width": 0}}
         case "stack":
-            line = {"color": colour, "width": 0.5} | _shape_of(layer)
+            line = {"color": colour, "width": 0.5, "shape": shape}
             trace |= {"mode": "lines", "stackgroup": "all", "fillcolor": colour, "line": line}
             trace |= _stack_hover(layer, chart)
         case "line":
-            line = {"color": colour, "width": 2.2 if layer.is_strong else 1.3} | _shape_of(layer)
+            line = {"color": colour, "width": 2.2 if layer.is_strong else 1.3, "shape": shape}
+            where = "%{text}" if layer.notes else f"{label_text(chart.x_label)} %{{x:.6~g}}"
+            hover = f"{where}<br>%{{y:,.4~r}} {label_text(chart.y_unit)}<extra>%{{fullData.name}}</extra>"
             is_over_stack = any(other.kind == "stack" for other in chart.layers)
             trace |= {"mode": "lines", "line": line}
-            trace |= _stack_hover(layer, chart) if is_over_stack else {"hovertemplate": _hover(layer, chart)}
+            trace |= _stack_hover(layer, chart) if is_over_stack else {"hovertemplate": hover}
     return trace
-
-
-def _shape_of(layer: Layer) -> Figure:
-    return {"shape": "hv"} if layer.is_stepped else {}
-
-
-def _hover(layer: Layer, chart: Chart) -> str:
-    where = "%{text}" if layer.notes else f"{label_text(chart.x_label)} %{{x:.6~g}}"
-    return f"{where}<br>%{{y:,.4~r}} {label_text(chart.y_unit)}<extra>%{{fullData.name}}</extra>"
 
 
 def _stack_hover(layer: Layer, chart: Chart) -> Figure:
@@ -219,27 +202,11 @@ def _band_shapes(band: Band) -> list[Figure]:
     return [tint] if band.stage is None else [tint, shape | {"y0": 1 - STRIP_SHARE}]
 
 
-def _mark_shape(at: float) -> Figure:
-    line = {"color": "var(--alert)", "width": 1.3, "dash": "dot"}
-    return {"type": "line", "x0": _rounded(at), "x1": _rounded(at), "yref": "paper", "y0": 0, "y1": 1, "line": line}
-
-
-def _level_shape(level: float) -> Figure:
-    line = {"color": "var(--text)", "width": 1.2, "dash": "dash"}
-    place = {"xref": "paper", "x0": 0, "x1": 1, "y0": _rounded(level), "y1": _rounded(level)}
-    return {"type": "line", "line": line} | place
-
-
 def _top_note(at: float, label: str, colour: str, *, is_left: bool, y: float = 1.0) -> Figure:
     """A word at the top of the picture, on that side of its place on which there is more room."""
-    place = {"x": _rounded(at), "yref": "paper", "y": round(y - 0.005, 3)}
+    place = {"x": _rounded(at), "yref": "paper", "y": round(y - 0.005, 3), "font": {"size": 11, "color": colour}}
     place |= {"xanchor": "right" if is_left else "left", "yanchor": "top"}
-    return _note(label_text(label, MAX_BAND_LETTERS), colour, place)
-
-
-def _note(text: str, colour: str, place: Figure) -> Figure:
-    font = {"size": 11, "color": colour}
-    return {"text": text, "showarrow": False, "bgcolor": "var(--ground-veil)", "font": font} | place
+    return place | {"text": label_text(label, MAX_BAND_LETTERS), "showarrow": False, "bgcolor": "var(--ground-veil)"}
 
 
 def _rounded(value: float | None) -> float | None:

@@ -15,10 +15,6 @@ OWNER_COLOURS: Final = ("forward", "data", "optimizer", "extra", "other")
 BLAMED_COLOUR: Final = "alert"
 REST_COLOUR: Final = "window"
 OWNER_LETTERS: Final = 56
-MIN_EDGED_PERCENT: Final = 0.6
-"""Of the line's width: a narrower piece would be hidden by an edge of its own."""
-MIN_CUT_PERCENT: Final = 1.5
-"""The same on a phone, where cuts between narrower segments are left out."""
 STATE_WORDS: Final[dict[StretchState, str]] = {
     "used": "in use",
     "slack": "rounding and slack behind blocks",
@@ -39,29 +35,19 @@ class Rectangle:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layer:
-    """The rectangles of a row that are filled alike: with a colour of the palette, or the hatching of a state."""
-
-    fill: str
-    rectangles: tuple[Rectangle, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MapRow:
     """A segment, or several of one size.
 
-    `frames` are (left, width, top) of its lines; `edges` and `cuts` are (left, top) where a piece and where a segment
-    begins beside another; `has_fine_cuts` where those would hide the segments on a phone.
+    `frames` are (left, width, top) of its lines; `cuts` are (left, top) where a segment begins beside another.
+    Of `layers` each has what is filled alike: with a colour of the palette, or the hatching of a state.
     """
 
     size: str
     label: str
     height: int
     frames: tuple[tuple[float, float, int], ...]
-    edges: tuple[tuple[float, int], ...]
     cuts: tuple[tuple[float, int], ...]
-    has_fine_cuts: bool
-    layers: tuple[Layer, ...]
+    layers: tuple[tuple[str, tuple[Rectangle, ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,16 +132,13 @@ def _row(row: SegmentRow, segments: SegmentMap, colours: list[str], notes: dict[
             for left, width, top in _on_lines(at, stretch.num_bytes, segments.line_bytes)
         ]
         at += stretch.num_bytes
-    drawn = [one for rectangles in layers.values() for one in rectangles]
     return MapRow(
         size=_size(row),
         label=sentence(row.label),
         height=max(1, -(-row.num_bytes // segments.line_bytes)) * (LINE_PIXELS + GAP_PIXELS) - GAP_PIXELS,
         frames=tuple(_on_lines(0, row.num_bytes, segments.line_bytes)),
-        edges=tuple((one.left, one.top) for one in drawn if one.left and one.width >= MIN_EDGED_PERCENT),
         cuts=tuple(_cuts(row, segments.line_bytes)),
-        has_fine_cuts=100 * row.num_bytes < MIN_CUT_PERCENT * row.num_segments * segments.line_bytes,
-        layers=tuple(Layer(fill=fill, rectangles=tuple(layers[fill])) for fill in sorted(layers)),
+        layers=tuple((fill, tuple(layers[fill])) for fill in sorted(layers)),
     )
 
 

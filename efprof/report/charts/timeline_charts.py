@@ -4,10 +4,20 @@ import bisect
 import itertools
 import math
 import statistics
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
-from efprof.model import BOUNDARIES, STAGES, Measurements, MemorySample, StepSample, Timeline
+from efprof.model import (
+    BOUNDARIES,
+    STAGES,
+    Measurements,
+    MemorySample,
+    Series,
+    SeriesLine,
+    StepSample,
+    Timeline,
+)
 from efprof.report.charts.chart import (
     AxisScale,
     Band,
@@ -20,24 +30,20 @@ from efprof.report.charts.chart import (
     thin,
     thinned_caption,
 )
-from efprof.report.tables import recorder_ms
+from efprof.report.charts.evidence_charts import series_chart
 from efprof.report.wording import count_of, show, source_phrase
 
-STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer", "data"), strict=True))
-"""The stage that runs from one boundary to the next."""
+STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer"), strict=False))
+"""The stage that runs from one boundary of a step to the next."""
 RECORDER: Final = "recorder"
 """The part of a step that no stage has: what recording it took."""
 MAX_BANDED_SAMPLES: Final = 2000
 """400 steps of five boundaries: past that a stage is thinner than a pixel until one zooms far in."""
-MAX_STRONG_SAMPLES: Final = 150
-"""Past that a strong line closes the gaps between its own steps."""
 MAX_BARS: Final = 400
 """Steps drawn one by one: past that bars are thinner than two pixels and each shows the mean of several steps."""
 CLIP_FACTOR: Final = 3.0
 """A step this many times above the 95th percentile would flatten all the others: the picture starts below it."""
 MAX_SLOW_MARKS: Final = 200
-MIN_PAUSE: Final = 0.1
-"""Of the step before: what runs for less between two steps is not seen."""
 
 
 def memory_chart(measurements: Measurements) -> Chart | None:
@@ -55,15 +61,12 @@ def memory_chart(measurements: Measurements) -> Chart | None:
         scaled([s.allocated_bytes for s in kept], scale),
         scaled([s.reserved_bytes for s in kept], scale),
     )
-    is_sparse = len(kept) <= MAX_STRONG_SAMPLES
-    layers = _stage_bands(kept, x, allocated, _steps_before_pauses(timeline)) if are_banded else []
+    layers = _stage_bands(kept, x, allocated) if are_banded else []
     if any(s.reserved_bytes for s in kept):
         layers.append(Layer(kind="line", label="reserved", colour="muted", x=x, y=reserved, notes=notes))
-    layers.append(
-        Layer(kind="line", label="allocated", colour="text", x=x, y=allocated, notes=notes, is_strong=is_sparse)
-    )
+    layers.append(Layer(kind="line", label="allocated", colour="text", x=x, y=allocated, notes=notes))
     source = source_phrase(measurements.memory_source)
-    caption = f"Read from {source} at stage boundaries; what no stage fills has no colour."
+    caption = f"Read from {source} at stage boundaries; what lies between steps has no colour."
     return Chart(
         title="Memory over time",
         caption=caption + thinned_caption(len(kept), len(samples)),
@@ -83,12 +86,17 @@ def time_chart(timeline: Timeline, median_ms: float | None) -> Chart | None:
     size = math.ceil(len(steps) / MAX_BARS)
     groups = [steps[start : start + size] for start in range(0, len(steps), size)]
     tops = [statistics.fmean(step.total_ms for step in group) for group in groups]
-    y_top = _clip_at([step.total_ms for step in steps])
+    usual = sorted(step.total_ms for step in steps)[math.ceil(len(steps) * 0.95) - 1]
+    y_top = usual * 1.5 if max(step.total_ms for step in steps) > usual * CLIP_FACTOR else None
     scale = scale_for([y_top or max(tops)], "ms")
     layers = [_stage_layer(stage, place, groups, scale.factor) for place, stage in enumerate((*STAGES, RECORDER))]
     layers = [layer for layer in layers if any(layer.y)]
     if not all(step.stage_ms for step in steps):
         layers.append(_length_line(groups, tops, scale.factor))
+    if median_ms is not None:
+        ends, level = (float(steps[0].step), float(steps[-1].step)), median_ms / scale.factor
+        label = f"median {show(median_ms, 'ms')}"
+        layers.append(Layer(kind="line", label=label, colour="muted", x=ends, y=(level, level)))
     slow = sorted((s for s in steps if s.is_slow), key=lambda s: -s.total_ms)[:MAX_SLOW_MARKS]
     if slow:
         layers.append(_slow_marks(slow, scale.factor, y_top))
@@ -100,57 +108,36 @@ def time_chart(timeline: Timeline, median_ms: float | None) -> Chart | None:
         y_unit=scale.unit,
         layers=tuple(layers),
         bands=tuple(Band(start=first - 0.5, end=last + 0.5, label=what) for first, last, what in timeline.windows),
-        level=None if median_ms is None else (median_ms / scale.factor, f"median {show(median_ms, 'ms')}"),
-        y_top=None if y_top is None else y_top / scale.factor,
+        y_range=None if y_top is None else (0.0, y_top / scale.factor),
     )
 
 
 def number_charts(steps: Sequence[StepSample]) -> tuple[Chart, ...]:
     """Loss, gradient norm and, where it moved, the scaler's scale; steps where one is not finite are marked."""
     charts = [
-        _number_chart("Loss", "loss", "forward", steps, [s.loss for s in steps]),
-        _number_chart("Gradient norm", "gradient norm", "backward", steps, [s.gradient_norm for s in steps]),
+        _number_chart("loss", "forward", steps, [s.loss for s in steps]),
+        _number_chart("gradient norm", "backward", steps, [s.gradient_norm for s in steps]),
     ]
     scales = [s.scaler_scale for s in steps]
     if len({value for value in scales if value is not None}) > 1:
-        charts.append(_number_chart("Loss scale", "scale", "optimizer", steps, scales))
-    return tuple(chart for chart in charts if chart is not None and has_curve(chart))
+        charts.append(_number_chart("loss scale", "optimizer", steps, scales))
+    return tuple(chart for chart in charts if has_curve(chart))
 
 
 def _stage_bands(
-    samples: Sequence[MemorySample],
-    places: Sequence[float],
-    allocated: Sequence[float | None],
-    steps_before_pauses: Set[int],
+    samples: Sequence[MemorySample], places: Sequence[float], allocated: Sequence[float | None]
 ) -> list[Layer]:
-    """The area under each stretch from one boundary to the next, in the colour of the stage that ran there.
-
-    A stretch that no one stage fills has no colour: steps in it were not read from their beginning to their end, or
-    something else ran between two steps.
-    """
+    """The area under each stretch between two boundaries of one step, in the colour of the stage that ran there."""
     points: dict[str, tuple[list[float], list[float | None]]] = {stage: ([], []) for stage in STAGES}
     for index, (here, after) in enumerate(itertools.pairwise(samples)):
-        is_within = here.step == after.step
-        is_next = after.step == here.step + 1 and (here.boundary, after.boundary) == (BOUNDARIES[-1], BOUNDARIES[0])
-        if not is_within and (here.step in steps_before_pauses or not is_next):
-            continue
-        x, y = points[STAGE_AFTER.get(here.boundary, "other")]
-        start, end = places[index], places[index + 1]
-        x.extend((start, start, end, end, end))
-        y.extend((0.0, allocated[index], allocated[index + 1], 0.0, None))
+        if here.step == after.step:
+            x, y = points[STAGE_AFTER.get(here.boundary, "other")]
+            start, end = places[index], places[index + 1]
+            x.extend((start, start, end, end, end))
+            y.extend((0.0, allocated[index], allocated[index + 1], 0.0, None))
     return [
         Layer(kind="fill", label=stage, colour=stage, x=tuple(x), y=tuple(y)) for stage, (x, y) in points.items() if x
     ]
-
-
-def _steps_before_pauses(timeline: Timeline) -> set[int]:
-    """Those after which a window, a count of holders, or something of the program's own ran, as an evaluation."""
-    turns = {step for first, last, _ in timeline.windows for step in (first - 1, last)}
-    return turns | {
-        step.step
-        for step, after in itertools.pairwise(timeline.steps)
-        if (after.started_s - step.started_s) * 1000 > (1 + MIN_PAUSE) * step.total_ms
-    }
 
 
 def _window_bands(timeline: Timeline, clock: AxisScale) -> tuple[Band, ...]:
@@ -165,18 +152,9 @@ def _window_bands(timeline: Timeline, clock: AxisScale) -> tuple[Band, ...]:
     return tuple(bands)
 
 
-def _clip_at(tops: Sequence[float]) -> float | None:
-    """Where the y axis should end so that one huge step does not flatten the others; None for no clipping."""
-    usual = sorted(tops)[math.ceil(len(tops) * 0.95) - 1]
-    return usual * 1.5 if max(tops) > usual * CLIP_FACTOR else None
-
-
 def _stage_layer(stage: str, place: int, groups: Sequence[Sequence[StepSample]], factor: float) -> Layer:
     full = [[step for step in group if step.stage_ms] for group in groups]
-    means = [
-        statistics.fmean((*step.stage_ms, recorder_ms(step))[place] for step in group) if group else 0.0
-        for group in full
-    ]
+    means = [statistics.fmean(_stage_ms(step)[place] for step in group) if group else 0.0 for group in full]
     notes = tuple(
         f"step {group[0].step}{f' to {group[-1].step}' if len(group) > 1 else ''}: {stage} {show(mean, 'ms')}"
         for group, mean in zip(groups, means, strict=True)
@@ -191,6 +169,11 @@ def _stage_layer(stage: str, place: int, groups: Sequence[Sequence[StepSample]],
     )
 
 
+def _stage_ms(step: StepSample) -> tuple[float, ...]:
+    """Of every stage and, last, of the recorder, which has what no stage has."""
+    return (*step.stage_ms, max(0.0, round(step.total_ms - sum(step.stage_ms), 6)))
+
+
 def _length_line(groups: Sequence[Sequence[StepSample]], tops: Sequence[float], factor: float) -> Layer:
     """How long every step took, those too of which no stage is known."""
     return Layer(
@@ -200,7 +183,6 @@ def _length_line(groups: Sequence[Sequence[StepSample]], tops: Sequence[float], 
         x=tuple((group[0].step + group[-1].step) / 2 for group in groups),
         y=tuple(top / factor for top in tops),
         notes=tuple(f"step {group[0].step:,}: {show(top, 'ms')}" for group, top in zip(groups, tops, strict=True)),
-        is_strong=len(groups) <= MAX_STRONG_SAMPLES,
     )
 
 
@@ -234,32 +216,11 @@ def _time_caption(groups: Sequence[Sequence[StepSample]], steps: Sequence[StepSa
     return " ".join(parts)
 
 
-def _number_chart(
-    title: str, label: str, colour: str, steps: Sequence[StepSample], values: Sequence[float | None]
-) -> Chart | None:
+def _number_chart(label: str, stage: str, steps: Sequence[StepSample], values: Sequence[float | None]) -> Chart:
     seen = [(step.step, value) for step, value in zip(steps, values, strict=True) if value is not None]
-    if not seen:
-        return None
-    kept = [seen[index] for index in thin([value for _, value in seen])]
     broken = [step for step, value in seen if not math.isfinite(value)]
     caption = f"Not finite at {count_of(len(broken), 'step')}, first at step {broken[0]:,}." if broken else ""
-    scale = scale_for([], "")
-    layer = Layer(
-        kind="line",
-        label=label,
-        colour=colour,
-        x=tuple(float(step) for step, _ in kept),
-        y=scaled([value for _, value in kept], scale),
-        notes=tuple(f"step {step:,}" for step, _ in kept),
-        is_strong=len(kept) <= MAX_STRONG_SAMPLES,
-    )
-    return Chart(
-        title=title,
-        caption=caption + thinned_caption(len(kept), len(seen)),
-        x_label="step",
-        y_label=label,
-        y_unit="",
-        layers=(layer,),
-        marks=((float(broken[0]), "not finite"),) if broken else (),
-        has_zero=False,
-    )
+    line = SeriesLine(label=label, x=tuple(float(at) for at, _ in seen), y=tuple(y for _, y in seen), stage=stage)
+    marks = ((float(broken[0]), "not finite"),) if broken else ()
+    chart = series_chart(Series(title=label.capitalize(), y_label=label, y_unit="", lines=(line,), marks=marks))
+    return replace(chart, caption=" ".join(filter(None, (caption, chart.caption))))

@@ -7,7 +7,6 @@ import math
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,37 +15,33 @@ import msgspec
 from markupsafe import Markup
 
 from efprof.model import (
-    Alternative,
-    Alternatives,
     Change,
     Comparison,
-    Evaluation,
     Evidence,
-    Finding,
-    Gain,
     Interval,
     Report,
     SegmentMap,
     Series,
-    SeriesLine,
     Snippet,
-    SourceLine,
 )
 from efprof.report import comparison_form, tables, verdict, wording
 from efprof.report.charts import segment_picture, timeline_charts
 from efprof.report.charts.chart import DARK, LIGHT, Chart, has_curve
 from efprof.report.charts.evidence_charts import metric_chart, series_chart
 from efprof.report.charts.pictures import figure_of, svg_of
-from efprof.report.verdict import last_read_step, median_step_ms, peak_bytes, rank_findings, share_of
-from efprof.report.wording import show, show_interval
-from efprof.units import format_share, in_brackets
+from efprof.report.verdict import median_step_ms, rank_findings
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 PLOTLY: Final = Path(__file__).parent / "plotly" / "plotly-cartesian.min.js.gz"
 """plotly.js with the traces that have an x and a y axis, as npm has it, compressed: `make plotly` renews it."""
 
-SMALLEST_SHARE: Final = 0.0005
-"""A smaller share would read 0.0 %."""
+
+OWN_FILES: Final = {
+    "style": ("style.css", "device.css"),
+    "script": ("page.js", "device.js"),
+    "theme_script": ("theme.js",),
+}
+"""Our own style and scripts go in as they are: they hold nothing from outside."""
 
 
 def render_html(report: Report, *, is_static: bool = False) -> str:
@@ -61,45 +56,34 @@ def render_html(report: Report, *, is_static: bool = False) -> str:
         report=report,
         is_foreign=report.run.ended == verdict.FOREIGN,
         lines=verdict.describe_verdict(report),
-        counts=verdict.count_audits(report),
-        looked_for=[audit.audit_id for audit in report.audits if audit.status == "passed"],
+        counts=verdict.counts_phrase(report),
         overhead=verdict.overhead_phrase(report),
         cards=rank_findings(report),
         device=device_evidence(report),
         memory_chart=timeline_charts.memory_chart(measurements),
         window_chart=window_chart(report),
         time_chart=timeline_charts.time_chart(timeline, median_step_ms(report)),
-        evaluation_chart=evaluation_chart(measurements.evaluations),
         number_charts=timeline_charts.number_charts(timeline.steps),
         totals=tables.totals(measurements),
         device_times=tables.device_table(measurements.metrics),
         stalls=tables.stall_table(measurements.stalls),
         stages=tables.stage_table(measurements.stage_deltas),
         largest_jump=tables.largest_jump_sentence(measurements.stage_deltas),
-        memory=tables.memory_table(timeline.memory),
-        evaluations=tables.evaluation_table(measurements.evaluations),
-        steps=tables.step_table(timeline.steps),
-        steps_left_out=tables.left_out_sentence(len(timeline.steps)),
     )
 
 
 def render_comparison_html(
-    comparison: Comparison,
-    base_report: Report | None = None,
-    head_report: Report | None = None,
-    *,
-    is_static: bool = False,
+    comparison: Comparison, base_report: Report, head_report: Report, *, is_static: bool = False
 ) -> str:
-    """The page of a comparison; with the reports of both sides also pictures and the added findings in full."""
+    """The page of a comparison, with the samples of both sides and the added findings in full."""
     added = {finding.key for finding in comparison.findings if finding.change == "added"}
-    cards = [item for item in rank_findings(head_report) if item.key in added] if head_report else []
+    cards = [item for item in rank_findings(head_report) if item.key in added]
     return _rendered(
         "comparison.html",
         is_static,
         title=f"efprof {comparison.base.name} compared with {comparison.head.name}",
         header=("comparison", f"base {comparison.base.run_id}", f"head {comparison.head.run_id}"),
         comparison=comparison,
-        head_report=head_report,
         verdict=comparison_form.comparison_verdict(comparison),
         columns=comparison_form.COLUMNS,
         caption=comparison_form.TABLE_CAPTION,
@@ -108,17 +92,8 @@ def render_comparison_html(
         findings=comparison_form.findings_by_change(comparison),
         cards=cards,
         anchors={card.key: card.anchor for card in cards},
-        pictures=_metric_pictures(base_report, head_report) if base_report and head_report else [],
+        pictures=_metric_pictures(base_report, head_report),
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CodeLine:
-    """A numbered source line of a card."""
-
-    number: int
-    text: str
-    is_blamed: bool
 
 
 def charts_of(evidence: Sequence[Evidence]) -> list[Chart]:
@@ -130,14 +105,6 @@ def charts_of(evidence: Sequence[Evidence]) -> list[Chart]:
 def of_kind(evidence: Sequence[Evidence], kind: str) -> list[Evidence]:
     """The evidence whose class has that name."""
     return [one for one in evidence if type(one).__name__ == kind]
-
-
-def in_order(evidence: Alternatives) -> list[Alternative]:
-    """The recorded one first, the others by what they need, those that fail last."""
-    return sorted(
-        evidence.alternatives,
-        key=lambda one: (one.role != "recorded", one.is_out_of_memory, one.value, one.role != "best"),
-    )
 
 
 def device_evidence(report: Report) -> tuple[Evidence, ...]:
@@ -154,62 +121,10 @@ def window_chart(report: Report) -> Chart | None:
     return next(iter(charts_of([series])), None)
 
 
-def evaluation_chart(evaluations: Sequence[Evaluation]) -> Chart | None:
-    """Allocated memory by the batches evaluated, of the evaluation with the highest peak."""
-    highest = max(evaluations, key=lambda each: each.peak_bytes, default=None)
-    if highest is None or not highest.peak_bytes:  # or the allocator told nothing
-        return None
-    num_batches, num_bytes = zip(*highest.memory, strict=True)
-    line = SeriesLine(label=highest.when, x=tuple(map(float, num_batches)), y=tuple(map(float, num_bytes)))
-    series = Series(
-        title="Memory through an evaluation",
-        x_label="batches evaluated",
-        x_unit="",
-        y_label="allocated",
-        y_unit="bytes",
-        lines=(line,),
-    )
-    return next(iter(charts_of([series])), None)
-
-
-def code_lines(snippet: Snippet) -> tuple[CodeLine, ...]:
-    """The lines of a snippet with their numbers, without the indentation that they share."""
+def code_lines(snippet: Snippet) -> list[tuple[int, str, bool]]:
+    """Number, text and whether it is the highlighted one of each line, without the indentation that they share."""
     lines = textwrap.dedent("\n".join(line.rstrip() for line in snippet.lines)).split("\n")
-    return tuple(
-        CodeLine(number=number, text=text, is_blamed=number == snippet.highlighted)
-        for number, text in enumerate(lines, start=snippet.first_line)
-    )
-
-
-def blamed_code(finding: Finding) -> tuple[CodeLine, ...]:
-    """The blamed line among others, or alone; nothing where its text is not known."""
-    blame = finding.blame
-    shown = next((one for one in _snippets(finding) if _shows(one, blame)), None)
-    if shown is not None:
-        return code_lines(shown)
-    return (CodeLine(number=blame.line, text=blame.text, is_blamed=True),) if blame.text else ()
-
-
-def other_snippets(finding: Finding) -> list[Snippet]:
-    """The source that the finding shows beside the blamed line."""
-    snippets = _snippets(finding)
-    shown = next((one for one in snippets if _shows(one, finding.blame)), None)
-    return [one for one in snippets if one is not shown]
-
-
-def gain_lines(finding: Finding, report: Report) -> list[tuple[str, str]]:
-    """For each resource that the fix saves `saves up to 12.3 ms per step`, and what is known of that number."""
-    gain, lines = finding.gain, []
-    if gain.step_ms is not None:
-        share = share_of(gain.step_ms, median_step_ms(report))
-        details = _joined(show_interval(gain.step_ms_interval, "ms"), share, "of the median step")
-        lines.append((f"{wording.gain_verb(gain)} {show(gain.step_ms, 'ms')} per step", details))
-    if gain.peak_bytes is not None:
-        share, last = share_of(gain.peak_bytes, peak_bytes(report)), last_read_step(report)
-        whole = "of the peak" if last is None else f"of the peak up to step {last:,}"
-        details = _joined(_peak_interval(gain), share, whole)
-        lines.append((f"{wording.gain_verb(gain)} {wording.peak_saved(gain)} of peak memory", details))
-    return lines
+    return [(number, text, number == snippet.highlighted) for number, text in enumerate(lines, snippet.first_line)]
 
 
 def bar_style(bar: Interval, span_ms: float) -> str:
@@ -251,10 +166,6 @@ def _environment(is_static: bool) -> jinja2.Environment:
         charts_of,
         of_kind,
         code_lines,
-        blamed_code,
-        other_snippets,
-        gain_lines,
-        in_order,
         segment_picture.segment_picture,
     )
     environment.filters |= {name: each for name, each in vars(wording).items() if inspect.isfunction(each)}
@@ -273,9 +184,7 @@ def _environment(is_static: bool) -> jinja2.Environment:
     environment.globals |= {
         "is_static": is_static,
         "palettes": (LIGHT, DARK),
-        "style": Markup(_template_text("style.css") + _template_text("device.css")),
-        "script": Markup(_template_text("page.js") + _template_text("device.js")),
-        "theme_script": Markup(_template_text("theme.js")),
+        **{name: Markup("".join(map(_own_text, files))) for name, files in OWN_FILES.items()},
         "line_pixels": segment_picture.LINE_PIXELS,
         "applicability": wording.APPLICABILITY_PHRASES,
         "plotly": _compressed_plotly,
@@ -294,8 +203,7 @@ def _prose(text: str) -> Markup:
     return Markup("").join(Markup("<code>{}</code>").format(piece) if is_code else piece for piece, is_code in pieces)
 
 
-def _template_text(name: str) -> str:
-    """Our own style and scripts go in as they are: they hold nothing from outside."""
+def _own_text(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
@@ -322,24 +230,3 @@ def _compressed_plotly() -> str:
 
 def _evidence_of_findings(report: Report) -> list[Evidence]:
     return [one for audit in report.audits for finding in audit.findings for one in finding.evidence]
-
-
-def _snippets(finding: Finding) -> list[Snippet]:
-    """None of a file that is not here."""
-    return [one for one in finding.evidence if isinstance(one, Snippet) and one.lines]
-
-
-def _shows(snippet: Snippet, blame: SourceLine) -> bool:
-    return snippet.file == blame.file and snippet.highlighted == blame.line
-
-
-def _peak_interval(gain: Gain) -> str:
-    """Of a lower limit the estimate behind it as well, and the steps that both hold for."""
-    ends = show_interval(gain.peak_bytes_interval, "bytes")
-    estimate = f"{show(gain.peak_bytes, 'bytes')}{in_brackets(ends)}" if wording.is_lower_bound(gain) else ends
-    return f"{estimate}{wording.until_phrase(gain)}" if estimate else ""
-
-
-def _joined(interval: str, share: float | None, whole: str) -> str:
-    of_whole = f"{format_share(share)} {whole}" if share and share >= SMALLEST_SHARE else ""
-    return ", ".join(filter(None, (interval, of_whole)))

@@ -8,7 +8,6 @@ from efprof.report.charts.chart import Chart, Layer, thin
 from efprof.report.charts.evidence_charts import series_chart
 from efprof.report.charts.pictures import figure_of
 from efprof.report.charts.timeline_charts import MAX_BARS, memory_chart, number_charts, time_chart
-from efprof.report.tables import MAX_STEPS, is_broken, left_out_sentence, step_table
 from efprof.report.wording import show
 from efprof.units import MIB
 from tests.report.report_sample import (
@@ -35,39 +34,12 @@ def test_thinning_keeps_ends_highs_and_lows_and_leaves_short_curves_alone() -> N
 def test_memory_is_coloured_by_the_stage_that_ran() -> None:
     chart = memory_chart(make_measurements())
     assert {layer.label for layer in chart.layers if layer.kind == "fill"} == {  # type: ignore[union-attr]
-        "data",
         "forward",
         "backward",
         "optimizer",
         "other",
     }
     assert layer_named(chart, "allocated").notes[1] == f"step 0, {BOUNDARIES[1]}"
-
-
-def coloured_steps(samples: tuple[MemorySample, ...], *windows: tuple[int, int, str]) -> dict[str, list[float]]:
-    """By stage, where the stretches in its colour begin and end, in seconds."""
-    full = make_measurements()
-    timeline = dataclasses.replace(full.timeline, memory=samples, windows=windows)
-    chart = memory_chart(dataclasses.replace(full, timeline=timeline))
-    fills = {layer.label: layer for layer in chart.layers if layer.kind == "fill"}
-    return {
-        stage: [layer.x[at] for n in range(0, len(layer.x), 5) for at in (n, n + 2)] for stage, layer in fills.items()
-    }
-
-
-def sample(step: int, boundary: str, at_s: float) -> MemorySample:
-    return MemorySample(step=step, boundary=boundary, at_s=at_s, allocated_bytes=1, reserved_bytes=1)
-
-
-def whole_step(step: int) -> tuple[MemorySample, ...]:
-    return tuple(sample(step, boundary, step + place / 10) for place, boundary in enumerate(BOUNDARIES))
-
-
-def test_what_lies_between_two_steps_is_coloured_only_where_one_followed_the_other() -> None:
-    assert coloured_steps((*whole_step(0), *whole_step(1)))["data"] == [0.4, 1.0]
-    assert "data" not in coloured_steps((*whole_step(0), *whole_step(7))), "read many steps later"
-    samples = (*whole_step(0), *whole_step(1), *whole_step(2))
-    assert "data" not in coloured_steps(samples, (1, 1, "profiler"))
 
 
 def test_the_recorder_s_own_time_and_a_long_run_s_thinned_memory_are_drawn_and_said() -> None:
@@ -93,9 +65,9 @@ def test_the_recorder_s_own_time_and_a_long_run_s_thinned_memory_are_drawn_and_s
 
 def test_one_long_step_does_not_flatten_the_others_and_many_share_bars() -> None:
     chart = time_chart(make_measurements().timeline, 36.0)
-    assert chart.y_top < 200
+    assert chart.y_range[1] < 200
     assert "the longest is step 0 with 1.08 s" in chart.caption
-    assert max(y for y in layer_named(chart, "slow step").y if y is not None) < chart.y_top
+    assert max(y for y in layer_named(chart, "slow step").y if y is not None) < chart.y_range[1]
     chart = time_chart(Timeline(steps=make_steps(1001), memory=()), 36.0)
     assert len(layer_named(chart, "forward").x) <= MAX_BARS
     assert "Each bar is the mean of 3 steps." in chart.caption
@@ -110,18 +82,6 @@ def test_windows_are_marked_and_a_loss_where_it_first_breaks() -> None:
     assert loss.caption == "Not finite at 6 steps, first at step 58."
 
 
-def test_the_step_table_keeps_first_last_and_broken_steps() -> None:
-    steps = make_steps(1000)
-    shown = step_table(steps)
-    assert len(shown.rows) == MAX_STEPS
-    assert (shown.rows[0][0], shown.rows[-1][0]) == (0, 999)
-    assert {step.step for step in steps if is_broken(step)} <= {row[0] for row in shown.rows}
-    assert "left out" in left_out_sentence(1000)
-    assert left_out_sentence(300) == ""
-    assert step_table(make_steps(300)).title == "Every step: 300 rows"
-    assert shown.title == f"Single steps: {MAX_STEPS} of 1,000"
-
-
 def test_layers_are_told_together_with_their_notes_and_drawn_as_steps() -> None:
     figure = figure_of(series_chart(make_window_memory()))
     assert figure["layout"]["hovermode"] == "x unified"
@@ -133,14 +93,12 @@ def test_layers_are_told_together_with_their_notes_and_drawn_as_steps() -> None:
     assert {trace["line"]["shape"] for trace in figure_of(chart)["data"]} == {"hv"}
 
 
-def test_much_that_stays_the_same_is_cut_off_below_and_said_and_little_is_shown_whole() -> None:
+def test_a_lowest_layer_that_is_most_of_all_is_cut_off_below() -> None:
     chart = series_chart(make_window_memory(held=80_000.0 * MIB))
-    assert chart.caption == "The axis begins at 77.9 GiB: the lowest layer, held before, is 78.1 GiB high."
+    assert chart.caption == "The axis begins at 77.9 GiB."
     bottom, top = figure_of(chart)["layout"]["yaxis"]["range"]
     assert 0 < bottom < 80_000 / 1024 < 81_000 / 1024 < top
-    chart = series_chart(make_window_memory(held=1.0 * MIB))
-    assert chart.caption == ""
-    assert figure_of(chart)["layout"]["yaxis"]["range"][0] == 0
+    assert figure_of(series_chart(make_window_memory(held=1.0 * MIB)))["layout"]["yaxis"]["range"][0] == 0
 
 
 def test_a_line_over_the_stack_is_no_part_of_it() -> None:

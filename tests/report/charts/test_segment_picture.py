@@ -61,18 +61,18 @@ def notes_of(page: Page) -> str:
 
 def test_widths_add_up_to_the_lines_of_the_segment_and_a_piece_goes_on_in_the_next() -> None:
     row = only_row(picture_of(row_of(*PIECES)))
-    rectangles = [one for layer in row.layers for one in layer.rectangles]
+    rectangles = [one for _, layer in row.layers for one in layer]
     assert sum(one.width for one in rectangles) == pytest.approx(250)  # two lines and a half
     assert row.frames == ((0, 100, 0), (0, 100, LINE_PIXELS + GAP_PIXELS), (0, 50, 2 * (LINE_PIXELS + GAP_PIXELS)))
     assert row.height == 3 * LINE_PIXELS + 2 * GAP_PIXELS
-    (blamed,) = [layer.rectangles for layer in row.layers if layer.fill == "alert"]
+    (blamed,) = [layer for fill, layer in row.layers if fill == "alert"]
     assert [(one.left, one.width, one.top) for one in blamed] == [(70, 30, 0), (0, 50, LINE_PIXELS + GAP_PIXELS)]
     assert len({one.note for one in blamed}) == 1
 
 
 def test_fills_tell_owner_and_state_and_the_legend_has_words_for_all() -> None:
     picture = picture_of(row_of(*PIECES))
-    fills = [layer.fill for layer in only_row(picture).layers]
+    fills = [fill for fill, _ in only_row(picture).layers]
     assert sorted(fills) == ["alert", "forward", "slack", "stranded"]
     assert picture.keys == (
         ("forward", "train.py:3", False),
@@ -102,15 +102,6 @@ def test_segments_of_one_row_are_cut_and_counted_and_summed_ones_are_not() -> No
     row = only_row(picture_of(row_of(*PIECES, num_segments=90, are_summed=True)))
     assert row.cuts == ()
     assert row.size == "90 in 250 MiB"
-
-
-def test_the_summary_has_the_exact_totals_and_a_row_without_bytes_the_height_of_a_line() -> None:
-    (view,) = picture_of(row_of(*PIECES)).views
-    assert (
-        view.summary
-        == "250 MiB in 1 segment: 140 MiB in use, 10.0 MiB rounding and slack behind blocks, 100 MiB stranded."
-    )
-    assert only_row(picture_of(row_of())).height == LINE_PIXELS
 
 
 def test_every_hatching_that_is_used_is_defined_and_hostile_owners_stay_text() -> None:

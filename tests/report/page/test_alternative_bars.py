@@ -43,25 +43,23 @@ def shares_of(page: Page, part: str) -> list[list[float]]:
     return [[float(number) for number in re.findall(r"([\d.]+)%", style)] for style in styles]
 
 
-def test_the_recorded_one_comes_first_then_by_need_and_what_fails_last() -> None:
+def test_they_come_by_need_and_what_fails_last() -> None:
     page = page_of(evidence_of(FAILING, OTHER, BEST, RECORDED))
     kinds = [item["class"] for item in page.all("li") if item.get("class")]
-    assert kinds[:4] == ["recorded", "best", "other", "failing"]
-    words = ("torch's default as recorded", "True best", "max_split_size_mb:128", "max_split_size_mb:64 out of memory")
-    places = [page.text.index(word) for word in words]
-    assert places == sorted(places)
+    assert kinds[:4] == ["best", "other", "recorded", "failing"]
+    assert "torch's default as recorded" in page.text
 
 
 def test_widths_are_shares_of_the_largest_or_the_limit_and_bands_end_within_the_picture() -> None:
     page = page_of(evidence_of(RECORDED, BEST))
-    assert shares_of(page, "bar-fill") == [[100], [75]]
+    assert shares_of(page, "bar-fill") == [[75], [100]]
     assert shares_of(page, "bar-band") == [[62.5, 25]], "one without a band claims none"
     assert "6.00 GiB 5.00 GiB to 7.00 GiB" in page.text
     (band,) = shares_of(page_of(evidence_of(choice("a", 5, 4, 20))), "bar-band")
     assert sum(band) == 100
     page = page_of(evidence_of(RECORDED, BEST, limit=16))
     assert "the device: 16.0 GiB" in page.text
-    assert (shares_of(page, "bar-limit"), shares_of(page, "bar-fill")[0]) == ([[100], [100]], [50])
+    assert (shares_of(page, "bar-limit"), shares_of(page, "bar-fill")[1]) == ([[100], [100]], [50])
 
 
 def test_the_page_says_every_word_and_keeps_hostile_labels_text() -> None:

@@ -129,14 +129,6 @@ def test_the_toggle_turns_page_and_pictures_and_is_remembered(browser: "Browser"
     page.close()
 
 
-def test_a_link_to_a_picture_in_closed_evidence_opens_it(browser: "Browser", files: dict[str, Path]) -> None:
-    page = open_page(browser, files["report"], 390, "light", [])
-    inner = page.locator("details .picture").first
-    page.evaluate("id => { location.hash = id }", inner.get_attribute("id"))
-    inner.locator(".main-svg").first.wait_for()
-    page.close()
-
-
 def test_print_shows_all_pictures_in_light_colours(browser: "Browser", files: dict[str, Path]) -> None:
     page = open_page(browser, files["report"], 800, "dark", [])
     page.emulate_media(media="print")
@@ -180,11 +172,6 @@ def test_one_instant_is_shown_until_one_turns_to_the_other(map_page: "Page") -> 
     buttons.nth(1).click()
     assert [views.nth(place).is_visible() for place in (0, 1)] == [False, True]
     assert [buttons.nth(place).get_attribute("aria-pressed") for place in (0, 1)] == ["false", "true"]
-
-
-def test_both_instants_are_printed(map_page: "Page") -> None:
-    map_page.emulate_media(media="print")
-    assert [map_page.locator(".map-view").nth(place).is_visible() for place in (0, 1)] == [True, True]
 
 
 def test_what_one_points_at_is_told_until_one_leaves(map_page: "Page") -> None:

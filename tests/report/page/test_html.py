@@ -4,16 +4,13 @@ import dataclasses
 import html.parser
 import json
 import sys
-from typing import Any
 
 import pytest
 
-from efprof.model import AuditResult, EfprofError, Evidence, Finding, Gain, Measurements, Report, Timeline
+from efprof.model import AuditResult, EfprofError, Evidence, Finding, Measurements, Report, Timeline
 from efprof.report.charts.chart import Chart, Layer
 from efprof.report.charts.pictures import svg_of
-from efprof.report.page.html import gain_lines, render_comparison_html, render_html
-from efprof.report.verdict import rank_findings
-from efprof.units import MIB
+from efprof.report.page.html import render_comparison_html, render_html
 from tests.report.report_sample import (
     HOSTILE,
     certain_finding,
@@ -24,7 +21,6 @@ from tests.report.report_sample import (
     make_run,
     make_window_memory,
     memory_finding,
-    read_until,
 )
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -118,7 +114,7 @@ def test_sections_come_in_order_after_the_three_lines(page: Page) -> None:
     assert [name for name in page.ids if name in wanted] == wanted
     assert page.text.index("Verdict Memory grows 61.0 MiB per step") < page.text.index("Why Losses are kept")
     assert page.text.index("Why Losses are kept") < page.text.index("Next Keep the number")
-    assert "3 findings memory 1 time 1 numbers 1 2 checks passed 1 not applicable why" in page.text
+    assert "3 findings (memory 1, time 1, numbers 1); 2 checks passed, 1 not applicable, 1 broke why" in page.text
 
 
 def test_cards_come_ranked_and_link_to_themselves_by_anchors_that_survive_moved_lines(page: Page) -> None:
@@ -162,11 +158,10 @@ def test_a_fix_is_a_diff_whose_new_side_can_be_copied(page: Page) -> None:
     assert "OMP_NUM_THREADS=8" in copied
 
 
-def test_gains_carry_basis_interval_and_share_and_the_share_of_an_early_peak_says_so(page: Page) -> None:
-    assert "saves about 11.4 ms per step 10.1 ms to 12.2 ms, 32 % of the median step" in page.text
-    assert "saves about 3.75 GiB of peak memory 3.52 GiB to 3.81 GiB, 65 % of the peak" in page.text
+def test_gains_carry_basis_interval_and_share(page: Page) -> None:
+    assert "saves about 11.4 ms (10.1 ms to 12.2 ms) per step, 32 % of the median step, by measured bound" in page.text
+    assert "saves about 3.75 GiB (3.52 GiB to 3.81 GiB) of peak memory, 65 % of the recorded peak" in page.text
     assert "Predicted gain (measured bound): The waits" in page.text
-    assert "% of the peak up to step 40" in Page(render_html(read_until(make_report(), 40))).text
     text = Page(render_html(report_of(certain_finding(), audit_id="growing"))).text
     assert "33.0 MiB" in text
     assert "33.0 MiB to 33.0 MiB" not in text
@@ -201,13 +196,12 @@ def test_every_picture_has_its_figure_and_name_and_plotly_is_there_only_with_the
 def test_a_clean_run_says_what_was_looked_for_and_every_check_shows_its_status(page: Page) -> None:
     text = Page(render_html(make_clean_report())).text
     assert "No fault was found." in text
-    assert "None. Looked for memory_growth , blocking_scalar_read , nonfinite_loss" in text
     assert "not applicable backward_peak Needs memory-0.pickle" in page.text
     assert "broke broken_audit KeyError" in page.text
-    assert "By its own clock, recording cost 140 us per step (0.4 % of the step) outside windows" in page.text
+    assert "By its own clock, recording cost 140 us per step (0.4 % of the step); 2 windows took 1.90 s." in page.text
 
 
-def test_a_comparison_shows_its_verdict_first_and_alone_needs_no_pictures() -> None:
+def test_a_comparison_shows_its_verdict_first_and_what_was_added_in_full() -> None:
     page = Page(render_comparison_html(make_comparison(), make_clean_report(), make_report()))
     assert page.open == []
     assert "worse Head is worse than base: step time +12.4 % (+9.0 % to +15.0 %)." in page.text
@@ -215,9 +209,6 @@ def test_a_comparison_shows_its_verdict_first_and_alone_needs_no_pictures() -> N
     assert len(page.all("article")) == 1
     assert f"#{page.all('article')[0]['id']}" in {link["href"] for link in page.all("a")}
     assert HOSTILE.split("\x1b", maxsplit=1)[0].strip() in page.text
-    page = Page(render_comparison_html(make_comparison()))
-    assert "plotly" not in page.ids
-    assert len(page.all("tr")) == 4
 
 
 def test_the_command_is_quoted_and_code_in_a_sentence_is_code() -> None:
@@ -254,22 +245,3 @@ def test_without_matplotlib_a_static_page_says_what_to_install(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(EfprofError, match=r"pip install 'efprof\[static\]'"):
         render_html(make_report(), is_static=True)
-
-
-def gain_line(**fields: Any) -> tuple[str, str]:
-    """The amount and the details of the one line of a card whose fix lowers the peak by 300 MiB."""
-    gain = Gain(basis="measured bound", explanation="", peak_bytes=300 * MIB, **fields)
-    report = read_until(report_of(dataclasses.replace(memory_finding(), gain=gain)), 59)
-    (ranked,) = rank_findings(report)
-    (shown,) = gain_lines(ranked.finding, report)
-    return shown
-
-
-def test_what_holds_up_to_a_step_is_told_as_the_least_and_what_holds_for_the_whole_run_as_it_is() -> None:
-    interval = (250.0 * MIB, 390.0 * MIB)
-    amount, details = gain_line(peak_bytes_interval=interval, until_step=59)
-    assert amount == "saves at least 250 MiB of peak memory"
-    assert details.startswith("300 MiB (250 MiB to 390 MiB) up to step 59, ")
-    amount, details = gain_line(peak_bytes_interval=interval)
-    assert amount == "saves about 300 MiB of peak memory"
-    assert details.startswith("250 MiB to 390 MiB, ")

@@ -118,7 +118,7 @@
   // ---- printing shows what is collapsed; a link to something collapsed opens it ----
   var opened = [];
   addEventListener("beforeprint", function () {
-    opened = Array.from(document.querySelectorAll("details:not([open]):not(.screen-only)"));
+    opened = Array.from(document.querySelectorAll("details:not([open])"));
     opened.forEach(function (details) { details.open = true; });
   });
   addEventListener("afterprint", function () {
