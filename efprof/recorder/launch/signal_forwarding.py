@@ -4,7 +4,6 @@ import contextlib
 import os
 import select
 import signal
-import struct
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
@@ -16,11 +15,6 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
 
 WAIT_S = 0.5
 """A group gets its signal within a millisecond; the watcher must then be given the processor to say so."""
-
-MAX_AGE_S = 2.0
-"""What the watcher saw longer ago belongs to an earlier signal of the same number."""
-
-_NOTE = struct.Struct("=id")
 
 
 @dataclass
@@ -80,11 +74,10 @@ class GroupWatcher:
     def has_seen(self, number: int) -> bool:
         deadline = time.monotonic() + WAIT_S
         while select.select([self._notes], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            note = os.read(self._notes, _NOTE.size)
-            if len(note) < _NOTE.size:
+            note = os.read(self._notes, 1)
+            if not note:
                 return False  # it has been killed: better twice than not at all
-            seen, at = _NOTE.unpack(note)
-            if seen == number and at > time.monotonic() - MAX_AGE_S:
+            if note[0] == number:
                 return True
         return False
 
@@ -100,7 +93,7 @@ def _note_signals(numbers: Iterable[int], notes: int, stopped: int, unneeded: tu
 
     def note(number: int, _: FrameType | None) -> None:
         with contextlib.suppress(OSError):
-            os.write(notes, _NOTE.pack(number, time.monotonic()))
+            os.write(notes, bytes([number]))
 
     try:
         for number in numbers:
