@@ -17,6 +17,7 @@ READABLE_VERSIONS = range(1, SCHEMA_VERSION + 1)
 
 RUN_FILE = "run.json"
 
+DIFF_FILE = "uncommitted.diff"
 """Beside it: what the working tree had that the commit has not, as `git apply` takes it."""
 
 Ending = Literal["running", "finished", "raised", "out_of_memory", "interrupted", "killed", "unknown"]

@@ -26,7 +26,9 @@ MAX_BYTES = 256 * KIB
 """Of all files together, and of what is kept of them: run.json is read whole by every command."""
 
 
-class RecordSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class RecordSettings(
+    msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, rename={"keeps_diff": "diff"}
+):
     """[record]: the options of `efprof record` in their own words; None where the file says nothing."""
 
     name: str | None = None
@@ -38,6 +40,7 @@ class RecordSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     holders: bool | None = None
     memory_ring: bool | None = None
     overhead: str | None = None
+    keeps_diff: bool | None = None
 
 
 class _Content(msgspec.Struct, kw_only=True, frozen=True):

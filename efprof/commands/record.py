@@ -50,6 +50,9 @@ from efprof.model import EfprofError
     help="The share of the time that recording may cost once 3 s are used up; default: 1%. With 100% every step is "
     "recorded in full.",
 )
+@click.option(
+    "--diff/--no-diff", "keeps_diff", default=None, help="Whether to keep a diff of uncommitted changes; default: yes."
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")
 def record(command: tuple[str, ...], **flags: Any) -> int:
     """Run a training command unchanged and record it.

@@ -58,7 +58,7 @@ def measure_peak(command: Sequence[str], batch: int) -> int | None:
 
 def _run_some_steps(command: list[str], home: Path) -> str:
     """What it printed; it is ended once enough of it is recorded."""
-    options = ["--trace-steps", WINDOW, "--triggers", "none", "--no-holders"]
+    options = ["--trace-steps", WINDOW, "--triggers", "none", "--no-holders", "--no-diff"]
     recorder = [sys.executable, "-m", "efprof", "record", *options, "--", *command]
     path = os.environ.get("PATH", os.defpath)
     if "VIRTUAL_ENV" not in os.environ:  # the programs beside this Python are found all the same, as by the recorder

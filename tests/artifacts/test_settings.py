@@ -25,8 +25,8 @@ def test_without_a_file_nothing_is_set_and_the_nearest_one_upwards_is_read(tmp_p
 
 
 def test_a_table_in_pyproject_is_as_good(tmp_path: Path) -> None:
-    write(tmp_path, '[tool.efprof.record]\nholders = false\ntrace_steps = ["5:7", "9:10"]\n', "pyproject.toml")
-    assert read_settings(tmp_path).record == RecordSettings(holders=False, trace_steps=["5:7", "9:10"])
+    write(tmp_path, '[tool.efprof.record]\ndiff = false\ntrace_steps = ["5:7", "9:10"]\n', "pyproject.toml")
+    assert read_settings(tmp_path).record == RecordSettings(keeps_diff=False, trace_steps=["5:7", "9:10"])
 
 
 def test_a_pyproject_without_our_table_is_passed_over(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def record(case: Case, place: Path, arguments: list[str]) -> None:
     """Record one run and move its folder to `place`."""
     windows = LONGER_WINDOWS.get(case.name, WINDOWS)
     with tempfile.TemporaryDirectory() as home:
-        options = ["--trace-steps", windows, "--triggers", "none"]
+        options = ["--trace-steps", windows, "--triggers", "none", "--no-diff"]
         program = ["--", sys.executable, str(case.path.relative_to(Path.cwd())), *arguments]
         subprocess.run(
             [str(EFPROF), "record", "--name", case.name, *options, *program],

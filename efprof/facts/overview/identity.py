@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from efprof.artifacts.events import TrainingRaised, events_of
-from efprof.artifacts.run_file import RunFile
+from efprof.artifacts.run_file import DIFF_FILE, RunFile
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes
@@ -66,10 +66,11 @@ def _error(run: Run) -> RunError | None:
 
 
 def _changes(run: Run) -> Iterator[tuple[str, str]]:
-    """Whether the tree that ran was another than its commit's."""
+    """How far the tree that ran was from its commit, and where the difference is kept."""
     git = run.run_file.git
     if git is not None and git.is_dirty:
-        yield "uncommitted changes", f"yes; new files: {git.num_untracked}"
+        kept = f"in {DIFF_FILE}" if (run.folder / DIFF_FILE).exists() else "not kept"
+        yield "uncommitted changes", f"{kept}; new files, which are not in it: {git.num_untracked}"
 
 
 def _environment(file: RunFile) -> tuple[tuple[str, str], ...]:

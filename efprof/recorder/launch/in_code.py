@@ -22,7 +22,7 @@ from efprof.artifacts.runs import list_attempts, runs_folder
 from efprof.artifacts.settings import merge, read_settings
 from efprof.model import EfprofError
 from efprof.recorder.launch.launch import close_run, describe_run, make_run_folder, name_of_command
-from efprof.recorder.launch.machine import kept_configuration, refuse_missing_memray
+from efprof.recorder.launch.machine import keep_diff, kept_configuration, refuse_missing_memray
 from efprof.recorder.launch.start import start_session
 from efprof.recorder.loop.user_marks import UserMarks
 from efprof.recorder.session import current
@@ -44,6 +44,7 @@ class RecordOptions(TypedDict, total=False):
     holders: bool
     memory_ring: bool
     overhead: str
+    keeps_diff: bool
 
 
 @contextmanager
@@ -81,7 +82,13 @@ def begin_recording(name: str | None = None, **wanted: Unpack[RecordOptions]) ->
         )
     command = sys.orig_argv
     run = describe_run(command, name or name_of_command(command), kept_configuration(settings.configuration))
-    folder = _join_or_make(runs_folder(), run)
+
+    def make(runs: Path, run: RunFile) -> Path:
+        folder = make_run_folder(runs, run)
+        keep_diff(folder, run.git if options.keeps_diff else None)
+        return folder
+
+    folder = _join_or_make(runs_folder(), run, make)
     root = run.git.root if run.git else run.working_folder
     return Recording(
         folder, start_session(msgspec.structs.replace(options, run_folder_name=str(folder), root_name=root))
@@ -173,17 +180,17 @@ _ordinals = itertools.count()
 """Numbers the recordings of this process: the n-th of one rank belongs with the n-th of the others."""
 
 
-def _join_or_make(runs: Path, run: RunFile) -> Path:
+def _join_or_make(runs: Path, run: RunFile, make: Callable[[Path, RunFile], Path]) -> Path:
     """The folder of this run under `runs`: the one that a rank beside this process has made, or a new one."""
     ordinal, launch = next(_ordinals), _launch_of_ranks()
     if launch is None:
-        return make_run_folder(runs, run)
+        return make(runs, run)
     unique = hashlib.sha256(f"{launch} {ordinal}".encode()).hexdigest()[:12]
     with locked(runs):
         for folder in runs.glob(f"*-{unique}"):
             return folder
         stem = run.run_id.rpartition("-")[0]
-        return make_run_folder(runs, msgspec.structs.replace(run, run_id=f"{stem}-{unique}"))
+        return make(runs, msgspec.structs.replace(run, run_id=f"{stem}-{unique}"))
 
 
 def _launch_of_ranks() -> str | None:

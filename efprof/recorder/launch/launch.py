@@ -21,7 +21,7 @@ from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, change_ru
 from efprof.artifacts.runs import last_trained, list_attempts, read_process
 from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.model import EfprofError
-from efprof.recorder.launch.machine import describe_host, kept_environment, read_git
+from efprof.recorder.launch.machine import describe_host, keep_diff, kept_environment, read_git
 from efprof.recorder.launch.signal_forwarding import ENDING_SIGNALS, RecordedProgram, passing_signals
 from efprof.recorder.session.options import VARIABLE, Options, encode_options
 from efprof.recorder.session.redaction import without_secret_words
@@ -59,6 +59,7 @@ def launch(
     folder = make_run_folder(runs_folder, run)
     root = run.git.root if run.git else run.working_folder
     options = msgspec.structs.replace(wanted or Options(), run_folder_name=str(folder), root_name=root)
+    keep_diff(folder, run.git if options.keeps_diff else None)
     start = time.monotonic()
     program, environment = RecordedProgram(), child_environment(options)
     code = _run_child([path, *command[1:]], environment, program)

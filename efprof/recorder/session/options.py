@@ -46,6 +46,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     """The CUDA allocator's last events are kept outside windows, too; off until its cost on a GPU is known."""
     overhead: float = DEFAULT_OVERHEAD
     """The share of the time that recording may cost."""
+    keeps_diff: bool = True
 
     @property
     def run_folder(self) -> Path:
@@ -67,6 +68,7 @@ def parse_options(
     holders: bool | None = None,
     memory_ring: bool = False,
     overhead: str = "1%",
+    keeps_diff: bool = True,
 ) -> Options:
     """The options of the command line, as text; raises EfprofError naming the one that is wrong.
 
@@ -80,7 +82,9 @@ def parse_options(
     if host_memory:
         trace_steps = triggers = "none"
     share = parse_share(overhead)
-    deep = Options(host_memory=host_memory, holders=holders, memory_ring=memory_ring, overhead=share)
+    deep = Options(
+        host_memory=host_memory, holders=holders, memory_ring=memory_ring, overhead=share, keeps_diff=keeps_diff
+    )
     if windows == "none":
         return msgspec.structs.replace(deep, trace_steps=(), memory_steps=(), triggers=())
     if windows != "default":

@@ -1,5 +1,5 @@
 from efprof.artifacts.events import TrainingRaised
-from efprof.artifacts.run_file import Git
+from efprof.artifacts.run_file import DIFF_FILE, Git
 from efprof.facts.overview.identity import identify
 from tests.support.builders import GPU, make_steps, write_run
 
@@ -26,7 +26,10 @@ def test_the_environment_opens_with_uncommitted_changes_versions_devices_and_mac
     ]  # fmt: skip
     git = Git(root="/project", commit="3f2c1ab", is_dirty=True, num_untracked=1)
     run = write_run(tmp_path / "second", git=git)
-    assert identify(run).environment[0] == ("uncommitted changes", "yes; new files: 1")
+    left_out = "new files, which are not in it: 1"
+    assert identify(run).environment[0] == ("uncommitted changes", f"not kept; {left_out}")
+    (run.folder / DIFF_FILE).write_text("")
+    assert identify(run).environment[0] == ("uncommitted changes", f"in uncommitted.diff; {left_out}")
 
 
 def test_the_exception_that_ended_a_run_is_part_of_its_identity_and_one_it_survived_is_not(tmp_path):
