@@ -32,6 +32,9 @@ MIN_LEAN_NS: Final = 100_000_000
 MIN_DISTANCE: Final = 10
 """Steps between windows: closer ones would tell the same, and be measured in each other's wake."""
 
+MAX_WINDOWS: Final[dict[Trigger, int]] = {"slow-step": 1, "non-finite": 1, "signal": 5}
+"""Per run: a second window of a kind tells little new, unless a person asks for it."""
+
 
 class SlowSteps:
     def __init__(self) -> None:
@@ -64,12 +67,13 @@ class WindowRequests:
         self._sampling = sampling
 
     def ask(self, why: str) -> None:
-        """Have one opened at the next step that it may open at."""
+        """Have one opened at the next step that it may open at; from a signal's handler, too."""
         self.asked.append(why)
         self._sampling.look_at = 0
 
     def are_waiting(self) -> bool:
-        return bool(self.asked) and self.are_affordable()
+        """Whether one is asked for that may open: the budget stands against all but those that a person asks for."""
+        return bool(self.asked) and ("signal" in self.asked or self.are_affordable())
 
     def are_affordable(self, *, is_lean: bool = False) -> bool:
         return self._budget.affords(self.cost_ns[is_lean])
@@ -80,9 +84,8 @@ class Triggers:
 
     def __init__(self, wanted: Sequence[Trigger], requests: list[str]) -> None:
         self.requests = requests
-        self._left = set[str](wanted)
-        """Each kind once per run: a second window of one tells little new."""
-        self._why = {"non-finite": "a loss or gradient was not finite"}
+        self._left: dict[str, int] = {kind: MAX_WINDOWS[kind] for kind in wanted}
+        self._why = {"non-finite": "a loss or gradient was not finite", "signal": "SIGUSR1 asked for it"}
         self._slow = SlowSteps() if "slow-step" in wanted else None
         self._counts_from = NUM_FIRST_STEPS
         self._clear_from = 0
@@ -106,9 +109,10 @@ class Triggers:
         if number < self._clear_from or any(_is_near(number, window) for window in scheduled):
             return None
         while self.requests:
-            kind = self.requests.pop(0)
-            if kind in self._left:
-                self._left.remove(kind)
+            kind = "signal" if "signal" in self.requests else self.requests[0]  # a person's request goes first
+            self.requests.remove(kind)
+            if self._left.get(kind, 0):
+                self._left[kind] -= 1
                 return self._why[kind]
         return None
 

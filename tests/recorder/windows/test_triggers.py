@@ -1,6 +1,7 @@
 """Windows that nobody scheduled: what calls for one, and when none may open."""
 
 import math
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -63,32 +64,41 @@ def test_the_first_steps_and_those_of_windows_are_no_measure() -> None:
     assert triggers.requests == []
 
 
+def test_what_a_person_asks_for_goes_first() -> None:
+    triggers = Triggers(ALL_TRIGGERS, ["non-finite", "signal"])
+    assert triggers.take(41, []) == "SIGUSR1 asked for it"
+    assert triggers.requests == ["non-finite"]
+
+
 def test_a_kind_that_was_not_wanted_opens_nothing() -> None:
-    triggers = Triggers(("non-finite",), ["non-finite"])
+    triggers = Triggers(("signal",), ["non-finite", "signal"])
     for number in range(40):
         triggers.note(make_record(number))
     triggers.note(make_record(40, ms=240.0))
-    assert [triggers.take(41, []), triggers.take(41, [])] == ["a loss or gradient was not finite", None]
+    assert [triggers.take(41, []), triggers.take(41, [])] == ["SIGUSR1 asked for it", None]
 
 
-@pytest.mark.parametrize("kind", ["slow-step", "non-finite"])
-def test_each_kind_opens_one_window(kind: Trigger) -> None:
+@pytest.mark.parametrize(("kind", "most"), [("slow-step", 1), ("non-finite", 1), ("signal", 5)])
+def test_each_kind_opens_a_bounded_number_of_windows(kind: Trigger, most: int) -> None:
     triggers = Triggers(ALL_TRIGGERS, [])
     granted = 0
     for number in range(2000):
         is_odd_one_out = number % 100 == 99
         triggers.note(make_record(number, ms=500.0 if is_odd_one_out and kind == "slow-step" else 100.0))
-        if is_odd_one_out and kind == "non-finite":
+        if is_odd_one_out and kind in ("signal", "non-finite"):
             triggers.requests.append(kind)
         granted += triggers.take(number + 1, []) is not None
-    assert granted == 1
+    assert granted == most
 
 
 def test_a_request_waits_until_it_is_ten_steps_from_every_window() -> None:
-    triggers = Triggers(("non-finite",), ["non-finite"])
+    triggers = Triggers(("signal",), ["signal"])
     triggers.note(make_record(50, window="trace-1"))
     granted = [number for number in range(51, 200) if triggers.take(number, [(72, 74)]) is not None]
     assert granted == [84]
+    triggers.requests.append("signal")
+    assert triggers.take(60, [(72, 74)]) is None
+    assert triggers.take(61, [(73, 75)]) is not None
 
 
 def record_triggered(
@@ -136,27 +146,43 @@ def test_a_slow_step_opens_one_window_of_two_steps_after_it(tmp_path: Path) -> N
     assert closed.files == ["trace-1.json.gz", "sites-1.parquet", "allocations-1.parquet"]
 
 
+def test_a_signal_opens_a_window_and_the_schedule_is_kept(tmp_path: Path) -> None:
+    def train(_: Session) -> None:
+        train_with(lambda number: signal.raise_signal(signal.SIGUSR1) if number == 0 else None, 30)
+
+    recorded = record_triggered(tmp_path, train, ("signal",), windows=((3, 5), (27, 28)))
+    assert [(event.step, event.why) for event in recorded.events(WindowOpened)] == [
+        (3, "schedule"), (15, "SIGUSR1 asked for it"), (27, "schedule"),
+    ]  # fmt: skip
+
+
 def test_no_trigger_interrupts_a_program_that_profiles_itself(tmp_path: Path) -> None:
     def train(session: Session) -> None:
-        session.window_requests.asked.append("non-finite")
+        session.window_requests.asked.append("signal")
         with torch.profiler.profile():
             train_with(lambda _: None, 5)
         train_with(lambda _: None, 5)
 
-    recorded = record_triggered(tmp_path, train, ("non-finite",))
+    recorded = record_triggered(tmp_path, train, ("signal",))
     assert recorded.events(CollectorStopped) == []
     assert windowed(recorded) == [5, 6]
 
 
-def test_light_steps_end_for_a_window_that_is_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("trigger", "why"), [("non-finite", "a loss or gradient was not finite"), ("signal", "SIGUSR1 asked for it")]
+)
+def test_light_steps_end_for_a_window_that_is_asked_for(tmp_path: Path, trigger: Trigger, why: str) -> None:
     def train(_: Session) -> None:
         model, optimizer = make_training()
         for number, batch in enumerate(make_loader(200)):
             optimizer.zero_grad()
-            error = error_of(model, *batch) * (math.nan if number == 120 else 1.0)
+            is_it = number == 120
+            error = error_of(model, *batch) * (math.nan if is_it and trigger == "non-finite" else 1.0)
             error.backward()
+            if is_it and trigger == "signal":
+                signal.raise_signal(signal.SIGUSR1)
             optimizer.step()
 
-    recorded = record_triggered(tmp_path, train, ("non-finite",))
-    assert [event.step for event in recorded.events(WindowOpened)] == [121]
+    recorded = record_triggered(tmp_path, train, (trigger,))
+    assert [(event.step, event.why) for event in recorded.events(WindowOpened)] == [(121, why)]
     assert windowed(recorded) == [121, 122]
