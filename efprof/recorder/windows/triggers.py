@@ -5,15 +5,17 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import torch
+
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Budget, Sampling
 from efprof.recorder.session.options import StepRange, Trigger
 
 NUM_STEPS_BEFORE: Final = 20
-"""A median of fewer is no yardstick."""
+"""A median of fewer is no yardstick, and memory settles within these: optimizer state, the longest batch so far."""
 
 NUM_FIRST_STEPS: Final = 3
-"""The first steps compile and fill caches: what they take tells nothing of the others."""
+"""The first steps allocate, compile and fill caches: what they take tells nothing of the others."""
 
 NUM_REMEMBERED: Final = 64
 NUM_BETWEEN_MEDIANS: Final = 16
@@ -22,6 +24,9 @@ MIN_RATIO: Final = 2.0
 MIN_EXCESS_US: Final = 20_000.0
 """On a busy machine every third step of 1.4 ms took twice the median, by up to 20 ms (measured): that is the
 scheduler's doing, and a window costs more than a hundred such steps."""
+
+MIN_PEAK_RISE: Final = 0.05
+MIN_PEAK_RISE_BYTES: Final = 1024**2
 
 TRIGGERED_STEPS: Final = 2
 
@@ -32,7 +37,7 @@ MIN_LEAN_NS: Final = 100_000_000
 MIN_DISTANCE: Final = 10
 """Steps between windows: closer ones would tell the same, and be measured in each other's wake."""
 
-MAX_WINDOWS: Final[dict[Trigger, int]] = {"slow-step": 1, "non-finite": 1, "signal": 5}
+MAX_WINDOWS: Final[dict[Trigger, int]] = {"slow-step": 1, "memory-peak": 1, "non-finite": 1, "signal": 5}
 """Per run: a second window of a kind tells little new, unless a person asks for it."""
 
 
@@ -54,6 +59,38 @@ class SlowSteps:
             self._median = sorted(self._times)[len(self._times) // 2]
             self._threshold = max(MIN_RATIO * self._median, self._median + MIN_EXCESS_US)
         return ratio
+
+
+class MemoryPeaks:
+    """Tells a step that left clearly more memory allocated than every earlier one.
+
+    A rise at the pace of the one before is growth from step to step, of which the count of holders tells more.
+    """
+
+    def __init__(self) -> None:
+        self._peak = 0
+        self._limit = math.inf
+        self._num_to_settle = NUM_STEPS_BEFORE
+        self._pace = 0.0
+        """Bytes per step, if the last reading was above all before it."""
+        self._last_number = -1
+
+    def rise(self, number: int, allocated_bytes: int) -> float | None:
+        """By what share this step was above all earlier ones, where that is a new peak; None for any other."""
+        num_steps, self._last_number = number - self._last_number, number
+        if self._num_to_settle:
+            self._num_to_settle -= 1
+        elif allocated_bytes <= self._peak:
+            self._pace = 0.0
+            return None
+        added = max(0, allocated_bytes - self._peak)
+        is_new = allocated_bytes > self._limit and added > 2 * self._pace * num_steps
+        rise = added / self._peak if is_new and self._peak else None
+        self._pace = added / num_steps
+        self._peak += added
+        if not self._num_to_settle:
+            self._limit = max(self._peak * (1 + MIN_PEAK_RISE), self._peak + MIN_PEAK_RISE_BYTES)
+        return rise
 
 
 class WindowRequests:
@@ -87,13 +124,22 @@ class Triggers:
         self._left: dict[str, int] = {kind: MAX_WINDOWS[kind] for kind in wanted}
         self._why = {"non-finite": "a loss or gradient was not finite", "signal": "SIGUSR1 asked for it"}
         self._slow = SlowSteps() if "slow-step" in wanted else None
+        self._peaks = MemoryPeaks() if "memory-peak" in wanted else None
         self._counts_from = NUM_FIRST_STEPS
         self._clear_from = 0
 
     def note(self, record: StepRecord) -> None:
+        number = record.step
         if record.window is not None:
-            self._counts_from, self._clear_from = record.step + 2, record.step + 1 + MIN_DISTANCE
-        self.note_length(record.step, record.total_us)
+            self._counts_from, self._clear_from = number + 2, number + 1 + MIN_DISTANCE
+        counts = number >= self._counts_from
+        self.note_length(number, record.total_us)
+        if self._peaks is not None and record.memory:
+            rise = self._peaks.rise(number, record.memory[-1].allocated_bytes)
+            # On a device the allocator's own history tells more, and has a window for this.
+            if rise is not None and counts and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                self._peaks = None
+                self._ask("memory-peak", f"step {number} left {rise:.0%} more memory allocated than any before it")
 
     def note_length(self, number: int, total_us: float) -> None:
         """The same, of a step of which no more is known than how long it took."""
@@ -101,8 +147,7 @@ class Triggers:
             ratio = self._slow.ratio(total_us)
             if ratio is not None:
                 self._slow = None
-                self._why["slow-step"] = f"step {number} took {ratio:.1f} times the median"
-                self.requests.append("slow-step")
+                self._ask("slow-step", f"step {number} took {ratio:.1f} times the median")
 
     def take(self, number: int, scheduled: Iterable[StepRange]) -> str | None:
         """Why a window is to open at this step, in words; None where it is too near to another one."""
@@ -115,6 +160,10 @@ class Triggers:
                 self._left[kind] -= 1
                 return self._why[kind]
         return None
+
+    def _ask(self, kind: Trigger, why: str) -> None:
+        self._why[kind] = why
+        self.requests.append(kind)
 
 
 def _is_near(number: int, window: StepRange) -> bool:
