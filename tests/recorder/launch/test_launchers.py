@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.artifacts.events import TrainingRaised, read_events
+from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
 from efprof.artifacts.run_file import read_run_file, read_sources
 from efprof.artifacts.runs import list_attempts
 from efprof.artifacts.steps import read_steps
@@ -167,3 +167,5 @@ def test_a_request_for_a_window_reaches_what_trains_and_nothing_else(home: Path,
     process.communicate(timeout=MAX_WAIT_S)
     folder = only_run(home)
     assert read_run_file(folder).ended == "killed"
+    ends = [event for event in read_events(folder / "rank0")[0] if isinstance(event, RecordingEnded)]
+    assert [end.signal for end in ends] == ["SIGTERM"]
