@@ -13,12 +13,12 @@ from types import ModuleType
 
 import click
 import pytest
-from efprof.recorder.doctor.checks import find_traps
 
 from efprof import audits
 from efprof.cli import group
 from efprof.commands.report import analyse
 from efprof.compare.comparison import compare_reports
+from efprof.recorder.doctor.checks import find_traps
 from efprof.report.comparison_form import render_comparison_text
 from efprof.report.text_forms import render_text
 from efprof.runner import find_audits
