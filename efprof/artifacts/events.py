@@ -146,7 +146,12 @@ class CollectorStopped(Event, tag="collector_stopped"):
 
 
 class RecordingEnded(Event, tag="recording_ended"):
-    """The recorder closed in good order, before the program ended: where a rank has no such event, it was killed."""
+    """The recorder closed in good order, before the program ended; `signal` names what ended the program, if one did.
+
+    Where a rank has no such event, it was killed without notice.
+    """
+
+    signal: str | None = None
 
 
 class RecordingCost(Event, tag="recording_cost"):

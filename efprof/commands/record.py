@@ -27,7 +27,7 @@ from efprof.model import EfprofError
 @click.option(
     "--triggers",
     metavar="NAMES",
-    help="What opens further windows: some of slow-step,non-finite, or 'none'; default: all.",
+    help="What opens further windows: some of slow-step,memory-peak,non-finite,signal, or 'none'; default: all.",
 )
 @click.option(
     "--host-memory/--no-host-memory",

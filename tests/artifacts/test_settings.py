@@ -63,9 +63,9 @@ def test_configuration_files_are_named_from_where_the_settings_lie(tmp_path: Pat
 
 
 def test_flags_win_over_the_file_and_windows_named_by_one_over_all_it_says_of_them() -> None:
-    settings = RecordSettings(name="file", holders=True, triggers=["slow-step", "non-finite"])
+    settings = RecordSettings(name="file", holders=True, triggers=["slow-step", "signal"])
     wanted = merge(settings, {"name": "flag", "holders": False, "triggers": None, "windows": None})
-    assert wanted == {"name": "flag", "holders": False, "triggers": "slow-step,non-finite"}
+    assert wanted == {"name": "flag", "holders": False, "triggers": "slow-step,signal"}
     wanted = merge(RecordSettings(windows="none"), {"trace_steps": "5:7"})
     assert wanted == {"windows": "default", "trace_steps": "5:7", "memory_steps": "none", "triggers": "none"}
     assert merge(RecordSettings(trace_steps="5:7", triggers="none"), {"windows": "default"}) == {"windows": "default"}

@@ -108,8 +108,9 @@ def _how_it_ended(attempt: Attempt) -> str:
         first_line = error.message.partition("\n")[0][:MAX_MESSAGE]
         return f"was ended by {error.error}{f' ({first_line})' if first_line else ''} at step {error.step}"
     for rank in attempt.rank_folders:
-        if not events_of(rank, RecordingEnded):
-            return f"was killed at step {_read_steps(rank)[0]}"
+        ends = events_of(rank, RecordingEnded)
+        if not ends or ends[-1].signal is not None:
+            return f"was {f'ended by {ends[-1].signal}' if ends else 'killed'} at step {_read_steps(rank)[0]}"
     return f"ended after {_read_steps(attempt.rank_folders[0])[0]} steps"
 
 

@@ -69,8 +69,35 @@ def examine(folder: Path, runs: Path) -> list[Check]:
     torch = import_torch()
     checks = [_python(), _torch(torch), _hook(), _folder(runs), _settings(folder)]
     if torch is not None:  # asked in a way that starts no context on any device
-        checks += [_devices(torch), *_other_devices(torch), *allocator_checks(torch), _counters(torch)]
+        checks += [_devices(torch), *_other_devices(torch), kernels(torch), nvml()]
+        checks += [*allocator_checks(torch), _counters(torch)]
     return [*checks, _memray()]
+
+
+def kernels(torch: ModuleType) -> Check:
+    name, cuda = "GPU kernels (CUPTI)", torch.profiler.ProfilerActivity.CUDA
+    if not torch.profiler.kineto_available() or cuda not in torch.profiler.supported_activities():
+        return Check(name, "no", "This build of torch has no tracer of GPU kernels.")
+    if not torch.cuda.is_available():
+        return Check(name, "careful", "torch has the tracer, and there is no device to try it on.")
+    why = "torch has the tracer; in one process, one tool at a time may use it."
+    return Check(name, "yes", why, "Start no training under Nsight Systems while its windows are recorded.")
+
+
+def nvml() -> Check:
+    """It tells what other programs hold of a device."""
+    try:
+        pynvml = importlib.import_module("pynvml")
+    except ImportError:
+        advice = "Run 'pip install nvidia-ml-py' where memory that other programs hold matters."
+        return Check("NVML", "no", "The package nvidia-ml-py is not installed.", advice)
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return Check("NVML", "no", f"nvidia-ml-py is installed; the driver says: {error}.")
+    return Check("NVML", "yes", f"It sees {count} {'device' if count == 1 else 'devices'}.")
 
 
 def allocator_checks(torch: ModuleType) -> Iterator[Check]:

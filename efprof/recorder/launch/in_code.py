@@ -6,6 +6,7 @@ import atexit
 import hashlib
 import itertools
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import msgspec
 
-from efprof.artifacts.events import TrainingRaised, read_events
+from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
 from efprof.artifacts.files import locked
 from efprof.artifacts.run_file import RunFile
 from efprof.artifacts.runs import list_attempts, runs_folder
@@ -110,7 +111,7 @@ class Recording:
         if is_ours:
             atexit.register(self._end_with_program)
         if session is not None:
-            session.undo_at_end(_quiet_profiler())
+            session.undo_at_end([self._close_if_killed, *_quiet_profiler()])
 
     def end(self, error: BaseException | None = None) -> None:
         """Take the recorder out of the process and note how the training ended; safe to call twice."""
@@ -127,6 +128,14 @@ class Recording:
         last = getattr(sys, "last_value", None)
         status = None if self._session is None else self._session.endings.exit_status
         self.end(last if isinstance(last, BaseException) else SystemExit(status))
+
+    def _close_if_killed(self) -> None:
+        """The session ends: where a signal made it, the program will not come back to say so."""
+        if self._process is None or self._session is None:
+            return
+        for event in read_events(self._session.rank_folder)[0]:
+            if isinstance(event, RecordingEnded) and event.signal is not None:
+                self._close(-signal.Signals[event.signal])
 
     def _close(self, code: int) -> None:
         # What a rank beside this one has written of its error stands.

@@ -61,7 +61,7 @@ def launch(
     options = msgspec.structs.replace(wanted or Options(), run_folder_name=str(folder), root_name=root)
     keep_diff(folder, run.git if options.keeps_diff else None)
     start = time.monotonic()
-    program, environment = RecordedProgram(), child_environment(options)
+    program, environment = RecordedProgram(run_folder=folder), child_environment(options)
     code = _run_child([path, *command[1:]], environment, program)
     close_run(folder, code, time.monotonic() - start, program)
     with suppress(EfprofError):  # the folder is gone, of which there has been word

@@ -4,35 +4,40 @@ import contextlib
 import os
 import select
 import signal
-import struct
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
+
+from efprof.artifacts.runs import list_attempts, read_process
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
 
 WAIT_S = 0.5
 """A group gets its signal within a millisecond; the watcher must then be given the processor to say so."""
 
-MAX_AGE_S = 2.0
-"""What the watcher saw longer ago belongs to an earlier signal of the same number."""
-
-_NOTE = struct.Struct("=id")
-
 
 @dataclass
 class RecordedProgram:
     """The recorded command; `received` holds the signals that efprof was sent meanwhile."""
 
+    run_folder: Path
     child: "subprocess.Popen[bytes] | None" = None
     received: set[int] = field(default_factory=set)
 
     def send(self, number: int) -> None:
-        if self.child is not None:
+        """Pass on a signal: one that ends programs to the command itself, any other to the processes that train."""
+        if self.child is None:
+            return
+        if number in ENDING_SIGNALS:
             self.child.send_signal(number)
+            return
+        for pid in training_processes(self.run_folder):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 @contextmanager
@@ -41,7 +46,7 @@ def passing_signals(program: RecordedProgram) -> Iterator[None]:
 
     By handlers, since the program would inherit it if we ignored a signal; one that was ignored already stays so.
     """
-    numbers = [*ENDING_SIGNALS, signal.SIGUSR1, signal.SIGUSR2]
+    numbers = [*ENDING_SIGNALS, signal.SIGUSR1]
     before = {number: signal.getsignal(number) for number in numbers}
     mine = [number for number in numbers if before[number] is not signal.SIG_IGN]
     watcher = GroupWatcher(mine)
@@ -59,6 +64,33 @@ def passing_signals(program: RecordedProgram) -> Iterator[None]:
         for number in mine:
             signal.signal(number, before[number])
         watcher.stop()
+
+
+def training_processes(run_folder: Path) -> list[int]:
+    """Those of our descendants that train in this run and handle SIGUSR1, which would end any other process.
+
+    Only where the system tells all this in /proc; elsewhere none.
+    """
+    known = [read_process(rank) for attempt in list_attempts(run_folder) for rank in attempt.rank_folders]
+    pids = {process.pid for process in known if process is not None}
+    bit = 1 << (signal.SIGUSR1 - 1)
+    return [pid for pid in sorted(pids) if _descends_from_us(pid) and int(_status_of(pid).get("SigCgt", "0"), 16) & bit]
+
+
+def _descends_from_us(pid: int) -> bool:
+    while pid > 1:
+        pid = int(_status_of(pid).get("PPid", "0"))
+        if pid == os.getpid():
+            return True
+    return False
+
+
+def _status_of(pid: int) -> dict[str, str]:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 class GroupWatcher:
@@ -80,11 +112,10 @@ class GroupWatcher:
     def has_seen(self, number: int) -> bool:
         deadline = time.monotonic() + WAIT_S
         while select.select([self._notes], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            note = os.read(self._notes, _NOTE.size)
-            if len(note) < _NOTE.size:
+            note = os.read(self._notes, 1)
+            if not note:
                 return False  # it has been killed: better twice than not at all
-            seen, at = _NOTE.unpack(note)
-            if seen == number and at > time.monotonic() - MAX_AGE_S:
+            if note[0] == number:
                 return True
         return False
 
@@ -100,7 +131,7 @@ def _note_signals(numbers: Iterable[int], notes: int, stopped: int, unneeded: tu
 
     def note(number: int, _: FrameType | None) -> None:
         with contextlib.suppress(OSError):
-            os.write(notes, _NOTE.pack(number, time.monotonic()))
+            os.write(notes, bytes([number]))
 
     try:
         for number in numbers:

@@ -104,16 +104,7 @@ class ExitWatcher:
         is_in_step = self._loop.step is not None or self._loop.light.is_on
         stage = failed_stage(error) or ("other" if is_in_step else None)
         if is_in_step:
-            allocated, reserved = self._memory.read()[:2]
-            events.append(
-                StepInterrupted(
-                    at_ns=time.time_ns(),
-                    step=self._loop.number,
-                    stage=stage or "other",
-                    allocated_bytes=allocated,
-                    reserved_bytes=reserved,
-                )
-            )
+            events.append(interrupted_step(self._loop, self._memory, stage))
         now, number = time.time_ns(), self._loop.number
         out_of_memory = _out_of_memory_behind(error)
         if out_of_memory is not None:
@@ -130,6 +121,17 @@ class ExitWatcher:
             for frame, line in traceback.walk_tb(error.__traceback__)
             if self._sites.is_user_code(frame.f_code)
         ]
+
+
+def interrupted_step(loop: Loop, memory: Memory, stage: str | None) -> StepInterrupted:
+    allocated, reserved = memory.read()[:2]
+    return StepInterrupted(
+        at_ns=time.time_ns(),
+        step=loop.number,
+        stage=stage or "other",
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+    )
 
 
 SERVING = ("torch.utils.data.", "multiprocessing.", "concurrent.")

@@ -23,7 +23,7 @@ DEFAULT_MEMORY_STEPS: Final = ((0, 4), (310, 313))
 
 DEFAULT_OVERHEAD: Final = 0.01
 
-Trigger = Literal["slow-step", "non-finite"]
+Trigger = Literal["slow-step", "memory-peak", "non-finite", "signal"]
 
 ALL_TRIGGERS: Final[tuple[Trigger, ...]] = get_args(Trigger)
 

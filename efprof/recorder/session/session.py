@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from efprof import recorder
-from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped, Event, RecordingEnded
+from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped, Event
 from efprof.artifacts.run_file import SOURCES_FILE
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.recorder.budget.light_steps import LightSteps
@@ -130,7 +130,6 @@ class Session:
             for function in self._at_end:
                 function()
             self.shell.guarded("steps", self._step_lines.await_late)()
-            self.note(RecordingEnded(at_ns=time.time_ns(), step=self.loop.number))
         finally:  # a second Ctrl-C must leave none of our hooks in torch
             for undo in reversed(self._undo):
                 self.shell.guarded("hooks", undo)()

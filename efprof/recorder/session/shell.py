@@ -5,13 +5,19 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any
 
 from efprof.artifacts.events import CollectorStopped
+from efprof.recorder.session.sites import callers
 from efprof.recorder.session.writing import LineWriter, RankFolder, is_of_a_signal
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOENT)
 """The disk is full, read-only or gone: that ends the recording, not just the collector that met it."""
+
+DEEP = 1 / 3
+"""Of the frames that Python allows: a program that has as many leaves too few for us. Its calls from C count for the
+limit and are no frames; a torch module has one to four frames."""
 
 
 class Shell:
@@ -26,31 +32,41 @@ class Shell:
         self._events = events
         self._stopped: set[str] = set()
         self._when_stopped: dict[str, Callable[[], None]] = {}
+        self._postponed: list[Callable[[], None]] = []
         self._pending_errors: list[BaseException] = []
+        self._guard: CodeType | None = None
 
     def guarded(self, collector: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, made harmless: its errors are caught, it gives None then, and the first one stops its collector.
 
-        A RecursionError stops nothing: it comes of the program's depth, and next time it may be less deep.
+        A RecursionError in a deep program stops nothing: it comes of the depth, and next time it may be less deep.
         What the handler of a signal raises within it goes on to the program, which expects it.
         """
-        stopped, pending_errors = self._stopped, self._pending_errors
+        stopped, postponed, pending_errors = self._stopped, self._postponed, self._pending_errors
 
         def call(*args: Any) -> Any:
             answer = None
             if collector not in stopped:
                 try:
                     answer = function(*args)
-                except RecursionError:
-                    pass
+                except RecursionError as error:
+                    try:
+                        sys._getframe(int(DEEP * sys.getrecursionlimit()))
+                    except ValueError:  # the program is not that deep
+                        self._stop(collector, error)
+                    except RecursionError:
+                        pass
                 except Exception as error:  # the recorder's shell: training must go on
                     if is_of_a_signal(error):
                         raise
                     self._stop(collector, error)
+            if postponed:
+                self._call_postponed(sys._getframe(1))
             if pending_errors:
                 raise pending_errors.pop()
             return answer
 
+        self._guard = call.__code__
         return call
 
     def reraise_later(self, function: Callable[..., None]) -> Callable[..., None]:
@@ -67,9 +83,20 @@ class Shell:
 
         return call
 
+    def when_left(self, function: Callable[[], None]) -> None:
+        """Call `function` as soon as nothing guarded runs in this thread: a signal may come in the midst of it."""
+        self._postponed.append(function)
+        self._call_postponed(sys._getframe(1))
+
     def when_stopped(self, collector: str, function: Callable[[], None]) -> None:
         """Have `function` called, guarded itself, if this collector is stopped by an error."""
         self._when_stopped[collector] = self.guarded(f"{collector} (its end)", function)
+
+    def _call_postponed(self, frame: FrameType | None) -> None:
+        if any(caller.f_code is self._guard for caller in callers(frame)):
+            return
+        while self._postponed:
+            self._postponed.pop(0)()
 
     def _stop(self, collector: str, error: Exception) -> None:
         self._stopped.add(collector)

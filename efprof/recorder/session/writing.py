@@ -1,5 +1,6 @@
 """This process's folder in the run, by attempt and rank, and files in it that a crash or a full disk cannot spoil."""
 
+import contextlib
 import errno
 import fcntl
 import functools
@@ -292,25 +293,32 @@ class KeptFile:
 
     def descriptor(self) -> int:
         """Its number; it is opened again where the program has closed it. Asking for it costs 1 us (measured)."""
-        try:
-            is_ours = _identity_of(self._descriptor) == self._identity
-        except OSError:
-            is_ours = False
-        if not is_ours:
+        if not is_still(self._descriptor, self._identity):
             self._descriptor, self._identity = self._open()  # the old number is the program's
         return self._descriptor
 
     def _open(self) -> tuple[int, tuple[int, int]]:
-        """Under a high number, as far as the system allows one."""
-        descriptor = os.open(self._path, self._flags, 0o644)
-        with suppress(OSError):
-            high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, LOWEST)
-            os.close(descriptor)
-            descriptor = high
-        return descriptor, _identity_of(descriptor)
+        descriptor = out_of_the_way(os.open(self._path, self._flags, 0o644))
+        return descriptor, identity_of(descriptor)
 
 
-def _identity_of(descriptor: int) -> tuple[int, int]:
+def out_of_the_way(descriptor: int) -> int:
+    """The same open file under a high number, as far as the system allows one; the number it had is free again."""
+    with contextlib.suppress(OSError):
+        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, LOWEST)
+        os.close(descriptor)
+        return high
+    return descriptor
+
+
+def identity_of(descriptor: int) -> tuple[int, int]:
     """What tells the file behind this number from all others; raises OSError where there is none."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
+
+
+def is_still(descriptor: int, identity: tuple[int, int]) -> bool:
+    try:
+        return identity_of(descriptor) == identity
+    except OSError:
+        return False

@@ -5,15 +5,17 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import torch
+
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Budget, Sampling
 from efprof.recorder.session.options import StepRange, Trigger
 
 NUM_STEPS_BEFORE: Final = 20
-"""A median of fewer is no yardstick."""
+"""A median of fewer is no yardstick, and memory settles within these: optimizer state, the longest batch so far."""
 
 NUM_FIRST_STEPS: Final = 3
-"""The first steps compile and fill caches: what they take tells nothing of the others."""
+"""The first steps allocate, compile and fill caches: what they take tells nothing of the others."""
 
 NUM_REMEMBERED: Final = 64
 NUM_BETWEEN_MEDIANS: Final = 16
@@ -23,6 +25,9 @@ MIN_EXCESS_US: Final = 20_000.0
 """On a busy machine every third step of 1.4 ms took twice the median, by up to 20 ms (measured): that is the
 scheduler's doing, and a window costs more than a hundred such steps."""
 
+MIN_PEAK_RISE: Final = 0.05
+MIN_PEAK_RISE_BYTES: Final = 1024**2
+
 TRIGGERED_STEPS: Final = 2
 
 MIN_WINDOW_NS: Final = 500_000_000
@@ -31,6 +36,9 @@ MIN_LEAN_NS: Final = 100_000_000
 
 MIN_DISTANCE: Final = 10
 """Steps between windows: closer ones would tell the same, and be measured in each other's wake."""
+
+MAX_WINDOWS: Final[dict[Trigger, int]] = {"slow-step": 1, "memory-peak": 1, "non-finite": 1, "signal": 5}
+"""Per run: a second window of a kind tells little new, unless a person asks for it."""
 
 
 class SlowSteps:
@@ -53,6 +61,38 @@ class SlowSteps:
         return ratio
 
 
+class MemoryPeaks:
+    """Tells a step that left clearly more memory allocated than every earlier one.
+
+    A rise at the pace of the one before is growth from step to step, of which the count of holders tells more.
+    """
+
+    def __init__(self) -> None:
+        self._peak = 0
+        self._limit = math.inf
+        self._num_to_settle = NUM_STEPS_BEFORE
+        self._pace = 0.0
+        """Bytes per step, if the last reading was above all before it."""
+        self._last_number = -1
+
+    def rise(self, number: int, allocated_bytes: int) -> float | None:
+        """By what share this step was above all earlier ones, where that is a new peak; None for any other."""
+        num_steps, self._last_number = number - self._last_number, number
+        if self._num_to_settle:
+            self._num_to_settle -= 1
+        elif allocated_bytes <= self._peak:
+            self._pace = 0.0
+            return None
+        added = max(0, allocated_bytes - self._peak)
+        is_new = allocated_bytes > self._limit and added > 2 * self._pace * num_steps
+        rise = added / self._peak if is_new and self._peak else None
+        self._pace = added / num_steps
+        self._peak += added
+        if not self._num_to_settle:
+            self._limit = max(self._peak * (1 + MIN_PEAK_RISE), self._peak + MIN_PEAK_RISE_BYTES)
+        return rise
+
+
 class WindowRequests:
     """Why a window is wanted as soon as one may open: whoever wants one asks, `Triggers` grants it."""
 
@@ -64,12 +104,13 @@ class WindowRequests:
         self._sampling = sampling
 
     def ask(self, why: str) -> None:
-        """Have one opened at the next step that it may open at."""
+        """Have one opened at the next step that it may open at; from a signal's handler, too."""
         self.asked.append(why)
         self._sampling.look_at = 0
 
     def are_waiting(self) -> bool:
-        return bool(self.asked) and self.are_affordable()
+        """Whether one is asked for that may open: the budget stands against all but those that a person asks for."""
+        return bool(self.asked) and ("signal" in self.asked or self.are_affordable())
 
     def are_affordable(self, *, is_lean: bool = False) -> bool:
         return self._budget.affords(self.cost_ns[is_lean])
@@ -80,17 +121,25 @@ class Triggers:
 
     def __init__(self, wanted: Sequence[Trigger], requests: list[str]) -> None:
         self.requests = requests
-        self._left = set[str](wanted)
-        """Each kind once per run: a second window of one tells little new."""
-        self._why = {"non-finite": "a loss or gradient was not finite"}
+        self._left: dict[str, int] = {kind: MAX_WINDOWS[kind] for kind in wanted}
+        self._why = {"non-finite": "a loss or gradient was not finite", "signal": "SIGUSR1 asked for it"}
         self._slow = SlowSteps() if "slow-step" in wanted else None
+        self._peaks = MemoryPeaks() if "memory-peak" in wanted else None
         self._counts_from = NUM_FIRST_STEPS
         self._clear_from = 0
 
     def note(self, record: StepRecord) -> None:
+        number = record.step
         if record.window is not None:
-            self._counts_from, self._clear_from = record.step + 2, record.step + 1 + MIN_DISTANCE
-        self.note_length(record.step, record.total_us)
+            self._counts_from, self._clear_from = number + 2, number + 1 + MIN_DISTANCE
+        counts = number >= self._counts_from
+        self.note_length(number, record.total_us)
+        if self._peaks is not None and record.memory:
+            rise = self._peaks.rise(number, record.memory[-1].allocated_bytes)
+            # On a device the allocator's own history tells more, and has a window for this.
+            if rise is not None and counts and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                self._peaks = None
+                self._ask("memory-peak", f"step {number} left {rise:.0%} more memory allocated than any before it")
 
     def note_length(self, number: int, total_us: float) -> None:
         """The same, of a step of which no more is known than how long it took."""
@@ -98,19 +147,23 @@ class Triggers:
             ratio = self._slow.ratio(total_us)
             if ratio is not None:
                 self._slow = None
-                self._why["slow-step"] = f"step {number} took {ratio:.1f} times the median"
-                self.requests.append("slow-step")
+                self._ask("slow-step", f"step {number} took {ratio:.1f} times the median")
 
     def take(self, number: int, scheduled: Iterable[StepRange]) -> str | None:
         """Why a window is to open at this step, in words; None where it is too near to another one."""
         if number < self._clear_from or any(_is_near(number, window) for window in scheduled):
             return None
         while self.requests:
-            kind = self.requests.pop(0)
-            if kind in self._left:
-                self._left.remove(kind)
+            kind = "signal" if "signal" in self.requests else self.requests[0]  # a person's request goes first
+            self.requests.remove(kind)
+            if self._left.get(kind, 0):
+                self._left[kind] -= 1
                 return self._why[kind]
         return None
+
+    def _ask(self, kind: Trigger, why: str) -> None:
+        self._why[kind] = why
+        self.requests.append(kind)
 
 
 def _is_near(number: int, window: StepRange) -> bool:

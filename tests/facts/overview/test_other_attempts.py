@@ -52,6 +52,7 @@ def test_the_run_is_its_last_attempt_that_finished_a_step(tmp_path: Path) -> Non
     [
         ([(4, ENDED)], "ended after 4 steps"),
         ([(7, ENDED), (6,)], "was killed at step 6"),
+        ([(4, RecordingEnded(at_ns=1, step=4, signal="SIGTERM"))], "was ended by SIGTERM at step 4"),
         (
             [(7, raised("RuntimeError", at_ns=8, step=7), ENDED), (6,), (7, raised("KeyError", step=6, message=""))],
             "was ended by KeyError at step 6",  # of the rank that raised first

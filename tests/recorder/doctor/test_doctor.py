@@ -15,6 +15,8 @@ from efprof.recorder.doctor.checks import (
     can_record,
     examine,
     find_traps,
+    kernels,
+    nvml,
     parse,
     settings_in_effect,
 )
@@ -133,6 +135,36 @@ def fake_torch(**members: object) -> ModuleType:
     fake = ModuleType("torch")
     fake.__dict__.update({"__version__": "2.13.0", "_C": ModuleType("_C"), "cuda": torch.cuda, **members})
     return fake
+
+
+@pytest.mark.parametrize(
+    ("activities", "has_device", "status"),
+    [(["CPU"], True, "no"), (["CPU", "CUDA"], False, "careful"), (["CPU", "CUDA"], True, "yes")],
+)
+def test_kernels_are_traced_where_torch_has_the_tracer_and_a_device(
+    activities: list[str], has_device: bool, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supported = {getattr(torch.profiler.ProfilerActivity, name) for name in activities}
+    monkeypatch.setattr(torch.profiler, "supported_activities", lambda: supported)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_device)
+    assert kernels(torch).status == status
+
+
+def test_nvml_is_asked_for_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NVMLError(Exception):
+        pass
+
+    def fail() -> None:
+        raise NVMLError("Driver Not Loaded")
+
+    fake = ModuleType("pynvml")
+    fake.__dict__.update(nvmlInit=fail, nvmlShutdown=int, nvmlDeviceGetCount=lambda: 2, NVMLError=NVMLError)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvml().why == "The package nvidia-ml-py is not installed."
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    assert "the driver says: Driver Not Loaded." in nvml().why
+    fake.__dict__["nvmlInit"] = int
+    assert nvml().why == "It sees 2 devices."
 
 
 def test_the_history_needs_its_function_and_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:

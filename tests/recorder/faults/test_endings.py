@@ -1,7 +1,5 @@
 """How programs end by themselves, and what the recording and the report say of it."""
 
-import signal
-
 import pytest
 
 from efprof.artifacts.events import (
@@ -21,7 +19,6 @@ from efprof.units import format_bytes
 from tests.recorder.conftest import Begin
 from tests.recorder.faults.programs import training
 from tests.recorder.recording import Recorded, line_of
-from tests.support.waiting import FOR_EVER_S, wait_until
 
 
 def test_a_crash_leaves_its_own_traceback_and_the_users_lines(begin: Begin) -> None:
@@ -39,18 +36,7 @@ def test_a_crash_leaves_its_own_traceback_and_the_users_lines(begin: Begin) -> N
     (interrupted,) = recorded.events(StepInterrupted)
     assert (interrupted.step, interrupted.stage) == (20, "forward")
     assert interrupted.allocated_bytes > 0
-    assert len(recorded.events(RecordingEnded)) == 1
-
-
-def test_sigterm_ends_the_program_at_once_and_every_finished_step_is_kept(begin: Begin) -> None:
-    last = f"print(signal.getsignal(signal.SIGTERM), flush=True); time.sleep({FOR_EVER_S})"
-    child = begin(training(f"exec({last!r}) if step == 7 else None", first="import signal, time"))
-    wait_until(lambda: child.output.count("\n") >= 9)
-    assert child.end_by(signal.SIGTERM) == -signal.SIGTERM
-    assert child.output.splitlines()[-1] == str(signal.SIG_DFL)
-    recorded = Recorded(folder=child.folder)
-    assert len(recorded.steps) >= 7
-    assert recorded.events(RecordingEnded) == []
+    assert [event.signal for event in recorded.events(RecordingEnded)] == [None]
 
 
 def test_a_hook_of_the_programs_own_for_exceptions_hides_nothing(begin: Begin) -> None:

@@ -1,6 +1,7 @@
 """`with efprof.record():` in a training program, of one process and of the ranks of one launch."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from itertools import groupby
@@ -216,7 +217,7 @@ def test_clipping_by_a_name_bound_before_is_no_stage_and_all_else_is_seen(
 
 
 SCRIPT = """
-import os, sys
+import os, signal, sys
 import torch
 import efprof
 from torch.utils.data import DataLoader, TensorDataset
@@ -246,6 +247,18 @@ print(recording.folder)
     assert child.wait() == 0, child.errors
     assert child.output == f"{child.folder}\n"
     assert [step.step for step in Recorded(folder=child.folder).steps] == list(range(18))
+
+
+def test_a_signal_that_ends_the_program_within_is_the_ending(home: Path, begin_unrecorded: Begin) -> None:
+    main = """
+with efprof.record(windows="none"):
+    train(then=lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 3 else None)
+"""
+    code = begin_unrecorded(SCRIPT.format(main=main), home).wait()
+    recorded = Recorded(folder=only_run(home))
+    assert code == -signal.SIGTERM
+    assert (recorded.run.ended, recorded.run.exit_code) == ("killed", 128 + signal.SIGTERM)
+    assert len(recorded.steps) >= 3
 
 
 RAISES = "train(then=lambda step: 1 / 0)  # the error"

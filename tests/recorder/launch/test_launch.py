@@ -115,7 +115,7 @@ def test_what_is_no_program_is_answered_with_how_to_write_it(words: list[str], a
         ("--memory-steps", "7:5", "is not 'default', 'none' or ranges of steps such as 20:25,500:503; "
                                   "step 20 alone is 20:21."),
         ("--triggers", "slow-step,slow", "is not 'default', 'none' or some of "
-                                         "slow-step,non-finite."),
+                                         "slow-step,memory-peak,non-finite,signal."),
         ("--windows", "5:7", "is not 'default' or 'none'; name steps by --trace-steps 5:7,100:102."),
     ],
 )  # fmt: skip
@@ -191,7 +191,7 @@ def test_ctrl_c_reaches_the_program_and_the_run_is_interrupted(home: Path) -> No
 
 @pytest.mark.parametrize(
     ("number", "ended"),
-    [(signal.SIGHUP, "killed"), (signal.SIGUSR1, "killed"), (signal.SIGINT, "interrupted")],
+    [(signal.SIGHUP, "killed"), (signal.SIGINT, "interrupted")],
 )
 def test_a_signal_sent_to_us_alone_is_passed_on_and_the_run_closed(
     number: signal.Signals, ended: str, home: Path

@@ -1,5 +1,7 @@
 """Programs that start the training: launchers, spawned children, scripts of the shell; each rank is recorded once."""
 
+import os
+import signal
 import stat
 import subprocess
 import sys
@@ -8,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from efprof.artifacts.events import TrainingRaised, read_events
-from efprof.artifacts.run_file import read_sources
+from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
+from efprof.artifacts.run_file import read_run_file, read_sources
 from efprof.artifacts.runs import list_attempts
 from efprof.artifacts.steps import read_steps
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
-from tests.recorder.recording import Recorded, record_command
+from tests.recorder.recording import EFPROF, Recorded, environment_of, only_run, record_command
+from tests.support.waiting import FOR_EVER_S, MAX_WAIT_S
 
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Without it torchrun 2.13 itself, on gloo, fails or hangs once it restarts its workers."""
@@ -132,3 +135,37 @@ def test_a_module_and_a_console_script_started_by_a_shell_script_are_two_attempt
     assert [warning for warning in warnings_of(open_run(recorded.folder)) if "attempt" in warning] == [
         "This run trained in one process after another; the report is about attempt 2: attempt 1 ended after 3 steps."
     ]
+
+
+WAITING = f"""
+import signal, time, torch
+{STEPS}
+signal.signal(signal.SIGUSR1, lambda *_: print("asked", flush=True))
+train(2)
+print("trained", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_request_for_a_window_reaches_what_trains_and_nothing_else(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WAITING)
+    (tmp_path / "run.sh").write_text(
+        f"{sys.executable} -c 'import time; time.sleep({FOR_EVER_S})' &\n{sys.executable} train.py\n"
+    )
+    process = subprocess.Popen(
+        [EFPROF, "record", "--windows", "none", "--", "sh", "run.sh"],
+        env=environment_of(home, {}), cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "trained\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "asked\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "asked\n", "neither the shell nor efprof died of the first"
+    os.killpg(process.pid, signal.SIGTERM)
+    process.communicate(timeout=MAX_WAIT_S)
+    folder = only_run(home)
+    assert read_run_file(folder).ended == "killed"
+    ends = [event for event in read_events(folder / "rank0")[0] if isinstance(event, RecordingEnded)]
+    assert [end.signal for end in ends] == ["SIGTERM"]

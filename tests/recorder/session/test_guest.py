@@ -1,15 +1,21 @@
 """The recorder as a guest in a program: of its threads, its descriptors and its recursion limit."""
 
+import _thread
 import os
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from efprof.artifacts.events import EVENTS_FILE, RecordingEnded, read_events
+from efprof.artifacts.events import EVENTS_FILE, CollectorStopped, RecordingEnded, read_events
 from efprof.recorder.loop.device import ResidentSet
 from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.signals import KillTimer
 from efprof.recorder.session.writing import LineWriter, RankFolder
+from tests.support.waiting import wait_until
 
 ROOM = 40
 """More frames than a guarded function of these tests takes beside its own."""
@@ -32,6 +38,42 @@ def take_over(descriptors: list[int], file: Path) -> None:
     for descriptor in descriptors:
         os.dup2(own, descriptor)
     os.close(own)
+
+
+def num_settled_threads() -> int:
+    """Those of this process once none of another test's ends any more."""
+    counts = [-1]
+    while len(set(counts[-50:])) > 1 or len(counts) < 50:
+        time.sleep(0.01)
+        counts.append(_thread._count())
+    return counts[-1]
+
+
+def test_a_program_that_waits_for_all_its_threads_does_not_wait_for_the_watch() -> None:
+    num_running, before, grace = num_settled_threads(), threading.enumerate(), KillTimer()
+    grace.begin(None)
+    try:
+        wait_until(lambda: _thread._count() == num_running + 1)
+        assert (grace.is_on, threading.enumerate()) == (True, before)
+    finally:
+        grace.end()
+    wait_until(lambda: _thread._count() == num_running)
+    assert not grace.is_on
+
+
+@pytest.mark.parametrize("end", [KillTimer.end, KillTimer.forget])
+def test_the_end_of_the_watch_neither_writes_nor_closes_a_file_of_the_programs(
+    end: Callable[[KillTimer], None], tmp_path: Path
+) -> None:
+    grace = KillTimer()
+    pipe = with_new_descriptors(lambda: grace.begin(None))
+    assert len(pipe) == 2
+    take_over(pipe, tmp_path / "own")
+    end(grace)
+    assert set(pipe) <= open_descriptors()
+    assert (tmp_path / "own").read_bytes() == b""
+    for descriptor in pipe:
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize("is_taken_over", [False, True])
@@ -73,8 +115,39 @@ def go_down(num_frames: int, function: Callable[[], object]) -> object:
 def test_a_program_near_its_recursion_limit_neither_meets_an_error_of_ours_nor_loses_a_collector(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ranks, calls = RankFolder(tmp_path), []
-    shell = Shell(ranks, LineWriter(ranks, EVENTS_FILE))
-    shell.guarded("loop", lambda: go_down(-1, lambda: None))()
-    shell.guarded("loop", lambda: calls.append(1))()
-    assert (calls, capsys.readouterr().err) == ([1], "")
+    shell, calls = make_shell(tmp_path), []
+
+    def note() -> None:
+        go_down(ROOM, lambda: calls.append(1))
+
+    guarded = shell.guarded("loop", note)
+    depths = [depth for depth in range(sys.getrecursionlimit()) if reaches(depth + 1)]
+    for depth in depths[-2 * ROOM :]:
+        go_down(depth, guarded)
+    assert 0 < len(calls) < 2 * ROOM, "it failed at the deepest"
+    before = len(calls)
+    guarded()
+    assert len(calls) == before + 1
+    assert capsys.readouterr().err == ""
+
+
+def reaches(depth: int) -> bool:
+    """Whether the program itself may go that deep, and call a function there."""
+    try:
+        go_down(depth, lambda: None)
+    except RecursionError:
+        return False
+    return True
+
+
+def test_a_collector_that_recurses_without_end_itself_is_stopped(tmp_path: Path) -> None:
+    shell = make_shell(tmp_path)
+    shell.guarded("census", lambda: go_down(-1, lambda: None))()
+    (stop,) = read_events(tmp_path / "rank0")[0]
+    assert isinstance(stop, CollectorStopped)
+    assert stop.reason.startswith("RecursionError")
+
+
+def make_shell(folder: Path) -> Shell:
+    ranks = RankFolder(folder)
+    return Shell(ranks, LineWriter(ranks, EVENTS_FILE))

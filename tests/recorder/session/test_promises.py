@@ -109,7 +109,7 @@ def test_without_options_the_default_windows_are_recorded_and_no_other(without_o
 
 def test_windows_are_named_as_ranges_of_steps_and_triggers_by_their_names() -> None:
     assert parse_options(trace_steps="20:25,500:503").trace_steps == ((20, 25), (500, 503))
-    assert parse_options(triggers="non-finite, slow-step").triggers == ("slow-step", "non-finite")
+    assert parse_options(triggers="signal, slow-step").triggers == ("slow-step", "signal")
     with pytest.raises(EfprofError, match="names step 12 twice"):
         parse_options(trace_steps="10:14,12:20")
 

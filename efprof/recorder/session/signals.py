@@ -1,0 +1,202 @@
+"""Opens a window at SIGUSR1, and closes the recording in good order at SIGTERM."""
+
+import _thread
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from efprof.artifacts.events import RecordingEnded
+from efprof.recorder.hooks.loop_hooks import stage_of_stack
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.session.endings import interrupted_step
+from efprof.recorder.session.session import Session
+from efprof.recorder.session.writing import identity_of, is_still, out_of_the_way
+
+Handler = Callable[[int, FrameType | None], None]
+
+KILL_AFTER_S = 5.0
+"""To write an open window, which takes a second or two; launchers and schedulers wait for 10 to 30 s."""
+
+STOP = 0
+
+
+class Signals:
+    """Handles the two signals in the process that trains, from its first step on, unless the program does.
+
+    A child that it forks starts with neither handler: it would have had none without the recorder.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._handlers: dict[int, Handler] = {signal.SIGTERM: self._close}
+        if "signal" in session.options.triggers:
+            self._handlers[signal.SIGUSR1] = lambda *_: session.window_requests.ask("signal")
+        self._timer = KillTimer()
+        self._is_set = False
+        self._is_watching = False
+        self._is_over = False
+        self._ended_by: str | None = None
+        self._stage: str | None = None
+
+    def install(self, _: OpenStep) -> None:
+        """Set the handlers once; the watch over one of them ends before each fork, and begins again here."""
+        if self._is_watching:
+            return
+        self._is_watching = True
+        if not _is_main_thread():
+            return
+        self._session.rank_folder  # noqa: B018 - who passes a signal on finds this process by what lies there
+        if not self._is_set:
+            self._is_set = True
+            for number, handler in self._handlers.items():
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    signal.signal(number, handler)
+        if self._is_ours(signal.SIGTERM):
+            self._timer.begin(self._handlers[signal.SIGTERM])
+
+    def stop(self) -> None:
+        self._is_over = True
+        if _is_main_thread():
+            self._timer.end()
+            self._reset()
+
+    def note_end(self) -> None:
+        self._session.note(RecordingEnded(at_ns=time.time_ns(), step=self._session.loop.number, signal=self._ended_by))
+
+    def before_fork(self) -> None:
+        """No thread of ours runs while the process forks: Python warns of that, and it is right."""
+        if not self._is_over and _is_main_thread():
+            self._timer.end()
+            self._is_watching = False
+
+    def after_fork(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._timer.forget()
+            self._reset()
+
+    def _close(self, number: int, frame: FrameType | None) -> None:
+        """Close the recording as soon as no function of it runs, and die of the signal as if there were no handler."""
+        if self._ended_by is None:  # a launcher that loses patience sends another while a window is being written
+            self._ended_by = signal.Signals(number).name
+            self._stage = stage_of_stack(frame)
+            self._session.shell.when_left(self._close_and_die)
+
+    def _close_and_die(self) -> None:
+        self._session.shell.guarded("signals", self._note_step)()
+        self._session.end()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _note_step(self) -> None:
+        loop = self._session.loop
+        is_within = loop.light.is_on or (loop.step is not None and not loop.step.stepped)
+        if is_within:
+            self._session.note(interrupted_step(loop, self._session.memory, self._stage))
+
+    def _is_ours(self, number: int) -> bool:
+        return signal.getsignal(number) is self._handlers.get(number)
+
+    def _reset(self) -> None:
+        for number in self._handlers:
+            if self._is_ours(number):
+                signal.signal(number, signal.SIG_DFL)
+
+
+def start(session: Session) -> None:
+    """Wait for the first step: a launcher or a data worker imports torch too, and trains nothing."""
+    signals = Signals(session)
+    session.subscribe(session.loop.step_began, "signals", signals.install)
+    session.on_end("signals", signals.note_end)
+    session.undo_at_end([signals.stop])
+    guarded = session.shell.guarded
+    os.register_at_fork(
+        before=guarded("signals", signals.before_fork), after_in_child=guarded("signals", signals.after_fork)
+    )
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+class KillTimer:
+    """A thread that ends this process where SIGTERM's handler has not done so in time.
+
+    Python runs a handler in the main thread, which may hang in a collective call for good, but notes the signal at once
+    in a file, which the thread reads. The module `threading` does not know it: nobody waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._reading, self._writing = -1, -1
+        self._identity = (0, 0)
+        """Of the pipe, by both its ends; the program may close them, and be given their numbers for its own files."""
+        self._running: _thread.LockType | None = None
+        """Held until the thread ends."""
+
+    @property
+    def is_on(self) -> bool:
+        return self._running is not None
+
+    def begin(self, handler: object) -> None:
+        """Watch over SIGTERM while `handler` handles it; only in the main thread, and not where the program
+        listens for signals by such a file itself.
+        """
+        reading, writing = map(out_of_the_way, os.pipe())
+        os.set_blocking(writing, False)
+        before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        if before != -1:
+            signal.set_wakeup_fd(before)
+            os.close(reading)
+            os.close(writing)
+            return
+        self._reading, self._writing, self._identity = reading, writing, identity_of(reading)
+        running = _thread.allocate_lock()
+        running.acquire()
+        _thread.start_new_thread(_watch, (reading, self._identity, handler, running))
+        self._running = running
+
+    def end(self) -> None:
+        if self._running is None:
+            return
+        theirs = signal.set_wakeup_fd(-1)
+        if theirs not in (-1, self._writing):
+            signal.set_wakeup_fd(theirs)
+        if is_still(self._writing, self._identity):
+            os.write(self._writing, bytes([STOP]))
+            os.close(self._writing)
+        self._running.acquire(timeout=1)
+        self._running = None
+
+    def forget(self) -> None:
+        """In a forked child, which has the files and not the thread: a signal to it is none of its parent's."""
+        if self._running is None:
+            return
+        if signal.set_wakeup_fd(-1) == self._writing:
+            for descriptor in (self._writing, self._reading):
+                if is_still(descriptor, self._identity):
+                    os.close(descriptor)
+        self._running = None
+
+
+def _watch(reading: int, pipe: tuple[int, int], handler: object, running: _thread.LockType) -> None:
+    with contextlib.suppress(OSError):  # Python would print it
+        while is_still(reading, pipe) and (number := os.read(reading, 1)) not in (b"", bytes([STOP])):
+            if number[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is handler:
+                time.sleep(KILL_AFTER_S)
+                _die()
+        if is_still(reading, pipe):
+            os.close(reading)
+    running.release()
+
+
+def _die() -> None:
+    """What SIGTERM does where nobody handles it; Python's own way to say so is for the main thread alone."""
+    library = ctypes.CDLL(None)
+    library.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    library.signal(signal.SIGTERM, None)
+    os.kill(os.getpid(), signal.SIGTERM)
