@@ -10,7 +10,7 @@ from efprof.artifacts.trace.blocks import Header
 from efprof.artifacts.trace.columns import Columns, Trace
 from efprof.artifacts.trace.events import Decoder
 from efprof.facts.time.trace_windows import TraceWindow, foreign_window
-from tests.facts.time.traces import ENGINE, MAIN, event
+from tests.facts.time.traces import MAIN, event
 
 CALL_US, LATENCY_US = 3, 5
 """What a call of the runtime takes, and how long after it a kernel begins where nothing holds it up."""
@@ -110,26 +110,10 @@ def window_of(*events: dict[str, Any]) -> TraceWindow:
     assert block is not None
     columns.add(block)
     dense, sparse = columns.ordered(0)
-    trace = Trace(
-        path=Path("made"),
-        header=Header(),
-        texts=columns.texts,
-        lanes=columns.lanes,
-        num_unreadable=0,
-        sparse=sparse,
-        phase=dense["phase"],
-        category=dense["category"],
-        lane=dense["lane"],
-        id=dense["id"],
-        start_ns=dense["start_ns"],
-        duration_ns=dense["duration_ns"],
-        name_code=dense["name_code"],
-    )
+    names = {"texts": columns.texts, "lanes": columns.lanes}
+    trace = Trace(path=Path("made"), header=Header(), num_unreadable=0, sparse=sparse, **names, **dense)
     return foreign_window(trace)
 
 
 def events_named(window: TraceWindow, *names: str) -> list[int]:
     return [place for name in names for place in window.trace.named(name)]
-
-
-__all__ = ["CALL_US", "ENGINE", "LATENCY_US", "LOADER", "MAIN", "Do", "Machine", "events_named", "window_of"]

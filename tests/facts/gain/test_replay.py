@@ -13,8 +13,8 @@ from efprof.audits.input_stall import input_stall
 from efprof.facts.gain.replay import Replay
 from efprof.facts.run.run import open_run
 from efprof.facts.time.trace_windows import foreign_window
-from tests.facts.gain.machine import CALL_US, ENGINE, LATENCY_US, LOADER, Do, Machine, events_named, window_of
-from tests.facts.time.traces import REAL, event, kernel, launch, write
+from tests.facts.gain.machine import CALL_US, LATENCY_US, LOADER, Do, Machine, events_named, window_of
+from tests.facts.time.traces import ENGINE, REAL, event, kernel, launch, write
 
 SYNC = "cudaDeviceSynchronize"
 HOST, LOAD, WAIT = Do("host", 100), Do("loader", 4000), Do("sync")
