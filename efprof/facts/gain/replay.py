@@ -5,7 +5,6 @@ from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Final, Self
 
 import numpy as np
@@ -86,7 +85,7 @@ class Replay:
         if missing_ns > MAX_UNLAUNCHED * all_ns:
             share = format_share(missing_ns / all_ns)
             return f"kernels of {share} of the device's time have no launch in the trace: profile with {BOTH}"
-        at_once = sum(after.start_ns < call.end_ns for call, after in pairwise(self.schedule.calls))
+        at_once = sum(call.after < place - 1 for place, call in enumerate(self.schedule.calls))
         if at_once > MAX_AT_ONCE * len(self.schedule.calls):
             return "several threads launch at once, and no flag tells which waits for which"
         if error > MAX_ERROR:
@@ -142,6 +141,11 @@ class _Removed:
         beyond_ns = self._ends[place - 1] - time_ns if place else 0
         return int(self._before[place]) - max(0, beyond_ns)
 
+    def has(self, call: Call) -> bool:
+        """Whether the call lies in what is taken out."""
+        place = bisect_right(self._starts, call.start_ns)
+        return place > 0 and bool(call.end_ns <= self._ends[place - 1])
+
 
 class _Simulation:
     """Runs the calls in their order; of each kernel and call it keeps the recorded end and the new one."""
@@ -152,6 +156,7 @@ class _Simulation:
         self._recorded: dict[int, list[int]] = {}
         """By stream, ascending; `_ended` has the new ends in the same order."""
         self._ended: dict[int, list[int]] = {}
+        self._returned: list[int] = []
         self._num_waits = 0
         """Of streams, each of which may be any."""
         self._num_seen: dict[int, int] = {}
@@ -162,19 +167,29 @@ class _Simulation:
         schedule = self._schedule
         for stream, end_ns in schedule.earlier:
             self._run(stream, end_ns, end_ns)
-        device_ns = now_ns = since_ns = schedule.start_ns  # `now_ns` is what `since_ns` was in the recording
+        device_ns = schedule.start_ns
         for call in schedule.calls:
-            now_ns, kernels_end_ns = self._called(call, now_ns + self._lasting(since_ns, call.start_ns))
-            since_ns, device_ns = call.end_ns, max(device_ns, kernels_end_ns)
-        return max(now_ns + self._lasting(since_ns, schedule.end_ns), device_ns) - schedule.start_ns
+            end_ns, kernels_end_ns = self._called(call, self._time_after(call.after, call.start_ns))
+            self._returned.append(end_ns)
+            device_ns = max(device_ns, kernels_end_ns)
+        ends = [(call.end_ns, place) for place, call in enumerate(schedule.calls) if call.end_ns <= schedule.end_ns]
+        host_ns = self._time_after(max(ends, default=(0, -1))[1], schedule.end_ns)
+        return max(host_ns, device_ns) - schedule.start_ns
+
+    def _time_after(self, place: int, recorded_ns: int) -> int:
+        """When the host comes to what it was at, at an instant of the recording, after the call at that place."""
+        if place < 0:
+            since_ns, now_ns = self._schedule.start_ns, self._schedule.start_ns
+        else:
+            since_ns, now_ns = self._schedule.calls[place].end_ns, self._returned[place]
+        return now_ns + self._lasting(since_ns, recorded_ns)
 
     def _lasting(self, start_ns: int, end_ns: int) -> int:
         return end_ns - start_ns - (self._removed.until(end_ns) - self._removed.until(start_ns))
 
     def _called(self, call: Call, start_ns: int) -> tuple[int, int]:
         """When a call that begins then returns, and when the last of its kernels has ended."""
-        end_ns = start_ns + self._lasting(call.start_ns, call.end_ns)
-        is_removed = end_ns == start_ns and call.end_ns > call.start_ns
+        end_ns, is_removed = start_ns + self._lasting(call.start_ns, call.end_ns), self._removed.has(call)
         if call.waits == "host" and not is_removed:
             recorded_ns, ended_ns = self._latest(call.end_ns)
             is_meanwhile = recorded_ns > call.start_ns

@@ -1,9 +1,10 @@
 """What a replay needs of a stretch of a trace: the host's calls in their order, their kernels, and who waits for whom.
 
-Calls are the outermost ones of the runtime, on the threads that launch kernels. Between a call and the one before it,
-whatever their threads, the host works or waits for something else: that gap keeps its length.
+Calls are the outermost ones of the runtime, on the threads that launch kernels. Between a call and the one that ended
+last before it, whatever their threads, the host works or waits for something else: that gap keeps its length.
 """
 
+import heapq
 import re
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -37,10 +38,11 @@ class Kernel(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call."""
+    """One call; `after` is the place of the call that had ended last when it began, -1 where there is none."""
 
     start_ns: int
     end_ns: int
+    after: int
     kernels: tuple[Kernel, ...]
     waits: Waits
 
@@ -147,9 +149,15 @@ def _is_waited_for(trace: Trace, call: int, kernel: int) -> bool:
 
 
 def _calls(trace: Trace, calls: Array, kernels: dict[int, list[Kernel]]) -> list[Call]:
-    starts, ends, found = trace.start_ns[calls].tolist(), trace.end_ns[calls].tolist(), []
+    starts, ends = trace.start_ns[calls].tolist(), trace.end_ns[calls].tolist()
+    open_calls: list[tuple[int, int]] = []
+    last = (0, -1)
+    found = []
     for place, event in enumerate(calls.tolist()):
+        while open_calls and open_calls[0][0] <= starts[place]:
+            last = max(last, heapq.heappop(open_calls))
+        heapq.heappush(open_calls, (ends[place], place))
         text, own = trace.text(event), tuple(kernels.get(place, ()))
         waits: Waits = "host" if SYNCHRONIZE.match(text) else "stream" if STREAM_WAIT.match(text) else ""
-        found.append(Call(starts[place], ends[place], own, waits))
+        found.append(Call(starts[place], ends[place], last[1], own, waits))
     return found
