@@ -1,5 +1,6 @@
 """Files that efprof did not record, as a run: snapshots of CUDA's allocator, and traces of torch's profiler."""
 
+import pickle
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ TRACE_NAME = re.compile(r".+\.json(\.gz)?", re.IGNORECASE)
 def is_foreign(path: Path) -> bool:
     """Whether this is a snapshot or a trace, or a folder of them that is no run."""
     if path.is_file():
-        return _has_snapshot_name(path) or is_trace(path)
+        return _is_snapshot(path) or is_trace(path)
     return path.is_dir() and not (path / RUN_FILE).exists() and bool(_files_in(path))
 
 
@@ -71,5 +72,18 @@ def _files_in(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: [int(part) if part.isdecimal() else part for part in parts[path]])
 
 
+def _is_snapshot(path: Path) -> bool:
+    return _has_snapshot_name(path) or _begins_as_pickle(path)
+
+
 def _has_snapshot_name(path: Path) -> bool:
     return path.suffix in SNAPSHOT_SUFFIXES
+
+
+def _begins_as_pickle(path: Path) -> bool:
+    """Whatever it is called: a file may have the name of a run too, and then the run is meant."""
+    try:
+        with path.open("rb") as file:
+            return file.read(1) == pickle.PROTO
+    except OSError:
+        return False

@@ -1,12 +1,12 @@
 """holders-<n>.json: who keeps tensors alive; watch-<n>.json: which lines feed it; cycles-1.json: garbage in circles."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from efprof.artifacts.files import numbered_files, read_json
-from efprof.model import NotRecorded
+from efprof.model import NotRecorded, UnreadableInput
 
 Moment = Literal["step", "loader_ended", "loader_began", "end"]
 
@@ -119,12 +119,29 @@ class Watch(msgspec.Struct, kw_only=True, omit_defaults=True):
 def read_counts(rank_folder: Path) -> list[Count]:
     """What every holders-<n>.json of a rank counted, in order; raises NotRecorded where there is none."""
     how = ": holders are counted after 20 steps, and never with 'record --no-holders'."
-    return [read_json(path, Count) for path in numbered_files(rank_folder, "holders", ".json", how)]
+    return [count for path in numbered_files(rank_folder, "holders", ".json", how) for count in _counts_in(path)]
 
 
 def read_watches(rank_folder: Path) -> list[Watch]:
     """What every watch-<n>.json of a rank saw, in order; empty where there is none."""
     return [read_json(path, Watch) for path in numbered_files(rank_folder, "watch", ".json")]
+
+
+class _OldCount(msgspec.Struct, kw_only=True):
+    """Two counts in one file, as recordings had it before each count had a file of its own; mostly without what had
+    not grown. A number of a holder is there twice, as `length_before` and `length_after`.
+    """
+
+    step_before: int
+    step_after: int
+    holders: list[dict[str, Any]]
+    is_partial: bool = False
+
+
+class _Either(msgspec.Struct):
+    """Tells the two apart."""
+
+    step_before: int | None = None
 
 
 class LargeCollection(msgspec.Struct, kw_only=True):
@@ -192,3 +209,27 @@ def read_cycles(rank_folder: Path) -> CollectedGarbage:
     if not path.exists():
         raise NotRecorded(f"{CYCLES_FILE} is missing; record the run with 'efprof record -- COMMAND'.")
     return read_json(path, CollectedGarbage)
+
+
+def _counts_in(path: Path) -> list[Count]:
+    if read_json(path, _Either).step_before is None:
+        return [read_json(path, Count)]
+    old = read_json(path, _OldCount)
+    return [
+        Count(
+            step=step,
+            moment="step",
+            holders=[_counted(path, holder, when) for holder in old.holders if holder.get(f"tensors_{when}")],
+            is_partial=old.is_partial,
+        )
+        for step, when in ((old.step_before, "before"), (old.step_after, "after"))
+    ]
+
+
+def _counted(path: Path, holder: dict[str, Any], when: str) -> Counted:
+    """What views take of their storages was not counted then: they count as all of it."""
+    fields = {name.removesuffix(f"_{when}"): value for name, value in holder.items() if value is not None}
+    try:
+        return msgspec.convert({"file": None, **fields, "value_bytes": fields.get("tensor_bytes")}, Counted)
+    except msgspec.DecodeError as error:
+        raise UnreadableInput(f"{path} is not what efprof writes ({error}).") from None

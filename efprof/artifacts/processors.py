@@ -12,22 +12,44 @@ MOUNTED = Path("/sys/fs/cgroup")
 def num_processors() -> int:
     """At least one. `torch.get_num_threads()` and `os.cpu_count()` know nothing of a container's share."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([bound, *_shares()]))
+    shares = [math.ceil(share) for share in _shares()]
+    return max(1, min([bound, *shares]))
 
 
-def _shares() -> Iterator[int]:
-    """Processors' worth of time that each group around the process may take, where it is limited.
-
-    Of version 2 of control groups: `cpu.max` is `max 100000`, or microseconds of so many. Within a container its own
-    group is the outermost that is seen.
-    """
+def _shares() -> Iterator[float]:
+    """Processors' worth of time that each group around the process may take, where it is limited."""
     try:
-        paths = [line[3:] for line in OF_PROCESS.read_text().splitlines() if line.startswith("0::")]
+        lines = OF_PROCESS.read_text().splitlines()
     except OSError:  # not Linux
         return
-    for inner in (MOUNTED / path.lstrip("/") for path in paths):
-        for folder in (one for one in (inner, *inner.parents) if one.is_relative_to(MOUNTED)):
-            limit = folder / "cpu.max"
-            words = limit.read_text().split() if limit.is_file() else []
-            if len(words) == 2 and words[0].isdecimal():
-                yield math.ceil(int(words[0]) / int(words[1]))
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            yield from filter(None, map(_of_version_2, _around(MOUNTED, path)))
+        elif "cpu" in controllers.split(","):
+            yield from filter(None, map(_of_version_1, _around(MOUNTED / "cpu", path)))
+
+
+def _around(mounted: Path, path: str) -> list[Path]:
+    """The folder of the group and of those around it; within a container its own is the outermost that is seen."""
+    inner = mounted / path.lstrip("/")
+    return [folder for folder in (inner, *inner.parents) if folder.is_relative_to(mounted)]
+
+
+def _of_version_2(folder: Path) -> float | None:
+    """`cpu.max` is `max 100000`, or microseconds of so many."""
+    words = _words(folder / "cpu.max")
+    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdecimal() else None
+
+
+def _of_version_1(folder: Path) -> float | None:
+    """-1 is no limit."""
+    quota, period = _words(folder / "cpu.cfs_quota_us"), _words(folder / "cpu.cfs_period_us")
+    return int(quota[0]) / int(period[0]) if quota and period and quota[0].isdecimal() else None
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []

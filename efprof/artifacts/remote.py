@@ -9,8 +9,8 @@ from typing import Final
 
 from efprof.model import EfprofError, UnreadableInput
 
-USER: Final = re.compile(r"://[^/\s]*@")
-"""With its password."""
+USER: Final = re.compile(r"(?<!\babfs)(?<!\babfss)(?<!\baz)(?<!\bgithub)://[^/\s]*@")
+"""With its password. What stands there in Azure's URLs is a container, in GitHub's a repository."""
 QUERY: Final = re.compile(r"(://[^?\s'\"]*)\?[^\s'\"]*")
 
 

@@ -10,7 +10,10 @@ from efprof.artifacts.files import locked, read_lines, write_atomically
 from efprof.model import NotRecorded, UnreadableInput
 
 SCHEMA_VERSION = 2
-"""2: light steps, counts of holders one by one, the lines that were seen to make them grow. 1 was efprof 0.1.0's."""
+"""1: first form, with steps that are alike in one line. 2: light steps, counts of holders one by one, the lines that
+were seen to make them grow."""
+
+READABLE_VERSIONS = range(1, SCHEMA_VERSION + 1)
 
 RUN_FILE = "run.json"
 
@@ -92,9 +95,9 @@ def read_run_file(folder: Path) -> RunFile:
         raise UnreadableInput(f"{path} cannot be read: {error.strerror}.") from None
     try:
         version = msgspec.json.decode(content, type=_Version).schema_version
-        if version != SCHEMA_VERSION:
+        if version not in READABLE_VERSIONS:
             raise UnreadableInput(
-                f"{path} has schema version {version}, this efprof reads {SCHEMA_VERSION}: "
+                f"{path} has schema version {version}, this efprof reads 1 to {SCHEMA_VERSION}: "
                 f"{'install a newer efprof' if version > SCHEMA_VERSION else 'record the run again'}."
             )
         return msgspec.json.decode(content, type=RunFile)

@@ -1,5 +1,6 @@
 """efprof.toml, or [tool.efprof] in pyproject.toml: what a project wants recorded; and its own configuration files."""
 
+import difflib
 import importlib
 import json
 import tomllib
@@ -10,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from efprof.model import EfprofError, nearest_to
+from efprof.model import EfprofError
 from efprof.units import KIB
 
 SETTINGS_FILE = "efprof.toml"
@@ -131,11 +132,12 @@ def _checked(path: Path, content: dict[str, Any]) -> Settings:
 
 
 def _refuse_unknown(path: Path, section: str, table: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
-    known = [f"{section}{field.encode_name}" for field in msgspec.structs.fields(kind)]
-    for key in (f"{section}{key}" for key in table):
+    known = [field.encode_name for field in msgspec.structs.fields(kind)]
+    for key in table:
         if key not in known:
-            hint = nearest_to(key.replace("-", "_"), known)
-            raise EfprofError(f"{path}: there is no setting '{key}'; {hint}")
+            near = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
+            hint = f"did you mean '{section}{near[0]}'?" if near else f"there are {', '.join(sorted(known))}."
+            raise EfprofError(f"{path}: there is no setting '{section}{key}'; {hint}")
 
 
 def _files(path: Path, names: Words) -> tuple[Path, ...]:
@@ -173,16 +175,25 @@ def _values(file: Path, text: str) -> dict[str, str] | None:
 
 
 def _parsed(suffix: str, text: str) -> Any:
-    with suppress(ValueError, RecursionError):
+    try:
         if suffix == ".toml":
             return tomllib.loads(text)
         if suffix == ".json":
             return json.loads(text)
-    with suppress(ImportError):
+    except (ValueError, RecursionError):
+        return None
+    return _parsed_yaml(text) if suffix in (".yaml", ".yml") else None
+
+
+def _parsed_yaml(text: str) -> Any:
+    try:
         yaml = importlib.import_module("yaml")
-        with suppress(yaml.YAMLError, ValueError, RecursionError):
-            return yaml.safe_load(text) if suffix in (".yaml", ".yml") else None
-    return None
+    except ImportError:
+        return None
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -1,8 +1,9 @@
 """steps.jsonl: one line per step that was recorded in full, one for several light ones between them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -115,6 +116,48 @@ class LightLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     loader: int | None = None
 
 
+class AlikeSteps(msgspec.Struct, kw_only=True):
+    """Of recordings of schema version 1: short steps that made the same calls, in one line.
+
+    A row of `alike` has a step's number, its start in ns of the epoch, start and end in ns by the process's own clock,
+    samples, number of losses, a sequence number, the losses' sum (null where that is no number), the gradients' norm,
+    a learning rate, and the instants that begin and end the `stages`. The steps share their CPU time by their lengths.
+    """
+
+    alike: list[tuple[Any, ...]]
+    stages: list[tuple[str, int, int]]
+    cpu_share: float
+    rss_bytes: int
+    recorder_us: float
+    backward_site: str | None = None
+    loader: int | None = None
+
+
+def alike_records_of(line: AlikeSteps) -> Iterator[StepRecord]:
+    """Each of the steps; raises ValueError, TypeError or IndexError where a row is not one."""
+    for number, epoch_ns, start, end, samples, num_losses, _, loss, norm, rate, *instants in line.alike:
+        yield StepRecord(
+            step=int(number),
+            started_ns=int(epoch_ns),
+            total_us=(end - start) / 1000,
+            spans=[
+                StageSpan(stage, (instants[begin] - start) / 1000, (instants[last] - start) / 1000)
+                for stage, begin, last in line.stages
+            ],
+            memory=[],
+            cpu_us=line.cpu_share * (end - start) / 1000,
+            rss_bytes=line.rss_bytes,
+            micro_batches=sum(stage == "backward" for stage, _, _ in line.stages),
+            samples=samples,
+            recorder_us=line.recorder_us,
+            loss=None if not num_losses else "nan" if loss is None else loss,
+            gradient_norm=norm,
+            learning_rate=rate,
+            backward_site=line.backward_site,
+            loader=line.loader,
+        )
+
+
 def light_records_of(line: LightLine) -> Iterator[StepRecord]:
     for number, started_ns, length_us, num_passes, loss, flags in line.light:
         yield StepRecord(
@@ -139,15 +182,25 @@ def light_records_of(line: LightLine) -> Iterator[StepRecord]:
 
 def read_steps(rank_folder: Path) -> tuple[list[StepRecord], int]:
     """All steps, and the number of torn lines. Of two lines of a step the later is whole: the device tells late."""
-    lines: list[StepRecord | LightLine]
-    lines, num_torn = read_lines(
-        rank_folder / STEPS_FILE, StepRecord, "record the run with 'efprof record -- COMMAND'.", LightLine
-    )
+    how_to_record = "record the run with 'efprof record -- COMMAND'."
+    lines: list[StepRecord | LightLine | AlikeSteps]
+    lines, num_torn = read_lines(rank_folder / STEPS_FILE, StepRecord, how_to_record, LightLine, AlikeSteps)
     records: dict[int, StepRecord] = {}
     for line in lines:
-        found = light_records_of(line) if isinstance(line, LightLine) else (line,)
-        records |= {record.step: record for record in found}
+        try:
+            records |= {record.step: record for record in _records_in(line)}
+        except (ValueError, TypeError, IndexError):
+            num_torn += 1
     return sorted(records.values(), key=lambda record: record.step), num_torn
+
+
+def _records_in(line: StepRecord | LightLine | AlikeSteps) -> Iterable[StepRecord]:
+    match line:
+        case LightLine():
+            return light_records_of(line)
+        case AlikeSteps():
+            return alike_records_of(line)
+    return (line,)
 
 
 def spelled(value: float | None) -> float | str | None:

@@ -10,6 +10,10 @@ MIN_SHARE = 0.1
 """Of the step. The last bucket of a backward pass can overlap with nothing, and takes some percent of it."""
 HIGH_SHARE = 0.3
 """Of the step: a third of what all devices cost."""
+MANY_EXCHANGES, SHORT_MS = 30, 0.1
+"""Then their number costs, not what they carry: a bucket of DDP's 25 MiB takes longer even at 250 GB/s."""
+SPARED = 1.5
+"""Backward passes per step from which on accumulation is meant, and not a step cut in two by the window."""
 
 
 def exposed_communication(run: Run) -> Examination:
@@ -22,7 +26,8 @@ def exposed_communication(run: Run) -> Examination:
     Every device of the training stands still meanwhile, and more devices make it worse.
 
     ## Fix
-    By what is exchanged: gradients less often, compressed, or in other buckets; prefetching for FSDP; else
+    By what is exchanged, and how: `no_sync()` where each of several backward passes per step exchanges gradients;
+    buckets where there are many small ones; less to exchange where they are large; prefetching for FSDP; else
     `async_op=True`.
 
     ## Predicted gain
@@ -31,7 +36,7 @@ def exposed_communication(run: Run) -> Examination:
     found = run.get(ExposedCommunication)
     if not found.collectives:
         return Examination(looked_at="a trace without collectives on a device")
-    num = format_value(round(found.per_step, 1), "count")
+    num = format_value(round(len(found.collectives) / len(found.window.steps), 1), "count")
     looked_at = f"{num} collectives per step, alone on the device for {format_share(found.share)} of it"
     if found.share < MIN_SHARE:
         return Examination(looked_at=looked_at)
@@ -54,24 +59,44 @@ def _finding(found: ExposedCommunication, line: LaunchingLine) -> Finding:
         category="time",
         headline="The device waits for communication",
         message=f"{message}{'' if line.is_line else f' {what_tells_lines(found.window)}'}",
-        fix=Fix.by_hand(_advice(found.per_step, exposed.most_common(1)[0][0])),
+        fix=Fix.by_hand(_advice(found, exposed.most_common(1)[0][0])),
         gain=Gain.of_step("the time in which collectives ran alone, waits for slower ranks included", found.exposed_ms),
         evidence=communication_evidence(found),
         severity="high" if found.share >= HIGH_SHARE else "medium",
     )
 
 
-def _advice(per_step: float, kind: str) -> str:
+def _advice(found: ExposedCommunication, kind: str) -> str:
     if kind.endswith("of gradients"):
-        return (
-            "Exchange less often, by accumulating micro-batches under `model.no_sync()` but for the last; or less, by "
-            "`bf16_compress_hook`. A smaller `bucket_cap_mb` of DistributedDataParallel starts it earlier in the "
-            f"backward pass, a larger one has fewer parts than the {format_value(round(per_step), 'count')} per step "
-            "now; `gradient_as_bucket_view=True` spares copies."
-        )
+        return _of_gradients(found)
     if kind in ("all-gather", "reduce-scatter"):
         return (
             "Fetch the next layer's parameters while this one computes: FSDP's `forward_prefetch=True` and "
             "`backward_prefetch=BackwardPrefetch.BACKWARD_PRE`, or shard fewer, larger units."
         )
     return f"Start the {kind} earlier with `async_op=True`, and wait for it only where its result is needed."
+
+
+def _of_gradients(found: ExposedCommunication) -> str:
+    num, typical_ms = found.gradients()
+    if found.passes_synced_in_vain >= SPARED - 1:
+        passes = format_value(round(found.passes_synced_in_vain + 1, 1), "count")
+        advice = (
+            f"Exchange gradients once per step: `with model.no_sync():` around all but the last of the {passes} "
+            "passes, all of which exchange them now."
+        )
+    elif num >= MANY_EXCHANGES and typical_ms < SHORT_MS:
+        how = "a larger `bucket_cap_mb` of DistributedDataParallel" if found.is_ddp else "buckets, as DDP makes them"
+        advice = (
+            f"Exchange gradients in fewer, larger parts: {how}; now there are {format_value(round(num), 'count')} "
+            f"per step, half of them shorter than {format_ms(typical_ms)}."
+        )
+    else:
+        advice = (
+            "Let the exchange start earlier in the backward pass, by a smaller `bucket_cap_mb` of "
+            "DistributedDataParallel; exchange less, by `bf16_compress_hook`; or less often, by accumulating "
+            "micro-batches under `no_sync()`."
+        )
+    if found.copies_buckets:
+        advice += " `gradient_as_bucket_view=True` spares the copies after each exchange."
+    return advice

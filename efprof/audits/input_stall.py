@@ -53,7 +53,7 @@ def input_stall(run: Run) -> Examination:
         raise ThinEvidence(f"{looked_at}, but the loader that made them wait was built where it could not be seen.")
     blame = run.get(Sources).line(waits.loader.site)
     if _is_stalled(waits):
-        finding = with_lines(run, waits.loader, _of_slow_loader(run, waits, blame))
+        finding = with_lines(run, waits.loader, waits.data_ms, _of_slow_loader(run, waits, blame))
     else:
         finding = _of_restarts(run, waits, blame)
     return Examination(looked_at=looked_at, findings=(finding,))

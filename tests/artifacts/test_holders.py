@@ -1,6 +1,7 @@
-"""Counts of holders, what was seen of their lines, and cycles of garbage, read back."""
+"""Counts of holders, what was seen of their lines, and cycles of garbage, read back; recordings from before, too."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -66,12 +67,38 @@ def test_every_count_and_watch_is_read_in_order_and_there_may_be_none(tmp_path: 
     assert read_counts(tmp_path) == counts
 
 
+def old_holder(**fields: object) -> dict[str, Any]:
+    """As efprof wrote it when one file had two counts."""
+    numbers = {"tensors": (3, 7), "tensor_bytes": (12, 28), "graph_nodes": (0, 5), "graph_bytes": (0, 50)}
+    both = {f"{name}_{when}": one[at] for name, one in numbers.items() for at, when in enumerate(("before", "after"))}
+    place = {"path": "train.history", "scope": "local", "owner": "train", "name": "history", "file": "train.py"}
+    return {**place, "type": "list", "length_before": 3, "length_after": 7, **both, **fields}
+
+
+def test_two_counts_of_an_older_recording_become_one_each(tmp_path: Path) -> None:
+    holders = [old_holder(max_length=9), old_holder(path="train.new", tensors_before=0)]
+    old = {"step_before": 8, "step_after": 12, "holders": holders, "is_partial": True}
+    (tmp_path / "holders-1.json").write_bytes(msgspec.json.encode(old))
+    before, after = read_counts(tmp_path)
+    assert [(one.step, one.moment, one.is_partial) for one in (before, after)] == [
+        (8, "step", True),
+        (12, "step", True),
+    ]
+    (only,) = before.holders
+    assert (only.path, only.length, only.tensors, only.max_length, only.number) == ("train.history", 3, 3, 9, None)
+    assert [(one.path, one.length, one.graph_nodes, one.tensor_bytes) for one in after.holders] == [
+        ("train.history", 7, 5, 28),
+        ("train.new", 7, 5, 28),
+    ]
+    assert all(one.value_bytes == one.tensor_bytes for one in after.holders), "what views take was not counted then"
+
+
 def test_a_run_without_counts_says_how_to_have_some(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match="after 20 steps"):
         read_counts(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"step": "one", "moment": "step", "holders": []}'])
+@pytest.mark.parametrize("text", ["{", "{}", '{"step": "one", "moment": "step", "holders": []}', '{"step_before": 1}'])
 def test_what_efprof_never_wrote_is_refused_by_name(text: str, tmp_path: Path) -> None:
     (tmp_path / "holders-1.json").write_text(text)
     with pytest.raises(UnreadableInput, match=r"holders-1\.json"):

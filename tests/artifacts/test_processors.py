@@ -1,4 +1,4 @@
-"""A container's share of the processors counts."""
+"""A container's share of the processors counts, however the machine counts them."""
 
 import os
 from pathlib import Path
@@ -24,16 +24,24 @@ def of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, files: dict[
     return num_processors()
 
 
-def test_the_smallest_share_of_all_groups_around_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_2_the_smallest_share_of_all_groups_around_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = {"cpu.max": "300000 100000\n", "job/cpu.max": "max 100000\n", "job/task/cpu.max": "max 100000\n"}
     assert of(tmp_path, monkeypatch, "0::/job/task\n", files) == 3
+
+
+def test_version_1_a_part_of_a_processor_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"cpu/slow/cpu.cfs_quota_us": "150000", "cpu/slow/cpu.cfs_period_us": "100000"}
+    assert of(tmp_path, monkeypatch, "4:memory:/x\n1:cpu:/slow\n0::/\n", files) == 2
 
 
 @pytest.mark.parametrize("group", ["0::/\n", "1:cpu,cpuacct:/\n", ""])
 def test_without_a_limit_those_that_it_is_bound_to_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
 ) -> None:
-    assert of(tmp_path, monkeypatch, group, {"cpu.max": "max 100000\n"}) == 8
+    files = {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}
+    assert of(tmp_path, monkeypatch, group, files) == 8
 
 
 def test_where_nothing_is_known_of_groups_it_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,9 +98,8 @@ def test_names_the_nearest_run_or_branch(store: Path, wrong: str, right: str) ->
     ("content", "message"),
     [
         (None, "is empty"),
-        ('{"schema_version": 2, "run_id": "2026', "is not a complete run file"),
-        ('{"schema_version": 99}', "install a newer efprof"),
-        ('{"schema_version": 1}', "record the run again"),
+        ('{"schema_version": 1, "run_id": "2026', "is not a complete run file"),
+        ('{"schema_version": 99}', "schema version 99"),
     ],
 )
 def test_a_folder_that_cannot_be_read_is_refused_by_name(store: Path, content: str | None, message: str) -> None:

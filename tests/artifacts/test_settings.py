@@ -40,7 +40,7 @@ def test_a_pyproject_without_our_table_is_passed_over(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("[record]\nholder = true\n", "there is no setting 'record.holder'; did you mean 'record.holders'?"),
-        ("q = 1\n", "there is no setting 'q'; there are "),
+        ("[record]\nbogus = 1\n", "there is no setting 'record.bogus'; there are "),
         ("[recrod]\n", "there is no setting 'recrod'; did you mean 'record'?"),
         ("[record]\nholders = 'yes'\n", "'record.holders' is wrong: expected `bool`, got `str`."),
         ("record = 3\n", "'record' is wrong: expected `object`, got `int`."),

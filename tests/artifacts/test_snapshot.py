@@ -4,6 +4,7 @@ import copyreg
 import os
 import pickle
 import pickletools
+import resource
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -268,6 +269,24 @@ def try_to_read(path: Path) -> None:
         read_snapshot(path)
 
 
+@contextmanager
+def little_memory() -> Iterator[None]:
+    """As spoilt pickles may ask for any amount of it."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 128 * MIB, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def read_bytes(folder: Path, content: bytes) -> None:
+    path = written(folder, content)
+    with little_memory():
+        try_to_read(path)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("spoilt")
@@ -289,7 +308,7 @@ arguments = [
 @settings(max_examples=250)
 @given(parts=st.lists(st.sampled_from(opcodes + arguments), max_size=25))
 def test_any_row_of_operations_is_read_or_refused(folder: Path, parts: list[bytes]) -> None:
-    try_to_read(written(folder, b"\x80\x04" + b"".join(parts) + b"."))
+    read_bytes(folder, b"\x80\x04" + b"".join(parts) + b".")
 
 
 @settings(max_examples=250)
@@ -301,4 +320,4 @@ def test_a_snapshot_of_which_bytes_were_spoilt_is_read_or_refused(
     for _ in range(num_changes):
         at = data.draw(st.integers(0, len(content) - 1))
         content[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
-    try_to_read(written(folder, bytes(content)))
+    read_bytes(folder, bytes(content))

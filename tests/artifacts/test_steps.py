@@ -1,10 +1,25 @@
-"""Steps are read one by one, whatever line they share."""
+"""steps.jsonl: what is written for one step, and for many at once, is read as one step each."""
 
 from pathlib import Path
 
 import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from efprof.artifacts.steps import HAS_PAUSE, IS_SKIPPED, STEPS_FILE, LightLine, StepRecord, read_steps
+from efprof.artifacts.steps import STEPS_FILE, StepRecord, read_steps
+
+STAGES = [("forward", 0, 1), ("backward", 2, 3)]
+
+
+def row(number: int, *, loss: float | None = 0.5) -> tuple[int | float | None, ...]:
+    """A step of 9 us that starts at 1 us of its process's clock."""
+    return (number, 7_000, 1_000, 10_000, 32, int(loss is not None), -1, loss, 2.5, 0.01, 2_000, 4_000, 5_000, 8_000)
+
+
+def line_of(*rows: tuple[int | float | None, ...]) -> bytes:
+    """As recordings of schema version 1 have it."""
+    line = {"alike": rows, "stages": STAGES, "cpu_share": 0.5, "rss_bytes": 123, "recorder_us": 30.0, "loader": 0}
+    return msgspec.json.encode(line) + b"\n"
 
 
 def single(number: int) -> bytes:
@@ -15,16 +30,37 @@ def single(number: int) -> bytes:
     return msgspec.json.encode(record) + b"\n"
 
 
-def light(*rows: tuple[int, int, float, int, float | str | None, int]) -> bytes:
-    return msgspec.json.encode(LightLine(light=list(rows), recorder_us=3.0, loader=0)) + b"\n"
+def written(folder: Path, content: bytes) -> Path:
+    (folder / STEPS_FILE).write_bytes(content)
+    return folder
 
 
-def test_light_steps_that_share_a_line_come_in_order_and_a_torn_line_loses_no_other(tmp_path: Path) -> None:
-    rows = light((1, 100, 7.0, 2, 0.5, HAS_PAUSE), (3, 300, 8.0, 1, "nan", IS_SKIPPED))
-    (tmp_path / STEPS_FILE).write_bytes(single(0) + rows + rows[:40] + b"\n" + single(2))
-    steps, num_torn = read_steps(tmp_path)
-    assert ([step.step for step in steps], num_torn) == ([0, 1, 2, 3], 1)
-    assert [(step.is_full, step.is_skipped, step.has_pause) for step in steps[1::2]] == [
-        (False, False, True), (False, True, False)
+def test_steps_that_share_a_line_are_read_one_by_one(tmp_path: Path) -> None:
+    (first, second), num_torn = read_steps(written(tmp_path, line_of(row(3), row(4, loss=None))))
+    assert num_torn == 0
+    assert (first.step, first.total_us, first.cpu_us, first.loss) == (3, 9.0, 4.5, 0.5)
+    assert [(span.stage, span.start_us, span.end_us) for span in first.spans] == [
+        ("forward", 1.0, 3.0), ("backward", 4.0, 7.0)
     ]  # fmt: skip
-    assert (steps[1].total_us, steps[1].micro_batches, steps[1].loss, steps[3].loss) == (7.0, 2, 0.5, "nan")
+    assert (first.micro_batches, first.samples, first.rss_bytes, first.loader) == (1, 32, 123, 0)
+    assert (first.gradient_norm, first.learning_rate) == (2.5, 0.01)
+    assert (second.step, second.loss) == (4, None)
+
+
+def test_steps_come_in_order_whatever_line_they_are_in(tmp_path: Path) -> None:
+    steps, _ = read_steps(written(tmp_path, single(0) + line_of(row(1), row(3), row(4)) + single(2) + single(5)))
+    assert [step.step for step in steps] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_torn_line_of_many_steps_and_a_row_that_is_no_step_lose_no_other(tmp_path: Path) -> None:
+    torn = line_of(row(1), row(2))[:80] + b"\n"
+    steps, num_torn = read_steps(written(tmp_path, single(0) + torn + line_of(row(1)[:11])))
+    assert [step.step for step in steps] == [0]
+    assert num_torn == 2
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(*[st.one_of(st.none(), st.integers(-(2**63), 2**63), st.floats())] * 14), max_size=3))
+def test_rows_that_hold_anything_are_read_or_lost(tmp_path: Path, rows: list[tuple[int | float | None, ...]]) -> None:
+    steps, num_torn = read_steps(written(tmp_path, line_of(*rows)))
+    assert num_torn or len(steps) <= len(rows)

@@ -90,6 +90,14 @@ def test_an_item_without_a_batch_dimension_is_one_too(tmp_path: Path) -> None:
     assert "shape [3, 32, 32]" in only(examine(tmp_path / "image", layer="aten::conv2d", dims=image)).message
 
 
+def test_the_batch_of_a_recurrent_layer_is_told_by_its_state(tmp_path: Path) -> None:
+    def gru(batch: int) -> dict[str, Any]:
+        return {"layer": "aten::gru", "dims": [[24, batch, 8], [1, batch, 16], [[48, 8], [48, 16]]]}
+
+    assert "shape [24, 1, 8]" in only(examine(tmp_path / "one", **gru(1))).message
+    assert examine(tmp_path / "many", **gru(64)).findings == ()
+
+
 def test_a_batch_and_inputs_of_unlike_shapes_are_silent(tmp_path: Path) -> None:
     assert examine(tmp_path / "batch", dims=[[64, 48], [96, 48], [96]]).findings == ()
     pyramid = examine(tmp_path / "pyramid", layer="aten::conv2d", dims=lambda n: [[1, 8, 64 - n, 64], [8, 8, 3, 3]])

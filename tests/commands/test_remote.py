@@ -86,7 +86,7 @@ def test_a_link_opens_and_its_password_and_signature_are_told_nowhere(tmp_path: 
         run(report, put(tmp_path / "t.json", f"{bucket}/t.json?X=s1gned"))
     assert not any(secret in output + str(error.value) for secret in ("s3cret", "s1gned"))
     told = without_secrets("'https://a:b@h/a?c=d': ftp://me@h/run, abfs://container@account/run")
-    assert told == "'https://h/a': ftp://h/run, abfs://account/run"
+    assert told == "'https://h/a': ftp://h/run, abfs://container@account/run"
 
 
 def test_a_name_that_leads_out_of_the_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

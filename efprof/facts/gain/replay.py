@@ -5,14 +5,13 @@ from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Final, Self
 
 import numpy as np
 
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
-from efprof.facts.gain.schedule import Call, Kernel, Schedule, schedule_of
+from efprof.facts.gain.schedule import ANY_STREAM, Call, Kernel, Schedule, Wait, schedule_of
 from efprof.facts.run.run import Run
 from efprof.facts.time.call_paths import HOST
 from efprof.facts.time.device_lanes import union
@@ -86,11 +85,12 @@ class Replay:
         if missing_ns > MAX_UNLAUNCHED * all_ns:
             share = format_share(missing_ns / all_ns)
             return f"kernels of {share} of the device's time have no launch in the trace: profile with {BOTH}"
-        at_once = sum(after.start_ns < call.end_ns for call, after in pairwise(self.schedule.calls))
+        at_once = sum(call.after < place - 1 for place, call in enumerate(self.schedule.calls))
         if at_once > MAX_AT_ONCE * len(self.schedule.calls):
             return "several threads launch at once, and no flag tells which waits for which"
         if error > MAX_ERROR:
-            return f"unmodified it is {format_share(error)} off, and no flag tells why"
+            which = "`experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)`"
+            return f"unmodified it is {format_share(error)} off: {which} records what waits for what"
         return ""
 
     def gain_without(self, removed: Collection[int], what: str) -> Gain | None:
@@ -142,6 +142,11 @@ class _Removed:
         beyond_ns = self._ends[place - 1] - time_ns if place else 0
         return int(self._before[place]) - max(0, beyond_ns)
 
+    def has(self, call: Call) -> bool:
+        """Whether the call lies in what is taken out."""
+        place = bisect_right(self._starts, call.start_ns)
+        return place > 0 and bool(call.end_ns <= self._ends[place - 1])
+
 
 class _Simulation:
     """Runs the calls in their order; of each kernel and call it keeps the recorded end and the new one."""
@@ -152,34 +157,47 @@ class _Simulation:
         self._recorded: dict[int, list[int]] = {}
         """By stream, ascending; `_ended` has the new ends in the same order."""
         self._ended: dict[int, list[int]] = {}
-        self._num_waits = 0
-        """Of streams, each of which may be any."""
-        self._num_seen: dict[int, int] = {}
-        """By stream, how many of them its last kernel saw."""
+        self._returned: list[int] = []
+        self._waits: list[Wait] = []
+        """Of streams, for others; each until the next kernel of the stream that waits."""
+        self._num_waits: dict[int, int] = {ANY_STREAM: 0}
+        """Of streams that are not known, which then may be any; by stream, how many of them its last kernel saw."""
 
     def length_ns(self) -> int:
         """Until the host has ended the stretch and the device all that was launched in it."""
         schedule = self._schedule
         for stream, end_ns in schedule.earlier:
             self._run(stream, end_ns, end_ns)
-        device_ns = now_ns = since_ns = schedule.start_ns  # `now_ns` is what `since_ns` was in the recording
+        device_ns = schedule.start_ns
         for call in schedule.calls:
-            now_ns, kernels_end_ns = self._called(call, now_ns + self._lasting(since_ns, call.start_ns))
-            since_ns, device_ns = call.end_ns, max(device_ns, kernels_end_ns)
-        return max(now_ns + self._lasting(since_ns, schedule.end_ns), device_ns) - schedule.start_ns
+            end_ns, kernels_end_ns = self._called(call, self._time_after(call.after, call.start_ns))
+            self._returned.append(end_ns)
+            device_ns = max(device_ns, kernels_end_ns)
+        ends = [(call.end_ns, place) for place, call in enumerate(schedule.calls) if call.end_ns <= schedule.end_ns]
+        host_ns = self._time_after(max(ends, default=(0, -1))[1], schedule.end_ns)
+        return max(host_ns, device_ns) - schedule.start_ns
+
+    def _time_after(self, place: int, recorded_ns: int) -> int:
+        """When the host comes to what it was at, at an instant of the recording, after the call at that place."""
+        if place < 0:
+            since_ns, now_ns = self._schedule.start_ns, self._schedule.start_ns
+        else:
+            since_ns, now_ns = self._schedule.calls[place].end_ns, self._returned[place]
+        return now_ns + self._lasting(since_ns, recorded_ns)
 
     def _lasting(self, start_ns: int, end_ns: int) -> int:
         return end_ns - start_ns - (self._removed.until(end_ns) - self._removed.until(start_ns))
 
     def _called(self, call: Call, start_ns: int) -> tuple[int, int]:
         """When a call that begins then returns, and when the last of its kernels has ended."""
-        end_ns = start_ns + self._lasting(call.start_ns, call.end_ns)
-        is_removed = end_ns == start_ns and call.end_ns > call.start_ns
-        if call.waits == "host" and not is_removed:
-            recorded_ns, ended_ns = self._latest(call.end_ns)
-            is_meanwhile = recorded_ns > call.start_ns
-            end_ns = max(start_ns, ended_ns + call.end_ns - recorded_ns) if is_meanwhile else max(end_ns, ended_ns)
-        self._num_waits += call.waits == "stream" and not is_removed
+        end_ns, is_removed = start_ns + self._lasting(call.start_ns, call.end_ns), self._removed.has(call)
+        if call.wait is not None and not is_removed:
+            if call.wait.waiting is None:
+                end_ns = self._synchronized(call, call.wait.waited, start_ns, end_ns)
+            elif call.wait.waiting == ANY_STREAM:
+                self._num_waits[ANY_STREAM] += 1
+            else:
+                self._waits.append(call.wait)
         kernels_end_ns = 0
         for kernel in call.kernels:
             kernel_end_ns = self._launched(kernel, start_ns if kernel.is_waited_for else end_ns)
@@ -188,27 +206,43 @@ class _Simulation:
                 end_ns = max(start_ns, kernel_end_ns + call.end_ns - kernel.end_ns)
         return end_ns, kernels_end_ns
 
+    def _synchronized(self, call: Call, stream: int, start_ns: int, end_ns: int) -> int:
+        """When it returns: what it waits for is the last that had ended when it did."""
+        recorded_ns, ended_ns = self._latest(stream, call.end_ns)
+        if recorded_ns > call.start_ns:
+            return max(start_ns, ended_ns + call.end_ns - recorded_ns)
+        return max(end_ns, ended_ns)
+
     def _launched(self, kernel: Kernel, launched_ns: int) -> int:
         """When a kernel that is launched then has ended."""
         start_ns = launched_ns + kernel.latency_ns
         if self._ended.get(kernel.stream):
             start_ns = max(start_ns, self._ended[kernel.stream][-1] + kernel.gap_ns)
-        if self._num_waits > self._num_seen.get(kernel.stream, 0):
-            start_ns = max(start_ns, self._latest(kernel.start_ns)[1])
-        self._num_seen[kernel.stream] = self._num_waits
+        for stream in self._waited_by(kernel.stream):
+            start_ns = max(start_ns, self._latest(stream, kernel.start_ns)[1])
         end_ns = start_ns + kernel.end_ns - kernel.start_ns
         self._run(kernel.stream, kernel.end_ns, end_ns)
         return end_ns
+
+    def _waited_by(self, stream: int) -> list[int]:
+        """The streams that the next kernel of this one waits for, which is told once."""
+        waited = [wait.waited for wait in self._waits if wait.waiting == stream]
+        self._waits = [wait for wait in self._waits if wait.waiting != stream]
+        if self._num_waits[ANY_STREAM] > self._num_waits.get(stream, 0):
+            waited.append(ANY_STREAM)
+        self._num_waits[stream] = self._num_waits[ANY_STREAM]
+        return waited
 
     def _run(self, stream: int, recorded_ns: int, ended_ns: int) -> None:
         self._recorded.setdefault(stream, []).append(recorded_ns)
         self._ended.setdefault(stream, []).append(ended_ns)
 
-    def _latest(self, until_ns: int) -> tuple[int, int]:
+    def _latest(self, stream: int, until_ns: int) -> tuple[int, int]:
         """The recorded and the new end of the last that had ended by then in the recording; zeros where none had."""
         found = (0, 0)
-        for stream, recorded in self._recorded.items():
-            place = bisect_right(recorded, until_ns) - 1
+        for one in self._recorded if stream == ANY_STREAM else (stream,):
+            place = bisect_right(self._recorded.get(one, []), until_ns) - 1
             if place >= 0:
-                found = max(found[0], recorded[place]), max(found[1], self._ended[stream][place])
+                recorded_ns, ended_ns = self._recorded[one][place], self._ended[one][place]
+                found = max(found[0], recorded_ns), max(found[1], ended_ns)
         return found

@@ -1,12 +1,13 @@
 """What a replay needs of a stretch of a trace: the host's calls in their order, their kernels, and who waits for whom.
 
-Calls are the outermost ones of the runtime, on the threads that launch kernels. Between a call and the one before it,
-whatever their threads, the host works or waits for something else: that gap keeps its length.
+Calls are the outermost ones of the runtime, on the threads that launch kernels. Between a call and the one that ended
+last before it, whatever their threads, the host works or waits for something else: that gap keeps its length.
 """
 
+import heapq
 import re
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,10 @@ from efprof.facts.time.trace_waits import ASYNCHRONOUS, COPY, SYNCHRONIZE, outer
 STREAM_WAIT: Final = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
 WITH_HOST: Final = re.compile(r"HtoD|DtoH|Host")
 """A copy between the host and a device; from or to pageable memory it blocks, whatever its name says."""
-Waits = Literal["", "host", "stream"]
-"""Who waits by a call, for what had ended before in the recording: which streams, most traces do not tell."""
+STREAM_WAIT_EVENT, NO_STREAM = "Stream Wait", -1
+"""How the profiler names a stream's wait among the `cuda_sync` events, and the stream where there is none."""
+ANY_STREAM: Final = -1
+"""Where the trace does not tell which stream: without `enable_cuda_sync_events` it never does."""
 
 
 class Kernel(NamedTuple):
@@ -36,13 +39,21 @@ class Kernel(NamedTuple):
     """By the very call that launched it, as a copy from pageable memory is."""
 
 
+class Wait(NamedTuple):
+    """What a call makes wait (a stream, or itself where that is None), and for which stream."""
+
+    waiting: int | None
+    waited: int
+
+
 class Call(NamedTuple):
-    """One call."""
+    """One call; `after` is the place of the call that had ended last when it began, -1 where there is none."""
 
     start_ns: int
     end_ns: int
+    after: int
     kernels: tuple[Kernel, ...]
-    waits: Waits
+    wait: Wait | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,9 +158,32 @@ def _is_waited_for(trace: Trace, call: int, kernel: int) -> bool:
 
 
 def _calls(trace: Trace, calls: Array, kernels: dict[int, list[Kernel]]) -> list[Call]:
-    starts, ends, found = trace.start_ns[calls].tolist(), trace.end_ns[calls].tolist(), []
+    waits = _recorded_waits(trace)
+    starts, ends = trace.start_ns[calls].tolist(), trace.end_ns[calls].tolist()
+    open_calls: list[tuple[int, int]] = []
+    last = (0, -1)
+    found = []
     for place, event in enumerate(calls.tolist()):
-        text, own = trace.text(event), tuple(kernels.get(place, ()))
-        waits: Waits = "host" if SYNCHRONIZE.match(text) else "stream" if STREAM_WAIT.match(text) else ""
-        found.append(Call(starts[place], ends[place], own, waits))
+        while open_calls and open_calls[0][0] <= starts[place]:
+            last = max(last, heapq.heappop(open_calls))
+        heapq.heappush(open_calls, (ends[place], place))
+        text, wait = trace.text(event), None
+        if SYNCHRONIZE.match(text):
+            wait = Wait(None, waits.get(int(trace.id[event]), (ANY_STREAM, ANY_STREAM))[1])
+        elif STREAM_WAIT.match(text):
+            wait = Wait(*waits.get(int(trace.id[event]), (ANY_STREAM, ANY_STREAM)))
+        own = tuple(kernels.get(place, ()))
+        found.append(Call(starts[place], ends[place], last[1], own, wait))
+    return found
+
+
+def _recorded_waits(trace: Trace) -> dict[int, tuple[int, int]]:
+    """By the correlation of the call, the stream that waits and the one that is waited for, where that is recorded."""
+    lanes = {lane: code for code, lane in enumerate(trace.lanes) if lane[1] != NO_STREAM}
+    waited_stream, found = trace.argument("waited_stream"), {}
+    for event in np.flatnonzero(trace.is_of("cuda_sync")).tolist():
+        device, stream = trace.lanes[trace.lane[event]]
+        is_told = waited_stream[event] >= 0 or STREAM_WAIT_EVENT in trace.text(event)
+        waited = int(waited_stream[event]) if is_told else stream
+        found[int(trace.id[event])] = lanes.get((device, stream), ANY_STREAM), lanes.get((device, waited), ANY_STREAM)
     return found

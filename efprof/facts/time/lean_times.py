@@ -18,7 +18,7 @@ import numpy as np
 from efprof.artifacts.trace.columns import ABSENT, Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
-from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, OPERATORS
+from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, OPERATORS, outermost
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import NotRecorded, UnreadableInput
 
@@ -73,20 +73,24 @@ def _pairs(
     for lean_lane, name in enumerate(lean.lanes):
         lane = full.lanes.index(name) if name in full.lanes else ABSENT
         for span, lean_span in spans:
-            events, lean_events = _events(full, lane, span, categories), _events(lean, lean_lane, lean_span, categories)
-            alike = [*_alike([*map(full.text, events)], [*map(lean.text, lean_events)])]
-            ones, others = np.array(alike, np.int64).reshape(-1, 2).T
-            found[lane].append(np.column_stack([events[ones], lean_events[others]]))
-            known_ns += int(lean.duration_ns[lean_events[others]].sum())
-            all_ns += int(lean.duration_ns[lean_events].sum())
+            calls, lean_calls = _calls(full, lane, span, categories), _calls(lean, lean_lane, lean_span, categories)
+            names, lean_names = [full.text(call[0]) for call in calls], [lean.text(call[0]) for call in lean_calls]
+            for one, other in _alike(names, lean_names):
+                call, lean_call = calls[one], lean_calls[other]
+                if [*map(full.text, call)] != [*map(lean.text, lean_call)]:
+                    call, lean_call = call[:1], lean_call[:1]
+                found[lane].append(np.column_stack([call, lean_call]))
+                known_ns += int(lean.duration_ns[lean_call[0]])
+            all_ns += sum(int(lean.duration_ns[call[0]]) for call in lean_calls)
     return {lane: np.concatenate(parts) for lane, parts in found.items()}, known_ns / all_ns if all_ns else 1.0
 
 
-def _events(trace: Trace, lane: int, span: Span, categories: Sequence[str]) -> Array:
-    """Those that begin in a stretch."""
+def _calls(trace: Trace, lane: int, span: Span, categories: Sequence[str]) -> list[Array]:
+    """The outermost of a lane that begin in a stretch, each with those inside it."""
     inside = (trace.start_ns >= span[0]) & (trace.start_ns < span[1])
-    found: Array = np.flatnonzero((trace.lane == lane) & inside & trace.is_of(*categories))
-    return found
+    events = np.flatnonzero((trace.lane == lane) & inside & trace.is_of(*categories))
+    begins = np.flatnonzero(outermost(trace.start_ns[events], trace.end_ns[events]))
+    return np.split(events, begins[1:]) if len(events) else []
 
 
 def _alike(names: list[str], lean_names: list[str]) -> Iterator[tuple[int, int]]:

@@ -29,11 +29,13 @@ TELLING: Final = ("line", "module")
 LAUNCH_NS: Final = 100_000
 """What an operator takes at most that is not work on its items: 30 to 140 us were measured for small ones, under the
 profiler on busy cores."""
-LAYERS: Final = frozenset({
-    "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::embedding", "aten::gru", "aten::gru_cell", "aten::linear",
-    "aten::lstm", "aten::lstm_cell", "aten::matmul", "aten::rnn_relu_cell", "aten::rnn_tanh_cell",
-})  # fmt: skip
-"""Operators whose input tells how many items a call was given; of recurrent ones where the batch comes first."""
+RECURRENT: Final = frozenset({"aten::gru", "aten::lstm", "aten::rnn_tanh", "aten::rnn_relu"})
+"""Their second input is the state, [layers, batch, width] whichever way the input lies."""
+LAYERS: Final = RECURRENT | {
+    "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::embedding", "aten::gru_cell", "aten::linear",
+    "aten::lstm_cell", "aten::matmul", "aten::rnn_relu_cell", "aten::rnn_tanh_cell",
+}  # fmt: skip
+"""Operators whose input tells how many items a call was given."""
 MIN_STEPS: Final = 2
 """One step cannot tell what each step does from what one in a hundred does."""
 
@@ -163,7 +165,9 @@ class _Layers:
         """The first layer inside a call and its input's shape; None where that is a batch, or nothing is learned."""
         if not len(self._inside(self._differentiated, call)):
             return None
-        for layer in self._inside(self._layers, call).tolist():
+        layers = self._inside(self._layers, call).tolist()
+        recurrent = [layer for layer in layers if self._trace.text(layer) in RECURRENT]
+        for layer in recurrent or layers:
             name, shapes = self._trace.text(layer), self._trace.input_shapes(layer)
             num_items = _num_items(name, shapes)
             if num_items is not None:
@@ -181,6 +185,8 @@ class _Layers:
 def _num_items(layer: str, shapes: Sequence[tuple[int, ...]]) -> int | None:
     """How many items a layer was given at once; None where its shapes do not tell a batch from a sequence."""
     first, second = (*shapes, (), ())[:2]
+    if layer in RECURRENT:
+        return second[1] if len(second) == 3 else None
     if layer == "aten::embedding":
         return second[0] if len(second) > 1 else None
     is_unbatched = len(first) == (len(second) - 1 if layer.startswith("aten::conv") else 1)

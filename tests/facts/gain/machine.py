@@ -10,7 +10,7 @@ from efprof.artifacts.trace.blocks import Header
 from efprof.artifacts.trace.columns import Columns, Trace
 from efprof.artifacts.trace.events import Decoder
 from efprof.facts.time.trace_windows import TraceWindow, foreign_window
-from tests.facts.time.traces import ENGINE, MAIN, event
+from tests.facts.time.traces import MAIN, event
 
 CALL_US, LATENCY_US = 3, 5
 """What a call of the runtime takes, and how long after it a kernel begins where nothing holds it up."""
@@ -18,7 +18,7 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
 class Do(NamedTuple):
-    """What a program does: `host`, `loader`, `launch`, `sync`, `wait`, `read`; how long, and where.
+    """What a program does: `host`, `loader`, `launch`, `sync`, `sync_stream`, `wait`, `read`; how long, and where.
 
     `wait` makes the stream wait for all that was launched on the `other` one; `read` copies to pageable memory.
     """
@@ -33,11 +33,14 @@ class Do(NamedTuple):
 class Machine:
     """Runs a program; `without` names what takes no time on the host, and waits for nothing."""
 
-    def __init__(self, program: Sequence[Do], *, without: str = "", tail_us: int = 0) -> None:
+    def __init__(
+        self, program: Sequence[Do], *, without: str = "", tail_us: int = 0, knows_streams: bool = True
+    ) -> None:
         self.events: list[dict[str, Any]] = []
         self.now_us = 0
         self._without = without
         self._tail_us = tail_us
+        self._knows_streams = knows_streams
         self._free_us: dict[int, int] = {}
         self._not_before_us: dict[int, int] = {}
         for action in program:
@@ -74,11 +77,23 @@ class Machine:
             end_us = max(self.now_us + CALL_US, self.device_us + self._tail_us)
             self._call("cudaDeviceSynchronize", action, end_us - self.now_us)
 
+    def _sync_stream(self, action: Do) -> None:
+        end_us = max(self.now_us + CALL_US, self._free_us.get(action.stream, 0) + self._tail_us)
+        self._call("cudaStreamSynchronize", action, end_us - self.now_us)
+        self._tell("Stream Sync", action, len(self.events) - 1)
+
     def _wait(self, action: Do) -> None:
         self._not_before_us[action.stream] = max(
             self._free_us.get(action.other, 0), self._not_before_us.get(action.stream, 0)
         )
         self._call("cudaStreamWaitEvent", action, CALL_US)
+        self._tell("Stream Wait Event", action, len(self.events) - 1, wait_on_stream=action.other)
+
+    def _tell(self, name: str, action: Do, number: int, **waited: int) -> None:
+        """What the profiler writes beside a call that waits, where it is asked to."""
+        if self._knows_streams:
+            told = event(name, self.now_us, 0, "cuda_sync", (0, action.stream))
+            self.events.append({**told, "args": {"correlation": number, **waited}})
 
     def _read(self, action: Do) -> None:
         start_us = self.now_us
@@ -110,26 +125,10 @@ def window_of(*events: dict[str, Any]) -> TraceWindow:
     assert block is not None
     columns.add(block)
     dense, sparse = columns.ordered(0)
-    trace = Trace(
-        path=Path("made"),
-        header=Header(),
-        texts=columns.texts,
-        lanes=columns.lanes,
-        num_unreadable=0,
-        sparse=sparse,
-        phase=dense["phase"],
-        category=dense["category"],
-        lane=dense["lane"],
-        id=dense["id"],
-        start_ns=dense["start_ns"],
-        duration_ns=dense["duration_ns"],
-        name_code=dense["name_code"],
-    )
+    names = {"texts": columns.texts, "lanes": columns.lanes}
+    trace = Trace(path=Path("made"), header=Header(), num_unreadable=0, sparse=sparse, **names, **dense)
     return foreign_window(trace)
 
 
 def events_named(window: TraceWindow, *names: str) -> list[int]:
     return [place for name in names for place in window.trace.named(name)]
-
-
-__all__ = ["CALL_US", "ENGINE", "LATENCY_US", "LOADER", "MAIN", "Do", "Machine", "events_named", "window_of"]

@@ -13,8 +13,8 @@ from efprof.audits.input_stall import input_stall
 from efprof.facts.gain.replay import Replay
 from efprof.facts.run.run import open_run
 from efprof.facts.time.trace_windows import foreign_window
-from tests.facts.gain.machine import CALL_US, ENGINE, LATENCY_US, LOADER, Do, Machine, events_named, window_of
-from tests.facts.time.traces import REAL, event, kernel, launch, write
+from tests.facts.gain.machine import CALL_US, LATENCY_US, LOADER, Do, Machine, events_named, window_of
+from tests.facts.time.traces import ENGINE, REAL, event, kernel, launch, write
 
 SYNC = "cudaDeviceSynchronize"
 HOST, LOAD, WAIT = Do("host", 100), Do("loader", 4000), Do("sync")
@@ -52,10 +52,23 @@ def test_a_copy_to_pageable_memory_blocks_as_a_synchronisation_does() -> None:
     assert replayed_without(program, "cudaMemcpyAsync") < Machine(program).length_ms - 4 * 0.5
 
 
-def test_a_stream_waits_for_another() -> None:
+@pytest.mark.parametrize("knows_streams", [True, False])
+def test_a_stream_waits_for_another(knows_streams: bool) -> None:
     copied = [HOST, Do("launch", 3000, stream=8), LOAD, Do("wait"), Do("launch", 500)]
-    assert replayed_without(copied, LOADER) == (100 + CALL_US + LATENCY_US + 3500) / 1000
-    assert Machine([one for one in copied if one.what != "wait"], without="loader").length_ms < 3.6
+    window = Machine(copied, knows_streams=knows_streams).window
+    without = Replay.of(window).replayed_without(events_named(window, LOADER))
+    assert without == (100 + CALL_US + LATENCY_US + 3500) / 1000
+    assert Machine([one for one in copied if one.what != "wait"], without="loader").length_ms < without
+
+
+def test_a_synchronisation_of_a_stream_waits_for_no_other_where_the_trace_tells_which() -> None:
+    program = [HOST, Do("launch", 2000, stream=8), LOAD, Do("launch", 1000), Do("sync_stream"), Do("host", 5000)]
+    found = []
+    for knows_streams in (True, False):
+        window = Machine(program, knows_streams=knows_streams).window
+        found.append(Replay.of(window).replayed_without(events_named(window, LOADER)))
+    assert found[0] == Machine(program, without="loader").length_ms
+    assert found[1] == (100 + CALL_US + LATENCY_US + 2000 + 5000) / 1000
 
 
 def test_the_thread_of_backward_begins_where_the_main_one_waits_for_it() -> None:
@@ -126,7 +139,7 @@ QUEUED = [kernel(2, 4020, 1000), kernel(3, 5020, 1000), kernel(4, 6020, 1000), k
         ([*LAUNCHED, event("cudaGraphLaunch", 20, 5, "cuda_runtime", correlation=3)], "it launches CUDA graphs"),
         (
             [*LAUNCHED, *(launch(n, 10 * n) for n in (2, 3, 4, 5)), *QUEUED],
-            "13 % off, and no flag tells why",
+            "13 % off: `experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)`",
         ),
     ],
 )
@@ -177,40 +190,41 @@ def test_an_audit_falls_back_to_its_bound_and_says_why(tmp_path: Path) -> None:
         assert ("cannot be replayed: it launches CUDA graphs" in str(finding.evidence)) == told
 
 
-def programs(*streams: int) -> st.SearchStrategy[list[Do]]:
-    """Both threads are seen to launch something."""
-    action = st.builds(
-        Do,
-        what=st.sampled_from(["host", "loader", "launch", "launch", "launch", "sync", "wait", "read"]),
-        us=st.integers(1, 200),
-        stream=st.sampled_from(streams),
-        other=st.sampled_from(streams),
-        lane=st.sampled_from([(1, 1), ENGINE]),
-    )
-    begin = [HOST, Do("launch", 20), Do("launch", 20, lane=ENGINE)]
-    return st.lists(action, min_size=1, max_size=40).map(lambda made: [*begin, *made, HOST])
+STREAMS = st.sampled_from([7, 8, 20])
+LANES = st.sampled_from([(1, 1), ENGINE])
+ACTIONS = st.builds(
+    Do,
+    what=st.sampled_from(["host", "loader", "launch", "launch", "launch", "sync", "wait", "read"]),
+    us=st.integers(1, 200),
+    stream=STREAMS,
+    other=STREAMS,
+    lane=LANES,
+)
+BEGIN = [HOST, Do("launch", 20), Do("launch", 20, lane=ENGINE)]
+"""Both threads are seen to launch something."""
+PROGRAMS = st.lists(ACTIONS, min_size=1, max_size=40).map(lambda made: [*BEGIN, *made, HOST])
 
 
 @settings(max_examples=100, deadline=None)
-@given(program=programs(7, 8, 20), tail_us=st.integers(0, 30))
-def test_any_schedule_that_is_consistent_is_replayed_as_long_as_it_was(program: list[Do], tail_us: int) -> None:
-    machine = Machine(program, tail_us=tail_us)
+@given(program=PROGRAMS, tail_us=st.integers(0, 30), knows_streams=st.booleans())
+def test_any_schedule_that_is_consistent_is_replayed_as_long_as_it_was(
+    program: list[Do], tail_us: int, knows_streams: bool
+) -> None:
+    machine = Machine(program, tail_us=tail_us, knows_streams=knows_streams)
     replay = Replay.of(machine.window)
     assert replay.recorded_ms == pytest.approx(machine.length_ms)
     assert replay.replayed_ms == pytest.approx(machine.length_ms)
 
 
 @settings(max_examples=100, deadline=None)
-@given(program=programs(7, 8, 20), without=st.sampled_from(["loader", "sync"]))
-def test_any_schedule_without_its_loader_or_its_synchronisations_is_no_shorter_than_the_machine_takes_then(
+@given(program=PROGRAMS, without=st.sampled_from(["loader", "sync"]))
+def test_any_schedule_without_its_loader_or_its_synchronisations_is_as_long_as_the_machine_takes_then(
     program: list[Do], without: str
 ) -> None:
     window = Machine(program).window
     found = Replay.of(window).replayed_without(events_named(window, LOADER if without == "loader" else SYNC))
-    length_ms, calls_ms = Machine(program, without=without).length_ms, len(program) * CALL_US / 1000
-    assert found >= length_ms - calls_ms
-    if {one.stream for one in program} == {7}:
-        assert found == pytest.approx(length_ms, abs=calls_ms)
+    calls_ms = len(program) * CALL_US / 1000
+    assert found == pytest.approx(Machine(program, without=without).length_ms, abs=calls_ms)
 
 
 @needs_traces

@@ -1,6 +1,7 @@
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from efprof.artifacts.events import WindowClosed, WindowOpened
@@ -40,13 +41,18 @@ def test_every_metric_is_there_with_its_unit_and_budget(tmp_path):
     ]
 
 
-def test_samples_are_of_steady_steps_and_so_are_peaks(tmp_path):
+def test_samples_are_of_steady_steps_and_peaks_of_steps_read_at_each_boundary(tmp_path):
     steps = make_steps(
         20, forward_ms=lambda step: 100.0 if step in (0, 7) else 4.0, window=lambda s: "w" if s == 7 else None
     )
     measurements = measure(tmp_path / "run", steps=steps)
     assert metric(measurements, "forward_ms").samples == pytest.approx([4.0] * 16)
     assert metric(measurements, "peak_allocated_bytes").samples == (400_000.0,) * 16
+    steps = make_steps(20)
+    short = [msgspec.structs.replace(step, memory=step.memory[-1:] if step.step % 3 else []) for step in steps[8:]]
+    measurements = measure(tmp_path / "second", steps=[*steps[:8], *short])
+    assert set(metric(measurements, "peak_allocated_bytes").samples) == {400_000.0}
+    assert set(metric(measurements, "reserved_bytes").samples) == {800_000.0}
 
 
 def test_scalar_reads_are_counted_per_step_and_nan_and_inf_over_all_steps(tmp_path):
