@@ -5,7 +5,6 @@ from efprof.facts.numbers.nonfinite_cause import (
     NonFiniteCause,
     how_nonfinite_is_known,
     is_guess,
-    loss_series,
 )
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
@@ -60,7 +59,6 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
         ),
         evidence=(
             sources.snippet(cause.blame),
-            loss_series(found),
             how_nonfinite_is_known(found, cause),
         ),
         severity="high" if found.num_bad >= LOST_SHARE * found.num_from_first else "medium",

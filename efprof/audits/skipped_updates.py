@@ -1,6 +1,6 @@
 """Updates that a gradient scaler goes on holding back after it had time to find its scale."""
 
-from efprof.facts.numbers.skipped_steps import MIN_INTERVAL, SEARCH_STEPS, SkippedSteps, skip_evidence
+from efprof.facts.numbers.skipped_steps import MIN_INTERVAL, SEARCH_STEPS, SkippedSteps, how_skips_are_known
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.settings import set_scaler_arguments
@@ -50,7 +50,7 @@ def skipped_updates(run: Run) -> Examination:
             f"and before a loss or gradient that is not finite: {MIN_STEPS} are needed; record a longer run."
         )
     looked_at = f"{found.num_steps:,} steps under a gradient scaler, of which it skipped {found.num_skipped:,}"
-    if len({scale for _, scale in found.scales}) == 1:
+    if len(set(found.scales)) == 1:
         return Examination(looked_at=f"{looked_at}; its scale stayed as it was")
     if found.num_skipped < MIN_SKIPPED or min(found.share, found.late_share) < MIN_SHARE:
         return Examination(looked_at=looked_at)
@@ -77,7 +77,7 @@ def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
             step_ms=found.saved_ms,
             step_ms_interval=found.saved_interval_ms,
         ),
-        evidence=(sources.snippet(blame), *skip_evidence(found)),
+        evidence=(sources.snippet(blame), how_skips_are_known()),
         severity="high" if found.share >= HIGH_SHARE else "medium",
     )
 

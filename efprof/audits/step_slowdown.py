@@ -3,16 +3,16 @@
 from efprof.facts.growth.grown_line import (
     GrownLine,
     GrownLines,
+    how_slowdown_is_known,
     larger_steps,
     longer_containers,
-    slowdown_evidence,
     slowdown_message,
 )
 from efprof.facts.input.input_waits import InputWaits
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.slowdown import Slowdown
-from efprof.facts.steps.step_times import StepTimes
+from efprof.facts.steps.step_times import StepTimes, part_of_steps
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_ms, format_value
 
@@ -65,7 +65,7 @@ def step_slowdown(run: Run) -> Examination:
 
 def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
     blame = lines.line.blame if lines.line else _stage_line(run, slowdown)
-    low, high = slowdown.growth_interval_ms
+    (low, high), times = slowdown.growth_interval_ms, run.get(StepTimes)
     return Finding(
         blame=blame,
         category="time",
@@ -78,7 +78,11 @@ def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
             step_ms=slowdown.on_device(slowdown.growth_ms),
             step_ms_interval=(slowdown.on_device(low), slowdown.on_device(high)),
         ),
-        evidence=(run.get(Sources).snippet(blame), *slowdown_evidence(run.get(StepTimes), slowdown, lines)),
+        evidence=(
+            part_of_steps(times, slowdown.stage, [time.of(slowdown.stage) for time in times.steady]),
+            run.get(Sources).snippet(blame),
+            how_slowdown_is_known(slowdown, lines),
+        ),
         severity="high" if slowdown.ratio >= HIGH_RATIO else "medium",
     )
 
