@@ -72,13 +72,6 @@ def test_it_blames_the_line_that_was_seen_to_fill_the_container_and_claims_no_pe
     assert series[0].lines[0].y[0] == PYTHON
 
 
-def test_what_containers_were_counted_to_take_is_told_however_unevenly_resident_memory_rises(tmp_path: Path) -> None:
-    steps = growing()
-    for step in steps:
-        step.rss_bytes += (40 * MIB) * (step.step % 7 == 0)
-    assert str(only_finding(run_of(tmp_path / "run", steps)).blame) == "train.py:8"
-
-
 def test_resident_memory_alone_never_decides_and_names_the_file_where_memray_recorded_it(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", growing(), per_step=0)
     with pytest.raises(ThinEvidence, match=r"no container was counted .* 'efprof record --host-memory -- python train"):
@@ -95,17 +88,6 @@ def test_a_container_that_explains_little_of_it_or_is_bounded_is_not_blamed(tmp_
     counts = containers_of((19, 60, 119), entry_bytes=MIB, max_length=10_000)
     with pytest.raises(ThinEvidence, match="no container was counted"):
         growing_host_memory(run_of(tmp_path / "second", growing(), counts=counts))
-
-
-def test_it_tells_when_the_host_is_full_only_up_to_a_hundred_times_the_recording(tmp_path: Path) -> None:
-    """16 GiB, of which 819 MiB are used at step 199, at a MiB per step; a hundredth is 163 steps'."""
-    finding = only_finding(run_of(tmp_path / "run", growing(200)))
-    assert "the 16.0 GiB of the host would last until step ~16,000" in finding.message
-    assert "What 163 steps put into it" in finding.fix.summary
-    assert finding.severity == "medium"
-    finding = only_finding(run_of(tmp_path / "second", growing(120)))
-    assert "last until" not in finding.message
-    assert finding.severity == "low"
 
 
 def test_where_tensors_grow_as_much_it_is_told_of_once_and_said_that_there_is_growth(tmp_path: Path) -> None:

@@ -43,13 +43,6 @@ def test_blames_the_loader_and_computes_its_workers(tmp_path):
     assert finding.gain.basis == "model"
 
 
-def test_a_wait_that_may_be_short_is_not_severe(tmp_path):
-    # On average 34 % of the step, and no less than 30 % for sure only where all waits are alike.
-    alike = examine(tmp_path / "alike", data_ms=7.5, steps=60)
-    unlike = examine(tmp_path / "unlike", data_ms=lambda step: 16.0 if step // 6 % 2 else 0.0, steps=60)
-    assert [one.severity for one in alike.findings + unlike.findings] == ["high", "medium"]
-
-
 def test_a_loader_that_keeps_up_and_short_waits_are_silent(tmp_path):
     examination = examine(tmp_path / "run", data_ms=1.2)
     assert examination.findings == ()

@@ -113,20 +113,6 @@ def test_a_copy_is_kept_of_a_large_storage(tmp_path: Path) -> None:
     assert "`.item()`" in finding.fix.summary
 
 
-def test_what_a_library_keeps_is_left_to_a_person(tmp_path: Path) -> None:
-    handler = {"path": "MemoryHandler.buffer", "owner": "MemoryHandler", "name": "buffer"}
-    watches = [watch_of(seen(is_within_call=True))]
-    fix = finding_of(tmp_path, watches=watches, holder=lambda n: graphs(n, **handler)).fix
-    assert (fix.applicability, fix.changes) == ("manual", ())
-    assert "Log a number (`.item()`)" in fix.summary
-
-
-def test_it_says_that_the_run_ran_out(tmp_path: Path) -> None:
-    finding = finding_of(tmp_path, ended="out_of_memory")
-    assert "ended this run at step 59" in finding.message
-    assert finding.severity == "high"
-
-
 def test_a_running_total_on_an_attribute_is_cut_at_the_line_that_binds_it(tmp_path: Path) -> None:
     source = "class Trainer:\n    def step(self, loss):\n        loss.backward()\n        self.total += loss\n"
     fields = {"path": "Trainer.total", "scope": "attribute", "owner": "Trainer", "name": "total", "type": "Tensor"}
@@ -140,11 +126,6 @@ def test_a_running_total_on_an_attribute_is_cut_at_the_line_that_binds_it(tmp_pa
     assert str(finding.blame) == "train.py:4"
     assert finding.fix.applicability == "review"
     assert "self.total += loss.detach()" in str(finding.fix.changes)
-
-
-def test_other_lines_that_may_have_done_it_are_named(tmp_path: Path) -> None:
-    watches = [watch_of(seen(candidates=["train.py:4:train"]), seen("train.py:5:train", times=2))]
-    assert "So did, or may have done: train.py:4, train.py:5." in str(finding_of(tmp_path, watches=watches).evidence)
 
 
 def test_two_holders_are_two_findings_that_share_the_slope(tmp_path: Path) -> None:

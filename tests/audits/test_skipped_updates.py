@@ -111,13 +111,6 @@ def test_where_the_scalers_line_is_not_known_the_backward_pass_is_blamed(
     assert not any(isinstance(change, CodeEdit) for change in finding.fix.changes)
 
 
-def test_an_older_recording_that_tells_nothing_of_the_scaler_is_judged_too(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", steps=scaled_steps(OFTEN), sources={"train.py": TRAIN})
-    (finding,) = skipped_updates(run).findings
-    assert str(finding.blame) == "train.py:4"
-    assert "init_scale=4096.0" in finding.fix.summary
-
-
 def test_gradients_that_overflow_below_a_scale_of_one_are_not_the_scalers_fault(tmp_path: Path) -> None:
     fix = found_in(tmp_path, scaled_steps(OFTEN, lowest=2.0**-4)).fix
     assert (fix.applicability, fix.changes) == ("manual", ())
@@ -140,13 +133,6 @@ def test_a_scaler_that_finds_its_scale_is_no_fault(tmp_path: Path, skipped: Cont
     assert skipped_updates(run_of(tmp_path, scaled_steps(skipped))).findings == ()
 
 
-def test_an_optimizer_that_guards_itself_without_a_scaler_is_no_fault(tmp_path: Path) -> None:
-    steps = scaled_steps(OFTEN)
-    for step in steps:
-        step.scaler_scale = None
-    assert skipped_updates(run_of(tmp_path, steps)).findings == ()
-
-
 def test_what_nonfinite_loss_tells_is_not_said_twice(tmp_path: Path) -> None:
     steps = scaled_steps((*SEARCH, *range(110, 150)))
     for step in steps[110:]:
@@ -159,14 +145,6 @@ def test_what_nonfinite_loss_tells_is_not_said_twice(tmp_path: Path) -> None:
 def test_a_short_run_is_no_evidence(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="Only 49 steps after the first 50"):
         skipped_updates(run_of(tmp_path, scaled_steps(OFTEN, num_steps=99)))
-
-
-def test_skips_without_a_line_are_no_evidence(tmp_path: Path) -> None:
-    steps = scaled_steps(OFTEN)
-    for step in steps:
-        step.backward_site = None
-    with pytest.raises(ThinEvidence, match="neither the scaler's line nor that of backward"):
-        skipped_updates(run_of(tmp_path, steps, built(site=None)))
 
 
 def test_a_run_without_steps_is_not_applicable(tmp_path: Path) -> None:

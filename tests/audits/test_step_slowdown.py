@@ -100,12 +100,6 @@ def test_python_outside_of_calls_is_blamed_on_its_function(tmp_path):
     assert "(Python in it runs as often as before, but longer)" in finding.message
 
 
-def test_a_line_of_a_stage_that_did_not_grow_is_not_blamed(tmp_path):
-    traces = (window_of(5, 2.0, backward_ms=1.0), window_of(60, 13.0, backward_ms=90.0))
-    (finding,) = examine(tmp_path / "run", steps_with(other_ms=grows), traces=traces).findings
-    assert str(finding.blame) == "train.py:5"
-
-
 def test_steps_of_equal_length_are_silent(tmp_path):
     examination = examine(tmp_path / "run", steps_with(), traces=(window_of(5, 2.0), window_of(60, 13.0)))
     assert examination.findings == ()
@@ -133,37 +127,12 @@ def test_steps_that_were_given_more_are_unclear(field, name, tmp_path):
         examine(tmp_path / "run", steps)
 
 
-def test_a_few_more_samples_do_not_excuse_it(tmp_path):
-    steps = steps_with(forward_ms=lambda s: 4 + 0.2 * s)
-    for step in steps:
-        step.samples = 100 + step.step // 10
-    assert len(examine(tmp_path / "run", steps).findings) == 1
-
-
-def test_steps_that_train_more_or_larger_gradients_are_unclear(tmp_path):
+def test_steps_that_train_more_are_unclear(tmp_path):
     steps = steps_with(backward_ms=lambda s: 8 + 0.2 * s)
     for step in steps:
         step.num_gradients = 8 if step.step >= 70 else 2 if step.step % 20 == 0 else None
     with pytest.raises(ThinEvidence, match="but a step has 8 gradients there instead of 2"):
         examine(tmp_path / "run", steps)
-    steps = steps_with(backward_ms=lambda s: 8 + 0.2 * s)
-    for step in steps:
-        step.num_gradients, step.gradient_bytes = 20 + step.step // 60, 1000 * (1 + step.step // 60)
-    with pytest.raises(ThinEvidence, match="but a step has 2,000 bytes of gradients there instead of 1,000"):
-        examine(tmp_path / "second", steps)
-
-
-@pytest.mark.parametrize(("num_late", "stage"), [(2, "backward"), (3, "backward"), (8, "forward")])
-def test_gradients_that_explain_none_of_it_do_not_excuse_it(num_late, stage, tmp_path):
-    steps = steps_with(**{f"{stage}_ms": lambda step: 8 + 0.5 * step})
-    for step in steps:
-        step.num_gradients = num_late if step.step >= 70 else 2
-    assert len(examine(tmp_path / "run", steps).findings) == 1
-
-
-def test_a_data_stage_that_grows_is_shown_at_the_loader(tmp_path):
-    (finding,) = examine(tmp_path / "run", steps_with(data_ms=lambda s: 1 + 0.2 * s)).findings
-    assert str(finding.blame) == "train.py:2"
 
 
 def test_a_line_with_little_of_the_growth_or_that_grew_as_all_did_is_not_blamed(tmp_path):

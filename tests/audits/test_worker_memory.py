@@ -9,11 +9,10 @@ import pytest
 from efprof.artifacts.readings import WORKER_MEMORY_FILE, DataSetObjects, HeldContainer, ProcessesSample, ProcessMemory
 from efprof.audits.worker_memory import worker_memory
 from efprof.commands.report import analyse, render
-from efprof.facts.input.worker_memory import WorkerMemory
-from efprof.facts.run.run import Run, open_run
+from efprof.facts.run.run import Run
 from efprof.model import Finding, NotRecorded, Series, ThinEvidence
-from efprof.units import GIB, MIB
-from tests.support.builders import make_run_file, make_steps, write_run
+from efprof.units import MIB
+from tests.support.builders import make_steps, write_run
 
 DATA = """\
 class TextData(Dataset):
@@ -28,7 +27,6 @@ LINES = HeldContainer(
     object_bytes=60 * MIB,
     site="data.py:3:TextData.__init__",
 )
-RUNS = Path(__file__).parents[1] / "runs"
 
 
 def process(worker: int | None, private: int, *, copied: int = 0, pid: int | None = None) -> ProcessMemory:
@@ -71,12 +69,6 @@ def run_of(folder: Path, samples: list[ProcessesSample], *held: HeldContainer, *
 def only_finding(run: Run) -> Finding:
     (finding,) = worker_memory(run).findings
     return finding
-
-
-def test_a_recorded_list_of_strings_has_copied_about_what_its_objects_were_estimated_at() -> None:
-    """The finding itself, on its line and its twin's silence, is what every recorded run is tested for."""
-    memory = open_run(RUNS / "worker_memory-sick").get(WorkerMemory)
-    assert 0.5 * memory.object_bytes < memory.copied_bytes < 1.5 * memory.object_bytes
 
 
 def test_a_run_without_workers_has_no_artifact(tmp_path: Path) -> None:
@@ -127,16 +119,6 @@ def test_new_workers_are_not_taken_for_the_first_and_an_unknown_line_falls_back_
     assert str(only_finding(run_of(tmp_path / "class", copying(0, 55 * MIB), unknown)).blame) == "data.py:2"
     with pytest.raises(ThinEvidence, match="of no known line"):
         worker_memory(run_of(tmp_path / "none", copying(0, 55 * MIB), unknown, site=None))
-
-
-def test_it_is_severe_by_the_share_of_the_host_that_the_copies_take(tmp_path: Path) -> None:
-    large = msgspec.structs.replace(LINES, object_bytes=3 * GIB)
-    samples = copying(0, 0)
-    for worker in range(2):
-        samples[0].processes[worker].anonymous_bytes += 4 * GIB
-        samples[1].processes[worker].anonymous_bytes += GIB
-    assert make_run_file().host.total_bytes == 16 * GIB  # type: ignore[union-attr]
-    assert only_finding(run_of(tmp_path, samples, large)).severity == "high"
 
 
 def test_every_page_shows_all_processes_when_they_held_most_and_none_where_there_are_no_workers(tmp_path: Path) -> None:

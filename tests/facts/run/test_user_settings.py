@@ -1,4 +1,4 @@
-"""The user's keys for the batch, accumulation, checkpointing and precision: found by name and number, never guessed."""
+"""The user's keys for the batch and accumulation: found by name and number, never guessed."""
 
 from pathlib import Path
 
@@ -69,9 +69,3 @@ def test_accumulation_is_the_key_with_the_recorded_number_of_micro_batches(tmp_p
     found = settings_of(tmp_path, {"batch_size": "4", key: "4", "depth": "4"}, micro_batches=4)
     assert found.accumulation.name == key
     assert found.micro_batch is not None
-
-
-def test_what_belongs_to_loops_that_do_not_train_is_never_offered(tmp_path: Path) -> None:
-    found = settings_of(tmp_path, {"batch_size": "4", "test.grad_accum": "4"}, micro_batches=4)
-    assert found.micro_batch is not None
-    assert found.accumulation is None
