@@ -41,11 +41,6 @@ def test_it_blames_the_call_whose_activations_pay_and_its_picture_is_the_one_tha
     assert run.get(WindowMemory).series in finding.evidence
 
 
-def test_it_says_where_micro_batches_would_do_as_well(tmp_path: Path) -> None:
-    (finding,) = oversized_peak(blocks_run(tmp_path, 25, samples=16)).findings
-    assert "Instead, accumulate gradients over 2 micro-batches." in finding.fix.summary
-
-
 def test_where_nothing_suffices_it_offers_the_most_and_what_was_there_before_is_out_of_reach(tmp_path: Path) -> None:
     (finding,) = oversized_peak(blocks_run(tmp_path, 5)).findings
     assert "that alone is not enough" in finding.fix.summary
