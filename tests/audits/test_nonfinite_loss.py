@@ -242,14 +242,6 @@ def test_a_batch_that_was_thrown_away_in_vain_is_a_fault(
     assert f"The loss is nan at step {first}" in finding.message
 
 
-def test_a_bad_loss_after_the_search_for_a_scale_is_the_first(tmp_path: Path) -> None:
-    bad = [*scaled_steps(FIRST_BAD, range(5)), *steps()[FIRST_BAD:]]
-    (finding,) = nonfinite_loss(run_with(tmp_path, steps=bad, events=[seen()], traces=[trace()])).findings
-    assert str(finding.blame) == "train.py:3"
-    assert "The loss is nan at step 20 because log on this line" in finding.message
-    assert "40 of the 40" in finding.message
-
-
 def test_without_losses_it_abstains_and_without_steps_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence):
         nonfinite_loss(run_with(tmp_path, steps=steps(loss=None, gradient_norm=None)))

@@ -159,10 +159,7 @@ def larger_steps(run: Run) -> str:
         ("micro-batches", lambda record: record.micro_batches),
     ]
     if slowdown.stage in OF_GRADIENTS:  # as where one layer after the other is unfrozen
-        counted += [
-            ("gradients", lambda record: record.num_gradients),
-            ("bytes of gradients", lambda record: record.gradient_bytes),
-        ]
+        counted.append(("gradients", lambda record: record.num_gradients))
     for name, of in counted:
         before, after = (_usual(run, part, of) for part in (slowdown.early, slowdown.late))
         if before and after >= least * before:
