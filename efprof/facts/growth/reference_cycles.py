@@ -125,8 +125,16 @@ class ClosedCycle:
 def closed_cycle(run: Run) -> ClosedCycle | None:
     """Of the cycles that a line of the user's was found for, that with most bytes; raises NotRecorded."""
     sources = run.get(Sources)
-    found = (_closed(cycle, sources) for cycle in read_cycles(run.rank_folder).cycles)
-    return next((closed for closed in found if closed is not None), None)
+    placed = [(file, one) for file in sources.files for one in placed_nodes(sources.tree(file))]
+    for cycle in read_cycles(run.rank_folder).cycles:
+        pairs = list(zip(cycle.links, (*cycle.links[1:], cycle.links[0]), strict=True))
+        found = (_statement(link, following.owner, file, one) for link, following in pairs for file, one in placed)
+        statements = sorted((one for one in found if one is not None), key=lambda statement: statement.rank)
+        lines = [sources.line(f"{one.file}:{one.line}:{one.function}") for one in statements[:1]]
+        lines += [line for link in cycle.links if (line := definition_of(sources, link.file, link.owner))]
+        if lines:
+            return ClosedCycle(cycle=cycle, blame=lines[0], statements=tuple(statements))
+    return None
 
 
 def how_the_cycle_is_known(closed: ClosedCycle | None) -> Narrative:
@@ -146,17 +154,6 @@ def how_the_cycle_is_known(closed: ClosedCycle | None) -> Narrative:
         "Where the program frees these cycles at set steps by `gc.collect()` because it wants them, the memory "
         "between is what that costs.",
     )
-
-
-def _closed(cycle: Cycle, sources: Sources) -> ClosedCycle | None:
-    placed = [(file, one) for file in sources.files for one in placed_nodes(sources.tree(file))]
-    pairs = list(zip(cycle.links, (*cycle.links[1:], cycle.links[0]), strict=True))
-    found = (_statement(link, following.owner, file, one) for link, following in pairs for file, one in placed)
-    statements = sorted((one for one in found if one is not None), key=lambda statement: statement.rank)
-    blame = next((sources.line(f"{one.file}:{one.line}:{one.function}") for one in statements), None)
-    for link in cycle.links:
-        blame = blame or definition_of(sources, link.file, link.owner)
-    return ClosedCycle(cycle=cycle, blame=blame, statements=tuple(statements)) if blame is not None else None
 
 
 def _statement(link: CycleLink, referred_to: str, file: str, placed: PlacedNode) -> ClosingStatement | None:
