@@ -36,6 +36,7 @@ CHAINED = {
     "an object that is told": (
         "for _ in items:\n    action = model(seen)  # here\n    env.step(action)\n    seen = env.look()"
     ),
+    "by another name": "for _ in items:\n    seen = look(last)\n    out = model(seen)  # here\n    last = out",
     "a list": "for _ in items:\n    outputs.append(model(outputs[-1]))  # here",
     "a name that only some rounds give anew": (
         "for y in items:\n    if y.is_first:\n        x = y\n    x = model(x)  # here"
