@@ -107,7 +107,7 @@ def test_lines_of_containers_within_a_holder_are_its_own(tmp_path: Path) -> None
     [
         ([watch_of(seen(), path="train.other", number=5)], "no line was seen to change it"),
         ([Watch(first_step=40, last_step=45, watched=[], why_not="a debugger was on")], "a debugger was on"),
-        ([], "there was no time to watch its lines"),
+        ([], "its lines were not watched"),
     ],
 )
 def test_where_no_line_was_seen_it_says_why(watches: list[Watch], why: str, tmp_path: Path) -> None:
