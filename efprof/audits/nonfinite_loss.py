@@ -5,7 +5,6 @@ from efprof.facts.numbers.nonfinite_cause import (
     NonFiniteCause,
     how_nonfinite_is_known,
     is_guess,
-    loss_series,
 )
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
@@ -51,10 +50,7 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
         gain=Gain.none(
             f"the training after step {first_step:,}: {found.num_from_first:,} of {found.num_steps:,} steps"
         ),
-        evidence=(
-            loss_series(found),
-            how_nonfinite_is_known(found, cause),
-        ),
+        evidence=(how_nonfinite_is_known(found, cause),),
         severity="high" if found.num_bad >= LOST_SHARE * found.num_from_first else "medium",
     )
 

@@ -71,18 +71,18 @@ def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
 
 def _best(run: Run, peak: PeakComposition, budget: int) -> tuple[PeakReduction | None, CodeEdit | None]:
     """The cheapest way within the budget, one that is known to the letter first; else the one that saves most."""
-    fitting = sorted(peak.within(budget), key=lambda way: way.site is None)
+    sources = run.get(Sources)
+    fitting = sorted(
+        (way for way in peak.ways if way.peak_bytes <= budget), key=lambda way: (way.site is None, way.extra_ms)
+    )
     others = sorted((way for way in peak.ways if way.site is not None), key=lambda way: way.peak_bytes)
     ways = fitting or others
-    edits = [(way, _edit(run, way)) for way in ways]
-    return next((pair for pair in edits if pair[1] is not None), edits[0] if edits else (None, None))
-
-
-def _edit(run: Run, way: PeakReduction) -> CodeEdit | None:
-    if way.site is None:
-        return None
-    blame = run.get(Sources).line(way.site)
-    return checkpoint_call(run.get(Sources).file(blame.file), blame.line)
+    for way in ways:
+        blame = sources.line(way.site) if way.site else None
+        edit = checkpoint_call(sources.file(blame.file), blame.line) if blame else None
+        if edit is not None:
+            return way, edit
+    return (ways[0] if ways else None), None
 
 
 def _largest_line(run: Run, peak: PeakComposition) -> str:

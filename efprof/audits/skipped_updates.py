@@ -1,6 +1,6 @@
 """Updates that a gradient scaler goes on holding back after it had time to find its scale."""
 
-from efprof.facts.numbers.skipped_steps import MIN_INTERVAL, SEARCH_STEPS, SkippedSteps, skip_evidence
+from efprof.facts.numbers.skipped_steps import MIN_INTERVAL, SEARCH_STEPS, SkippedSteps, how_skips_are_known
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.settings import set_scaler_arguments
@@ -44,7 +44,7 @@ def skipped_updates(run: Run) -> Examination:
         )
     looked_at = f"{found.num_steps:,} steps under a gradient scaler, of which it skipped {found.num_skipped:,}"
     is_often = found.num_skipped >= MIN_SKIPPED and min(found.share, found.late_share) >= MIN_SHARE
-    if not is_often or len({scale for _, scale in found.scales}) == 1:
+    if not is_often or len(set(found.scales)) == 1:
         return Examination(looked_at=looked_at)
     if found.site is None:
         raise ThinEvidence(f"{looked_at}, but neither the scaler's line nor that of backward was recorded.")
@@ -63,7 +63,7 @@ def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
         "taught nothing.",
         fix=_fix(run.get(Sources), found, blame),
         gain=Gain.of_step(why, found.saved_ms, found.saved_interval_ms),
-        evidence=skip_evidence(found),
+        evidence=(how_skips_are_known(),),
         severity="high" if found.share >= HIGH_SHARE else "medium",
     )
 

@@ -3,16 +3,16 @@
 from efprof.facts.growth.grown_line import (
     GrownLine,
     GrownLines,
+    how_slowdown_is_known,
     larger_steps,
     longer_containers,
-    slowdown_evidence,
     slowdown_message,
 )
 from efprof.facts.input.input_waits import InputWaits
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.slowdown import Slowdown
-from efprof.facts.steps.step_times import StepTimes
+from efprof.facts.steps.step_times import StepTimes, part_of_steps
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_ms, format_value
 
@@ -59,6 +59,7 @@ def step_slowdown(run: Run) -> Examination:
 
 
 def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
+    times = run.get(StepTimes)
     growth_ms, low, high = map(slowdown.on_device, (slowdown.growth_ms, *slowdown.growth_interval_ms))
     return Finding(
         blame=lines.line.blame if lines.line else _stage_line(run, slowdown),
@@ -67,7 +68,10 @@ def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
         message=slowdown_message(slowdown, lines),
         fix=_fix(run, slowdown, lines.line),
         gain=Gain.of_step("the typical step of the last third less that of the first third", growth_ms, (low, high)),
-        evidence=slowdown_evidence(run.get(StepTimes), slowdown, lines),
+        evidence=(
+            part_of_steps(times, slowdown.stage, [time.of(slowdown.stage) for time in times.steady]),
+            how_slowdown_is_known(slowdown, lines),
+        ),
         severity="high" if slowdown.ratio >= HIGH_RATIO else "medium",
     )
 

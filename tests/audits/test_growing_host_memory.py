@@ -72,13 +72,6 @@ def test_it_blames_the_line_that_was_seen_to_fill_the_container_and_claims_no_pe
     assert series[0].lines[0].y[0] == PYTHON
 
 
-def test_what_containers_were_counted_to_take_is_told_however_unevenly_resident_memory_rises(tmp_path: Path) -> None:
-    steps = growing()
-    for step in steps:
-        step.rss_bytes += (40 * MIB) * (step.step % 7 == 0)
-    assert str(only_finding(run_of(tmp_path / "run", steps)).blame) == "train.py:8"
-
-
 def test_resident_memory_alone_never_decides_and_names_the_file_where_memray_recorded_it(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", growing(), per_step=0)
     with pytest.raises(ThinEvidence, match=r"no container was counted .* 'efprof record --host-memory -- python train"):

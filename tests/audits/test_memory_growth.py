@@ -67,12 +67,6 @@ def test_where_a_library_keeps_what_nobody_can_size_the_line_that_feeds_it_is_bl
     assert "Close each figure" in finding.fix.summary
 
 
-def test_a_bounded_holder_that_explains_the_growth_is_no_finding(tmp_path: Path) -> None:
-    examination = memory_growth(leaking_run(tmp_path, lambda n: plain(n, type="deque", max_length=500)))
-    assert examination.findings == ()
-    assert "`history` is bounded: its maximum length is 500: that is what grows" in examination.looked_at
-
-
 def test_what_rises_unsteadily_is_not_passed_and_steady_memory_is_silent(tmp_path: Path) -> None:
     """A short run whose every other block stands still: more than noise, and less than a plain line."""
     steps = leaking_steps()

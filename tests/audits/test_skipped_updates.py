@@ -118,13 +118,6 @@ def test_a_scaler_that_finds_its_scale_is_no_fault(tmp_path: Path, skipped: Cont
     assert skipped_updates(run_of(tmp_path, scaled_steps(skipped))).findings == ()
 
 
-def test_an_optimizer_that_guards_itself_without_a_scaler_is_no_fault(tmp_path: Path) -> None:
-    steps = scaled_steps(OFTEN)
-    for step in steps:
-        step.scaler_scale = None
-    assert skipped_updates(run_of(tmp_path, steps)).findings == ()
-
-
 def test_what_nonfinite_loss_tells_is_not_said_twice(tmp_path: Path) -> None:
     steps = scaled_steps((*SEARCH, *range(110, 150)))
     for step in steps[110:]:
@@ -137,14 +130,6 @@ def test_what_nonfinite_loss_tells_is_not_said_twice(tmp_path: Path) -> None:
 def test_a_short_run_is_no_evidence(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="Only 49 steps after the first 50"):
         skipped_updates(run_of(tmp_path, scaled_steps(OFTEN, num_steps=99)))
-
-
-def test_skips_without_a_line_are_no_evidence(tmp_path: Path) -> None:
-    steps = scaled_steps(OFTEN)
-    for step in steps:
-        step.backward_site = None
-    with pytest.raises(ThinEvidence, match="neither the scaler's line nor that of backward"):
-        skipped_updates(run_of(tmp_path, steps, built(site=None)))
 
 
 def test_a_run_without_steps_is_not_applicable(tmp_path: Path) -> None:

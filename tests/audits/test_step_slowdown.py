@@ -127,17 +127,12 @@ def test_steps_that_were_given_more_are_unclear(field, name, tmp_path):
         examine(tmp_path / "run", steps)
 
 
-def test_steps_that_train_more_or_larger_gradients_are_unclear(tmp_path):
+def test_steps_that_train_more_are_unclear(tmp_path):
     steps = steps_with(backward_ms=lambda s: 8 + 0.2 * s)
     for step in steps:
         step.num_gradients = 8 if step.step >= 70 else 2 if step.step % 20 == 0 else None
     with pytest.raises(ThinEvidence, match="but a step has 8 gradients there instead of 2"):
         examine(tmp_path / "run", steps)
-    steps = steps_with(backward_ms=lambda s: 8 + 0.2 * s)
-    for step in steps:
-        step.num_gradients, step.gradient_bytes = 20 + step.step // 60, 1000 * (1 + step.step // 60)
-    with pytest.raises(ThinEvidence, match="but a step has 2,000 bytes of gradients there instead of 1,000"):
-        examine(tmp_path / "second", steps)
 
 
 def test_a_line_with_little_of_the_growth_or_that_grew_as_all_did_is_not_blamed(tmp_path):

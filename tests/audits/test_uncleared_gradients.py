@@ -77,11 +77,6 @@ def test_it_is_silent_where_gradients_are_cleared_or_changed(tmp_path: Path, oth
     assert examination.looked_at == f"the gradients of {count} optimizer{'s' * (count > 1)}"
 
 
-def test_a_cleared_optimizer_beside_an_uncleared_one_is_not_blamed(tmp_path: Path) -> None:
-    finding = finding_of(run_of(tmp_path, clearing("cleared", optimizer="SGD"), clearing()))
-    assert "SGD" not in finding.message
-
-
 def test_gradients_that_somebody_changes_are_no_evidence_and_what_tells_of_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="cannot be told"):
         uncleared_gradients(run_of(tmp_path, clearing("changed")))

@@ -19,11 +19,6 @@ MIN_WATCHED = 3
 MAX_ALIVE = 2
 """Watched graphs that are not gone when the recording ends: the last step's, and one that is just let go. More are held
 by something, which may go through them yet."""
-OF_CREATED = (
-    "create_graph=True gives every gradient a graph, and that graph holds the parameter whose .grad it is: torch warns "
-    "of this cycle, which lasts until .grad is cleared. Where second derivatives are wanted, "
-    "torch.autograd.grad(..., create_graph=True) returns the gradients and leaves .grad alone."
-)
 
 
 def backward_calls(run: Run) -> list[BackwardCalls]:
@@ -149,7 +144,6 @@ def _how_it_is_known(calls: BackwardCalls) -> Narrative:
         "seen keep their graph. How much a graph holds was measured: the bytes of the tensors saved in it.",
         "It is wrong where the graph is gone through at some rare step that was not watched: torch then raises an "
         'error that says "Trying to backward through the graph a second time".',
-        *((OF_CREATED,) if calls.num_created else ()),
     )
 
 

@@ -11,10 +11,10 @@ from efprof.facts.growth.kept_growth import KeptGrowth
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.slowdown import Part, Slowdown
-from efprof.facts.steps.step_times import StepTimes, part_of_steps
+from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.call_paths import Line
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
-from efprof.model import Evidence, Narrative, NotRecorded, SourceLine
+from efprof.model import Narrative, NotRecorded, SourceLine
 from efprof.units import format_ms
 
 MIN_SHARE = 0.3
@@ -107,18 +107,6 @@ class GrownLines:
         return cls(line=line, reason="")
 
 
-def slowdown_evidence(times: StepTimes, slowdown: Slowdown, lines: GrownLines) -> tuple[Evidence, ...]:
-    """All of it, the picture first."""
-    marks = (
-        (float(slowdown.early.last_step), "end of the first third"),
-        (float(slowdown.late.first_step), "start of the last third"),
-    )
-    return (
-        part_of_steps(times, slowdown.stage, [time.of(slowdown.stage) for time in times.steady], marks),
-        _meaning(slowdown, lines),
-    )
-
-
 def slowdown_message(slowdown: Slowdown, lines: GrownLines) -> str:
     """How much longer a step takes, in which stage, by which line, and how sure that is."""
     early, late, line = slowdown.early, slowdown.late, lines.line
@@ -129,6 +117,24 @@ def slowdown_message(slowdown: Slowdown, lines: GrownLines) -> str:
         return f"{took}; which line makes it grow is not known ({reason}), or the steps themselves became larger."
     doubt = "" if line.explains(slowdown) else ", unless the steps themselves became larger"
     return f"{took}, by this line ({line.words()}){doubt}."
+
+
+def how_slowdown_is_known(slowdown: Slowdown, lines: GrownLines) -> Narrative:
+    low, high = slowdown.ratio_interval
+    known = (
+        f"The blamed line has {lines.line.share:.0%} of what grew in the {slowdown.stage} stage between two profiler "
+        "windows; time in deeper lines of the program is counted there, not here."
+        if lines.line
+        else f"The line is not known: {lines.reason.removesuffix('.')}. The line shown begins the stage that grew."
+    )
+    return Narrative.of(
+        "The work of a step depends on how many steps came before it, so it goes on growing.",
+        f"The time that 20 % of the steps stay below was compared between the thirds by a block bootstrap, since "
+        f"steps that follow each other are alike: the ratio lies between {low:.2f} and {high:.2f} (95 %). {known}",
+        "It is wrong where the later batches are larger, as in data sorted by length or a curriculum: samples, "
+        "micro-batches and gradients tell of that as far as they were recorded, and of nothing "
+        "that came after the last window. It is wrong too where the machine became busier for one kind of work only.",
+    )
 
 
 def longer_containers(run: Run) -> str:
@@ -153,10 +159,7 @@ def larger_steps(run: Run) -> str:
         ("micro-batches", lambda record: record.micro_batches),
     ]
     if slowdown.stage in OF_GRADIENTS:  # as where one layer after the other is unfrozen
-        counted += [
-            ("gradients", lambda record: record.num_gradients),
-            ("bytes of gradients", lambda record: record.gradient_bytes),
-        ]
+        counted.append(("gradients", lambda record: record.num_gradients))
     for name, of in counted:
         before, after = (_usual(run, part, of) for part in (slowdown.early, slowdown.late))
         if before and after >= least * before:
@@ -212,24 +215,6 @@ def _spent(window: TraceWindow, stage: str) -> dict[tuple[Line, str], Spent]:
         ms, calls = found[key]
         found[key] = Spent(ms + path.own_ns / 1e6 / num_steps, calls + path.count / num_steps)
     return found
-
-
-def _meaning(slowdown: Slowdown, lines: GrownLines) -> Narrative:
-    low, high = slowdown.ratio_interval
-    known = (
-        f"The blamed line has {lines.line.share:.0%} of what grew in the {slowdown.stage} stage between two profiler "
-        "windows; time in deeper lines of the program is counted there, not here."
-        if lines.line
-        else f"The line is not known: {lines.reason.removesuffix('.')}. The line shown begins the stage that grew."
-    )
-    return Narrative.of(
-        "The work of a step depends on how many steps came before it, so it goes on growing.",
-        f"The time that 20 % of the steps stay below was compared between the thirds by a block bootstrap, since "
-        f"steps that follow each other are alike: the ratio lies between {low:.2f} and {high:.2f} (95 %). {known}",
-        "It is wrong where the later batches are larger, as in data sorted by length or a curriculum: samples, "
-        "micro-batches and gradients tell of that as far as they were recorded, and of nothing "
-        "that came after the last window. It is wrong too where the machine became busier for one kind of work only.",
-    )
 
 
 def _usual(run: Run, part: Part, of: Callable[[StepRecord], int | None]) -> float:

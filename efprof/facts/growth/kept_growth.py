@@ -49,7 +49,7 @@ class SeenLines:
     def why_unseen(self) -> str:
         """Of something whose lines nobody saw."""
         if not self._has_steps:
-            return self._why_not or "there was no time to watch its lines"
+            return self._why_not or "its lines were not watched"
         return "no line was seen to change it in the steps that were watched"
 
 

@@ -93,8 +93,8 @@ def cycle_gain(sawtooth: CycleSawtooth) -> Gain:
 class ClosingStatement:
     """A statement that stores `value` and so makes `link`.
 
-    `is_elsewhere` where it stands in another class than the one that the attribute belongs to; `is_given` where it
-    stores an argument of its function.
+    `is_elsewhere` where its `self` is of another class than the one that has the attribute, or that it refers to;
+    `is_given` where it stores an argument of its function.
     """
 
     file: str
@@ -125,8 +125,16 @@ class ClosedCycle:
 def closed_cycle(run: Run) -> ClosedCycle | None:
     """Of the cycles that a line of the user's was found for, that with most bytes; raises NotRecorded."""
     sources = run.get(Sources)
-    found = (_closed(cycle, sources) for cycle in read_cycles(run.rank_folder).cycles)
-    return next((closed for closed in found if closed is not None), None)
+    placed = [(file, one) for file in sources.files for one in placed_nodes(sources.tree(file))]
+    for cycle in read_cycles(run.rank_folder).cycles:
+        pairs = list(zip(cycle.links, (*cycle.links[1:], cycle.links[0]), strict=True))
+        found = (_statement(link, following.owner, file, one) for link, following in pairs for file, one in placed)
+        statements = sorted((one for one in found if one is not None), key=lambda statement: statement.rank)
+        lines = [sources.line(f"{one.file}:{one.line}:{one.function}") for one in statements[:1]]
+        lines += [line for link in cycle.links if (line := definition_of(sources, link.file, link.owner))]
+        if lines:
+            return ClosedCycle(cycle=cycle, blame=lines[0], statements=tuple(statements))
+    return None
 
 
 def how_the_cycle_is_known(closed: ClosedCycle | None) -> Narrative:
@@ -148,17 +156,8 @@ def how_the_cycle_is_known(closed: ClosedCycle | None) -> Narrative:
     )
 
 
-def _closed(cycle: Cycle, sources: Sources) -> ClosedCycle | None:
-    placed = [(file, one) for file in sources.files for one in placed_nodes(sources.tree(file))]
-    found = (_statement(link, file, one) for link in cycle.links for file, one in placed)
-    statements = sorted((one for one in found if one is not None), key=lambda statement: statement.rank)
-    blame = next((sources.line(f"{one.file}:{one.line}:{one.function}") for one in statements), None)
-    for link in cycle.links:
-        blame = blame or definition_of(sources, link.file, link.owner)
-    return ClosedCycle(cycle=cycle, blame=blame, statements=tuple(statements)) if blame is not None else None
-
-
-def _statement(link: CycleLink, file: str, placed: PlacedNode) -> ClosingStatement | None:
+def _statement(link: CycleLink, referred_to: str, file: str, placed: PlacedNode) -> ClosingStatement | None:
+    """One that makes the link to an object of that class or function; None of any other node."""
     match placed.node:
         case (
             ast.Assign(targets=[target], value=value)
@@ -175,7 +174,10 @@ def _statement(link: CycleLink, file: str, placed: PlacedNode) -> ClosingStateme
             is_outside = True  # these refer to nothing
     if is_outside or isinstance(target, ast.Name) != is_variable:
         return None
-    is_own = ast.unparse(target).startswith(f"self.{link.name}")
+    owner = placed.function.rpartition(".")[0]
+    is_of_another = isinstance(value, ast.Name) and value.id == "self" and owner != referred_to
+    if ast.unparse(target).startswith(f"self.{link.name}"):
+        is_of_another = owner != link.owner
     return ClosingStatement(
         file=file,
         line=placed.node.lineno,
@@ -183,5 +185,5 @@ def _statement(link: CycleLink, file: str, placed: PlacedNode) -> ClosingStateme
         link=link,
         value=value,
         is_given=isinstance(value, ast.Name) and value.id in placed.arguments,
-        is_elsewhere=is_own and not is_variable and placed.function.rpartition(".")[0] != link.owner,
+        is_elsewhere=is_of_another and not is_variable,
     )

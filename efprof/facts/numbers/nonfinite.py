@@ -40,7 +40,6 @@ class NonFinite:
     num_bad: int = 0
     num_from_first: int = 0
     norms: tuple[float, ...] = ()
-    losses: tuple[tuple[int, float], ...] = ()
     suspects: tuple[SuspectOperation, ...] = ()
     is_late: bool = False
     site: str | None = None
@@ -80,7 +79,6 @@ class NonFinite:
             num_bad=max(1, len(bad)),
             num_from_first=max(1, sum(record.step >= first for record in records)),
             norms=tuple(float(norm) for record in before if (norm := record.gradient_norm) is not None),
-            losses=tuple((record.step, float(loss)) for record in records if (loss := record.loss) is not None),
             suspects=tuple(event.suspects) if event and is_bad_till_then else (),
             is_late=event is not None and event.is_late,
             site=(record.backward_site if record else None) or (event.site if event else None),

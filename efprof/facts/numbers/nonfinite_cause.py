@@ -8,7 +8,7 @@ from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.numbers.operation_lines import forward_operations, operation_of, sites_of_node
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.model import Narrative, NotRecorded, Series, SeriesLine, SourceLine, ThinEvidence
+from efprof.model import Narrative, NotRecorded, SourceLine, ThinEvidence
 
 BAD_DATA = "data that is NaN or Inf already"
 """How the recorder calls what comes into the graph from outside."""
@@ -84,26 +84,6 @@ def _may_overflow(one: SuspectOperation) -> bool:
 def is_guess(one: SuspectOperation) -> bool:
     """Whether it was named for what it can do, after backward had freed what it was given."""
     return one.num_elements == 0
-
-
-def loss_series(found: NonFinite) -> Series:
-    """The loss of every step that has one, with the first bad step marked; NaN leaves a gap."""
-    assert found.first_step is not None
-    finite = [(step, loss) for step, loss in found.losses if abs(loss) < float("inf")]
-    return Series(
-        title="Loss until it was lost",
-        y_label="loss",
-        y_unit="",
-        lines=(
-            SeriesLine(
-                label="loss",
-                x=tuple(float(step) for step, _ in finite),
-                y=tuple(loss for _, loss in finite),
-                is_highlighted=True,
-            ),
-        ),
-        marks=((float(found.first_step), f"first {found.value}"),),
-    )
 
 
 def how_nonfinite_is_known(found: NonFinite, cause: NonFiniteCause) -> Narrative:

@@ -10,7 +10,7 @@ from efprof.artifacts.events import ScalerBuilt, events_of
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, usual_backward_site
-from efprof.model import Evidence, Narrative, Series, SeriesLine
+from efprof.model import Narrative
 
 SEARCH_STEPS = 50
 """From 2**16, where scalers begin, 16 skipped steps lead down to 1; the others are for gradients that still settle."""
@@ -26,7 +26,7 @@ class SkippedSteps:
     """Of the steps after the search for a scale, up to the first whose loss or gradient is not finite by itself.
 
     `num_steps` are those of which a skip would be known, `num_skipped` those that were, `late_share` how many of their
-    second half. `scales` are (step, scale after it) of all full steps, none where nothing was scaled.
+    second half. `scales` are those after all full steps, none where nothing was scaled.
     `skipped_ms` is the typical length of a skipped step, `saved_ms` what skipping took of each step on average, less
     what a scale that is too large takes where it is tried once in `MIN_INTERVAL` steps.
     `scaler` is None where none, or several that differ, were seen to be made; `site` is its line, or that of backward.
@@ -35,7 +35,7 @@ class SkippedSteps:
     num_steps: int
     num_skipped: int
     late_share: float
-    scales: tuple[tuple[int, float], ...]
+    scales: tuple[float, ...]
     skipped_ms: float
     saved_ms: float
     saved_interval_ms: tuple[float, float]
@@ -51,7 +51,7 @@ class SkippedSteps:
         after = _seen(times[SEARCH_STEPS:])
         late = after[len(after) // 2 :]
         skipped = [time for time in after if time.record.is_skipped]
-        scales = tuple((time.step, scale) for time in times if (scale := time.record.scaler_scale) is not None)
+        scales = tuple(scale for time in times if (scale := time.record.scaler_scale) is not None)
         skipped_ms = _typical_ms(skipped)
         low_ms, high_ms = mean_interval([skipped_ms * time.record.is_skipped for time in after] or [0.0])
         lost_ms, tried_ms = skipped_ms * len(skipped) / max(1, len(after)), skipped_ms / MIN_INTERVAL
@@ -65,7 +65,7 @@ class SkippedSteps:
             saved_interval_ms=(max(0.0, low_ms - tried_ms), max(0.0, high_ms - tried_ms)),
             scaler=scaler,
             site=(scaler.site if scaler else None) or usual_backward_site(time.record for time in skipped),
-            is_resumed=scaler is not None and bool(scales) and not _begins_with(scaler, scales[0][1]),
+            is_resumed=scaler is not None and bool(scales) and not _begins_with(scaler, scales[0]),
         )
 
     @property
@@ -74,8 +74,7 @@ class SkippedSteps:
 
     @property
     def lowest_scale(self) -> float:
-        """Of those after full steps."""
-        return min(scale for _, scale in self.scales)
+        return min(self.scales)
 
     @property
     def settings(self) -> dict[str, tuple[float, float]]:
@@ -92,8 +91,8 @@ class SkippedSteps:
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def skip_evidence(found: SkippedSteps) -> tuple[Evidence, ...]:
-    paragraphs = (
+def how_skips_are_known() -> Narrative:
+    return Narrative.of(
         "A scaler holds an update back where a gradient is not finite under its scale, and makes the scale smaller; "
         "after `growth_interval` steps without that it tries a larger one. With torch's own interval of "
         f"{MIN_INTERVAL:,}, that costs one step in as many.",
@@ -102,13 +101,6 @@ def skip_evidence(found: SkippedSteps) -> tuple[Evidence, ...]:
         "It is wrong where gradients are not finite at any scale: the scale then goes on falling, whatever it begins "
         "with. And under a scale that is too small, small gradients turn to zero in float16.",
     )
-    return _scale_series(found), Narrative(paragraphs=paragraphs)
-
-
-def _scale_series(found: SkippedSteps) -> Series:
-    steps, scales = zip(*((float(step), scale) for step, scale in found.scales), strict=True)
-    line = SeriesLine(label="scale", x=steps, y=scales, is_highlighted=True)
-    return Series(title="The scaler's scale", y_label="scale", y_unit="", lines=(line,), is_stepped=True)
 
 
 def _power_of_two_below(scale: float) -> float:

@@ -27,8 +27,6 @@ MIN_SAVED: Final = 0.02
 """Of the peak: a way that saves less is none."""
 
 MAX_BARS = 8
-MIN_BAR = 0.005
-"""Of the peak: less is not seen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,10 +81,6 @@ class PeakComposition:
         """The highest recorded instant, with what was there before the window."""
         return self.before_bytes + self.window.peak_bytes
 
-    def within(self, budget_bytes: int) -> list[PeakReduction]:
-        """Those that stay below a budget, the cheapest first."""
-        return sorted((way for way in self.ways if way.peak_bytes <= budget_bytes), key=lambda way: way.extra_ms)
-
 
 def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:
     bars = [
@@ -98,19 +92,16 @@ def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:
         for (site, category), size in most_by_line(run, peak, blamed)[:MAX_BARS]
     ]
     bars.append(Bar(label="there before: parameters, optimizer state and all else", num_bytes=peak.before_bytes))
-    seen = [bar for bar in bars if bar.num_bytes >= MIN_BAR * peak.peak_bytes]
-    return MemoryMap(title="What is alive at the peak", bars=tuple(sorted(seen, key=lambda bar: -bar.num_bytes)))
+    return MemoryMap(title="What is alive at the peak", bars=tuple(sorted(bars, key=lambda bar: -bar.num_bytes)))
 
 
 def table_of_ways(peak: PeakComposition, budget_bytes: int) -> Table:
-    ordered = sorted(peak.ways, key=lambda way: way.peak_bytes)
-    return Table(
-        title=f"Ways to a lower peak than {format_bytes(peak.peak_bytes)}; {format_bytes(budget_bytes)} is wished for",
-        columns=("what", "predicted peak", "added to a step, about", "stays below"),
-        units=("", "bytes", "ms", ""),
-        rows=tuple(
+    return Table.of(
+        f"Ways to a lower peak than {format_bytes(peak.peak_bytes)}; {format_bytes(budget_bytes)} is wished for",
+        {"what": "", "predicted peak": "bytes", "added to a step, about": "ms", "stays below": ""},
+        (
             (name_of_way(way), way.peak_bytes, way.extra_ms, "yes" if way.peak_bytes <= budget_bytes else "no")
-            for way in ordered
+            for way in sorted(peak.ways, key=lambda way: way.peak_bytes)
         ),
     )
 
@@ -136,9 +127,7 @@ def lower_peak(peak: PeakComposition, budget: int, way: PeakReduction | None, ed
     after = f": {format_bytes(way.peak_bytes)} at the peak"
     cost = f", {format_ms(way.extra_ms)} more per step" if way.extra_ms else ""
     missing = "" if way.peak_bytes <= budget else "; that alone is not enough: make the batch smaller as well"
-    others = [one for one in peak.within(budget) if one.site is None and one is not way]
-    instead = f" Instead, {name_of_way(others[0])}." if others else ""
-    return Fix.by(edit, "review", f"{does[0].upper()}{does[1:]}{after}{cost}{missing}.{instead}")
+    return Fix.by(edit, "review", f"{does[0].upper()}{does[1:]}{after}{cost}{missing}.")
 
 
 def how_peak_is_known(peak: PeakComposition) -> Narrative:

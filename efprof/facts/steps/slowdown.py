@@ -107,11 +107,7 @@ class Slowdown:
     @property
     def stage(self) -> str:
         """The stage that grew most."""
-        return max(STAGES, key=self.stage_growth_ms)
-
-    def stage_growth_ms(self, stage: str) -> float:
-        """How much longer a stage takes."""
-        return self.late.stage_ms[stage] - self.early.stage_ms[stage]
+        return max(STAGES, key=lambda stage: self.late.stage_ms[stage] - self.early.stage_ms[stage])
 
     @property
     def is_uniform(self) -> bool:

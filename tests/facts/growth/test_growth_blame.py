@@ -34,20 +34,3 @@ def test_what_every_step_leaves_behind_survives_and_what_is_replaced_or_made_onc
     assert lines_of(tmp_path / "third", events) == []
     events = [event(step, 2, step + 1, 100, site="torch/nn/functional.py:9:linear") for step in range(4)]
     assert lines_of(tmp_path / "library", events) == [], "code that is not the user's is not blamed"
-
-
-def in_between(step: int, at_ms: float, address: int, num_bytes: int) -> AllocationEvent:
-    """Made after one step's last stage and before the next one's first, as in a loop without a loader."""
-    return event(step, 100 + at_ms, address, num_bytes, site="train.py:2:batch")
-
-
-def test_what_is_kept_from_between_the_steps_survives_and_a_batch_that_replaces_the_last_does_not(
-    tmp_path: Path,
-) -> None:
-    events = [here for step in range(3) for here in (event(step, 2, 90 + step, 8), event(step, 3, 90 + step, -8),
-                                                     in_between(step, 0, step + 1, 100))]  # fmt: skip
-    assert lines_of(tmp_path, events) == [("train.py:2:batch", 100.0)]
-    events = [event(0, 2, 90, 8), in_between(0, 0, 1, 100)]
-    for step in (1, 2):
-        events += [event(step, 2, 90 + step, 8), in_between(step, 0, step + 1, 100), in_between(step, 1, step, -100)]
-    assert ("train.py:2:batch", 100.0) not in lines_of(tmp_path / "second", events)

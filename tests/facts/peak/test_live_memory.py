@@ -42,13 +42,6 @@ def test_live_bytes_are_those_of_the_plain_model(moves: Moves) -> None:
     assert replay(window_of(moves), []).live_bytes.tolist() == model_of(moves)
 
 
-@given(moves, st.data())
-def test_the_blocks_alive_at_any_instant_add_up_to_the_live_bytes(moves: Moves, data: st.DataObject) -> None:
-    window = replay(window_of(moves), [])
-    index = data.draw(st.integers(0, len(moves) - 1))
-    assert sum(moves[block][1] for block in window.alive_after(index)) == window.live_bytes[index]
-
-
 @given(moves, st.sampled_from([0.25, 0.5, 1.0]), st.data())
 def test_the_peak_without_blocks_is_that_of_the_model_without_them(
     moves: Moves, share: float, data: st.DataObject

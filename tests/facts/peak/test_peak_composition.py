@@ -148,14 +148,6 @@ def test_a_call_takes_its_share_of_a_forward_pass_outside_windows(
     assert usual.extra_ms > 0
 
 
-def test_the_cheapest_way_within_a_budget_comes_first(tmp_path: Path) -> None:
-    peak = run_of(tmp_path, stacked_blocks()).get(PeakComposition)
-    assert peak.within(BEFORE) == []
-    fitting = peak.within(BEFORE + 30 * MIB)
-    assert [one.extra_ms for one in fitting] == sorted(one.extra_ms for one in fitting)
-    assert all(one.peak_bytes <= BEFORE + 30 * MIB for one in fitting)
-
-
 @given(num_blocks=st.integers(1, 6), inner=st.integers(1, 20), output=st.integers(1, 5))
 def test_no_way_predicts_more_than_there_was_or_less_than_what_stays(
     tmp_path_factory: pytest.TempPathFactory, num_blocks: int, inner: int, output: int

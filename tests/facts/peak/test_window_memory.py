@@ -23,7 +23,6 @@ from efprof.units import MIB
 from tests.facts.peak.test_peak_composition import (
     BEFORE,
     CALL,
-    HEAD,
     NARROW,
     SOURCES,
     STEP,
@@ -88,17 +87,6 @@ def test_each_layer_names_the_line_that_has_most_of_it_at_that_instant(tmp_path:
     assert note_at(activations, 1.0) == "", "none was alive yet"
 
 
-def test_a_layer_names_the_forward_line_of_backward_or_says_that_no_line_of_the_user_made_it(tmp_path: Path) -> None:
-    recording = Recording()
-    recording.make(6, 3, CALL, HEAD, backward=True)
-    gradients = line_of(picture_of(run_of(tmp_path, recording)), "gradients")
-    assert note_at(gradients, 7) == "model.py:5 has 3.00 MiB of it"
-    recording = Recording()
-    recording.make(2, 3, "/usr/lib/python3/site-packages/library.py:3:call")
-    activations = line_of(picture_of(run_of(tmp_path / "second", recording)), "activations")
-    assert note_at(activations, 3) == "none of your lines made it"
-
-
 def test_the_fullest_of_several_windows_is_shown_unless_its_start_is_not_known(tmp_path: Path) -> None:
     windows = [stacked_blocks(num_blocks=2).events, a_step_later(stacked_blocks(num_blocks=4))]
     steps = [window_step(STEP), window_step(STEP + 1, window="trace-2")]
@@ -121,10 +109,6 @@ def test_a_window_of_several_steps_is_shown_whole_and_what_is_not_known_of_it_is
     series = picture_of(write_run(tmp_path, steps=steps, sources=SOURCES, allocations=[stacked_blocks().events]))
     assert [line.label for line in series.lines] == ["activations", "work space"]
     assert note_at(line_of(series, "activations"), 3) == "model.py:10 has 40.0 MiB of it"
-    run = write_run(tmp_path / "second", steps=[make_step(1)], sources=SOURCES, allocations=[stacked_blocks().events])
-    series = picture_of(run)
-    assert series.title.endswith("in allocations-1.parquet")
-    assert series.bands == ()
 
 
 def test_a_long_window_is_drawn_from_few_points_with_its_peak(tmp_path: Path) -> None:

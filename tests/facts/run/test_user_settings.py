@@ -1,4 +1,4 @@
-"""The user's keys for the batch, accumulation, checkpointing and precision: found by name and number, never guessed."""
+"""The user's keys for the batch and accumulation: found by name and number, never guessed."""
 
 from pathlib import Path
 

@@ -12,7 +12,6 @@ from efprof.facts.steps.step_times import (
     NUM_RESAMPLES,
     StepTimes,
     median_interval,
-    quantile_change_intervals,
     resample,
     stall_lines,
     within_idle,
@@ -84,13 +83,6 @@ def test_a_device_is_idle_until_the_host_gives_it_work_and_no_longer(tmp_path):
     assert time.device_ms[-1] == time.idle_ms[-1] == pytest.approx(0.5)
 
 
-def test_without_the_time_of_every_stage_the_host_s_is_what_is_known(tmp_path):
-    step = on_device(make_step(0), 0.0, 4.0, 8.0, 2.0, total_ms=15.0)
-    step.spans[1].device_us = None
-    time = time_of(tmp_path / "run", step)
-    assert (time.device_ms, time.idle_ms, time.blocking_ms("data")) == ((), (), 1.0)
-
-
 @given(
     behind=st.integers(0, 50),
     parts=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.booleans()), min_size=8, max_size=8),
@@ -145,16 +137,6 @@ def test_the_same_samples_give_the_same_interval_and_resamples_keep_neighbours_t
     assert resampled.shape == (NUM_RESAMPLES, 64)
     followers = (resampled[:, 1:] - resampled[:, :-1]) % 64 == 1
     assert followers.mean() > 0.7  # blocks of four: three of four steps are followed by their neighbour
-
-
-def test_the_interval_of_a_change_holds_the_true_change_nearly_always():
-    generator = np.random.default_rng(2)
-    num_held = 0
-    for _ in range(60):
-        early, late = generator.normal(10, 1, 40), generator.normal(15, 1, 40)
-        _, (low, high) = quantile_change_intervals(list(early), list(late), 0.5)
-        num_held += low <= 5.0 <= high
-    assert num_held >= 52
 
 
 # Which lines stalled the step.
