@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.facts.peak.backward_rise import BackwardJump
 from efprof.facts.peak.live_memory import CATEGORIES, Category, LiveWindow, categories_of, chains_of, windows_placed
 from efprof.facts.peak.peak_regions import peak_checkpointed, regions_of
 from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import MemoryFailure
 from efprof.facts.source.sources import Sources, place_of
-from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, NotRecorded, Table
+from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, NotRecorded, Table, ThinEvidence
 from efprof.units import format_bytes, format_ms
 
 Owner = tuple[str | None, Category]
@@ -26,6 +28,12 @@ MAX_PARTS: Final = 16
 MIN_SAVED: Final = 0.02
 """Of the peak: a way that saves less is none."""
 
+SPARE_SHARE: Final = 0.2
+"""Of what a step needed for which memory ran out: with so much less it is to do. Where no recorded peak comes as near
+to it, another kind of step failed, or memory had grown since."""
+
+WITH_BUDGET: Final = "'efprof report --budget 24GiB' tells how the recorded peak comes to stay below that"
+
 MAX_BARS = 8
 
 
@@ -33,13 +41,14 @@ MAX_BARS = 8
 class PeakReduction:
     """One way to a lower peak; `extra_ms` is what it adds to a step, as far as is known.
 
-    To checkpoint the call at `site`, which a step makes `num_parts` times; without one, so many micro-batches.
+    `site` is that of the call to checkpoint; `is_offered` where it leaves the numbers as they are.
     """
 
+    name: str
     peak_bytes: int
-    extra_ms: float
-    site: str | None
-    num_parts: int
+    extra_ms: float = 0.0
+    site: str | None = None
+    is_offered: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +91,23 @@ class PeakComposition:
         return self.before_bytes + self.window.peak_bytes
 
 
+def budget_after_failure(run: Run, peak: PeakComposition) -> int:
+    """What the recorded peak would have to stay below for the step that ran out of memory to be served.
+
+    Raises ThinEvidence where the recorded peak is not that of such a step, NotRecorded where nothing tells of it.
+    """
+    failure = run.get(MemoryFailure)
+    if failure.in_use_bytes is None or failure.requested_bytes is None or failure.rank_folder != run.rank_folder:
+        raise ThinEvidence(f"how much memory the failed step of this rank needed is not known; {WITH_BUDGET}.")
+    needed = failure.in_use_bytes + failure.requested_bytes
+    if peak.peak_bytes < (1 - SPARE_SHARE) * needed:
+        raise ThinEvidence(
+            f"step {failure.step:,}, in which memory ran out, needed {format_bytes(needed)}, and no window shows more "
+            f"than {format_bytes(peak.peak_bytes)}: it was no step like the recorded ones; {WITH_BUDGET}."
+        )
+    return round(peak.peak_bytes - SPARE_SHARE * max(needed, peak.peak_bytes))
+
+
 def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:
     bars = [
         Bar(
@@ -100,18 +126,10 @@ def table_of_ways(peak: PeakComposition, budget_bytes: int) -> Table:
         f"Ways to a lower peak than {format_bytes(peak.peak_bytes)}; {format_bytes(budget_bytes)} is wished for",
         {"what": "", "predicted peak": "bytes", "added to a step, about": "ms", "stays below": ""},
         (
-            (name_of_way(way), way.peak_bytes, way.extra_ms, "yes" if way.peak_bytes <= budget_bytes else "no")
+            (way.name, way.peak_bytes, way.extra_ms, "yes" if way.peak_bytes <= budget_bytes else "no")
             for way in sorted(peak.ways, key=lambda way: way.peak_bytes)
         ),
     )
-
-
-def name_of_way(way: PeakReduction) -> str:
-    """In the words of a table's row."""
-    if way.site is None:
-        return f"accumulate gradients over {way.num_parts} micro-batches"
-    times = f", run {way.num_parts} times a step" if way.num_parts > 1 else ""
-    return f"checkpoint the call at {place_of(way.site)}{times}"
 
 
 def lower_peak(peak: PeakComposition, budget: int, way: PeakReduction | None, edit: CodeEdit | None) -> Fix:
@@ -123,11 +141,10 @@ def lower_peak(peak: PeakComposition, budget: int, way: PeakReduction | None, ed
         )
     if way is None:
         return Fix.by_hand("Make the batch smaller: nothing else was found that lowers the peak.")
-    does = name_of_way(way)
     after = f": {format_bytes(way.peak_bytes)} at the peak"
     cost = f", {format_ms(way.extra_ms)} more per step" if way.extra_ms else ""
     missing = "" if way.peak_bytes <= budget else "; that alone is not enough: make the batch smaller as well"
-    return Fix.by(edit, "review", f"{does[0].upper()}{does[1:]}{after}{cost}{missing}.")
+    return Fix.by(edit, "review", f"{way.name[0].upper()}{way.name[1:]}{after}{cost}{missing}.")
 
 
 def how_peak_is_known(peak: PeakComposition) -> Narrative:
@@ -138,7 +155,7 @@ def how_peak_is_known(peak: PeakComposition) -> Narrative:
         "made beneath a line was taken away from where forward makes it up to where its backward begins, but for "
         "what the call returns; for micro-batches, all that grows with the batch was divided.",
         "The last tensor a call makes is taken for what it returns, and memory is taken to grow with the batch in "
-        "proportion. Micro-batches change what batch normalisation sees. "
+        "proportion. Micro-batches change what batch normalisation sees; bfloat16 changes the numbers themselves. "
         "What was there before the window is counted but not known by line.",
     )
 
@@ -157,8 +174,18 @@ def _ways(
     parts = 2
     while parts <= min(MAX_PARTS, min(samples, default=1)):
         left = window.peak_without(scaling, 1 - 1 / parts)
-        yield PeakReduction(peak_bytes=before + left, extra_ms=0.0, site=None, num_parts=parts)
+        yield PeakReduction(name=f"accumulate gradients over {parts} micro-batches", peak_bytes=before + left)
         parts *= 2
+    made = [block for block in scaling if categories[block] != "inputs"]
+    halved = before + window.peak_without(made, 0.5)
+    yield PeakReduction(name="autocast to bfloat16, at best", peak_bytes=halved, is_offered=False)
+    jump = run.get(BackwardJump)
+    if jump.window is window and (work := jump.guilty) is not None:
+        num_parts = jump.num_chunks(work)
+        saved = jump.saved_bytes(work.split_blocks, num_parts)
+        if saved > least:
+            name = f"do the work at {place_of(work.site)} in {num_parts} parts"
+            yield PeakReduction(name=name, peak_bytes=before + peak - saved)
 
 
 def _checkpointing(
@@ -169,12 +196,13 @@ def _checkpointing(
     loop_site = next((record.backward_site for record in reversed(records) if record.backward_site), None)
     chains, share = chains_of(window, sources), _share_outside(records, window)
     for region in regions_of(window, categories, chains, sources, loop_site):
-        left = peak_checkpointed(window, region, chains)
+        times = round(len(region.calls) / region.num_steps)
+        often = f", run {times} times a step" if times > 1 else ""
         yield PeakReduction(
-            peak_bytes=before + left,
+            name=f"checkpoint the call at {place_of(region.site)}{often}",
+            peak_bytes=before + peak_checkpointed(window, region, chains),
             extra_ms=region.duration_ns / region.num_steps / 1e6 * share,
             site=region.site,
-            num_parts=round(len(region.calls) / region.num_steps),
         )
 
 
