@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from efprof.artifacts.holders import Change
 from efprof.facts.growth.trend import Trend
-from efprof.model import Table
+from efprof.model import Series, SeriesLine, Table
 from efprof.units import format_bytes
 
 Kind = Literal["graphs", "tensors", "objects"]
@@ -100,6 +100,23 @@ class RetainedTensors:
     def is_large(self) -> bool:
         rate = self.rate.high if self.verdict == "bounded" else self.rate.slope
         return rate >= MIN_RATE[self.kind]
+
+
+def counted_series(kept: Sequence[RetainedTensors]) -> Series:
+    return Series(
+        title="What each holder has" if len(kept) > 1 else f"What {kept[0].path or kept[0].name} has",
+        y_label="held",
+        y_unit="bytes",
+        lines=tuple(
+            SeriesLine(
+                label=one.path or one.name,
+                x=tuple(float(size.step) for size in one.sizes),
+                y=tuple(float(size.num_bytes) for size in one.sizes),
+                is_highlighted=place == 0,
+            )
+            for place, one in enumerate(kept[:MAX_SHOWN])
+        ),
+    )
 
 
 def kept_table(kept: Sequence[RetainedTensors]) -> Table:

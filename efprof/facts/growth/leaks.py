@@ -187,7 +187,9 @@ def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0) 
         gain=_gain(run, leak, left_per_step=left_per_step),
         evidence=growth_evidence(
             fit=leaks.fit,
-            kept=leaks.grown.holders if leaks.grown else (),
+            kept=(*leak.kept, *(one for one in leaks.grown.holders if one not in leak.kept))
+            if leaks.grown
+            else leak.kept,
             how=_how_it_is_known(leaks, leak),
         ),
         severity=run.get(RunLimits).severity(leak.rate.slope),

@@ -8,7 +8,7 @@ from typing import Self
 
 from efprof.artifacts.holders import read_counts
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.facts.growth.kept import RetainedTensors, kept_table
+from efprof.facts.growth.kept import RetainedTensors, counted_series, kept_table
 from efprof.facts.growth.trend import (
     IN_WINDOW,
     MIN_SLOPE,
@@ -143,7 +143,7 @@ def growth_evidence(
     )
     return (
         *([_series(fit, title)] if fit is not None else []),
-        *([kept_table(kept)] if kept else []),
+        *((counted_series(kept), kept_table(kept)) if kept else ()),
         Narrative.of(*how, *fitted, alike),
     )
 
