@@ -10,7 +10,7 @@ import click
 
 import efprof
 from efprof import commands
-from efprof.model.errors import EfprofError
+from efprof.model.errors import EfprofError, nearest_to
 
 
 class LazyGroup(click.Group):
@@ -27,6 +27,14 @@ class LazyGroup(click.Group):
         command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Raises EfprofError with the nearest name: click looks among commands that are imported already."""
+        if args[0] not in (names := self.list_commands(ctx)) and not ctx.resilient_parsing:
+            raise EfprofError(f"there is no command 'efprof {args[0]}'; {nearest_to(args[0], names)}")
+        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -41,7 +41,7 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         ("record --", "there is no command: write it after two dashes"),
         ("record --nane x -- true", "No such option '--nane'. Did you mean '--name'?"),
         ("record --name", "Option '--name' requires an argument."),
-        ("recrod", "No such command 'recrod'. Try 'efprof --help'."),
+        ("recrod", "there is no command 'efprof recrod'; did you mean 'record'?"),
         ("record --windows 5:7 -- true", "--windows '5:7' is not"),
         ("record --trace-steps 7:5 -- true", "--trace-steps '7:5' is not"),
         ("record --trace-steps 5:9 --memory-steps 8:9 -- true", "--trace-steps and --memory-steps both name step 8"),

@@ -1,7 +1,7 @@
 """Counts who holds tensors after 20, 40, 80 and so many steps, and watches for a few steps what got larger in between.
 
-Also at the first restarts of the loader that feeds the training, so that what is cleared after each epoch shows, and at
-the end. As far as the budget goes; with `--holders` regardless of it, with `--no-holders` never.
+Also around the first restarts of the loader that feeds the training, so that what is cleared after each epoch shows,
+and at the end. As far as the budget goes; with `--holders` regardless of it, with `--no-holders` never.
 """
 
 import functools
@@ -33,7 +33,7 @@ FIRST_COST_NS = 200_000_000
 """Of a count, before one was taken."""
 
 MAX_RESTARTS = 2
-"""Of the loader: two tell what is cleared."""
+"""Of the loader: two tell what is cleared, and each takes two counts."""
 
 MAX_HOLDERS = 500
 """In one file; a dictionary of tensors has as many holders as keys."""
@@ -65,6 +65,7 @@ class Holders:
         self._seen: Counter[tuple[str | None, str | None, int | None]] = Counter()
         """In how many watches each thing was seen to grow."""
         self._loader: int | None = None
+        self._is_loader_over = False
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
         self._loader = step.batches.loader
@@ -82,13 +83,19 @@ class Holders:
             if self._watch.step_ended() or is_last:
                 self.stop_watching(number)
 
-    def loader_began(self, loader: Any) -> None:
-        """The loader that feeds the training begins anew: what is cleared for each epoch has been, mostly."""
-        loop = self._session.loop
-        is_restart = self._loader is not None and loop.loader_numbers.get(loader) == self._loader
-        if is_restart and loop.number >= FIRST_COUNT and self._num_restarts < MAX_RESTARTS:
+    def loader_ended(self, _: Any, number: int | None) -> None:
+        session = self._session
+        if number is None or number != self._loader:
+            return
+        if session.loop.number >= FIRST_COUNT and self._num_restarts < MAX_RESTARTS:
             self._num_restarts += 1
-            self.count("loader_began", loop.number - 1)
+            self._is_loader_over = True
+            self.count("loader_ended", session.loop.number - 1)
+
+    def loader_began(self, loader: Any) -> None:
+        if self._is_loader_over and self._session.loop.loader_numbers.get(loader) == self._loader:
+            self._is_loader_over = False
+            self.count("loader_began", self._session.loop.number - 1)
 
     def end(self) -> None:
         num_steps = self._session.loop.num_steps
@@ -243,6 +250,7 @@ def start(session: Session) -> None:
     os.register_at_fork(after_in_child=holders.abandon_watch)
     session.subscribe(session.loop.step_ended, "holders", holders.finish)
     session.on_end("holders", holders.end)
+    session.subscribe(session.loop.loader_ended, "holders", holders.loader_ended)
     session.subscribe(session.loop.loader_began, "holders", holders.loader_began)
 
 

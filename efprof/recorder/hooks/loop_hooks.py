@@ -283,11 +283,11 @@ def _clipping(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callabl
     def clip(*args: Any, **kwargs: Any) -> Any:
         if light.is_on or loop.thread.is_capturing:
             return update(*args, **kwargs)
-        if args and isinstance(args[0], Iterator):  # can be gone through once
-            args = (list(args[0]), *args[1:])
-        norm = update(*args, **kwargs)
-        if args and (args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0)) == 2.0:
-            clipped(norm, args[0])
+        given = args[0] if args else kwargs.pop("parameters", ())
+        given = list(given) if isinstance(given, Iterator) else given  # which can be gone through once
+        norm = update(given, *args[1:], **kwargs)
+        if (args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0)) == 2.0:
+            clipped(norm, given)
         return norm
 
     return clip

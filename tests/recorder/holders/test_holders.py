@@ -261,13 +261,18 @@ def test_what_the_last_entries_are_is_told_where_they_are_alike(begin: Begin) ->
     assert entries == [["Tensor"], ["tuple", "int", "Tensor"], ["dict", "int", "Tensor"], []]
 
 
-def test_counts_at_the_restart_of_the_loader_show_what_an_epoch_clears(begin: Begin) -> None:
+def test_counts_around_the_restart_of_the_loader_show_what_an_epoch_clears(begin: Begin) -> None:
     counts = read_counts(record(begin, programs.EPOCHS).rank)
     lengths: dict[str, list[int]] = {}
     for count in counts:
         holder = holder_at(count, "train.outputs")
         lengths.setdefault(count.moment, []).append(holder.length if holder is not None else 0)
+    assert lengths["loader_ended"] == [30, 30]
     assert lengths["loader_began"] == [0, 0]
+    began = next(count for count in counts if count.moment == "loader_began")
+    container = container_at(began, "train.outputs")
+    assert container is not None
+    assert (container.length_before, container.length) == (30, 0)
 
 
 def test_a_detached_scalar_is_told_with_the_storage_that_it_keeps(begin: Begin) -> None:
