@@ -9,9 +9,14 @@ from efprof.artifacts.snapshot import Entry, Snapshot, read_snapshot
 from efprof.facts.allocator.history import history_before
 from efprof.facts.allocator.settings import SMALL_BYTES, SMALL_SEGMENT_BYTES
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, Failure, UserLines, limit_bytes_of
-from efprof.facts.device.device_use import device_use_evidence
 from efprof.facts.device.other_settings import how_replay_is_known, trial_bars
-from efprof.facts.device.segment_map import composition_numbers, owner_map, reserved_series, segment_map
+from efprof.facts.device.segment_map import (
+    composition_numbers,
+    device_use_evidence,
+    owner_map,
+    reserved_series,
+    segment_map,
+)
 from efprof.facts.peak.peak_composition import PeakComposition, most_by_line, peak_bars
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, RunLimits
