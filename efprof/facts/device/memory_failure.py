@@ -174,18 +174,10 @@ def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -
         *device_use_evidence(run)[:1],
         *(() if peak is None else (peak_bars(run, peak, None),)),
         Narrative.of(
-            "The line is the last one of yours in the traceback: it asked for what was not there, and is often not "
-            "the one that took the memory."
-            if failure.site is not None
-            else "The traceback names no line of yours: the line is the one that made most of what is alive below.",
-            "No snapshot shows the instant of the failure, so what was in use is the reading taken when the error "
-            "left the program: what the failing call itself had freed by then is missing from it."
-            + (
-                ""
-                if peak is None
-                else f" What is alive is of the highest instant of {peak.window.name}, in a step that went well: "
-                "memory that came later, or grew since, is not in it."
-            ),
+            "The line is the last one of yours in the traceback, or, where that names none, the one that made most of "
+            "what is alive: it is often not the one that took the memory.",
+            "No snapshot shows the instant of the failure, so what was in use is the reading taken when the error left "
+            "the program. What is alive is of the highest instant of a window, in a step that went well.",
         ),
     )
 
