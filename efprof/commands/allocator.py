@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from efprof.facts.allocator.advice import Trial
-    from efprof.facts.allocator.replay_results import DevicePredictions, DeviceReplay, FilePredictions, NoPrediction
+    from efprof.facts.allocator.replay_results import (
+        DevicePredictions,
+        DeviceReplay,
+        FilePredictions,
+        FileReplay,
+        NoPrediction,
+    )
     from efprof.facts.allocator.what_if import Outcome
     from efprof.facts.gpu_estimate.gpu_estimate import RunEstimate
 
@@ -98,11 +104,11 @@ def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | No
     """Predict the most that the program would reserve under other settings."""
     folder = _run_folder(file)
     if folder is not None:
-        from efprof.facts.gpu_estimate.gpu_estimate import estimate_run
+        from efprof.facts.gpu_estimate.gpu_estimate import estimate_run, form_of_estimate
 
         estimate = estimate_run(folder, configurations, capacity=device_memory)
         if is_json:
-            print_json(estimate)
+            print_json(form_of_estimate(estimate))
         else:
             click.echo(render_estimate(estimate))
         return
@@ -148,7 +154,7 @@ def _answer(file: Path, read: "Callable[[Path], Any]", render: "Callable[[Any], 
         except UnreadableInput as error:
             errors.append(error)
     if is_json:
-        print_json(results)
+        print_json([_form(result) for result in results])
     else:
         for result in results:
             click.echo(f"{result.file}:")
@@ -161,10 +167,16 @@ def _answer(file: Path, read: "Callable[[Path], Any]", render: "Callable[[Any], 
 
 def _print(result: Any, render: "Callable[[Any], str]", *, is_json: bool) -> None:
     if is_json:
-        print_json(result)
+        print_json(_form(result))
         return
     for device in result.devices:
         click.echo(render(device))
+
+
+def _form(result: "FileReplay | FilePredictions") -> dict[str, Any]:
+    from efprof.facts.allocator.replay_results import form_of_device
+
+    return {"file": result.file, "devices": [form_of_device(device) for device in result.devices]}
 
 
 def render_replay(device: "DeviceReplay") -> str:
