@@ -241,20 +241,22 @@ def render_estimate(estimate: "RunEstimate") -> str:
 def _table(rows: "Sequence[tuple[str, Trial, str]]") -> "Iterator[str]":
     """A heading, a line for each with its name and what is said at its end, and its warnings below it."""
     width = max(len(name) for name, _, _ in rows)
-    yield f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  driver calls  retries"
+    calls = "driver calls    taking  retries"
+    yield f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  {calls}"
     for name, trial, end in rows:
         yield f"  {name:{width}}  {_figures(trial.outcome)}{end}"
         yield from (f"  {'':{width}}  {warning}" for warning in trial.warnings)
 
 
 def _figures(outcome: "Outcome") -> str:
-    from efprof.units import format_bytes
+    from efprof.units import format_bytes, format_ms
 
     low, high = map(format_bytes, (outcome.peak_reserved_low_bytes, outcome.peak_reserved_high_bytes))
     band = low if low == high else f"{low} to {high}"
     peak, idle = map(format_bytes, (outcome.peak_reserved_bytes, outcome.stranded_bytes))
     num_calls = outcome.calls.num_taken + outcome.calls.num_returned
-    figures = f"{peak:>13}  {band:>21}  {idle:>12}  {num_calls:>12,}  {outcome.calls.num_retries:>7,}"
+    taking = "?" if outcome.driver_ms is None else format_ms(outcome.driver_ms)
+    figures = f"{peak:>13}  {band:>21}  {idle:>12}  {num_calls:>12,}  {taking:>8}  {outcome.calls.num_retries:>7,}"
     return figures + ("  out of memory" if outcome.is_out_of_memory else "")
 
 

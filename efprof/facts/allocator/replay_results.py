@@ -134,6 +134,7 @@ def form_of_trial(trial: Trial) -> dict[str, Any]:
         "stranded_bytes": outcome.stranded_bytes,
         "device_allocs": outcome.calls.num_taken,
         "device_frees": outcome.calls.num_returned,
+        "driver_ms": outcome.driver_ms,
         "retries": outcome.calls.num_retries,
         "out_of_memory": outcome.is_out_of_memory,
         "warnings": trial.warnings,
