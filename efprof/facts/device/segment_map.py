@@ -107,7 +107,8 @@ def composition_numbers(instant: Instant, title: str) -> Numbers:
     numbers = [
         ("reserved", parts.reserved_bytes),
         ("asked for by tensors", parts.requested_bytes),
-        ("slack: requests are rounded up, and large blocks not split for less than 1 MiB", parts.slack_bytes),
+        ("rounding", parts.rounding_bytes),
+        ("slack behind large blocks, which are not split for less than 1 MiB", parts.slack_bytes),
         ("given back, waiting for another stream", parts.pending_bytes),
         ("stranded: free in segments that something else holds", parts.stranded_bytes),
         ("releasable: free in whole segments", parts.releasable_bytes),
