@@ -82,5 +82,5 @@ def render_result(found: "Fitted", budget: int) -> str:
     else:
         fixed, each = format_bytes(found.model.fixed_bytes), format_bytes(found.model.sample_bytes)
         lines.append(f"Memory: {fixed} and {each} per sample, near the budget.")
-    lines.append(f"Train with {found.recommended:,}: a tenth is left for what a few steps do not show.")
+    lines.append(f"Train with {found.recommended:,}: a quarter is left for what a few steps do not show.")
     return "\n".join(lines)
