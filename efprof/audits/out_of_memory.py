@@ -79,7 +79,7 @@ def _by_error(run: Run, failure: MemoryFailure) -> Finding:
         blame=blame,
         category="memory",
         headline="Out of memory",
-        message=what_failed(failure),
+        message=what_failed(run, failure),
         fix=fit_step(run, missing),
         gain=gain_of(run, missing),
         evidence=(run.get(Sources).snippet(blame), *failure_evidence(run, failure, missing.kept_bytes)),

@@ -17,6 +17,7 @@ from efprof.facts.device.segment_map import (
     reserved_series,
     segment_map,
 )
+from efprof.facts.peak.live_memory import LiveMemory, sites_of
 from efprof.facts.peak.peak_composition import PeakComposition, most_by_line, peak_bars
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, RunLimits
@@ -32,7 +33,7 @@ MAX_NAMED: Final = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeClass:
-    """Blocks in use for which as much was asked; `lines` are those that a memory window saw ask for as much."""
+    """Blocks in use for which as much was asked; `lines` are those that a window saw ask for as much."""
 
     requested_bytes: int
     num_blocks: int
@@ -150,13 +151,15 @@ def evidence_of_state(run: Run, state: FailureState, failure: MemoryFailure, bla
     )
 
 
-def what_failed(failure: MemoryFailure) -> str:
-    """In one sentence: the request, when it came, and what was in use."""
+def what_failed(run: Run, failure: MemoryFailure) -> str:
+    """In one or two sentences: the request, when it came, what was in use, and what filled the highest instant."""
     request = "" if failure.requested_bytes is None else f" for {format_bytes(failure.requested_bytes)}"
     stage = f"in the {failure.stage} stage of" if failure.stage and failure.stage != "other" else "in"
     used = "" if failure.in_use_bytes is None else f", with {format_bytes(failure.in_use_bytes)} in use"
     for_what = "" if failure.is_for_tensor else ", not for a tensor,"
-    return f"A request{request}{for_what} failed {stage} step {failure.step:,}{used}"
+    peak = _peak_of(run, failure)
+    filled = "" if peak is None else _filled(run, peak)
+    return f"A request{request}{for_what} failed {stage} step {failure.step:,}{used}{filled}"
 
 
 def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -> tuple[Evidence, ...]:
@@ -198,14 +201,22 @@ def _sizes(run: Run, snapshot: Snapshot, device: DeviceHistory) -> list[SizeClas
                 found[block.requested_size or block.size].append(block.size)
     lines = _asked_for(run, device)
     classes = [
-        SizeClass(requested_bytes=requested, num_blocks=len(sizes), num_bytes=sum(sizes), lines=lines[requested])
+        SizeClass(
+            requested_bytes=requested,
+            num_blocks=len(sizes),
+            num_bytes=sum(sizes),
+            lines=lines[requested] or lines[sizes[0]],
+        )
         for requested, sizes in found.items()
     ]
     return sorted(classes, key=lambda one: -one.num_bytes)
 
 
 def _asked_for(run: Run, device: DeviceHistory) -> defaultdict[int, Counter[str]]:
-    """By size the lines that the rank's last memory window saw ask for it."""
+    """By size the lines that the rank's last memory window saw ask for it; without one, the profiler's windows.
+
+    The allocator's history has what was asked for, a profiler the size of the block that was given.
+    """
     lines: defaultdict[int, Counter[str]] = defaultdict(Counter)
     memory = run.find(DeviceMemory, UnreadableInput)
     for one in memory.devices if memory else ():
@@ -214,6 +225,11 @@ def _asked_for(run: Run, device: DeviceHistory) -> defaultdict[int, Counter[str]
                 site = one.lines.site(entry.frames) if entry.action == "alloc" else None
                 if site is not None:
                     lines[entry.size][place_of(site)] += 1
+    live = None if lines or device.rank not in ("", run.rank_folder.name) else run.find(LiveMemory, UnreadableInput)
+    for window in live.windows if live else ():
+        for event, site in zip(window.events, sites_of(window, run.get(Sources)), strict=True):
+            if site is not None:
+                lines[event.num_bytes][place_of(site)] += 1
     return lines
 
 
@@ -249,3 +265,16 @@ def _most_of(lines: Counter[str]) -> str:
 def _peak_of(run: Run, failure: MemoryFailure) -> PeakComposition | None:
     """None without a window, and for another rank than the first, whose windows alone are looked at."""
     return run.find(PeakComposition) if failure.rank_folder == run.rank_folder else None
+
+
+def _filled(run: Run, peak: PeakComposition) -> str:
+    """What was there before the window's step, and what most of the rest was for."""
+    category, size = max(peak.at_peak.items(), key=lambda item: item[1])
+    lines = ((owner, held) for owner, held in most_by_line(run, peak) if owner[0] is not None and owner[1] == category)
+    (site, _), held = next(lines, ((None, category), 0))
+    most = "" if site is None else f", {format_bytes(held)} of them made at {place_of(site)}"
+    return (
+        f". Of the highest instant that a window shows ({format_bytes(peak.peak_bytes)}) "
+        f"{format_bytes(peak.before_bytes)} were there before the step, and {format_bytes(size)} "
+        f"({format_share(size / max(1, peak.peak_bytes))}) were {category}{most}"
+    )
