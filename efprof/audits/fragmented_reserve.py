@@ -82,7 +82,7 @@ def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
 
 
 def _gain(device: DeviceHistory, best: Trial) -> Gain:
-    recorded, outcome = device.what_if.recorded, best.outcome
+    recorded, outcome = device.what_if.compared, best.outcome
     return Gain(
         basis="replay",
         explanation="the recorded requests replayed under the recorded settings and under these",

@@ -74,7 +74,7 @@ def _by_error(run: Run, failure: MemoryFailure) -> Finding:
         blame=run.get(Sources).line(site),
         category="memory",
         headline="Out of memory",
-        message=what_failed(failure),
+        message=what_failed(run, failure),
         fix=fit_step(run, missing),
         gain=gain_of(run, missing),
         evidence=failure_evidence(run, failure, missing.kept_bytes),

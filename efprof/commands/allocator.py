@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from efprof.facts.allocator.advice import Trial
-    from efprof.facts.allocator.replay_results import DevicePredictions, DeviceReplay, FilePredictions, NoPrediction
+    from efprof.facts.allocator.replay_results import (
+        DevicePredictions,
+        DeviceReplay,
+        FilePredictions,
+        FileReplay,
+        NoPrediction,
+    )
     from efprof.facts.gpu_estimate.gpu_estimate import RunEstimate
 
 SIZES: Final = "24GiB or 24G (times 1024^3), 24GB (times 1000^3)"
@@ -97,11 +103,11 @@ def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | No
     """Predict the most that the program would reserve under other settings."""
     folder = _run_folder(file)
     if folder is not None:
-        from efprof.facts.gpu_estimate.gpu_estimate import estimate_run
+        from efprof.facts.gpu_estimate.gpu_estimate import estimate_run, form_of_estimate
 
         estimate = estimate_run(folder, configurations, capacity=device_memory)
         if is_json:
-            print_json(estimate)
+            print_json(form_of_estimate(estimate))
         else:
             click.echo(render_estimate(estimate))
         return
@@ -143,7 +149,7 @@ def _answer(file: Path, read: "Callable[[Path], Any]", render: "Callable[[Any], 
         except UnreadableInput as error:
             errors.append(error)
     if is_json:
-        print_json(results)
+        print_json([_form(result) for result in results])
     for result in results if not is_json else ():
         click.echo(f"{result.file}:")
         _print(result, render, is_json=False)
@@ -155,10 +161,16 @@ def _answer(file: Path, read: "Callable[[Path], Any]", render: "Callable[[Any], 
 
 def _print(result: Any, render: "Callable[[Any], str]", *, is_json: bool) -> None:
     if is_json:
-        print_json(result)
+        print_json(_form(result))
         return
     for device in result.devices:
         click.echo(render(device))
+
+
+def _form(result: "FileReplay | FilePredictions") -> dict[str, Any]:
+    from efprof.facts.allocator.replay_results import form_of_device
+
+    return {"file": result.file, "devices": [form_of_device(device) for device in result.devices]}
 
 
 def render_replay(device: "DeviceReplay") -> str:
@@ -219,16 +231,18 @@ def render_estimate(estimate: "RunEstimate") -> str:
 
 def _table(rows: "Sequence[tuple[str, Trial, str]]") -> "Iterator[str]":
     """A heading, a line for each with its name and what is said at its end, and its warnings below it."""
-    from efprof.units import format_bytes
+    from efprof.units import format_bytes, format_ms
 
     width = max(len(name) for name, _, _ in rows)
-    yield f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  driver calls  retries"
+    columns = "driver calls    taking  retries"
+    yield f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  {columns}"
     for name, trial, end in rows:
         one, calls = trial.outcome, trial.outcome.calls
         low, high = map(format_bytes, (one.peak_reserved_low_bytes, one.peak_reserved_high_bytes))
         band = low if low == high else f"{low} to {high}"
         peak, idle = map(format_bytes, (one.peak_reserved_bytes, one.stranded_bytes))
-        figures = f"{peak:>13}  {band:>21}  {idle:>12}  {calls.num_taken + calls.num_returned:>12,}"
+        taking = "?" if one.driver_ms is None else format_ms(one.driver_ms)
+        figures = f"{peak:>13}  {band:>21}  {idle:>12}  {calls.num_taken + calls.num_returned:>12,}  {taking:>8}"
         figures += f"  {calls.num_retries:>7,}{'  out of memory' if one.is_out_of_memory else ''}"
         yield f"  {name:{width}}  {figures}{end}"
         yield from (f"  {'':{width}}  {warning}" for warning in trial.warnings)

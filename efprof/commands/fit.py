@@ -81,6 +81,6 @@ def render_result(found: "Fitted", budget: int) -> str:
     else:
         fixed, each = format_bytes(found.model.fixed_bytes), format_bytes(found.model.sample_bytes)
         lines.append(f"Memory: {fixed} and {each} per sample, near the budget.")
-    margin = ": a tenth is left for what a few steps do not show" if found.recommended < found.largest else ""
+    margin = ": a quarter is left for what a few steps do not show" if found.recommended < found.largest else ""
     lines.append(f"Train with {found.recommended:,}{margin}.")
     return "\n".join(lines)

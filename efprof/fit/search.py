@@ -23,7 +23,7 @@ MAX_RUNS: Final = 10
 GOOD_ENOUGH: Final = 0.97
 """Of the largest batch that the line allows: nobody trains with three percent more."""
 
-MARGIN: Final = 0.1
+MARGIN: Final = 0.25
 """Of the largest batch that ran, left free: longer samples or a busier device than in those few steps may need it."""
 
 

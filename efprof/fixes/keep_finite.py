@@ -12,6 +12,8 @@ SMALLEST = {"float16": 1e-4, "bfloat16": 1e-6, "float32": 1e-6, "float64": 1e-12
 (measured)."""
 LARGEST_EXPONENT = {"float16": 11.0, "bfloat16": 88.0, "float32": 88.0, "float64": 709.0}
 """exp of more is infinite: ln 65504 = 11.09, ln 3.4e38 = 88.7, ln 1.8e308 = 709.8."""
+LARGEST_COSINE = {"float16": 1 - 1e-3, "bfloat16": 1 - 1e-2}
+"""acos and asin have an infinite gradient at one, which 1 - 1e-6, the bound for other types, is rounded to in these."""
 
 _NO_SCORE = (
     "Mask with a large negative number instead of -inf (`masked_fill(mask, -1e9)`, in float16 -1e4), or leave rows out "
@@ -71,6 +73,11 @@ def find_remedy(operation: str, dtype: str) -> Remedy | None:
         case "exp" | "expm1" | "exp2" | "sinh" | "cosh":
             rule = f"keep what {operation} is given below {largest}"
             return Remedy(clamp=f".clamp_max({largest})", rule=rule, names=names)
+        case "acos" | "asin":
+            most = f"{LARGEST_COSINE.get(dtype, 1 - 1e-6):g}"
+            rule = f"keep what {operation} is given within {most} of zero"
+            names = frozenset({operation, f"arc{operation[1:]}"})
+            return Remedy(clamp=f".clamp(-{most}, {most})", rule=rule, names=names)
         case "pow":
             names = frozenset({"pow", "pow_", "float_power"})
             rule = f"keep the base above {least}"

@@ -138,6 +138,7 @@ def test_what_filled_memory_is_told_where_a_window_shows_it(tmp_path: Path) -> N
     run = ended(tmp_path / "run", steps=steps, allocations=[blocks.events], sources=sources, site=None)
     finding = only_finding(run)
     assert str(finding.blame) == "model.py:10"
+    assert "(147 MiB) 100 MiB were there before the step, and 46.0 MiB (31 %) were activations" in finding.message
     assert any(isinstance(one, MemoryMap) for one in finding.evidence)
 
 

@@ -21,7 +21,7 @@ def test_the_result_names_the_largest_that_ran_and_where_none_fits_says_so() -> 
     assert render_result(found, 500 * MIB).splitlines() == [
         "Largest that ran below 500 MiB: 400 (peak 500 MiB).",
         "Memory: 100 MiB and 1.00 MiB per sample, near the budget.",
-        "Train with 360: a tenth is left for what a few steps do not show.",
+        "Train with 300: a quarter is left for what a few steps do not show.",
     ]
     found = search(lambda _: 600 * MIB, 500 * MIB, smallest=2)
     assert render_result(found, 500 * MIB) == "No batch size that was tried stays below 500 MiB."

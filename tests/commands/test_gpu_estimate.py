@@ -21,7 +21,8 @@ def run(*words: str | Path) -> Result:
 
 
 def estimate_of(*words: str | Path) -> dict[str, Any]:
-    return json.loads(run("what-if", *words, "--json").output)  # type: ignore[no-any-return]
+    (device,) = json.loads(run("what-if", *words, "--json").output)["devices"]
+    return device  # type: ignore[no-any-return]
 
 
 def test_the_table_says_that_it_is_an_estimate_and_why_it_may_be_wrong(tmp_path: Path) -> None:
@@ -35,11 +36,18 @@ def test_the_table_says_that_it_is_an_estimate_and_why_it_may_be_wrong(tmp_path:
     assert "recorded:" not in text
 
 
-def test_as_json_torchs_default_comes_first(tmp_path: Path) -> None:
-    estimate = estimate_of(one_step_run(tmp_path).folder, "--conf", "expandable_segments:True")
-    assert [one["configuration"] for one in estimate["predictions"]] == ["", "expandable_segments:True"]
-    assert estimate["predictions"][0]["outcome"]["peak_reserved_bytes"] == 92 * MIB
-    assert estimate["fits"] == []
+def test_the_json_has_the_contracts_fields(tmp_path: Path) -> None:
+    device = estimate_of(one_step_run(tmp_path).folder, "--conf", "expandable_segments:True")
+    expected = {
+        "conf", "peak_reserved_bytes", "peak_reserved_low_bytes", "peak_reserved_high_bytes", "device_allocs",
+        "device_frees", "out_of_memory", "estimate",
+    }  # fmt: skip
+    predictions = device["predictions"]
+    assert [one["conf"] for one in predictions] == ["", "expandable_segments:True"], "torch's default first"
+    assert all(expected <= one.keys() and one["estimate"] is True for one in predictions)
+    assert (device["device"], device["replayable"], device["estimate"]) == (0, False, True)
+    assert predictions[0]["peak_reserved_bytes"] == 92 * MIB
+    assert predictions[0]["fits"] is None
 
 
 def test_where_nobody_read_the_memory_the_band_is_said_to_have_no_upper_end(tmp_path: Path) -> None:

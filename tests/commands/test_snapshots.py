@@ -153,24 +153,20 @@ def test_a_snapshot_without_history_says_how_to_record_one(tmp_path: Path) -> No
 def test_the_replay_counts_what_is_equal(snapshot: Path) -> None:
     assert run(allocator, "replay", snapshot).output.startswith("device 0: 24 of 24 addresses equal, ")
     (device,) = json.loads(run(allocator, "replay", snapshot, "--json").output)["devices"]
-    found = device["replay"]
-    assert (found["allocations"], found["addresses_equal"]) == (24, 24)
-    assert found["segments"] == found["segments_equal"]
-    assert found["peak_reserved_recorded_bytes"] == found["peak_reserved_replayed_bytes"]
+    assert (device["replayable"], device["reason"]) == (True, None)
+    assert (device["allocations"], device["addresses_equal"]) == (24, 24)
+    assert device["segments"] == device["segments_equal"]
+    assert device["peak_reserved_recorded_bytes"] == device["peak_reserved_replayed_bytes"]
 
 
 def test_each_setting_that_is_asked_for_is_tried(snapshot: Path) -> None:
     words = ("--conf", "expandable_segments:True", "--conf", "max_split_size_mb:64", "--json")
     (device,) = json.loads(run(allocator, "what-if", snapshot, *words).output)["devices"]
-    assert [one["configuration"] for one in device["predictions"]] == [
-        "expandable_segments:True",
-        "max_split_size_mb:64",
-    ]
+    assert [one["conf"] for one in device["predictions"]] == ["expandable_segments:True", "max_split_size_mb:64"]
     expected = fragmenting(AllocatorSettings(expandable_segments=True)).allocator
-    outcome = device["predictions"][0]["outcome"]
-    assert outcome["peak_reserved_bytes"] == expected.peak_reserved
-    assert outcome["calls"]["num_taken"] == expected.calls.num_taken
-    assert device["recorded"]["outcome"]["peak_reserved_bytes"] == device["peak_reserved_recorded_bytes"]
+    assert device["predictions"][0]["peak_reserved_bytes"] == expected.peak_reserved
+    assert device["predictions"][0]["device_allocs"] == expected.calls.num_taken
+    assert device["recorded"]["peak_reserved_bytes"] == device["peak_reserved_recorded_bytes"]
     assert device["best"] == "expandable_segments:True"
 
 
@@ -187,19 +183,19 @@ def began_warm(folder: Path) -> Path:
 def test_a_recording_that_began_warm_has_a_row_to_compare_with(tmp_path: Path) -> None:
     path = began_warm(tmp_path)
     (device,) = json.loads(run(allocator, "what-if", path, "--json").output)["devices"]
-    assert device["recorded"]["outcome"]["peak_reserved_bytes"] == 100 * MIB
-    assert device["recorded_cold"]["outcome"]["peak_reserved_bytes"] == 20 * MIB
+    assert device["recorded"]["peak_reserved_bytes"] == 100 * MIB
+    assert device["recorded_cold"]["peak_reserved_bytes"] == 20 * MIB
     text = run(allocator, "what-if", path).output
     assert "  as recorded, cold " in text
     assert "compare them with 'as recorded, cold'" in text
     (device,) = json.loads(run(allocator, "what-if", path, "--conf", "", "--json").output)["devices"]
-    assert device["predictions"][0]["outcome"] == device["recorded_cold"]["outcome"]
+    assert device["predictions"][0]["peak_reserved_bytes"] == 20 * MIB
 
 
 def test_a_smaller_device_runs_out_and_a_setting_that_torch_would_refuse_is_refused(snapshot: Path) -> None:
     words = ("--conf", "", "--device-memory", "64MiB", "--json")
     (device,) = json.loads(run(allocator, "what-if", snapshot, *words).output)["devices"]
-    assert device["predictions"][0]["outcome"]["is_out_of_memory"] is True
-    assert device["predictions"][0]["outcome"]["peak_reserved_bytes"] <= 64 * 1024**2
+    assert device["predictions"][0]["out_of_memory"] is True
+    assert device["predictions"][0]["peak_reserved_bytes"] <= 64 * 1024**2
     with pytest.raises(EfprofError, match=r"--conf 'expandable_segment:True': .*did you mean 'expandable_segments'"):
         run(allocator, "what-if", snapshot, "--conf", "expandable_segment:True")

@@ -22,6 +22,7 @@ def fix_of(operation: str, code: str, dtype: str = "float32", line: int | None =
         ("div", "y = x.div(n + m)", "y = x.div((n + m).clamp_min(1e-06))"),
         ("pow", "y = x ** 0.5", "y = x.clamp_min(1e-06) ** 0.5"),
         ("exp", "std = torch.exp(0.5 * logvar)", "std = torch.exp((0.5 * logvar).clamp_max(88))"),
+        ("acos", "angle = torch.acos(c)", "angle = torch.acos(c.clamp(-0.999999, 0.999999))"),
         ("log", "größe = maß.log()", "größe = maß.clamp_min(1e-06).log()"),
     ],
 )
@@ -34,6 +35,7 @@ def test_bounds_the_operand_on_its_line(operation: str, code: str, expected: str
 def test_half_precision_gets_a_bound_it_can_hold() -> None:
     assert "clamp_min(0.0001)" in str(fix_of("log", "y = x.log()", "float16").changes)
     assert "clamp_max(11)" in str(fix_of("exp", "y = x.exp()", "float16").changes)
+    assert "clamp(-0.999, 0.999)" in str(fix_of("asin", "y = x.asin()", "float16").changes)
 
 
 def test_what_is_not_plain_or_without_a_remedy_gets_no_edit() -> None:

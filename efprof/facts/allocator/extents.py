@@ -113,27 +113,26 @@ class Known:
     """Addresses in expandable segments of which the file tells the pool: what is nearest is of the same range."""
 
     def __init__(self, entries: Iterable[Entry], segments: Iterable[Segment], settings: AllocatorSettings) -> None:
-        by_stream: dict[int, dict[int, tuple[bool, tuple[int, int] | None]]] = {}
-        for entry in entries:
-            if entry.action in {"alloc", "free_completed"}:
-                is_one_small = is_small(rounded_bytes(entry.size, settings))
-                by_stream.setdefault(entry.stream, {})[entry.addr] = is_one_small, entry.pool_id
+        self._pools: dict[tuple[int, int], tuple[bool, tuple[int, int] | None]] = {
+            (entry.stream, entry.addr): (is_small(rounded_bytes(entry.size, settings)), entry.pool_id)
+            for entry in entries
+            if entry.action in {"alloc", "free_completed"}
+        }
         for segment in segments:
             if segment.is_expandable:
+                found = segment.segment_type == "small", segment.segment_pool_id
                 for address in (segment.address, segment.address + segment.total_size - 1):
-                    by_stream.setdefault(segment.stream, {})[address] = (
-                        segment.segment_type == "small", segment.segment_pool_id,
-                    )  # fmt: skip
-        self._by_stream = {stream: (sorted(pools), pools) for stream, pools in by_stream.items()}
+                    self._pools[segment.stream, address] = found
+        self._places = sorted(self._pools)
 
     def pool_of(self, entry: Entry) -> tuple[bool, tuple[int, int]]:
         """Whether it is one of small blocks, and its private id."""
-        addresses, pools = self._by_stream.get(entry.stream, ([], {}))
-        index = bisect_left(addresses, entry.addr)
-        near = [one for one in addresses[max(0, index - 1) : index + 1] if abs(one - entry.addr) < MAX_RANGE_BYTES]
-        if not near:
+        index = bisect_left(self._places, (entry.stream, entry.addr))
+        around = [place for place in self._places[max(0, index - 1) : index + 1] if place[0] == entry.stream]
+        nearest = min(around, key=lambda place: abs(place[1] - entry.addr), default=None)
+        if nearest is None or abs(nearest[1] - entry.addr) >= MAX_RANGE_BYTES:
             return False, entry.private_id
-        is_one_small, private_id = pools[min(near, key=lambda address: abs(address - entry.addr))]
+        is_one_small, private_id = self._pools[nearest]
         return is_one_small, entry.pool_id or private_id or DEFAULT_POOL
 
 

@@ -9,6 +9,7 @@ from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Frames
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.replay import Replayer
+from efprof.facts.allocator.settings import rounded_bytes
 from efprof.model import StretchState
 
 FREE: Final = frozenset({"stranded", "releasable"})
@@ -44,13 +45,14 @@ class SegmentLayout:
 class Composition:
     """Reserved bytes, taken apart; the parts add up to `reserved_bytes`.
 
-    `slack_bytes` lies behind requests: they are rounded to 512 bytes or more, and large blocks not split for less than
-    a MiB; `pending_bytes` waits for another stream; `stranded_bytes` is free in segments that something else holds;
-    `releasable_bytes` is free in whole segments or pages.
+    `rounding_bytes` makes requests multiples of 512 bytes or more; `slack_bytes` lies behind them since a large block
+    is not split for less than a MiB; `pending_bytes` waits for another stream; `stranded_bytes` is free in segments
+    that something else holds; `releasable_bytes` is free in whole segments or pages.
     """
 
     reserved_bytes: int
     requested_bytes: int
+    rounding_bytes: int
     slack_bytes: int
     pending_bytes: int
     stranded_bytes: int
@@ -84,7 +86,7 @@ def play_to(replayer: Replayer, history: History, index: int, site_of: Callable[
     layouts = layout_of(replayer, history, index, site_of)
     return Instant(
         index=index,
-        composition=_composition(replayer, layouts),
+        composition=_composition(replayer, history, index, layouts),
         owners=_owners(layouts),
         layouts=layouts,
     )
@@ -140,13 +142,19 @@ def totals_of(layouts: Sequence[SegmentLayout]) -> Counter[StretchState]:
     return totals
 
 
-def _composition(replayer: Replayer, layouts: Sequence[SegmentLayout]) -> Composition:
-    totals = totals_of(layouts)
+def _composition(replayer: Replayer, history: History, index: int, layouts: Sequence[SegmentLayout]) -> Composition:
+    totals, pending = totals_of(layouts), _pending(history, index)
+    rounding = sum(
+        min(block.size, rounded_bytes(block.requested, history.settings)) - block.requested
+        for address, block in replayer.blocks.items()
+        if address not in pending
+    )
     free = (block.size for pool in replayer.allocator.pools for block in pool.free_blocks())
     return Composition(
         reserved_bytes=replayer.allocator.reserved,
         requested_bytes=totals["used"],
-        slack_bytes=totals["slack"],
+        rounding_bytes=rounding,
+        slack_bytes=totals["slack"] - rounding,
         pending_bytes=totals["pending"],
         stranded_bytes=totals["stranded"],
         releasable_bytes=totals["releasable"],

@@ -1,8 +1,9 @@
 """What the replay of a snapshot says of each device, as the command line and its JSON give it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from efprof.artifacts.snapshot import read_snapshot
 from efprof.facts.allocator.advice import Trial, best_of, try_configurations, worth_a_try
@@ -103,6 +104,41 @@ def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int |
             )
         )
     return FilePredictions(file=str(path), devices=devices)
+
+
+def form_of_device(device: DeviceReplay | DevicePredictions | NoPrediction) -> dict[str, Any]:
+    """As `--json` prints it: flat, under the names of docs/cuda-memory.md; counts are None where there are none."""
+    reason = None if isinstance(device, DevicePredictions) else device.reason
+    form = {"device": device.device, "replayable": reason is None, "reason": reason}
+    match device:
+        case DeviceReplay():
+            return form | (asdict(device.replay) if device.replay else dict.fromkeys(Replay.__slots__))
+        case NoPrediction():
+            return form | {"predictions": []}
+    return {
+        **form,
+        **asdict(device),
+        "recorded": form_of_trial(device.recorded),
+        "recorded_cold": device.recorded_cold and form_of_trial(device.recorded_cold),
+        "predictions": [form_of_trial(one) for one in device.predictions],
+    }
+
+
+def form_of_trial(trial: Trial) -> dict[str, Any]:
+    outcome = trial.outcome
+    return {
+        "conf": trial.configuration,
+        "peak_reserved_bytes": outcome.peak_reserved_bytes,
+        "peak_reserved_low_bytes": outcome.peak_reserved_low_bytes,
+        "peak_reserved_high_bytes": outcome.peak_reserved_high_bytes,
+        "stranded_bytes": outcome.stranded_bytes,
+        "device_allocs": outcome.calls.num_taken,
+        "device_frees": outcome.calls.num_returned,
+        "driver_ms": outcome.driver_ms,
+        "retries": outcome.calls.num_retries,
+        "out_of_memory": outcome.is_out_of_memory,
+        "warnings": trial.warnings,
+    }
 
 
 def _sentence(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF spells them, and how it rounds requests by them."""
 
+import re
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -104,11 +105,9 @@ KNOWN_KEYS: Final = HOST_KEYS | {
 
 
 def _items(text: str) -> list[tuple[str, str]]:
-    """Keys and values."""
-    text = "".join(text.split())
-    if "[" in text:
-        raise BadConfiguration("roundup_power2_divisions is tried with one number for all sizes, not with a list.")
-    pairs = [item.partition(":") for item in text.split(",") if item]
+    """Keys and values; commas within brackets belong to a value."""
+    items = re.split(r",(?![^\[]*\])", "".join(text.split()))
+    pairs = [item.partition(":") for item in items if item]
     for key, colon, value in pairs:
         if not colon and "=" in key:
             raise BadConfiguration(f"'{key}' is written '{key.replace('=', ':', 1)}'.")
@@ -144,10 +143,31 @@ def _share(value: str, key: str, *, may_be_whole: bool = False) -> float:
 
 
 def _divisions(value: str) -> tuple[int, ...]:
+    """One number for all intervals, or a list such as `[256:1,512:2,>:8]`; what is below the first gets its number."""
+    if not value.startswith("["):
+        return (_power_of_two(value, at_least=1),) * NUM_INTERVALS
+    if not value.endswith("]"):
+        raise BadConfiguration(f"'{value}' has a bracket that is not closed.")
+    numbers = [0] * NUM_INTERVALS
+    last = -1
+    for item in filter(None, value[1:-1].split(",")):
+        key, _, number = item.partition(":")
+        if key == ">":
+            last = max(last, 0)  # torch counts from the first interval, even where it was not named
+            numbers[last + 1 :] = [_power_of_two(number)] * (NUM_INTERVALS - last - 1)
+            continue
+        index = min(NUM_INTERVALS - 1, _power_of_two(key, at_least=1).bit_length() - 1)
+        first = 0 if last < 0 else index
+        numbers[first : index + 1] = [_power_of_two(number)] * (index + 1 - first)
+        last = index
+    return tuple(numbers)
+
+
+def _power_of_two(value: str, *, at_least: int = 0) -> int:
     number = int(value) if value.isdecimal() else -1
-    if number < 1 or number & (number - 1):
-        raise BadConfiguration(f"roundup_power2_divisions must be a power of two, not '{value}'.")
-    return (number,) * NUM_INTERVALS
+    if number < at_least or number & (number - 1):
+        raise BadConfiguration(f"roundup_power2_divisions has '{value}', which is no power of two.")
+    return number
 
 
 MIN_BLOCK_BYTES: Final = 512

@@ -1,11 +1,15 @@
 """What a recorded program would reserve under other settings of the allocator."""
 
 import random
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Final
 
+from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.caching_allocator import CachingAllocator, Calls, NewRange
 from efprof.facts.allocator.history import History
@@ -20,6 +24,9 @@ NUM_LAYOUTS: Final = 5
 MANY_OPERATIONS: Final = 200_000
 """From here on one layout has to do, so nothing tells how far the peak moves: each takes microseconds per operation."""
 
+MIN_CALLS: Final = 5
+"""Of a kind, before their median tells anything: between two events the program may have done something else."""
+
 MADE_UP: Final = 1 << 60
 """Addresses from here on are of no driver: none is there already when a recording is gone on with."""
 
@@ -29,7 +36,10 @@ RANGE_GAP: Final = 1 << 42
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """Over the layouts that were tried; `stranded_bytes` was reserved and not in use when most was reserved."""
+    """Over the layouts that were tried; `stranded_bytes` was reserved and not in use when most was reserved.
+
+    `driver_ms` is what the calls would take, about; None where the recording has too few of their kind.
+    """
 
     peak_reserved_bytes: int
     peak_reserved_low_bytes: int
@@ -37,6 +47,7 @@ class Outcome:
     stranded_bytes: int
     calls: Calls
     is_out_of_memory: bool
+    driver_ms: float | None = None
 
 
 class WhatIf:
@@ -104,6 +115,16 @@ class WhatIf:
             return []
         return self._layouts(self._history.settings, is_warm=False)
 
+    @cached_property
+    def _call_us(self) -> dict[str, float]:
+        return call_times_us(self._history.entries)
+
+    def _driver_ms(self, settings: AllocatorSettings, calls: Calls) -> float | None:
+        kinds = ("segment_map", "segment_unmap") if settings.expandable_segments else ("segment_alloc", "segment_free")
+        counts = [(kind, num) for kind, num in zip(kinds, (calls.num_taken, calls.num_returned), strict=True) if num]
+        is_known = all(kind in self._call_us for kind, _ in counts)
+        return sum(num * self._call_us[kind] for kind, num in counts) / 1000 if is_known else None
+
     def _layouts(self, settings: AllocatorSettings, *, is_warm: bool) -> list[Outcome]:
         """By their peaks."""
         layouts = [self._run(settings, _ranges(seed), is_warm=is_warm) for seed in range(self.num_layouts)]
@@ -143,7 +164,23 @@ class WhatIf:
             stranded_bytes=stranded,
             calls=allocator.calls,
             is_out_of_memory=has_failed,
+            driver_ms=self._driver_ms(settings, allocator.calls),
         )
+
+
+def call_times_us(entries: Sequence[Entry]) -> dict[str, float]:
+    """The median time of each kind of call: to its event from the one before, less what lies between any two requests.
+
+    What the program did just before a call is in it: the call itself takes rather less.
+    """
+    gaps: defaultdict[str, list[int]] = defaultdict(list)
+    for before, entry in pairwise(entries):
+        is_served = entry.action == "alloc" and before.action in GROWTH  # it follows its own call at once
+        if before.time_us is not None and entry.time_us is not None and not is_served:
+            gaps[entry.action].append(entry.time_us - before.time_us)
+    between = statistics.median(gaps["alloc"] or [0])
+    known = {kind: found for kind, found in gaps.items() if kind in GROWTH | RELEASE and len(found) >= MIN_CALLS}
+    return {kind: max(0.0, statistics.median(found) - between) for kind, found in known.items()}
 
 
 def _outcome(layouts: list[Outcome], *, missed_bytes: int) -> Outcome:

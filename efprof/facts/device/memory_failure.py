@@ -9,9 +9,15 @@ from efprof.artifacts.snapshot import Entry, Snapshot, read_snapshot
 from efprof.facts.allocator.history import history_before
 from efprof.facts.allocator.settings import SMALL_BYTES, SMALL_SEGMENT_BYTES
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, Failure, UserLines, limit_bytes_of
-from efprof.facts.device.device_use import device_use_evidence
 from efprof.facts.device.other_settings import how_replay_is_known, trial_bars
-from efprof.facts.device.segment_map import composition_numbers, owner_map, reserved_series, segment_map
+from efprof.facts.device.segment_map import (
+    composition_numbers,
+    device_use_evidence,
+    owner_map,
+    reserved_series,
+    segment_map,
+)
+from efprof.facts.peak.live_memory import LiveMemory, sites_of
 from efprof.facts.peak.peak_composition import PeakComposition, most_by_line, peak_bars
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, RunLimits
@@ -27,7 +33,7 @@ MAX_NAMED: Final = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeClass:
-    """Blocks in use for which as much was asked; `lines` are those that a memory window saw ask for as much."""
+    """Blocks in use for which as much was asked; `lines` are those that a window saw ask for as much."""
 
     requested_bytes: int
     num_blocks: int
@@ -145,13 +151,15 @@ def evidence_of_state(run: Run, state: FailureState, failure: MemoryFailure) -> 
     )
 
 
-def what_failed(failure: MemoryFailure) -> str:
-    """In one sentence: the request, when it came, and what was in use."""
+def what_failed(run: Run, failure: MemoryFailure) -> str:
+    """In one or two sentences: the request, when it came, what was in use, and what filled the highest instant."""
     request = "" if failure.requested_bytes is None else f" for {format_bytes(failure.requested_bytes)}"
     stage = f"in the {failure.stage} stage of" if failure.stage and failure.stage != "other" else "in"
     used = "" if failure.in_use_bytes is None else f", with {format_bytes(failure.in_use_bytes)} in use"
     for_what = "" if failure.is_for_tensor else ", not for a tensor,"
-    return f"A request{request}{for_what} failed {stage} step {failure.step:,}{used}"
+    peak = _peak_of(run, failure)
+    filled = "" if peak is None else _filled(run, peak)
+    return f"A request{request}{for_what} failed {stage} step {failure.step:,}{used}{filled}"
 
 
 def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -> tuple[Evidence, ...]:
@@ -169,18 +177,10 @@ def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -
         *device_use_evidence(run)[:1],
         *(() if peak is None else (peak_bars(run, peak, None),)),
         Narrative.of(
-            "The line is the last one of yours in the traceback: it asked for what was not there, and is often not "
-            "the one that took the memory."
-            if failure.site is not None
-            else "The traceback names no line of yours: the line is the one that made most of what is alive below.",
-            "No snapshot shows the instant of the failure, so what was in use is the reading taken when the error "
-            "left the program: what the failing call itself had freed by then is missing from it."
-            + (
-                ""
-                if peak is None
-                else f" What is alive is of the highest instant of {peak.window.name}, in a step that went well: "
-                "memory that came later, or grew since, is not in it."
-            ),
+            "The line is the last one of yours in the traceback, or, where that names none, the one that made most of "
+            "what is alive: it is often not the one that took the memory.",
+            "No snapshot shows the instant of the failure, so what was in use is the reading taken when the error left "
+            "the program. What is alive is of the highest instant of a window, in a step that went well.",
         ),
     )
 
@@ -201,14 +201,22 @@ def _sizes(run: Run, snapshot: Snapshot, device: DeviceHistory) -> list[SizeClas
                 found[block.requested_size or block.size].append(block.size)
     lines = _asked_for(run, device)
     classes = [
-        SizeClass(requested_bytes=requested, num_blocks=len(sizes), num_bytes=sum(sizes), lines=lines[requested])
+        SizeClass(
+            requested_bytes=requested,
+            num_blocks=len(sizes),
+            num_bytes=sum(sizes),
+            lines=lines[requested] or lines[sizes[0]],
+        )
         for requested, sizes in found.items()
     ]
     return sorted(classes, key=lambda one: -one.num_bytes)
 
 
 def _asked_for(run: Run, device: DeviceHistory) -> defaultdict[int, Counter[str]]:
-    """By size the lines that the rank's last memory window saw ask for it."""
+    """By size the lines that the rank's last memory window saw ask for it; without one, the profiler's windows.
+
+    The allocator's history has what was asked for, a profiler the size of the block that was given.
+    """
     lines: defaultdict[int, Counter[str]] = defaultdict(Counter)
     memory = run.find(DeviceMemory, UnreadableInput)
     for one in memory.devices if memory else ():
@@ -217,6 +225,11 @@ def _asked_for(run: Run, device: DeviceHistory) -> defaultdict[int, Counter[str]
                 site = one.lines.site(entry.frames) if entry.action == "alloc" else None
                 if site is not None:
                     lines[entry.size][place_of(site)] += 1
+    live = None if lines or device.rank not in ("", run.rank_folder.name) else run.find(LiveMemory, UnreadableInput)
+    for window in live.windows if live else ():
+        for event, site in zip(window.events, sites_of(window, run.get(Sources)), strict=True):
+            if site is not None:
+                lines[event.num_bytes][place_of(site)] += 1
     return lines
 
 
@@ -251,3 +264,16 @@ def _most_of(lines: Counter[str]) -> str:
 def _peak_of(run: Run, failure: MemoryFailure) -> PeakComposition | None:
     """None without a window, and for another rank than the first, whose windows alone are looked at."""
     return run.find(PeakComposition) if failure.rank_folder == run.rank_folder else None
+
+
+def _filled(run: Run, peak: PeakComposition) -> str:
+    """What was there before the window's step, and what most of the rest was for."""
+    category, size = max(peak.at_peak.items(), key=lambda item: item[1])
+    lines = ((owner, held) for owner, held in most_by_line(run, peak) if owner[0] is not None and owner[1] == category)
+    (site, _), held = next(lines, ((None, category), 0))
+    most = "" if site is None else f", {format_bytes(held)} of them made at {place_of(site)}"
+    return (
+        f". Of the highest instant that a window shows ({format_bytes(peak.peak_bytes)}) "
+        f"{format_bytes(peak.before_bytes)} were there before the step, and {format_bytes(size)} "
+        f"({format_share(size / max(1, peak.peak_bytes))}) were {category}{most}"
+    )

@@ -1,10 +1,11 @@
-"""A device's memory, to be seen: over time, at an instant by lines, and the map of its segments, block by block."""
+"""A device's memory, to be seen: over time, by lines, segment by segment, and what others have of it."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from efprof.artifacts.readings import DeviceUse, read_device_use
 from efprof.facts.allocator.layout import FREE, Instant, Piece, SegmentLayout, totals_of
 from efprof.facts.device.device_lines import NO_LINE
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
@@ -67,6 +68,15 @@ def device_overview(run: Run) -> tuple[Evidence, ...]:
     return tuple(shown)
 
 
+def device_use_evidence(run: Run) -> tuple[Evidence, ...]:
+    """The numbers, and the curve where there are several readings; empty where none were made."""
+    every = read_device_use(run.rank_folder) if run.rank_folders else []
+    if not every:
+        return ()
+    readings = [reading for reading in every if reading.device == every[-1].device]
+    return (_use_numbers(readings), _use_series(readings)) if len(readings) > 1 else (_use_numbers(readings),)
+
+
 def reserved_series(
     device: DeviceHistory, marks: tuple[tuple[float, str], ...], blame: SourceLine | None = None
 ) -> Series:
@@ -97,7 +107,8 @@ def composition_numbers(instant: Instant, title: str) -> Numbers:
     numbers = [
         ("reserved", parts.reserved_bytes),
         ("asked for by tensors", parts.requested_bytes),
-        ("slack: requests are rounded up, and large blocks not split for less than 1 MiB", parts.slack_bytes),
+        ("rounding", parts.rounding_bytes),
+        ("slack behind large blocks, which are not split for less than 1 MiB", parts.slack_bytes),
         ("given back, waiting for another stream", parts.pending_bytes),
         ("stranded: free in segments that something else holds", parts.stranded_bytes),
         ("releasable: free in whole segments", parts.releasable_bytes),
@@ -146,6 +157,45 @@ def map_of(views: Sequence[tuple[str, Sequence[SegmentLayout]]], highlighted: st
             )
             for (label, layouts), grouped in zip(views, groups, strict=True)
         ),
+    )
+
+
+def _use_numbers(readings: list[DeviceUse]) -> Numbers:
+    """The last reading taken apart, and how far the outside has risen."""
+    first, last = readings[0], readings[-1]
+    numbers = [
+        ("in use of the device, by all", last.used_bytes),
+        ("reserved by PyTorch", last.reserved_bytes),
+        ("outside PyTorch", last.outside_bytes),
+    ]
+    if last.process_bytes is not None:
+        own = max(0, last.process_bytes - last.reserved_bytes)
+        others = max(0, last.used_bytes - last.process_bytes)
+        numbers.append(("of it this process: CUDA context, NCCL, workspaces of libraries", own))
+        numbers.append(("of it other processes", others))
+    if last.outside_bytes > first.outside_bytes:
+        numbers.append((f"risen since step {first.step:,}", last.outside_bytes - first.outside_bytes))
+    return Numbers.of(
+        f"In use outside PyTorch's allocator, at step {last.step:,}",
+        *((label, float(value), "bytes") for label, value in numbers),
+    )
+
+
+def _use_series(readings: list[DeviceUse]) -> Series:
+    """What PyTorch reserved and what lies outside, one on the other."""
+    steps = tuple(float(reading.step) for reading in readings)
+    reserved = tuple(float(reading.reserved_bytes) for reading in readings)
+    outside = tuple(float(reading.outside_bytes) for reading in readings)
+    return Series(
+        title=f"Device {readings[0].device} as a whole",
+        x_unit="",
+        y_label="in use",
+        y_unit="bytes",
+        lines=(
+            SeriesLine(label="reserved by PyTorch", x=steps, y=reserved),
+            SeriesLine(label="outside PyTorch", x=steps, y=outside, is_highlighted=True),
+        ),
+        is_stacked=True,
     )
 
 

@@ -75,56 +75,49 @@ class MissingMemory:
         return next((number for number, peak in fitting if peak is not None and peak <= self.budget_bytes), None)
 
 
-def missing_memory_in(
-    rank_folder: Path, *, stage: str | None, in_use_bytes: int, requested_bytes: int, missing_bytes: int
-) -> MissingMemory:
-    """With what the rank's last whole step kept and took besides; `stage` is the one that failed, None if unknown."""
+def kept_and_usual_bytes(rank_folder: Path, stage: str | None) -> tuple[int | None, int | None]:
+    """What the rank's last whole step kept and took besides; `stage` is the one that failed, None if unknown."""
     try:
         records = read_steps(rank_folder)[0]
     except NotRecorded:
         records = []
     # Of light steps nothing was read; of short ones, in recordings of schema version 1, maybe the end alone.
     whole = [one for one in records if {"pre_forward", "post_backward"} <= {here.boundary for here in one.memory}]
-    kept_bytes = usual_bytes = None
-    if whole:
-        kept_bytes = _kept(whole[-1], stage)
-        usual_bytes = max(here.allocated_bytes for here in whole[-1].memory) - min(_sizes(whole[-1], "pre_forward"))
-    return MissingMemory(
-        stage=stage,
-        in_use_bytes=in_use_bytes,
-        requested_bytes=requested_bytes,
-        missing_bytes=missing_bytes,
-        kept_bytes=kept_bytes,
-        usual_bytes=usual_bytes,
-    )
+    if not whole:
+        return None, None
+    usual_bytes = max(here.allocated_bytes for here in whole[-1].memory) - min(_sizes(whole[-1], "pre_forward"))
+    return _kept(whole[-1], stage), usual_bytes
 
 
 def missing_memory_at_end(run: Run) -> MissingMemory:
     """Of the request that ended the run, as its events tell it; raises NotRecorded where they do not."""
     failure = run.get(MemoryFailure)
-    requested = failure.requested_bytes or 0
-    missing = missing_memory_in(
-        failure.rank_folder,
+    kept_bytes, usual_bytes = kept_and_usual_bytes(failure.rank_folder, failure.stage)
+    return MissingMemory(
         stage=failure.stage,
         in_use_bytes=failure.in_use_bytes or 0,
-        requested_bytes=requested,
-        missing_bytes=requested,
+        requested_bytes=failure.requested_bytes or 0,
+        missing_bytes=failure.requested_bytes or 0,
+        kept_bytes=kept_bytes,
+        usual_bytes=usual_bytes,
+        is_for_tensor=failure.is_for_tensor,
     )
-    return replace(missing, is_for_tensor=failure.is_for_tensor)
 
 
 def missing_memory_on(run: Run, device: DeviceHistory, failure: Failure) -> MissingMemory:
     """The same of a device whose history shows the failure: free pieces beside tensors serve no one else."""
-    parts = failure.instant.composition
-    folder = next((rank for rank in run.rank_folders if device.file.startswith(f"{rank.name}/")), run.rank_folder)
+    parts, at_end = failure.instant.composition, run.find(MemoryFailure)  # None where the run went on
+    folder = next((rank for rank in run.rank_folders if rank.name == device.rank), run.rank_folder)
+    stage = at_end.stage if at_end else None
+    kept_bytes, usual_bytes = kept_and_usual_bytes(folder, stage)
     available = parts.releasable_bytes + (failure.device_free_bytes or 0)
-    at_end = run.find(MemoryFailure)  # None where the run went on after the failure
-    return missing_memory_in(
-        folder,
-        stage=at_end.stage if at_end else None,
+    return MissingMemory(
+        stage=stage,
         in_use_bytes=parts.reserved_bytes - failure.free_bytes - parts.pending_bytes,
         requested_bytes=failure.requested_bytes,
         missing_bytes=max(0, failure.requested_bytes - available),
+        kept_bytes=kept_bytes,
+        usual_bytes=usual_bytes,
     )
 
 

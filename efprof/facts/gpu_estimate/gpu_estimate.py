@@ -1,12 +1,13 @@
 """What a run that was recorded on a CPU would reserve on a GPU: an estimate."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from efprof.facts.allocator.advice import Trial, best_of, warnings_about, worth_a_try
+from efprof.facts.allocator.replay_results import form_of_trial
 from efprof.facts.allocator.settings import AllocatorSettings, parse_configuration
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.gpu_estimate.from_cpu import (
@@ -150,3 +151,21 @@ def estimate_run(folder: Path, configurations: tuple[str, ...], *, capacity: int
         fits=() if capacity is None else tuple(program.fits(one, capacity) for one in estimates),
         best=best.configuration if best else None,
     )
+
+
+def form_of_estimate(estimate: RunEstimate) -> dict[str, Any]:
+    """As `--json` prints it: as what is said of a snapshot, each device and prediction labelled an estimate."""
+    fits = estimate.fits or (None,) * len(estimate.predictions)
+    device = {
+        **asdict(estimate),
+        "device": 0,
+        "replayable": False,
+        "reason": "It was recorded on a CPU, which has no caching allocator to compare with.",
+        "estimate": True,
+        "predictions": [
+            form_of_trial(one) | {"estimate": True, "fits": fit, "out_of_memory": fit == "no"}
+            for one, fit in zip(estimate.predictions, fits, strict=True)
+        ],
+    }
+    del device["fits"]
+    return {"file": device.pop("file"), "devices": [device]}

@@ -63,6 +63,20 @@ def test_order_blanks_and_commas_too_many_do_not_matter_and_the_last_of_two_coun
 
 
 @pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("[256:1,512:2,1024:4,>:8]", intervals((9, 1), (1, 2), (1, 4), (5, 8))),
+        ("[256:4,1024:2]", intervals((9, 4), (1, 0), (1, 2), (5, 0))),  # what lies between two is not rounded
+        ("[65536:2]", intervals((16, 2))),  # what is beyond the last interval means the last
+        ("[>:8]", intervals((1, 0), (15, 8))),  # '>' is what comes after the last one named, the first if none is
+    ],
+)
+def test_divisions_may_be_listed_by_interval(value: str, expected: tuple[int, ...]) -> None:
+    found = parse_configuration(f"max_split_size_mb:64,roundup_power2_divisions:{value},expandable_segments:True")
+    assert found == AllocatorSettings(max_split_bytes=64 * MIB, divisions=expected, expandable_segments=True)
+
+
+@pytest.mark.parametrize(
     ("text", "named"),
     [
         ("max_split_size:128", "max_split_size"),
@@ -79,7 +93,9 @@ def test_order_blanks_and_commas_too_many_do_not_matter_and_the_last_of_two_coun
         ("per_process_memory_fraction:1.01", "between 0 and 1"),
         ("per_process_memory_fraction:-0.5", "between 0 and 1"),
         ("roundup_power2_divisions:3", "power of two"),
-        ("roundup_power2_divisions:[256:2,512:4]", "not with a list"),
+        ("roundup_power2_divisions:[256:3]", "power of two"),
+        ("roundup_power2_divisions:[256]", "power of two"),
+        ("roundup_power2_divisions:[256:1", "bracket"),
         ("expandable_segments=True", "is written 'expandable_segments:True'"),
     ],
 )

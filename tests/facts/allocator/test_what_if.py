@@ -2,11 +2,12 @@
 
 import pytest
 
+from efprof.artifacts.snapshot import Entry
 from efprof.facts.allocator.history import devices_of, history_of
 from efprof.facts.allocator.replay import replay
 from efprof.facts.allocator.script import ALLOCATE, ATTEMPT, EMPTY_CACHE, FREE
 from efprof.facts.allocator.settings import MIB, AllocatorSettings, parse_configuration
-from efprof.facts.allocator.what_if import Outcome, WhatIf
+from efprof.facts.allocator.what_if import MIN_CALLS, Outcome, WhatIf, call_times_us
 from tests.facts.allocator.recording import FIRST_ADDRESS, Recording, any_size, run_at_random
 from tests.facts.allocator.test_replay import REPLAYABLE, real
 
@@ -229,3 +230,13 @@ def test_a_request_that_failed_is_held_by_nobody_where_it_is_survived() -> None:
     outcome = what_if(recording, capacity=1024 * MIB).recorded
     assert outcome.peak_reserved_bytes == 120 * MIB
     assert outcome.calls.num_taken == 2
+
+
+def test_a_call_takes_the_median_of_its_kind_less_what_lies_between_any_two_requests() -> None:
+    entries = [Entry(action="alloc", size=512, time_us=10 * index) for index in range(20)]
+    for kind, count, microseconds in (("segment_alloc", MIN_CALLS, 400), ("segment_free", MIN_CALLS - 1, 1000)):
+        for _ in range(count):
+            at_us = entries[-1].time_us or 0
+            entries.append(Entry(action=kind, size=512, time_us=at_us + 10 + microseconds))
+            entries.append(Entry(action="alloc", size=512, time_us=at_us + 11 + microseconds))
+    assert call_times_us(entries) == {"segment_alloc": 400}, "of a kind with few calls nothing is known"

@@ -13,9 +13,8 @@ from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.device import device_memory
 from efprof.facts.device.device_lines import MAX_LINES, NO_LINE, OTHER_LINES, lines_over_time
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
-from efprof.facts.device.device_use import device_use_evidence
 from efprof.facts.device.other_settings import trial_bars
-from efprof.facts.device.segment_map import reserved_series, segment_map
+from efprof.facts.device.segment_map import device_use_evidence, reserved_series, segment_map
 from efprof.facts.run.run import Run
 from efprof.model import SourceLine
 from efprof.units import GIB, MIB

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.facts.device.smaller_step import MissingMemory, missing_memory_in
+from efprof.facts.device.smaller_step import MissingMemory, kept_and_usual_bytes
 from efprof.units import MIB
 from tests.support.builders import make_step, make_steps, write_run
 
@@ -45,8 +45,14 @@ def test_a_step_that_failed_early_is_cut_by_all_it_usually_takes(tmp_path: Path)
     """200 of 1,000 MiB are in use when 100 fail; a whole step takes 800 besides the 100 that are kept."""
     sizes = [size * MIB for size in (100, 900, 900, 150, 150)]
     run = write_run(tmp_path / "run", steps=make_steps(5, allocated_bytes=sizes))
-    found = missing_memory_in(
-        run.rank_folder, stage="forward", in_use_bytes=200 * MIB, requested_bytes=100 * MIB, missing_bytes=50 * MIB
+    kept_bytes, usual_bytes = kept_and_usual_bytes(run.rank_folder, "forward")
+    found = MissingMemory(
+        stage="forward",
+        in_use_bytes=200 * MIB,
+        requested_bytes=100 * MIB,
+        missing_bytes=50 * MIB,
+        kept_bytes=kept_bytes,
+        usual_bytes=usual_bytes,
     )
     assert (found.kept_bytes, found.scaling_bytes) == (100 * MIB, 800 * MIB)
     assert found.parts_that_fit(64) == 8  # 100 of the 135 that are left
@@ -57,9 +63,6 @@ def test_in_backward_gradients_are_kept_and_after_the_first_step_the_optimizers_
     run = write_run(tmp_path / "run", steps=[make_step(0, allocated_bytes=sizes)])
 
     def kept(stage: str | None) -> int:
-        found = missing_memory_in(
-            run.rank_folder, stage=stage, in_use_bytes=900 * MIB, requested_bytes=0, missing_bytes=0
-        )
-        return found.kept_bytes // MIB
+        return (kept_and_usual_bytes(run.rank_folder, stage)[0] or 0) // MIB
 
     assert (kept("forward"), kept("backward"), kept(None)) == (300, 400, 400)
