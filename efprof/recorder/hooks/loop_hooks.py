@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -244,7 +245,7 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
 
 
 def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
-    """Enter the stage `optimizer` while gradients are clipped."""
+    """Enter the stage `optimizer` while gradients are clipped, and while a learning rate moves on."""
     undo = []
     for watch, name in ((_clipping, "clip_grad_norm_"), (updating, "clip_grad_value_")):
         # One function for both places, if it is one there: it is pickled by its name in one of them.
@@ -252,6 +253,12 @@ def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
         undo += [
             replace(owner, name, watched(getattr(owner, name))) for owner in (torch.nn.utils, torch.nn.utils.clip_grad)
         ]
+    own = [
+        kind for kind in LRScheduler.__subclasses__() if "step" in vars(kind) and kind.__module__.startswith("torch.")
+    ]
+    within = "_update_lr" if hasattr(LRScheduler, "_update_lr") else "step"  # `step` warns with the line of its caller
+    for kind, name in ((LRScheduler, within), *((kind, "step") for kind in own)):
+        undo.append(replace(kind, name, updating(loop, shell, getattr(kind, name))))
     return undo
 
 
@@ -261,7 +268,7 @@ def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable
 
     @functools.wraps(original)
     def update(*args: Any, **kwargs: Any) -> Any:
-        if light.is_on or loop.is_updating or loop.thread.is_capturing:  # `GradScaler.step` calls `unscale_`
+        if light.is_on or loop.is_updating or loop.thread.is_capturing:  # a schedule of schedules
             return original(*args, **kwargs)
         loop.is_updating = True
         try:

@@ -341,7 +341,7 @@ class Loop:
         self.steps.updated(step, id(optimizer), perf_counter_ns())
 
     def update_began(self) -> None:
-        """Gradients are clipped or unscaled."""
+        """Gradients are clipped or unscaled, or a schedule moves on."""
         step = self.steps.open
         if self.clock.stage is None and step is not None and step.has_gradients and get_ident() == self.thread.ident:
             self.clock.open(step, "optimizer", "update", perf_counter_ns())
