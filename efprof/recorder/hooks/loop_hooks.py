@@ -51,11 +51,15 @@ def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
 
     return [
         replace(DataLoader, "__iter__", iterate),
-        replace(_BaseDataLoaderIter, "__next__", _fetching(loop, shell, _BaseDataLoaderIter.__next__)),
+        replace(
+            _BaseDataLoaderIter, "__next__", fetching(loop, shell, _BaseDataLoaderIter.__next__, may_evaluate=True)
+        ),
     ]
 
 
-def _fetching(loop: Loop, shell: Shell, advance: Callable[..., Any]) -> Callable[..., Any]:
+def fetching(
+    loop: Loop, shell: Shell, advance: Callable[..., Any], *, may_evaluate: bool = False
+) -> Callable[..., Any]:
     """A `__next__` that enters the stage `data` while it runs; `loop.loader_ended` is told of the last.
 
     Where it may be for an evaluation, those that watch for one are asked as well: in one function, since each that a
@@ -72,7 +76,7 @@ def _fetching(loop: Loop, shell: Shell, advance: Callable[..., Any]) -> Callable
     @functools.wraps(advance)
     def fetch(iterator: Any) -> Any:
         watch, is_watched = loop.evaluations, False
-        if watch is not None and (watch.may_begin or not torch.is_grad_enabled()):
+        if may_evaluate and watch is not None and (watch.may_begin or not torch.is_grad_enabled()):
             is_watched = not watch.is_idle
         if light.is_on and not light.is_burst_due and not is_watched:
             try:

@@ -114,6 +114,8 @@ def num_samples(batch: object) -> int:
     """The first dimension of the first tensor found in a batch; 0 where there is none."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else 1
+    if isinstance(batch, list) and len(batch) == 1 and isinstance(batch[0], dict):
+        batch = batch[0] if all(map(torch.is_tensor, batch[0].values())) else None  # DALI's; or of one picture
     if not isinstance(batch, dict | list | tuple):
         batch = getattr(batch, "data", None)  # transformers' BatchEncoding
     items = list(batch.values() if isinstance(batch, dict) else batch) if isinstance(batch, dict | list | tuple) else []
