@@ -110,6 +110,19 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> 
     )
 
 
+def add_passes(record: StepRecord, passes: list[tuple[float, float]]) -> None:
+    """The stage `backward` of other threads, in us since the step began, where its own was in no stage."""
+    for began, end in passes:
+        began = max(0, began)
+        for span in sorted(record.spans, key=lambda span: span.start_us):
+            if began < min(span.start_us, end):
+                record.spans.append(StageSpan("backward", began, min(span.start_us, end)))
+            began = max(began, span.end_us)
+        if began < end:
+            record.spans.append(StageSpan("backward", began, end))
+    record.spans.sort(key=lambda span: span.start_us)
+
+
 def num_samples(batch: object) -> int:
     """The first dimension of the first tensor found in a batch; 0 where there is none."""
     if isinstance(batch, torch.Tensor):
