@@ -1,7 +1,7 @@
 """Sees where the batches come from: each DataLoader, what frameworks fetch ahead, an iterator of the program's own.
 
-Accelerate, and with it the Hugging Face Trainer, always fetches one batch ahead of the one it hands out. By fetches
-alone an epoch's first step would count a batch too many, its last one too few.
+Accelerate, and with it the Hugging Face Trainer, always fetches one batch ahead of the one it hands out; Lightning does
+where a loader has no length. By fetches alone an epoch's first step would count a batch too many, its last one too few.
 """
 
 import functools
@@ -29,6 +29,11 @@ from efprof.recorder.session.sites import callers
 
 GENERATORS = (("accelerate.data_loader", "DataLoaderShard"), ("accelerate.data_loader", "DataLoaderDispatcher"))
 """Loaders whose `__iter__` yields what it fetched before."""
+
+FETCHERS = tuple(
+    (f"{name}.loops.fetchers", "_PrefetchDataFetcher") for name in ("lightning.pytorch", "pytorch_lightning")
+)
+"""Iterators whose `__next__` does, where their `length` is not known."""
 
 LOOK_NS = 300_000_000
 """At most, for the types of a million objects."""
@@ -96,14 +101,15 @@ class BatchesAhead:
         self._step: OpenStep | None = None
         """In which something was handed out last."""
         self._num_samples = 0
-        self._undo: dict[str, Undo] = {}
+        self._undo: dict[tuple[str, str], Undo] = {}
         self._counted = shell.guarded("batches_ahead", self._count)
 
     def watch(self) -> None:
-        for module, name in GENERATORS:
-            owner = getattr(sys.modules.get(module), name, None)
-            if owner is not None and name not in self._undo:
-                self._undo[name] = _yielding(owner, self._counted)
+        for names in GENERATORS + FETCHERS:
+            owner = getattr(sys.modules.get(names[0]), names[1], None)
+            if owner is not None and names not in self._undo:
+                hooked = _yielding if names in GENERATORS else _returning
+                self._undo[names] = hooked(owner, self._counted)
 
     def stop(self) -> None:
         for undo in self._undo.values():
@@ -134,6 +140,19 @@ def _yielding(owner: Any, count: Callable[[object], None]) -> Undo:
             yield batch
 
     return replace(owner, "__iter__", iterate)
+
+
+def _returning(owner: Any, count: Callable[[object], None]) -> Undo:
+    original = owner.__next__
+
+    @functools.wraps(original)
+    def advance(self: Any) -> Any:
+        fetched = original(self)
+        if self.length is None:
+            count(fetched[0])  # beside it stand its number and its loader's
+        return fetched
+
+    return replace(owner, "__next__", advance)
 
 
 class IteratorFeed:
