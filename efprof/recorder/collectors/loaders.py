@@ -1,27 +1,42 @@
-"""Sees where the batches come from: each DataLoader, and what frameworks fetch ahead.
+"""Sees where the batches come from: each DataLoader, what frameworks fetch ahead, an iterator of the program's own.
 
-Accelerate, and with it the Hugging Face Trainer, always fetches one batch ahead of the one it hands out. By fetches
-alone an epoch's first step would count a batch too many, its last one too few.
+Accelerate, and with it the Hugging Face Trainer, always fetches one batch ahead of the one it hands out; Lightning does
+where a loader has no length. By fetches alone an epoch's first step would count a batch too many, its last one too few.
 """
 
 import functools
+import gc
+import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator
+from time import perf_counter_ns
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.artifacts.events import LoaderBuilt
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.hooks.patching import Undo, replace
+from efprof.recorder.hooks.loop_hooks import fetching
+from efprof.recorder.hooks.patching import MethodWrapper, Undo, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep, num_samples
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.sites import callers
 
 GENERATORS = (("accelerate.data_loader", "DataLoaderShard"), ("accelerate.data_loader", "DataLoaderDispatcher"))
 """Loaders whose `__iter__` yields what it fetched before."""
+
+FETCHERS = tuple(
+    (f"{name}.loops.fetchers", "_PrefetchDataFetcher") for name in ("lightning.pytorch", "pytorch_lightning")
+)
+"""Iterators whose `__next__` does, where their `length` is not known."""
+
+LOOK_NS = 300_000_000
+"""At most, for the types of a million objects."""
 
 
 def start(session: Session) -> None:
@@ -52,7 +67,7 @@ def start(session: Session) -> None:
         noted(self)
 
     watch()
-    session.undo_at_end([replace(DataLoader, "__init__", build), batches.stop])
+    session.undo_at_end([replace(DataLoader, "__init__", build), batches.stop, IteratorFeed(session).stop])
     session.subscribe(session.loop.loader_began, "loaders", note)  # it may have been built before the recording began
 
 
@@ -86,14 +101,15 @@ class BatchesAhead:
         self._step: OpenStep | None = None
         """In which something was handed out last."""
         self._num_samples = 0
-        self._undo: dict[str, Undo] = {}
+        self._undo: dict[tuple[str, str], Undo] = {}
         self._counted = shell.guarded("batches_ahead", self._count)
 
     def watch(self) -> None:
-        for module, name in GENERATORS:
-            owner = getattr(sys.modules.get(module), name, None)
-            if owner is not None and name not in self._undo:
-                self._undo[name] = _yielding(owner, self._counted)
+        for names in GENERATORS + FETCHERS:
+            owner = getattr(sys.modules.get(names[0]), names[1], None)
+            if owner is not None and names not in self._undo:
+                hooked = _yielding if names in GENERATORS else _returning
+                self._undo[names] = hooked(owner, self._counted)
 
     def stop(self) -> None:
         for undo in self._undo.values():
@@ -124,3 +140,81 @@ def _yielding(owner: Any, count: Callable[[object], None]) -> Undo:
             yield batch
 
     return replace(owner, "__iter__", iterate)
+
+
+def _returning(owner: Any, count: Callable[[object], None]) -> Undo:
+    original = owner.__next__
+
+    @functools.wraps(original)
+    def advance(self: Any) -> Any:
+        fetched = original(self)
+        if self.length is None:
+            count(fetched[0])  # beside it stand its number and its loader's
+        return fetched
+
+    return replace(owner, "__next__", advance)
+
+
+class IteratorFeed:
+    """Finds the iterators that feed a loop without a DataLoader, by a `__next__` in Python: from then on it is a fetch.
+
+    Each class that has one, and living objects, is watched for one item: whether it holds tensors, and goes to a
+    function that backward is called in. A generator that runs already cannot be seen.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._watched: dict[type, Undo] = {}
+        self._around: set[CodeType] | None = None
+        """The user's functions that ran when backward was called."""
+        self._judged = session.shell.guarded("iterators", self._judge)
+        session.subscribe(session.loop.backward_began, "iterators", self._look)
+
+    def stop(self) -> None:
+        while self._watched:
+            self._watched.popitem()[1]()
+
+    def _look(self, *_: object) -> None:
+        """Once, in the third step: a loop with a DataLoader has asked it for a batch by then."""
+        loop, budget = self._session.loop, self._session.budget
+        is_fed = loop.num_steps < 2 or loop.steps.has_loader or loop.steps.has_marks
+        if self._around is not None or is_fed or not budget.affords(LOOK_NS):
+            return
+        began_ns = perf_counter_ns()
+        self._around = set(self._users())
+        for kind in filter(_may_feed, set(map(type, gc.get_objects()))):
+            self._watch(kind, functools.partial(self._judging, kind))
+        budget.spend("iterators", perf_counter_ns() - began_ns)
+
+    def _watch(self, kind: Any, watched: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        original = kind.__next__
+        self._watched[kind] = replace(kind, "__next__", MethodWrapper(watched(original), original))
+
+    def _judging(self, kind: type, advance: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(advance)
+        def take(iterator: Any) -> Any:
+            item = advance(iterator)
+            self._judged(kind, item)
+            return item
+
+        return take
+
+    def _judge(self, kind: type, item: object) -> None:
+        if (undo := self._watched.pop(kind, None)) is None:
+            return  # another thread's item came first
+        undo()
+        loop = self._session.loop
+        asking = next((code for code in self._users() if not code.co_flags & inspect.CO_GENERATOR), None)
+        if asking in (self._around or ()) and num_samples(item) and loop.thread.is_training_thread:
+            self.stop()
+            self._watch(kind, functools.partial(fetching, loop, self._session.shell))
+
+    def _users(self) -> Iterator[CodeType]:
+        codes = (frame.f_code for frame in callers(sys._getframe()))
+        return filter(self._session.sites.is_user_code, codes)
+
+
+def _may_feed(kind: type) -> bool:
+    advance = next((vars(base)["__next__"] for base in kind.__mro__ if "__next__" in vars(base)), None)
+    is_plain = isinstance(advance, FunctionType) and bool(kind.__dictoffset__)
+    return is_plain and not issubclass(kind, _BaseDataLoaderIter)

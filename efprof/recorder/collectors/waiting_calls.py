@@ -57,6 +57,8 @@ FORMATTING = "torch/_tensor.py"
 
 _TORCH = torch.__file__.removesuffix("__init__.py")
 _TRITON = _TORCH.removesuffix(f"torch{os.sep}") + f"triton{os.sep}"
+_TUNERS = f"{_TORCH}_inductor{os.sep}", _TRITON
+"""What waits there tries kernels out, or captures graphs: no line of the user's asked for it."""
 
 _Note = Callable[[str, FrameType, int], None]
 
@@ -133,8 +135,8 @@ class _WaitingCalls:
 
     def _note_stall(self, call: str, caller: FrameType, spent_ns: int) -> None:
         for frame in callers(caller):
-            if frame.f_code is self._noted_stall.__code__:
-                return  # a function of the recorder's, which all run guarded, made the call
+            if frame.f_code is self._noted_stall.__code__ or frame.f_code.co_filename.startswith(_TUNERS):
+                return  # a function of the recorder's, which all run guarded, made the call, or torch's own tuning
             if self._sites.is_user_code(frame.f_code):
                 break
         site = self._sites.of_caller(caller)

@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -50,11 +51,15 @@ def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
 
     return [
         replace(DataLoader, "__iter__", iterate),
-        replace(_BaseDataLoaderIter, "__next__", _fetching(loop, shell, _BaseDataLoaderIter.__next__)),
+        replace(
+            _BaseDataLoaderIter, "__next__", fetching(loop, shell, _BaseDataLoaderIter.__next__, may_evaluate=True)
+        ),
     ]
 
 
-def _fetching(loop: Loop, shell: Shell, advance: Callable[..., Any]) -> Callable[..., Any]:
+def fetching(
+    loop: Loop, shell: Shell, advance: Callable[..., Any], *, may_evaluate: bool = False
+) -> Callable[..., Any]:
     """A `__next__` that enters the stage `data` while it runs; `loop.loader_ended` is told of the last.
 
     Where it may be for an evaluation, those that watch for one are asked as well: in one function, since each that a
@@ -71,7 +76,7 @@ def _fetching(loop: Loop, shell: Shell, advance: Callable[..., Any]) -> Callable
     @functools.wraps(advance)
     def fetch(iterator: Any) -> Any:
         watch, is_watched = loop.evaluations, False
-        if watch is not None and (watch.may_begin or not torch.is_grad_enabled()):
+        if may_evaluate and watch is not None and (watch.may_begin or not torch.is_grad_enabled()):
             is_watched = not watch.is_idle
         if light.is_on and not light.is_burst_due and not is_watched:
             try:
@@ -244,7 +249,7 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
 
 
 def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
-    """Enter the stage `optimizer` while gradients are clipped."""
+    """Enter the stage `optimizer` while gradients are clipped, and while a learning rate moves on."""
     undo = []
     for watch, name in ((_clipping, "clip_grad_norm_"), (updating, "clip_grad_value_")):
         # One function for both places, if it is one there: it is pickled by its name in one of them.
@@ -252,6 +257,12 @@ def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
         undo += [
             replace(owner, name, watched(getattr(owner, name))) for owner in (torch.nn.utils, torch.nn.utils.clip_grad)
         ]
+    own = [
+        kind for kind in LRScheduler.__subclasses__() if "step" in vars(kind) and kind.__module__.startswith("torch.")
+    ]
+    within = "_update_lr" if hasattr(LRScheduler, "_update_lr") else "step"  # `step` warns with the line of its caller
+    for kind, name in ((LRScheduler, within), *((kind, "step") for kind in own)):
+        undo.append(replace(kind, name, updating(loop, shell, getattr(kind, name))))
     return undo
 
 
@@ -261,7 +272,7 @@ def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable
 
     @functools.wraps(original)
     def update(*args: Any, **kwargs: Any) -> Any:
-        if light.is_on or loop.is_updating or loop.thread.is_capturing:  # `GradScaler.step` calls `unscale_`
+        if light.is_on or loop.is_updating or loop.thread.is_capturing:  # a schedule of schedules
             return original(*args, **kwargs)
         loop.is_updating = True
         try:

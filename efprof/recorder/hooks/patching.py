@@ -1,6 +1,7 @@
 """Puts a function of ours in the place of one of torch's or the program's, and takes it out again."""
 
 import functools
+import operator
 import sys
 from collections.abc import Callable
 from types import MethodType
@@ -55,7 +56,7 @@ def call_before(owner: Any, name: str, function: Callable[..., None]) -> Undo:
 
 
 class MethodWrapper:
-    """Is `function` to whoever calls the method of an object, and `original` to whoever asks the class for it."""
+    """Is `function` to whoever calls the method of an object, `original` to whoever asks the class or pickles it."""
 
     __slots__ = ("_function", "_light", "_original")
 
@@ -72,3 +73,6 @@ class MethodWrapper:
             return self._original
         is_light = self._light is not None and self._light.is_on
         return MethodType(self._original if is_light else self._function, instance)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        return operator.getitem, ((self._original,), 0)

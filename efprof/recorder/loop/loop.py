@@ -41,7 +41,9 @@ class Loop:
         self.sampling = sampling
         self.steps = Steps(memory, write, sampling)
         self.clock = StageClock(self.steps)
-        self.thread = TrainingThread(is_idle=lambda: self.steps.open is None, go_on=self._go_on_in_thread)
+        self.thread = TrainingThread(
+            self.steps.passes, is_idle=lambda: self.steps.open is None, go_on=self._go_on_in_thread
+        )
         self.light = LightLoop(self.steps, sampling, write_light)
         sampling.may_be_light = lambda: self.steps.can_switch_to_light
         self.scaled_losses = ScaledLosses()
@@ -247,7 +249,7 @@ class Loop:
 
     def backward_left(self) -> None:
         if get_ident() != self.thread.ident:
-            self.thread.backward_ended_elsewhere()
+            self.thread.backward_ended_elsewhere(is_light=self.light.is_on)
             return
         if self.light.is_on:
             self.light.pass_ended()
@@ -341,7 +343,7 @@ class Loop:
         self.steps.updated(step, id(optimizer), perf_counter_ns())
 
     def update_began(self) -> None:
-        """Gradients are clipped or unscaled."""
+        """Gradients are clipped or unscaled, or a schedule moves on."""
         step = self.steps.open
         if self.clock.stage is None and step is not None and step.has_gradients and get_ident() == self.thread.ident:
             self.clock.open(step, "optimizer", "update", perf_counter_ns())

@@ -110,10 +110,25 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> 
     )
 
 
+def add_passes(record: StepRecord, passes: list[tuple[float, float]]) -> None:
+    """The stage `backward` of other threads, in us since the step began, where its own was in no stage."""
+    for began, end in passes:
+        began = max(0, began)
+        for span in sorted(record.spans, key=lambda span: span.start_us):
+            if began < min(span.start_us, end):
+                record.spans.append(StageSpan("backward", began, min(span.start_us, end)))
+            began = max(began, span.end_us)
+        if began < end:
+            record.spans.append(StageSpan("backward", began, end))
+    record.spans.sort(key=lambda span: span.start_us)
+
+
 def num_samples(batch: object) -> int:
     """The first dimension of the first tensor found in a batch; 0 where there is none."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else 1
+    if isinstance(batch, list) and len(batch) == 1 and isinstance(batch[0], dict):
+        batch = batch[0] if all(map(torch.is_tensor, batch[0].values())) else None  # DALI's; or of one picture
     if not isinstance(batch, dict | list | tuple):
         batch = getattr(batch, "data", None)  # transformers' BatchEncoding
     items = list(batch.values() if isinstance(batch, dict) else batch) if isinstance(batch, dict | list | tuple) else []

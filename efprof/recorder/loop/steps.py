@@ -11,8 +11,9 @@ import torch
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Sampling
 from efprof.recorder.loop.device import UNKNOWN, DeviceClock, Memory, ResidentSet
-from efprof.recorder.loop.open_step import OpenStep, record_of
+from efprof.recorder.loop.open_step import OpenStep, add_passes, record_of
 from efprof.recorder.loop.step_ends import OptimizerCycle, ParameterProbe
+from efprof.recorder.loop.training_thread import Pass
 from efprof.recorder.numbers.step_numbers import learning_rate_of
 from efprof.recorder.session.sites import callers
 
@@ -42,6 +43,8 @@ class Steps:
         self.dropped: list[Listener] = []
         self.ended: list[Listener] = []
         self.manual_updates_found: list[Listener] = []
+        self.passes: list[Pass] = []
+        """Of other threads, that no step has taken so far."""
         self.cycle = OptimizerCycle()
         self.probe: ParameterProbe | None = ParameterProbe()
         """None once a torch optimizer has stepped."""
@@ -128,7 +131,8 @@ class Steps:
             self.has_loader = False
             if optimizer == step.stepped[-1]:
                 self.cycle.is_strict = False
-        return self.finish_and_begin(at)
+        last = step.spans[-1][2] if step is not None and step.spans else 0
+        return self.finish_and_begin(min((began for _, began, _ in self.passes if began >= last), default=at))
 
     def discard_evaluation_fetch(self, loader: int | None) -> None:
         """This loader starts again before anything was trained: what it gave before was only to look at."""
@@ -181,6 +185,7 @@ class Steps:
         step = OpenStep(number=self.num_finished, start_ns=at, epoch_ns=epoch_ns)
         step.is_light = not self._sampling.is_full(step.number)
         self.open, self.closed = step, None
+        self._take_passes(at)  # which were for no step
         if not step.is_light:
             for listener in self.began:
                 listener(step)
@@ -214,11 +219,15 @@ class Steps:
     def finish(self, step: OpenStep, at: int) -> None:
         self.open = None
         self.num_finished += 1
+        passes = self._take_passes(at)
+        step.num_backwards += len(passes)
         self._learn(step)
+        self.can_switch_to_light &= not passes  # light steps see none of them
         record = record_of(step, at, time.process_time_ns() - step.start_cpu_ns, self._resident.read())
         if step.device_marks:
             assert self.clock is not None
             step.add_late(self.clock.reader(record, step.device_marks))
+        add_passes(record, [((began - step.start_ns) / 1000, (end - step.start_ns) / 1000) for _, began, end in passes])
         if step.window is None:
             self._sampling.note_full(step.number, at - step.start_ns, step.recorder_ns)
         try:
@@ -226,6 +235,12 @@ class Steps:
                 listener(step, record)
         finally:
             self._write(step, record)  # also where Ctrl-C comes meanwhile: the step is over
+
+    def _take_passes(self, at: int) -> list[Pass]:
+        """Of other threads, those that ended by then."""
+        taken = [one for one in self.passes if one[2] <= at]
+        self.passes[:] = [one for one in self.passes if one[2] > at]
+        return taken
 
     def _learn(self, step: OpenStep) -> None:
         """What light steps are told by: the order of the updates, or, where there is no optimizer, of the passes."""

@@ -3,9 +3,16 @@
 import threading
 from collections.abc import Callable
 from threading import get_ident
+from time import perf_counter_ns
 from typing import Any
 
 import torch
+
+Pass = tuple[int, int, int]
+"""A thread's backward pass: the thread, when it began and when it ended, by `time.perf_counter_ns`."""
+
+MAX_PASSES = 1000
+"""Kept until a step takes them."""
 
 NO_THREAD = 0
 """No thread has this number: while it stands for the training's, every entry point returns at once."""
@@ -14,12 +21,14 @@ NO_THREAD = 0
 class TrainingThread:
     """One thread trains: the one that imported torch, or another one where that one never did, or is no more.
 
-    A thread that updates parameters beside it is set apart for good; how often it does is counted. What others do for a
-    step of the one that trains is not seen.
+    A thread that updates parameters beside it is set apart for good; how often it does is counted. Backward passes of
+    any other are for the step of the one that trains.
     """
 
-    def __init__(self, *, is_idle: Callable[[], bool], go_on: Callable[[], None]) -> None:
-        """`is_idle` tells whether no step is open; `go_on` is called when another thread takes the place of ours."""
+    def __init__(self, passes: list[Pass], *, is_idle: Callable[[], bool], go_on: Callable[[], None]) -> None:
+        """`passes` takes those of other threads. `is_idle` tells whether no step is open; `go_on` is called when
+        another one takes the place of ours.
+        """
         self.ident = get_ident()
         self.has_trained = False
         """Whether it has updated parameters."""
@@ -31,8 +40,9 @@ class TrainingThread:
         self.has_captured = False
         self._has_moved = False
         self._is_idle, self._go_on = is_idle, go_on
-        self._in_backward: set[int] = set()
-        """Other threads that wait for a backward pass."""
+        self._passes = passes
+        self._in_backward: dict[int, int] = {}
+        """Other threads that wait for a backward pass, and since when."""
         self._calling = threading.local()
         """What is known of the thread that calls; by its number it might be taken for one that is no more."""
         self._changing = threading.RLock()  # not Lock: a signal's handler may train, too
@@ -81,11 +91,14 @@ class TrainingThread:
         with self._changing:
             if self._takes_over(is_free=not (self.has_trained or self._has_moved) and self._is_idle()):
                 return True
-        self._in_backward.add(get_ident())
+        self._in_backward[get_ident()] = perf_counter_ns()
         return False
 
-    def backward_ended_elsewhere(self) -> None:
-        self._in_backward.discard(get_ident())
+    def backward_ended_elsewhere(self, *, is_light: bool) -> None:
+        began = self._in_backward.pop(get_ident(), None)
+        is_none_of_ours = is_light or self.ident == NO_THREAD or getattr(self._calling, "is_apart", False)
+        if began is not None and not is_none_of_ours and len(self._passes) < MAX_PASSES:
+            self._passes.append((get_ident(), began, perf_counter_ns()))
 
     def updates_in_caller(self) -> bool:
         """Whether the thread that updates parameters, or says that a step ends, is the one that trains."""
@@ -99,6 +112,7 @@ class TrainingThread:
                 self.has_trained = True
                 return True
         self._calling.is_apart = True
+        self._passes[:] = [one for one in self._passes if one[0] != get_ident()]
         self.num_updates_elsewhere += 1
         for listener in self.updated_elsewhere:
             listener()
@@ -110,7 +124,7 @@ class TrainingThread:
             has_place = is_free or all(one.ident != self.ident for one in threading.enumerate())
             if self.ident == NO_THREAD or not has_place or getattr(self._calling, "is_apart", False):
                 return False
-            self._in_backward.discard(get_ident())
+            self._in_backward.pop(get_ident(), None)
             self.ident, self.has_trained, self._has_moved = get_ident(), False, True
             self._go_on()
         return True

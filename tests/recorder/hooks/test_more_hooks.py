@@ -1,4 +1,4 @@
-"""Loops whose calls come to torch by way of others: clipping, and what passes a loader's batches on."""
+"""Loops whose calls come to torch by way of others: schedules of schedules, and what passes a loader's batches on."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim import lr_scheduler
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
@@ -19,6 +20,7 @@ FEW, MANY = 12, 80
 """Steps: those of a short run are all in full, most of a long one are light."""
 
 Batch = tuple[torch.Tensor, ...]
+Optimizer = torch.optim.Optimizer
 
 
 def whole(step: StepRecord) -> list[str]:
@@ -41,6 +43,35 @@ class Trainer:
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         self.backward(inputs, targets)
         self.optimizer.step()
+
+
+def warm_up(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.LinearLR(optimizer, total_iters=30)
+
+
+SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
+    "LinearLR": warm_up,
+    "SequentialLR": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer, [warm_up(optimizer), warm_up(optimizer)], milestones=[7]
+    ),
+    "ReduceLROnPlateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=2),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_that_moves_on_in_each_step_belongs_to_its_update(name: str, tmp_path: Path) -> None:
+    def train() -> None:
+        trainer = Trainer()
+        schedule = SCHEDULES[name](trainer.optimizer)
+        for batch in make_loader(FEW):
+            loss = trainer.backward(*batch)
+            trainer.optimizer.step()
+            schedule.step(*[loss] * (name == "ReduceLROnPlateau"))
+
+    steps = record_here(tmp_path, train).steps
+    assert [whole(step) for step in steps] == [PLAIN] * FEW
+    assert min(stages(step).count("optimizer") for step in steps) >= 2, "the schedule's share is seen"
+    assert [step.reads for step in steps] == [[]] * FEW, "what it reads of its metric is torch's own business"
 
 
 @pytest.mark.parametrize("is_fed", [True, False], ids=["fed by a loader", "fed by a list"])

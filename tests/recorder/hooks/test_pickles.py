@@ -20,6 +20,17 @@ import torch
 class Model(torch.nn.Sequential):
     pass
 
+class Batches:
+    def __init__(self):
+        self.num_left = 10
+    def __iter__(self):
+        return self
+    def __next__(self):
+        if not self.num_left:
+            raise StopIteration
+        self.num_left -= 1
+        return torch.ones(2, 3)
+
 def step(batch):
     optimizer.zero_grad()
     model(batch).sum().backward()
@@ -28,9 +39,9 @@ def step(batch):
 
 model = Model(torch.nn.Linear(3, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-for batch in torch.ones(10, 2, 3):
+for batch in Batches():
     step(batch)
-    pickled = cloudpickle.dumps((Model, model, step, torch.nn.utils.clip_grad_norm_))
+    pickled = cloudpickle.dumps((Model, model, step, torch.nn.utils.clip_grad_norm_, Batches()))
 Path("pickled").write_bytes(pickled)
 """
 
@@ -41,10 +52,11 @@ import sys
 import torch
 
 sys.modules["efprof"] = None
-Model, model, step, clip = pickle.load(open("pickled", "rb"))
+Model, model, step, clip, batches = pickle.load(open("pickled", "rb"))
 assert type(model) is Model
 assert "__call__" not in vars(Model)
-step(torch.ones(2, 3))
+for batch in batches:
+    step(batch)
 print(clip.__name__, model(torch.ones(2, 3)).shape)
 """
 

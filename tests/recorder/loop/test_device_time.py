@@ -183,3 +183,35 @@ def test_a_program_with_graphs_of_its_own_has_windows_only_where_they_do_not_cra
     assert any(GRAPHS_CRASH in warning for warning in analyse(tmp_path / "old").warnings)
     monkeypatch.setenv("TEARDOWN_CUPTI", "0")  # as torch.compile sets it, for graphs that it captures
     assert len(record_graph("12.4", tmp_path / "compiled").events(WindowOpened)) == 2
+
+
+def test_what_a_compiler_waits_for_to_choose_a_kernel_is_no_line_of_the_program(
+    cuda: SimulatedCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._dynamo.device_interface import CudaInterface
+    from torch._inductor.runtime.benchmarking import InductorBenchmarker
+
+    weight = torch.ones(3, device="cuda").requires_grad_()
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+
+    def train_and_tune() -> None:
+        for name in (
+            "synchronize",
+            "Event",
+            "current_device",
+            "get_device_properties",
+        ):  # as where the compiler is imported only now
+            monkeypatch.setattr(CudaInterface, name, getattr(torch.cuda, name))
+        for _ in range(3):
+            loss = weight.sum()
+            InductorBenchmarker().benchmark_gpu(
+                lambda: weight.detach() * 2,
+                estimation_iters=1, memory_warmup_iters=1, benchmark_iters=1, device_type="cuda",
+            )  # fmt: skip
+            loss.backward()
+            torch.cuda.synchronize()  # the program's own
+            optimizer.step()
+
+    steps = record_here(tmp_path, train_and_tune).steps
+    assert cuda.waits_of("torch/_inductor")
+    assert [[(one.call, one.count) for one in step.stalls] for step in steps] == [[("torch.cuda.synchronize", 1)]] * 3

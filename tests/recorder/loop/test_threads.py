@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, OtherThreadTrained
+from efprof.artifacts.steps import StepRecord
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
 from tests.recorder.conftest import Begin
@@ -34,6 +35,11 @@ def make_step(model: torch.nn.Module | None = None) -> tuple[Callable[[], None],
         losses.append(loss.item())
 
     return step, losses
+
+
+def has_spans_in_order(step: StepRecord) -> bool:
+    instants = [instant for span in step.spans for instant in (span.start_us, span.end_us)]
+    return instants == sorted(instants) and instants[-1] <= step.total_us
 
 
 def at_once(*functions: Callable[[], object]) -> None:
@@ -189,5 +195,7 @@ def test_a_thread_that_works_for_the_step_is_no_training_of_its_own(tmp_path: Pa
                 optimizer.step()
 
     recorded = record_here(tmp_path, train)
-    assert [stages(step)[-1] for step in recorded.steps] == ["optimizer"] * NUM_UPDATES
+    assert [step.micro_batches for step in recorded.steps[1:]] == [2] * (NUM_UPDATES - 1)
+    assert all(set(stages(step)) == {"backward", "optimizer"} for step in recorded.steps[1:])
+    assert all(map(has_spans_in_order, recorded.steps))
     assert recorded.events(OtherThreadTrained) == []
