@@ -1,9 +1,10 @@
 """A full window's events at the times of the lean window after it.
 
 A full window (stacks, shapes, memory) tells the lines, and makes many short calls far slower than a few long ones; a
-lean one bends time less and tells no line. On each thread both have the same operators and launches in the same order,
-step by step, and on each stream the same kernels. Each of them takes the time of its counterpart. What lies between two
-of them, which is Python, is stretched or squeezed into the time between their counterparts, all of it alike.
+lean one bends time less and tells no line. On each thread both have the same operators, launches and labels in the same
+order, step by step, and on each stream the same kernels. Each of them takes the time of its counterpart. What lies
+between two of them, which is Python, is stretched or squeezed into the time between their counterparts, all of it
+alike.
 """
 
 from collections import defaultdict
@@ -59,6 +60,8 @@ def at_times_of(full: TraceWindow, lean: TraceWindow) -> tuple[TraceWindow, floa
     """
     steps = [*zip(full.steps, lean.steps, strict=False)]  # a window of one step, less its fetch, has fewer
     host, known = _pairs(full.trace, lean.trace, (*OPERATORS, *LAUNCHES), steps)
+    labels, _ = _pairs(full.trace, lean.trace, ("user_annotation",), steps)
+    host |= {lane: np.concatenate([host[lane], pairs]) if lane in host else pairs for lane, pairs in labels.items()}
     device, known_on_device = _pairs(full.trace, lean.trace, ON_DEVICE, [(EVER, EVER)])
     known = min(known, known_on_device)
     return (_retimed(full, lean, host, device) if known >= MIN_KNOWN else full), known
