@@ -11,14 +11,7 @@ from efprof.artifacts.snapshot import read_snapshot
 from efprof.audits.out_of_memory import out_of_memory
 from efprof.facts.run.run import open_run
 from efprof.model import Finding, Table
-from efprof.recorder.windows.cuda_memory import (
-    BYTES_PER_ENTRY,
-    MAX_ENTRIES,
-    RING_ENTRIES,
-    WINDOW,
-    CudaHistory,
-    write_snapshot,
-)
+from efprof.recorder.windows.cuda_memory import MAX_ENTRIES, RING_ENTRIES, WINDOW, CudaHistory, write_snapshot
 from efprof.units import MIB
 from tests.gpu.cuda_runs import needs_cuda, record_text, results_folder
 from tests.recorder.recording import Recorded, line_of
@@ -41,6 +34,8 @@ for step in range(6):
 REQUEST = 'torch.empty(2**45, dtype=torch.uint8, device="cuda")  # request'
 MAX_DUMP_S = 5.0
 """Of a full history: it is why MAX_ENTRIES is what it is, since nothing interrupts a dump."""
+BYTES_PER_ENTRY = 1_500
+"""Of a dump: 0.3 GiB of a full history."""
 ONE_STEP = ("--memory-steps", "0:1", "--trace-steps", "none", "--triggers", "none")
 SURVIVED = """
         for _ in range(20):
