@@ -219,6 +219,19 @@ def _kind_of(text: str) -> _Kind:
     return _Kind(stage, bool(RECORDER.search(text)), module)
 
 
+class _Event(NamedTuple):
+    """What is asked of an event; texts by their places in those of the trace."""
+
+    name_code: int
+    sequence: int
+    call_site: int
+    call_stack: int
+    is_step: bool
+    is_operator: bool
+    is_label: bool
+    is_backward: bool
+
+
 class _Walk:
     def __init__(self, trace: Trace, start_ns: int, end_ns: int, sites_of: SitesOf) -> None:
         self.root = CallPath("root", "", OTHER, None)
@@ -229,15 +242,20 @@ class _Walk:
         self.recorder_ns = 0
         self._trace = trace
         self._bounds = start_ns, end_ns
-        self._sites_of = cache(sites_of)
+        self._sites_of = sites_of
+        self._places = cache(self._places_of)
         self._kind = cache(_kind_of)
-        self._sequence = trace.argument("sequence")
-        self._call_site = trace.argument("call_site")
-        self._call_stack = trace.argument("call_stack")
-        self._is_step = trace.matches(STEP_LABEL)
-        self._is_operator = trace.is_of(*OPERATORS) & ~self._is_step
-        self._is_label = trace.is_of("user_annotation")
-        self._is_backward = _is_backward(trace)
+        is_step = trace.matches(STEP_LABEL)
+        self._columns = (
+            trace.name_code,
+            trace.argument("sequence"),
+            trace.argument("call_site"),
+            trace.argument("call_stack"),
+            is_step,
+            trace.is_of(*OPERATORS) & ~is_step,
+            trace.is_of("user_annotation") & ~is_step,
+            _is_backward(trace),
+        )
         self._forward: dict[int, CallPath] = {}
         """The path of the last forward operation of each number, on the thread of the steps."""
 
@@ -251,8 +269,10 @@ class _Walk:
         trace, (first_ns, last_ns) = self._trace, self._bounds
         starts = np.maximum(trace.start_ns[events], first_ns).tolist()
         ends = np.minimum(trace.end_ns[events], last_ns).tolist()
+        # One item of an array takes as long as all else that is done with it: whole columns are made lists.
+        rows = map(_Event, *(column[events].tolist() for column in self._columns))
         open_events: list[tuple[int, int, CallPath, bool]] = []
-        for event, start_ns, end_ns in zip(events.tolist(), starts, ends, strict=True):
+        for event, start_ns, end_ns, row in zip(events.tolist(), starts, ends, rows, strict=True):
             while open_events and open_events[-1][1] <= start_ns:
                 open_events.pop()
             if open_events:
@@ -262,11 +282,11 @@ class _Walk:
                 self._spend(around, is_recorder_around, -spent_ns)
             else:
                 spent_ns, around = end_ns - start_ns, self.root
-                if (beside is not None or not is_of_step) and self._is_step[event]:
+                if (beside is not None or not is_of_step) and row.is_step:
                     continue  # the profiler draws its own labels in a lane apart
-                if beside is not None and self._is_backward[event]:
+                if beside is not None and row.is_backward:
                     self._wait(beside, start_ns, spent_ns)
-            path, is_recorder = self._inside(event, around)
+            path, is_recorder = self._inside(row, around)
             self._spend(path, is_recorder, spent_ns)
             path.count += path is not around
             if path.stage != around.stage and is_of_step:
@@ -310,34 +330,34 @@ class _Walk:
         else:
             path.own_ns += spent_ns
 
-    def _inside(self, event: int, around: CallPath) -> tuple[CallPath, bool]:
+    def _inside(self, event: _Event, around: CallPath) -> tuple[CallPath, bool]:
         """The path of what lies in an event, and whether its own time is the recorder's."""
-        kind, text = self._kind(self._trace.text(event)), self._trace.text(event)
+        text = self._trace.texts[event.name_code]
+        kind = self._kind(text)
         if kind.is_recorder:  # what it calls in the user's name was called from the user's line
             return self._at_places(event, around), True
         path = around
         if kind.stage is not None and _may_begin(kind.stage, around.stage):
             path = self._begin_stage(path, kind.stage)
-        sequence = int(self._sequence[event])
-        if self._is_backward[event] and path.kind != "operator":
-            return self._differentiated(text.removeprefix(EVALUATE), sequence), False
+        if event.is_backward and path.kind != "operator":
+            return self._differentiated(text.removeprefix(EVALUATE), event.sequence), False
         path = self._at_places(event, path)
         if kind.module is not None:
             path = path.step_into("module", kind.module, path.stage)
-        elif self._is_label[event] and not self._is_step[event] and kind.stage is None:
+        elif event.is_label and kind.stage is None:
             path = path.step_into("label", text, path.stage)
-        elif self._is_operator[event]:
-            if sequence >= 0 and _may_begin("forward", path.stage):  # only what is to be differentiated has a number
+        elif event.is_operator:
+            if event.sequence >= 0 and _may_begin("forward", path.stage):  # what is to be differentiated has a number
                 path = self._begin_stage(path, "forward")
             if path.kind != "operator":
                 path = path.step_into("operator", text, path.stage)
-            if sequence >= 0 and path.stage != "backward":
+            if event.sequence >= 0 and path.stage != "backward":
                 # The last one: what runs before the node is made has its number too.
-                self._forward[sequence] = path
+                self._forward[event.sequence] = path
         return path, False
 
-    def _at_places(self, event: int, path: CallPath) -> CallPath:
-        for place in () if self._is_step[event] else self._places(event):
+    def _at_places(self, event: _Event, path: CallPath) -> CallPath:
+        for place in () if event.is_step else self._places(event.name_code, event.call_site, event.call_stack):
             if place != (path.kind, path.text):
                 path = path.step_into(*place, path.stage)
         return path
@@ -359,7 +379,7 @@ class _Walk:
                 begun = begun.step_into(part.kind, part.text, "backward")
         return begun.step_into("operator", node, "backward")
 
-    def _places(self, event: int) -> tuple[tuple[Kind, str], ...]:
-        codes = self._call_site[event], self._call_stack[event]
-        call_site, call_stack = (self._trace.texts[code] if code >= 0 else None for code in codes)
-        return self._sites_of(self._trace.text(event), call_site, call_stack)
+    def _places_of(self, *codes: int) -> tuple[tuple[Kind, str], ...]:
+        text, call_site, call_stack = (self._trace.texts[code] if code >= 0 else None for code in codes)
+        assert text is not None, "every event has a name"
+        return self._sites_of(text, call_site, call_stack)

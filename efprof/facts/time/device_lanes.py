@@ -118,12 +118,11 @@ def idle_gaps(trace: Trace, start_ns: int, end_ns: int) -> list[IdleGap]:
     launched = by_launch(trace, trace.end_ns)
     gaps = []
     free_ns = start_ns
-    for event in events.tolist():
-        begin_ns = int(trace.start_ns[event])
+    columns = (events, trace.id[events], trace.start_ns[events], trace.end_ns[events])
+    for event, id_, begin_ns, last_ns in zip(*(column.tolist() for column in columns), strict=True):
         if begin_ns > free_ns:
-            launch_ns = launched.get(int(trace.id[event]))
-            gaps += _gap(free_ns, min(begin_ns, end_ns), launch_ns, event)
-        free_ns = max(free_ns, int(trace.end_ns[event]))
+            gaps += _gap(free_ns, min(begin_ns, end_ns), launched.get(id_), event)
+        free_ns = max(free_ns, last_ns)
     if free_ns < end_ns and not launched:
         gaps.append(IdleGap(start_ns=free_ns, end_ns=end_ns, cause="not known"))
     elif free_ns < end_ns:

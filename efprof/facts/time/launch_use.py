@@ -12,7 +12,7 @@ import numpy as np
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import HOST, LAUNCHES, ON_DEVICE, CallPath
-from efprof.facts.time.device_lanes import IdleGap, Spans, idle_gaps, length, overlap_ns, union
+from efprof.facts.time.device_lanes import IdleGap, Spans, length, overlap_ns, union
 from efprof.facts.time.launching_lines import LaunchingLine, launching_line
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_waits import waiting_calls
@@ -60,7 +60,7 @@ class LaunchUse:
         use = run.get(TimeUse)
         window = use.window
         (start_ns, *_), (*_, end_ns) = window.steps[0], window.steps[-1]
-        gaps = idle_gaps(window.trace, start_ns, end_ns) if use.device else []
+        gaps = window.gaps if use.device else []
         launched = _launched(window, start_ns, end_ns)
         busy = [gap for gap in gaps if gap.cause == "the host had launched nothing"]
         waits = _host_waits(window, start_ns, end_ns)

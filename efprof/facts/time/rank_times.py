@@ -20,7 +20,7 @@ from efprof.artifacts.trace.events import Array
 from efprof.artifacts.trace.read import read_window
 from efprof.facts.run.run import Run
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath, by_launch
-from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of, kind_of_collective
+from efprof.facts.time.device_lanes import DeviceUse, kind_of, kind_of_collective
 from efprof.facts.time.trace_windows import FOREIGN_TRACE, TraceWindow, TraceWindows, foreign_window
 from efprof.model import NotRecorded, UnreadableInput
 
@@ -63,7 +63,7 @@ class OneRank:
             distributed=first.trace.header.distributed,
             steps_ns=tuple(end - start for window in windows for start, end in window.steps),
             steady_ms=first.steady_ms,
-            device=device_use(first.trace, first.steps[0][0], first.steps[-1][1]),
+            device=first.device,
             is_on_device=any(_communicates(window) for window in windows),
             stays=stays,
             spent_ms=_spent_ms(windows) if stays else {},

@@ -9,7 +9,7 @@ import numpy as np
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath
-from efprof.facts.time.device_lanes import DeviceUse, device_use, kind_of
+from efprof.facts.time.device_lanes import DeviceUse, kind_of
 from efprof.facts.time.lean_times import timed_window
 from efprof.facts.time.rank_times import OneRank, RankTimes
 from efprof.facts.time.step_pictures import nested_bars, one_step
@@ -55,7 +55,7 @@ class TimeUse:
             window=window,
             scale=scale,
             lines=_lines(window, run.get(Sources), scale),
-            device=device_use(window.trace, window.steps[0][0], window.steps[-1][1]),
+            device=window.device,
         )
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import HOST
-from efprof.facts.time.device_lanes import Spans, idle_gaps, overlap_ns, union
+from efprof.facts.time.device_lanes import Spans, overlap_ns, union
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, SourceLine
@@ -46,7 +46,7 @@ class TraceInput:
         window = use.window
         fetches = _spans((start, end) for start, end, stage, _ in window.paths.stages if stage == "data")
         is_idle = use.device is not None and len(fetches[0]) > 0
-        gaps = idle_gaps(window.trace, window.steps[0][0], window.steps[-1][1]) if is_idle else []
+        gaps = window.gaps if is_idle else []
         idle = _spans((gap.start_ns, gap.end_ns) for gap in gaps)
         data_ms = tuple(overlap_ns(fetches, start, end) / 1e6 for start, end in window.steps)
         lost_ms = tuple(_in_both_ns(fetches, idle, start, end) / 1e6 for start, end in window.steps)

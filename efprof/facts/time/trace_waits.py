@@ -14,7 +14,6 @@ from efprof.artifacts.trace.events import Array
 from efprof.facts.source.sources import FRAME
 from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, OPERATORS, RECORDER, CallPath
 from efprof.facts.time.device_lanes import COPY as COPIED
-from efprof.facts.time.device_lanes import idle_gaps
 from efprof.facts.time.trace_windows import TraceWindow
 
 SYNCHRONIZE: Final = re.compile(r"^(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize|^(cuda|hip)Free$|^cuMemFree")
@@ -167,7 +166,7 @@ def _told(texts: Sequence[str]) -> str:
 
 def _add_idle(window: TraceWindow, waits: Sequence[TraceWait]) -> None:
     starts = [wait.start_ns for wait in waits]
-    for gap in idle_gaps(window.trace, window.steps[0][0], window.steps[-1][1]):
+    for gap in window.gaps:
         place = bisect_right(starts, gap.start_ns) - 1
         is_late = gap.cause == "the host had launched nothing" and gap.next_event is not None
         if is_late and place >= 0 and gap.start_ns <= waits[place].end_ns + CLOCKS_NS:

@@ -28,6 +28,7 @@ from efprof.facts.time.call_paths import (
     call_paths,
     paths_by_line,
 )
+from efprof.facts.time.device_lanes import DeviceUse, IdleGap, device_use, idle_gaps
 from efprof.model import NotRecorded, UnreadableInput
 
 LIBRARIES: Final = frozenset({
@@ -79,6 +80,16 @@ class TraceWindow:
     def lines(self) -> dict[Line, list[CallPath]]:
         """The same by the user's lines and functions; empty where no Python was recorded."""
         return paths_by_line(self.paths.root)
+
+    @cached_property
+    def device(self) -> DeviceUse | None:
+        """What the devices do in these steps; None where nothing of a device was recorded."""
+        return device_use(self.trace, self.steps[0][0], self.steps[-1][1])
+
+    @cached_property
+    def gaps(self) -> list[IdleGap]:
+        """When the devices have nothing to do."""
+        return idle_gaps(self.trace, self.steps[0][0], self.steps[-1][1])
 
     @property
     def span(self) -> str:
