@@ -43,7 +43,7 @@ def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
         category="memory",
         headline="One line's gradient makes the peak of memory",
         message=f"Backward of this line ({made.operation} {where}) raises memory by {format_bytes(jump.jump_bytes)}, "
-        f"{format_share(jump.jump_bytes / jump.peak_bytes)} of the recorded peak.",
+        f"{format_share(jump.jump_bytes / jump.peak_bytes)} of the window's peak.",
         fix=_fix(num_chunks),
         gain=Gain(
             basis="replay",

@@ -79,7 +79,7 @@ def _fix(sources: Sources, found: SkippedSteps, blame: SourceLine) -> Fix:
         return Fix.by_hand(
             f"Give the scaler init_scale={found.lowest_scale} and a growth_interval of {MIN_INTERVAL:,}."
         )
-    change = ", ".join(f"{name}: {old:,g} -> {new:,g}" for name, (old, new) in settings.items())
+    change = ", ".join(f"{name}: {old:,.12g} -> {new:,.12g}" for name, (old, new) in settings.items())
     summary = f"Have the scaler try scales that are too large less often: {change}"
     if found.is_resumed:
         return Fix.by_hand(f"{summary}, in the saved state too, which was loaded over these.")

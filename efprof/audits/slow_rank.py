@@ -35,6 +35,8 @@ def slow_rank(run: Run) -> Examination:
     """
     arrivals = run.get(RankArrivals)
     num_ranks, num_steps = len(arrivals.ranks), len(arrivals.late_ns)
+    if num_ranks < 2 <= len(run.rank_folders):
+        raise ThinEvidence(f"of {len(run.rank_folders)} ranks the trace of one alone can be read.")
     if num_ranks < 2 or not arrivals.num_collectives:
         what = "the traces of ranks without collectives that wait for all" if num_ranks > 1 else "a single rank"
         return Examination(looked_at=what)

@@ -234,15 +234,16 @@ def _table(rows: "Sequence[tuple[str, Trial, str]]") -> "Iterator[str]":
     from efprof.units import format_bytes, format_ms
 
     width = max(len(name) for name, _, _ in rows)
-    columns = "driver calls    taking  retries"
+    is_timed = any(trial.outcome.driver_ms is not None for _, trial, _ in rows)  # on a CPU the driver is never called
+    columns = f"driver calls{'    taking' if is_timed else ''}  retries"
     yield f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  {columns}"
     for name, trial, end in rows:
         one, calls = trial.outcome, trial.outcome.calls
         low, high = map(format_bytes, (one.peak_reserved_low_bytes, one.peak_reserved_high_bytes))
         band = low if low == high else f"{low} to {high}"
         peak, idle = map(format_bytes, (one.peak_reserved_bytes, one.stranded_bytes))
-        taking = "?" if one.driver_ms is None else format_ms(one.driver_ms)
-        figures = f"{peak:>13}  {band:>21}  {idle:>12}  {calls.num_taken + calls.num_returned:>12,}  {taking:>8}"
+        taking = f"  {'?' if one.driver_ms is None else format_ms(one.driver_ms):>8}" if is_timed else ""
+        figures = f"{peak:>13}  {band:>21}  {idle:>12}  {calls.num_taken + calls.num_returned:>12,}{taking}"
         figures += f"  {calls.num_retries:>7,}{'  out of memory' if one.is_out_of_memory else ''}"
         yield f"  {name:{width}}  {figures}{end}"
         yield from (f"  {'':{width}}  {warning}" for warning in trial.warnings)

@@ -76,9 +76,9 @@ def render_result(found: "Fitted", budget: int) -> str:
     peak = peaks[found.largest]
     assert peak is not None
     lines = [f"Largest that ran below {format_bytes(budget)}: {found.largest:,} (peak {format_bytes(peak)})."]
-    if found.model is None:
+    if found.model is None and sum(run.peak_bytes is not None for run in found.runs) > 1:
         lines.append("Memory did not grow with the batch in these runs.")
-    else:
+    if found.model is not None:
         fixed, each = format_bytes(found.model.fixed_bytes), format_bytes(found.model.sample_bytes)
         lines.append(f"Memory: {fixed} and {each} per sample, near the budget.")
     margin = ": a quarter is left for what a few steps do not show" if found.recommended < found.largest else ""

@@ -18,6 +18,9 @@ hundred KiB come and go between runs (measured)."""
 LEVEL_SHARE: Final = 0.01
 """Of the peak: a rise by less is none."""
 
+MIN_APART: Final = 1.25
+"""Between two sizes: memory rises less from 92 to 93 samples than from run to run."""
+
 MAX_RUNS: Final = 10
 
 GOOD_ENOUGH: Final = 0.97
@@ -82,12 +85,16 @@ def search(
 
 
 def line_through(runs: Sequence[Measured], budget_bytes: int) -> MemoryModel | None:
-    """Through the two runs whose peaks are nearest the budget; None where fewer ran, or the larger needs no more."""
+    """Through the run whose peak is nearest the budget and the nearest of another size.
+
+    None where none of another size ran, or the larger needs no more.
+    """
     ran = [(run.batch, run.peak_bytes) for run in runs if run.peak_bytes is not None]
-    near = sorted(sorted(ran, reverse=True), key=lambda point: abs(point[1] - budget_bytes))[:2]
-    if len(near) < 2:
+    near = sorted(sorted(ran, reverse=True), key=lambda point: abs(point[1] - budget_bytes))
+    apart = [one for one in near if max(one[0], near[0][0]) >= MIN_APART * min(one[0], near[0][0])]
+    if not apart:
         return None
-    (low, low_bytes), (high, high_bytes) = sorted(near)
+    (low, low_bytes), (high, high_bytes) = sorted((near[0], apart[0]))
     if high_bytes - low_bytes < LEVEL_SHARE * low_bytes:
         return None
     sample_bytes = (high_bytes - low_bytes) / (high - low)

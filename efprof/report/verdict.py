@@ -180,9 +180,10 @@ def overhead_phrase(report: Report) -> str:
     overhead = report.measurements.overhead
     if overhead is None:
         return "The cost of recording was not measured."
+    took = f"{count_of(overhead.num_windows, 'window')} took {show(overhead.window_s, 's')}"
     said = (
         f"By its own clock, recording cost {show(overhead.step_ms, 'ms')} per step ({format_share(overhead.share)} of "
-        f"the step); {count_of(overhead.num_windows, 'window')} took {show(overhead.window_s, 's')}."
+        f"the step); {took if overhead.num_windows else 'no window was opened'}."
     )
     if overhead.allowance_s is None or overhead.allowed_share is None:
         return said
@@ -253,8 +254,10 @@ def _of_a_file(report: Report, num_looked: int) -> VerdictLines:
         verdict=one_line(measured.time_sentence or clean),
         why=one_line(next(filter(None, why), "No check found a fault.")),
         blame=None,
-        next=" ".join(filter(None, (measured.next_experiment, RECORD))),
-        commands=(_what_if(report.run),) if is_told and not measured.time_sentence else (),
+        next=" ".join(filter(None, (measured.next_experiment if measured.time_sentence else "", RECORD))),
+        commands=(_what_if(report.run),)
+        if num_looked and not measured.time
+        else (),  # of a trace that can tell nothing
         tone="none" if is_told else "medium",
     )
 

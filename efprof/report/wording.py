@@ -90,11 +90,10 @@ def gain_phrase(gain: Gain, step_ms: float | None, peak_bytes: int | None) -> st
         parts.append(f"{show(gain.step_ms, 'ms')}{ends} per step{_share(gain.step_ms, step_ms, 'of the median step')}")
     if gain.peak_bytes is not None:
         ends = "" if is_least else units.in_brackets(show_interval(interval, "bytes"))
-        saved = show(interval[0] if interval and is_least else gain.peak_bytes, "bytes")
+        saved = interval[0] if interval and is_least else gain.peak_bytes
         until = "" if gain.until_step is None else f" up to step {gain.until_step:,}"
-        parts.append(
-            f"{saved}{ends} of peak memory{until}{_share(gain.peak_bytes, peak_bytes, 'of the recorded peak')}"
-        )
+        share = _share(saved, peak_bytes, "of the recorded peak")
+        parts.append(f"{show(saved, 'bytes')}{ends} of peak memory{until}{share}")
     if not parts:
         return "no saving is claimed"
     pairs = (gain.step_ms, gain.step_ms_interval), (gain.peak_bytes, interval)

@@ -11,7 +11,7 @@ from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.audits.allocation_retries import allocation_retries
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.run.run import Run
-from efprof.model import BOUNDARIES, EnvironmentVariable, Finding, NotRecorded, Number, Numbers
+from efprof.model import BOUNDARIES, Alternatives, EnvironmentVariable, Finding, NotRecorded, Number, Numbers
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, Program
 from tests.support.builders import make_step, on_device, write_run
@@ -102,6 +102,8 @@ def test_where_no_setting_helps_the_micro_batch_and_the_limit_are_named(tmp_path
     summary = finding.fix.summary
     assert "Take 14 samples per micro-batch instead of 16" in summary, "as on a device of that size"
     assert "raise the program's own limit: it lets itself take 512 MiB of the device's 128 GiB." in summary
+    (trials,) = [one for one in finding.evidence if isinstance(one, Alternatives)]
+    assert trials.limit == (GPU_BYTES, "what the device has for this program")
 
 
 def test_without_a_history_the_stage_is_named_its_line_blamed_and_the_gain_what_such_steps_take_longer(

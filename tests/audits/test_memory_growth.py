@@ -164,3 +164,6 @@ def test_growth_that_is_known_early_only_is_told_up_to_there_and_its_end_as_a_co
     assert finding.message.startswith("Memory grows 1.00 MiB per step; at this rate")
     assert "; memory was last read after step 39 of 239; what holds it is not known" in finding.message
     assert (finding.gain.peak_bytes, finding.gain.until_step) == (39 * MIB, 39)
+    steps = read_early(bytes_per_step=64 * MIB)
+    (finding,) = memory_growth(write_run(tmp_path / "second", steps=steps, sources={"train.py": TRAIN})).findings
+    assert "; if it goes on, it ends this run at step " in finding.message

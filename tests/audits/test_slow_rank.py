@@ -162,6 +162,9 @@ def test_no_more_is_won_than_a_step_takes_without_the_profiler(tmp_path: Path) -
     broken = open_run(run.folder)
     assert any("rank2/trace-1.json.gz is not a whole" in warning for warning in warnings_of(broken))
     assert slow_rank(broken).looked_at.endswith("of 2 ranks in 4 steps")
+    (run.folder / "rank1" / "trace-1.json.gz").write_text("{")
+    with pytest.raises(ThinEvidence, match="of 3 ranks the trace of one alone can be read"):
+        slow_rank(open_run(run.folder))
     gone = broken.of_rank(Path("rank7"))
     with pytest.raises(UnreadableInput, match=f"{Path.cwd()}/rank7 is not there"):
         _of_recorded(gone)

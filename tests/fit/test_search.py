@@ -111,3 +111,10 @@ def test_what_is_promised_has_run_below_the_budget(
     assert found.recommended <= found.largest
     assert len(found.runs) <= 12
     assert len(set(batches(found))) == len(found.runs), "no size twice"
+
+
+def test_two_sizes_side_by_side_do_not_tell_that_memory_is_flat() -> None:
+    peaks = {1: 18_496, 16: 19_484, 93: 24_635, 92: 24_455}
+    line = line_through([Measured(batch=batch, peak_bytes=mib * MIB) for batch, mib in peaks.items()], 24_576 * MIB)
+    assert line is not None
+    assert line.sample_bytes == pytest.approx((24_635 - 19_484) / 77 * MIB)

@@ -15,6 +15,8 @@ def test_what_was_read_up_to_a_step_only_is_the_least_of_the_whole_run() -> None
     assert phrase(**bound, peak_bytes_interval=(250.0, 390.0)) == (
         "saves at least 250 B of peak memory up to step 1,023, by measured bound"
     )
+    share = gain_phrase(Gain(explanation="", **bound, peak_bytes_interval=(250.0, 390.0)), None, 1000)
+    assert "up to step 1,023, 25 % of the recorded peak" in share
     assert phrase(**bound, peak_bytes_interval=(0.0, 390.0)) == (
         "saves about 300 B (0 B to 390 B) of peak memory up to step 1,023, by measured bound"
     )

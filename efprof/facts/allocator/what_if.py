@@ -76,6 +76,12 @@ class WhatIf:
         return self.compared.peak_reserved_bytes - outcome.peak_reserved_bytes
 
     @property
+    def limit_bytes(self) -> int | None:
+        """What the device has for this program, under the recorded limit where there is one; None where unknown."""
+        fraction = self._history.settings.memory_fraction or 1.0
+        return None if self.capacity is None else int(fraction * self.capacity)
+
+    @property
     def num_layouts(self) -> int:
         """How many are tried of each setting; of one alone, the ends of an outcome say nothing of layouts."""
         return NUM_LAYOUTS if len(self.script.operations) < MANY_OPERATIONS else 1

@@ -23,7 +23,9 @@ def trial_bars(what_if: WhatIf, trials: list[Trial], best: Trial | None) -> Alte
         title="Peak of reserved memory under other settings, as the replay predicts it",
         unit="bytes",
         alternatives=(*recorded, *others),
-        limit=None if what_if.capacity is None else (float(what_if.capacity), "what the device has for this program"),
+        limit=None
+        if (limit := what_if.limit_bytes) is None
+        else (float(limit), "what the device has for this program"),
     )
 
 

@@ -20,7 +20,7 @@ from efprof.model import Evidence, NotRecorded, SourceLine
 class UnattributedGrowth:
     """A line, why it is that one as a clause, what is known of what keeps it, and what to do there.
 
-    `container` is one that was counted to grow; `is_guess` where the line is the call of backward, for want of more.
+    `container` is one that was counted to grow.
     """
 
     blame: SourceLine
@@ -29,7 +29,6 @@ class UnattributedGrowth:
     how: str = "A cache of a library, or an object that only C++ holds, may."
     advice: str = ""
     container: RetainedTensors | None = None
-    is_guess: bool = False
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -72,7 +71,7 @@ class UnattributedGrowth:
                     why = "most of it is allocated by this line and still alive a step later"
                     return cls(blame=sources.line(site), why=why, advice=advice)
         why = "what holds it is not known, so this is the line that runs backward"
-        return cls(blame=backward_line(run), why=why, advice=advice, is_guess=True)
+        return cls(blame=backward_line(run), why=why, advice=advice)
 
     def evidence(self, run: Run) -> tuple[Evidence, ...]:
         leaks, fit = run.get(Leaks), run.get(MemoryGrowth).fit

@@ -34,7 +34,8 @@ to it, another kind of step failed, or memory had grown since."""
 
 WITH_BUDGET: Final = "'efprof report --budget 24GiB' tells how the recorded peak comes to stay below that"
 
-MAX_BARS = 8
+MAX_BARS, MIN_BAR = 8, 0.005
+"""The second as a share of the peak: less is not seen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +119,8 @@ def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:
         for (site, category), size in most_by_line(run, peak, blamed)[:MAX_BARS]
     ]
     bars.append(Bar(label="there before: parameters, optimizer state and all else", num_bytes=peak.before_bytes))
-    return MemoryMap(title="What is alive at the peak", bars=tuple(sorted(bars, key=lambda bar: -bar.num_bytes)))
+    seen = [bar for bar in bars if bar.num_bytes >= MIN_BAR * peak.peak_bytes]
+    return MemoryMap(title="What is alive at the peak", bars=tuple(sorted(seen, key=lambda bar: -bar.num_bytes)))
 
 
 def table_of_ways(peak: PeakComposition, budget_bytes: int) -> Table:

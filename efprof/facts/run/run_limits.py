@@ -82,8 +82,8 @@ class RunLimits:
         """Whether a recording of so many steps can tell that memory is used up at that step."""
         return end_step < SOON_STEPS or end_step <= FARTHEST_OUTLOOK * self.num_steps
 
-    def outlook(self, bytes_per_step: float) -> str:
-        """Where growth leads, as a clause, as far as that can be foreseen."""
+    def outlook(self, bytes_per_step: float, read_until: int | None = None) -> str:
+        """Where growth leads, as a clause, as far as that can be foreseen; it was seen up to a step, or to the end."""
         if self.ran_out:
             return f" and ended this run at step {self.last_step:,}"
         end, total = self.end_step(bytes_per_step), f"{format_bytes(self.total_bytes)} of {self.name}"
@@ -91,6 +91,8 @@ class RunLimits:
             return ""
         if end >= SOON_STEPS:
             return f"; at this rate the {total} would last until step {format_about(end)}"
+        if read_until is not None:  # the run went on for long after it, and may have ended as it should
+            return f"; if it goes on, it ends this run at step {format_about(end)} ({total})"
         return f" and will end this run at step {format_about(end)} ({total})"
 
     def severity(self, bytes_per_step: float) -> Severity:

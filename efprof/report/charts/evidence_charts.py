@@ -135,6 +135,6 @@ def _y_range(series: Series) -> tuple[float, float]:
     stack = [line.y for line in series.lines if series.is_stacked and not line.is_over_stack]
     heights = [*(y for curve in curves for y in curve), *map(sum, zip(*stack, strict=True))]
     top = max((height for height in heights if math.isfinite(height)), default=0.0) or 1.0
-    foot = min(stack[0]) if len(stack) > 1 else 0.0
+    foot = min(stack[0], default=0.0) if len(stack) > 1 else 0.0
     bottom = foot - FOOT_ROOM * (top - foot) if MAX_FLATNESS * top < foot < top else 0.0
     return bottom, bottom + BAND_ROOM * (top - bottom)
