@@ -1,7 +1,7 @@
 """What tells where a step ends: optimizers that alternate, a trainer that is a module, updates made by hand."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import ref
 
@@ -93,7 +93,8 @@ class ParameterProbe:
 
     def watch_inputs(self, inputs: Any) -> None:
         if self._alive() is None:
-            given = inputs if isinstance(inputs, list | tuple) else [inputs]
+            is_one = isinstance(inputs, torch.Tensor) or not isinstance(inputs, Iterable)
+            given = [inputs] if is_one else inputs  # such as the values of a dict
             self._watch(next((one for one in given if isinstance(one, torch.Tensor) and one.is_leaf), None))
 
     def note_backward(self) -> None:

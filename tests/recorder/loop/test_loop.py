@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -352,6 +353,19 @@ def test_updates_by_hand_without_loader_or_module_divide_steps_at_backward(tmp_p
                 weight -= 0.1 * gradient
 
     assert [stages(step) for step in record_here(tmp_path, descend).steps] == [["backward"]] * 4
+
+
+@pytest.mark.parametrize("given", [lambda model: dict(model.named_parameters()).values(), torch.nn.Module.parameters])
+def test_gradients_may_be_asked_for_of_any_iterable(given: Callable[[torch.nn.Module], Any], tmp_path: Path) -> None:
+    def descend() -> None:
+        model = make_model()
+        for _ in range(4):
+            gradients = torch.autograd.grad(error_of(model, *make_batch()), given(model))
+            with torch.no_grad():
+                for one, gradient in zip(model.parameters(), gradients, strict=True):
+                    one -= 0.1 * gradient
+
+    assert len(record_here(tmp_path, descend).steps) == 4
 
 
 def test_hooks_that_only_look_at_gradients_update_nothing(tmp_path: Path) -> None:
