@@ -399,7 +399,7 @@ def test_accumulating_before_the_first_update_is_no_update_by_hand(tmp_path: Pat
     ("updates", "num_optimizers"),
     [
         (4 * (2 * CRITIC + GENERATOR), [1] * 12),
-        (4 * CRITIC + 4 * BOTH, [1] * 6 + [2] * 3),
+        (4 * CRITIC + 4 * BOTH, [1] * 8 + [2] * 2),
         (6 * BOTH, [1] * 2 + [2] * 5),
     ],
     ids=["more often than the other", "ahead, until the other one comes", "by turns"],
