@@ -118,7 +118,7 @@ def test_an_evaluation_between_steps_belongs_to_no_step(keeps_gradients: bool, t
     assert all(stages(step).count("data") <= 2 for step in steps)
 
 
-def test_an_evaluation_between_accumulated_batches_divides_no_step(tmp_path: Path) -> None:
+def test_an_evaluation_between_accumulated_batches_adds_no_samples(tmp_path: Path) -> None:
     def accumulate_over_epochs() -> None:
         model, optimizer = make_training()
         training, validation = make_loader(3), make_loader(5)
@@ -133,7 +133,7 @@ def test_an_evaluation_between_accumulated_batches_divides_no_step(tmp_path: Pat
             evaluate(model, validation)
 
     steps = record_here(tmp_path, accumulate_over_epochs).steps
-    assert [step.micro_batches for step in steps] == [2] * 9
+    assert [(step.micro_batches, step.samples) for step in steps] == [(2, 2 * BATCH)] * 9
 
 
 @pytest.mark.parametrize("num_accumulated", [1, 3])
