@@ -185,7 +185,7 @@ def test_no_step_is_light_once_another_thread_has_worked_for_one(tmp_path: Path)
     def train() -> None:
         for number in range(NUM_UPDATES):
             if number % 3 == 0:
-                at_once(lambda: torch.ones(1, requires_grad=True).sum().backward())
+                at_once(torch.ones(1, requires_grad=True).sum().backward)
             step()
 
     assert sum(one.micro_batches for one in record_here(tmp_path, train).steps[1:]) == NUM_UPDATES - 1 + 13
