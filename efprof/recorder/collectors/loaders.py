@@ -10,6 +10,7 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from time import perf_counter_ns
 from types import CodeType, FunctionType
 from typing import Any
@@ -165,6 +166,8 @@ class IteratorFeed:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._watched: dict[type, Undo] = {}
+        self._taking: set[int] = set()
+        """Threads within such a `__next__`: what it takes from others on its way is no batch."""
         self._around: set[CodeType] | None = None
         """The user's functions that ran when backward was called."""
         self._judged = session.shell.guarded("iterators", self._judge)
@@ -188,7 +191,22 @@ class IteratorFeed:
 
     def _watch(self, kind: Any, watched: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         original = kind.__next__
-        self._watched[kind] = replace(kind, "__next__", MethodWrapper(watched(original), original))
+        outermost = self._outermost(original, watched(original))
+        self._watched[kind] = replace(kind, "__next__", MethodWrapper(outermost, original))
+
+    def _outermost(self, advance: Callable[..., Any], watched: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(advance)
+        def take(iterator: Any) -> Any:
+            thread = get_ident()
+            if thread in self._taking:
+                return advance(iterator)
+            try:
+                self._taking.add(thread)
+                return watched(iterator)
+            finally:
+                self._taking.discard(thread)
+
+        return take
 
     def _judging(self, kind: type, advance: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(advance)

@@ -191,6 +191,7 @@ def _watched_grad(loop: Loop, shell: Shell) -> Callable[..., Any]:
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if light.is_on or _RUNNING_PASS() != -1 or thread.is_capturing:
             return original(outputs, inputs, *args, **kwargs)
+        inputs = tuple(inputs) if isinstance(inputs, Iterator) else inputs  # which can be gone through once
         try:
             asked(inputs)
             return original(outputs, inputs, *args, **kwargs)
@@ -292,13 +293,13 @@ def _clipping(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callabl
 
     @functools.wraps(original)
     def clip(*args: Any, **kwargs: Any) -> Any:
-        if light.is_on or loop.thread.is_capturing:
+        if light.is_on or loop.thread.is_capturing or not (args or "parameters" in kwargs):
             return update(*args, **kwargs)
-        given = args[0] if args else kwargs.pop("parameters", ())
-        given = list(given) if isinstance(given, Iterator) else given  # which can be gone through once
-        norm = update(given, *args[1:], **kwargs)
+        given = args[0] if args else kwargs.pop("parameters")
+        kept = list(given) if isinstance(given, Iterator) else given  # which can be gone through once
+        norm = update(given if kept is given else (one for one in kept), *args[1:], **kwargs)
         if (args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0)) == 2.0:
-            clipped(norm, given)
+            clipped(norm, kept)
         return norm
 
     return clip

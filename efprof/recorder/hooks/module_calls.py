@@ -209,12 +209,15 @@ class CompiledFunction:
 
     is_known: bool = False
     is_forward: bool = False
+    is_whole: bool = False
+    """Whether a backward pass is made within it, before its update."""
     optimizers: list[Optimizer] = field(default_factory=list)
     num_updates: int = 0
     """That had been seen when its call began."""
-    progress: tuple[int, int] | None = None
-    """Of the loop, when the call began that shows what it does."""
-    versions: dict[Optimizer, int] = field(default_factory=dict)
+    progress: tuple[int, int, int] = (0, 0, 0)
+    """Of the loop, when its call began."""
+    versions: dict[Optimizer, int] | None = None
+    """When the call began that shows what it does."""
 
 
 class CompiledFunctions:
@@ -228,37 +231,42 @@ class CompiledFunctions:
 
     def began(self, function: CompiledFunction) -> None:
         loop = self._loop
-        function.num_updates, function.progress = loop.num_updates, None
+        function.num_updates, function.progress = loop.num_updates, self._progress()
         if loop.light.is_on or loop.thread.is_capturing:
             return
         if function.is_forward:
             loop.forward_began()
         elif function.optimizers:
             first = function.optimizers[0]()
-            if first is not None and loop.step is not None and loop.step.has_gradients:
+            is_update = loop.step is not None and loop.step.has_gradients and not function.is_whole
+            if first is not None and is_update:
                 loop.optimizer_entered(first)
         elif not function.is_known and torch.is_grad_enabled():
-            function.progress, function.versions = self._progress(), _versions()
+            function.versions = _versions()
 
     def ended(self, function: CompiledFunction, result: object) -> None:
-        loop, versions, function.versions = self._loop, function.versions, {}
+        loop, versions, function.versions = self._loop, function.versions, None
         if function.is_forward and not loop.light.is_on:
             loop.forward_ended()
         if result is _RAISED:
             return
-        if function.progress is not None and torch.is_grad_enabled() and not loop.light.is_on:
-            function.is_known = True
-            function.is_forward = function.progress == self._progress() and _has_gradient(result)
+        before, now = function.progress, self._progress()
+        has_passed = loop.light.steps.has_passes if loop.light.is_on else before[:2] != now[:2]
+        if versions is not None and torch.is_grad_enabled() and not loop.light.is_on:
+            function.is_known, function.is_whole = True, has_passed
+            function.is_forward = before == now and _has_gradient(result)
             function.optimizers = [one for one, version in _versions().items() if versions.get(one, version) != version]
+        if function.is_whole and not has_passed:
+            return  # it was only to evaluate
         if loop.num_updates == function.num_updates:  # else that was seen: the compiler leaves some hooks to Python
             for optimizer in filter(None, (one() for one in function.optimizers)):
                 if loop.clock.opener != "optimizer":
                     loop.optimizer_entered(optimizer)
                 loop.optimizer_left(optimizer)
 
-    def _progress(self) -> tuple[int, int]:
+    def _progress(self) -> tuple[int, int, int]:
         step = self._loop.step
-        return self._loop.num_steps, 0 if step is None else step.num_backwards + len(step.stepped)
+        return self._loop.num_steps, step.num_backwards if step else 0, len(step.stepped) if step else 0
 
 
 def _versions() -> dict[Optimizer, int]:

@@ -173,6 +173,8 @@ class Loop:
                 steps.end_whole(entered)
             if steps.open is not None:
                 steps.open.has_evaluation = True
+                if steps.open.has_gradients and module is not None and not module.training:
+                    steps.open.batches.set_aside()  # between accumulated batches
             return
         self._trained = id(module)
         self.trainer_modules.called(module)
@@ -371,7 +373,9 @@ class Loop:
 
     def step_for_pass(self, entered: int) -> OpenStep:
         step = self.steps.open
-        return step if step is not None and self._has_closure else self.steps.step_for_pass(entered)
+        step = step if step is not None and self._has_closure else self.steps.step_for_pass(entered)
+        step.batches.train_on_last()
+        return step
 
     def _leave_optimizer(self, entered: int) -> bool:
         """Close the stage `optimizer` where its closure, or the program after an error in it, goes on."""

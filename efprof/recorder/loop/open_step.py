@@ -19,6 +19,10 @@ class Batches:
     samples: int = 0
     loaders: list[int | None] = field(default_factory=list)
     """Of each batch that was asked for: the number of its DataLoader."""
+    _unused: int = 0
+    """Samples of the last batch, which nothing was done with so far."""
+    _aside: int = 0
+    """Samples of the last batch, which fed an evaluation and is not counted, unless it is trained on as well."""
 
     @property
     def loader(self) -> int | None:
@@ -26,7 +30,17 @@ class Batches:
 
     def add(self, batch: object) -> None:
         self.num_fetches += 1
-        self.samples += num_samples(batch)
+        self._unused, self._aside = num_samples(batch), 0
+        self.samples += self._unused
+
+    def set_aside(self) -> None:
+        """The last batch may be there to be evaluated."""
+        self.samples -= self._unused
+        self._unused, self._aside = 0, self._aside + self._unused
+
+    def train_on_last(self) -> None:
+        self.samples += self._aside
+        self._unused = self._aside = 0
 
 
 @dataclass(kw_only=True, slots=True)

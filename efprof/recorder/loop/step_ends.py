@@ -1,7 +1,7 @@
 """What tells where a step ends: optimizers that alternate, a trainer that is a module, updates made by hand."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import ref
 
@@ -19,25 +19,32 @@ MAX_NODES = 10_000
 class OptimizerCycle:
     """The order in which optimizers step, as long as it is one: generator, critic, generator, critic.
 
-    Where it is none, every optimizer's step ends a step.
+    Where it is none, every optimizer's step ends a step. One that stepped alone several times before the first other
+    came alternates only once a whole round has shown it: it may as well step five times to the other's one.
     """
 
     def __init__(self) -> None:
         self._order: list[int] = []
         self._last: int | None = None
         self.is_strict = True
+        self._has_repeated = self._is_on_trial = False
 
     def stepped(self, optimizer: int) -> None:
         if optimizer not in self._order:
             self._order.append(optimizer)
-        elif not self.is_alone and self._last is not None:
+            self._is_on_trial = self._has_repeated
+        elif self.is_alone:
+            self._has_repeated = True
+        elif self._last is not None:
             following = self._order[(self._order.index(self._last) + 1) % len(self._order)]
             self.is_strict &= optimizer == following
+            self._is_on_trial &= optimizer != self._order[-1]
         self._last = optimizer
 
     def is_complete(self, stepped: list[int]) -> bool:
         """Whether a step in which these optimizers stepped, in this order, has seen the last of the round."""
-        return self.is_alone or not self.is_strict or stepped[-1] == self._order[-1]
+        is_alternating = self.is_strict and not (self.is_alone or self._is_on_trial)
+        return not is_alternating or stepped[-1] == self._order[-1]
 
     @property
     def is_alone(self) -> bool:
@@ -93,7 +100,8 @@ class ParameterProbe:
 
     def watch_inputs(self, inputs: Any) -> None:
         if self._alive() is None:
-            given = inputs if isinstance(inputs, list | tuple) else [inputs]
+            is_one = isinstance(inputs, torch.Tensor) or not isinstance(inputs, Iterable)
+            given = [inputs] if is_one else inputs  # such as the values of a dict
             self._watch(next((one for one in given if isinstance(one, torch.Tensor) and one.is_leaf), None))
 
     def note_backward(self) -> None:

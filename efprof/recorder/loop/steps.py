@@ -45,6 +45,8 @@ class Steps:
         self.manual_updates_found: list[Listener] = []
         self.passes: list[Pass] = []
         """Of other threads, that no step has taken so far."""
+        self.has_helpers = False
+        """Whether a step has ever taken some: light steps see none of them."""
         self.cycle = OptimizerCycle()
         self.probe: ParameterProbe | None = ParameterProbe()
         """None once a torch optimizer has stepped."""
@@ -222,7 +224,8 @@ class Steps:
         passes = self._take_passes(at)
         step.num_backwards += len(passes)
         self._learn(step)
-        self.can_switch_to_light &= not passes  # light steps see none of them
+        self.has_helpers |= bool(passes)
+        self.can_switch_to_light &= not self.has_helpers
         record = record_of(step, at, time.process_time_ns() - step.start_cpu_ns, self._resident.read())
         if step.device_marks:
             assert self.clock is not None

@@ -154,6 +154,7 @@ class Numbers:
                     opened.may_be_bad += (self._is_finding_scale(),)
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
+        self._clipped.clear()  # where `torch.autograd.grad` makes the gradients: others may have their `id`s by then
         opened, scale = step.numbers, step.numbers.scale
         if opened.num_gradients:
             record.num_gradients, record.gradient_bytes = opened.num_gradients, opened.gradient_bytes

@@ -52,6 +52,17 @@ class Epoch(Thread, Batches):
         Batches.__init__(self)
 
 
+class Nested(Batches):
+    """Takes its batches from another one."""
+
+    def __init__(self, inner: Batches | None = None) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __next__(self) -> Batch:
+        return next(self.inner) if self.inner else super().__next__()
+
+
 class Prefetcher:
     """Has the next batch ready."""
 
@@ -76,6 +87,7 @@ FEEDS: dict[str, Callable[[], Any]] = {
     "an iterator": Batches,
     "as of DALI": lambda: (tuple(batch[0].values()) for batch in Pipelines()),
     "as of FFCV": Loader,
+    "an iterator of its own kind": lambda: Nested(Nested()),
     "a prefetcher": lambda: Prefetcher(Batches()),
 }
 

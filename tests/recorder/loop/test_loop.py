@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,7 +118,7 @@ def test_an_evaluation_between_steps_belongs_to_no_step(keeps_gradients: bool, t
     assert all(stages(step).count("data") <= 2 for step in steps)
 
 
-def test_an_evaluation_between_accumulated_batches_divides_no_step(tmp_path: Path) -> None:
+def test_an_evaluation_between_accumulated_batches_adds_no_samples(tmp_path: Path) -> None:
     def accumulate_over_epochs() -> None:
         model, optimizer = make_training()
         training, validation = make_loader(3), make_loader(5)
@@ -132,7 +133,7 @@ def test_an_evaluation_between_accumulated_batches_divides_no_step(tmp_path: Pat
             evaluate(model, validation)
 
     steps = record_here(tmp_path, accumulate_over_epochs).steps
-    assert [step.micro_batches for step in steps] == [2] * 9
+    assert [(step.micro_batches, step.samples) for step in steps] == [(2, 2 * BATCH)] * 9
 
 
 @pytest.mark.parametrize("num_accumulated", [1, 3])
@@ -354,6 +355,19 @@ def test_updates_by_hand_without_loader_or_module_divide_steps_at_backward(tmp_p
     assert [stages(step) for step in record_here(tmp_path, descend).steps] == [["backward"]] * 4
 
 
+@pytest.mark.parametrize("given", [lambda model: dict(model.named_parameters()).values(), torch.nn.Module.parameters])
+def test_gradients_may_be_asked_for_of_any_iterable(given: Callable[[torch.nn.Module], Any], tmp_path: Path) -> None:
+    def descend() -> None:
+        model = make_model()
+        for _ in range(4):
+            gradients = torch.autograd.grad(error_of(model, *make_batch()), given(model))
+            with torch.no_grad():
+                for one, gradient in zip(model.parameters(), gradients, strict=True):
+                    one -= 0.1 * gradient
+
+    assert len(record_here(tmp_path, descend).steps) == 4
+
+
 def test_hooks_that_only_look_at_gradients_update_nothing(tmp_path: Path) -> None:
     model, norms = make_model(), list[float]()
     for parameter in model.parameters():
@@ -385,7 +399,7 @@ def test_accumulating_before_the_first_update_is_no_update_by_hand(tmp_path: Pat
     ("updates", "num_optimizers"),
     [
         (4 * (2 * CRITIC + GENERATOR), [1] * 12),
-        (4 * CRITIC + 4 * BOTH, [1] * 6 + [2] * 3),
+        (4 * CRITIC + 4 * BOTH, [1] * 8 + [2] * 2),
         (6 * BOTH, [1] * 2 + [2] * 5),
     ],
     ids=["more often than the other", "ahead, until the other one comes", "by turns"],

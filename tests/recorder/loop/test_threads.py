@@ -179,6 +179,18 @@ def test_of_two_threads_that_train_by_turns_one_is_recorded_and_the_other_one_is
     assert not recorded.events(CollectorStopped)
 
 
+def test_no_step_is_light_once_another_thread_has_worked_for_one(tmp_path: Path) -> None:
+    step, _ = make_step()
+
+    def train() -> None:
+        for number in range(NUM_UPDATES):
+            if number % 3 == 0:
+                at_once(torch.ones(1, requires_grad=True).sum().backward)
+            step()
+
+    assert sum(one.micro_batches for one in record_here(tmp_path, train).steps[1:]) == NUM_UPDATES - 1 + 13
+
+
 def test_a_thread_that_works_for_the_step_is_no_training_of_its_own(tmp_path: Path) -> None:
     model, optimizer = make_training()
 
