@@ -41,7 +41,7 @@ FACTS: tuple[frozenset[str], ...] = (
     frozenset({"overview"}),
 )
 """The folders of facts: each may import those before its own row, and none beside it."""
-USE_THE_ALLOCATOR = frozenset({"device", "gpu_estimate", "overview"})
+USE_THE_ALLOCATOR = frozenset({"device", "gpu_estimate"})
 MAX_ENTRIES = 24
 MAY_HAVE_MORE = frozenset({"efprof/audits", "tests/audits", "tests/casebook"})
 """One file is one audit, or one case."""
