@@ -3,7 +3,7 @@
 import functools
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import isfinite
 from threading import get_ident
 from time import perf_counter_ns
@@ -191,7 +191,8 @@ def _watched_grad(loop: Loop, shell: Shell) -> Callable[..., Any]:
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if light.is_on or _RUNNING_PASS() != -1 or thread.is_capturing:
             return original(outputs, inputs, *args, **kwargs)
-        inputs = tuple(inputs) if isinstance(inputs, Iterator) else inputs  # which can be gone through once
+        # An iterator can be gone through once. To ask its abstract class would be compiled, where this is.
+        inputs = tuple(inputs) if hasattr(inputs, "__next__") else inputs
         try:
             asked(inputs)
             return original(outputs, inputs, *args, **kwargs)
@@ -296,7 +297,7 @@ def _clipping(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callabl
         if light.is_on or loop.thread.is_capturing or not (args or "parameters" in kwargs):
             return update(*args, **kwargs)
         given = args[0] if args else kwargs.pop("parameters")
-        kept = list(given) if isinstance(given, Iterator) else given  # which can be gone through once
+        kept = list(given) if hasattr(given, "__next__") else given
         norm = update(given if kept is given else (one for one in kept), *args[1:], **kwargs)
         if (args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0)) == 2.0:
             clipped(norm, kept)
