@@ -112,8 +112,9 @@ def event_class(cuda: Any) -> type:
             cuda.note_call("Event.query")
             if self.is_captured:
                 raise RuntimeError("CUDA error: the event was last recorded in a capturing stream")
-            cuda.deliver()
-            return self.at_ns is None or time.perf_counter_ns() >= self.at_ns
+            is_done = self.at_ns is None or time.perf_counter_ns() >= self.at_ns
+            cuda.deliver()  # after the clock was read: what has arrived by then is there
+            return is_done
 
         def synchronize(self) -> None:
             cuda.note_wait("Event.synchronize")
