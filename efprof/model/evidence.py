@@ -191,22 +191,17 @@ class Stretch:
     state: StretchState
     num_bytes: int
     owner: int | None = None
-    num_blocks: int = 0
     is_mixed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentRow:
-    """A segment and its stretches by address; or several of one size, end to end.
-
-    Where they `are_summed`, they are too many or too unlike: the stretches then tell what each owner has in all.
-    """
+    """A segment and its stretches by address; or several that are too many for a row each, end to end."""
 
     label: str
     num_bytes: int
     stretches: tuple[Stretch, ...]
     num_segments: int = 1
-    are_summed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -284,10 +284,10 @@ def memory_finding() -> Finding:
 def make_segment_map(num_blocks: int = 30, num_segments: int = 4) -> SegmentMap:
     """Blocks of 1 MiB with all that may lie between them, at two instants; the second has one segment less."""
     pieces = (
-        Stretch(state="used", num_bytes=MIB, owner=0, num_blocks=1),
+        Stretch(state="used", num_bytes=MIB, owner=0),
         Stretch(state="slack", num_bytes=MIB // 4, owner=0),
-        Stretch(state="used", num_bytes=MIB, owner=1, num_blocks=9, is_mixed=True),
-        Stretch(state="pending", num_bytes=MIB // 2, owner=1, num_blocks=1),
+        Stretch(state="used", num_bytes=MIB, owner=1, is_mixed=True),
+        Stretch(state="pending", num_bytes=MIB // 2, owner=1),
         Stretch(state="stranded", num_bytes=MIB),
         Stretch(state="releasable", num_bytes=MIB // 4),
     )

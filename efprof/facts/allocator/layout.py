@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Frames
+from efprof.artifacts.snapshot import GROWTH, RELEASE, Frames
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.replay import Replayer
@@ -22,8 +22,6 @@ class Piece:
     state: StretchState
     num_bytes: int
     site: str | None = None
-    is_block: bool = False
-    """Whether it is the first piece of a block: another one may follow, for its slack."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +31,6 @@ class SegmentLayout:
     address: int
     is_small: bool
     is_expandable: bool
-    is_private: bool
     pieces: tuple[Piece, ...]
 
     @property
@@ -111,7 +108,6 @@ def layout_of(
             address=chain[0].address,
             is_small=chain[0].pool.is_small,
             is_expandable=chain[0].range.is_expandable,
-            is_private=chain[0].pool.private_id != DEFAULT_POOL,
             pieces=tuple(piece for block in chain for piece in pieces_of(block)),
         )
         for chain in _chains(replayer)
@@ -206,10 +202,10 @@ def _chains(replayer: Replayer) -> Iterator[list[Block]]:
 
 def _block_pieces(block: Block, site: str | None, *, is_pending: bool) -> Iterator[Piece]:
     if is_pending:
-        yield Piece(state="pending", num_bytes=block.size, site=site, is_block=True)
+        yield Piece(state="pending", num_bytes=block.size, site=site)
         return
     requested = min(block.requested, block.size)
-    yield Piece(state="used", num_bytes=requested, site=site, is_block=True)
+    yield Piece(state="used", num_bytes=requested, site=site)
     if requested < block.size:
         yield Piece(state="slack", num_bytes=block.size - requested, site=site)
 

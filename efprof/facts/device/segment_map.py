@@ -1,6 +1,6 @@
 """A device's memory, to be seen: over time, by lines, segment by segment, and what others have of it."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -230,14 +230,13 @@ def _totals(layouts: Sequence[SegmentLayout]) -> tuple[tuple[StretchState, int],
 
 
 def _row(group: list[SegmentLayout], owners: Owners, pixel_bytes: int) -> SegmentRow:
-    first, last, are_summed = group[0], group[-1], len(group) > 1
-    sizes = f"{format_bytes(last.num_bytes)} to {format_bytes(first.num_bytes)}"
+    sizes = f"{format_bytes(group[-1].num_bytes)} to {format_bytes(group[0].num_bytes)}"
+    stretches = (stretch for layout in group for stretch in _stretches(layout, owners))
     return SegmentRow(
-        label=f"{len(group):,} segments of {sizes}" if are_summed else _kind(first),
+        label=f"{len(group):,} segments of {sizes}" if len(group) > 1 else _kind(group[0]),
         num_bytes=_bytes_of(group),
         num_segments=len(group),
-        stretches=tuple(_merge_short(_summed(group, owners) if are_summed else _stretches(first, owners), pixel_bytes)),
-        are_summed=are_summed,
+        stretches=tuple(_merge_short(stretches, pixel_bytes)),
     )
 
 
@@ -247,8 +246,7 @@ def _bytes_of(group: list[SegmentLayout]) -> int:
 
 def _kind(layout: SegmentLayout) -> str:
     stretch = "mapped stretch of an expandable segment" if layout.is_expandable else "segment"
-    private = " in a private pool (a CUDA graph's, or a MemPool)" if layout.is_private else ""
-    return f"{stretch} for {'small' if layout.is_small else 'large'} blocks{private}"
+    return f"{stretch} for {'small' if layout.is_small else 'large'} blocks"
 
 
 def _stretches(layout: SegmentLayout, owners: Owners) -> Iterator[Stretch]:
@@ -257,22 +255,6 @@ def _stretches(layout: SegmentLayout, owners: Owners) -> Iterator[Stretch]:
             state=piece.state,
             num_bytes=piece.num_bytes,
             owner=None if piece.state in FREE else owners[_place(piece)],
-            num_blocks=int(piece.is_block),
-        )
-
-
-def _summed(layouts: list[SegmentLayout], owners: Owners) -> Iterator[Stretch]:
-    """Of several segments what each owner has, then what nobody has."""
-    sums: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
-    for layout in layouts:
-        for stretch in _stretches(layout, owners):
-            owner = -1 if stretch.owner is None or stretch.state == "slack" else stretch.owner
-            found = sums[STATES.index(stretch.state), owner]
-            found[0] += stretch.num_bytes
-            found[1] += stretch.num_blocks
-    for (state, owner), (num_bytes, num_blocks) in sorted(sums.items()):
-        yield Stretch(
-            state=STATES[state], num_bytes=num_bytes, owner=None if owner < 0 else owner, num_blocks=num_blocks
         )
 
 
@@ -304,7 +286,6 @@ def _merged(stretches: list[Stretch]) -> Stretch:
         state=state,
         num_bytes=sums.total(),
         owner=owner,
-        num_blocks=sum(stretch.num_blocks for stretch in stretches),
         is_mixed=len(sums) > 1,
     )
 

@@ -36,9 +36,9 @@ class Rectangle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MapRow:
-    """A segment, or several of one size.
+    """A segment, or several end to end.
 
-    `frames` are (left, width, top) of its lines; `cuts` are (left, top) where a segment begins beside another.
+    `frames` are (left, width, top) of its lines.
     Of `layers` each has what is filled alike: with a colour of the palette, or the hatching of a state.
     """
 
@@ -46,7 +46,6 @@ class MapRow:
     label: str
     height: int
     frames: tuple[tuple[float, float, int], ...]
-    cuts: tuple[tuple[float, int], ...]
     layers: tuple[tuple[str, tuple[Rectangle, ...]], ...]
 
 
@@ -123,7 +122,7 @@ def _summary(view: SegmentView) -> str:
 
 def _row(row: SegmentRow, segments: SegmentMap, colours: list[str], notes: dict[str, int]) -> MapRow:
     layers: defaultdict[str, list[Rectangle]] = defaultdict(list)
-    at = 0
+    at, size = 0, show(row.num_bytes, "bytes")
     for stretch in row.stretches:
         note = notes.setdefault(_note(stretch, row, segments), len(notes))
         fill = stretch.state if stretch.state != "used" or stretch.owner is None else colours[stretch.owner]
@@ -133,21 +132,12 @@ def _row(row: SegmentRow, segments: SegmentMap, colours: list[str], notes: dict[
         ]
         at += stretch.num_bytes
     return MapRow(
-        size=_size(row),
+        size=f"{row.num_segments:,} in {size}" if row.num_segments > 1 else size,
         label=sentence(row.label),
         height=max(1, -(-row.num_bytes // segments.line_bytes)) * (LINE_PIXELS + GAP_PIXELS) - GAP_PIXELS,
         frames=tuple(_on_lines(0, row.num_bytes, segments.line_bytes)),
-        cuts=tuple(_cuts(row, segments.line_bytes)),
         layers=tuple((fill, tuple(layers[fill])) for fill in sorted(layers)),
     )
-
-
-def _size(row: SegmentRow) -> str:
-    if row.num_segments == 1:
-        return show(row.num_bytes, "bytes")
-    if row.are_summed:
-        return f"{row.num_segments:,} in {show(row.num_bytes, 'bytes')}"
-    return f"{row.num_segments:,} x {show(row.num_bytes // row.num_segments, 'bytes')}"
 
 
 def _on_lines(start: int, num_bytes: int, line_bytes: int) -> Iterator[tuple[float, float, int]]:
@@ -161,18 +151,8 @@ def _on_lines(start: int, num_bytes: int, line_bytes: int) -> Iterator[tuple[flo
         start += part
 
 
-def _cuts(row: SegmentRow, line_bytes: int) -> Iterator[tuple[float, int]]:
-    """Where one segment of a row ends and the next begins."""
-    if row.are_summed:
-        return
-    for number in range(1, row.num_segments):
-        line, offset = divmod(row.num_bytes * number // row.num_segments, line_bytes)
-        yield round(100 * offset / line_bytes, 3), line * (LINE_PIXELS + GAP_PIXELS)
-
-
 def _note(stretch: Stretch, row: SegmentRow, segments: SegmentMap) -> str:
     size = show(stretch.num_bytes, "bytes")
-    blocks = f" in {count_of(stretch.num_blocks, 'block')}" if stretch.num_blocks > 1 else ""
     what = STATE_WORDS[stretch.state]
     if stretch.owner is not None:
         owner = _owner(segments, stretch.owner)
@@ -180,7 +160,7 @@ def _note(stretch: Stretch, row: SegmentRow, segments: SegmentMap) -> str:
     if stretch.is_mixed:
         what = f"pieces too small to draw, most of them {what}"
     where = one_line(row.label) + ("" if row.num_segments > 1 else f", {show(row.num_bytes, 'bytes')}")
-    return f"{size}{blocks}, {what} ({where})"
+    return f"{size}, {what} ({where})"
 
 
 def _owner(segments: SegmentMap, place: int) -> str:

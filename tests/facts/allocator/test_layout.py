@@ -85,8 +85,8 @@ def test_kinds_of_segments_and_sites_of_the_stacks_that_asked_are_told() -> None
     recording.malloc(512)
     recording.malloc(20 * MIB, private_id=(0, 1))
     small, private = at_end(recording)
-    assert (small.is_small, small.is_private, small.is_expandable) == (True, False, False)
-    assert (private.is_small, private.is_private, private.is_expandable) == (False, True, False)
+    assert (small.is_small, small.is_expandable) == (True, False)
+    assert (private.is_small, private.is_expandable) == (False, False)
     last = len(recording.entries) - 1
     site_of = lambda frames: f"{frames[0]['filename']}:{frames[0]['line']}:f"  # noqa: E731
     layouts = layouts_at(history_from(recording), [last], site_of)[last]
@@ -122,4 +122,3 @@ def test_the_sums_are_those_of_the_composition(settings: AllocatorSettings, seed
         assert sums["pending"] == parts.pending_bytes
         assert sums["stranded"] == parts.stranded_bytes
         assert sums["releasable"] == parts.releasable_bytes
-        assert sum(piece.is_block for one in layouts[index] for piece in one.pieces) == len(replayer.blocks)

@@ -1,4 +1,4 @@
-"""The map of segments: every byte once, segments of one size in one row, and small pieces mixed, not dropped."""
+"""The map of segments: every byte once, by address, and small pieces mixed, not dropped."""
 
 from efprof.facts.allocator.layout import Piece, SegmentLayout
 from efprof.facts.device.segment_map import MAX_ROWS, NO_LINE, PIXELS_PER_LINE, map_of
@@ -9,13 +9,11 @@ A, B = "train.py:3:step", "train.py:9:step"
 
 
 def segment(address: int, *pieces: Piece, is_small: bool = False) -> SegmentLayout:
-    return SegmentLayout(
-        address=address, is_small=is_small, is_expandable=False, is_private=False, pieces=tuple(pieces)
-    )
+    return SegmentLayout(address=address, is_small=is_small, is_expandable=False, pieces=tuple(pieces))
 
 
 def used(num_bytes: int, site: str | None = A) -> Piece:
-    return Piece(state="used", num_bytes=num_bytes, site=site, is_block=True)
+    return Piece(state="used", num_bytes=num_bytes, site=site)
 
 
 def stranded(num_bytes: int) -> Piece:
@@ -42,9 +40,9 @@ def test_a_segment_is_a_row_with_its_pieces_by_address() -> None:
     large, small = only_rows(found)
     assert found.owners == ("train.py:9", "train.py:3")
     assert found.highlighted == 0
-    assert large.stretches == (Stretch(state="used", num_bytes=40 * MIB, owner=0, num_blocks=1),)
+    assert large.stretches == (Stretch(state="used", num_bytes=40 * MIB, owner=0),)
     assert small.stretches == (
-        Stretch(state="used", num_bytes=8 * MIB, owner=1, num_blocks=1),
+        Stretch(state="used", num_bytes=8 * MIB, owner=1),
         Stretch(state="slack", num_bytes=MIB, owner=1),
         Stretch(state="stranded", num_bytes=11 * MIB),
     )
@@ -58,17 +56,14 @@ def test_segments_take_whole_lines_by_their_share_of_the_memory_and_alike_ones_a
     assert (found.line_bytes, len(only_rows(found))) == (20 * MIB, 8)
 
 
-def test_segments_beyond_the_rows_are_summed_by_owner() -> None:
+def test_segments_beyond_the_rows_share_one_end_to_end() -> None:
     layouts = [segment(n, used((1000 + n) * MIB), used(MIB, B)) for n in range(MAX_ROWS + 10)]
     found = map_of([("now", layouts)], None, "map")
     rows = only_rows(found)
     assert len(rows) == MAX_ROWS + 1
     last = rows[-1]
-    assert (last.num_segments, last.are_summed, last.label) == (10, True, "10 segments of 1001 MiB to 1010 MiB")
-    assert [(one.owner, one.num_bytes, one.num_blocks) for one in last.stretches] == [
-        (0, 10_045 * MIB, 10),
-        (1, 10 * MIB, 10),
-    ]
+    assert (last.num_segments, last.label) == (10, "10 segments of 1001 MiB to 1010 MiB")
+    assert [(one.owner, one.num_bytes) for one in last.stretches[:2]] == [(0, 1009 * MIB), (1, MIB)]
     assert_whole(found)
     assert map_of([("now", [segment(0, used(MIB, None))])], None, "map").owners == (NO_LINE,)
 
@@ -80,7 +75,6 @@ def test_pieces_too_short_to_draw_are_mixed_and_have_the_owner_of_most() -> None
     place = found.owners.index("train.py:9")
     assert len(row.stretches) <= 2 * PIXELS_PER_LINE * 16
     assert all(one.is_mixed and one.owner == place for one in row.stretches[:-1])
-    assert sum(one.num_blocks for one in row.stretches) == 40_000
     assert_whole(found)
 
 

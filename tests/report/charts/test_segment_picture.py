@@ -13,20 +13,19 @@ from tests.report.report_sample import HOSTILE
 
 MIB = 1024**2
 PIECES = (
-    Stretch(state="used", num_bytes=60 * MIB, owner=0, num_blocks=1),
+    Stretch(state="used", num_bytes=60 * MIB, owner=0),
     Stretch(state="slack", num_bytes=10 * MIB, owner=0),
-    Stretch(state="used", num_bytes=80 * MIB, owner=1, num_blocks=3),
+    Stretch(state="used", num_bytes=80 * MIB, owner=1),
     Stretch(state="stranded", num_bytes=100 * MIB),
 )
 
 
-def row_of(*stretches: Stretch, num_segments: int = 1, are_summed: bool = False) -> SegmentRow:
+def row_of(*stretches: Stretch, num_segments: int = 1) -> SegmentRow:
     return SegmentRow(
         label="segment for large blocks",
         num_bytes=sum(one.num_bytes for one in stretches),
         stretches=stretches,
         num_segments=num_segments,
-        are_summed=are_summed,
     )
 
 
@@ -86,26 +85,19 @@ def test_what_is_told_has_size_owner_state_and_segment_and_mixed_pieces_say_so()
     notes = picture_of(row_of(*PIECES)).notes
     assert notes[0] == "60.0 MiB, train.py:3: in use (segment for large blocks, 250 MiB)"
     assert notes[1].startswith("10.0 MiB, a block of train.py:3: rounding and slack behind blocks")
-    assert notes[2].startswith("80.0 MiB in 3 blocks, train.py:9: in use")
+    assert notes[2].startswith("80.0 MiB, train.py:9: in use")
     assert notes[3].startswith("100 MiB, stranded: free in a segment that something else holds")
-    mixed = Stretch(state="used", num_bytes=MIB, owner=0, num_blocks=17, is_mixed=True)
+    mixed = Stretch(state="used", num_bytes=MIB, owner=0, is_mixed=True)
     (note,) = picture_of(row_of(mixed)).notes
-    assert note.startswith("1.00 MiB in 17 blocks, pieces too small to draw, most of them train.py:3: in use")
+    assert note.startswith("1.00 MiB, pieces too small to draw, most of them train.py:3: in use")
 
 
-def test_segments_of_one_row_are_cut_and_counted_and_summed_ones_are_not() -> None:
-    pieces = [Stretch(state="used", num_bytes=25 * MIB, owner=0, num_blocks=1)] * 6
-    row = only_row(picture_of(row_of(*pieces, num_segments=6)))
-    assert row.size == "6 x 25.0 MiB"
-    below = LINE_PIXELS + GAP_PIXELS
-    assert row.cuts == ((25, 0), (50, 0), (75, 0), (0, below), (25, below))
-    row = only_row(picture_of(row_of(*PIECES, num_segments=90, are_summed=True)))
-    assert row.cuts == ()
-    assert row.size == "90 in 250 MiB"
+def test_segments_that_share_a_row_are_counted() -> None:
+    assert only_row(picture_of(row_of(*PIECES, num_segments=90))).size == "90 in 250 MiB"
 
 
 def test_every_hatching_that_is_used_is_defined_and_hostile_owners_stay_text() -> None:
-    pending = Stretch(state="pending", num_bytes=MIB, owner=0, num_blocks=1)
+    pending = Stretch(state="pending", num_bytes=MIB, owner=0)
     page = page_of(map_of(row_of(*PIECES, pending), owners=(HOSTILE, f"</script>{HOSTILE}")))
     used = {found for tag in page.all("g") for found in re.findall(r"url\(#([^)]+)\)", str(tag.get("style")))}
     assert len(used) == 3
