@@ -9,19 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from efprof.commands import print_json
-from efprof.model import EfprofError, UnreadableInput
+from efprof.model import EfprofError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from efprof.facts.allocator.advice import Trial
-    from efprof.facts.allocator.replay_results import (
-        DevicePredictions,
-        DeviceReplay,
-        FilePredictions,
-        FileReplay,
-        NoPrediction,
-    )
+    from efprof.facts.allocator.replay_results import DevicePredictions, DeviceReplay
     from efprof.facts.gpu_estimate.gpu_estimate import RunEstimate
 
 SIZES: Final = "24GiB or 24G (times 1024^3), 24GB (times 1000^3)"
@@ -64,9 +58,8 @@ def check_settings(context: click.Context, option: click.Parameter, texts: tuple
 def allocator() -> None:
     """Replay a snapshot of CUDA's caching allocator, and try other settings on it.
 
-    FILE is what torch.cuda.memory._dump_snapshot wrote, or memory-<n>.pickle of a run folder, or a folder with one per
-    rank; or a run that was recorded on a CPU, by its folder or its name: then what-if estimates what it would reserve
-    on a GPU.
+    FILE is what torch.cuda.memory._dump_snapshot wrote, or memory-<n>.pickle of a run folder; or a run that was
+    recorded on a CPU, by its folder or its name: then what-if estimates what it would reserve on a GPU.
     """
 
 
@@ -82,7 +75,7 @@ def replay(file: Path, is_json: bool) -> None:
         )
     from efprof.facts.allocator.replay_results import replay_file
 
-    _answer(file, replay_file, render_replay, is_json=is_json)
+    _answer(file, replay_file(file), render_replay, is_json=is_json)
 
 
 @allocator.command("what-if")
@@ -113,72 +106,34 @@ def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | No
         return
     from efprof.facts.allocator.replay_results import predict_file
 
-    def predict(one: Path) -> "FilePredictions":
-        return predict_file(one, configurations, capacity=device_memory)
-
-    _answer(file, predict, render_predictions, is_json=is_json)
+    devices = predict_file(file, configurations, capacity=device_memory)
+    _answer(file, devices, render_predictions, is_json=is_json)
 
 
 def _run_folder(file: Path) -> Path | None:
-    """The run that is meant; None where it is a snapshot, there or not, or a folder of them."""
-    from efprof.artifacts.foreign import SNAPSHOT_SUFFIXES, is_foreign
+    """The run that is meant; None where it is a snapshot, there or not."""
+    from efprof.artifacts.foreign import SNAPSHOT_SUFFIXES
     from efprof.artifacts.runs import find_run
 
-    if file.is_file() or is_foreign(file) or (file.suffix in SNAPSHOT_SUFFIXES and not file.is_dir()):
-        return None
-    return find_run(str(file))
+    is_snapshot = file.is_file() or (file.suffix in SNAPSHOT_SUFFIXES and not file.is_dir())
+    return None if is_snapshot else find_run(str(file))
 
 
-def _answer(file: Path, read: "Callable[[Path], Any]", render: "Callable[[Any], str]", *, is_json: bool) -> None:
-    """What is said of a single file; of a folder's, each under its name, as JSON in a list.
+def _answer(file: Path, devices: "Sequence[Any]", render: "Callable[[Any], str]", *, is_json: bool) -> None:
+    from efprof.facts.allocator.replay_results import NotReplayable, form_of_device
 
-    Those of a folder that cannot be read are named after that, and the exit code is that of the first.
-    """
-    if not file.is_dir():
-        _print(read(file), render, is_json=is_json)
-        return
-    from efprof.artifacts.foreign import as_run
-    from efprof.facts.run.run import open_run
-
-    with as_run(file) as folder:
-        files = [(rank / "memory-0.pickle").resolve() for rank in open_run(folder).rank_folders]
-    results, errors = [], []
-    for one in filter(Path.exists, files):
-        try:
-            results.append(read(one))
-        except UnreadableInput as error:
-            errors.append(error)
     if is_json:
-        print_json([_form(result) for result in results])
-    for result in results if not is_json else ():
-        click.echo(f"{result.file}:")
-        _print(result, render, is_json=False)
-    for unread in errors:
-        click.echo(f"efprof: {unread}", err=True)
-    if errors:
-        raise click.exceptions.Exit(errors[0].exit_code)
-
-
-def _print(result: Any, render: "Callable[[Any], str]", *, is_json: bool) -> None:
-    if is_json:
-        print_json(_form(result))
+        print_json({"file": str(file), "devices": [form_of_device(device) for device in devices]})
         return
-    for device in result.devices:
-        click.echo(render(device))
-
-
-def _form(result: "FileReplay | FilePredictions") -> dict[str, Any]:
-    from efprof.facts.allocator.replay_results import form_of_device
-
-    return {"file": result.file, "devices": [form_of_device(device) for device in result.devices]}
+    for device in devices:
+        is_known = not isinstance(device, NotReplayable)
+        click.echo(render(device) if is_known else f"device {device.device}: not replayable. {device.reason}")
 
 
 def render_replay(device: "DeviceReplay") -> str:
     from efprof.units import format_bytes
 
     found = device.replay
-    if found is None:
-        return f"device {device.device}: not replayable. {device.reason}"
     return (
         f"device {device.device}: {found.addresses_equal:,} of {found.allocations:,} addresses equal, "
         f"{found.segments_equal:,} of {found.segments:,} segments equal; "
@@ -187,13 +142,10 @@ def render_replay(device: "DeviceReplay") -> str:
     )
 
 
-def render_predictions(device: "DevicePredictions | NoPrediction") -> str:
+def render_predictions(device: "DevicePredictions") -> str:
     """A table for a device, the best configuration at its end."""
-    from efprof.facts.allocator.replay_results import NoPrediction
     from efprof.facts.device.other_settings import COLD, DEFAULT
 
-    if isinstance(device, NoPrediction):
-        return f"device {device.device}: no prediction. {device.reason}"
     rows = [("recorded: " + (device.recorded.configuration or DEFAULT), device.recorded, "")]
     rows += [] if device.recorded_cold is None else [(COLD, device.recorded_cold, "")]
     rows += [(prediction.configuration or DEFAULT, prediction, "") for prediction in device.predictions]

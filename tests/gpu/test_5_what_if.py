@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.facts.allocator.replay_results import DevicePredictions, predict_file, replay_file
+from efprof.facts.allocator.replay_results import DevicePredictions, DeviceReplay, predict_file, replay_file
 from tests.gpu.cuda_runs import needs_cuda, results_folder
 
 pytestmark = needs_cuda
@@ -64,15 +64,15 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 @pytest.mark.parametrize("number", range(len(CONFIGURATIONS)), ids=[one or "default" for one in CONFIGURATIONS])
 def test_every_address_of_a_recording_is_foretold(number: int, measured: tuple[Path, dict[str, int]]) -> None:
     folder, peaks = measured
-    (device,) = replay_file(folder / f"{number}.pickle").devices
-    assert device.replay is not None, device.reason
+    (device,) = replay_file(folder / f"{number}.pickle")
+    assert isinstance(device, DeviceReplay), device.reason
     assert device.replay.match_share == 1
     assert device.replay.peak_reserved_replayed_bytes == peaks[CONFIGURATIONS[number]]
 
 
 def test_the_peaks_under_six_settings_are_predicted_from_one_recording(measured: tuple[Path, dict[str, int]]) -> None:
     folder, peaks = measured
-    (device,) = predict_file(folder / "0.pickle", CONFIGURATIONS).devices
+    (device,) = predict_file(folder / "0.pickle", CONFIGURATIONS)
     rows = ["| settings | predicted | band | measured | error |", "| --- | --- | --- | --- | --- |"]
     errors = []
     assert isinstance(device, DevicePredictions), device.reason

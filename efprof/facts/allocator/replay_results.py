@@ -15,11 +15,16 @@ from efprof.model import NotRecorded
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceReplay:
-    """One device; `replay` is None where nothing could be replayed, for the `reason` given."""
+    device: int
+    replay: Replay
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NotReplayable:
+    """One device that the model cannot replay, or not well enough to predict anything."""
 
     device: int
-    reason: str | None = None
-    replay: Replay | None = None
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,40 +46,24 @@ class DevicePredictions:
     best: str | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NoPrediction:
-    device: int
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileReplay:
-    file: str
-    devices: list[DeviceReplay]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FilePredictions:
-    file: str
-    devices: list[DevicePredictions | NoPrediction]
-
-
-def replay_file(path: Path) -> FileReplay:
+def replay_file(path: Path) -> list[DeviceReplay | NotReplayable]:
     """Replay each device of a snapshot; raises UnreadableInput."""
     snapshot = read_snapshot(path)
-    devices = []
+    devices: list[DeviceReplay | NotReplayable] = []
     for device in devices_of(snapshot) or [0]:
         try:
             devices.append(DeviceReplay(device=device, replay=replay(history_of(snapshot, device))))
         except NotRecorded as error:
-            devices.append(DeviceReplay(device=device, reason=_sentence(error)))
-    return FileReplay(file=str(path), devices=devices)
+            devices.append(NotReplayable(device=device, reason=_sentence(error)))
+    return devices
 
 
-def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int | None = None) -> FilePredictions:
+def predict_file(
+    path: Path, configurations: tuple[str, ...], *, capacity: int | None = None
+) -> list[DevicePredictions | NotReplayable]:
     """The configurations, or those worth a try, on each device; raises UnreadableInput, BadConfiguration."""
     snapshot = read_snapshot(path)
-    devices: list[DevicePredictions | NoPrediction] = []
+    devices: list[DevicePredictions | NotReplayable] = []
     for device in devices_of(snapshot) or [0]:
         try:
             history = history_of(snapshot, device)
@@ -85,7 +74,7 @@ def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int |
                     f"it predicts nothing. {POSSIBLE_CAUSE}"
                 )
         except NotRecorded as error:
-            devices.append(NoPrediction(device=device, reason=_sentence(error)))
+            devices.append(NotReplayable(device=device, reason=_sentence(error)))
             continue
         what_if = WhatIf(history, capacity=capacity)
         trials = try_configurations(what_if, configurations or worth_a_try(what_if))
@@ -103,18 +92,18 @@ def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int |
                 best=best.configuration if best else None,
             )
         )
-    return FilePredictions(file=str(path), devices=devices)
+    return devices
 
 
-def form_of_device(device: DeviceReplay | DevicePredictions | NoPrediction) -> dict[str, Any]:
+def form_of_device(device: DeviceReplay | DevicePredictions | NotReplayable) -> dict[str, Any]:
     """As `--json` prints it: flat, under the names of docs/cuda-memory.md; counts are None where there are none."""
-    reason = None if isinstance(device, DevicePredictions) else device.reason
-    form = {"device": device.device, "replayable": reason is None, "reason": reason}
+    form = {"device": device.device, "replayable": True, "reason": None}
     match device:
-        case DeviceReplay():
-            return form | (asdict(device.replay) if device.replay else dict.fromkeys(Replay.__slots__))
-        case NoPrediction():
-            return form | {"predictions": []}
+        case NotReplayable(reason=reason):
+            counts = dict.fromkeys(Replay.__slots__)
+            return form | counts | {"replayable": False, "reason": reason, "predictions": []}
+        case DeviceReplay(replay=found):
+            return form | asdict(found)
     return {
         **form,
         **asdict(device),
