@@ -5,7 +5,7 @@ what was there before it is placed first, and what one repetition leaves behind,
 
 A window shows no older block. Their total is told by the memory read at the window's first boundary, but on a CPU that
 is all that the C allocator has handed out: 110 MiB for a process that does no more than import torch, and every
-dataset. So two totals are told: what the gradients and the optimizer's first step are evidence of, and all of it.
+dataset. So what the gradients and the optimizer's first step are evidence of is played; the rest is told beside it.
 """
 
 from collections import defaultdict
@@ -18,7 +18,6 @@ from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.settings import AllocatorSettings, rounded_bytes
 from efprof.facts.peak.live_memory import LiveWindow, readings_before
-from efprof.units import MIB
 
 Move = tuple[int, int]
 """A block's number and the bytes asked for, or its number and 0 where it is returned."""
@@ -29,10 +28,6 @@ RETURNED_AT: Final = {"data": "forward", "forward": "backward", "backward": "bac
 """By the stage that made what a window leaves: the stage of the next window that begins when it is returned. A batch
 goes once the next one is there, an output by the end of the next forward pass, a gradient before the pass that makes
 the next, what the optimizer made before it makes that again; all else at the end."""
-
-UNEVEN_BYTES: Final = 11 * MIB + 512
-"""The size of block that wastes most: it gets a segment of 12 MiB for itself, of which less than 1 MiB is over, which
-is not split off. Larger ones waste a smaller share, smaller ones leave what others can use."""
 
 MAX_COPIES: Final = 8
 """Of the parameters, that the optimizer's state is taken to consist of: Adam keeps 2. A longer history is one block."""
@@ -114,33 +109,21 @@ def _gradients(window: LiveWindow) -> tuple[int, ...]:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Assumption:
-    """One way that it may be, where no recording tells: sizes of blocks in bytes.
-
-    Those of `first` are asked for before all others and stay, those of `at_optimizer` as the optimizer first steps: its
-    state is made then. On CUDA torch's optimizers work on all parameters at once, for which some need as much again:
-    those of `in_optimizer` are there for a moment as it steps in each window.
-    """
-
-    first: Sequence[int] = ()
-    at_optimizer: Sequence[int] = ()
-    in_optimizer: Sequence[int] = ()
-
-
-def play(passages: Sequence[AllocationTrace], assumed: Assumption, *, num_rounds: int) -> list[Entry]:
+def play(
+    passages: Sequence[AllocationTrace], first: Sequence[int], at_optimizer: Sequence[int], *, num_rounds: int
+) -> list[Entry]:
     """The events of a device that serves `num_rounds` repetitions of the windows, from nothing.
 
-    What a window leaves is returned in the next, as RETURNED_AT says.
+    What a window leaves is returned in the next, as RETURNED_AT says. Blocks of the sizes `first` are asked for before
+    all others and stay, those of `at_optimizer` as the optimizer first steps: its state is made then.
     """
-    entries = [_request(address, num_bytes) for address, num_bytes in enumerate(filter(None, assumed.first), start=1)]
+    entries = [_request(address, num_bytes) for address, num_bytes in enumerate(first, start=1)]
     carried: list[tuple[str, int]] = []
     for place, passage in enumerate(passage for _ in range(num_rounds) for passage in passages):
         returns: defaultdict[int, list[int]] = defaultdict(list)
         for stage, address in carried:
             returns[passage.start_of(RETURNED_AT.get(stage))].append(address)
-        made = () if place else assumed.at_optimizer
-        carried = _play_once(entries, passage, returns, made, assumed.in_optimizer)
+        carried = _play_once(entries, passage, returns, () if place else at_optimizer)
     return entries
 
 
@@ -164,11 +147,7 @@ def history_from(entries: list[Entry]) -> History:
 
 
 def _play_once(
-    entries: list[Entry],
-    passage: AllocationTrace,
-    returns: dict[int, list[int]],
-    at_optimizer: Sequence[int],
-    in_optimizer: Sequence[int],
+    entries: list[Entry], passage: AllocationTrace, returns: dict[int, list[int]], at_optimizer: Sequence[int]
 ) -> list[tuple[str, int]]:
     """Append a window's events; gives what it leaves behind. Addresses are numbers that are used once."""
     address_of: dict[int, int] = {}
@@ -176,10 +155,8 @@ def _play_once(
     for index, (block, num_bytes) in enumerate((*passage.moves, END)):
         entries += [_return(address) for address in returns.get(index, ())]
         if index == passage.start_of("optimizer"):
-            made = [*filter(None, at_optimizer), *in_optimizer]
-            entries += [_request(next_address + place, size) for place, size in enumerate(made)]
-            entries += [_return(next_address + place) for place in range(len(made) - len(in_optimizer), len(made))]
-            next_address += len(made)
+            entries += [_request(next_address + place, size) for place, size in enumerate(at_optimizer)]
+            next_address += len(at_optimizer)
         if num_bytes:
             address_of[block] = next_address
             entries.append(_request(next_address, num_bytes))
@@ -216,12 +193,22 @@ class OlderMemory:
     """Of the parameters' blocks; they sum to `parameter_bytes`."""
 
     @property
-    def rest_bytes(self) -> int:
-        """What there may be besides: frozen weights, but also all that would stay on the host."""
+    def rest_bytes(self) -> int | None:
+        """What there may be besides: frozen weights, but also all that would stay on the host. None where unknown."""
         if self.boundary_bytes is None:
-            return 0
+            return None
         seen_bytes = self.parameter_bytes + self.gradient_bytes + self.state_bytes
         return max(0, self.boundary_bytes - seen_bytes - self.carried_bytes)
+
+    @property
+    def first(self) -> list[int]:
+        """The sizes of the blocks that stay: parameters, and gradients that are kept."""
+        return [*self.sizes, *_copies(self.sizes, self.gradient_bytes)]
+
+    @property
+    def states(self) -> list[int]:
+        """Of the optimizer's: for each parameter tensors as large as itself."""
+        return _copies(self.sizes, self.state_bytes)
 
 
 def older_memory(
@@ -239,21 +226,6 @@ def older_memory(
         carried_bytes=passages[-1].left_bytes if passages else 0,
         boundary_bytes=next((there for _, there in readings_before(windows[0], records)), None) if windows else None,
         sizes=tuple(size for size in sizes if size),
-    )
-
-
-def assumptions_about(older: OlderMemory) -> tuple[Assumption, Assumption]:
-    """What the gradients tell; and the most: all that the process held too, and an optimizer that copies.
-
-    The optimizer's state is for each parameter tensors as large as itself.
-    """
-    first = [*older.sizes, *_copies(older.sizes, older.gradient_bytes)]
-    states = _copies(older.sizes, older.state_bytes)
-    num_pieces, left_over = divmod(older.rest_bytes, UNEVEN_BYTES)
-    rest = [*[UNEVEN_BYTES] * num_pieces, left_over]
-    return (
-        Assumption(first=first, at_optimizer=states),
-        Assumption(first=[*first, *rest], at_optimizer=states, in_optimizer=older.sizes),
     )
 
 

@@ -13,7 +13,6 @@ from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.gpu_estimate.from_cpu import (
     AllocationTrace,
     OlderMemory,
-    assumptions_about,
     history_from,
     older_memory,
     passage_of,
@@ -31,7 +30,11 @@ one of them by the sixth; sixteen added nothing."""
 
 MAX_EVENTS: Final = 50_000
 """All windows are played in order up to here, beyond it only the fullest: an event takes a microsecond
-in each round, layout, assumption and setting, and a quarter of a kilobyte in each round and assumption."""
+in each round, layout and setting, and a quarter of a kilobyte in each round."""
+
+MAX_WASTE: Final = 12 / 11
+"""Bytes reserved for a byte in use, at most: of a segment of 12 MiB less than 1 MiB is not split off. Larger blocks
+waste a smaller share, smaller ones leave what others can use."""
 
 TITLE: Final = "Memory on a GPU, an estimate"
 CAVEATS: Final = (
@@ -53,9 +56,9 @@ class GpuEstimate:
     def __init__(self, passages: Sequence[AllocationTrace], older: OlderMemory, *, names: Sequence[str] = ()) -> None:
         self.window_names = tuple(names)
         self.older = older
-        likely, most = (play(passages, assumed, num_rounds=NUM_ROUNDS) for assumed in assumptions_about(older))
-        self.what_if, self._at_most = WhatIf(history_from(likely)), WhatIf(history_from(most))
-        self.peak_allocated_bytes = peak_allocated_bytes(likely, AllocatorSettings())
+        entries = play(passages, older.first, older.states, num_rounds=NUM_ROUNDS)
+        self.what_if = WhatIf(history_from(entries))
+        self.peak_allocated_bytes = peak_allocated_bytes(entries, AllocatorSettings())
         """The most in use at once, rounded as by the device's default settings: no setting reserves less."""
 
     @classmethod
@@ -78,10 +81,14 @@ class GpuEstimate:
         return self.under("")
 
     def under(self, configuration: str) -> Trial:
-        """The likely outcome, the upper end with all that the process held; raises BadConfiguration."""
+        """The likely outcome, the upper end with what the process held besides; raises BadConfiguration.
+
+        On CUDA torch's optimizers work on all parameters at once, for which some need as much again.
+        """
         settings = parse_configuration(configuration)
-        likely, most = self.what_if.run(settings), self._at_most.run(settings)
-        high = max(likely.peak_reserved_high_bytes, most.peak_reserved_high_bytes)
+        likely = self.what_if.run(settings)
+        besides = (self.older.rest_bytes or 0) + self.older.parameter_bytes
+        high = likely.peak_reserved_high_bytes + round(MAX_WASTE * besides)
         is_default = settings == AllocatorSettings()
         return Trial(
             configuration=configuration,
@@ -146,7 +153,7 @@ def estimate_run(folder: Path, configurations: tuple[str, ...], *, capacity: int
         peak_allocated_bytes=program.peak_allocated_bytes,
         parameter_bytes=older.parameter_bytes,
         optimizer_state_bytes=older.state_bytes,
-        rest_bytes=older.rest_bytes if older.boundary_bytes is not None else None,
+        rest_bytes=older.rest_bytes,
         predictions=estimates,
         fits=() if capacity is None else tuple(program.fits(one, capacity) for one in estimates),
         best=best.configuration if best else None,

@@ -14,8 +14,6 @@ from efprof.facts.allocator.settings import MIB, AllocatorSettings, parse_config
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.gpu_estimate.from_cpu import (
     AllocationTrace,
-    Assumption,
-    assumptions_about,
     history_from,
     older_memory,
     passage_of,
@@ -91,7 +89,7 @@ def test_what_the_fetch_returns_stays_on_the_host_and_a_backward_pass_leaves_gra
 
 def kinds(passage: AllocationTrace) -> list[str]:
     """Of the second of two rounds: `+` and MiB asked for, `-` and MiB returned."""
-    entries = play([passage], Assumption(), num_rounds=2)
+    entries = play([passage], (), (), num_rounds=2)
     sizes = {entry.addr: entry.size for entry in entries if entry.action == "alloc"}
     signs = {"alloc": "+", "free_completed": "-"}
     return [f"{signs[entry.action]}{sizes[entry.addr] // MIB}" for entry in entries[len(passage.moves) :]]
@@ -103,9 +101,9 @@ def test_a_batch_is_returned_after_the_next_is_there_and_a_gradient_before_the_b
 
 def test_the_optimizers_state_is_made_in_the_first_round_only_and_after_the_backward_pass() -> None:
     passage = passage_at((*ONE_STEP, (14.0, 5, 1), (14.5, 5, -1)))
-    entries = play([passage], Assumption(first=(7,), at_optimizer=(8,), in_optimizer=(9,)), num_rounds=2)
+    entries = play([passage], (7,), (8,), num_rounds=2)
     sizes = [entry.size for entry in entries if entry.action == "alloc"]
-    assert sizes == [7, 4 * MIB, 30 * MIB, 12 * MIB, 8, 9, 1, 4 * MIB, 30 * MIB, 12 * MIB, 9, 1]
+    assert sizes == [7, 4 * MIB, 30 * MIB, 12 * MIB, 8, 1, 4 * MIB, 30 * MIB, 12 * MIB, 1]
 
 
 # What was there before.
@@ -114,9 +112,7 @@ def test_the_optimizers_state_is_made_in_the_first_round_only_and_after_the_back
 def test_what_is_older_is_told_by_gradients_and_the_first_step(tmp_path: Path) -> None:
     estimate = one_step_run(tmp_path).get(GpuEstimate)
     older = estimate.older
-    likely, most = assumptions_about(older)
-    assert sum(most.first) + sum(most.at_optimizer) + older.carried_bytes == 300 * MIB
-    assert (list(likely.first), list(likely.at_optimizer)) == ([12 * MIB], [12 * MIB, 12 * MIB])
+    assert (older.first, older.states) == ([12 * MIB], [12 * MIB, 12 * MIB])
     assert (older.parameter_bytes, older.state_bytes, older.gradient_bytes) == (12 * MIB, 24 * MIB, 0)
     assert (older.boundary_bytes, older.carried_bytes) == (300 * MIB, 16 * MIB)
     assert older.rest_bytes == (300 - 12 - 24 - 16) * MIB
@@ -125,7 +121,7 @@ def test_what_is_older_is_told_by_gradients_and_the_first_step(tmp_path: Path) -
 
 def test_a_rise_beyond_whole_copies_of_the_parameters_is_one_block_and_gradients_may_be_kept(tmp_path: Path) -> None:
     far = one_step_run(tmp_path / "far", state_bytes=16 * MIB).get(GpuEstimate).older
-    assert list(assumptions_about(far)[0].at_optimizer) == [12 * MIB, 4 * MIB]
+    assert far.states == [12 * MIB, 4 * MIB]
     kept = one_step_run(tmp_path / "kept", gradient_bytes=100 * MIB, state_bytes=0).get(GpuEstimate).older
     assert (kept.parameter_bytes, kept.gradient_bytes) == (100 * MIB, 100 * MIB), "which no step makes"
     assert kept.sizes == (100 * MIB,)
@@ -174,7 +170,7 @@ def test_each_block_is_returned_once_at_most_and_after_it_was_asked_for(
     windows: list[AllocationTrace], first: list[int], states: list[int]
 ) -> None:
     live = set()
-    for entry in play(windows, Assumption(first=first, at_optimizer=states), num_rounds=3):
+    for entry in play(windows, first, states, num_rounds=3):
         if entry.action == "alloc":
             assert entry.addr not in live
             live.add(entry.addr)
@@ -190,7 +186,7 @@ def test_no_less_is_reserved_than_was_in_use_and_more_rounds_never_lower_it(
     settings = parse_configuration(text)
     peaks = []
     for num_rounds in (1, 2, 4):
-        entries = play(windows, Assumption(first=first, at_optimizer=states), num_rounds=num_rounds)
+        entries = play(windows, first, states, num_rounds=num_rounds)
         program = WhatIf(history_from(entries))
         peaks.append(program.run(settings).peak_reserved_low_bytes)
         assert peaks[-1] >= peak_allocated_bytes(entries, settings)
@@ -203,7 +199,7 @@ def test_no_less_is_reserved_than_was_in_use_and_more_rounds_never_lower_it(
 @pytest.mark.parametrize("name", ["backward_peak-sick", "backward_peak-healthy", "blocking_scalar_read-healthy"])
 def test_a_window_played_once_has_the_peak_that_it_had(name: str) -> None:
     for window in open_run(RUNS / name).get(LiveMemory).windows:
-        entries = play([passage_of(window)], Assumption(), num_rounds=1)
+        entries = play([passage_of(window)], (), (), num_rounds=1)
         peak = peak_allocated_bytes(entries, DEFAULT)
         most_blocks = len(window.alive_after(window.peak_index))
         assert window.peak_bytes <= peak <= window.peak_bytes + 512 * most_blocks + 0.01 * window.peak_bytes
