@@ -11,7 +11,7 @@ from efprof.facts.device.allocation_retries import (
     retry_evidence,
     retry_trials,
 )
-from efprof.facts.device.headroom import own_limit, smaller_micro_batch
+from efprof.facts.device.headroom import smaller_micro_batch
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, within_idle
@@ -96,4 +96,4 @@ def _fix(run: Run, tried: RetryTrials | None) -> Fix:
         retries = f"{best.outcome.calls.num_retries} instead of {tried.num_recorded} retries"
         caution = " ".join([f"Replayed under it, the recorded requests need {retries}.", *best.warnings])
         return set_allocator(tried.what_if.recorded_configuration, best.configuration, caution=caution)
-    return Fix.by_hand(" ".join(filter(None, (smaller_micro_batch(run), own_limit(run)))))
+    return Fix.by_hand(smaller_micro_batch(run))

@@ -68,7 +68,4 @@ def _finding(run: Run, line: StallLine) -> Finding:
 
 def _given_back(run: Run) -> str:
     flushed = what_flushes_give_back(run)
-    if flushed is None:
-        return ""
-    returned, again = map(format_bytes, flushed)
-    return f"; in the recorded stretch it gave {returned} back each time, of which {again} were asked for again"
+    return "" if flushed is None else f"; in the recorded stretch it gave {format_bytes(flushed)} back each time"

@@ -4,9 +4,10 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final, Self
 
-from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry
+from efprof.artifacts.snapshot import RELEASE, Entry
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.advice import Trial, try_configurations
 from efprof.facts.allocator.history import History
@@ -16,7 +17,6 @@ from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, candi
 from efprof.facts.device.headroom import device_capacity
 from efprof.facts.device.other_settings import trial_bars
 from efprof.facts.run.run import Run
-from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
 from efprof.facts.steps.step_times import StepTimes, quantile_change_intervals
 from efprof.model import BOUNDARIES, Evidence, Narrative, NotRecorded, Numbers, UnreadableInput
 from efprof.units import format_interval, format_ms, in_brackets
@@ -160,59 +160,38 @@ def retry_evidence(retries: AllocationRetries, tried: RetryTrials | None) -> tup
 
 
 def how_much_slower(retries: AllocationRetries) -> str:
-    """A clause of the message; empty where either kind of step is too rare to tell."""
-    if retries.slower_ms is None or retries.slower_interval_ms is None:
+    """A clause of the message; empty where it cannot be told."""
+    interval = retries.slower_interval_ms
+    if retries.slower_ms is None or interval is None or interval[0] <= 0:
         return ""
-    low, high = retries.slower_interval_ms
-    if low <= 0:
-        return "; steps with a retry take no longer that could be told"
-    ends = in_brackets(format_interval(low, high, "ms"))
+    ends = in_brackets(format_interval(*interval, "ms"))
     return f"; such a step takes {format_ms(retries.slower_ms)} longer{ends}"
 
 
-def what_flushes_give_back(run: Run) -> tuple[float, float] | None:
-    """Bytes that a flush of the cache gives back, and those of them that are asked for again, by the mean.
+def what_flushes_give_back(run: Run) -> float | None:
+    """Bytes that a flush of the cache gives back, by the mean; None where no snapshot tells.
 
-    None where no snapshot tells; flushes that gave nothing back leave no trace in a history, and are not counted.
+    Flushes that gave nothing back leave no trace in a history, and are not counted.
     """
-    pairs = [pair for device in recorded_devices(run) for pair in flushes_in(device.history)]
-    if not pairs:
-        return None
-    return sum(returned for returned, _ in pairs) / len(pairs), sum(map(min, pairs)) / len(pairs)
+    sizes = [size for device in recorded_devices(run) for size in _flushes_in(device.history)]
+    return statistics.mean(sizes) if sizes else None
 
 
-def flushes_in(history: History) -> list[tuple[int, int]]:
-    """For each flush the bytes that it gave back, and those asked of the driver until the next one."""
+def _flushes_in(history: History) -> Iterator[int]:
     _, emptied_at = capacity_of(history)
-    flushes: list[list[int]] = []
-    is_in_flush = False
-    for index, entry in enumerate(history.entries):
-        if index in emptied_at:
-            flushes.append([0, 0])
-            is_in_flush = True
-        if entry.action in RELEASE:
-            if is_in_flush:
-                flushes[-1][0] += entry.size
-            continue
-        is_in_flush = False
-        if entry.action in GROWTH and flushes:
-            flushes[-1][1] += entry.size
-    return [(returned, again) for returned, again in flushes]
+    for is_release, group in groupby(enumerate(history.entries), lambda one: one[1].action in RELEASE):
+        released = list(group)
+        if is_release and released[0][0] in emptied_at:
+            yield sum(entry.size for _, entry in released)
 
 
 def _what_if(run: Run, device: DeviceHistory) -> WhatIf:
-    """With as much memory as there was. A limit that the program set itself stays, whatever the configuration.
-
-    Torch holds it against whole segments before it asks the driver: that is not the same as a smaller device.
-    """
+    """With as much memory as there was, or as the program let itself take."""
     capacity = device_capacity(run)
     if capacity is None:
         return device.what_if
-    real = run.run_file.devices[0]
-    if not capacity == allowed_bytes(run, real) < real.total_bytes:
-        return WhatIf(device.history, capacity=capacity)
-    settings = replace(device.history.settings, memory_fraction=memory_fraction(run))
-    return WhatIf(replace(device.history, settings=settings), capacity=real.total_bytes)
+    settings = replace(device.history.settings, memory_fraction=None)
+    return WhatIf(replace(device.history, settings=settings), capacity=capacity)
 
 
 def _try(device: DeviceHistory, what_if: WhatIf) -> RetryTrials | None:

@@ -9,7 +9,7 @@ from efprof.artifacts.events import LoaderBuilt
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.input.input_waits import loader_of
 from efprof.facts.run.run import Run
-from efprof.facts.run.run_limits import allowed_bytes, device_name, memory_fraction
+from efprof.facts.run.run_limits import allowed_bytes, device_name
 from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Evidence, Narrative, NotRecorded, Numbers, ThinEvidence
 from efprof.units import format_bytes, format_share
@@ -114,15 +114,6 @@ def smaller_micro_batch(run: Run) -> str:
     old, new = headroom.micro_batch, headroom.largest_micro_batch
     instead = f"{new:,} samples per micro-batch instead of {old:,}" if 0 < new < old else f"fewer samples than {old:,}"
     return f"Take {instead}, and accumulate gradients over more micro-batches."
-
-
-def own_limit(run: Run) -> str:
-    """Where it is the program itself that leaves part of the device alone; empty where it does not."""
-    device = next(iter(run.run_file.devices), None)
-    if device is None or memory_fraction(run) == 1:
-        return ""
-    allowed, total = format_bytes(allowed_bytes(run, device)), format_bytes(device.total_bytes)
-    return f"Or raise the program's own limit: it lets itself take {allowed} of the device's {total}."
 
 
 def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
