@@ -93,7 +93,8 @@ def _gain(retries: AllocationRetries) -> Gain:
 
 def _fix(run: Run, tried: RetryTrials | None) -> Fix:
     if tried is not None and (best := tried.best) is not None:
-        retries = f"{best.outcome.calls.num_retries} instead of {tried.num_recorded} retries"
+        recorded = tried.what_if.compared.calls.num_retries
+        retries = f"{best.outcome.calls.num_retries} instead of {recorded} retries"
         caution = " ".join([f"Replayed under it, the recorded requests need {retries}.", *best.warnings])
-        return set_allocator(tried.what_if.recorded_configuration, best.configuration, caution=caution)
+        return set_allocator(tried.what_if.history.configuration, best.configuration, caution=caution)
     return Fix.by_hand(smaller_micro_batch(run))

@@ -67,7 +67,7 @@ def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
         message=f"When device {device.history.device} had most reserved, {format_bytes(idle)} of "
         f"{format_bytes(parts.reserved_bytes)} ({format_share(idle / max(1, parts.reserved_bytes))}) served nobody; "
         "this line's tensors hold most of the segments that it lies in",
-        fix=set_allocator(device.what_if.recorded_configuration, best.configuration, caution=" ".join(best.warnings)),
+        fix=set_allocator(device.what_if.history.configuration, best.configuration, caution=" ".join(best.warnings)),
         gain=_gain(device, best),
         evidence=(
             reserved_series(device, ((float(device.peak_index + 1), "peak"),), blame),

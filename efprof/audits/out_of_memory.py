@@ -102,7 +102,7 @@ def _fix(device: DeviceHistory, failure: Failure, smaller: Fix) -> Fix:
     """The allocator's setting where that alone would have served; the batch then only in words, should it not do."""
     survivor = device.best
     if survivor is not None:
-        old = device.what_if.recorded_configuration
+        old = device.what_if.history.configuration
         fallback = f"Should that not be enough: {smaller.summary}" if smaller.changes else ""
         return set_allocator(old, survivor.configuration, caution=" ".join([*survivor.warnings, fallback]).strip())
     sentences = [why_no_setting_helps(device, failure), smaller.summary]

@@ -34,7 +34,7 @@ class Trial:
 
 def worth_a_try(what_if: WhatIf) -> tuple[str, ...]:
     """The candidates that are not on already."""
-    recorded = in_effect(what_if.recorded_settings)
+    recorded = in_effect(what_if.history.settings)
     return tuple(text for text in CANDIDATES if _settings(what_if, text) != recorded)
 
 
@@ -65,7 +65,7 @@ def best_of(what_if: WhatIf, trials: Iterable[Trial]) -> Trial | None:
 def warnings_about(settings: AllocatorSettings, what_if: WhatIf) -> tuple[str, ...]:
     """What hurts, and what does nothing."""
     warnings = []
-    if settings == what_if.recorded_settings:
+    if settings == what_if.history.settings:
         warnings.append("These settings are on already.")
     if settings.expandable_segments and settings.max_split_bytes is not None:
         warnings.append(
@@ -89,4 +89,4 @@ def warnings_about(settings: AllocatorSettings, what_if: WhatIf) -> tuple[str, .
 
 def _settings(what_if: WhatIf, configuration: str) -> AllocatorSettings:
     settings = parse_configuration(configuration)
-    return replace(settings, memory_fraction=settings.memory_fraction or what_if.recorded_settings.memory_fraction)
+    return replace(settings, memory_fraction=settings.memory_fraction or what_if.history.settings.memory_fraction)

@@ -54,6 +54,7 @@ class History:
     entries: list[Entry]
     settings: AllocatorSettings
     configuration: str = ""
+    """As the program's environment spelled the settings; empty where it set nothing, or the file does not say."""
     extents: list[Extent] = field(default_factory=list)
     """Before the first event, by address."""
     live: list[LiveBlock] = field(default_factory=list)

@@ -78,7 +78,7 @@ def predict_file(
             continue
         what_if = WhatIf(history, capacity=capacity)
         trials = try_configurations(what_if, configurations or worth_a_try(what_if))
-        best, cold, name = best_of(what_if, trials), what_if.recorded_cold, what_if.recorded_configuration
+        best, cold, name = best_of(what_if, trials), what_if.recorded_cold, what_if.history.configuration
         devices.append(
             DevicePredictions(
                 device=device,

@@ -61,13 +61,13 @@ class WhatIf:
 
     def __init__(self, history: History, *, capacity: int | None = None) -> None:
         """`capacity` in bytes is for another device than the recorded one."""
-        self._history = history
+        self.history = history
         self.script = script_of(history)
         self.capacity = self.script.capacity if capacity is None else capacity
 
     def run(self, settings: AllocatorSettings) -> Outcome:
         """From a cold start, so that any two can be compared."""
-        if in_effect(settings) == in_effect(self._history.settings):
+        if in_effect(settings) == in_effect(self.history.settings):
             return self.compared
         return _outcome(self._layouts(settings, is_warm=False), missed_bytes=self.missed_bytes)
 
@@ -78,7 +78,7 @@ class WhatIf:
     @property
     def limit_bytes(self) -> int | None:
         """What the device has for this program, under the recorded limit where there is one; None where unknown."""
-        fraction = self._history.settings.memory_fraction or 1.0
+        fraction = self.history.settings.memory_fraction or 1.0
         return None if self.capacity is None else int(fraction * self.capacity)
 
     @property
@@ -86,18 +86,9 @@ class WhatIf:
         """How many are tried of each setting; of one alone, the ends of an outcome say nothing of layouts."""
         return NUM_LAYOUTS if len(self.script.operations) < MANY_OPERATIONS else 1
 
-    @property
-    def recorded_settings(self) -> AllocatorSettings:
-        return self._history.settings
-
-    @property
-    def recorded_configuration(self) -> str:
-        """The same as the program's environment spelled it; empty where it set nothing, or the file does not say."""
-        return self._history.configuration
-
     @cached_property
     def recorded(self) -> Outcome:
-        return _outcome(self._layouts(self._history.settings, is_warm=True), missed_bytes=0)
+        return _outcome(self._layouts(self.history.settings, is_warm=True), missed_bytes=0)
 
     @cached_property
     def recorded_cold(self) -> Outcome | None:
@@ -117,13 +108,13 @@ class WhatIf:
     @cached_property
     def _cold(self) -> list[Outcome]:
         """Of a cold start under the recorded settings; empty where the recording itself began cold."""
-        if not self.script.num_live and not self._history.extents:
+        if not self.script.num_live and not self.history.extents:
             return []
-        return self._layouts(self._history.settings, is_warm=False)
+        return self._layouts(self.history.settings, is_warm=False)
 
     @cached_property
     def _call_us(self) -> dict[str, float]:
-        return call_times_us(self._history.entries)
+        return call_times_us(self.history.entries)
 
     def _driver_ms(self, settings: AllocatorSettings, calls: Calls) -> float | None:
         kinds = ("segment_map", "segment_unmap") if settings.expandable_segments else ("segment_alloc", "segment_free")
@@ -141,8 +132,8 @@ class WhatIf:
         blocks: dict[int, Block] = {}
         first = 0
         if is_warm:
-            found = restore(allocator, self._history)
-            numbered = ((number, found.get(block.address)) for number, block in enumerate(self._history.live))
+            found = restore(allocator, self.history)
+            numbered = ((number, found.get(block.address)) for number, block in enumerate(self.history.live))
             blocks = {number: block for number, block in numbered if block is not None}
             first = self.script.num_live
         peak, stranded, has_failed = 0, 0, False

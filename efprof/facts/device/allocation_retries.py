@@ -112,13 +112,11 @@ def retried_requests(history: History) -> Iterator[Entry]:
 class RetryTrials:
     """A device's history under the recorded settings and under others, on a device as large as the real one.
 
-    `num_recorded` are the retries under the recorded settings from the start that the others have; `best` is None where
-    no other has fewer than half of them.
+    `best` is None where no other has fewer than half of the retries that the recorded ones have from the same start.
     """
 
     what_if: WhatIf
     trials: list[Trial]
-    num_recorded: int
     best: Trial | None
 
 
@@ -211,4 +209,4 @@ def _try(device: DeviceHistory, what_if: WhatIf) -> RetryTrials | None:
     best = min(
         fewer, key=lambda trial: (trial.outcome.calls.num_retries, trial.outcome.peak_reserved_bytes), default=None
     )
-    return RetryTrials(what_if=what_if, trials=trials, num_recorded=recorded, best=best)
+    return RetryTrials(what_if=what_if, trials=trials, best=best)

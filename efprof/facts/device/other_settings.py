@@ -14,7 +14,7 @@ COLD = "as recorded, cold"
 
 def trial_bars(what_if: WhatIf, trials: list[Trial], best: Trial | None) -> Alternatives:
     """What each setting would reserve, between which ends, and what the device has."""
-    recorded = [_alternative(what_if.recorded_configuration, what_if.recorded, "recorded")]
+    recorded = [_alternative(what_if.history.configuration, what_if.recorded, "recorded")]
     recorded += [] if what_if.recorded_cold is None else [_alternative(COLD, what_if.recorded_cold, "other")]
     others = [
         _alternative(trial.configuration, trial.outcome, "best" if trial is best else "other") for trial in trials
