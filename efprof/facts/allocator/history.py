@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from operator import itemgetter
 
-import msgspec
-
 from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames, Segment, Snapshot
 from efprof.facts.allocator.extents import Extent, Extents, Kind, Known, released_extent
 from efprof.facts.allocator.settings import (
@@ -72,11 +70,6 @@ def devices_of(snapshot: Snapshot) -> list[int]:
 def history_of(snapshot: Snapshot, device: int) -> History:
     """The history of one device; raises NotRecorded where the file has none that could be followed."""
     entries = snapshot.device_traces[device] if 0 <= device < len(snapshot.device_traces) else []
-    if not any(entry.action == "free_completed" for entry in entries):  # left out by `skip_actions`
-        entries = [
-            msgspec.structs.replace(entry, action="free_completed") if entry.action == "free_requested" else entry
-            for entry in entries
-        ]
     if not any(entry.action == "alloc" for entry in entries):
         raise NotRecorded(f"its history holds no allocation, so nothing can be replayed; {HOW_TO_RECORD}")
     return history_before(snapshot, device, entries)
