@@ -186,14 +186,11 @@ def _parsed(suffix: str, text: str) -> Any:
 
 
 def _parsed_yaml(text: str) -> Any:
-    try:
+    with suppress(ImportError):
         yaml = importlib.import_module("yaml")
-    except ImportError:
-        return None
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return None
+        with suppress(yaml.YAMLError, ValueError, RecursionError):
+            return yaml.safe_load(text)
+    return None
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -26,10 +26,9 @@ ACCUMULATIONS: Final = frozenset({"accumulate", "accumulation", "accum"})
 ACCUMULATION_WORDS: Final = ACCUMULATIONS | {
     "acc", "gradient", "gradients", "grad", "grads", "step", "steps", "batches", "iter", "iters", "num",
 }  # fmt: skip
-CHECKPOINTING: Final = re.compile(r"(gradient|grad|activation|activations|act) (checkpoint|checkpointing|checkpoints)")
-"""As the words of a key; `checkpoint` alone most often names a file."""
-SWITCH_WORDS: Final = frozenset({"enable", "enabled", "use", "on"})
-OFF: Final = frozenset({"false", "no", "off"})
+CHECKPOINTING: Final = re.compile(r".*\b(gradient|grad|activations?|act) checkpoint(ing|s)?( enabled?| use| on)?")
+"""As the words of a key, such as `model.gradient_checkpointing.enabled`; `checkpoint` alone most often names a file."""
+ON_OF: Final = {"false": "true", "no": "yes", "off": "on"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,17 +110,10 @@ def _is_accumulation(name: str) -> bool:
     return words <= ACCUMULATION_WORDS and bool(words & ACCUMULATIONS or {"grad", "acc"} <= words)
 
 
-def _switched(name: str) -> str:
-    """What a key turns on, in words: `gradient checkpointing` for `model.gradient_checkpointing.enabled`."""
-    parent, _, last = name.rpartition(".")
-    words = _own_words(parent) if set(_words(last)) <= SWITCH_WORDS else _words(last)
-    return " ".join(word for word in words if word not in SWITCH_WORDS)
-
-
 def _checkpointing(setting: ConfigurationValue) -> ConfigurationValue | None:
-    if setting.old.lower() not in OFF or not CHECKPOINTING.fullmatch(_switched(setting.name)):
+    opposite = ON_OF.get(setting.old.lower())
+    if opposite is None or not CHECKPOINTING.fullmatch(" ".join(_words(setting.name))):
         return None
-    opposite = {"false": "true", "no": "yes", "off": "on"}[setting.old.lower()]
     return replace(setting, new=opposite.capitalize() if setting.old[0].isupper() else opposite)
 
 
