@@ -80,19 +80,6 @@ class Instant:
 def play_to(replayer: Replayer, history: History, index: int, site_of: Callable[[Frames], str | None]) -> Instant:
     """Go on up to and with the entry of this index; -1 is before the first."""
     replayer.play(index + 1)
-    layouts = layout_of(replayer, history, index, site_of)
-    return Instant(
-        index=index,
-        composition=_composition(replayer, history, index, layouts),
-        owners=_owners(layouts),
-        layouts=layouts,
-    )
-
-
-def layout_of(
-    replayer: Replayer, history: History, index: int, site_of: Callable[[Frames], str | None]
-) -> tuple[SegmentLayout, ...]:
-    """All segments by address, as they are after the entry of this index, up to which the history was replayed."""
     pending = _pending(history, index)
     recorded = {block: address for address, block in replayer.blocks.items()}
 
@@ -103,7 +90,7 @@ def layout_of(
         address = recorded.get(block, block.address)
         yield from _block_pieces(block, site_of(replayer.frames.get(address)), is_pending=address in pending)
 
-    return tuple(
+    layouts = tuple(
         SegmentLayout(
             address=chain[0].address,
             is_small=chain[0].pool.is_small,
@@ -111,6 +98,17 @@ def layout_of(
             pieces=tuple(piece for block in chain for piece in pieces_of(block)),
         )
         for chain in _chains(replayer)
+    )
+    rounding_bytes = sum(
+        min(block.size, rounded_bytes(block.requested, history.settings)) - block.requested
+        for address, block in replayer.blocks.items()
+        if address not in pending
+    )
+    return Instant(
+        index=index,
+        composition=_composition(replayer, layouts, rounding_bytes),
+        owners=_owners(layouts),
+        layouts=layouts,
     )
 
 
@@ -138,19 +136,14 @@ def totals_of(layouts: Sequence[SegmentLayout]) -> Counter[StretchState]:
     return totals
 
 
-def _composition(replayer: Replayer, history: History, index: int, layouts: Sequence[SegmentLayout]) -> Composition:
-    totals, pending = totals_of(layouts), _pending(history, index)
-    rounding = sum(
-        min(block.size, rounded_bytes(block.requested, history.settings)) - block.requested
-        for address, block in replayer.blocks.items()
-        if address not in pending
-    )
+def _composition(replayer: Replayer, layouts: Sequence[SegmentLayout], rounding_bytes: int) -> Composition:
+    totals = totals_of(layouts)
     free = (block.size for pool in replayer.allocator.pools for block in pool.free_blocks())
     return Composition(
         reserved_bytes=replayer.allocator.reserved,
         requested_bytes=totals["used"],
-        rounding_bytes=rounding,
-        slack_bytes=totals["slack"] - rounding,
+        rounding_bytes=rounding_bytes,
+        slack_bytes=totals["slack"] - rounding_bytes,
         pending_bytes=totals["pending"],
         stranded_bytes=totals["stranded"],
         releasable_bytes=totals["releasable"],

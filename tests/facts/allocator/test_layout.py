@@ -6,7 +6,7 @@ import pytest
 
 from efprof.artifacts.snapshot import Frames
 from efprof.facts.allocator.history import History, history_of
-from efprof.facts.allocator.layout import SegmentLayout, layout_of, play_to, totals_of
+from efprof.facts.allocator.layout import SegmentLayout, play_to, totals_of
 from efprof.facts.allocator.replay import Replayer
 from efprof.facts.allocator.settings import MIB, AllocatorSettings
 from efprof.model import StretchState
@@ -29,8 +29,7 @@ def layouts_at(
 ) -> dict[int, tuple[SegmentLayout, ...]]:
     replayer, layouts = Replayer(history), {}
     for index in sorted(indices):
-        replayer.play(index + 1)
-        layouts[index] = layout_of(replayer, history, index, site_of)
+        layouts[index] = play_to(replayer, history, index, site_of).layouts
     return layouts
 
 
