@@ -37,7 +37,10 @@ class DeviceLines:
 
 
 def lines_over_time(history: History, site_of: Callable[[Frames], str | None], shown: Sequence[int]) -> DeviceLines:
-    """The lines that have most when tensors do, all others as one, at few instants; those of `shown` are among them."""
+    """The lines that have most when tensors do, all others as one, at few instants; those of `shown` are among them.
+
+    Lines are named without their folders.
+    """
     names, changes = _changes(history, site_of)
     alive = np.cumsum(np.where(changes.owners == RESERVED, 0, changes.amounts))[-len(history.entries) :]
     places = np.unique(np.array([-1, *drawn_instants(alive, 0, len(alive)), *shown]))
@@ -50,7 +53,7 @@ def lines_over_time(history: History, site_of: Callable[[Frames], str | None], s
     rows[[NO_OWNER, RESERVED, *largest]] = range(len(largest) + 2)
     by_row = replace(changes, owners=rows[changes.owners])
     nobody, reserved, *curves = np.maximum(sums_at(places, [by_row], len(largest) + 3), 0)
-    labels = [NO_LINE, *_short_names([names[line] for line in largest]), OTHER_LINES]
+    labels = [NO_LINE, *(re.split(r"[/\\]", names[line])[-1] for line in largest), OTHER_LINES]
     return DeviceLines(
         num_events=tuple(float(place + 1) for place in places),
         curves=tuple(
@@ -60,12 +63,6 @@ def lines_over_time(history: History, site_of: Callable[[Frames], str | None], s
         ),
         reserved=tuple(map(float, reserved)),
     )
-
-
-def _short_names(lines: list[str]) -> list[str]:
-    """Without their folders, as far as that leaves them different."""
-    names = [re.split(r"[/\\]", line)[-1] for line in lines]
-    return [name if names.count(name) == 1 else line for line, name in zip(lines, names, strict=True)]
 
 
 def _changes(history: History, site_of: Callable[[Frames], str | None]) -> tuple[list[str], Changes]:

@@ -22,8 +22,6 @@ STAGE_OF: Final[dict[Category, str]] = {
     "inputs": "data",
 }
 """The stage that makes it; work space is made in all of them."""
-MAX_DRAWN: Final = 300
-"""Instants: each has a note for every curve, and a picture so wide still loses little."""
 
 Owner = tuple[Category, str | None]
 """What memory is for, and the user's line (`file:line`) that made it; None where there is none."""
@@ -52,17 +50,16 @@ def _series(window: LiveWindow, before: int | None, sources: Sources, records: I
     bands = tuple(_bands(inside, start_ns))
     places, times_ms = _instants(window, bands, start_ns)
     owners, alive = _alive_by_owner(window, places, sources)
-    when = "time in the steps" if steps else "time in the window"
-    which = f"steps {steps[0]:,} to {steps[-1]:,}" if steps else window.name
-    if len(steps) == 1:
-        when, which = "time in the step", f"step {steps[0]:,}"
+    which = f"step {steps[0]:,}" if steps else window.name
+    if len(steps) > 1:
+        which = f"steps {steps[0]:,} to {steps[-1]:,}"
     held = []
     if before is not None:
         y, notes = (float(before),) * len(times_ms), ("",) * len(times_ms)
         held = [SeriesLine(label="held before", x=times_ms, y=y, notes=notes, stage="other")]
     return Series(
         title=f"Memory by what it is for, in {which}",
-        x_label=when,
+        x_label="time in the window",
         x_unit="ms",
         y_label="alive",
         y_unit="bytes",
@@ -93,7 +90,7 @@ def _instants(
     """The events after which memory is drawn, and when: from the begin of the first stage to the end of the last."""
     first = min((stretch.first for stretch in window.stretches), default=0)
     end = max((stretch.end for stretch in window.stretches), default=len(window.events))
-    drawn = drawn_instants(window.live_bytes, first, end, MAX_DRAWN)
+    drawn = drawn_instants(window.live_bytes, first, end)
     times = [(window.events[place].time_ns - start_ns) / 1e6 for place in drawn]
     starts, ends = [times[0], *(band.start for band in bands)], [times[-1], *(band.end for band in bands)]
     return np.array([first - 1, *drawn, end - 1]), (min(starts), *times, max(ends))
@@ -141,15 +138,15 @@ def _tops(lines: Sequence[str], alive: NDArray[np.float64]) -> Iterator[str]:
         yield f"{lines[row]} has {format_bytes(num_bytes)} of it" if num_bytes else "none of your lines made it"
 
 
-MAX_INSTANTS: Final = 600
-"""A picture this wide loses nothing."""
+MAX_INSTANTS: Final = 300
+"""Each may have a note for every curve, and a picture so wide still loses little."""
 
 
-def drawn_instants(values: NDArray[np.int64], first: int, end: int, most: int = MAX_INSTANTS) -> NDArray[np.int64]:
+def drawn_instants(values: NDArray[np.int64], first: int, end: int) -> NDArray[np.int64]:
     """Places of `values[first:end]` to draw: all, or each stretch's extremes and the ends; two are left to add."""
-    if end - first <= most - 2:
+    if end - first <= MAX_INSTANTS - 2:
         return np.arange(first, end)
-    edges = np.linspace(first, end, (most - 4) // 2 + 1).astype(np.int64)
+    edges = np.linspace(first, end, (MAX_INSTANTS - 4) // 2 + 1).astype(np.int64)
     found = {first, end - 1}
     for start, stop in pairwise(edges):
         stretch = values[start:stop]

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from efprof.artifacts.allocations import AllocationEvent
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.peak.window_memory import (
-    MAX_DRAWN,
     MAX_INSTANTS,
     WindowMemory,
     changes_of,
@@ -117,7 +116,7 @@ def test_a_long_window_is_drawn_from_few_points_with_its_peak(tmp_path: Path) ->
         recording.free(2, recording.make(2, 700 if number == 2345 else 1, CALL, WIDE))
     series = picture_of(run_of(tmp_path, recording))
     work = line_of(series, "work space")
-    assert len(work.x) <= MAX_DRAWN
+    assert len(work.x) <= MAX_INSTANTS
     assert max(work.y) == 700 * MIB
     assert note_at(work, work.x[work.y.index(700.0 * MIB)]) == "model.py:10 has 700 MiB of it"
 
@@ -126,7 +125,7 @@ def test_a_long_window_is_drawn_from_few_points_with_its_peak(tmp_path: Path) ->
 
 
 def test_a_short_history_is_drawn_whole_and_of_a_long_one_ends_peaks_and_valleys() -> None:
-    assert list(drawn_instants(np.arange(500), 20, 420)) == list(range(20, 420))
+    assert list(drawn_instants(np.arange(500), 20, 310)) == list(range(20, 310))
     values = np.arange(100_000) % 1000
     values[54_321], values[67_890] = 5_000, -5_000
     drawn = drawn_instants(values, 10, 99_000)
