@@ -17,7 +17,6 @@ from efprof.facts.device.segment_map import (
     reserved_series,
     segment_map,
 )
-from efprof.facts.peak.live_memory import LiveMemory, sites_of
 from efprof.facts.peak.peak_composition import PeakComposition, most_by_line, peak_bars
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, RunLimits
@@ -205,7 +204,7 @@ def _sizes(run: Run, snapshot: Snapshot, device: DeviceHistory) -> list[SizeClas
             requested_bytes=requested,
             num_blocks=len(sizes),
             num_bytes=sum(sizes),
-            lines=lines[requested] or lines[sizes[0]],
+            lines=lines[requested],
         )
         for requested, sizes in found.items()
     ]
@@ -213,10 +212,7 @@ def _sizes(run: Run, snapshot: Snapshot, device: DeviceHistory) -> list[SizeClas
 
 
 def _asked_for(run: Run, device: DeviceHistory) -> defaultdict[int, Counter[str]]:
-    """By size the lines that the rank's last memory window saw ask for it; without one, the profiler's windows.
-
-    The allocator's history has what was asked for, a profiler the size of the block that was given.
-    """
+    """By size the lines that the rank's last memory window saw ask for it."""
     lines: defaultdict[int, Counter[str]] = defaultdict(Counter)
     memory = run.find(DeviceMemory, UnreadableInput)
     for one in memory.devices if memory else ():
@@ -225,11 +221,6 @@ def _asked_for(run: Run, device: DeviceHistory) -> defaultdict[int, Counter[str]
                 site = one.lines.site(entry.frames) if entry.action == "alloc" else None
                 if site is not None:
                     lines[entry.size][place_of(site)] += 1
-    live = None if lines or device.rank not in ("", run.rank_folder.name) else run.find(LiveMemory, UnreadableInput)
-    for window in live.windows if live else ():
-        for event, site in zip(window.events, sites_of(window, run.get(Sources)), strict=True):
-            if site is not None:
-                lines[event.num_bytes][place_of(site)] += 1
     return lines
 
 

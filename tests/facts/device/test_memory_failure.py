@@ -15,8 +15,7 @@ from efprof.facts.run.run_limits import MemoryFailure
 from efprof.model import NotRecorded, UnreadableInput
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program
-from tests.facts.allocations import allocation
-from tests.support.builders import START_NS, write_run, write_snapshot
+from tests.support.builders import write_run, write_snapshot
 
 ACTIVATION, KEPT = 30 * MIB, 40 * MIB
 
@@ -75,15 +74,6 @@ def test_the_failed_request_meets_the_free_blocks_as_they_were_and_no_setting_is
     assert failure.site == f"train.py:{OUTPUT}:train", "the line of the error"
     failure = failed(tmp_path / "third", without_history(filled()), 2 * MIB).get(FailureState).device.failure
     assert failure.piece_bytes == ()
-
-
-def test_without_a_memory_window_a_profilers_tells_lines_by_the_size_of_the_block(tmp_path: Path) -> None:
-    events = [allocation(START_NS, 1, ACTIVATION, f"train.py:{OUTPUT}:train")]
-    program = Program(AllocatorSettings(), capacity=512 * MIB)
-    program.malloc(ACTIVATION - 100)
-    (one,) = failed(tmp_path, without_history(program), allocations=[events]).get(FailureState).sizes
-    assert (one.requested_bytes, one.num_bytes) == (ACTIVATION - 100, ACTIVATION)
-    assert one.lines == Counter({f"train.py:{OUTPUT}": 1})
 
 
 @pytest.mark.parametrize(
