@@ -14,8 +14,8 @@ from efprof.model import EfprofError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from efprof.facts.allocator.advice import Trial
     from efprof.facts.allocator.replay_results import DevicePredictions, DeviceReplay
+    from efprof.facts.allocator.what_if import Trial
     from efprof.facts.gpu_estimate.gpu_estimate import RunEstimate
 
 SIZES: Final = "24GiB or 24G (times 1024^3), 24GB (times 1000^3)"

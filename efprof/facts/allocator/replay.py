@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames
 from efprof.facts.allocator.blocks import Block, part_of
 from efprof.facts.allocator.caching_allocator import CachingAllocator
-from efprof.facts.allocator.history import History
+from efprof.facts.allocator.history import History, restore
 from efprof.facts.allocator.settings import is_small, rounded_bytes
-from efprof.facts.allocator.start_state import restore
 from efprof.model import NotRecorded
 
 MADE_UP = 1 << 60

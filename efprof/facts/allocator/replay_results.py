@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from efprof.artifacts.snapshot import read_snapshot
-from efprof.facts.allocator.advice import Trial, best_of, try_configurations, worth_a_try
 from efprof.facts.allocator.history import devices_of, history_of
 from efprof.facts.allocator.replay import POSSIBLE_CAUSE, Replay, replay
-from efprof.facts.allocator.what_if import WhatIf
+from efprof.facts.allocator.what_if import Trial, WhatIf, best_of, try_configurations, worth_a_try
 from efprof.model import NotRecorded
 
 

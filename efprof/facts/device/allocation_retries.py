@@ -9,10 +9,9 @@ from typing import Final, Self
 
 from efprof.artifacts.snapshot import RELEASE, Entry
 from efprof.artifacts.steps import StepRecord
-from efprof.facts.allocator.advice import Trial, try_configurations
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import REQUESTS, capacity_of
-from efprof.facts.allocator.what_if import WhatIf
+from efprof.facts.allocator.what_if import Trial, WhatIf, try_configurations
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, candidates_for
 from efprof.facts.device.headroom import device_capacity
 from efprof.facts.device.other_settings import trial_bars

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Final, Self
 
 from efprof.artifacts.snapshot import Entry, Frames, read_snapshot
-from efprof.facts.allocator.advice import Trial, best_of, try_configurations, worth_a_try
 from efprof.facts.allocator.history import History, devices_of, history_of
 from efprof.facts.allocator.layout import Instant, fullest_index, play_to
 from efprof.facts.allocator.replay import POSSIBLE_CAUSE, Replay, Replayer
 from efprof.facts.allocator.settings import is_small
-from efprof.facts.allocator.what_if import WhatIf
+from efprof.facts.allocator.what_if import Trial, WhatIf, best_of, try_configurations, worth_a_try
 from efprof.facts.device.device_lines import DeviceLines, lines_over_time
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction

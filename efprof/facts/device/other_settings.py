@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from efprof.facts.allocator.advice import Trial
-from efprof.facts.allocator.what_if import Outcome, WhatIf
+from efprof.facts.allocator.what_if import Outcome, Trial, WhatIf
 from efprof.facts.device.device_memory import DeviceHistory
 from efprof.model import Alternative, Alternatives, Gain, Narrative
 

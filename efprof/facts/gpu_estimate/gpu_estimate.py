@@ -6,10 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from efprof.facts.allocator.advice import Trial, best_of, warnings_about, worth_a_try
 from efprof.facts.allocator.replay_results import form_of_trial
 from efprof.facts.allocator.settings import AllocatorSettings, parse_configuration
-from efprof.facts.allocator.what_if import WhatIf
+from efprof.facts.allocator.what_if import Trial, WhatIf, best_of, warnings_about, worth_a_try
 from efprof.facts.gpu_estimate.from_cpu import (
     AllocationTrace,
     OlderMemory,
