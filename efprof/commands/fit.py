@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from efprof.fit.search import Fitted
 
 
-BATCH_SIZE: Final = click.IntRange(min=1)
+SMALLEST: Final = 2
+"""The first that is measured: some layers refuse a single sample."""
 
 
 @click.command(context_settings={"allow_interspersed_args": False}, options_metavar="--budget SIZE [OPTIONS] --")
 @click.option("--budget", required=True, callback=parse_size, metavar="SIZE", help=f"Memory to stay below: {SIZES}.")
-@click.option("--max-batch", type=BATCH_SIZE, help="Try no larger one.")
-@click.option("--min-batch", type=BATCH_SIZE, default=2, show_default=True, help="The first to be measured.")
+@click.option("--max-batch", type=click.IntRange(min=1), help="Try no larger one.")
 @click.option("--json", "is_json", is_flag=True, help="Print the figures as JSON.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")
-def fit(budget: int, max_batch: int | None, min_batch: int, is_json: bool, command: tuple[str, ...]) -> int:
+def fit(budget: int, max_batch: int | None, is_json: bool, command: tuple[str, ...]) -> int:
     """Find the largest batch size with which a training command stays below a budget of memory.
 
     COMMAND trains with the batch size written as {batch}: efprof fit --budget 24GiB -- python train.py --batch-size
@@ -40,8 +40,6 @@ def fit(budget: int, max_batch: int | None, min_batch: int, is_json: bool, comma
             f"the command must name the batch size as {PLACE}, as in 'efprof fit --budget 24GiB -- python train.py "
             f"--batch-size {PLACE}'."
         )
-    if max_batch is not None and max_batch < min_batch:
-        raise EfprofError(f"--max-batch {max_batch} is below --min-batch {min_batch}; raise it, or lower the other.")
 
     def measure(batch: int) -> int | None:
         peak = measure_peak(command, batch)
@@ -49,7 +47,7 @@ def fit(budget: int, max_batch: int | None, min_batch: int, is_json: bool, comma
             click.echo(render_run(batch, peak, budget))
         return peak
 
-    found = search(measure, budget, smallest=min_batch, largest_allowed=max_batch)
+    found = search(measure, budget, smallest=min(SMALLEST, max_batch or SMALLEST), largest_allowed=max_batch)
     if is_json:
         print_json(found)
     else:
