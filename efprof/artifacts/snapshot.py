@@ -132,10 +132,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
 def _unpickle(file: IO[bytes]) -> object:
     copyreg.clear_extension_cache()  # what is in it would be given without `find_class` being asked
-    content = _Unpickler(file).load()
-    if isinstance(content, list):  # torch.cuda.memory_snapshot(), and what torch 2.0 and older dumped
-        return {"segments": content}
-    return content
+    return _Unpickler(file).load()
 
 
 def _printable(text: str) -> str:
