@@ -1,6 +1,5 @@
 """efprof.toml, or [tool.efprof] in pyproject.toml: what a project wants recorded; and its own configuration files."""
 
-import difflib
 import importlib
 import json
 import tomllib
@@ -11,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from efprof.model import EfprofError
+from efprof.model import EfprofError, nearest_to
 from efprof.units import KIB
 
 SETTINGS_FILE = "efprof.toml"
@@ -132,12 +131,10 @@ def _checked(path: Path, content: dict[str, Any]) -> Settings:
 
 
 def _refuse_unknown(path: Path, section: str, table: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
-    known = [field.encode_name for field in msgspec.structs.fields(kind)]
+    known = sorted(field.encode_name for field in msgspec.structs.fields(kind))
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
-            hint = f"did you mean '{section}{near[0]}'?" if near else f"there are {', '.join(sorted(known))}."
-            raise EfprofError(f"{path}: there is no setting '{section}{key}'; {hint}")
+            raise EfprofError(f"{path}: there is no setting '{section}{key}'; {nearest_to(key, known)}")
 
 
 def _files(path: Path, names: Words) -> tuple[Path, ...]:

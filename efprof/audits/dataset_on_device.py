@@ -69,7 +69,7 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
 
 
 def _use_of(dataset: DeviceDataset) -> str:
-    return place_of(dataset.use_sites[0]) if dataset.use_sites else "each step"
+    return place_of(dataset.use_site) if dataset.use_site else "each step"
 
 
 def _fix(dataset: DeviceDataset) -> Fix:

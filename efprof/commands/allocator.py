@@ -150,8 +150,8 @@ def render_predictions(device: "DevicePredictions") -> str:
     rows += [] if device.recorded_cold is None else [(COLD, device.recorded_cold, "")]
     rows += [(prediction.configuration or DEFAULT, prediction, "") for prediction in device.predictions]
     lines = [
-        f"device {device.device}: the model placed {device.match_share:.2%} of the recording as it was; each setting "
-        f"was tried in {device.num_layouts} {'layout' if device.num_layouts == 1 else 'layouts'} of addresses",
+        f"device {device.device}: the model placed {device.match_share:.2%} of the recording as it was; layouts of "
+        f"addresses that each setting was tried in: {device.num_layouts}",
         *_table(rows),
     ]
     if device.recorded_cold is not None:

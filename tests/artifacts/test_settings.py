@@ -39,7 +39,7 @@ def test_a_pyproject_without_our_table_is_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[record]\nholder = true\n", "there is no setting 'record.holder'; did you mean 'record.holders'?"),
+        ("[record]\nholder = true\n", "there is no setting 'record.holder'; did you mean 'holders'?"),
         ("[record]\nbogus = 1\n", "there is no setting 'record.bogus'; there are "),
         ("[recrod]\n", "there is no setting 'recrod'; did you mean 'record'?"),
         ("[record]\nholders = 'yes'\n", "'record.holders' is wrong: expected `bool`, got `str`."),

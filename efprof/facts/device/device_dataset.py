@@ -28,12 +28,12 @@ MIN_BYTES = 64 * 1024**2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceDataset:
-    """What one line put there and is still there at the end; a step reads `batch_bytes` of it at `use_sites`."""
+    """What one line put there and is still there at the end; a step reads `batch_bytes` of it, first at `use_site`."""
 
     device: DeviceHistory
     site: str
     blocks: tuple[Block, ...]
-    use_sites: tuple[str, ...]
+    use_site: str | None
     batch_bytes: int
 
     @property
@@ -96,7 +96,7 @@ def _dataset(device: DeviceHistory, site: str, blocks: Sequence[Block], seen: De
         device=device,
         site=site,
         blocks=tuple(blocks),
-        use_sites=tuple(dict.fromkeys(site for one in used for site in one.sites)),
+        use_site=next((site for one in used for site in one.sites), None),
         batch_bytes=sum(one.taken_bytes for one in used) // seen.num_steps,
     )
 

@@ -38,7 +38,6 @@ class Headroom:
     total_bytes: int
     outside_bytes: int
     peak_reserved_bytes: int
-    peak_allocated_bytes: int
     fixed_bytes: int
     micro_batch: int
     num_steps: int
@@ -66,7 +65,6 @@ class Headroom:
             total_bytes=total,
             outside_bytes=total - capacity,
             peak_reserved_bytes=max(here.reserved_bytes for here in readings),
-            peak_allocated_bytes=max(here.allocated_bytes for here in readings),
             fixed_bytes=round(statistics.median(fixed)),
             micro_batch=micro_batch,
             num_steps=len(steady),
@@ -120,8 +118,7 @@ def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
     paragraphs = (
         "What is allocated when a forward pass begins (parameters, optimizer state, what else the program keeps) does "
         f"not depend on the batch: {format_bytes(headroom.fixed_bytes)}. All else of the reserved peak is taken to "
-        f"grow with it, and {format_share(MARGIN)} of what the program may take stays free. Reserved memory holds "
-        "every instant's peak, those within the backward pass too.",
+        f"grow with it, and {format_share(MARGIN)} of what the program may take stays free.",
         "It is wrong where memory grows faster than the batch, where other steps than the recorded ones are larger "
         "(validation, another stage of a curriculum), and where the batch was chosen for what the model learns.",
     )
@@ -131,7 +128,6 @@ def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
             (f"memory of {headroom.device}", float(headroom.total_bytes), "bytes"),
             ("used by others, or outside of the allocator", float(headroom.outside_bytes), "bytes"),
             ("reserved at most", float(headroom.peak_reserved_bytes), "bytes"),
-            ("allocated at most, at a stage's boundary", float(headroom.peak_allocated_bytes), "bytes"),
             ("kept whatever the batch", float(headroom.fixed_bytes), "bytes"),
             ("taken by each sample", headroom.sample_bytes, "bytes"),
             ("samples that would fit", float(headroom.largest_micro_batch), "count"),

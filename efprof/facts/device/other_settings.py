@@ -29,24 +29,18 @@ def trial_bars(what_if: WhatIf, trials: list[Trial], best: Trial | None) -> Alte
 
 
 def how_replay_is_known(device: DeviceHistory) -> Narrative:
-    replay, script = device.replay, device.what_if.script
-    cold = "" if not script.num_live else (
+    replay = device.replay
+    cold = "" if not device.what_if.script.num_live else (
         " The recording began when memory was in use already: under other settings the replay starts cold with what "
         f"was allocated then, as in '{COLD}', which they are to be compared with; 'at most' adds what that cold start "
         "misses under the recorded settings."
     )  # fmt: skip
-    capacity = (
-        "It does not tell how much memory the device has, so no setting runs out of it here."
-        if script.capacity is None
-        else "How much memory the device has is taken from the failure, or the retry, that was recorded."
-    )
     return Narrative.of(
         f"{device.file} was replayed by the allocator's own rules: {replay.addresses_equal:,} of "
         f"{replay.allocations:,} blocks lie at the address they had, {replay.segments_equal:,} of "
         f"{replay.segments:,} segments and mappings have their size.{cold}",
-        f"{capacity} Frees keep the order they were recorded in; a setting that changes when another stream is "
-        "done may change that. Layouts of addresses that each setting was tried in, over which its band goes: "
-        f"{device.what_if.num_layouts}.",
+        "Frees keep the order they were recorded in; a setting that changes when another stream is done may change "
+        "that. A band goes over several layouts of addresses.",
     )
 
 
