@@ -1,7 +1,7 @@
 """A data set that lies on the device while steps use a slice of it."""
 
 from efprof.facts.device.device_dataset import DeviceDataset, DeviceDatasets
-from efprof.facts.device.segment_map import composition_numbers, owner_map
+from efprof.facts.device.device_evidence import composition_numbers, owner_map
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
 from efprof.model import Examination, Finding, Fix, Gain, Narrative

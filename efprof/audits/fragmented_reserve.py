@@ -3,9 +3,16 @@
 from functools import partial
 
 from efprof.facts.allocator.what_if import Trial
+from efprof.facts.device.device_evidence import (
+    composition_numbers,
+    how_replay_is_known,
+    line_of,
+    owner_map,
+    reserved_series,
+    segment_map,
+    trial_bars,
+)
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
-from efprof.facts.device.other_settings import how_replay_is_known, trial_bars
-from efprof.facts.device.segment_map import composition_numbers, line_of, owner_map, reserved_series, segment_map
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.settings import set_allocator

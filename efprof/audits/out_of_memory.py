@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
+from efprof.facts.device.device_evidence import replayed_gain
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, Failure
 from efprof.facts.device.memory_failure import (
     FailureState,
@@ -15,7 +16,6 @@ from efprof.facts.device.memory_failure import (
     why_it_failed,
     why_no_setting_helps,
 )
-from efprof.facts.device.other_settings import replayed_gain
 from efprof.facts.device.smaller_step import fit_step, gain_of, missing_memory_at_end, missing_memory_on
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, catches_out_of_memory

@@ -144,7 +144,7 @@ def render_replay(device: "DeviceReplay") -> str:
 
 def render_predictions(device: "DevicePredictions") -> str:
     """A table for a device, the best configuration at its end."""
-    from efprof.facts.device.other_settings import COLD, DEFAULT
+    from efprof.facts.device.device_evidence import COLD, DEFAULT
 
     rows = [("recorded: " + (device.recorded.configuration or DEFAULT), device.recorded, "")]
     rows += [] if device.recorded_cold is None else [(COLD, device.recorded_cold, "")]
@@ -162,7 +162,7 @@ def render_predictions(device: "DevicePredictions") -> str:
 
 def render_estimate(estimate: "RunEstimate") -> str:
     """What would be reserved on a GPU, what that holds, and why it may be wrong."""
-    from efprof.facts.device.other_settings import DEFAULT
+    from efprof.facts.device.device_evidence import DEFAULT
     from efprof.units import format_bytes
 
     ends = [f"  fits: {fits}" for fits in estimate.fits] or [""] * len(estimate.predictions)

@@ -164,7 +164,7 @@ def analyse(
     `say` is told what is done next. With `has_gpu_estimate` the report of a run on a CPU says what it would take on a
     GPU, which may take longer than all the rest; so may `has_hta`, what HolisticTraceAnalysis says.
     """
-    from efprof.facts.device.segment_map import device_overview, device_use_evidence
+    from efprof.facts.device.device_evidence import device_overview, device_use_evidence
     from efprof.facts.overview.identity import identify
     from efprof.facts.overview.measurements import measurements_of
     from efprof.facts.overview.run_warnings import warnings_of

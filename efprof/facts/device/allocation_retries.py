@@ -12,9 +12,9 @@ from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import REQUESTS, capacity_of
 from efprof.facts.allocator.what_if import Trial, WhatIf, try_configurations
+from efprof.facts.device.device_evidence import trial_bars
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, candidates_for
 from efprof.facts.device.headroom import device_capacity
-from efprof.facts.device.other_settings import trial_bars
 from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTimes, quantile_change_intervals
 from efprof.model import BOUNDARIES, Evidence, Narrative, NotRecorded, Numbers, UnreadableInput

@@ -8,15 +8,16 @@ from efprof.artifacts.events import DeviceOutOfMemory
 from efprof.artifacts.snapshot import Entry, Snapshot, read_snapshot
 from efprof.facts.allocator.history import history_before
 from efprof.facts.allocator.settings import SMALL_BYTES, SMALL_SEGMENT_BYTES
-from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, Failure, UserLines, limit_bytes_of
-from efprof.facts.device.other_settings import how_replay_is_known, trial_bars
-from efprof.facts.device.segment_map import (
+from efprof.facts.device.device_evidence import (
     composition_numbers,
     device_use_evidence,
+    how_replay_is_known,
     owner_map,
     reserved_series,
     segment_map,
+    trial_bars,
 )
+from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, Failure, UserLines, limit_bytes_of
 from efprof.facts.peak.peak_composition import PeakComposition, most_by_line, peak_bars
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, RunLimits
@@ -173,7 +174,7 @@ def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -
         numbers.append((f"what {limits.name} has", limits.total_bytes))
     return (
         Numbers.of("Memory when the request failed", *((label, value, "bytes") for label, value in numbers)),
-        *device_use_evidence(run)[:1],
+        *device_use_evidence(run),
         *(() if peak is None else (peak_bars(run, peak, None),)),
         Narrative.of(
             "The line is the last one of yours in the traceback, or, where that names none, the one that made most of "
@@ -230,7 +231,7 @@ def _what_lay_there(run: Run, device: DeviceHistory, failure: Failure) -> tuple[
     return (
         owner_map(instant, most_held, "What filled the device"),
         composition_numbers(instant, "Reserved memory when the request failed"),
-        *device_use_evidence(run)[:1],
+        *device_use_evidence(run),
         segment_map(device, instant, "when the request failed", most_held, "Where it lay"),
     )
 

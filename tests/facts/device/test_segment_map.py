@@ -1,7 +1,7 @@
 """The map of segments: every byte once, by address, and small pieces mixed, not dropped."""
 
 from efprof.facts.allocator.layout import Piece, SegmentLayout
-from efprof.facts.device.segment_map import MAX_ROWS, NO_LINE, PIXELS_PER_LINE, map_of
+from efprof.facts.device.device_evidence import MAX_ROWS, NO_LINE, PIXELS_PER_LINE, map_of
 from efprof.model import SegmentMap, SegmentRow, Stretch
 from efprof.units import MIB
 
@@ -49,11 +49,11 @@ def test_a_segment_is_a_row_with_its_pieces_by_address() -> None:
     assert_whole(found)
 
 
-def test_segments_take_whole_lines_by_their_share_of_the_memory_and_alike_ones_a_line_each() -> None:
-    found = map_of([("now", [segment(0, used(1600 * MIB)), segment(2000 * MIB, used(2 * MIB))])], None, "map")
+def test_all_fills_at_least_sixteen_lines_and_alike_segments_take_a_line_each() -> None:
+    found = map_of([("now", [segment(0, used(1598 * MIB)), segment(2000 * MIB, used(2 * MIB))])], None, "map")
     assert found.line_bytes == 100 * MIB
-    found = map_of([("now", [segment(n * MIB, used(20 * MIB)) for n in range(8)])], None, "map")
-    assert (found.line_bytes, len(only_rows(found))) == (20 * MIB, 8)
+    found = map_of([("now", [segment(n * MIB, used(20 * MIB)) for n in range(20)])], None, "map")
+    assert (found.line_bytes, len(only_rows(found))) == (20 * MIB, 20)
 
 
 def test_segments_beyond_the_rows_share_one_end_to_end() -> None:
@@ -82,7 +82,7 @@ def test_both_instants_are_drawn_to_one_scale_and_a_device_without_memory_has_no
     later = [segment(n, used(20 * MIB)) for n in range(8)]
     earlier = [segment(n, used(80 * MIB)) for n in range(8)]
     found = map_of([("peak", earlier), ("end", later)], None, "map")
-    assert found.line_bytes == 80 * MIB
+    assert found.line_bytes == 40 * MIB
     assert [view.label for view in found.views] == ["peak", "end"]
     found = map_of([("now", [])], "train.py:3", "map")
     assert only_rows(found) == ()

@@ -1,21 +1,25 @@
-"""A device's memory, to be seen: over time, by lines, segment by segment, and what others have of it."""
+"""A device's memory, to be seen: over time, by lines, by segments, under other settings, and what others have of it."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 from efprof.artifacts.readings import DeviceUse, read_device_use
 from efprof.facts.allocator.layout import FREE, Instant, Piece, SegmentLayout, totals_of
+from efprof.facts.allocator.what_if import Outcome, Trial, WhatIf
 from efprof.facts.device.device_lines import NO_LINE
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
-from efprof.facts.device.other_settings import trial_bars
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
 from efprof.model import (
+    Alternative,
+    Alternatives,
     Bar,
     Evidence,
+    Gain,
     MemoryMap,
+    Narrative,
     Numbers,
     SegmentMap,
     SegmentRow,
@@ -32,13 +36,16 @@ MAX_BARS: Final = 8
 MAX_ROWS: Final = 24
 """The largest segments have a row each, all others one together. The recordings of public programs that were looked at
 had 2 to 1,722."""
-LARGE_SHARE: Final = 1 / 4
 WRAPPED_LINES: Final = 16
-"""A row with more than that share of the memory is wrapped so that all of it would fill so many lines: an expandable
-segment may be all there is, and a line of 50 GiB would show nothing that is smaller than 50 MiB."""
+"""A row with much of the memory is wrapped so that all of it would fill so many lines: an expandable segment may be all
+there is, and a line of 50 GiB would show nothing that is smaller than 50 MiB."""
 PIXELS_PER_LINE: Final = 1000
 """A line is about as many pixels wide on a desk: what is shorter than that is mixed with its neighbours."""
 STATES: Final[tuple[StretchState, ...]] = ("used", "slack", "pending", "stranded", "releasable")
+
+DEFAULT: Final = "torch's default"
+COLD: Final = "as recorded, cold"
+"""Of the recorded settings from the cold start that all others begin with: what these are to be compared with."""
 
 Owners = dict[str | None, int]
 """The place of each line (`file:line`) among the owners of a map."""
@@ -69,12 +76,9 @@ def device_overview(run: Run) -> tuple[Evidence, ...]:
 
 
 def device_use_evidence(run: Run) -> tuple[Evidence, ...]:
-    """The numbers, and the curve where there are several readings; empty where none were made."""
+    """What others than PyTorch's allocator have of the device; empty where no reading was made."""
     every = read_device_use(run.rank_folder) if run.rank_folders else []
-    if not every:
-        return ()
-    readings = [reading for reading in every if reading.device == every[-1].device]
-    return (_use_numbers(readings), _use_series(readings)) if len(readings) > 1 else (_use_numbers(readings),)
+    return (_use_numbers([reading for reading in every if reading.device == every[-1].device]),) if every else ()
 
 
 def reserved_series(
@@ -138,6 +142,48 @@ def line_of(sources: Sources, instant: Instant) -> SourceLine | None:
     return sources.line(max(held)[2]) if held else None
 
 
+def trial_bars(what_if: WhatIf, trials: list[Trial], best: Trial | None) -> Alternatives:
+    """What each setting would reserve, between which ends, and what the device has."""
+    recorded = [_alternative(what_if.history.configuration, what_if.recorded, "recorded")]
+    recorded += [] if what_if.recorded_cold is None else [_alternative(COLD, what_if.recorded_cold, "other")]
+    others = [
+        _alternative(trial.configuration, trial.outcome, "best" if trial is best else "other") for trial in trials
+    ]
+    return Alternatives(
+        title="Peak of reserved memory under other settings, as the replay predicts it",
+        unit="bytes",
+        alternatives=(*recorded, *others),
+        limit=None
+        if (limit := what_if.limit_bytes) is None
+        else (float(limit), "what the device has for this program"),
+    )
+
+
+def how_replay_is_known(device: DeviceHistory) -> Narrative:
+    replay = device.replay
+    cold = "" if not device.what_if.script.num_live else (
+        " The recording began when memory was in use already: under other settings the replay starts cold with what "
+        f"was allocated then, as in '{COLD}', which they are to be compared with; 'at most' adds what that cold start "
+        "misses under the recorded settings."
+    )  # fmt: skip
+    return Narrative.of(
+        f"{device.file} was replayed by the allocator's own rules: {replay.addresses_equal:,} of "
+        f"{replay.allocations:,} blocks lie at the address they had, {replay.segments_equal:,} of "
+        f"{replay.segments:,} segments and mappings have their size.{cold}",
+        "Frees keep the order they were recorded in; a setting that changes when another stream is done may change "
+        "that. A band goes over several layouts of addresses.",
+    )
+
+
+def replayed_gain(device: DeviceHistory, survivor: Trial) -> Gain:
+    """Of a setting under which no request fails."""
+    return Gain(
+        basis="replay",
+        explanation="the recorded requests replayed: under these settings all are served, the failed one too",
+        peak_bytes=max(0, device.what_if.saved_bytes(survivor.outcome)),
+    )
+
+
 def map_of(views: Sequence[tuple[str, Sequence[SegmentLayout]]], highlighted: str | None, title: str) -> SegmentMap:
     """The map of these instants, all to one scale; `highlighted` is the `file:line` of an owner."""
     groups = [_groups(layouts) for _, layouts in views]
@@ -157,6 +203,17 @@ def map_of(views: Sequence[tuple[str, Sequence[SegmentLayout]]], highlighted: st
             )
             for (label, layouts), grouped in zip(views, groups, strict=True)
         ),
+    )
+
+
+def _alternative(configuration: str, outcome: Outcome, role: Literal["recorded", "best", "other"]) -> Alternative:
+    return Alternative(
+        label=configuration or DEFAULT,
+        value=float(outcome.peak_reserved_bytes),
+        low=float(outcome.peak_reserved_low_bytes),
+        high=float(outcome.peak_reserved_high_bytes),
+        role=role,
+        is_out_of_memory=outcome.is_out_of_memory,
     )
 
 
@@ -181,24 +238,6 @@ def _use_numbers(readings: list[DeviceUse]) -> Numbers:
     )
 
 
-def _use_series(readings: list[DeviceUse]) -> Series:
-    """What PyTorch reserved and what lies outside, one on the other."""
-    steps = tuple(float(reading.step) for reading in readings)
-    reserved = tuple(float(reading.reserved_bytes) for reading in readings)
-    outside = tuple(float(reading.outside_bytes) for reading in readings)
-    return Series(
-        title=f"Device {readings[0].device} as a whole",
-        x_unit="",
-        y_label="in use",
-        y_unit="bytes",
-        lines=(
-            SeriesLine(label="reserved by PyTorch", x=steps, y=reserved),
-            SeriesLine(label="outside PyTorch", x=steps, y=outside, is_highlighted=True),
-        ),
-        is_stacked=True,
-    )
-
-
 def _groups(layouts: Sequence[SegmentLayout]) -> list[list[SegmentLayout]]:
     """What shares a row, the most bytes first: each of the largest segments has its own."""
     by_size = sorted(layouts, key=lambda one: (-one.num_bytes, one.address))
@@ -207,11 +246,8 @@ def _groups(layouts: Sequence[SegmentLayout]) -> list[list[SegmentLayout]]:
 
 
 def _line_bytes(groups: list[list[SegmentLayout]]) -> int:
-    """The largest row takes a line, or a whole number of lines where it is much of all there is."""
     sizes = [_bytes_of(group) for group in groups]
-    largest, total = max(sizes, default=0), sum(sizes)
-    num_lines = -(-largest * WRAPPED_LINES // max(1, total)) if largest > LARGE_SHARE * total else 1
-    return max(1, -(-largest // num_lines))
+    return max(1, min(max(sizes, default=0), -(-sum(sizes) // WRAPPED_LINES)))
 
 
 def _owners(layouts: list[SegmentLayout]) -> Owners:
