@@ -106,21 +106,15 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _peak_bytes(run: Run) -> int | None:
-    """The highest instant of the windows; where there is none, the highest boundary of a stage.
+    """The highest instant of the windows; None without one.
 
-    On a CPU the boundaries count all of the process: what the tensors took is played anew from the window's events.
+    On a CPU what the tensors took is played anew from the window's events: readings count all of the process.
     """
     memory = run.find(DeviceMemory, UnreadableInput)
     if memory is not None:
         return max(device.replay.peak_reserved_recorded_bytes for device in memory.devices)
     estimate = run.find(GpuEstimate, UnreadableInput, ThinEvidence)
-    if estimate is not None:
-        return estimate.peak_allocated_bytes
-    peaks: list[int] = []
-    for rank in run.rank_folders:
-        with contextlib.suppress(NotRecorded, UnreadableInput):
-            peaks += [reading.allocated_bytes for step in read_steps(rank)[0] for reading in step.memory]
-    return max(peaks, default=None)
+    return None if estimate is None else estimate.peak_allocated_bytes
 
 
 def _last_line(output: str) -> str:
