@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from efprof.commands import print_json
-from efprof.model import EfprofError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -68,11 +67,6 @@ def allocator() -> None:
 @JSON
 def replay(file: Path, is_json: bool) -> None:
     """Place every block of the recording anew, by the allocator's rules, and count how many lie where they lay."""
-    if _run_folder(file) is not None:
-        raise EfprofError(
-            f"{file} is a run: give one of its snapshots, memory-<n>.pickle in the folder of a rank. One that was "
-            "recorded on a CPU has no caching allocator to compare with; 'efprof allocator what-if' estimates it."
-        )
     from efprof.facts.allocator.replay_results import replay_file
 
     _answer(file, replay_file(file), render_replay, is_json=is_json)
@@ -94,11 +88,13 @@ def replay(file: Path, is_json: bool) -> None:
 @JSON
 def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | None, is_json: bool) -> None:
     """Predict the most that the program would reserve under other settings."""
-    folder = _run_folder(file)
-    if folder is not None:
+    from efprof.artifacts.foreign import SNAPSHOT_SUFFIXES
+
+    if file.is_dir() or (not file.is_file() and file.suffix not in SNAPSHOT_SUFFIXES):  # a run
+        from efprof.artifacts.runs import find_run
         from efprof.facts.gpu_estimate.gpu_estimate import estimate_run, form_of_estimate
 
-        estimate = estimate_run(folder, configurations, capacity=device_memory)
+        estimate = estimate_run(find_run(str(file)), configurations, capacity=device_memory)
         if is_json:
             print_json(form_of_estimate(estimate))
         else:
@@ -108,15 +104,6 @@ def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | No
 
     devices = predict_file(file, configurations, capacity=device_memory)
     _answer(file, devices, render_predictions, is_json=is_json)
-
-
-def _run_folder(file: Path) -> Path | None:
-    """The run that is meant; None where it is a snapshot, there or not."""
-    from efprof.artifacts.foreign import SNAPSHOT_SUFFIXES
-    from efprof.artifacts.runs import find_run
-
-    is_snapshot = file.is_file() or (file.suffix in SNAPSHOT_SUFFIXES and not file.is_dir())
-    return None if is_snapshot else find_run(str(file))
 
 
 def _answer(file: Path, devices: "Sequence[Any]", render: "Callable[[Any], str]", *, is_json: bool) -> None:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from efprof.commands.allocator import allocator
-from efprof.model import EfprofError, NotRecorded, UnreadableInput
+from efprof.model import NotRecorded, UnreadableInput
 from tests.facts.gpu_estimate.test_from_cpu import ONE_STEP, RUNS, events_at, one_step_run, steps
 from tests.support.builders import GPU, make_steps, write_allocations, write_run
 
@@ -60,7 +60,7 @@ def test_where_nobody_read_the_memory_the_band_is_said_to_have_no_upper_end(tmp_
 
 
 def test_a_run_cannot_be_replayed_and_without_a_window_or_on_a_gpu_not_estimated(tmp_path: Path) -> None:
-    with pytest.raises(EfprofError, match=r"is a run: give one of its snapshots"):
+    with pytest.raises(UnreadableInput, match=r"directory; give a file that torch\.cuda\.memory\._dump_snapshot wrote"):
         run("replay", RUN)
     folder = write_run(tmp_path / "run", steps=make_steps(3)).folder
     with pytest.raises(NotRecorded, match=r"allocations-<n>\.parquet is missing"):

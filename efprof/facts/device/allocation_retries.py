@@ -146,12 +146,10 @@ def retry_evidence(retries: AllocationRetries, tried: RetryTrials | None) -> tup
         *(() if tried is None else (trial_bars(tried.what_if, tried.trials, tried.best),)),
         Narrative.of(
             "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
-            "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow, "
-            "and one retry away from running out of memory.",
-            "The allocator counts them; the counter was read at every boundary. A line is that of the request which, "
-            "in a recorded history, was served once memory had been given back; else that of the stage. Where other "
-            "processes use the same device, it may be they who fill it. Steps with a retry may take longer "
-            "for what causes both, such as a longer batch.",
+            "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow.",
+            "A line is that of the request which, in a recorded history, was served once memory had been given back; "
+            "else that of the stage. Where other processes use the same device, it may be they who fill it. Steps with "
+            "a retry may take longer for what causes both, such as a longer batch.",
         ),
     )
 
