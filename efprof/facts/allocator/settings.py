@@ -109,8 +109,6 @@ def _items(text: str) -> list[tuple[str, str]]:
     items = re.split(r",(?![^\[]*\])", "".join(text.split()))
     pairs = [item.partition(":") for item in items if item]
     for key, colon, value in pairs:
-        if not colon and "=" in key:
-            raise BadConfiguration(f"'{key}' is written '{key.replace('=', ':', 1)}'.")
         if not colon or not value:
             raise BadConfiguration(f"'{key}' has no value; settings are written 'key:value', with commas between them.")
         if key not in KNOWN_KEYS:

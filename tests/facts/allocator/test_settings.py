@@ -96,7 +96,7 @@ def test_divisions_may_be_listed_by_interval(value: str, expected: tuple[int, ..
         ("roundup_power2_divisions:[256:3]", "power of two"),
         ("roundup_power2_divisions:[256]", "power of two"),
         ("roundup_power2_divisions:[256:1", "bracket"),
-        ("expandable_segments=True", "is written 'expandable_segments:True'"),
+        ("expandable_segments=True", "settings are written 'key:value'"),
     ],
 )
 def test_what_torch_refuses_is_refused_and_named(text: str, named: str) -> None:
