@@ -16,6 +16,7 @@ from efprof.facts.device.device_evidence import trial_bars
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, candidates_for
 from efprof.facts.device.headroom import device_capacity
 from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
 from efprof.facts.steps.step_times import StepTimes, quantile_change_intervals
 from efprof.model import BOUNDARIES, Evidence, Narrative, NotRecorded, Numbers, UnreadableInput
 from efprof.units import format_interval, format_ms, in_brackets
@@ -181,12 +182,18 @@ def _flushes_in(history: History) -> Iterator[int]:
 
 
 def _what_if(run: Run, device: DeviceHistory) -> WhatIf:
-    """With as much memory as there was, or as the program let itself take."""
+    """With as much memory as there was. A limit that the program set itself stays, whatever the configuration.
+
+    Torch holds it against whole segments before it asks the driver: that is not the same as a smaller device.
+    """
     capacity = device_capacity(run)
     if capacity is None:
         return device.what_if
-    settings = replace(device.history.settings, memory_fraction=None)
-    return WhatIf(replace(device.history, settings=settings), capacity=capacity)
+    real = run.run_file.devices[0]
+    if not capacity == allowed_bytes(run, real) < real.total_bytes:
+        return WhatIf(device.history, capacity=capacity)
+    settings = replace(device.history.settings, memory_fraction=memory_fraction(run))
+    return WhatIf(replace(device.history, settings=settings), capacity=real.total_bytes)
 
 
 def _try(device: DeviceHistory, what_if: WhatIf) -> RetryTrials | None:
