@@ -3,7 +3,7 @@
 import copyreg
 import pickle
 from pathlib import Path
-from typing import IO, Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 
@@ -111,8 +111,8 @@ def read_snapshot(path: Path) -> Snapshot:
             bounded_memory(FIXED_BYTES + BYTES_PER_BYTE * num_bytes),
             no_garbage_collection(),
         ):
-            content = _unpickle(file)
-            snapshot = msgspec.convert(content, Snapshot, strict=True)
+            copyreg.clear_extension_cache()  # what is in it would be given without `find_class` being asked
+            snapshot = msgspec.convert(_Unpickler(file).load(), Snapshot, strict=True)
     except OSError as error:
         raise UnreadableInput(f"{path} cannot be read: {error.strerror}; {WHAT_TO_GIVE}.") from None
     except _Forbidden as error:
@@ -128,11 +128,6 @@ def read_snapshot(path: Path) -> Snapshot:
     for segment in snapshot.segments:
         _place_blocks(segment)
     return snapshot
-
-
-def _unpickle(file: IO[bytes]) -> object:
-    copyreg.clear_extension_cache()  # what is in it would be given without `find_class` being asked
-    return _Unpickler(file).load()
 
 
 def _printable(text: str) -> str:

@@ -242,15 +242,15 @@ def _table_of_sizes(state: FailureState) -> Table:
         columns=("each", "blocks", "together", "lines that asked for as much in a window"),
         units=("bytes", "count", "bytes", ""),
         rows=tuple(
-            (float(one.requested_bytes), float(one.num_blocks), float(one.num_bytes), _most_of(one.lines) or "none")
+            (
+                float(one.requested_bytes),
+                float(one.num_blocks),
+                float(one.num_bytes),
+                ", ".join(place for place, _ in one.lines.most_common(MAX_NAMED)) or "none",
+            )
             for one in state.sizes[:MAX_ROWS]
         ),
     )
-
-
-def _most_of(lines: Counter[str]) -> str:
-    named = [place for place, _ in lines.most_common(MAX_NAMED)]
-    return ", ".join(named) + (f" and {len(lines) - len(named)} more" if len(lines) > len(named) else "")
 
 
 def _peak_of(run: Run, failure: MemoryFailure) -> PeakComposition | None:

@@ -90,18 +90,13 @@ def _words(name: str) -> list[str]:
     return re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
 
 
-def _own_words(name: str) -> list[str]:
-    """Those of the last part, without the tables it lies in."""
-    return _words(name.rpartition(".")[2])
-
-
 def _is_micro_batch_size(name: str) -> bool:
-    words = set(_own_words(name))
+    words = set(_words(name.rpartition(".")[2]))
     return words <= BATCH_WORDS and bool(words & BATCHES)
 
 
 def _is_accumulation(name: str) -> bool:
-    words = set(_own_words(name))
+    words = set(_words(name.rpartition(".")[2]))
     return words <= ACCUMULATION_WORDS and bool(words & ACCUMULATIONS or {"grad", "acc"} <= words)
 
 
