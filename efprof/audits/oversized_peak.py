@@ -1,8 +1,10 @@
 """A peak of memory above what there is for it."""
 
 from efprof.facts.peak.peak_composition import (
+    WITH_BUDGET,
     PeakComposition,
     PeakReduction,
+    budget_after_failure,
     how_peak_is_known,
     lower_peak,
     most_by_line,
@@ -21,7 +23,8 @@ def oversized_peak(run: Run) -> Examination:
     """Find what fills a peak that is above the budget, and the cheapest way below it.
 
     ## What it finds
-    The categories and lines whose memory makes the peak, where that is more than `efprof report --budget` allows.
+    The categories and lines whose memory makes the peak, where that is more than `efprof report --budget` allows, or
+    where the run ended out of memory in a step that took about as much as a recorded one.
 
     ## Why it matters
     The run does not fit the device it is meant for, or the batch cannot grow.
@@ -34,10 +37,10 @@ def oversized_peak(run: Run) -> Examination:
     """
     peak = run.get(PeakComposition)
     budget = run.budget_bytes
+    if budget is None and run.run_file.ended != "out_of_memory":
+        raise NotRecorded(f"no budget was given; {WITH_BUDGET}.")
     if budget is None:
-        raise NotRecorded(
-            "no budget was given; 'efprof report --budget 24GiB' tells how the recorded peak comes to stay below that."
-        )
+        budget = budget_after_failure(run, peak)
     looked_at = f"a peak of {format_bytes(peak.peak_bytes)} against {format_bytes(budget)}"
     is_above = peak.peak_bytes > budget
     return Examination(looked_at=looked_at, findings=(_finding(run, peak, budget),) if is_above else ())
@@ -47,12 +50,13 @@ def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
     way, edit = _best(run, peak, budget)
     category, size = max(peak.at_peak.items(), key=lambda item: item[1])
     made_of = f"{format_bytes(size)} of it ({format_share(size / peak.peak_bytes)}) are {category}"
+    which = "" if run.budget_bytes is not None else ", below which the step that failed would have been served"
     return Finding(
         blame=run.get(Sources).line(way.site if way and way.site else _largest_line(run, peak)),
         category="memory",
         headline="The peak of memory is above the budget",
         message=f"The peak is {format_bytes(peak.peak_bytes)}, {format_bytes(peak.peak_bytes - budget)} above "
-        f"{format_bytes(budget)}; {made_of}.",
+        f"{format_bytes(budget)}{which}; {made_of}.",
         fix=lower_peak(peak, budget, way, edit),
         gain=Gain(
             basis="replay",

@@ -11,8 +11,9 @@ from efprof.facts.peak.backward_rise import BackwardJump
 from efprof.facts.peak.live_memory import CATEGORIES, Category, LiveWindow, categories_of, chains_of, windows_placed
 from efprof.facts.peak.peak_regions import peak_checkpointed, regions_of
 from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import MemoryFailure
 from efprof.facts.source.sources import Sources, place_of
-from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, NotRecorded, Table
+from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, NotRecorded, Table, ThinEvidence
 from efprof.units import format_bytes, format_ms
 
 Owner = tuple[str | None, Category]
@@ -26,6 +27,12 @@ MAX_PARTS: Final = 16
 
 MIN_SAVED: Final = 0.02
 """Of the peak: a way that saves less is none."""
+
+SPARE_SHARE: Final = 0.2
+"""Of what a step needed for which memory ran out: with so much less it is to do. Where no recorded peak comes as near
+to it, another kind of step failed, or memory had grown since."""
+
+WITH_BUDGET: Final = "'efprof report --budget 24GiB' tells how the recorded peak comes to stay below that"
 
 MAX_BARS, MIN_BAR = 8, 0.005
 """The second as a share of the peak: less is not seen."""
@@ -83,6 +90,23 @@ class PeakComposition:
     def peak_bytes(self) -> int:
         """The highest recorded instant, with what was there before the window."""
         return self.before_bytes + self.window.peak_bytes
+
+
+def budget_after_failure(run: Run, peak: PeakComposition) -> int:
+    """What the recorded peak would have to stay below for the step that ran out of memory to be served.
+
+    Raises ThinEvidence where the recorded peak is not that of such a step, NotRecorded where nothing tells of it.
+    """
+    failure = run.get(MemoryFailure)
+    if failure.in_use_bytes is None or failure.requested_bytes is None or failure.rank_folder != run.rank_folder:
+        raise ThinEvidence(f"how much memory the failed step of this rank needed is not known; {WITH_BUDGET}.")
+    needed = failure.in_use_bytes + failure.requested_bytes
+    if peak.peak_bytes < (1 - SPARE_SHARE) * needed:
+        raise ThinEvidence(
+            f"step {failure.step:,}, in which memory ran out, needed {format_bytes(needed)}, and no window shows more "
+            f"than {format_bytes(peak.peak_bytes)}: it was no step like the recorded ones; {WITH_BUDGET}."
+        )
+    return round(peak.peak_bytes - SPARE_SHARE * max(needed, peak.peak_bytes))
 
 
 def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:
