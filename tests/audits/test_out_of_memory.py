@@ -81,7 +81,7 @@ def test_a_program_that_got_all_it_asked_for_is_passed(tmp_path: Path) -> None:
     assert examination.looked_at == "1 requests on 1 device"
 
 
-CONFIGURATION = {"training.batch_size": "16", "training.accumulation": "1"}
+CONFIGURATION = {"training.batch_size": "16", "training.accumulation": "1", "model.gradient_checkpointing": "false"}
 SMALLER = (
     ConfigurationValue(name="training.batch_size", old="16", new="8"),
     ConfigurationValue(name="training.accumulation", old="1", new="2"),
@@ -95,6 +95,7 @@ def test_the_fix_is_computed_in_the_users_own_keys(tmp_path: Path) -> None:
     assert fix.summary.startswith(
         "Set `training.batch_size` to 8 (now 16) and `training.accumulation` to 2 (now 1): a step keeps its 16 samples."
     )
+    assert "set `model.gradient_checkpointing` to true (now false)" in fix.summary
 
 
 def ended(folder: Path, *, allocated_mib: int = 900, stage: str = "forward", **fields: Any) -> Run:
@@ -170,9 +171,12 @@ def test_growth_and_too_large_a_request_and_what_the_optimizer_lacks_are_no_matt
     assert fix.changes == ()
 
 
-def test_a_batch_of_one_is_never_made_smaller(tmp_path: Path) -> None:
+def test_a_batch_of_one_is_checkpointed_where_it_can_be_and_never_made_smaller(tmp_path: Path) -> None:
     steps = make_steps(10, allocated_bytes=[100 * MIB] * 5, samples=1)
-    fix = only_finding(ended(tmp_path / "run", steps=steps, configuration={"batch_size": "1"})).fix
+    configuration = {"batch_size": "1", "gradient_checkpointing": "false"}
+    fix = only_finding(ended(tmp_path / "run", steps=steps, configuration=configuration)).fix
+    assert fix.changes == (ConfigurationValue(name="gradient_checkpointing", old="false", new="true"),)
+    fix = only_finding(ended(tmp_path / "second", steps=steps, configuration={"batch_size": "1"})).fix
     assert fix.summary.startswith("Even single samples would not fit.")
     assert fix.summary.endswith("Checkpoint the forward pass, take a smaller model, or compute in lower precision.")
 

@@ -18,11 +18,8 @@ from efprof.units import format_bytes
 FULL_STAGES: Final = frozenset({"backward", "optimizer"})
 """From backward on, gradients are there whatever the batch."""
 
-WORDS: Final = "Take smaller micro-batches and accumulate gradients over more of them."
-WORDS_FOR_ONE: Final = (
-    "Even single samples would not fit. Checkpoint the forward pass, take a smaller model, or compute in lower "
-    "precision."
-)
+WORDS: Final = "take smaller micro-batches and accumulate gradients over more of them"
+WORDS_FOR_ONE: Final = "checkpoint the forward pass, take a smaller model, or compute in lower precision"
 
 NO_TENSOR: Final = (
     "Look at the sizes on that line: what it asked for is no tensor but an object of Python's or an array of NumPy's. "
@@ -125,18 +122,22 @@ def missing_memory_on(run: Run, device: DeviceHistory, failure: Failure) -> Miss
 
 
 def fit_step(run: Run, missing: MissingMemory) -> Fix:
-    """The changes of the batch; none where a smaller one would not help."""
+    """The changes of the batch, else of checkpointing; none where a smaller batch would not help."""
     cause = _no_matter_of_batch(run, missing)
     if cause is not None:
         return Fix.by_hand(cause)
     settings = run.get(UserSettings)
     parts = missing.parts_that_fit(settings.samples_per_micro_batch)
+    instead = () if settings.checkpointing is None else (settings.checkpointing,)
     if parts is None:
         is_known = missing.scaling_bytes is not None and settings.samples > 0
-        return Fix.by_hand(WORDS_FOR_ONE if is_known else WORDS)
+        known = "Even single samples would not fit. " if is_known else ""
+        summary = f"{known}{_capital(_in_words(instead) or (WORDS_FOR_ONE if known else WORDS))}."
+        return Fix(summary=summary, applicability="review" if instead else "manual", changes=instead)
     changes = _batch_changes(settings, parts)
+    otherwise = f" Or keep the batch, and {_in_words(instead)}." if instead else ""
     return Fix(
-        summary=f"{_batch_words(settings, parts, changes)}{_what_is_left(missing, parts)}",
+        summary=f"{_batch_words(settings, parts, changes)}{_what_is_left(missing, parts)}{otherwise}",
         applicability="review" if changes else "manual",
         changes=changes,
     )
@@ -224,8 +225,7 @@ def _batch_words(settings: UserSettings, parts: int, changes: tuple[Configuratio
     if not changes:
         return f"Take {old // parts:,} samples per micro-batch instead of {old:,}, and {count:,} of them per step."
     each = f", and let {count:,} such batches make a step" if settings.accumulation is None else ""
-    words = " and ".join(f"`{change.name}` to {change.new} (now {change.old})" for change in changes)
-    return f"Set {words}{each}: a step keeps its {settings.samples:,} samples."
+    return f"{_capital(_in_words(changes))}{each}: a step keeps its {settings.samples:,} samples."
 
 
 def _what_is_left(missing: MissingMemory, parts: int) -> str:
@@ -236,3 +236,13 @@ def _what_is_left(missing: MissingMemory, parts: int) -> str:
         f" By this model about {format_bytes(peak)} are in use then, of which {format_bytes(kept)} are there whatever "
         "the batch."
     )
+
+
+def _in_words(changes: tuple[ConfigurationValue, ...]) -> str:
+    """`set a to 1 (now 2) and b to 3 (now 4)`; empty where there is none."""
+    each = [f"`{change.name}` to {change.new} (now {change.old})" for change in changes]
+    return f"set {' and '.join(each)}" if each else ""
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
 
 from efprof.artifacts.events import LoaderBuilt, events_of
@@ -26,20 +26,24 @@ ACCUMULATIONS: Final = frozenset({"accumulate", "accumulation", "accum"})
 ACCUMULATION_WORDS: Final = ACCUMULATIONS | {
     "acc", "gradient", "gradients", "grad", "grads", "step", "steps", "batches", "iter", "iters", "num",
 }  # fmt: skip
+CHECKPOINTING: Final = re.compile(r".*\b(gradient|grad|activations?|act) checkpoint(ing|s)?( enabled?| use| on)?")
+"""As the words of a key, such as `model.gradient_checkpointing.enabled`; `checkpoint` alone most often names a file."""
+ON_OF: Final = {"false": "true", "no": "yes", "off": "on"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserSettings:
     """Each is a value as the user wrote it, not changed yet; None where no key fits, or more than one does.
 
-    `micro_batch` holds the samples of a micro-batch; `samples` and `micro_batches` are those of the commonest step, 0
-    where none tells.
+    `micro_batch` holds the samples of a micro-batch; `checkpointing` is the change of a switch that is off.
+    `samples` and `micro_batches` are those of the commonest step, 0 where none tells.
     """
 
     samples: int
     micro_batches: int
     micro_batch: ConfigurationValue | None
     accumulation: ConfigurationValue | None
+    checkpointing: ConfigurationValue | None
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -56,6 +60,7 @@ class UserSettings:
             micro_batches=parts,
             micro_batch=_only(one for one in batches if one.old == str(samples // parts)),
             accumulation=_only(one for one in settings if _is_accumulation(one.name) and one.old == str(parts)),
+            checkpointing=_only(change for one in settings if (change := _checkpointing(one)) is not None),
         )
 
     @property
@@ -98,6 +103,13 @@ def _is_micro_batch_size(name: str) -> bool:
 def _is_accumulation(name: str) -> bool:
     words = set(_words(name.rpartition(".")[2]))
     return words <= ACCUMULATION_WORDS and bool(words & ACCUMULATIONS or {"grad", "acc"} <= words)
+
+
+def _checkpointing(setting: ConfigurationValue) -> ConfigurationValue | None:
+    opposite = ON_OF.get(setting.old.lower())
+    if opposite is None or not CHECKPOINTING.fullmatch(" ".join(_words(setting.name))):
+        return None
+    return replace(setting, new=opposite.capitalize() if setting.old[0].isupper() else opposite)
 
 
 def _only(found: Iterable[T]) -> T | None:

@@ -71,8 +71,30 @@ def test_accumulation_is_the_key_with_the_recorded_number_of_micro_batches(tmp_p
     assert found.micro_batch is not None
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "new"),
+    [
+        ("gradient_checkpointing", "false", "true"),
+        ("model.gradient_checkpointing.enabled", "False", "True"),
+        ("use_activation_checkpointing", "no", "yes"),
+    ],
+)
+def test_checkpointing_that_is_off_is_turned_on_in_the_same_spelling(
+    tmp_path: Path, key: str, value: str, new: str
+) -> None:
+    assert settings_of(tmp_path, {key: value}).checkpointing == ConfigurationValue(name=key, old=value, new=new)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("gradient_checkpointing", "true"), ("checkpoint", "false"), ("resume_checkpoint", "false"), ("checkpoint", "no")],
+)
+def test_checkpointing_that_is_on_and_files_of_weights_are_left_alone(tmp_path: Path, key: str, value: str) -> None:
+    assert settings_of(tmp_path, {key: value}).checkpointing is None
+
+
 def test_what_belongs_to_loops_that_do_not_train_is_never_offered(tmp_path: Path) -> None:
-    others = {"test.grad_accum": "4"}
+    others = {"eval.activation_checkpointing": "false", "test.grad_accum": "4"}
     found = settings_of(tmp_path, {"batch_size": "4", **others}, micro_batches=4)
     assert found.micro_batch is not None
-    assert found.accumulation is None
+    assert (found.checkpointing, found.accumulation) == (None, None)
