@@ -41,12 +41,6 @@ class Header(msgspec.Struct, frozen=True):
         return rank if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 else None
 
 
-class _Clock(msgspec.Struct):
-    """The one thing that must be known where another is not of its type."""
-
-    base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
-
-
 class TraceText:
     """A trace file, whose events are read once, from first to last; `header` is whole only after that.
 
@@ -187,9 +181,8 @@ class TraceText:
         if text[:1] == b"[":
             return Header()
         text = text.decode(errors="replace").encode()
-        for kind in (Header, _Clock):
-            with suppress(msgspec.DecodeError):
-                return Header(**msgspec.structs.asdict(msgspec.json.decode(text, type=kind, strict=False)))
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(text, type=Header, strict=False)
         return Header()
 
 

@@ -24,7 +24,7 @@ LAST_US: Final = 4 * 10**15
 
 
 NO_NUMBER: Final = -(1 << 63)
-"""What a column of integers has where an event has none: no address, size or number of anything."""
+"""What a column of integers has where an event has none: no size or number of anything."""
 _NO_TEXT: Final[Any] = None
 DIGITS: Final = b"0123456789"
 
@@ -40,14 +40,10 @@ class Arguments(msgspec.Struct, gc=False):
     shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_TEXT)
     call_stack: str | None = msgspec.field(name="Call stack", default=None)
     call_site: str | None = msgspec.field(name="Call site", default=None)
-    num_bytes: int | None = msgspec.field(name="Bytes", default=NO_NUMBER)
-    address: int | None = msgspec.field(name="Addr", default=NO_NUMBER)
     total_bytes: int | None = msgspec.field(name="Total Allocated", default=NO_NUMBER)
     device_type: int | None = msgspec.field(name="Device Type", default=NO_NUMBER)
-    copied_bytes: int | None = msgspec.field(name="bytes", default=NO_NUMBER)
     waited_stream: int | None = msgspec.field(name="wait_on_stream", default=NO_NUMBER)
     collective: str | None = msgspec.field(name="Collective name", default=None)
-    label: str | None = msgspec.field(name="name", default=None)
 
 
 def _event_type(time: type, zero: Any) -> Any:
@@ -74,15 +70,12 @@ NUMBERS: Final = {
     "forward_thread": np.int64,
     "python_id": np.int64,
     "python_parent": np.int64,
-    "num_bytes": np.int64,
-    "address": np.int64,
     "total_bytes": np.int64,
     "device_type": np.int8,
-    "copied_bytes": np.int64,
     "waited_stream": np.int64,
 }
 """Arguments that some events have, as numbers."""
-TEXTS: Final = ("shapes", "call_stack", "call_site", "collective", "label")
+TEXTS: Final = ("shapes", "call_stack", "call_site", "collective")
 """The same as texts, each different one kept once."""
 _EVENT: Final = _event_type(float, 0.0)
 _LATE_EVENT: Final = _event_type(msgspec.Raw, msgspec.Raw(b"0"))
@@ -312,7 +305,7 @@ def _have_thousandths(text: bytes) -> bool:
 
 
 def integers(values: Sequence[int], kind: Any = np.int64) -> Array:
-    """A column of integers; what does not fit is cut to its lowest bits, as an address of 64 of them is."""
+    """A column of integers; what does not fit is cut to its lowest bits."""
     try:
         return np.array(values, kind)
     except OverflowError:
