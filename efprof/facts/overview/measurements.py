@@ -78,7 +78,7 @@ def measurements_of(run: Run) -> Measurements:
         overhead=_overhead(times, events),
         memory_source=source,
         num_skipped_steps=_num_skipped(times.every),
-        recommendations=_about_memory(stage_deltas(read_throughout([time.record for time in times.steady]))),
+        recommendations=_about_memory(stage_deltas([time.record for time in times.steady])),
         stalls=stall_lines(run),
         time=time_evidence(run),
         time_sentence=where_it_goes(run),
@@ -164,9 +164,7 @@ def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
     allocated: dict[str, list[int]] = {}
     deltas: dict[str, list[tuple[int, int]]] = {}
     for record in records:
-        if not record.memory:
-            continue  # a short step of schema version 1
-        for before, here in zip([None, *record.memory[:-1]], record.memory, strict=True):
+        for before, here in zip([None, *record.memory], record.memory, strict=False):
             allocated.setdefault(here.boundary, []).append(here.allocated_bytes)
             if before is not None:
                 change = here.allocated_bytes - before.allocated_bytes
@@ -174,19 +172,9 @@ def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
     return tuple(_row(name, allocated[name], deltas.get(name, [])) for name in BOUNDARIES if name in allocated)
 
 
-def read_throughout(records: Sequence[StepRecord]) -> list[StepRecord]:
-    """The steps whose memory was read at every boundary that any step's was.
-
-    Of light steps nothing is read. In recordings of schema version 1 short ones may have been read at their end alone,
-    where memory is lowest: no peak among peaks.
-    """
-    fullest = max((_boundaries(record) for record in records), key=len, default=frozenset())
-    return [record for record in records if record.memory and _boundaries(record) == fullest]
-
-
 def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
     steady = times.steady
-    memory = [record.memory for record in read_throughout([time.record for time in steady])]
+    memory = [time.record.memory for time in steady if time.record.memory]
     peaks = [max(each.allocated_bytes for each in boundaries) for boundaries in memory]
     reserved = [max(each.reserved_bytes for each in boundaries) for boundaries in memory]
     reads = [sum(read.count for read in time.record.reads) for time in steady]
@@ -316,10 +304,6 @@ def _row(boundary: str, allocated: list[int], deltas: list[tuple[int, int]]) -> 
         largest_jump_bytes=jump,
         largest_jump_step=step,
     )
-
-
-def _boundaries(record: StepRecord) -> frozenset[str]:
-    return frozenset(here.boundary for here in record.memory)
 
 
 def _about_memory(rows: Sequence[StageDelta]) -> tuple[str, ...]:
