@@ -18,7 +18,7 @@ OVERFLOW = "results that are not finite"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NonFiniteCause:
-    """`operation` is None where no singular operation was found; `candidates` are the lines that may have called it.
+    """`operation` is None where no singular operation was found.
 
     `blame` is the operation's line where there is one candidate, else the line that calls backward; of bad data, the
     operation is the first that it is handed to. `why_no_line` says why an operation's line is not known.
@@ -27,7 +27,6 @@ class NonFiniteCause:
     mechanism: Literal["operation", "data", "explosion", "unknown"]
     blame: SourceLine
     operation: SuspectOperation | None = None
-    candidates: tuple[SourceLine, ...] = ()
     why_no_line: str = ""
 
     @classmethod
@@ -62,12 +61,12 @@ class NonFiniteCause:
         if site is None:
             raise ThinEvidence(f"step {found.first_step}'s {found.what} is {found.value}, and no line was recorded.")
         if not why and len(places) != 1:
-            why = "several lines call it" if places else "no recorded window holds that operation"
+            lines = ", ".join(str(sources.line(place)) for place in places)
+            why = f"several lines call it: {lines}" if lines else "no recorded window holds that operation"
         return cls(
             mechanism="data" if suspects[index].operand == BAD_DATA else "operation",
             blame=sources.line(site),
             operation=suspects[index],
-            candidates=tuple(sources.line(place) for place in places),
             why_no_line=why,
         )
 
@@ -87,18 +86,12 @@ def is_guess(one: SuspectOperation) -> bool:
 
 
 def how_nonfinite_is_known(found: NonFinite, cause: NonFiniteCause) -> Narrative:
-    wrong = (
-        "A step that runs other operations than the recorded one shifts the count, and a bad value that an in-place "
-    )
-    wrong += "operation made can show up at a later node."
-    if cause.mechanism != "operation":
-        wrong = "A bad batch can look the same: check that step's inputs for NaN and Inf, or run it again under "
-        wrong += "torch.autograd.set_detect_anomaly(True)."
     return Narrative.of(
         f"From step {found.first_step} on the {found.what} is {found.value}; the optimizer writes it into every "
         "parameter, and no later step can repair them.",
         _how_known(found, cause),
-        wrong,
+        "A bad batch can look the same: check that step's inputs for NaN and Inf, or run it again under "
+        "torch.autograd.set_detect_anomaly(True).",
     )
 
 
@@ -117,5 +110,4 @@ def _how_known(found: NonFinite, cause: NonFiniteCause) -> str:
         known += f"gradient: {one.node} is the first node whose slope can be infinite where its value is finite."
     if not cause.why_no_line:
         return f"{known} The operation at the same place in a recorded step was called on the blamed line."
-    others = ", ".join(str(line) for line in cause.candidates)
-    return f"{known} Its line is not known: {cause.why_no_line}{f' (candidates: {others})' if others else ''}."
+    return f"{known} Its line is not known: {cause.why_no_line}."
