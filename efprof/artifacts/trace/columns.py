@@ -22,7 +22,7 @@ ABSENT: Final = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """The events of one file; nothing of it is left out but events without a readable time.
+    """The events of one file; nothing of it is left out but events that cannot be read.
 
     `phase` is the character that the format has for it, `name` and `category` are places in `texts`, `lane` one in
     `lanes`, `id` is the correlation of a launch and its kernel, or what ties the ends of a flow together (-1: none).

@@ -143,45 +143,25 @@ class Decoder:
 
     @staticmethod
     def _one_by_one(text: bytes) -> tuple[list[Any], int] | None:
-        """Where a field is not of its type, its event is kept without it; without its time, an event has no place."""
+        """Where an argument is not of its type, its event is kept without any; where a field is not, it is left out."""
         try:
-            found = msgspec.json.decode(text.decode(errors="replace"))
+            found = msgspec.json.decode(text.decode(errors="replace"), type=list[msgspec.Raw])
         except (msgspec.DecodeError, RecursionError):
             return None
-        events = [_converted(event) for event in found]
-        kept = [event for event in events if event is not None]
-        return kept, len(events) - len(kept)
+        events = [event for event in map(_alone, found) if event is not None]
+        return events, len(found) - len(events)
 
 
 def _list_of(kind: Any) -> Any:
     return list[kind]
 
 
-def _converted(found: Any) -> Any:
-    if not isinstance(found, dict):
-        return None
-    fields: dict[str, Any] = {name: found[name] for name in ("ts", "dur") if name in found}
-    fields |= {name: str(found[name]) for name in ("ph", "name", "cat") if name in found}
-    fields |= {name: _number_or_text(found[name]) for name in ("pid", "tid", "id") if name in found}
-    arguments = found.get("args")
-    given = arguments.items() if isinstance(arguments, dict) else ()
-    fields["args"] = {name: value for name, value in given if _is_argument(name, value)}
-    try:
-        return msgspec.convert(fields, _EVENT, strict=False)
-    except (msgspec.ValidationError, OverflowError):
-        return None
-
-
-def _is_argument(name: str, value: object) -> bool:
-    try:
-        msgspec.convert({name: value}, Arguments, strict=False)
-    except (msgspec.ValidationError, TypeError, OverflowError):
-        return False
-    return True
-
-
-def _number_or_text(value: object) -> int | str:
-    return value if isinstance(value, int) else str(value)
+def _alone(text: msgspec.Raw) -> Any:
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(text, type=_EVENT, strict=False)
+    with suppress(msgspec.DecodeError, OverflowError, TypeError):
+        return msgspec.convert({**msgspec.json.decode(text), "args": None}, _EVENT, strict=False)
+    return None
 
 
 class _Codes(dict[Any, int]):

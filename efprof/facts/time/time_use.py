@@ -237,7 +237,7 @@ def _how_known(use: TimeUse) -> Narrative:
         lost = format_ms(use.per_step_ms(window.paths.unlaunched_ns))
         paragraphs.append(f"Kernels of {lost} per step have no launch in the trace: they have a lane, but no line.")
     if num_unreadable := window.trace.num_unreadable:
-        paragraphs.append(f"Events without a readable time, {num_unreadable:,} of them, are left out.")
+        paragraphs.append(f"Events that cannot be read, {num_unreadable:,} of them, are left out.")
     missing = _missing(use)
     return Narrative(title="How this is known", paragraphs=(*paragraphs, *missing))
 

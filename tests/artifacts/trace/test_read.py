@@ -209,12 +209,10 @@ def test_numbers_that_are_none_cost_no_event(tmp_path: Path) -> None:
     assert trace.argument("total_bytes").tolist() == [4]
 
 
-def test_an_argument_of_another_type_costs_no_event(tmp_path: Path) -> None:
-    arguments = {"correlation": "none", "Total Allocated": 12, "Sequence number": [1]}
-    odd = {**KERNEL, "name": 5, "tid": {"a": 1}, "args": arguments}
-    trace = trace_of(tmp_path, KERNEL, odd, KERNEL)
-    assert trace.argument("total_bytes").max() == 12
-    assert len(trace.named("5")) == 1
+def test_an_argument_of_another_type_costs_no_event_but_a_name_or_thread_does(tmp_path: Path) -> None:
+    odd = {**KERNEL, "name": "odd", "args": {"correlation": "none", "Sequence number": [1]}}
+    trace = trace_of(tmp_path, KERNEL, odd, {**KERNEL, "name": 5}, {**KERNEL, "tid": {"a": 1}}, 7)
+    assert (len(trace), len(trace.named("odd")), trace.num_unreadable) == (2, 1, 3)
 
 
 def test_large_times_are_cut_not_wrapped(tmp_path: Path) -> None:
