@@ -9,6 +9,7 @@ microseconds, and where it groups kernels their means are sums.
 import logging
 import os
 import re
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -85,13 +86,15 @@ def _asked(path: Path) -> tuple[list[Table], list[str]]:
     """Its tables, and a sentence for each that is missing."""
     with TemporaryDirectory(prefix="efprof-hta-") as folder:
         try:
-            (found,) = in_processes([("what HTA says", partial(_ask, path, Path(folder)))], 1, longest_s=LONGEST_S)
+            (found,) = in_processes([("what HTA says", partial(_ask, path, Path(folder)))], 1)
         except RuntimeError as error:
             return [], [f"HTA broke off: {str(error)[:MAX_TOLD]}."]
     return ([], [str(found)]) if isinstance(found, UnreadableInput) else found
 
 
 def _ask(path: Path, folder: Path) -> tuple[list[Table], list[str]]:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LONGEST_S)
     for output in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     warnings.simplefilter("ignore")

@@ -6,6 +6,7 @@ from typing import Final, Self
 
 import numpy as np
 
+from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath
@@ -126,26 +127,16 @@ def _line_table(use: TimeUse) -> Table | None:
 
 def _operator_table(use: TimeUse) -> Table | None:
     """The outermost operators, with all that runs inside them."""
-    spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    spent: dict[str, Array] = defaultdict(lambda: np.zeros(3))
     for path in use.window.paths.root.walk():
         if path.kind == "operator":
-            total = spent[path.text]
-            total[0] += path.count
-            total[1] += path.own_ns
-            total[2] += path.device_ns
-    on_device = any(device for _, _, device in spent.values())
-    ranked = sorted(spent.items(), key=lambda item: -(item[1][1] + item[1][2]))[:MAX_ROWS]
-    num_steps = len(use.window.steps)
-    rows = tuple(
-        (
-            f"`{name}`",
-            count / num_steps,
-            use.per_step_ms(host) * use.scale,
-            *((use.per_step_ms(device),) if on_device else ()),
-            100 * use.per_step_ms(host) * use.scale / use.step_ms,
-        )
-        for name, (count, host, device) in ranked
-    )
+            spent[path.text] += (path.count, path.own_ns, path.device_ns)
+    on_device = any(total[2] for total in spent.values())
+    rows: list[tuple[str | float, ...]] = []
+    for name, total in sorted(spent.items(), key=lambda item: -item[1][1:].sum())[:MAX_ROWS]:
+        count, host_ns, device_ns = total.tolist()
+        host_ms, device = use.per_step_ms(host_ns) * use.scale, (use.per_step_ms(device_ns),) if on_device else ()
+        rows.append((f"`{name}`", count / len(use.window.steps), host_ms, *device, 100 * host_ms / use.step_ms))
     columns = {"Operator": "", "Calls": "count", "Host": "ms"} | ({"Device": "ms"} if on_device else {})
     return Table.of("Operators, per step", columns | {"Of the step": "percent"}, rows) if rows else None
 
