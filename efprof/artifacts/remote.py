@@ -65,11 +65,11 @@ def _copied(url: str, folder: Path) -> Path:
                 raise UnreadableInput(f"{shown} cannot be read: {target.name} in it is no name of a file here.")
             target.parent.mkdir(parents=True, exist_ok=True)
         system.get(files, list(map(str, targets)))
-    except EfprofError:
-        raise
     except Exception as error:  # each package that talks to a store has its own
-        told = without_secrets(str(error)) or type(error).__name__
-        raise UnreadableInput(f"{shown} cannot be read: {told}.") from None
+        if not isinstance(error, EfprofError):
+            told = without_secrets(str(error)) or type(error).__name__
+            raise UnreadableInput(f"{shown} cannot be read: {told}.") from None
+        raise
     if not files:
         raise UnreadableInput(f"{shown} cannot be read: there is nothing.")
     return place

@@ -93,20 +93,16 @@ class Replay:
             return f"unmodified it is {format_share(error)} off: {which} records what waits for what"
         return ""
 
-    def gain_without(self, removed: Collection[int], what: str) -> Gain | None:
-        """What a step wins where these events take no time, `what` in words; None where the replay tells nothing."""
-        if self.refusal:
-            return None
+    def gain_without(self, removed: Collection[int], what: str) -> Gain:
+        """What a step wins where these events take no time, `what` in words, if there is no `refusal`."""
         error_ms = abs(self.replayed_ms - self.recorded_ms)
         saved_ms = max(0.0, self.replayed_ms - self.replayed_without(removed))
-        interval = max(0.0, saved_ms - error_ms), saved_ms + error_ms
-        to_step = self.scale / self.num_steps
-        off = format_share(error_ms / self.recorded_ms)
+        to_step, off = self.scale / self.num_steps, format_share(error_ms / self.recorded_ms)
         return Gain(
             basis="replay",
             explanation=f"the steps of the trace replayed {what}; unmodified, the replay is {off} off",
             step_ms=saved_ms * to_step,
-            step_ms_interval=(interval[0] * to_step, interval[1] * to_step),
+            step_ms_interval=(max(0.0, saved_ms - error_ms) * to_step, (saved_ms + error_ms) * to_step),
         )
 
 
@@ -125,8 +121,7 @@ def gain_or_bound(run: Run, removed: Collection[int], bound: Gain, what: str) ->
     replay = run.get(Replay)
     if replay.refusal:
         return bound, f"The gain is a bound, since the trace cannot be replayed: {replay.refusal}."
-    gain = replay.gain_without(removed, what) if replay.schedule.calls else None
-    return gain or bound, ""
+    return replay.gain_without(removed, what) if replay.schedule.calls else bound, ""
 
 
 class _Removed:
