@@ -125,7 +125,7 @@ def test_no_prediction_is_negative_or_more_than_the_wait(num_workers, num_cpus, 
         data_interval_ms=(data_ms * 0.9, data_ms * 1.1),
         fetch_ms=data_ms,
         cpu_ms=step_ms * min(cpu_share, num_cpus),
-        restarts=(),
+        num_restarts=0,
         restart_ms=0.0,
     )
     workers = num_workers + wanted

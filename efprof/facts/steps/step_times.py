@@ -139,9 +139,7 @@ def within_idle(run: Run, gain: Gain) -> Gain:
     )
 
 
-def part_of_steps(
-    times: StepTimes, label: str, part_ms: Sequence[float], marks: tuple[tuple[float, str], ...] = ()
-) -> Series:
+def part_of_steps(times: StepTimes, label: str, part_ms: Sequence[float]) -> Series:
     """The picture of one part of each steady step, and the rest of the step stacked on it."""
     steps = tuple(float(time.step) for time in times.steady)
     rest_ms = tuple(max(0.0, time.total_ms - part) for time, part in zip(times.steady, part_ms, strict=True))
@@ -155,7 +153,6 @@ def part_of_steps(
             SeriesLine(label="everything else", x=steps, y=rest_ms),
         ),
         is_stacked=True,
-        marks=marks,
     )
 
 
