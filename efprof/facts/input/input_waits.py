@@ -211,7 +211,7 @@ def wait_evidence(times: StepTimes) -> tuple[Evidence, ...]:
         Narrative.of(
             "The time between asking the loader for a batch and getting it was measured in every step; as long as a "
             "device still has something to do, it is no wait.",
-            "The prediction takes the slowest of three: the rest of the step, one worker's time divided by the workers, "
+            "The prediction takes the slowest of three: the rest of the step, one worker's time over the workers, "
             "and all CPU time divided by the processors. Its interval reaches from workers that cost the training "
             "nothing to workers that share its cores and memory, and the prediction lies midway.",
             "It is wrong where batches wait for a disk or a network that more workers cannot make faster, and where "
