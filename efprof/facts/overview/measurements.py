@@ -56,8 +56,6 @@ MIN_RANGE = 0.1
 """Where the boundaries differ by less than this share of the highest, all that a step adds is not worth saving."""
 MIN_READINGS: Final = 6
 """After the first batch, which fills caches and loads kernels."""
-MIN_RISING: Final = 0.9
-"""Of the stretches between readings: what is stored of each batch rises with each."""
 MIN_KEPT: Final = 4 * MIB
 """In all, by its end: less than a model's own noise is not worth a sentence."""
 
@@ -138,14 +136,13 @@ def notes_on(every: Sequence[Evaluation]) -> tuple[str, ...]:
 
 
 def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
-    """The rise from the first batch to the last over the batches between; None where it is small or not steady."""
+    """The median rise from one reading to the next, in all and over the batches between; None where it is small."""
     readings = [each for each in memory if each.num_batches >= 1]
     if len(readings) < MIN_READINGS:
         return None
     rises = [after.allocated_bytes - before.allocated_bytes for before, after in pairwise(readings)]
-    is_steady = sum(each > 0 for each in rises) >= MIN_RISING * len(rises)
-    kept = sum(rises)
-    return kept / (readings[-1].num_batches - readings[0].num_batches) if is_steady and kept >= MIN_KEPT else None
+    kept = statistics.median(rises) * len(rises)
+    return kept / (readings[-1].num_batches - readings[0].num_batches) if kept >= MIN_KEPT else None
 
 
 def as_number(value: float | str | None) -> float | None:

@@ -11,6 +11,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath
 from efprof.facts.time.device_lanes import DeviceUse, kind_of
+from efprof.facts.time.launching_lines import what_tells_lines
 from efprof.facts.time.lean_times import timed_window
 from efprof.facts.time.rank_times import OneRank, RankTimes
 from efprof.facts.time.step_pictures import nested_bars, one_step
@@ -45,19 +46,17 @@ class TimeUse:
     scale: float
     """Milliseconds of a steady step for one of the window."""
     lines: tuple[LineUse, ...]
-    device: DeviceUse | None
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """From a lean window, or the last full one; raises NotRecorded where no window holds a step."""
         window = timed_window(run)
         scale = window.steady_ms / window.step_ms if window.steady_ms else 1.0
-        return cls(
-            window=window,
-            scale=scale,
-            lines=_lines(window, run.get(Sources), scale),
-            device=window.device,
-        )
+        return cls(window=window, scale=scale, lines=_lines(window, run.get(Sources), scale))
+
+    @property
+    def device(self) -> DeviceUse | None:
+        return self.window.device
 
     @property
     def step_ms(self) -> float:
@@ -238,12 +237,8 @@ def _missing(use: TimeUse) -> tuple[str, ...]:
     if use.window.steady_ms:
         return ()
     trace, found = use.window.trace, []
-    has_lines = any(path.kind in ("line", "function") for path in use.window.paths.root.walk())
-    has_python = bool(np.any(trace.is_of("python_function"))) or "call_stack" in trace.sparse
-    if not has_python:
-        found.append("No Python functions were recorded: `with_stack=True` tells your lines.")
-    elif not has_lines:
-        found.append("No function of yours was recorded, only libraries': `--own PACKAGE` makes one of these yours.")
+    if not use.window.lines:
+        found.append(what_tells_lines(use.window))
     if "shapes" not in trace.sparse:
         found.append("No shapes were recorded: `record_shapes=True`.")
     if not trace.named("[memory]"):
