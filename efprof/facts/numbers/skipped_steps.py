@@ -9,7 +9,7 @@ from typing import Self
 from efprof.artifacts.events import ScalerBuilt, events_of
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.run.run import Run
-from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, usual_backward_site
+from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval
 from efprof.model import Narrative
 
 SEARCH_STEPS = 50
@@ -61,7 +61,7 @@ class SkippedSteps:
             saved_ms=max(0.0, lost_ms - tried_ms),
             saved_interval_ms=(max(0.0, low_ms - tried_ms), max(0.0, high_ms - tried_ms)),
             scaler=scaler,
-            site=(scaler.site if scaler else None) or usual_backward_site(time.record for time in skipped),
+            site=(scaler.site if scaler else None) or run.get(StepTimes).backward_site,
         )
 
     @property

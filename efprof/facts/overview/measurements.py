@@ -150,12 +150,6 @@ def as_number(value: float | str | None) -> float | None:
     return None if value is None else float(value)
 
 
-def is_nonfinite(time: StepTime) -> bool:
-    """Whether NaN or Inf was seen in the step's loss or gradients."""
-    record = time.record
-    return bool(badness(record) or record.num_nan or record.num_inf)
-
-
 def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
     """One row per boundary that was recorded, in the step's order; a step may pass a boundary several times."""
     allocated: dict[str, list[int]] = {}
@@ -175,6 +169,9 @@ def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
     peaks = [max(each.allocated_bytes for each in boundaries) for boundaries in memory]
     reserved = [max(each.reserved_bytes for each in boundaries) for boundaries in memory]
     reads = [sum(read.count for read in time.record.reads) for time in steady]
+    nonfinite = sum(
+        bool(badness(record) or record.num_nan or record.num_inf) for record in (time.record for time in times.every)
+    )
     growth = run.find(MemoryGrowth, ThinEvidence)  # 0 where it does not grow for sure, none of a run too short to tell
     growth_bytes = () if growth is None else (growth.fit.trend.slope if growth.is_growing else 0.0,)
     return (
@@ -187,7 +184,7 @@ def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
         _metric("reserved_bytes", "reserved memory", "bytes", reserved),
         _metric("memory_growth_bytes_per_step", "memory growth", "bytes_per_step", growth_bytes),
         _metric("scalar_reads_per_step", "scalar reads", "count", reads),
-        _metric("nonfinite_steps", "steps with NaN or Inf", "count", [sum(map(is_nonfinite, times.every))], 0.0),
+        _metric("nonfinite_steps", "steps with NaN or Inf", "count", [nonfinite], 0.0),
     )
 
 
@@ -266,7 +263,7 @@ def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:
     steady = [time for time in times.every[num_warm_up_steps(len(times.every)) :] if time.record.window is None]
     step_ms = statistics.fmean(time.recorder_ms for time in steady)  # full ones pay for light ones
     closed = [event for event in events if isinstance(event, WindowClosed)]
-    costs = [event for event in events if isinstance(event, RecordingCost)]
+    cost = next((event for event in reversed(events) if isinstance(event, RecordingCost)), None)
     return Overhead(
         step_ms=step_ms,
         share=step_ms / times.median_ms(),
@@ -274,11 +271,9 @@ def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:
         num_windows=len(closed),
         num_full_steps=sum(time.record.is_full for time in times.every),
         num_steps=len(times.every),
-        allowance_s=costs[-1].allowance_s if costs else None,
-        allowed_share=costs[-1].share if costs else None,
-        beside_steps_s=sum(seconds for what, seconds in costs[-1].seconds.items() if not what.endswith("steps"))
-        if costs
-        else None,
+        allowance_s=cost and cost.allowance_s,
+        allowed_share=cost and cost.share,
+        beside_steps_s=cost and sum(seconds for what, seconds in cost.seconds.items() if not what.endswith("steps")),
     )
 
 
