@@ -189,8 +189,8 @@ def _stored(path: Path, file: BinaryIO, num_processes: int | None) -> dict[str, 
         "fields": {
             "path": path.resolve(),
             "header": text.header,
-            "texts": columns.texts,
-            "lanes": columns.lanes,
+            "texts": list(columns.texts),
+            "lanes": list(columns.lanes),
             "num_unreadable": columns.num_unreadable,
         },
     }

@@ -138,22 +138,13 @@ def _about_devices_not_replayed(run: Run) -> tuple[str, ...]:
     return memory.not_replayed if memory else ()
 
 
-def _about_stop(event: CollectorStopped) -> str:
-    if event.collector == WHOLE_RECORDING:
-        return (
-            f"Recording stopped at step {event.step} ({event.reason}); training went on, and what came after is not in "
-            "this report."
-        )
-    when = f" at step {event.step}" if event.step >= 0 else ""  # the recorder's shell does not know the step
-    return f"The collector '{event.collector}' stopped{when} ({event.reason}); training went on without it."
-
-
-def _about_stops(run: Run) -> list[str]:
-    return [
-        f"In {rank.name}: {_about_stop(event)}" if rank != run.rank_folder else _about_stop(event)
-        for rank in run.rank_folders
-        for event in events_of(rank, CollectorStopped)
-    ]
+def _about_stops(run: Run) -> Iterator[str]:
+    stops = ((folder, event) for folder in run.rank_folders for event in events_of(folder, CollectorStopped))
+    for rank, event in stops:
+        where = f"In {rank.name}: " if rank != run.rank_folder else ""
+        what = "Recording" if event.collector == WHOLE_RECORDING else f"The collector '{event.collector}'"
+        when = f" at step {event.step}" if event.step >= 0 else ""  # the recorder's shell does not know the step
+        yield f"{where}{what} stopped{when} ({event.reason}); training went on without it."
 
 
 def _about_broken_windows(run: Run) -> Iterator[str]:

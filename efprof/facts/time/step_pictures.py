@@ -43,7 +43,7 @@ def nested_bars(
     root, spent = window.paths.root, totals(window.paths.root, weight)
     whole_ns, rows, num_bars = spent[id(root)], defaultdict[int, list[Interval]](list), 0
     todo = _side_by_side(
-        sorted(root.below.values(), key=lambda path: (path.kind != "stage", _place(path.stage))), spent
+        sorted(root.below.values(), key=lambda path: (path.kind != "stage", STAGES.index(path.stage))), spent
     )
     while todo and num_bars < MAX_BARS:
         path, start_ns, row = todo.pop()
@@ -66,7 +66,7 @@ def _side_by_side(paths: Sequence[CallPath], spent: dict[int, int], start_ns: in
 
 def _bar(path: CallPath, sources: Sources, start_ms: float, spent_ms: float, whole_ms: float) -> Interval:
     label, where = _name_of(path, sources)
-    stage = f", in {path.stage}" if path.kind != "stage" and path.stage in STAGES else ""
+    stage = f", in {path.stage}" if path.kind != "stage" else ""
     note = f"{where or label}{stage}: {format_ms(spent_ms)} per step, {format_share(spent_ms / whole_ms)}"
     return Interval(start_ms=start_ms, length_ms=spent_ms, label=label, colour=path.stage, note=note)
 
@@ -77,10 +77,6 @@ def _is_shown(path: CallPath) -> bool:
         return path.above is not None and path.above.kind not in ("line", "module")
     outer = path.above.nearest("line") if path.kind == "line" and path.above else None
     return outer is None or outer.text != path.text
-
-
-def _place(stage: str) -> int:
-    return STAGES.index(stage) if stage in STAGES else len(STAGES)
 
 
 def _name_of(path: CallPath, sources: Sources) -> tuple[str, str]:
