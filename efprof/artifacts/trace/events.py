@@ -139,7 +139,7 @@ class Decoder:
     def _become(self, kind: Any) -> None:
         """Times are floats; where those are not exact, texts: msgspec would take 10**15 + 0.001 for an integer."""
         self._kind = kind
-        self._decoder: Any = msgspec.json.Decoder(_list_of(kind), strict=False)
+        self._decoder: Any = msgspec.json.Decoder(list[kind], strict=False)
 
     @staticmethod
     def _one_by_one(text: bytes) -> tuple[list[Any], int] | None:
@@ -150,10 +150,6 @@ class Decoder:
             return None
         events = [event for event in map(_alone, found) if event is not None]
         return events, len(found) - len(events)
-
-
-def _list_of(kind: Any) -> Any:
-    return list[kind]
 
 
 def _alone(text: msgspec.Raw) -> Any:

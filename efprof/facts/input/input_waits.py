@@ -115,8 +115,9 @@ class InputWaits:
         return min(self.wanted_workers, self.most_workers)
 
     def saved_ms_with(self, num_workers: int) -> float:
-        """What that many workers save per step; nothing where they are no more than now."""
-        return self.step_ms - self.step_ms_with(num_workers) if num_workers > self.num_workers else 0.0
+        """What that many workers save per step, if any, midway between workers that hinder the training and do not."""
+        both_ms = self.best_step_ms_with(num_workers) + self.worst_step_ms_with(num_workers)
+        return self.step_ms - both_ms / 2 if num_workers > self.num_workers else 0.0
 
     def saved_interval_ms_with(self, num_workers: int) -> tuple[float, float]:
         """From workers that hinder the training on every core they share to workers that do not, and 95 % of steps."""
@@ -125,10 +126,6 @@ class InputWaits:
         least_ms = self.step_ms - self.worst_step_ms_with(num_workers) - handover_ms - half_width_ms
         most_ms = self.step_ms - self.best_step_ms_with(num_workers) + HANDOVER_MS
         return max(0.0, least_ms), min(self.data_ms, most_ms) + half_width_ms
-
-    def step_ms_with(self, num_workers: int) -> float:
-        """The step with that many workers: midway between workers that hinder the training and workers that do not."""
-        return (self.best_step_ms_with(num_workers) + self.worst_step_ms_with(num_workers)) / 2
 
     def best_step_ms_with(self, num_workers: int) -> float:
         """The slowest of training, workers, and all cores together.

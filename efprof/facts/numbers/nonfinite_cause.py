@@ -54,7 +54,10 @@ class NonFiniteCause:
         has a singular point is a suspect then, and of those not `pow`.
         """
         found, sources = run.get(NonFinite), run.get(Sources)
-        suspects = [one for one in found.suspects if not (found.explosion and _may_overflow(one))]
+        suspects = list(found.suspects)
+        if found.explosion:
+            singular = (one for one in suspects if one.operand != OVERFLOW and not is_guess(one))
+            suspects = [one for one in singular if operation_of(one.node) != "pow"]
         if suspects:
             return cls._of_operation(run, found, suspects)
         if found.site is None:
@@ -91,10 +94,6 @@ class NonFiniteCause:
     def operation_name(self) -> str:
         """The operation as the user calls it: `log` for `LogBackward0`."""
         return operation_of(self.operation.node) if self.operation else ""
-
-
-def _may_overflow(one: SuspectOperation) -> bool:
-    return operation_of(one.node) == "pow" or one.operand == OVERFLOW or is_guess(one)
 
 
 def is_guess(one: SuspectOperation) -> bool:

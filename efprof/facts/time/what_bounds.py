@@ -77,11 +77,8 @@ def _bound(use: TimeUse) -> str:
             f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter.{also}"
         )
     if bound == UNCLEAR:
-        outside = format_share(min(1.0, device.busy_ns / device.span_ns / use.scale))
-        return (
-            f"It is unclear what bounds the step: the device is busy for {busy} of a profiled one, and for {outside} "
-            f"of one outside windows, if it does the same there.{also}"
-        )
+        why = f"the device is busy for {busy} of a profiled one, and those outside windows are not as long"
+        return f"It is unclear what bounds the step: {why}.{also}"
     why = {
         THE_HOST: ", mostly because the host had launched nothing: the host bounds the step",
         "launched, not begun": ", mostly between a launch and its kernel",
