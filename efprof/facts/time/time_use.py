@@ -40,19 +40,16 @@ class LineUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeUse:
-    """The window that tells it, how its times become those of a steady step, and what was added up from it."""
+    """The window that tells it, and what was added up from it."""
 
     window: TraceWindow
-    scale: float
-    """Milliseconds of a steady step for one of the window."""
     lines: tuple[LineUse, ...]
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """From a lean window, or the last full one; raises NotRecorded where no window holds a step."""
         window = timed_window(run)
-        scale = window.steady_ms / window.step_ms if window.steady_ms else 1.0
-        return cls(window=window, scale=scale, lines=_lines(window, run.get(Sources), scale))
+        return cls(window=window, lines=_lines(window, run.get(Sources)))
 
     @property
     def device(self) -> DeviceUse | None:
@@ -61,7 +58,7 @@ class TimeUse:
     @property
     def step_ms(self) -> float:
         """The step outside windows where that is known, else as long as the profiler made it."""
-        return self.window.step_ms * self.scale
+        return self.window.step_ms * self.window.scale
 
     def per_step_ms(self, nanoseconds: float) -> float:
         """Of the whole window, per step as the profiler made it."""
@@ -73,17 +70,15 @@ def time_evidence(run: Run) -> tuple[Evidence, ...]:
     use, sources = run.find(TimeUse, UnreadableInput), run.get(Sources)
     if use is None or not len(use.window.trace):
         return ()
-    window, to_ms = use.window, use.scale / 1e6 / len(use.window.steps)
-    root = window.paths.root
+    window, root = use.window, use.window.paths.root
+    to_ms = 1 / 1e6 / len(window.steps)
     found: list[Evidence] = []
     if any(_host(path) > 0 for path in root.walk()):
         caption = "From stage to your line to module to operator; each bar is as wide as what was spent under it."
-        found.append(nested_bars(window, sources, "Time on the host", caption, lambda path: _host(path), to_ms))
+        found.append(nested_bars(window, sources, "Time on the host", caption, _host, to_ms * window.scale))
     if any(path.device_ns for path in root.walk()):
         caption = "The same paths, by what the kernels take that were launched under them."
-        found.append(
-            nested_bars(window, sources, "Time on the device", caption, lambda path: path.device_ns, to_ms / use.scale)
-        )
+        found.append(nested_bars(window, sources, "Time on the device", caption, lambda path: path.device_ns, to_ms))
     found.append(one_step(window, "One step"))
     tables = (_rank_table(run), _device_numbers(use), _line_table(use), _operator_table(use), _kernel_table(use))
     return (*found, *(table for table in tables if table is not None), _how_known(use))
@@ -94,8 +89,8 @@ def _host(path: CallPath) -> int:
     return path.own_ns if path.above is not None else 0
 
 
-def _lines(window: TraceWindow, sources: Sources, scale: float) -> tuple[LineUse, ...]:
-    to_ms = 1 / 1e6 / len(window.steps)
+def _lines(window: TraceWindow, sources: Sources) -> tuple[LineUse, ...]:
+    to_ms, scale = 1 / 1e6 / len(window.steps), window.scale
     found = [
         LineUse(
             blame=sources.line(paths[0].text),
@@ -134,7 +129,8 @@ def _operator_table(use: TimeUse) -> Table | None:
     rows: list[tuple[str | float, ...]] = []
     for name, total in sorted(spent.items(), key=lambda item: -item[1][1:].sum())[:MAX_ROWS]:
         count, host_ns, device_ns = total.tolist()
-        host_ms, device = use.per_step_ms(host_ns) * use.scale, (use.per_step_ms(device_ns),) if on_device else ()
+        host_ms = use.per_step_ms(host_ns) * use.window.scale
+        device = (use.per_step_ms(device_ns),) if on_device else ()
         rows.append((f"`{name}`", count / len(use.window.steps), host_ms, *device, 100 * host_ms / use.step_ms))
     columns = {"Operator": "", "Calls": "count", "Host": "ms"} | ({"Device": "ms"} if on_device else {})
     return Table.of("Operators, per step", columns | {"Of the step": "percent"}, rows) if rows else None

@@ -104,6 +104,11 @@ class TraceWindow:
         """The mean step, as long as the profiler made it."""
         return sum(end - start for start, end in self.steps) / 1e6 / len(self.steps)
 
+    @property
+    def scale(self) -> float:
+        """Milliseconds of a steady step for one of the window."""
+        return self.steady_ms / self.step_ms if self.steady_ms else 1.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceWindows:

@@ -59,7 +59,7 @@ def next_experiment(run: Run) -> str:
         THE_DEVICE: "give the device less to do: bfloat16 autocast, then `torch.compile(model)`.",
         THE_HOST: 'let the host launch less: `torch.compile(model, mode="reduce-overhead")`, or a larger batch.',
     }
-    experiment = experiments.get(_what_bounds(use.device, use.scale))
+    experiment = experiments.get(_what_bounds(use.device, use.window.scale))
     return f"To make a step shorter, {experiment}" if experiment else ""
 
 
@@ -71,7 +71,7 @@ def _bound(use: TimeUse) -> str:
     busy = format_share(device.busy_ns / device.span_ns)
     alone = device.exposed_ns / device.span_ns
     also = f" For {format_share(alone)} of it the device only communicates." if alone >= WORTH_SAYING else ""
-    bound = _what_bounds(device, use.scale)
+    bound = _what_bounds(device, use.window.scale)
     if bound == THE_DEVICE:
         return (
             f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter.{also}"
