@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final, TypeVar, cast
 import msgspec
 from isal import igzip, isal_zlib
 
-from efprof.artifacts.trace.events import NO_JSON, Array, Block, Decoder
+from efprof.artifacts.trace.events import NO_JSON, Array, Block, Decoder, event_alone
 from efprof.model import UnreadableInput
 
 T = TypeVar("T")
@@ -240,12 +240,4 @@ def _with_texts(decoder: Decoder, text: bytes) -> tuple[Sequence[msgspec.Raw], B
     except (msgspec.DecodeError, UnicodeDecodeError):
         mended = NO_JSON.sub(b":null", text.decode(errors="replace").encode())
         texts = msgspec.json.decode(mended, type=list[msgspec.Raw])
-    return (list(_readable(decoder, texts)) if block.num_unreadable else texts), block
-
-
-def _readable(decoder: Decoder, texts: Sequence[msgspec.Raw]) -> Iterator[msgspec.Raw]:
-    """Those that have a place in the columns."""
-    for one in texts:
-        alone = decoder.block(b"[%b]" % bytes(one))
-        if alone is not None and not alone.num_unreadable:
-            yield one
+    return [one for one in texts if event_alone(one) is not None] if block.num_unreadable else texts, block

@@ -143,16 +143,16 @@ class Decoder:
 
     @staticmethod
     def _one_by_one(text: bytes) -> tuple[list[Any], int] | None:
-        """Where an argument is not of its type, its event is kept without any; where a field is not, it is left out."""
         try:
             found = msgspec.json.decode(text.decode(errors="replace"), type=list[msgspec.Raw])
         except (msgspec.DecodeError, RecursionError):
             return None
-        events = [event for event in map(_alone, found) if event is not None]
+        events = [event for event in map(event_alone, found) if event is not None]
         return events, len(found) - len(events)
 
 
-def _alone(text: msgspec.Raw) -> Any:
+def event_alone(text: msgspec.Raw) -> Any:
+    """One event, without its arguments where one of these is not of its type; None where it cannot be read."""
     with suppress(msgspec.DecodeError):
         return msgspec.json.decode(text, type=_EVENT, strict=False)
     with suppress(msgspec.DecodeError, OverflowError, TypeError):
