@@ -78,7 +78,7 @@ def _about_foreign(run: Run) -> Iterator[str]:
     if not any((folder / SNAPSHOT).exists() for folder in run.rank_folders):
         yield FOREIGN.format(what="time", missing="its memory, its numbers and its exact lines")
     if traces.ranks:
-        yield from traces.errors.values()
+        yield from traces.errors
 
 
 def _about_other_attempts(run: Run) -> Iterator[str]:
@@ -160,7 +160,7 @@ def _about_broken_ranks(run: Run) -> Iterator[str]:
     with contextlib.suppress(UnreadableInput, RuntimeError):
         times = run.find(RankTimes) if len(run.rank_folders) > 1 else None
     if times is not None and times.ranks:
-        yield from times.errors.values()
+        yield from times.errors
 
 
 def _about_torn_lines(file: str, num_torn: int) -> Iterator[str]:

@@ -86,10 +86,10 @@ class OneRank:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankTimes:
-    """Every rank that has a trace with a step, in their order; why others cannot be read, by the file or folder."""
+    """Every rank that has a trace with a step, in their order; and a sentence for each other that cannot be read."""
 
     ranks: dict[int, OneRank]
-    errors: dict[str, str]
+    errors: tuple[str, ...]
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -110,9 +110,7 @@ class RankTimes:
         read = carry_out(works, run.engine)
         found = {place: OneRank.of(windows) for place, folder in folders.items() if folder == here}
         found |= {place: one for place, one in zip(others, read, strict=True) if isinstance(one, OneRank)}
-        errors = {
-            name: str(one) for (name, _), one in zip(works, read, strict=True) if isinstance(one, UnreadableInput)
-        }
+        errors = tuple(str(one) for one in read if isinstance(one, UnreadableInput))
         if not found and not errors:
             raise NotRecorded("no rank recorded a trace with a step; record the run without '--windows none'.")
         return cls(ranks=dict(sorted(_numbered(found).items())), errors=errors)
@@ -210,7 +208,7 @@ class RankArrivals:
         """From all traces of all ranks; raises NotRecorded without a trace, ThinEvidence where ranks do not compare."""
         times = run.get(RankTimes)
         if not times.ranks:
-            raise UnreadableInput(next(iter(times.errors.values())))
+            raise UnreadableInput(times.errors[0])
         ranks = times.ranks
         _check_world({rank: one.distributed for rank, one in ranks.items()})
         stays = {rank: one.stays for rank, one in ranks.items()}

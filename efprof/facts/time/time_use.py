@@ -195,11 +195,9 @@ def _device_numbers(use: TimeUse) -> Numbers | None:
     device = use.device
     if device is None:
         return None
-    rows = [("busy", use.per_step_ms(device.busy_ns), "ms")]
-    rows += [(kind, use.per_step_ms(spent), "ms") for kind, spent in device.kind_ns.items() if spent]
-    if device.exposed_ns:
-        rows.append(("communication while nothing else runs", use.per_step_ms(device.exposed_ns), "ms"))
-    rows += [(f"idle: {cause}", use.per_step_ms(spent), "ms") for cause, spent in device.idle_ns.items()]
+    alone, idle = device.exposed_ns, {f"idle: {cause}": spent for cause, spent in device.idle_ns.items()}
+    spent_ns = {"busy": device.busy_ns, **device.kind_ns, "communication while nothing else runs": alone, **idle}
+    rows = ((what, use.per_step_ms(spent), "ms") for what, spent in spent_ns.items() if spent)
     return Numbers.of("The device, per step", *rows)
 
 
