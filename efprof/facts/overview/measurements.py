@@ -271,9 +271,11 @@ def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:
         num_windows=len(closed),
         num_full_steps=sum(time.record.is_full for time in times.every),
         num_steps=len(times.every),
-        allowance_s=cost and cost.allowance_s,
-        allowed_share=cost and cost.share,
-        beside_steps_s=cost and sum(seconds for what, seconds in cost.seconds.items() if not what.endswith("steps")),
+        allowance_s=cost.allowance_s if cost else None,
+        allowed_share=cost.share if cost else None,
+        beside_steps_s=sum(spent for what, spent in cost.seconds.items() if not what.endswith("steps"))
+        if cost
+        else None,
     )
 
 

@@ -86,7 +86,8 @@ class LoaderLines:
         line = self.slowest
         if line is None or line.blame is None:
             return ""
-        chance = in_brackets(format_interval(*(100 * end for end in line.interval), "percent"))
+        low, high = line.interval
+        chance = in_brackets(format_interval(100 * low, 100 * high, "percent"))
         text = line.blame.text[:MAX_TEXT] + "..." * (len(line.blame.text) > MAX_TEXT)
         within = f", inside {line.inside}" if line.inside else ""
         return f" {format_share(line.share)}{chance} of the workers' time goes to {line.blame} `{text}`{within}."
