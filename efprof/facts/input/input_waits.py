@@ -116,8 +116,9 @@ class InputWaits:
 
     def saved_ms_with(self, num_workers: int) -> float:
         """What that many workers save per step, if any, midway between workers that hinder the training and do not."""
-        both_ms = self.best_step_ms_with(num_workers) + self.worst_step_ms_with(num_workers)
-        return self.step_ms - both_ms / 2 if num_workers > self.num_workers else 0.0
+        if num_workers <= self.num_workers:
+            return 0.0
+        return self.step_ms - (self.best_step_ms_with(num_workers) + self.worst_step_ms_with(num_workers)) / 2
 
     def saved_interval_ms_with(self, num_workers: int) -> tuple[float, float]:
         """From workers that hinder the training on every core they share to workers that do not, and 95 % of steps."""
