@@ -12,6 +12,8 @@ HIGH_SHARE = 0.3
 """Of the step: a third of what all devices cost."""
 MANY_EXCHANGES, SHORT_MS = 30, 0.1
 """Then their number costs, not what they carry: a bucket of DDP's 25 MiB takes longer even at 250 GB/s."""
+SPARED = 1.5
+"""Backward passes per step from which on accumulation is meant, and not a step cut in two by the window."""
 
 
 def exposed_communication(run: Run) -> Examination:
@@ -24,8 +26,9 @@ def exposed_communication(run: Run) -> Examination:
     Every device of the training stands still meanwhile, and more devices make it worse.
 
     ## Fix
-    By what is exchanged: gradients in larger buckets where there are many small ones, else earlier, less or rarer;
-    prefetching for FSDP; else `async_op=True`.
+    By what is exchanged, and how: `no_sync()` where each of several backward passes per step exchanges gradients;
+    buckets where there are many small ones; less to exchange where they are large; prefetching for FSDP; else
+    `async_op=True`.
 
     ## Predicted gain
     The time in which collectives ran alone. It holds the wait for slower ranks.
@@ -76,13 +79,24 @@ def _advice(found: ExposedCommunication, kind: str) -> str:
 
 def _of_gradients(found: ExposedCommunication) -> str:
     num, typical_ms = found.gradients()
-    if num >= MANY_EXCHANGES and typical_ms < SHORT_MS:
-        return (
-            "Exchange gradients in fewer, larger parts, by a larger `bucket_cap_mb` of DistributedDataParallel: there "
-            f"are {format_value(round(num), 'count')} per step, half of them shorter than {format_ms(typical_ms)}."
+    if found.passes_synced_in_vain >= SPARED - 1:
+        passes = format_value(round(found.passes_synced_in_vain + 1, 1), "count")
+        advice = (
+            f"Exchange gradients once per step: `with model.no_sync():` around all but the last of the {passes} "
+            "passes, all of which exchange them now."
         )
-    return (
-        "Let the exchange start earlier in the backward pass, by a smaller `bucket_cap_mb` of DistributedDataParallel; "
-        "exchange less, by `bf16_compress_hook`; or less often: of several backward passes per step, all but the last "
-        "under `no_sync()`."
-    )
+    elif num >= MANY_EXCHANGES and typical_ms < SHORT_MS:
+        how = "a larger `bucket_cap_mb` of DistributedDataParallel" if found.is_ddp else "buckets, as DDP makes them"
+        advice = (
+            f"Exchange gradients in fewer, larger parts: {how}; now there are {format_value(round(num), 'count')} "
+            f"per step, half of them shorter than {format_ms(typical_ms)}."
+        )
+    else:
+        advice = (
+            "Let the exchange start earlier in the backward pass, by a smaller `bucket_cap_mb` of "
+            "DistributedDataParallel; exchange less, by `bf16_compress_hook`; or less often, by accumulating "
+            "micro-batches under `no_sync()`."
+        )
+    if found.copies_buckets:
+        advice += " `gradient_as_bucket_view=True` spares the copies after each exchange."
+    return advice

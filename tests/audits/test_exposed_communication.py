@@ -27,25 +27,43 @@ def label(name: str, start_ms: float, length_ms: float) -> dict[str, Any]:
     return trace_event(name, start_ms, length_ms, category="user_annotation")
 
 
-def a_step(number: int, *, name: str = NEW, beside: bool = False, frames: bool = True, exchanges: int = 1) -> Events:
-    """One of 10 ms, whose backward pass computes for 6 ms and exchanges gradients for 3 ms in all.
+def a_step(
+    number: int,
+    *,
+    name: str = NEW,
+    beside: bool = False,
+    frames: bool = True,
+    passes: int = 1,
+    exchanges: int = 1,
+    synced: int | None = None,
+    operators: bool = True,
+    **args: Any,
+) -> Events:
+    """One of 10 ms: `passes` of DDP, whose backward passes compute for 6 ms and exchange gradients for 3 ms in all.
 
-    `beside` says that the computing goes on meanwhile.
+    Only the last `synced` passes exchange; `beside` says that the computing goes on meanwhile.
     """
-    start, id_ = 10.0 * number, 1000 * number + 1
-    events = [step(number, start, 10.0), label("DistributedDataParallel.forward", start, 0.1)]
-    if frames:
-        events.append(call("train.py(30): train", start + 0.2, 0.7))
-        events.append(call("torch/_tensor.py(600): backward", start + 0.3, 0.5))
-    events.append(operator("aten::linear", start + 0.21, 0.05))
-    node = operator("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", start + 0.32, 0.4)
-    launches = launched("gemm", start + 0.33, start + 0.4, 8.55 if beside else 6.0, id_)
-    for place in range(exchanges):
-        length_ms = 3.0 / exchanges
-        begin = start + 0.4 + (4.5 if beside else 6.0) + place * length_ms
-        launches += launched(name, start + 0.35 + 0.001 * place, begin, length_ms, id_ + place + 1, stream=20)
-    on_engine = [node, *launches]
-    return events + [one | {"tid": 2} if one["cat"] != "kernel" else one for one in on_engine]
+    start, each = 10.0 * number, 9.0 / passes
+    events = [step(number, start, 10.0)]
+    for index in range(passes):
+        at = start + index * each
+        events.append(label("DistributedDataParallel.forward", at, 0.1))
+        events += [call("train.py(30): train", at + 0.2, 0.7)] if frames else []
+        events += [call("torch/_tensor.py(600): backward", at + 0.3, 0.5)] if frames else []
+        correlation = 1000 * number + 100 * index + 1
+        events += [operator("aten::linear", at + 0.21, 0.05)] if operators else []
+        node = operator("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", at + 0.32, 0.4)
+        events += [node | {"tid": 2}] if operators else []
+        num = exchanges if index >= passes - (passes if synced is None else synced) else 0
+        busy_ms = each * (0.95 if beside else 2 / 3)
+        compute, *launches = launched("gemm", at + 0.33, at + 0.4, busy_ms, correlation)
+        for place in range(num):
+            length_ms = each / 3 / num
+            begin = at + 0.4 + each * (0.5 if beside else 2 / 3) + place * length_ms
+            launches += launched(name, at + 0.35 + 0.001 * place, begin, length_ms, correlation + place + 1, stream=20)
+            launches[-1]["args"] |= args
+        events += [one | {"tid": 2} if one["cat"] == "cuda_runtime" else one for one in (compute, *launches)]
+    return events
 
 
 def steps(**fields: Any) -> Events:
@@ -60,6 +78,7 @@ def test_it_tells_how_long_collectives_run_alone_under_both_names_of_their_kerne
     assert "all-reduce of gradients 100 %" in finding.message
     assert finding.severity == "high"
     assert "bucket_cap_mb" in finding.fix.summary
+    assert "no_sync():" not in finding.fix.summary
 
 
 def test_what_the_device_computes_beside_costs_nothing(tmp_path: Path) -> None:
@@ -85,11 +104,33 @@ def test_a_call_outside_of_backward_is_blamed_on_its_function_and_named_by_its_a
     assert "forward_prefetch=True" in finding.fix.summary
 
 
+def test_accumulation_that_exchanges_in_each_pass_is_to_exchange_in_the_last(tmp_path: Path) -> None:
+    (finding,) = found_by(exposed_communication, tmp_path, steps(passes=3))
+    assert "no_sync():` around all but the last of the 3 passes" in finding.fix.summary
+
+
+def test_accumulation_that_exchanges_in_the_last_pass_is_right(tmp_path: Path) -> None:
+    (finding,) = found_by(exposed_communication, tmp_path, steps(passes=2, synced=1))
+    assert "no_sync():" not in finding.fix.summary
+
+
+def test_two_models_with_an_update_each_do_not_accumulate(tmp_path: Path) -> None:
+    updates = [label("Optimizer.step#Adam.step", 10.0 * number + at, 0.1) for number in range(4) for at in (4.2, 9.2)]
+    (finding,) = found_by(exposed_communication, tmp_path, steps(passes=2) + updates)
+    assert "no_sync():" not in finding.fix.summary
+
+
 def test_many_short_exchanges_are_to_be_put_together(tmp_path: Path) -> None:
     (finding,) = found_by(exposed_communication, tmp_path, steps(exchanges=50))
     assert "a larger `bucket_cap_mb`" in finding.fix.summary
     assert "50 per step" in finding.fix.summary
     assert "fewer, larger parts" not in found_by(exposed_communication, tmp_path, steps(exchanges=20))[0].fix.summary
+
+
+def test_views_are_suggested_only_where_buckets_are_seen_to_be_copied(tmp_path: Path) -> None:
+    assert "gradient_as_bucket_view" not in found_by(exposed_communication, tmp_path, steps())[0].fix.summary
+    copy = operator("torch.distributed.ddp.reducer::copy_bucket_to_grad", 9.5, 0.1)
+    assert "gradient_as_bucket_view" in found_by(exposed_communication, tmp_path, [*steps(), copy])[0].fix.summary
 
 
 def test_without_a_trace_it_is_not_applicable_and_without_collectives_it_passes(tmp_path: Path) -> None:

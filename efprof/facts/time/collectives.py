@@ -8,24 +8,31 @@ from typing import Final, Self
 
 import numpy as np
 
+from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.facts.time.call_paths import ON_DEVICE, CallPath
+from efprof.facts.time.call_paths import ON_DEVICE, CallPath, by_launch
 from efprof.facts.time.device_lanes import kind_of, kind_of_collective, overlap_ns, union
 from efprof.facts.time.launching_lines import LaunchingLine, launching_line
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
-from efprof.model import Narrative, Table
+from efprof.model import Narrative, Numbers, Table
 
+DDP: Final = re.compile(r"^DistributedDataParallel\.forward$|distributed(\.ddp)?[.:]+reducer")
+FORWARD, UPDATE = re.compile(r"^DistributedDataParallel\.forward$"), re.compile(r"^Optimizer\.step#")
 BACKWARD: Final = re.compile(r"torch/(_tensor|autograd/__init__)\.py\(\d+\): backward$")
+COPIES_BUCKETS: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+"""What DDP does after each exchange unless gradients are views of its buckets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
-    """One kernel; `path` is None where its launch is not in the trace."""
+    """One kernel; `launched_ns` is its own start where its launch is not in the trace, and then `path` is None."""
 
     kind: str
-    length_ns: int
+    start_ns: int
+    end_ns: int
+    launched_ns: int
     exposed_ns: int
     path: CallPath | None
 
@@ -42,19 +49,37 @@ class ExposedCommunication:
     window: TraceWindow
     collectives: tuple[Collective, ...]
     exposed_ms: float
-    """Per step."""
+    """Per step, on whatever stream."""
     line: LaunchingLine | None
+    is_ddp: bool
+    copies_buckets: bool
+    num_forwards: int
+    """Of DDP in all of the window; 0 where they were not recorded."""
+    num_updates: int
+    """Of any optimizer: where there are several models, each of them has a forward pass and an update of its own."""
+    num_synced: int
+    """After how many of these gradients were exchanged before the next."""
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """From the last window; raises NotRecorded where there is no trace."""
         use = run.get(TimeUse)
-        found = collectives_of(use.window)
+        window, trace = use.window, use.window.trace
+        found = collectives_of(window)
+        forwards = _starts_of(window, FORWARD)
+        synced = Counter(
+            int(np.searchsorted(forwards, one.launched_ns, side="right")) for one in found if one.is_of_gradients
+        )
         return cls(
-            window=use.window,
+            window=window,
             collectives=found,
             exposed_ms=use.per_step_ms(use.device.exposed_ns) if use.device else 0.0,
-            line=_line_of(found, use.window, run.get(Sources)),
+            line=_line_of(found, window, run.get(Sources)),
+            is_ddp=any(map(DDP.search, trace.texts)),
+            copies_buckets=COPIES_BUCKETS in trace.texts,
+            num_forwards=len(forwards),
+            num_updates=len(_starts_of(window, UPDATE)),
+            num_synced=sum(place > 0 for place in synced),
         )
 
     @property
@@ -70,9 +95,16 @@ class ExposedCommunication:
             found[f"{one.kind} of gradients" if one.is_of_gradients else one.kind] += one.exposed_ns
         return found
 
+    @property
+    def passes_synced_in_vain(self) -> float:
+        """Backward passes per step beyond the first, where each of them exchanges gradients."""
+        if not self.num_forwards or self.num_synced < self.num_forwards:
+            return 0.0
+        return max(0.0, self.num_forwards / max(self.num_updates, len(self.window.steps)) - 1)
+
     def gradients(self) -> tuple[float, float]:
         """Exchanges of gradients per step, and the median milliseconds of one."""
-        lengths = [one.length_ns for one in self.collectives if one.is_of_gradients]
+        lengths = [one.end_ns - one.start_ns for one in self.collectives if one.is_of_gradients]
         return len(lengths) / len(self.window.steps), statistics.median(lengths or [0]) / 1e6
 
 
@@ -84,6 +116,7 @@ def collectives_of(window: TraceWindow) -> tuple[Collective, ...]:
     is_collective = np.array([kind_of(trace, event) == "communication" for event in events.tolist()], bool)
     others = events[~is_collective]
     busy = union(trace.start_ns[others], trace.end_ns[others])
+    launched = by_launch(trace, trace.start_ns)
     argument = trace.argument("collective")
     found = []
     for event in events[is_collective].tolist():
@@ -92,7 +125,9 @@ def collectives_of(window: TraceWindow) -> tuple[Collective, ...]:
         found.append(
             Collective(
                 kind=kind_of_collective(trace, event, path, int(argument[event])),
-                length_ns=end - begin,
+                start_ns=begin,
+                end_ns=end,
+                launched_ns=launched.get(int(trace.id[event]), begin),
                 exposed_ns=end - begin - overlap_ns(busy, begin, end),
                 path=path,
             )
@@ -111,17 +146,30 @@ def _line_of(found: tuple[Collective, ...], window: TraceWindow, sources: Source
     return line
 
 
-def communication_evidence(found: ExposedCommunication) -> tuple[Table | Narrative, ...]:
-    """The collectives, and how they are known."""
+def _starts_of(window: TraceWindow, label: re.Pattern[str]) -> Array:
+    """When each of these of the host began within the steps, in order."""
+    trace = window.trace
+    starts: Array = np.sort(trace.start_ns[trace.matches(label) & trace.is_of("user_annotation")])
+    return starts[(starts >= window.steps[0][0]) & (starts < window.steps[-1][1])]
+
+
+def communication_evidence(found: ExposedCommunication) -> tuple[Numbers | Table | Narrative, ...]:
+    """The figures, the collectives, and how they are known."""
     num_steps = len(found.window.steps)
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for one in found.collectives:
         total = sums[one.kind, one.path.stage if one.path else "not known"]
         total[0] += 1 / num_steps
-        total[1] += one.length_ns / 1e6 / num_steps
+        total[1] += (one.end_ns - one.start_ns) / 1e6 / num_steps
         total[2] += one.exposed_ns / 1e6 / num_steps
     ranked = sorted(sums.items(), key=lambda item: (-item[1][2], item[0]))
     return (
+        Numbers.of(
+            "Communication, per step",
+            ("while nothing else runs", found.exposed_ms, "ms"),
+            ("of the step", 100 * found.share, "percent"),
+            ("in all", sum(spent for _, (_, spent, _) in ranked), "ms"),
+        ),
         Table.of(
             "Collectives, per step",
             {"Collective": "", "Launched in": "", "Calls": "count", "Device": "ms", "Alone": "ms"},

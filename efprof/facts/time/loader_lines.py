@@ -108,7 +108,7 @@ class LoaderLines:
 
 
 def with_lines(run: Run, loader: LoaderBuilt | None, finding: Finding) -> Finding:
-    """The finding that a loader is slow, with the line in its workers that takes most, where it is known."""
+    """The finding that a loader is slow, with the line in its workers that takes most of the time, where it is known."""
     lines = LoaderLines.of(run, loader) if loader else None
     if lines is None:
         return finding
