@@ -26,7 +26,7 @@ def input_stall(run: Run) -> Examination:
 
     ## What it finds
     A tenth of the step or more spent waiting for its batch, or for workers that are started anew every epoch. Blamed is
-    the line that builds the loader; the message names the line in its workers that takes most of the time.
+    the line that builds the loader; the message names the line inside that takes most of the time, where it is known.
 
     ## Why it matters
     Nothing is trained meanwhile: the most expensive device of the machine waits for the cheapest.
@@ -53,7 +53,7 @@ def input_stall(run: Run) -> Examination:
         raise ThinEvidence(f"{looked_at}, but the loader that made them wait was built where it could not be seen.")
     blame = run.get(Sources).line(waits.loader.site)
     if _is_stalled(waits):
-        finding = with_lines(run, waits.loader, _of_slow_loader(run, waits, blame))
+        finding = with_lines(run, waits.loader, waits.data_ms, _of_slow_loader(run, waits, blame))
     else:
         finding = _of_restarts(run, waits, blame)
     return Examination(looked_at=looked_at, findings=(finding,))

@@ -1,14 +1,20 @@
-"""Which lines of the user's take the time in which the workers of a loader make its batches: counted in samples."""
+"""Which lines of the user's take the time in which a loader makes its batches, in its workers or in the training.
+
+Of workers it is counted in samples, every 20 ms or so; without workers a window of the profiler has the time of each.
+"""
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from itertools import takewhile
+from typing import Final, NamedTuple
 
 from efprof.artifacts.events import LoaderBuilt
 from efprof.artifacts.readings import read_worker_samples
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
+from efprof.facts.time.trace_windows import TraceWindows
 from efprof.model import Evidence, Finding, Narrative, NotRecorded, SourceLine, Table
 from efprof.units import format_interval, format_share, in_brackets
 
@@ -18,67 +24,51 @@ MIN_BUSY: Final = 0.5
 """Workers that wait for the training more than they work are not what it waits for."""
 MIN_SHARE: Final = 0.1
 """What certainly takes less of a batch is not worth an edit."""
+MIN_SEEN: Final = 0.5
+"""Of the wait, in the windows of the profiler: they leave out fetches of more than 20 ms."""
 Z_95: Final = 1.96
 MAX_ROWS: Final = 6
 MAX_TEXT: Final = 60
 
 
+class Place(NamedTuple):
+    """A line, or a function's own code; None is what a library does for no line of the user's."""
+
+    site: str | None
+    is_function: bool = False
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderLine:
-    """One of them and its share of the samples, with an interval of 95 %; None is no line of the user's.
+    """One of them and its share of the time, with an interval of 95 % where it was sampled.
 
     `inside` is the function of a library that was met most often below it.
     """
 
     blame: SourceLine | None
+    is_function: bool
     share: float
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None
     inside: str | None
+
+    @property
+    def is_worth_it(self) -> bool:
+        return self.blame is not None and (self.interval[0] if self.interval else self.share) >= MIN_SHARE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderLines:
-    """The slowest first. `busy_share` is how much of their time the workers worked."""
+    """The slowest first. `busy_share` is how much of their time the workers worked; None where there are none."""
 
     lines: tuple[LoaderLine, ...]
-    busy_share: float
-    num_samples: int
-
-    @classmethod
-    def of(cls, run: Run, loader: LoaderBuilt) -> Self | None:
-        """None where too little was seen of how its workers make its batches."""
-        try:
-            samples = [one for one in read_worker_samples(run.rank_folder) if one.loader == loader.loader]
-        except NotRecorded:
-            return None
-        found = Counter[str | None]()
-        inside: dict[str | None, Counter[str | None]] = defaultdict(Counter)
-        sites: dict[str | None, str | None] = {}
-        for line in (line for one in samples for line in one.lines):
-            place = place_of(line.site) if line.site else None
-            sites.setdefault(place, line.site)
-            found[place] += line.num_samples
-            inside[place][line.inside] += line.num_samples
-        total, sources = found.total(), run.get(Sources)
-        if total < MIN_SAMPLES:
-            return None
-        lines = (
-            LoaderLine(
-                blame=sources.line(site) if (site := sites[place]) else None,
-                share=number / total,
-                interval=binomial_interval(number, total),
-                inside=inside[place].most_common(1)[0][0],
-            )
-            for place, number in sorted(found.items(), key=lambda one: (-one[1], str(one[0])))
-        )
-        busy_share = total / (total + sum(one.num_idle for one in samples))
-        return cls(lines=tuple(lines), busy_share=busy_share, num_samples=total)
+    busy_share: float | None
+    num_samples: int = 0
 
     @property
     def slowest(self) -> LoaderLine | None:
         """The user's line that takes most, where it takes enough and the wait is for what it does."""
-        worth_it = (line for line in self.lines if line.blame and line.interval[0] >= MIN_SHARE)
-        return next(worth_it, None) if self.busy_share >= MIN_BUSY else None
+        is_waited_for = self.busy_share is None or self.busy_share >= MIN_BUSY
+        return next((line for line in self.lines if line.is_worth_it), None) if is_waited_for else None
 
     @property
     def sentence(self) -> str:
@@ -86,34 +76,120 @@ class LoaderLines:
         line = self.slowest
         if line is None or line.blame is None:
             return ""
-        low, high = line.interval
+        whose = "a profiled fetch" if self.busy_share is None else "the workers' time"
+        low, high = line.interval or (line.share, line.share)
         chance = in_brackets(format_interval(100 * low, 100 * high, "percent"))
         text = line.blame.text[:MAX_TEXT] + "..." * (len(line.blame.text) > MAX_TEXT)
+        own = "the own code of " if line.is_function else ""
         within = f", inside {line.inside}" if line.inside else ""
-        return f" {format_share(line.share)}{chance} of the workers' time goes to {line.blame} `{text}`{within}."
+        return f" {format_share(line.share)}{chance} of {whose} goes to {own}{line.blame} `{text}`{within}."
 
     def evidence(self, sources: Sources) -> tuple[Evidence, ...]:
         """The slowest line with those around it, all lines by their shares, and how they are known."""
         line = self.slowest
         snippet = () if line is None or line.blame is None else (sources.snippet(line.blame),)
-        columns = {"line": "", "inside": "", "share": "percent", "at least": "percent", "at most": "percent"}
-        table = Table.of("Where a worker is while it makes batches", columns, map(_row, self.lines[:MAX_ROWS]))
-        narrative = Narrative.of(
+        return *snippet, self._table(), NARRATIVE_OF_WINDOWS if self.busy_share is None else self._narrative()
+
+    def _table(self) -> Table:
+        title, columns = "Where a profiled fetch takes its time", {"line": "", "inside": "", "share": "percent"}
+        if self.busy_share is not None:
+            title = "Where a worker is while it makes batches"
+            columns |= {"at least": "percent", "at most": "percent"}
+        return Table.of(title, columns, map(_row, self.lines[:MAX_ROWS]))
+
+    def _narrative(self) -> Narrative:
+        idle = f"; {format_share(1 - (self.busy_share or 0.0))} of all samples found a worker waiting to be asked."
+        return Narrative.of(
             f"A thread in each worker looked about 50 times a second at which line it was: {self.num_samples:,} "
-            f"samples of busy workers; {format_share(1 - self.busy_share)} of all samples found a worker waiting to be "
-            "asked. A sample counts for the innermost line in your own files.",
+            f"samples of busy workers{idle} A sample counts for the innermost line in your own files.",
             "The intervals take the samples to be independent; where one item takes seconds, they are too narrow.",
         )
-        return *snippet, table, narrative
 
 
-def with_lines(run: Run, loader: LoaderBuilt | None, finding: Finding) -> Finding:
-    """The finding that a loader is slow, with the line in its workers that takes most of the time, where it is known."""
-    lines = LoaderLines.of(run, loader) if loader else None
+NARRATIVE_OF_WINDOWS: Final = Narrative.of(
+    "The training process makes the batches itself, so the windows of the profiler have the time of their lines. The "
+    "profiler slows Python functions more than long operators."
+)
+
+
+def with_lines(run: Run, loader: LoaderBuilt | None, wait_ms: float, finding: Finding) -> Finding:
+    """The finding that a loader is slow, with the line within it that takes most of the time, as far as it is known."""
+    lines = None if loader is None else lines_of_loader(run, loader, wait_ms)
     if lines is None:
         return finding
     evidence = (*finding.evidence, *lines.evidence(run.get(Sources)))
     return replace(finding, message=finding.message + lines.sentence, evidence=evidence)
+
+
+def lines_of_loader(run: Run, loader: LoaderBuilt, wait_ms: float) -> LoaderLines | None:
+    """None where too little was seen of how it makes its batches; `wait_ms` is what a step waits for them."""
+    try:
+        return _of_workers(run, loader) if loader.num_workers else _of_windows(run, wait_ms)
+    except NotRecorded:
+        return None
+
+
+def _of_workers(run: Run, loader: LoaderBuilt) -> LoaderLines | None:
+    found: Counter[Place] = Counter()
+    inside: dict[Place, Counter[str | None]] = defaultdict(Counter)
+    num_idle, sites = 0, _FirstSites()
+    for samples in read_worker_samples(run.rank_folder):
+        if samples.loader == loader.loader:
+            num_idle += samples.num_idle
+            for line in samples.lines:
+                place = Place(sites.of(line.site))
+                found[place] += line.num_samples
+                inside[place][line.inside] += line.num_samples
+    total = found.total()
+    if total < MIN_SAMPLES:
+        return None
+    lines = _ranked(run.get(Sources), found, inside, num_samples=total)
+    return LoaderLines(lines=lines, busy_share=total / (total + num_idle), num_samples=total)
+
+
+def _of_windows(run: Run, wait_ms: float) -> LoaderLines | None:
+    """What all paths of the loader have in common leads to it; what is below is the data set's."""
+    windows, sites = run.get(TraceWindows).windows, _FirstSites()
+    paths: list[tuple[list[Place], int]] = []
+    for path in (path for window in windows for path in window.paths.root.walk()):
+        if path.stage == "data" and path.own_ns > 0:
+            parts = [part for part in path.parts() if part.kind in ("line", "function")]
+            paths.append(([Place(sites.of(part.text), part.kind == "function") for part in parts], path.own_ns))
+    num_steps = sum(len(window.steps) for window in windows)
+    if not paths or sum(own_ns for _, own_ns in paths) / 1e6 < MIN_SEEN * wait_ms * num_steps:
+        return None
+    shared = takewhile(lambda places: len(set(places)) == 1, zip(*(places for places, _ in paths), strict=False))
+    num_leading = len(list(shared))
+    found: Counter[Place] = Counter()
+    for places, own_ns in paths:
+        found[places[-1] if len(places) > num_leading else Place(None)] += own_ns
+    return LoaderLines(lines=_ranked(run.get(Sources), found, {}, num_samples=None), busy_share=None)
+
+
+class _FirstSites:
+    """One line is one place, however the functions are called that share it."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def of(self, site: str | None) -> str | None:
+        return None if site is None else self._known.setdefault(place_of(site), site)
+
+
+def _ranked(
+    sources: Sources, found: Counter[Place], inside: Mapping[Place, Counter[str | None]], num_samples: int | None
+) -> tuple[LoaderLine, ...]:
+    total = found.total()
+    return tuple(
+        LoaderLine(
+            blame=None if place.site is None else sources.line(place.site),
+            is_function=place.is_function,
+            share=number / total,
+            interval=None if num_samples is None else binomial_interval(number, num_samples),
+            inside=inside[place].most_common(1)[0][0] if place in inside else None,
+        )
+        for place, number in sorted(found.items(), key=lambda one: (-one[1], str(one[0])))
+    )
 
 
 def binomial_interval(number: int, total: int) -> tuple[float, float]:
@@ -125,5 +201,6 @@ def binomial_interval(number: int, total: int) -> tuple[float, float]:
 
 
 def _row(line: LoaderLine) -> tuple[str | float, ...]:
-    named = "no line of yours" if line.blame is None else f"{line.blame} {line.blame.text[:MAX_TEXT]}"
-    return named, line.inside or "", *(100 * share for share in (line.share, *line.interval))
+    own = "the own code of " if line.is_function else ""
+    named = "no line of yours" if line.blame is None else f"{own}{line.blame} {line.blame.text[:MAX_TEXT]}"
+    return named, line.inside or "", 100 * line.share, *(100 * end for end in line.interval or ())

@@ -1,13 +1,13 @@
-"""Which lines inside a loader are named, from samples of its workers."""
+"""Which lines inside a loader are named: from samples of its workers, or from windows where it has none."""
 
 import msgspec
 import pytest
 
 from efprof.artifacts.readings import WORKER_SAMPLES_FILE, SampledLine, WorkerSamples
 from efprof.facts.source.sources import Sources
-from efprof.facts.time.loader_lines import LoaderLines, binomial_interval
+from efprof.facts.time.loader_lines import binomial_interval, lines_of_loader
 from efprof.model import Snippet, Table
-from tests.support.builders import loader_built, write_run
+from tests.support.builders import loader_built, make_step, trace_event, write_run
 
 DATA = """\
 class Images:
@@ -16,11 +16,16 @@ class Images:
         image = image.rotate(self.angle(index))
         return image
 """
+TRAIN = """\
+def main():
+    for batch in loader:
+        train(batch)
+"""
 READ, ROTATE = "data.py:3:Images.__getitem__", "data.py:4:Images.__getitem__"
 
 
-def run_of(folder, *samples):
-    run = write_run(folder, sources={"data.py": DATA})
+def run_of(folder, *samples, steps=(), traces=()):
+    run = write_run(folder, steps=steps, sources={"data.py": DATA, "train.py": TRAIN}, traces=traces)
     if samples:
         lines = [msgspec.json.encode(one) + b"\n" for one in samples]
         (run.rank_folder / WORKER_SAMPLES_FILE).write_bytes(b"".join(lines))
@@ -32,7 +37,7 @@ def sampled(*lines, idle=0, loader=1, pid=10):
 
 
 def of_workers(run):
-    return LoaderLines.of(run, loader_built(num_workers=2))
+    return lines_of_loader(run, loader_built(num_workers=2), wait_ms=10.0)
 
 
 def test_samples_of_all_workers_are_one_and_the_slowest_line_is_named_with_its_text(tmp_path):
@@ -78,6 +83,39 @@ def test_no_line_is_named_where_the_workers_wait_or_none_takes_a_tenth_for_sure(
     even = of_workers(run_of(tmp_path / "even", sampled(*many)))
     library = of_workers(run_of(tmp_path / "library", sampled((ROTATE, None, 2), (None, "torch.collate", 98))))
     assert [found.sentence for found in (waiting, even, library)] == ["", "", ""]
+
+
+def window(folder, *events, data_ms=6.0):
+    calls = [
+        trace_event(name, 5000 + start_ms, duration_ms, call_site=site) for name, start_ms, duration_ms, site in events
+    ]
+    run = run_of(folder, steps=[make_step(5, window="trace-1", data_ms=data_ms)], traces=[calls])
+    return lines_of_loader(run, loader_built(), wait_ms=data_ms)
+
+
+NEXT = ("torch/utils/data/dataloader.py(700): __next__", 0, 6, "train.py:2:main")
+ITEM = ("data.py(2): __getitem__", 1, 5, "torch/utils/data/_utils/fetch.py:50:fetch")
+
+
+def test_without_workers_a_window_has_the_lines_below_the_one_that_asks(tmp_path):
+    rotate = ("<built-in method rotate>", 1.5, 3.5, ROTATE)
+    found = window(tmp_path, NEXT, ITEM, rotate)
+    shares = [(line.blame and str(line.blame), line.is_function, line.share) for line in found.lines]
+    assert shares == [
+        ("data.py:4", False, pytest.approx(3.5 / 6)),
+        ("data.py:2", True, pytest.approx(1.5 / 6)),
+        (None, False, pytest.approx(1 / 6)),
+    ]
+    assert found.sentence == (" 58 % of a profiled fetch goes to data.py:4 `image = image.rotate(self.angle(index))`.")
+    assert [line.interval for line in found.lines] == [None] * 3
+
+
+def test_a_function_s_own_code_is_called_that(tmp_path):
+    assert "goes to the own code of data.py:2 `def __getitem__" in window(tmp_path, NEXT, ITEM).sentence
+
+
+def test_a_window_that_left_the_fetch_out_tells_nothing(tmp_path):
+    assert window(tmp_path, NEXT, ITEM, data_ms=40.0) is None
 
 
 @pytest.mark.parametrize(
