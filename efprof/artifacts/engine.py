@@ -41,12 +41,10 @@ def carry_out(works: Sequence[tuple[str, Work[R]]], engine: str | None) -> list[
     return _on_dask(works, engine)
 
 
-def in_processes(
-    works: Sequence[tuple[str, Work[R]]], num_processes: int, *, longest_s: int | None = None
-) -> list[R | UnreadableInput]:
+def in_processes(works: Sequence[tuple[str, Work[R]]], num_processes: int) -> list[R | UnreadableInput]:
     """Each work in a forked process of its own, at most so many at once; of several a killed one is tried again once.
 
-    One that takes longer than `longest_s` is stopped. Raises RuntimeError for an error of ours in a work.
+    Raises RuntimeError for an error of ours in a work.
     """
     todo = deque((place, RETRIES_HERE if len(works) > 1 else 0) for place in range(len(works)))
     running: dict[Connection, tuple[BaseProcess, int, int]] = {}
@@ -56,7 +54,7 @@ def in_processes(
             while todo and len(running) < num_processes:
                 place, retries = todo.popleft()
                 ours, theirs = Pipe(duplex=False)
-                running[ours] = started(_answer, works[place][1], theirs, longest_s), place, retries
+                running[ours] = started(_answer, works[place][1], theirs), place, retries
                 theirs.close()
             for ready in wait(list(running)):
                 assert isinstance(ready, Connection)
@@ -69,7 +67,7 @@ def in_processes(
                 elif retries and (process.exitcode or 0) < 0:
                     todo.append((place, retries - 1))
                 else:
-                    how = _how_it_ended(process.exitcode or 0, longest_s)
+                    how = _how_it_ended(process.exitcode or 0)
                     answers[place] = UnreadableInput(f"{works[place][0]} cannot be read: its reader {how}.")
     finally:
         for process, *_ in running.values():
@@ -87,16 +85,13 @@ def started(work: Callable[..., None], *arguments: object) -> BaseProcess:
     return process
 
 
-def _answer(work: Work[Any], answer: Connection, longest_s: int | None) -> None:
-    if longest_s is not None:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(longest_s)
+def _answer(work: Work[Any], answer: Connection) -> None:
     _do(work, lambda result: answer.send((result,)))
 
 
-def _how_it_ended(exit_code: int, longest_s: int | None) -> str:
-    if longest_s is not None and exit_code == -signal.SIGALRM:
-        return f"was stopped after {longest_s:,} seconds"
+def _how_it_ended(exit_code: int) -> str:
+    if exit_code == -signal.SIGALRM:
+        return "took too long"
     return f"ended with {exit_code}{', as where memory is short' if exit_code < 0 else ''}"
 
 

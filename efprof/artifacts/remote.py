@@ -65,12 +65,9 @@ def _copied(url: str, folder: Path) -> Path:
                 raise UnreadableInput(f"{shown} cannot be read: {target.name} in it is no name of a file here.")
             target.parent.mkdir(parents=True, exist_ok=True)
         system.get(files, list(map(str, targets)))
-    except (OSError, ValueError, ImportError) as error:
-        told = without_secrets(str(error)) or type(error).__name__
-        raise UnreadableInput(f"{shown} cannot be read: {told}.") from None
-    except Exception as error:
-        if type(error).__module__.split(".")[0] not in ("builtins", "efprof"):  # of the package that talks to it
-            told = without_secrets(f"{type(error).__name__}, {error}")
+    except Exception as error:  # each package that talks to a store has its own
+        if not isinstance(error, EfprofError):
+            told = without_secrets(str(error)) or type(error).__name__
             raise UnreadableInput(f"{shown} cannot be read: {told}.") from None
         raise
     if not files:

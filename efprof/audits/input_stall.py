@@ -97,7 +97,7 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
 def _of_restarts(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     share = waits.restart_ms / (waits.step_ms + waits.restart_ms)
     cost = f"{format_ms(waits.restart_ms)} per step on average, {format_share(share)} of the time"
-    message = f"Workers are started anew for each of {len(waits.restarts)} epochs, which costs {cost}"
+    message = f"Workers are started anew for each of {waits.num_restarts} epochs, which costs {cost}"
     summary, changes = "Keep the workers: persistent_workers=True.", _changes(run, waits, blame, KEEP_WORKERS)
     fix = Fix(summary=summary, applicability="safe", changes=changes)
     gain = Gain.of_step("the waits where epochs start", waits.restart_ms)
@@ -118,6 +118,6 @@ def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain, ce
         message=f"{message}.",
         fix=fix,
         gain=gain,
-        evidence=wait_evidence(run.get(StepTimes), run.get(InputWaits)),
+        evidence=wait_evidence(run.get(StepTimes)),
         severity=wait_severity(run.get(InputWaits), certain_share, gain),
     )

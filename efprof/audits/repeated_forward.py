@@ -33,8 +33,8 @@ def repeated_forward(run: Run) -> Examination:
     All but the work on the items is then done once. At most, all but one call's share is won.
     """
     step_ms, found = run.get(TimeUse).step_ms, run.get(RepeatedCalls)
-    costly = [call for call in found.calls if call.cost.total_ms >= MIN_SHARE * step_ms]
-    many = [call for call in costly if call.cost.fixed_ms >= MIN_SAVED * step_ms and call.num_calls >= MIN_CALLS]
+    costly = [call for call in found.calls if call.total_ms >= MIN_SHARE * step_ms]
+    many = [call for call in costly if call.fixed_ms >= MIN_SAVED * step_ms and call.num_calls >= MIN_CALLS]
     guilty = [call for call in many if call.loop and not call.is_chained]
     outermost = [call for call in guilty if not any(call.is_inside(other) for other in guilty)]
     lines = f"{len(found.calls)} line{'' if len(found.calls) == 1 else 's'}"
@@ -48,7 +48,7 @@ def _finding(run: Run, call: RepeatedCall, step_ms: float) -> Finding:
     gain, names = within_idle(run, _gain(call)), " and ".join(f"`{name}`" for name in call.modules)
     per = "step" if call.num_passes == 1 else f"backward pass, of which a step has {call.num_passes},"
     saved = (gain.step_ms or 0.0) / step_ms
-    cost = f"{format_ms(call.cost.total_ms)} per step, {format_share(call.cost.total_ms / step_ms)} of it"
+    cost = f"{format_ms(call.total_ms)} per step, {format_share(call.total_ms / step_ms)} of it"
     return Finding(
         blame=call.blame,
         category="time",
@@ -76,8 +76,8 @@ def _gain(call: RepeatedCall) -> Gain:
     return Gain(
         basis="model",
         explanation="Python, the engine and launches cost once; at most, all is won but one call's share",
-        step_ms=saved * call.cost.fixed_ms,
-        step_ms_interval=(0.0, saved * call.cost.total_ms),
+        step_ms=saved * call.fixed_ms,
+        step_ms_interval=(0.0, saved * call.total_ms),
     )
 
 

@@ -80,9 +80,7 @@ def _fix(sources: Sources, found: SkippedSteps, blame: SourceLine) -> Fix:
             f"Give the scaler init_scale={found.lowest_scale} and a growth_interval of {MIN_INTERVAL:,}."
         )
     change = ", ".join(f"{name}: {old:,.12g} -> {new:,.12g}" for name, (old, new) in settings.items())
-    summary = f"Have the scaler try scales that are too large less often: {change}"
-    if found.is_resumed:
-        return Fix.by_hand(f"{summary}, in the saved state too, which was loaded over these.")
+    summary = f"Have the scaler try scales that are too large less often, in a saved state of it too: {change}."
     old, new = ({name: pair[side] for name, pair in settings.items()} for side in (0, 1))
     changes = set_scaler_arguments(sources.file(blame.file), blame.line, old=old, new=new)
-    return Fix(summary=f"{summary}.", applicability="review", changes=changes)
+    return Fix(summary=summary, applicability="review", changes=changes)

@@ -2,7 +2,7 @@
 
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.facts.time.rank_arrivals import RankArrivals, StageTime, line_behind, rank_evidence, stage_times
+from efprof.facts.time.rank_times import RankArrivals, StageTime, line_behind, rank_evidence, stage_times
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_ms, format_share
 

@@ -41,9 +41,6 @@ most 1.31 times apart; false alarms in 20th percentile and mean: 3 and 3 % of pa
 DEVIATIONS = 3.0
 """Standard deviations between blocks of a run's own steps that a change must exceed too: by chance, 1 in 370 does."""
 
-WIDEST_INTERVAL = 10.0
-"""Times apart: an interval that reaches further either way says nothing, and is not shown."""
-
 MINIMUM_TIME_MS = 0.1
 """A change below this is the recorder's own hooks and the clock, however many times more it is."""
 
@@ -54,10 +51,9 @@ MINIMUM_PEAK_SHARE = 0.005
 MINIMUM_GROWTH = 8 * MIB / 1000
 """Bytes per step. Less costs under 1 GiB in 100,000 steps."""
 
-SAME_COUNT = 0.05
-CLEAR_COUNT = 0.5
-"""Per step: totals of two runs of the same code differ by a little in 46 % of pairs, never by the second.
-Totals of a whole run are whole numbers, so that one more is always clear."""
+MINIMUM_COUNT = 0.5
+"""Per step: totals of two runs of the same code never differed by as much. Totals of a whole run are whole numbers, so
+that one more always counts."""
 
 FAILED_ENDINGS = ("raised", "out_of_memory", "killed")
 """How a run ends that did not get through; a person's Ctrl-C says nothing of the code."""
@@ -181,10 +177,8 @@ def _judge(metric: Metric, base: Samples, head: Samples, estimate: Estimator, nu
             reason = f"Counts from {format_bytes(least)} on; 5 to 16 % of such changes are false alarms."
         case "bytes_per_step":
             least, reason = MINIMUM_GROWTH, f"Counts from {format_bytes(MINIMUM_GROWTH)} per step on."
-        case "count" if SAME_COUNT <= abs(change) < CLEAR_COUNT:
-            return Judgement(verdict="unclear", reason=f"Runs of the same code differ by less than {CLEAR_COUNT}.")
         case "count":
-            least, reason = CLEAR_COUNT, "Counted, not sampled."
+            least, reason = MINIMUM_COUNT, f"Runs of the same code differ by less than {MINIMUM_COUNT}."
         case _:
             return Judgement(verdict="unclear", reason="There is no rule for this unit.")
     if abs(change) < least:
@@ -209,8 +203,7 @@ def _judge_time(base: Samples, head: Samples, estimate: Estimator, minimum_effec
         return Judgement(verdict="unclear", reason=f"Too little to judge by: {counts}.")
     change = math.log(after / before)
     noise = max(math.log1p(minimum_effect), DEVIATIONS * math.hypot(*known))
-    is_shown = noise <= math.log(WIDEST_INTERVAL)
-    interval = (math.expm1(change - noise), math.expm1(change + noise)) if is_shown else None
+    interval = math.expm1(change - noise), math.expm1(change + noise)
     if abs(change) <= noise:
         reason = f"One run a side cannot tell times less than {math.exp(noise):.1f} times apart."
         return Judgement(verdict="unclear", reason=reason, interval=interval)

@@ -95,4 +95,4 @@ def test_on_a_cluster_a_killed_worker_costs_a_retry_and_a_broken_file_one_senten
             times = run.get(RankTimes)
     assert (first, (tmp_path / "died").exists()) == (["read"], True)
     assert sorted(times.ranks) == [0, 1]
-    assert [str(tmp_path / "broken.json") in error for error in times.errors.values()] == [True]
+    assert [str(tmp_path / "broken.json") in error for error in times.errors] == [True]

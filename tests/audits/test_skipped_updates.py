@@ -84,12 +84,6 @@ def test_it_blames_the_line_that_makes_the_scaler_and_sets_the_scale_that_held(t
     assert 0.0 < low < gain.step_ms < high
 
 
-def test_a_scaler_whose_state_was_loaded_is_mended_by_hand(tmp_path: Path) -> None:
-    fix = found_in(tmp_path, scaled_steps(OFTEN), built(init_scale=1024.0)).fix
-    assert (fix.applicability, fix.changes) == ("manual", ())
-    assert "in the saved state too" in fix.summary
-
-
 @pytest.mark.parametrize(
     "made",
     [(built(site=None),), (built(), built(site="train.py:1:train"))],

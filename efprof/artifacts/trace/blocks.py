@@ -2,14 +2,18 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
+from io import BytesIO
+from itertools import compress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import msgspec
 from isal import igzip, isal_zlib
 
+from efprof.artifacts.trace.events import NO_JSON, Array, Block, Decoder, event_alone
 from efprof.model import UnreadableInput
 
 T = TypeVar("T")
@@ -24,6 +28,7 @@ LONG_EVENT_BYTES = 1 << 16
 GZIP: Final = b"\x1f\x8b"
 _DAMAGED: Final[Any] = isal_zlib.error
 EVENTS: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+BETWEEN: Final = b",\n"
 COMMA: Final = re.compile(rb"\s*,\s*")
 
 
@@ -39,12 +44,6 @@ class Header(msgspec.Struct, frozen=True):
         """The rank that wrote it, where it says so."""
         rank = self.distributed.get("rank")
         return rank if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 else None
-
-
-class _Clock(msgspec.Struct):
-    """The one thing that must be known where another is not of its type."""
-
-    base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
 
 
 class TraceText:
@@ -187,9 +186,8 @@ class TraceText:
         if text[:1] == b"[":
             return Header()
         text = text.decode(errors="replace").encode()
-        for kind in (Header, _Clock):
-            with suppress(msgspec.DecodeError):
-                return Header(**msgspec.structs.asdict(msgspec.json.decode(text, type=kind, strict=False)))
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(text, type=Header, strict=False)
         return Header()
 
 
@@ -216,3 +214,30 @@ def _is_json(text: bytes | memoryview) -> bool:
     except (msgspec.DecodeError, RecursionError):
         return False
     return True
+
+
+def excerpt(path: Path, chosen: Callable[[Block], Array], added: Sequence[dict[str, object]]) -> bytes:
+    """A packed trace of the events of which `chosen` is true, with all that the file says beside its events.
+
+    `added` is at least one event. The file was read before: one that is broken raises UnreadableInput.
+    """
+    text, packed = TraceText(path), BytesIO()
+    with cast(Any, igzip).open(packed, "wb") as file:
+        for number, (texts, block) in enumerate(text.decoded(partial(_with_texts, Decoder()))):
+            kept = compress(texts, chosen(block).tolist())
+            file.write((b"" if number else text.head) + b"".join(bytes(one) + BETWEEN for one in kept))
+        file.write(BETWEEN.join(map(msgspec.json.encode, added)) + b"]" + text.tail)
+    return packed.getvalue()
+
+
+def _with_texts(decoder: Decoder, text: bytes) -> tuple[Sequence[msgspec.Raw], Block] | None:
+    """The columns of a block, and the text of each of its events."""
+    block = decoder.block(text)
+    if block is None:
+        return None
+    try:
+        texts = msgspec.json.decode(text, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        mended = NO_JSON.sub(b":null", text.decode(errors="replace").encode())
+        texts = msgspec.json.decode(mended, type=list[msgspec.Raw])
+    return [one for one in texts if event_alone(one) is not None] if block.num_unreadable else texts, block

@@ -22,7 +22,7 @@ ABSENT: Final = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """The events of one file; nothing of it is left out but events without a readable time.
+    """The events of one file; nothing of it is left out but events that cannot be read.
 
     `phase` is the character that the format has for it, `name` and `category` are places in `texts`, `lane` one in
     `lanes`, `id` is the correlation of a launch and its kernel, or what ties the ends of a flow together (-1: none).
@@ -111,15 +111,15 @@ class Columns:
 
     def __init__(self) -> None:
         self.num_unreadable = 0
-        self._texts: dict[str, int] = {}
-        self._lanes: dict[Lane, int] = {}
+        self.texts: dict[str, int] = {}
+        self.lanes: dict[Lane, int] = {}
         self._dense: dict[str, list[Array]] = {name: [] for name in DENSE}
         self._sparse: dict[str, list[tuple[Array, Array]]] = {}
         self._num_events = 0
 
     def add(self, block: Block) -> None:
         """Take a block's columns over, with one number for each text and lane of the file."""
-        texts, lanes = _places(self._texts, block.texts), _places(self._lanes, block.lanes)
+        texts, lanes = _places(self.texts, block.texts), _places(self.lanes, block.lanes)
         codes = {"name": texts, "category": texts, "lane": lanes}
         for name, values in block.dense.items():
             column = codes[name][values] if name in codes else values
@@ -145,14 +145,6 @@ class Columns:
             places, values = zip(*self._sparse.pop(name), strict=True)
             sparse[name] = _joined(places), _joined(values)
         return dense, _reordered(sparse, order)
-
-    @property
-    def texts(self) -> list[str]:
-        return list(self._texts)
-
-    @property
-    def lanes(self) -> list[Lane]:
-        return list(self._lanes)
 
 
 def _order(starts: Array, durations: Array) -> Array:

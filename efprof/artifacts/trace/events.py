@@ -24,7 +24,7 @@ LAST_US: Final = 4 * 10**15
 
 
 NO_NUMBER: Final = -(1 << 63)
-"""What a column of integers has where an event has none: no address, size or number of anything."""
+"""What a column of integers has where an event has none: no size or number of anything."""
 _NO_TEXT: Final[Any] = None
 DIGITS: Final = b"0123456789"
 
@@ -40,14 +40,10 @@ class Arguments(msgspec.Struct, gc=False):
     shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_TEXT)
     call_stack: str | None = msgspec.field(name="Call stack", default=None)
     call_site: str | None = msgspec.field(name="Call site", default=None)
-    num_bytes: int | None = msgspec.field(name="Bytes", default=NO_NUMBER)
-    address: int | None = msgspec.field(name="Addr", default=NO_NUMBER)
     total_bytes: int | None = msgspec.field(name="Total Allocated", default=NO_NUMBER)
     device_type: int | None = msgspec.field(name="Device Type", default=NO_NUMBER)
-    copied_bytes: int | None = msgspec.field(name="bytes", default=NO_NUMBER)
     waited_stream: int | None = msgspec.field(name="wait_on_stream", default=NO_NUMBER)
     collective: str | None = msgspec.field(name="Collective name", default=None)
-    label: str | None = msgspec.field(name="name", default=None)
 
 
 def _event_type(time: type, zero: Any) -> Any:
@@ -74,15 +70,12 @@ NUMBERS: Final = {
     "forward_thread": np.int64,
     "python_id": np.int64,
     "python_parent": np.int64,
-    "num_bytes": np.int64,
-    "address": np.int64,
     "total_bytes": np.int64,
     "device_type": np.int8,
-    "copied_bytes": np.int64,
     "waited_stream": np.int64,
 }
 """Arguments that some events have, as numbers."""
-TEXTS: Final = ("shapes", "call_stack", "call_site", "collective", "label")
+TEXTS: Final = ("shapes", "call_stack", "call_site", "collective")
 """The same as texts, each different one kept once."""
 _EVENT: Final = _event_type(float, 0.0)
 _LATE_EVENT: Final = _event_type(msgspec.Raw, msgspec.Raw(b"0"))
@@ -146,49 +139,25 @@ class Decoder:
     def _become(self, kind: Any) -> None:
         """Times are floats; where those are not exact, texts: msgspec would take 10**15 + 0.001 for an integer."""
         self._kind = kind
-        self._decoder: Any = msgspec.json.Decoder(_list_of(kind), strict=False)
+        self._decoder: Any = msgspec.json.Decoder(list[kind], strict=False)
 
     @staticmethod
     def _one_by_one(text: bytes) -> tuple[list[Any], int] | None:
-        """Where a field is not of its type, its event is kept without it; without its time, an event has no place."""
         try:
-            found = msgspec.json.decode(text.decode(errors="replace"))
+            found = msgspec.json.decode(text.decode(errors="replace"), type=list[msgspec.Raw])
         except (msgspec.DecodeError, RecursionError):
             return None
-        events = [_converted(event) for event in found]
-        kept = [event for event in events if event is not None]
-        return kept, len(events) - len(kept)
+        events = [event for event in map(event_alone, found) if event is not None]
+        return events, len(found) - len(events)
 
 
-def _list_of(kind: Any) -> Any:
-    return list[kind]
-
-
-def _converted(found: Any) -> Any:
-    if not isinstance(found, dict):
-        return None
-    fields: dict[str, Any] = {name: found[name] for name in ("ts", "dur") if name in found}
-    fields |= {name: str(found[name]) for name in ("ph", "name", "cat") if name in found}
-    fields |= {name: _number_or_text(found[name]) for name in ("pid", "tid", "id") if name in found}
-    arguments = found.get("args")
-    given = arguments.items() if isinstance(arguments, dict) else ()
-    fields["args"] = {name: value for name, value in given if _is_argument(name, value)}
-    try:
-        return msgspec.convert(fields, _EVENT, strict=False)
-    except (msgspec.ValidationError, OverflowError):
-        return None
-
-
-def _is_argument(name: str, value: object) -> bool:
-    try:
-        msgspec.convert({name: value}, Arguments, strict=False)
-    except (msgspec.ValidationError, TypeError, OverflowError):
-        return False
-    return True
-
-
-def _number_or_text(value: object) -> int | str:
-    return value if isinstance(value, int) else str(value)
+def event_alone(text: msgspec.Raw) -> Any:
+    """One event, without its arguments where one of these is not of its type; None where it cannot be read."""
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(text, type=_EVENT, strict=False)
+    with suppress(msgspec.DecodeError, OverflowError, TypeError):
+        return msgspec.convert({**msgspec.json.decode(text), "args": None}, _EVENT, strict=False)
+    return None
 
 
 class _Codes(dict[Any, int]):
@@ -312,7 +281,7 @@ def _have_thousandths(text: bytes) -> bool:
 
 
 def integers(values: Sequence[int], kind: Any = np.int64) -> Array:
-    """A column of integers; what does not fit is cut to its lowest bits, as an address of 64 of them is."""
+    """A column of integers; what does not fit is cut to its lowest bits."""
     try:
         return np.array(values, kind)
     except OverflowError:

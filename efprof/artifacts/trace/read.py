@@ -68,7 +68,7 @@ def read_window(path: Path, *, num_processes: int | None = None) -> Trace:
     """
     trace = read_trace(path, num_processes=num_processes)
     sites = path.with_name(path.name.replace("trace-", "sites-").removesuffix(".json.gz") + ".parquet")
-    return _with_sites(trace, sites) if sites.exists() else trace
+    return _with_sites(trace, sites) if path.name.startswith("trace-") and sites.exists() else trace
 
 
 def _with_sites(trace: Trace, path: Path) -> Trace:
@@ -189,8 +189,8 @@ def _stored(path: Path, file: BinaryIO, num_processes: int | None) -> dict[str, 
         "fields": {
             "path": path.resolve(),
             "header": text.header,
-            "texts": columns.texts,
-            "lanes": columns.lanes,
+            "texts": list(columns.texts),
+            "lanes": list(columns.lanes),
             "num_unreadable": columns.num_unreadable,
         },
     }

@@ -9,7 +9,6 @@ from typing import Final, Self
 
 import numpy as np
 
-from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.gain.schedule import ANY_STREAM, Call, Kernel, Schedule, Wait, schedule_of
 from efprof.facts.run.run import Run
@@ -35,11 +34,8 @@ BOTH: Final = "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
 class Replay:
     """The steps of a window, as recorded and as replayed."""
 
-    trace: Trace
+    window: TraceWindow
     schedule: Schedule
-    num_steps: int
-    scale: float
-    """Milliseconds of a steady step for one of the window."""
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -49,12 +45,8 @@ class Replay:
     @classmethod
     def of(cls, window: TraceWindow) -> Self:
         """From the start of its first step to the end of its last."""
-        return cls(
-            trace=window.trace,
-            schedule=schedule_of(window.trace, window.steps[0][0], _host_end_ns(window)),
-            num_steps=len(window.steps),
-            scale=window.steady_ms / window.step_ms if window.steady_ms else 1.0,
-        )
+        schedule = schedule_of(window.trace, window.steps[0][0], _host_end_ns(window))
+        return cls(window=window, schedule=schedule)
 
     @property
     def recorded_ms(self) -> float:
@@ -69,14 +61,14 @@ class Replay:
 
     def replayed_without(self, removed: Collection[int]) -> float:
         """The same where these events of the host take no time, and what they wait for is not waited for."""
-        events = np.array(sorted(removed), np.int64)
-        spans = union(self.trace.start_ns[events], self.trace.end_ns[events])
+        events, trace = np.array(sorted(removed), np.int64), self.window.trace
+        spans = union(trace.start_ns[events], trace.end_ns[events])
         return _Simulation(self.schedule, _Removed(*spans)).length_ns() / 1e6
 
     @cached_property
     def refusal(self) -> str:
         """Why nothing can be told by it, and what to record to change that; empty where it can."""
-        missing_ns, names = self.schedule.unlaunched_ns, self.trace.texts
+        missing_ns, names = self.schedule.unlaunched_ns, self.window.trace.texts
         all_ns, error = self.schedule.kernel_ns + missing_ns, abs(self.replayed_ms / self.recorded_ms - 1)
         if not all_ns and any(KERNEL_LAUNCH.match(name) for name in names):
             return f"its kernels were not recorded: profile with {BOTH}"
@@ -93,20 +85,16 @@ class Replay:
             return f"unmodified it is {format_share(error)} off: {which} records what waits for what"
         return ""
 
-    def gain_without(self, removed: Collection[int], what: str) -> Gain | None:
-        """What a step wins where these events take no time, `what` in words; None where the replay tells nothing."""
-        if self.refusal:
-            return None
+    def gain_without(self, removed: Collection[int], what: str) -> Gain:
+        """What a step wins where these events take no time, `what` in words, if there is no `refusal`."""
         error_ms = abs(self.replayed_ms - self.recorded_ms)
         saved_ms = max(0.0, self.replayed_ms - self.replayed_without(removed))
-        interval = max(0.0, saved_ms - error_ms), saved_ms + error_ms
-        to_step = self.scale / self.num_steps
-        off = format_share(error_ms / self.recorded_ms)
+        to_step, off = self.window.scale / len(self.window.steps), format_share(error_ms / self.recorded_ms)
         return Gain(
             basis="replay",
             explanation=f"the steps of the trace replayed {what}; unmodified, the replay is {off} off",
             step_ms=saved_ms * to_step,
-            step_ms_interval=(interval[0] * to_step, interval[1] * to_step),
+            step_ms_interval=(max(0.0, saved_ms - error_ms) * to_step, (saved_ms + error_ms) * to_step),
         )
 
 
@@ -125,8 +113,7 @@ def gain_or_bound(run: Run, removed: Collection[int], bound: Gain, what: str) ->
     replay = run.get(Replay)
     if replay.refusal:
         return bound, f"The gain is a bound, since the trace cannot be replayed: {replay.refusal}."
-    gain = replay.gain_without(removed, what) if replay.schedule.calls else None
-    return gain or bound, ""
+    return replay.gain_without(removed, what) if replay.schedule.calls else bound, ""
 
 
 class _Removed:

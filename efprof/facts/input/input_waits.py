@@ -41,7 +41,7 @@ class InputWaits:
 
     A device waits only as long as it has nothing else to do; the host takes `fetch_ms` for the data.
     `production_ms` is what one worker needs for a step's batches.
-    `restarts` are the steps that waited for the workers of a new epoch, `restart_ms` their wait spread over all steps.
+    `num_restarts` steps waited for the workers of a new epoch, `restart_ms` is their wait spread over all steps.
     `loader` is None where the loader that fed the steps was not seen being built.
     """
 
@@ -53,7 +53,7 @@ class InputWaits:
     data_interval_ms: tuple[float, float]
     fetch_ms: float
     cpu_ms: float
-    restarts: tuple[int, ...]
+    num_restarts: int
     restart_ms: float
 
     @classmethod
@@ -76,7 +76,7 @@ class InputWaits:
             data_interval_ms=mean_interval(waits_ms),
             fetch_ms=statistics.fmean(_without_longest([time.of("data") for time in usual])),
             cpu_ms=statistics.median(time.cpu_ms for time in steady),
-            restarts=tuple(time.step for time in restarts),
+            num_restarts=len(restarts),
             restart_ms=sum(time.blocking_ms("data") - data_ms for time in restarts) / num_steps,
         )
 
@@ -115,8 +115,10 @@ class InputWaits:
         return min(self.wanted_workers, self.most_workers)
 
     def saved_ms_with(self, num_workers: int) -> float:
-        """What that many workers save per step; nothing where they are no more than now."""
-        return self.step_ms - self.step_ms_with(num_workers) if num_workers > self.num_workers else 0.0
+        """What that many workers save per step, if any, midway between workers that hinder the training and do not."""
+        if num_workers <= self.num_workers:
+            return 0.0
+        return self.step_ms - (self.best_step_ms_with(num_workers) + self.worst_step_ms_with(num_workers)) / 2
 
     def saved_interval_ms_with(self, num_workers: int) -> tuple[float, float]:
         """From workers that hinder the training on every core they share to workers that do not, and 95 % of steps."""
@@ -125,10 +127,6 @@ class InputWaits:
         least_ms = self.step_ms - self.worst_step_ms_with(num_workers) - handover_ms - half_width_ms
         most_ms = self.step_ms - self.best_step_ms_with(num_workers) + HANDOVER_MS
         return max(0.0, least_ms), min(self.data_ms, most_ms) + half_width_ms
-
-    def step_ms_with(self, num_workers: int) -> float:
-        """The step with that many workers: midway between workers that hinder the training and workers that do not."""
-        return (self.best_step_ms_with(num_workers) + self.worst_step_ms_with(num_workers)) / 2
 
     def best_step_ms_with(self, num_workers: int) -> float:
         """The slowest of training, workers, and all cores together.
@@ -205,23 +203,16 @@ def wait_severity(waits: InputWaits, certain_share: float, gain: Gain) -> Severi
     return "high" if certain_share >= HIGH_SHARE and least_ms >= MIN_GAIN * waits.step_ms else "medium"
 
 
-def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:
-    marks = tuple((float(step), "workers started") for step in waits.restarts)
-    who = (
-        f"{waits.num_workers} worker processes make the batches, more slowly than the training uses them"
-        if waits.num_workers
-        else "The training process makes each batch itself, and trains nothing meanwhile"
-    )
-    paragraphs = (
-        f"{who}. The time between asking the loader for a batch and getting it was measured in every step; as long as "
-        "a device still has something to do, it is no wait.",
-        "The prediction takes the slowest of three: the rest of the step, one worker's time divided by the workers, "
-        "and all CPU time divided by the processors. Its interval reaches from workers that cost the training nothing "
-        "to workers that share its cores and memory, and the prediction lies midway.",
-        "It is wrong where batches wait for a disk or a network that more workers cannot make faster, and where the "
-        "data set holds a lock.",
-    )
+def wait_evidence(times: StepTimes) -> tuple[Evidence, ...]:
     return (
-        part_of_steps(times, "waiting for data", [time.blocking_ms("data") for time in times.steady], marks),
-        Narrative.of(*paragraphs),
+        part_of_steps(times, "waiting for data", [time.blocking_ms("data") for time in times.steady]),
+        Narrative.of(
+            "The time between asking the loader for a batch and getting it was measured in every step; as long as a "
+            "device still has something to do, it is no wait.",
+            "The prediction takes the slowest of three: the rest of the step, one worker's time over the workers, "
+            "and all CPU time divided by the processors. Its interval reaches from workers that cost the training "
+            "nothing to workers that share its cores and memory, and the prediction lies midway.",
+            "It is wrong where batches wait for a disk or a network that more workers cannot make faster, and where "
+            "the data set holds a lock.",
+        ),
     )

@@ -1,24 +1,41 @@
-"""The line and the mechanism behind the first non-finite value: a singular operation, an explosion; the evidence."""
+"""The line and the mechanism behind the first non-finite value: a singular operation, an explosion; the evidence.
 
+The operation behind an autograd node is known by the node's sequence number less the one at the start of its step's
+forward pass; the same offset in a step that a profiler window recorded is the same operation, as long as every step
+runs the same code.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
+import numpy as np
+
 from efprof.artifacts.events import SuspectOperation
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.artifacts.trace.columns import ABSENT, Trace
+from efprof.artifacts.trace.read import read_window, trace_paths
 from efprof.facts.numbers.nonfinite import NonFinite
-from efprof.facts.numbers.operation_lines import forward_operations, operation_of, sites_of_node
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import Sources, placed_nodes, split_site
 from efprof.model import Narrative, NotRecorded, SourceLine, ThinEvidence
 
 BAD_DATA = "data that is NaN or Inf already"
 """How the recorder calls what comes into the graph from outside."""
 OVERFLOW = "results that are not finite"
 """How the recorder calls what no singular point explains."""
+OPERATORS: dict[str, type[ast.operator]] = {
+    "div": ast.Div, "pow": ast.Pow, "mul": ast.Mult, "add": ast.Add, "sub": ast.Sub, "mm": ast.MatMult,
+    "bmm": ast.MatMult, "remainder": ast.Mod, "floordivide": ast.FloorDiv,
+}  # fmt: skip
+"""Operations that the source may spell with an operator: no call is recorded for it, only the function around it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NonFiniteCause:
-    """`operation` is None where no singular operation was found; `candidates` are the lines that may have called it.
+    """`operation` is None where no singular operation was found.
 
     `blame` is the operation's line where there is one candidate, else the line that calls backward; of bad data, the
     operation is the first that it is handed to. `why_no_line` says why an operation's line is not known.
@@ -27,7 +44,6 @@ class NonFiniteCause:
     mechanism: Literal["operation", "data", "explosion", "unknown"]
     blame: SourceLine
     operation: SuspectOperation | None = None
-    candidates: tuple[SourceLine, ...] = ()
     why_no_line: str = ""
 
     @classmethod
@@ -38,7 +54,10 @@ class NonFiniteCause:
         has a singular point is a suspect then, and of those not `pow`.
         """
         found, sources = run.get(NonFinite), run.get(Sources)
-        suspects = [one for one in found.suspects if not (found.explosion and _may_overflow(one))]
+        suspects = list(found.suspects)
+        if found.explosion:
+            singular = (one for one in suspects if one.operand != OVERFLOW and not is_guess(one))
+            suspects = [one for one in singular if operation_of(one.node) != "pow"]
         if suspects:
             return cls._of_operation(run, found, suspects)
         if found.site is None:
@@ -62,12 +81,12 @@ class NonFiniteCause:
         if site is None:
             raise ThinEvidence(f"step {found.first_step}'s {found.what} is {found.value}, and no line was recorded.")
         if not why and len(places) != 1:
-            why = "several lines call it" if places else "no recorded window holds that operation"
+            lines = ", ".join(str(sources.line(place)) for place in places)
+            why = f"several lines call it: {lines}" if lines else "no recorded window holds that operation"
         return cls(
             mechanism="data" if suspects[index].operand == BAD_DATA else "operation",
             blame=sources.line(site),
             operation=suspects[index],
-            candidates=tuple(sources.line(place) for place in places),
             why_no_line=why,
         )
 
@@ -77,28 +96,18 @@ class NonFiniteCause:
         return operation_of(self.operation.node) if self.operation else ""
 
 
-def _may_overflow(one: SuspectOperation) -> bool:
-    return operation_of(one.node) == "pow" or one.operand == OVERFLOW or is_guess(one)
-
-
 def is_guess(one: SuspectOperation) -> bool:
     """Whether it was named for what it can do, after backward had freed what it was given."""
     return one.num_elements == 0
 
 
 def how_nonfinite_is_known(found: NonFinite, cause: NonFiniteCause) -> Narrative:
-    wrong = (
-        "A step that runs other operations than the recorded one shifts the count, and a bad value that an in-place "
-    )
-    wrong += "operation made can show up at a later node."
-    if cause.mechanism != "operation":
-        wrong = "A bad batch can look the same: check that step's inputs for NaN and Inf, or run it again under "
-        wrong += "torch.autograd.set_detect_anomaly(True)."
     return Narrative.of(
         f"From step {found.first_step} on the {found.what} is {found.value}; the optimizer writes it into every "
         "parameter, and no later step can repair them.",
         _how_known(found, cause),
-        wrong,
+        "A bad batch can look the same: check that step's inputs for NaN and Inf, or run it again under "
+        "torch.autograd.set_detect_anomaly(True).",
     )
 
 
@@ -117,5 +126,77 @@ def _how_known(found: NonFinite, cause: NonFiniteCause) -> str:
         known += f"gradient: {one.node} is the first node whose slope can be infinite where its value is finite."
     if not cause.why_no_line:
         return f"{known} The operation at the same place in a recorded step was called on the blamed line."
-    others = ", ".join(str(line) for line in cause.candidates)
-    return f"{known} Its line is not known: {cause.why_no_line}{f' (candidates: {others})' if others else ''}."
+    return f"{known} Its line is not known: {cause.why_no_line}."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardOperation:
+    """One operation of a recorded forward pass; `sites` are the user's lines it can have come from."""
+
+    name: str
+    offset: int
+    sites: tuple[str, ...]
+
+
+def forward_operations(run: Run) -> list[ForwardOperation]:
+    """Those of every step that a profiler window recorded; raises NotRecorded where there is no trace."""
+    records = [record for record in read_steps(run.rank_folder)[0] if record.sequence is not None]
+    traces = map(read_window, trace_paths(run.rank_folder))
+    return [found for trace in traces for found in _operations(trace, records, run.get(Sources))]
+
+
+def sites_of_node(operations: Sequence[ForwardOperation], node: str, offset: int) -> tuple[str, ...]:
+    """The lines that can have made the node, one where it is sure, none where no operation fits."""
+    operation = operation_of(node)
+    fitting = [found for found in operations if plain(found.name) == operation and found.sites]
+    exact = [found for found in fitting if found.offset == offset]
+    return tuple(dict.fromkeys(site for found in exact or fitting for site in found.sites))
+
+
+def operation_of(node: str) -> str:
+    """`logsoftmax` for `LogSoftmaxBackward0`."""
+    return re.sub(r"Backward\d*$", "", node).lower()
+
+
+def plain(name: str) -> str:
+    """`logsoftmax` for `aten::_log_softmax`: an operation's name as nodes spell it."""
+    return name.removeprefix("aten::").replace("_", "")
+
+
+def _operations(trace: Trace, records: list[StepRecord], sources: Sources) -> Iterator[ForwardOperation]:
+    """Every forward operation that makes a node, with its line; one pass over the events."""
+    bounds = [(record.started_ns, record.started_ns + round(record.total_us * 1000), record) for record in records]
+    is_call, is_operation = trace.is_of("python_function"), trace.is_of("cpu_op")
+    sequences, forward_threads = trace.argument("sequence"), trace.argument("forward_thread")
+    calls: dict[int, list[int]] = {}
+    for event in np.flatnonzero(is_call | is_operation).tolist():
+        around, start_ns = calls.setdefault(int(trace.lane[event]), []), int(trace.start_ns[event])
+        while around and trace.end_ns[around[-1]] <= start_ns:
+            around.pop()
+        sequence, name = int(sequences[event]), trace.text(event)
+        if is_call[event]:
+            around.append(event)
+        elif sequence != ABSENT and name.startswith("aten::") and forward_threads[event] <= 0:
+            record = next((record for start, end, record in bounds if start <= start_ns < end), None)
+            if record is not None and record.sequence is not None:
+                sites = _sites_around(name, around, trace, sources)
+                yield ForwardOperation(name=name, offset=sequence - record.sequence, sites=sites)
+
+
+def _sites_around(name: str, around: list[int], trace: Trace, sources: Sources) -> tuple[str, ...]:
+    """The line of the innermost call from user code; of an operator, its lines in the innermost function.
+
+    No call lies between the user's function and such an operation: its own code has an operator for it.
+    """
+    if not around:
+        return ()
+    for site in sources.sites_of_frame(trace.text(around[-1])):
+        file, function = split_site(site)[0], sources.line(site).function
+        operator = OPERATORS.get(plain(name).lower())
+        own = (placed.node for placed in placed_nodes(sources.tree(file)) if placed.function == function)
+        operations = [node for node in own if isinstance(node, ast.BinOp | ast.AugAssign)]
+        lines = [node.lineno for node in operations if operator and isinstance(node.op, operator)]
+        return tuple(f"{file}:{line}:{function}" for line in dict.fromkeys(lines))
+    call_sites = trace.argument("call_site")
+    sites = (trace.texts[call_sites[call]] for call in reversed(around) if call_sites[call] != ABSENT)
+    return next(((site,) for site in sites if sources.is_user_code(site)), ())

@@ -9,7 +9,7 @@ from typing import Self
 from efprof.artifacts.events import ScalerBuilt, events_of
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.run.run import Run
-from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, usual_backward_site
+from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval
 from efprof.model import Narrative
 
 SEARCH_STEPS = 50
@@ -17,8 +17,6 @@ SEARCH_STEPS = 50
 
 MIN_INTERVAL = 2000
 """torch's own growth_interval: a larger scale that does not fit costs one step of so many."""
-MAX_GROWTH, MAX_BACKOFF = 2.0, 0.5
-"""torch's own factors: one held step takes back what one growth gave."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +39,6 @@ class SkippedSteps:
     saved_interval_ms: tuple[float, float]
     scaler: ScalerBuilt | None
     site: str | None
-    is_resumed: bool
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -64,8 +61,7 @@ class SkippedSteps:
             saved_ms=max(0.0, lost_ms - tried_ms),
             saved_interval_ms=(max(0.0, low_ms - tried_ms), max(0.0, high_ms - tried_ms)),
             scaler=scaler,
-            site=(scaler.site if scaler else None) or usual_backward_site(time.record for time in skipped),
-            is_resumed=scaler is not None and bool(scales) and not _begins_with(scaler, scales[0]),
+            site=(scaler.site if scaler else None) or run.get(StepTimes).backward_site,
         )
 
     @property
@@ -84,8 +80,6 @@ class SkippedSteps:
         old = self.scaler
         pairs = {
             "init_scale": (old.init_scale, min(old.init_scale, _power_of_two_below(self.lowest_scale))),
-            "growth_factor": (old.growth_factor, min(old.growth_factor, MAX_GROWTH)),
-            "backoff_factor": (old.backoff_factor, min(old.backoff_factor, MAX_BACKOFF)),
             "growth_interval": (old.growth_interval, max(old.growth_interval, MIN_INTERVAL)),
         }
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
@@ -124,10 +118,4 @@ def _typical_ms(skipped: Sequence[StepTime]) -> float:
 
 def _scaler(run: Run) -> ScalerBuilt | None:
     built = events_of(run.rank_folder, ScalerBuilt)
-    alike = {(one.site, one.init_scale, one.growth_factor, one.backoff_factor, one.growth_interval) for one in built}
-    return built[-1] if len(alike) == 1 else None
-
-
-def _begins_with(scaler: ScalerBuilt, scale: float) -> bool:
-    """Whether the scale after the first step can come of the one it was made with, not of a saved state."""
-    return scale in (scaler.init_scale, *(scaler.init_scale * f for f in (scaler.growth_factor, scaler.backoff_factor)))
+    return built[-1] if len({(one.site, one.init_scale, one.growth_interval) for one in built}) == 1 else None

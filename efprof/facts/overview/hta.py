@@ -9,6 +9,7 @@ microseconds, and where it groups kernels their means are sums.
 import logging
 import os
 import re
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -21,7 +22,6 @@ from typing import Any, Final
 import numpy as np
 
 from efprof.artifacts.engine import in_processes
-from efprof.artifacts.files import bounded_memory
 from efprof.artifacts.trace.read import size_of
 from efprof.facts.run.run import Run
 from efprof.facts.time.call_paths import ON_DEVICE
@@ -36,9 +36,6 @@ MAX_PER_COUNTER: Final = 5
 MAX_TOLD: Final = 200
 LONGEST_S: Final = 900
 """It takes 50 s for 314 MB; it has hung."""
-MIN_LIMIT_BYTES: Final = 2 << 30
-MAX_PER_BYTE: Final = {True: 480, False: 24}
-"""Of memory for each byte of a file, packed or not: it took 5 for one that was not (1.4 GB for 314 MB)."""
 FAILURES: Final = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, OSError, RuntimeError,
     TypeError, ValueError,
@@ -85,30 +82,30 @@ def _asked(path: Path) -> tuple[list[Table], list[str]]:
     """Its tables, and a sentence for each that is missing."""
     with TemporaryDirectory(prefix="efprof-hta-") as folder:
         try:
-            (found,) = in_processes([("what HTA says", partial(_ask, path, Path(folder)))], 1, longest_s=LONGEST_S)
+            (found,) = in_processes([("what HTA says", partial(_ask, path, Path(folder)))], 1)
         except RuntimeError as error:
             return [], [f"HTA broke off: {str(error)[:MAX_TOLD]}."]
     return ([], [str(found)]) if isinstance(found, UnreadableInput) else found
 
 
 def _ask(path: Path, folder: Path) -> tuple[list[Table], list[str]]:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LONGEST_S)
     for output in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     tables: list[Table] = []
     missing: list[str] = []
-    is_packed, num_bytes = size_of(path)
-    with bounded_memory(max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes)):
-        named = folder / ("trace.json.gz" if is_packed else "trace.json")
-        named.symlink_to(path)
-        for title, frame_of in _analyses(_loaded(named)):
-            try:
-                tables.append(_table(title, frame_of()))
-            except NotRecorded as absent:
-                missing.append(str(absent))
-            except FAILURES as error:
-                missing.append(f"{title}: HTA broke off: {type(error).__name__}, {str(error)[:MAX_TOLD]}.")
+    named = folder / ("trace.json.gz" if size_of(path)[0] else "trace.json")
+    named.symlink_to(path)
+    for title, frame_of in _analyses(_loaded(named)):
+        try:
+            tables.append(_table(title, frame_of()))
+        except NotRecorded as absent:
+            missing.append(str(absent))
+        except FAILURES as error:
+            missing.append(f"{title}: HTA broke off: {type(error).__name__}, {str(error)[:MAX_TOLD]}.")
     return [table for table in tables if table.rows], missing
 
 

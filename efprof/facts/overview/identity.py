@@ -17,6 +17,8 @@ def identify(run: Run) -> RunIdentity:
     file, times = run.run_file, run.find(StepTimes)
     traced = run.find(TraceWindows, UnreadableInput) if run.is_foreign else None
     git = file.git
+    header = traced.windows[0].trace.header if traced else None  # which of several a process used, its kernels tell
+    traced_devices = tuple(str(device.get("name", "")) for device in header.devices[:1]) if header else ()
     return RunIdentity(
         run_id=file.run_id,
         path=str(run.folder),
@@ -29,7 +31,7 @@ def identify(run: Run) -> RunIdentity:
         branch=git.branch if git else None,
         commit=git.commit if git else None,
         is_dirty=bool(git and git.is_dirty),
-        devices=tuple(device.name for device in file.devices) or _traced_devices(traced),
+        devices=tuple(device.name for device in file.devices) or traced_devices,
         num_ranks=len(run.rank_folders),
         num_steps=len(times.every) if times else len(traced.windows[0].numbers) if traced else 0,
         environment=(*_changes(run), *_environment(file)),
@@ -44,12 +46,6 @@ def first_error(rank_folders: Iterable[Path]) -> TrainingRaised | None:
     for rank in rank_folders:
         errors += events_of(rank, TrainingRaised)[-1:]
     return min(errors, key=lambda error: error.at_ns, default=None)
-
-
-def _traced_devices(traced: TraceWindows | None) -> tuple[str, ...]:
-    """The first: which of several a process used, only its kernels tell."""
-    devices = traced.windows[0].trace.header.devices[:1] if traced else []
-    return tuple(str(device.get("name", "")) for device in devices)
 
 
 def _error(run: Run) -> RunError | None:

@@ -56,8 +56,6 @@ MIN_RANGE = 0.1
 """Where the boundaries differ by less than this share of the highest, all that a step adds is not worth saving."""
 MIN_READINGS: Final = 6
 """After the first batch, which fills caches and loads kernels."""
-MIN_RISING: Final = 0.9
-"""Of the stretches between readings: what is stored of each batch rises with each."""
 MIN_KEPT: Final = 4 * MIB
 """In all, by its end: less than a model's own noise is not worth a sentence."""
 
@@ -78,7 +76,7 @@ def measurements_of(run: Run) -> Measurements:
         overhead=_overhead(times, events),
         memory_source=source,
         num_skipped_steps=_num_skipped(times.every),
-        recommendations=_about_memory(stage_deltas(read_throughout([time.record for time in times.steady]))),
+        recommendations=_about_memory(stage_deltas([time.record for time in times.steady])),
         stalls=stall_lines(run),
         time=time_evidence(run),
         time_sentence=where_it_goes(run),
@@ -143,8 +141,7 @@ def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
     if len(readings) < MIN_READINGS:
         return None
     rises = [after.allocated_bytes - before.allocated_bytes for before, after in pairwise(readings)]
-    is_steady = sum(each > 0 for each in rises) >= MIN_RISING * len(rises)
-    kept = sum(rises)
+    kept, is_steady = sum(rises), sorted(rises)[len(rises) // 10] > 0  # it rises in nine stretches of ten
     return kept / (readings[-1].num_batches - readings[0].num_batches) if is_steady and kept >= MIN_KEPT else None
 
 
@@ -153,20 +150,12 @@ def as_number(value: float | str | None) -> float | None:
     return None if value is None else float(value)
 
 
-def is_nonfinite(time: StepTime) -> bool:
-    """Whether NaN or Inf was seen in the step's loss or gradients."""
-    record = time.record
-    return bool(badness(record) or record.num_nan or record.num_inf)
-
-
 def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
     """One row per boundary that was recorded, in the step's order; a step may pass a boundary several times."""
     allocated: dict[str, list[int]] = {}
     deltas: dict[str, list[tuple[int, int]]] = {}
     for record in records:
-        if not record.memory:
-            continue  # a short step of schema version 1
-        for before, here in zip([None, *record.memory[:-1]], record.memory, strict=True):
+        for before, here in zip([None, *record.memory], record.memory, strict=False):
             allocated.setdefault(here.boundary, []).append(here.allocated_bytes)
             if before is not None:
                 change = here.allocated_bytes - before.allocated_bytes
@@ -174,22 +163,15 @@ def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
     return tuple(_row(name, allocated[name], deltas.get(name, [])) for name in BOUNDARIES if name in allocated)
 
 
-def read_throughout(records: Sequence[StepRecord]) -> list[StepRecord]:
-    """The steps whose memory was read at every boundary that any step's was.
-
-    Of light steps nothing is read. In recordings of schema version 1 short ones may have been read at their end alone,
-    where memory is lowest: no peak among peaks.
-    """
-    fullest = max((_boundaries(record) for record in records), key=len, default=frozenset())
-    return [record for record in records if record.memory and _boundaries(record) == fullest]
-
-
 def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
     steady = times.steady
-    memory = [record.memory for record in read_throughout([time.record for time in steady])]
+    memory = [time.record.memory for time in steady if time.record.memory]
     peaks = [max(each.allocated_bytes for each in boundaries) for boundaries in memory]
     reserved = [max(each.reserved_bytes for each in boundaries) for boundaries in memory]
     reads = [sum(read.count for read in time.record.reads) for time in steady]
+    nonfinite = sum(
+        bool(badness(record) or record.num_nan or record.num_inf) for record in (time.record for time in times.every)
+    )
     growth = run.find(MemoryGrowth, ThinEvidence)  # 0 where it does not grow for sure, none of a run too short to tell
     growth_bytes = () if growth is None else (growth.fit.trend.slope if growth.is_growing else 0.0,)
     return (
@@ -202,7 +184,7 @@ def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
         _metric("reserved_bytes", "reserved memory", "bytes", reserved),
         _metric("memory_growth_bytes_per_step", "memory growth", "bytes_per_step", growth_bytes),
         _metric("scalar_reads_per_step", "scalar reads", "count", reads),
-        _metric("nonfinite_steps", "steps with NaN or Inf", "count", [sum(map(is_nonfinite, times.every))], 0.0),
+        _metric("nonfinite_steps", "steps with NaN or Inf", "count", [nonfinite], 0.0),
     )
 
 
@@ -281,7 +263,7 @@ def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:
     steady = [time for time in times.every[num_warm_up_steps(len(times.every)) :] if time.record.window is None]
     step_ms = statistics.fmean(time.recorder_ms for time in steady)  # full ones pay for light ones
     closed = [event for event in events if isinstance(event, WindowClosed)]
-    costs = [event for event in events if isinstance(event, RecordingCost)]
+    cost = next((event for event in reversed(events) if isinstance(event, RecordingCost)), None)
     return Overhead(
         step_ms=step_ms,
         share=step_ms / times.median_ms(),
@@ -289,10 +271,10 @@ def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:
         num_windows=len(closed),
         num_full_steps=sum(time.record.is_full for time in times.every),
         num_steps=len(times.every),
-        allowance_s=costs[-1].allowance_s if costs else None,
-        allowed_share=costs[-1].share if costs else None,
-        beside_steps_s=sum(seconds for what, seconds in costs[-1].seconds.items() if not what.endswith("steps"))
-        if costs
+        allowance_s=cost.allowance_s if cost else None,
+        allowed_share=cost.share if cost else None,
+        beside_steps_s=sum(spent for what, spent in cost.seconds.items() if not what.endswith("steps"))
+        if cost
         else None,
     )
 
@@ -316,10 +298,6 @@ def _row(boundary: str, allocated: list[int], deltas: list[tuple[int, int]]) -> 
         largest_jump_bytes=jump,
         largest_jump_step=step,
     )
-
-
-def _boundaries(record: StepRecord) -> frozenset[str]:
-    return frozenset(here.boundary for here in record.memory)
 
 
 def _about_memory(rows: Sequence[StageDelta]) -> tuple[str, ...]:

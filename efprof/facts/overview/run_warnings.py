@@ -2,8 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Final
 
 from efprof.artifacts.events import (
     WHOLE_RECORDING,
@@ -40,7 +38,7 @@ WITHOUT_OPTIMIZER = (
 )
 
 OTHER_THREAD = (
-    "Another thread of this process updated parameters too{times}, while the recorded one trained: its steps are not "
+    "Another thread of this process updated parameters too, while the recorded one trained: its steps are not "
     "in this report, and took part of the machine's time; train by one thread in each process to see them apart."
 )
 
@@ -48,9 +46,6 @@ SURVIVED = (
     "Requests for memory of the device failed, {num:,} in all, and the program went on: where it caught the error a "
     "batch may be missing; libraries such as cuDNN try work spaces, and take less where one fails."
 )
-
-MAX_MESSAGE: Final = 80
-"""Letters of an exception's message: enough to know it by, and the sentence stays one."""
 
 
 def warnings_of(run: Run) -> tuple[str, ...]:
@@ -64,7 +59,7 @@ def warnings_of(run: Run) -> tuple[str, ...]:
         *_about_other_attempts(run),
         *_about_stops(run),
         *(WITHOUT_OPTIMIZER for event in events if isinstance(event, StepsWithoutOptimizer)),
-        *_about_other_threads(events),
+        *[OTHER_THREAD][: any(isinstance(event, OtherThreadTrained) for event in events)],
         *_about_out_of_memory(run, events),
         *_about_torn_lines("steps.jsonl", times.num_torn),
         *_about_torn_lines("events.jsonl", num_torn_events),
@@ -83,7 +78,7 @@ def _about_foreign(run: Run) -> Iterator[str]:
     if not any((folder / SNAPSHOT).exists() for folder in run.rank_folders):
         yield FOREIGN.format(what="time", missing="its memory, its numbers and its exact lines")
     if traces.ranks:
-        yield from traces.errors.values()
+        yield from traces.errors
 
 
 def _about_other_attempts(run: Run) -> Iterator[str]:
@@ -105,18 +100,12 @@ def _how_it_ended(attempt: Attempt) -> str:
     """By the rank that raised first, else by that which was killed; other ranks only went down with it."""
     error = first_error(attempt.rank_folders)
     if error is not None:
-        first_line = error.message.partition("\n")[0][:MAX_MESSAGE]
-        return f"was ended by {error.error}{f' ({first_line})' if first_line else ''} at step {error.step}"
+        return f"was ended by {error.error} at step {error.step}"
     for rank in attempt.rank_folders:
         ends = events_of(rank, RecordingEnded)
         if not ends or ends[-1].signal is not None:
-            return f"was {f'ended by {ends[-1].signal}' if ends else 'killed'} at step {_read_steps(rank)[0]}"
-    return f"ended after {_read_steps(attempt.rank_folders[0])[0]} steps"
-
-
-def _about_other_threads(events: list[Event]) -> Iterator[str]:
-    for count in [event.num_updates for event in events if isinstance(event, OtherThreadTrained)][-1:]:
-        yield OTHER_THREAD.format(times={None: "", 1: " once"}.get(count, f" {count} times"))
+            return f"was ended by {ends[-1].signal}" if ends else "was killed"
+    return "came to its end"
 
 
 def _about_out_of_memory(run: Run, events: list[Event]) -> list[str]:
@@ -127,9 +116,11 @@ def _about_out_of_memory(run: Run, events: list[Event]) -> list[str]:
 def _without_steps(run: Run) -> tuple[str, ...]:
     if run.is_foreign:
         return (*_about_foreign(run), *_without_history(run), *_about_devices_not_replayed(run))
-    torn = _about_torn_lines("steps.jsonl", _read_steps(run.rank_folder)[1] if run.rank_folders else 0)
     none = f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check."
-    return tuple(torn) or (none,)
+    num_torn = 0
+    with contextlib.suppress(NotRecorded):
+        num_torn = read_steps(run.rank_folder)[1]
+    return tuple(_about_torn_lines("steps.jsonl", num_torn)) or (none,)
 
 
 def _without_history(run: Run) -> Iterator[str]:
@@ -147,31 +138,13 @@ def _about_devices_not_replayed(run: Run) -> tuple[str, ...]:
     return memory.not_replayed if memory else ()
 
 
-def _read_steps(rank: Path) -> tuple[int, int]:
-    """How many steps the file holds, and how many lines that are none."""
-    try:
-        records, num_torn = read_steps(rank)
-    except NotRecorded:
-        return 0, 0
-    return len(records), num_torn
-
-
-def _about_stop(event: CollectorStopped) -> str:
-    if event.collector == WHOLE_RECORDING:
-        return (
-            f"Recording stopped at step {event.step} ({event.reason}); training went on, and what came after is not in "
-            "this report."
-        )
-    when = f" at step {event.step}" if event.step >= 0 else ""  # the recorder's shell does not know the step
-    return f"The collector '{event.collector}' stopped{when} ({event.reason}); training went on without it."
-
-
-def _about_stops(run: Run) -> list[str]:
-    return [
-        f"In {rank.name}: {_about_stop(event)}" if rank != run.rank_folder else _about_stop(event)
-        for rank in run.rank_folders
-        for event in events_of(rank, CollectorStopped)
-    ]
+def _about_stops(run: Run) -> Iterator[str]:
+    stops = ((folder, event) for folder in run.rank_folders for event in events_of(folder, CollectorStopped))
+    for rank, event in stops:
+        where = f"In {rank.name}: " if rank != run.rank_folder else ""
+        what = "Recording" if event.collector == WHOLE_RECORDING else f"The collector '{event.collector}'"
+        when = f" at step {event.step}" if event.step >= 0 else ""  # the recorder's shell does not know the step
+        yield f"{where}{what} stopped{when} ({event.reason}); training went on without it."
 
 
 def _about_broken_windows(run: Run) -> Iterator[str]:
@@ -187,7 +160,7 @@ def _about_broken_ranks(run: Run) -> Iterator[str]:
     with contextlib.suppress(UnreadableInput, RuntimeError):
         times = run.find(RankTimes) if len(run.rank_folders) > 1 else None
     if times is not None and times.ranks:
-        yield from times.errors.values()
+        yield from times.errors
 
 
 def _about_torn_lines(file: str, num_torn: int) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.artifacts.steps import SiteCalls, StepRecord, read_steps
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
 from efprof.model import STAGES, Gain, NotRecorded, Series, SeriesLine, StallLine, ThinEvidence
@@ -139,9 +139,7 @@ def within_idle(run: Run, gain: Gain) -> Gain:
     )
 
 
-def part_of_steps(
-    times: StepTimes, label: str, part_ms: Sequence[float], marks: tuple[tuple[float, str], ...] = ()
-) -> Series:
+def part_of_steps(times: StepTimes, label: str, part_ms: Sequence[float]) -> Series:
     """The picture of one part of each steady step, and the rest of the step stacked on it."""
     steps = tuple(float(time.step) for time in times.steady)
     rest_ms = tuple(max(0.0, time.total_ms - part) for time, part in zip(times.steady, part_ms, strict=True))
@@ -155,7 +153,6 @@ def part_of_steps(
             SeriesLine(label="everything else", x=steps, y=rest_ms),
         ),
         is_stacked=True,
-        marks=marks,
     )
 
 
@@ -168,23 +165,17 @@ def num_warm_up_steps(num_steps: int) -> int:
 def stall_lines(run: Run) -> tuple[StallLine, ...]:
     """Every line that stalled a steady step, the most expensive first; raises NotRecorded without a finished step."""
     steady, sources = run.get(StepTimes).steady, run.get(Sources)
-    sites: dict[str, str] = {}
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    ms: dict[tuple[str, str], float] = defaultdict(float)
-    for time in steady:
-        for stall in time.record.stalls:
-            place = place_of(stall.site)
-            sites.setdefault(place, stall.site)
-            counts[place, stall.call] += stall.count
-            ms[place, stall.call] += stall.us / 1000
+    stalls: dict[tuple[str, str], list[SiteCalls]] = defaultdict(list)
+    for stall in (stall for time in steady for stall in time.record.stalls):
+        stalls[place_of(stall.site), stall.call].append(stall)
     lines = [
         StallLine(
-            blame=sources.line(sites[place]),
+            blame=sources.line(found[0].site),
             call=call,
-            count_per_step=count / len(steady),
-            step_ms=ms[place, call] / len(steady),
+            count_per_step=sum(stall.count for stall in found) / len(steady),
+            step_ms=sum(stall.us for stall in found) / 1000 / len(steady),
         )
-        for (place, call), count in counts.items()
+        for (_, call), found in stalls.items()
     ]
     return tuple(sorted(lines, key=lambda line: (-line.step_ms, line.blame.key, line.call)))
 

@@ -116,17 +116,14 @@ def idle_gaps(trace: Trace, start_ns: int, end_ns: int) -> list[IdleGap]:
     """Where no stream has anything to do, in order, and whether the host had launched what came next."""
     events = _on_device(trace, start_ns, end_ns)
     launched = by_launch(trace, trace.end_ns)
-    gaps = []
-    free_ns = start_ns
+    gaps, free_ns = list[IdleGap](), start_ns
     columns = (events, trace.id[events], trace.start_ns[events], trace.end_ns[events])
     for event, id_, begin_ns, last_ns in zip(*(column.tolist() for column in columns), strict=True):
         if begin_ns > free_ns:
             gaps += _gap(free_ns, min(begin_ns, end_ns), launched.get(id_), event)
         free_ns = max(free_ns, last_ns)
-    if free_ns < end_ns and not launched:
-        gaps.append(IdleGap(start_ns=free_ns, end_ns=end_ns, cause="not known"))
-    elif free_ns < end_ns:
-        gaps += _gap(free_ns, end_ns, end_ns, None)
+    if free_ns < end_ns:
+        gaps += _gap(free_ns, end_ns, end_ns if launched else None, None)
     return gaps
 
 

@@ -105,7 +105,8 @@ class HostWaits:
         """How long in each step of the trace the device has nothing to do since the host has launched nothing."""
         if self.use is None or self.use.device is None:
             return 0.0
-        return self.use.scale * self.use.per_step_ms(self.use.device.idle_ns.get("the host had launched nothing", 0))
+        late_ns = self.use.device.idle_ns.get("the host had launched nothing", 0)
+        return self.use.window.scale * self.use.per_step_ms(late_ns)
 
     def share(self, lines: Sequence[WaitingLine]) -> float:
         """Of the step, inside the waits of these lines."""
@@ -166,7 +167,7 @@ def _traced(use: TimeUse, sources: Sources) -> Iterator[_Seen]:
     starts = [start for start, _ in use.window.steps]
     for wait in waits_in(use.window):
         step = max(0, bisect_right(starts, wait.start_ns) - 1)
-        ms = wait.waited_ns / 1e6 * use.scale
+        ms = wait.waited_ns / 1e6 * use.window.scale
         yield _Seen(wait.kind, blame_of(wait.path, sources), step, wait.asked, 1, ms, wait)
 
 

@@ -85,5 +85,5 @@ def what_tells_lines(window: TraceWindow) -> str:
     """What a trace lacks that names no line of the user's, and how it is recorded."""
     trace = window.trace
     if np.any(trace.is_of("python_function")) or "call_stack" in trace.sparse:
-        return "Only functions of libraries are recorded there: `--own PACKAGE` makes one of these yours."
-    return "Which of your lines that is was not recorded: `with_stack=True` tells."
+        return "Only functions of libraries were recorded: `--own PACKAGE` makes one of these yours."
+    return "Your lines were not recorded: `with_stack=True` tells them."

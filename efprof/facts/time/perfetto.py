@@ -5,8 +5,8 @@ from typing import Final, Self
 
 import numpy as np
 
+from efprof.artifacts.trace.blocks import excerpt
 from efprof.artifacts.trace.events import Array, Block
-from efprof.artifacts.trace.excerpt import excerpt
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE

@@ -40,23 +40,15 @@ MIN_STEPS: Final = 2
 """One step cannot tell what each step does from what one in a hundred does."""
 
 
-class CallCost(NamedTuple):
-    """Milliseconds per steady step of a module called under one path, with all below it, forward and backward.
-
-    The autograd engine's own time is shared out by what the nodes take that it calls. `fixed_ms` is what would be the
-    same if the operators were given more items: Python, the engine, and the launch of each operator.
-    """
-
-    total_ms: float
-    fixed_ms: float
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatedCall:
     """A line that calls modules `num_calls` times each before each of `num_passes` backward passes of every step.
 
     `modules` come by what they cost; `layer` and `input_shape` are the first layer of the costliest and its input.
     `parts` tell the lines and modules that lead to the line; `loop` is the one around it, in the source text.
+    `total_ms` is per steady step of all calls with all below them, forward and backward; the autograd engine's own time
+    is shared out by what the nodes take that it calls. `fixed_ms` of it would be the same if the operators were given
+    more items: Python, the engine, and the launch of each operator.
     """
 
     modules: tuple[str, ...]
@@ -69,7 +61,8 @@ class RepeatedCall:
     num_passes: int
     layer: str
     input_shape: tuple[int, ...]
-    cost: CallCost
+    total_ms: float
+    fixed_ms: float
 
     def is_inside(self, other: "RepeatedCall") -> bool:
         """Whether a module of the other line leads to this one."""
@@ -90,9 +83,9 @@ class RepeatedCalls:
         num_steps = sum(len(window.steps) for window in windows)
         if num_steps < MIN_STEPS:
             raise ThinEvidence(f"The traces hold {num_steps} step, {MIN_STEPS} are needed; record a longer run.")
-        for name, what in (("call_site", "the exact line of each call"), ("shapes", "the shapes of operators")):
-            if not any(name in window.trace.sparse for window in windows):
-                raise ThinEvidence(f"The traces lack {what}; record the training with 'efprof record'.")
+        if not any({"call_site", "shapes"} <= window.trace.sparse.keys() for window in windows):
+            why = "The traces lack the exact line of each call, or shapes; record the training with 'efprof record'."
+            raise ThinEvidence(why)
         counts: dict[_Key, list[Counter[int]]] = defaultdict(list)
         sites: dict[_Key, tuple[str, ...]] = {}
         for window in windows:
@@ -217,6 +210,7 @@ class _Frames:
 
 def _repeated(key: _Key, passes: Counter[int], sites: tuple[str, ...], use: TimeUse, sources: Sources) -> RepeatedCall:
     loop, is_chained = _loop(sites, sources)
+    total_ms, fixed_ms = _cost_ms(use, key.parts)
     return RepeatedCall(
         modules=(key.parts[-1][1],),
         blame=sources.line(sites[0]),
@@ -227,7 +221,8 @@ def _repeated(key: _Key, passes: Counter[int], sites: tuple[str, ...], use: Time
         num_passes=len(passes),
         layer=key.layer,
         input_shape=key.input_shape,
-        cost=_call_cost(use, key.parts),
+        total_ms=total_ms,
+        fixed_ms=fixed_ms,
     )
 
 
@@ -244,20 +239,21 @@ def _loop(sites: tuple[str, ...], sources: Sources) -> tuple[SourceLine | None, 
 def _by_line(calls: Sequence[RepeatedCall]) -> list[RepeatedCall]:
     """Modules that a line calls equally often are one: `head(encoder(text))`."""
     lines: dict[tuple[Parts, int, int], list[RepeatedCall]] = defaultdict(list)
-    for call in sorted(calls, key=lambda call: (-call.cost.total_ms, call.modules)):
+    for call in sorted(calls, key=lambda call: (-call.total_ms, call.modules)):
         lines[call.parts, call.num_calls, call.num_passes].append(call)
     merged = [
         replace(
             same[0],
             modules=tuple(dict.fromkeys(name for call in same for name in call.modules)),
-            cost=CallCost(sum(call.cost.total_ms for call in same), sum(call.cost.fixed_ms for call in same)),
+            total_ms=sum(call.total_ms for call in same),
+            fixed_ms=sum(call.fixed_ms for call in same),
         )
         for same in lines.values()
     ]
-    return sorted(merged, key=lambda call: -call.cost.total_ms)
+    return sorted(merged, key=lambda call: -call.total_ms)
 
 
-def _call_cost(use: TimeUse, parts: Parts) -> CallCost:
+def _cost_ms(use: TimeUse, parts: Parts) -> tuple[float, float]:
     """From the window that the run's times are from, scaled to a step outside windows, the recorder's time left out."""
     everything = sum(path.own_ns for path in use.window.paths.root.walk())
     to_ms = use.step_ms / max(1, everything)
@@ -267,7 +263,7 @@ def _call_cost(use: TimeUse, parts: Parts) -> CallCost:
         min(path.own_ns, path.count * LAUNCH_NS) if path.kind == "operator" and not on_device else path.own_ns
         for path in forward + backward
     )
-    return CallCost((_own_ns(forward + backward) + engine_ns) * to_ms, (fixed_ns + engine_ns) * to_ms)
+    return (_own_ns(forward + backward) + engine_ns) * to_ms, (fixed_ns + engine_ns) * to_ms
 
 
 def _parts_of(path: CallPath) -> Parts:

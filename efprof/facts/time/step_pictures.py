@@ -43,7 +43,7 @@ def nested_bars(
     root, spent = window.paths.root, totals(window.paths.root, weight)
     whole_ns, rows, num_bars = spent[id(root)], defaultdict[int, list[Interval]](list), 0
     todo = _side_by_side(
-        sorted(root.below.values(), key=lambda path: (path.kind != "stage", _place(path.stage))), spent
+        sorted(root.below.values(), key=lambda path: (path.kind != "stage", STAGES.index(path.stage))), spent
     )
     while todo and num_bars < MAX_BARS:
         path, start_ns, row = todo.pop()
@@ -66,7 +66,7 @@ def _side_by_side(paths: Sequence[CallPath], spent: dict[int, int], start_ns: in
 
 def _bar(path: CallPath, sources: Sources, start_ms: float, spent_ms: float, whole_ms: float) -> Interval:
     label, where = _name_of(path, sources)
-    stage = f", in {path.stage}" if path.kind != "stage" and path.stage in STAGES else ""
+    stage = f", in {path.stage}" if path.kind != "stage" else ""
     note = f"{where or label}{stage}: {format_ms(spent_ms)} per step, {format_share(spent_ms / whole_ms)}"
     return Interval(start_ms=start_ms, length_ms=spent_ms, label=label, colour=path.stage, note=note)
 
@@ -77,10 +77,6 @@ def _is_shown(path: CallPath) -> bool:
         return path.above is not None and path.above.kind not in ("line", "module")
     outer = path.above.nearest("line") if path.kind == "line" and path.above else None
     return outer is None or outer.text != path.text
-
-
-def _place(stage: str) -> int:
-    return STAGES.index(stage) if stage in STAGES else len(STAGES)
 
 
 def _name_of(path: CallPath, sources: Sources) -> tuple[str, str]:
@@ -168,18 +164,17 @@ def _merged(parts: Iterable[_Part], start_ns: int, end_ns: int) -> Iterator[Inte
     """Neighbours of one colour and line, closer than a pixel, as one bar."""
     grain_ns, groups = 2 * (end_ns - start_ns) / MAX_BARS, list[list[_Part]]()
     for part in parts:
-        begin_ns, until_ns = max(part.start_ns, start_ns), min(part.end_ns, end_ns)
-        if until_ns <= begin_ns:
+        part = part._replace(start_ns=max(part.start_ns, start_ns), end_ns=min(part.end_ns, end_ns))
+        if part.end_ns <= part.start_ns:
             continue
-        last, part = groups[-1][-1] if groups else None, part._replace(start_ns=begin_ns, end_ns=until_ns)
-        is_alike = last is not None and (last.colour, last.where) == (part.colour, part.where)
-        if is_alike and last is not None and begin_ns - last.end_ns <= grain_ns:
-            groups[-1].append(part._replace(end_ns=max(until_ns, last.end_ns)))
+        last = groups[-1][-1] if groups else part._replace(colour="")
+        if (last.colour, last.where) == (part.colour, part.where) and part.start_ns - last.end_ns <= grain_ns:
+            groups[-1].append(part._replace(end_ns=max(part.end_ns, last.end_ns)))
         else:
             groups.append([part])
-    for first, *more in groups:
-        length_ms = ((more[-1] if more else first).end_ns - first.start_ns) / 1e6
-        num = f" and {len(more):,} more" if more else ""
+    for group in groups:
+        first, length_ms = group[0], (group[-1].end_ns - group[0].start_ns) / 1e6
+        num = f" and {len(group) - 1:,} more" if len(group) > 1 else ""
         at = f" at {first.where}" if first.where else ""
         yield Interval(
             start_ms=(first.start_ns - start_ns) / 1e6,

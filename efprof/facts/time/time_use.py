@@ -6,10 +6,12 @@ from typing import Final, Self
 
 import numpy as np
 
+from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import ON_DEVICE, CallPath
 from efprof.facts.time.device_lanes import DeviceUse, kind_of
+from efprof.facts.time.launching_lines import what_tells_lines
 from efprof.facts.time.lean_times import timed_window
 from efprof.facts.time.rank_times import OneRank, RankTimes
 from efprof.facts.time.step_pictures import nested_bars, one_step
@@ -38,30 +40,25 @@ class LineUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeUse:
-    """The window that tells it, how its times become those of a steady step, and what was added up from it."""
+    """The window that tells it, and what was added up from it."""
 
     window: TraceWindow
-    scale: float
-    """Milliseconds of a steady step for one of the window."""
     lines: tuple[LineUse, ...]
-    device: DeviceUse | None
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """From a lean window, or the last full one; raises NotRecorded where no window holds a step."""
         window = timed_window(run)
-        scale = window.steady_ms / window.step_ms if window.steady_ms else 1.0
-        return cls(
-            window=window,
-            scale=scale,
-            lines=_lines(window, run.get(Sources), scale),
-            device=window.device,
-        )
+        return cls(window=window, lines=_lines(window, run.get(Sources)))
+
+    @property
+    def device(self) -> DeviceUse | None:
+        return self.window.device
 
     @property
     def step_ms(self) -> float:
         """The step outside windows where that is known, else as long as the profiler made it."""
-        return self.window.step_ms * self.scale
+        return self.window.step_ms * self.window.scale
 
     def per_step_ms(self, nanoseconds: float) -> float:
         """Of the whole window, per step as the profiler made it."""
@@ -73,17 +70,15 @@ def time_evidence(run: Run) -> tuple[Evidence, ...]:
     use, sources = run.find(TimeUse, UnreadableInput), run.get(Sources)
     if use is None or not len(use.window.trace):
         return ()
-    window, to_ms = use.window, use.scale / 1e6 / len(use.window.steps)
-    root = window.paths.root
+    window, root = use.window, use.window.paths.root
+    to_ms = 1 / 1e6 / len(window.steps)
     found: list[Evidence] = []
     if any(_host(path) > 0 for path in root.walk()):
         caption = "From stage to your line to module to operator; each bar is as wide as what was spent under it."
-        found.append(nested_bars(window, sources, "Time on the host", caption, lambda path: _host(path), to_ms))
+        found.append(nested_bars(window, sources, "Time on the host", caption, _host, to_ms * window.scale))
     if any(path.device_ns for path in root.walk()):
         caption = "The same paths, by what the kernels take that were launched under them."
-        found.append(
-            nested_bars(window, sources, "Time on the device", caption, lambda path: path.device_ns, to_ms / use.scale)
-        )
+        found.append(nested_bars(window, sources, "Time on the device", caption, lambda path: path.device_ns, to_ms))
     found.append(one_step(window, "One step"))
     tables = (_rank_table(run), _device_numbers(use), _line_table(use), _operator_table(use), _kernel_table(use))
     return (*found, *(table for table in tables if table is not None), _how_known(use))
@@ -94,8 +89,8 @@ def _host(path: CallPath) -> int:
     return path.own_ns if path.above is not None else 0
 
 
-def _lines(window: TraceWindow, sources: Sources, scale: float) -> tuple[LineUse, ...]:
-    to_ms = 1 / 1e6 / len(window.steps)
+def _lines(window: TraceWindow, sources: Sources) -> tuple[LineUse, ...]:
+    to_ms, scale = 1 / 1e6 / len(window.steps), window.scale
     found = [
         LineUse(
             blame=sources.line(paths[0].text),
@@ -126,26 +121,17 @@ def _line_table(use: TimeUse) -> Table | None:
 
 def _operator_table(use: TimeUse) -> Table | None:
     """The outermost operators, with all that runs inside them."""
-    spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    spent: dict[str, Array] = defaultdict(lambda: np.zeros(3))
     for path in use.window.paths.root.walk():
         if path.kind == "operator":
-            total = spent[path.text]
-            total[0] += path.count
-            total[1] += path.own_ns
-            total[2] += path.device_ns
-    on_device = any(device for _, _, device in spent.values())
-    ranked = sorted(spent.items(), key=lambda item: -(item[1][1] + item[1][2]))[:MAX_ROWS]
-    num_steps = len(use.window.steps)
-    rows = tuple(
-        (
-            f"`{name}`",
-            count / num_steps,
-            use.per_step_ms(host) * use.scale,
-            *((use.per_step_ms(device),) if on_device else ()),
-            100 * use.per_step_ms(host) * use.scale / use.step_ms,
-        )
-        for name, (count, host, device) in ranked
-    )
+            spent[path.text] += (path.count, path.own_ns, path.device_ns)
+    on_device = any(total[2] for total in spent.values())
+    rows: list[tuple[str | float, ...]] = []
+    for name, total in sorted(spent.items(), key=lambda item: -item[1][1:].sum())[:MAX_ROWS]:
+        count, host_ns, device_ns = total.tolist()
+        host_ms = use.per_step_ms(host_ns) * use.window.scale
+        device = (use.per_step_ms(device_ns),) if on_device else ()
+        rows.append((f"`{name}`", count / len(use.window.steps), host_ms, *device, 100 * host_ms / use.step_ms))
     columns = {"Operator": "", "Calls": "count", "Host": "ms"} | ({"Device": "ms"} if on_device else {})
     return Table.of("Operators, per step", columns | {"Of the step": "percent"}, rows) if rows else None
 
@@ -209,11 +195,9 @@ def _device_numbers(use: TimeUse) -> Numbers | None:
     device = use.device
     if device is None:
         return None
-    rows = [("busy", use.per_step_ms(device.busy_ns), "ms")]
-    rows += [(kind, use.per_step_ms(spent), "ms") for kind, spent in device.kind_ns.items() if spent]
-    if device.exposed_ns:
-        rows.append(("communication while nothing else runs", use.per_step_ms(device.exposed_ns), "ms"))
-    rows += [(f"idle: {cause}", use.per_step_ms(spent), "ms") for cause, spent in device.idle_ns.items()]
+    alone, idle = device.exposed_ns, {f"idle: {cause}": spent for cause, spent in device.idle_ns.items()}
+    spent_ns = {"busy": device.busy_ns, **device.kind_ns, "communication while nothing else runs": alone, **idle}
+    rows = ((what, use.per_step_ms(spent), "ms") for what, spent in spent_ns.items() if spent)
     return Numbers.of("The device, per step", *rows)
 
 
@@ -237,7 +221,7 @@ def _how_known(use: TimeUse) -> Narrative:
         lost = format_ms(use.per_step_ms(window.paths.unlaunched_ns))
         paragraphs.append(f"Kernels of {lost} per step have no launch in the trace: they have a lane, but no line.")
     if num_unreadable := window.trace.num_unreadable:
-        paragraphs.append(f"Events without a readable time, {num_unreadable:,} of them, are left out.")
+        paragraphs.append(f"Events that cannot be read, {num_unreadable:,} of them, are left out.")
     missing = _missing(use)
     return Narrative(title="How this is known", paragraphs=(*paragraphs, *missing))
 
@@ -247,12 +231,8 @@ def _missing(use: TimeUse) -> tuple[str, ...]:
     if use.window.steady_ms:
         return ()
     trace, found = use.window.trace, []
-    has_lines = any(path.kind in ("line", "function") for path in use.window.paths.root.walk())
-    has_python = bool(np.any(trace.is_of("python_function"))) or "call_stack" in trace.sparse
-    if not has_python:
-        found.append("No Python functions were recorded: `with_stack=True` tells your lines.")
-    elif not has_lines:
-        found.append("No function of yours was recorded, only libraries': `--own PACKAGE` makes one of these yours.")
+    if not use.window.lines:
+        found.append(what_tells_lines(use.window))
     if "shapes" not in trace.sparse:
         found.append("No shapes were recorded: `record_shapes=True`.")
     if not trace.named("[memory]"):

@@ -28,36 +28,33 @@ UNKNOWN = SourceLine(file="a DataLoader, by a line that was not recorded", line=
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceInput:
-    """Milliseconds of each step inside the loader, and how many of them no device had anything to do."""
+    """Milliseconds of each step inside the loader, and how many of them no device, if there is one, was busy."""
 
     window: TraceWindow
     data_ms: tuple[float, ...]
     lost_ms: tuple[float, ...]
-    """Without a device the same as `data_ms`: the host itself is what trains."""
     blame: SourceLine
     has_workers: bool
-    events: frozenset[int]
-    """Those of the host inside the loader."""
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """From the first readable trace; raises NotRecorded where there is none."""
-        use = run.get(TimeUse)
-        window = use.window
+        window = run.get(TimeUse).window
         fetches = _spans((start, end) for start, end, stage, _ in window.paths.stages if stage == "data")
-        is_idle = use.device is not None and len(fetches[0]) > 0
-        gaps = window.gaps if is_idle else []
-        idle = _spans((gap.start_ns, gap.end_ns) for gap in gaps)
-        data_ms = tuple(overlap_ns(fetches, start, end) / 1e6 for start, end in window.steps)
-        lost_ms = tuple(_in_both_ns(fetches, idle, start, end) / 1e6 for start, end in window.steps)
+        idle = _spans((gap.start_ns, gap.end_ns) for gap in window.gaps)
         return cls(
             window=window,
-            data_ms=data_ms,
-            lost_ms=lost_ms if use.device else data_ms,
+            data_ms=tuple(overlap_ns(fetches, start, end) / 1e6 for start, end in window.steps),
+            lost_ms=tuple(_in_both_ns(fetches, idle, start, end) / 1e6 for start, end in window.steps),
             blame=_asking_line(window, run.get(Sources)),
             has_workers=not any(SINGLE_PROCESS in text for text in window.trace.texts),
-            events=_events_of_data(window),
         )
+
+    @property
+    def events(self) -> list[int]:
+        """Those of the host inside the loader."""
+        on_host, paths = np.flatnonzero(self.window.trace.is_of(*HOST)).tolist(), self.window.paths.of_event
+        return [event for event in on_host if event in paths and paths[event].stage == "data"]
 
     @property
     def typical_ms(self) -> float:
@@ -109,12 +106,6 @@ class TraceInput:
             "The profiler slows a loader that runs in the training process itself, by Python functions most of all.",
             *filter(None, (why_bound,)),
         )
-
-
-def _events_of_data(window: TraceWindow) -> frozenset[int]:
-    on_host = np.flatnonzero(window.trace.is_of(*HOST)).tolist()
-    paths = window.paths.of_event
-    return frozenset(event for event in on_host if event in paths and paths[event].stage == "data")
 
 
 def _asking_line(window: TraceWindow, sources: Sources) -> SourceLine:

@@ -104,6 +104,11 @@ class TraceWindow:
         """The mean step, as long as the profiler made it."""
         return sum(end - start for start, end in self.steps) / 1e6 / len(self.steps)
 
+    @property
+    def scale(self) -> float:
+        """Milliseconds of a steady step for one of the window."""
+        return self.steady_ms / self.step_ms if self.steady_ms else 1.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceWindows:
@@ -121,18 +126,16 @@ class TraceWindows:
         if run.is_foreign:
             return cls(windows=(_first_readable(run),), lean={})
         paths, times, sources = trace_paths(run.rank_folder), run.get(StepTimes), run.get(Sources)
-        read = partial(read_window, num_processes=run.num_processes)
-        lean = {
-            after: _recorded_window(path, times, sources, read) for after, path in lean_paths(run.rank_folder).items()
-        }
+        window_of = partial(_recorded_window, times, sources, partial(read_window, num_processes=run.num_processes))
+        lean = {after: window_of(path) for after, path in lean_paths(run.rank_folder).items()}
         return cls(
-            windows=tuple(filter(None, (_recorded_window(path, times, sources, read) for path in paths))),
-            lean={after: window for after, window in lean.items() if window is not None},
+            windows=tuple(filter(None, map(window_of, paths))),
+            lean={after: window for after, window in lean.items() if window},
         )
 
 
 def _recorded_window(
-    path: Path, times: StepTimes, sources: Sources, read: Callable[[Path], Trace]
+    times: StepTimes, sources: Sources, read: Callable[[Path], Trace], path: Path
 ) -> TraceWindow | None:
     name = path.name.split(".")[0]
     steps = [time for time in times.every if time.record.window == name]
@@ -157,9 +160,9 @@ def _first_readable(run: Run) -> TraceWindow:
     for path in (folder / FOREIGN_TRACE for folder in run.rank_folders):
         if path.exists():
             try:
-                return replace(foreign_window(read_window(path), run.own_packages), path=path)
+                return replace(foreign_window(read_window(path.resolve()), run.own_packages), path=path)
             except UnreadableInput as error:
-                errors.append(UnreadableInput(str(error).replace(str(path), str(path.resolve()))))
+                errors.append(error)
     raise next(
         iter(errors), NotRecorded(f"{FOREIGN_TRACE} is missing; give a trace of torch's profiler to see its time.")
     )

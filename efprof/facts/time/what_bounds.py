@@ -59,7 +59,7 @@ def next_experiment(run: Run) -> str:
         THE_DEVICE: "give the device less to do: bfloat16 autocast, then `torch.compile(model)`.",
         THE_HOST: 'let the host launch less: `torch.compile(model, mode="reduce-overhead")`, or a larger batch.',
     }
-    experiment = experiments.get(_what_bounds(use.device, use.scale))
+    experiment = experiments.get(_what_bounds(use.device, use.window.scale))
     return f"To make a step shorter, {experiment}" if experiment else ""
 
 
@@ -71,17 +71,14 @@ def _bound(use: TimeUse) -> str:
     busy = format_share(device.busy_ns / device.span_ns)
     alone = device.exposed_ns / device.span_ns
     also = f" For {format_share(alone)} of it the device only communicates." if alone >= WORTH_SAYING else ""
-    bound = _what_bounds(device, use.scale)
+    bound = _what_bounds(device, use.window.scale)
     if bound == THE_DEVICE:
         return (
             f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter.{also}"
         )
     if bound == UNCLEAR:
-        outside = format_share(min(1.0, device.busy_ns / device.span_ns / use.scale))
-        return (
-            f"It is unclear what bounds the step: the device is busy for {busy} of a profiled one, and for {outside} "
-            f"of one outside windows, if it does the same there.{also}"
-        )
+        why = f"the device is busy for {busy} of a profiled one, and those outside windows are not as long"
+        return f"It is unclear what bounds the step: {why}.{also}"
     why = {
         THE_HOST: ", mostly because the host had launched nothing: the host bounds the step",
         "launched, not begun": ", mostly between a launch and its kernel",

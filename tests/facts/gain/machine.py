@@ -125,7 +125,7 @@ def window_of(*events: dict[str, Any]) -> TraceWindow:
     assert block is not None
     columns.add(block)
     dense, sparse = columns.ordered(0)
-    names = {"texts": columns.texts, "lanes": columns.lanes}
+    names = {"texts": list(columns.texts), "lanes": list(columns.lanes)}
     trace = Trace(path=Path("made"), header=Header(), num_unreadable=0, sparse=sparse, **names, **dense)
     return foreign_window(trace)
 

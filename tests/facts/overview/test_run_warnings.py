@@ -1,5 +1,4 @@
 import msgspec
-import pytest
 from msgspec.structs import replace
 
 from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped, OtherThreadTrained
@@ -33,14 +32,10 @@ def test_lines_lost_and_collectors_stopped_are_told_with_the_rank(tmp_path):
     assert warning == "In rank1: The collector 'numbers' stopped (KeyError: 'loss'); training went on without it."
 
 
-@pytest.mark.parametrize(
-    ("counts", "times"), [([None], " too,"), ([None, 1], " too once,"), ([None, 80], " too 80 times,")]
-)
-def test_a_second_training_in_the_process_is_told_of_once(tmp_path, counts, times):
-    events = [OtherThreadTrained(at_ns=0, step=0, num_updates=count) for count in counts]
+def test_a_second_training_in_the_process_is_told_of_once(tmp_path):
+    events = [OtherThreadTrained(at_ns=0, step=0, num_updates=count) for count in (None, 80)]
     (warning,) = warnings_of(write_run(tmp_path / "run", steps=make_steps(5), events=events))
-    assert warning.startswith("Another thread of this process updated parameters")
-    assert times in warning
+    assert warning.startswith("Another thread of this process updated parameters too, while")
 
 
 def test_a_recording_that_broke_off_or_cannot_be_read_says_where_and_why(tmp_path):

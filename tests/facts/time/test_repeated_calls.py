@@ -74,13 +74,13 @@ def _by_library(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_modules_that_one_line_calls_equally_often_are_told_together(tmp_path: Path) -> None:
     (call,) = calls_of(tmp_path, *encoded(20), *encoded(21))
     assert (set(call.modules), call.num_calls) == ({"Encoder_0", "Linear_3"}, 3)
-    assert call.cost.total_ms == pytest.approx(6 * 0.6, rel=0.01)
+    assert call.total_ms == pytest.approx(6 * 0.6, rel=0.01)
 
 
 def test_a_function_that_ran_when_the_window_opened_is_the_same_in_later_steps(tmp_path: Path) -> None:
     (call,) = calls_of(tmp_path, *encoded(20, first_line=4), *encoded(21))
     assert call.num_calls == 3
-    assert call.cost.total_ms == pytest.approx(6 * 0.6, rel=0.01)
+    assert call.total_ms == pytest.approx(6 * 0.6, rel=0.01)
 
 
 def test_a_step_that_begins_within_its_first_call_has_that_call(tmp_path: Path) -> None:
@@ -92,14 +92,14 @@ def test_a_step_that_begins_within_its_first_call_has_that_call(tmp_path: Path) 
 def test_times_are_those_of_a_step_outside_windows(tmp_path: Path) -> None:
     events = [*encoded(20), *encoded(21), *(trace_event("sum", 1000.0 * step + STEP_MS, STEP_MS) for step in WINDOW)]
     (call,) = calls_of(tmp_path, *events, profiler_ms=STEP_MS)
-    assert call.cost.total_ms == pytest.approx(6 * 0.6 / 2, rel=0.01)
+    assert call.total_ms == pytest.approx(6 * 0.6 / 2, rel=0.01)
 
 
 def test_the_engines_own_time_belongs_to_the_calls_whose_nodes_it_runs(tmp_path: Path) -> None:
     events = [event for step in WINDOW for event in (*encoded(step), *_backward(step))]
     (call,) = calls_of(tmp_path, *events)
-    assert call.cost.total_ms == pytest.approx(6 * 0.6 + 4.0, rel=0.01)
-    assert call.cost.fixed_ms == pytest.approx(6 * (0.4 + 0.1) + 4.0 - 1.0 + 0.1, rel=0.01), "a launch takes 0.1 ms"
+    assert call.total_ms == pytest.approx(6 * 0.6 + 4.0, rel=0.01)
+    assert call.fixed_ms == pytest.approx(6 * (0.4 + 0.1) + 4.0 - 1.0 + 0.1, rel=0.01), "a launch takes 0.1 ms"
 
 
 def _backward(step: int) -> list[dict[str, Any]]:

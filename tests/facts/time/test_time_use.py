@@ -96,7 +96,7 @@ def test_a_trace_from_elsewhere_names_what_it_lacks_and_the_flag_that_records_it
 def test_events_without_a_time_are_said_to_be_left_out(tmp_path: Path) -> None:
     untimed = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": "soon"}] * 3
     (known,) = of_kind(time_evidence(foreign_run(tmp_path, *step(), *untimed)), Narrative)
-    assert "Events without a readable time, 3 of them, are left out." in known.paragraphs
+    assert "Events that cannot be read, 3 of them, are left out." in known.paragraphs
 
 
 def test_what_bounds_a_step_is_said_from_what_the_device_does(tmp_path: Path) -> None:

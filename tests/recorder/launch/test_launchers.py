@@ -133,7 +133,7 @@ def test_a_module_and_a_console_script_started_by_a_shell_script_are_two_attempt
         f"efprof: recorded {recorded.folder.name}; read it with 'efprof report'",
     ]
     assert [warning for warning in warnings_of(open_run(recorded.folder)) if "attempt" in warning] == [
-        "This run trained in one process after another; the report is about attempt 2: attempt 1 ended after 3 steps."
+        "This run trained in one process after another; the report is about attempt 2: attempt 1 came to its end."
     ]
 
 

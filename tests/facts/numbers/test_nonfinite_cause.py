@@ -2,7 +2,7 @@
 
 import pytest
 
-from efprof.facts.numbers.operation_lines import operation_of, plain
+from efprof.facts.numbers.nonfinite_cause import operation_of, plain
 
 
 @pytest.mark.parametrize(
