@@ -37,7 +37,10 @@ class Steps:
     def __init__(self, memory: Memory, write: Callable[[OpenStep, StepRecord], None], sampling: Sampling) -> None:
         self.open: OpenStep | None = None
         self.closed: OpenStep | None = None
-        """The one that its loader's end closed, which trained nothing so far."""
+        """The one that its loader's end closed, which trained nothing so far.
+
+        It goes on where a pass comes next in a loop that a loader feeds: a batch was fetched ahead, as Accelerate does.
+        """
         self.num_finished = 0
         self.began: list[Listener] = []
         self.dropped: list[Listener] = []
@@ -99,6 +102,9 @@ class Steps:
 
     def step_for_pass(self, at: int) -> OpenStep:
         step = self.open
+        if step is None and self.closed is not None and self.was_fed and not self.closed.has_evaluation:
+            step, self.closed = self.closed, None
+            self.open, self.has_loader = step, True
         if step is None:
             return self.begin(at)
         has_evaluated = step.has_evaluation and step.batches.num_fetches and not step.has_gradients
@@ -202,14 +208,6 @@ class Steps:
         if step is not None:
             for listener in self.dropped:
                 listener(step)
-
-    def reopen(self) -> OpenStep | None:
-        """The step that the loader's end closed goes on: a batch of it was still to come."""
-        step, self.closed = self.closed, None
-        if step is None or step.has_evaluation:
-            return None
-        self.open, self.has_loader = step, True
-        return step
 
     def finish_last(self, at: int) -> None:
         """The program ends: write the open step if it is whole, drop it otherwise."""
