@@ -88,12 +88,14 @@ class ExitWatcher:
                 note(event)
 
     def _events_of(self, error: BaseException) -> list[Event]:
-        events: list[Event] = []
-        is_in_step = self._loop.step is not None or self._loop.light.is_on
-        stage = failed_stage(error) or ("other" if is_in_step else None)
-        if is_in_step:
-            events.append(interrupted_step(self._loop, self._memory, stage))
-        now, number = time.time_ns(), self._loop.number
+        events, now, number = list[Event](), time.time_ns(), self._loop.number
+        stage = failed_stage(error)
+        if self._loop.step is not None or self._loop.light.is_on:
+            stage = stage or "other"
+            allocated, reserved = self._memory.read()[:2]
+            events.append(
+                StepInterrupted(at_ns=now, step=number, stage=stage, allocated_bytes=allocated, reserved_bytes=reserved)
+            )
         out_of_memory = _out_of_memory_behind(error)
         if out_of_memory is not None:
             at, told = self._sites_of(out_of_memory), without_secrets(str(out_of_memory))
@@ -109,17 +111,6 @@ class ExitWatcher:
             for frame, line in traceback.walk_tb(error.__traceback__)
             if self._sites.is_user_code(frame.f_code)
         ]
-
-
-def interrupted_step(loop: Loop, memory: Memory, stage: str | None) -> StepInterrupted:
-    allocated, reserved = memory.read()[:2]
-    return StepInterrupted(
-        at_ns=time.time_ns(),
-        step=loop.number,
-        stage=stage or "other",
-        allocated_bytes=allocated,
-        reserved_bytes=reserved,
-    )
 
 
 SERVING = ("torch.utils.data.", "multiprocessing.", "concurrent.")

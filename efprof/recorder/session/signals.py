@@ -11,9 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from efprof.artifacts.events import RecordingEnded
-from efprof.recorder.hooks.loop_hooks import stage_of_stack
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.session.endings import interrupted_step
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.writing import identity_of, is_still, out_of_the_way
 
@@ -41,7 +39,6 @@ class Signals:
         self._is_watching = False
         self._is_over = False
         self._ended_by: str | None = None
-        self._stage: str | None = None
 
     def install(self, _: OpenStep) -> None:
         """Set the handlers once; the watch over one of them ends before each fork, and begins again here."""
@@ -80,24 +77,16 @@ class Signals:
             self._timer.forget()
             self._reset()
 
-    def _close(self, number: int, frame: FrameType | None) -> None:
+    def _close(self, number: int, _: FrameType | None) -> None:
         """Close the recording as soon as no function of it runs, and die of the signal as if there were no handler."""
         if self._ended_by is None:  # a launcher that loses patience sends another while a window is being written
             self._ended_by = signal.Signals(number).name
-            self._stage = stage_of_stack(frame)
             self._session.shell.when_left(self._close_and_die)
 
     def _close_and_die(self) -> None:
-        self._session.shell.guarded("signals", self._note_step)()
         self._session.end()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
-
-    def _note_step(self) -> None:
-        loop = self._session.loop
-        is_within = loop.light.is_on or (loop.step is not None and not loop.step.stepped)
-        if is_within:
-            self._session.note(interrupted_step(loop, self._session.memory, self._stage))
 
     def _is_ours(self, number: int) -> bool:
         return signal.getsignal(number) is self._handlers.get(number)
@@ -137,10 +126,6 @@ class KillTimer:
         """Of the pipe, by both its ends; the program may close them, and be given their numbers for its own files."""
         self._running: _thread.LockType | None = None
         """Held until the thread ends."""
-
-    @property
-    def is_on(self) -> bool:
-        return self._running is not None
 
     def begin(self, handler: object) -> None:
         """Watch over SIGTERM while `handler` handles it; only in the main thread, and not where the program
