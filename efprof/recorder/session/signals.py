@@ -13,7 +13,7 @@ from types import FrameType
 from efprof.artifacts.events import RecordingEnded
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.writing import identity_of, is_still, out_of_the_way
+from efprof.recorder.session.writing import identity_of, is_still
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -131,7 +131,7 @@ class KillTimer:
         """Watch over SIGTERM while `handler` handles it; only in the main thread, and not where the program
         listens for signals by such a file itself.
         """
-        reading, writing = map(out_of_the_way, os.pipe())
+        reading, writing = os.pipe()
         os.set_blocking(writing, False)
         before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         if before != -1:

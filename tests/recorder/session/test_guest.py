@@ -92,13 +92,6 @@ def test_lines_end_in_their_file_though_the_program_closed_it(is_taken_over: boo
     assert not is_taken_over or (tmp_path / "own").read_bytes() == b""
 
 
-def test_the_low_descriptors_stay_the_programs(tmp_path: Path) -> None:
-    writer = LineWriter(RankFolder(tmp_path), EVENTS_FILE)
-    (descriptor,) = with_new_descriptors(lambda: writer.write(RecordingEnded(at_ns=0, step=0)))
-    assert descriptor >= 200
-    assert not os.get_inheritable(descriptor)
-
-
 def test_the_resident_set_is_never_read_from_a_file_of_the_programs(tmp_path: Path) -> None:
     sets: list[ResidentSet] = []
     (descriptor,) = with_new_descriptors(lambda: sets.append(ResidentSet()))
