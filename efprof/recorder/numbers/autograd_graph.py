@@ -23,10 +23,6 @@ class Singularity(NamedTuple):
     words: str
 
 
-def _is_bad_after(operation: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    return lambda _, operand: ~torch.isfinite(operation(operand))
-
-
 def _is_bad_itself(_: Any, result: torch.Tensor) -> torch.Tensor:
     return ~torch.isfinite(result)
 
@@ -40,26 +36,23 @@ def _is_bad_power(node: Any, base: torch.Tensor) -> torch.Tensor:
 
 
 SINGULARITIES: dict[str, Singularity] = {
-    "LogBackward0": Singularity("self", _is_bad_after(torch.log), "arguments that are zero or negative"),
-    "Log2Backward0": Singularity("self", _is_bad_after(torch.log2), "arguments that are zero or negative"),
-    "Log10Backward0": Singularity("self", _is_bad_after(torch.log10), "arguments that are zero or negative"),
-    "Log1PBackward0": Singularity("self", _is_bad_after(torch.log1p), "arguments that are -1 or less"),
+    "LogBackward0": Singularity("self", lambda _, x: x <= 0, "arguments that are zero or negative"),
+    "Log2Backward0": Singularity("self", lambda _, x: x <= 0, "arguments that are zero or negative"),
+    "Log10Backward0": Singularity("self", lambda _, x: x <= 0, "arguments that are zero or negative"),
+    "Log1PBackward0": Singularity("self", lambda _, x: x <= -1, "arguments that are -1 or less"),
     "DivBackward0": Singularity("other", lambda _, divisor: divisor == 0, "divisors that are zero"),
     "ReciprocalBackward0": Singularity("result", _is_bad_itself, "reciprocals of zero"),
     "SqrtBackward0": Singularity("result", _is_bad_itself, "roots of negative numbers"),
     "RsqrtBackward0": Singularity("result", _is_bad_itself, "inverse roots of zero or less"),
     "ExpBackward0": Singularity("result", _is_bad_itself, "exponentials that overflow"),
-    "Expm1Backward0": Singularity("result", _is_bad_itself, "exponentials that overflow"),
-    "AcosBackward0": Singularity("self", _is_bad_after(torch.acos), "arguments outside -1 to 1"),
-    "AsinBackward0": Singularity("self", _is_bad_after(torch.asin), "arguments outside -1 to 1"),
-    "AtanhBackward0": Singularity("self", _is_bad_after(torch.atanh), "arguments outside -1 to 1"),
-    "AcoshBackward0": Singularity("self", _is_bad_after(torch.acosh), "arguments below 1"),
+    "AcosBackward0": Singularity("self", lambda _, x: x.abs() > 1, "arguments outside -1 to 1"),
+    "AsinBackward0": Singularity("self", lambda _, x: x.abs() > 1, "arguments outside -1 to 1"),
     "PowBackward0": Singularity("self", _is_bad_power, "bases whose power is not finite"),
     "PowBackward1": Singularity("result", _is_bad_itself, "powers that are not finite"),
     "SoftmaxBackward0": Singularity("result", _is_bad_itself, "rows in which every score is -inf"),
     "LogSoftmaxBackward0": Singularity("result", lambda _, result: torch.isnan(result), "rows of -inf scores"),
 }
-"""Judged by what the autograd graph saved: the result itself where it is saved, else the operation done again."""
+"""Judged by what the autograd graph saved: the result itself where it is saved, else what it was given."""
 
 
 STEEP: dict[str, str] = {
@@ -71,17 +64,6 @@ STEEP: dict[str, str] = {
     "Atan2Backward0": "an angle of the zero vector",
 }
 """Operations that are finite where their slope is infinite, and where that is."""
-
-STEEP_BEHIND_MASK: dict[str, str] = {
-    "LogBackward0": "a logarithm of zero that a mask hides",
-    "DivBackward0": "a division by zero that a mask hides",
-    "RsqrtBackward0": "an inverse root of zero that a mask hides",
-    "ReciprocalBackward0": "a reciprocal of zero that a mask hides",
-    "ExpBackward0": "an exponential that overflows and that a mask hides",
-}
-"""`torch.where` takes the bad value out of the loss; its gradient is zero times infinity all the same."""
-
-MASKS = frozenset({"WhereBackward0", "MaskedFillBackward0", "MaskedSelectBackward0", "IndexBackward0"})
 
 
 def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation]:
@@ -116,10 +98,8 @@ def find_steep(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation
     What they were given is freed by then, so none of it is counted.
     """
     nodes = sorted(_nodes(root), key=lambda node: int(node._sequence_nr()))
-    steep = [(node, STEEP[node.name()]) for node in nodes if node.name() in STEEP and not _is_gentle_power(node)]
-    if not steep and any(node.name() in MASKS for node in nodes):
-        steep = [(node, STEEP_BEHIND_MASK[node.name()]) for node in nodes if node.name() in STEEP_BEHIND_MASK]
-    found = [_suspect(node, sequence_start, words, 0, root) for node, words in steep[:MAX_SUSPECTS]]
+    steep = [node for node in nodes if node.name() in STEEP and not _is_gentle_power(node)]
+    found = [_suspect(node, sequence_start, STEEP[node.name()], 0, root) for node in steep[:MAX_SUSPECTS]]
     for one in found:
         one.num_elements = 0
     return found
