@@ -142,16 +142,6 @@ class Steps:
         last = step.spans[-1][2] if step is not None and step.spans else 0
         return self.finish_and_begin(min((began for _, began, _ in self.passes if began >= last), default=at))
 
-    def discard_evaluation_fetch(self, loader: int | None) -> None:
-        """This loader starts again before anything was trained: what it gave before was only to look at."""
-        step = self.open
-        if step is None or step.number or loader is None or step.batches.loader != loader:
-            return
-        if not step.batches.num_fetches:
-            return
-        if not (step.has_forward or step.has_gradients or step.stepped):
-            self.drop()
-
     def data_ended(self, step: OpenStep) -> None:
         """The loader has no more batches: what comes until the next one is asked for belongs to no step."""
         batches = step.batches
