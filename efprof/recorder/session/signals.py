@@ -121,7 +121,7 @@ class KillTimer:
     """
 
     def __init__(self) -> None:
-        self._reading, self._writing = -1, -1
+        self._writing = -1
         self._identity = (0, 0)
         """Of the pipe, by both its ends; the program may close them, and be given their numbers for its own files."""
         self._running: _thread.LockType | None = None
@@ -131,41 +131,33 @@ class KillTimer:
         """Watch over SIGTERM while `handler` handles it; only in the main thread, and not where the program
         listens for signals by such a file itself.
         """
+        if (theirs := signal.set_wakeup_fd(-1)) != -1:
+            signal.set_wakeup_fd(theirs)
+            return
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
-        before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        if before != -1:
-            signal.set_wakeup_fd(before)
-            os.close(reading)
-            os.close(writing)
-            return
-        self._reading, self._writing, self._identity = reading, writing, identity_of(reading)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self._writing, self._identity = writing, identity_of(reading)
         running = _thread.allocate_lock()
         running.acquire()
         _thread.start_new_thread(_watch, (reading, self._identity, handler, running))
         self._running = running
 
     def end(self) -> None:
-        if self._running is None:
-            return
-        theirs = signal.set_wakeup_fd(-1)
-        if theirs not in (-1, self._writing):
-            signal.set_wakeup_fd(theirs)
-        if is_still(self._writing, self._identity):
-            os.write(self._writing, bytes([STOP]))
-            os.close(self._writing)
-        self._running.acquire(timeout=1)
-        self._running = None
+        running = self._running
+        if running is not None:
+            self.forget()
+            if is_still(self._writing, self._identity):
+                os.write(self._writing, bytes([STOP]))
+                os.close(self._writing)
+            running.acquire(timeout=1)
 
     def forget(self) -> None:
-        """In a forked child, which has the files and not the thread: a signal to it is none of its parent's."""
-        if self._running is None:
-            return
-        if signal.set_wakeup_fd(-1) == self._writing:
-            for descriptor in (self._writing, self._reading):
-                if is_still(descriptor, self._identity):
-                    os.close(descriptor)
-        self._running = None
+        """Alone in a forked child, which has no such thread: a signal to it is none of its parent's."""
+        if self._running is not None:
+            self._running, theirs = None, signal.set_wakeup_fd(-1)
+            if theirs not in (-1, self._writing):
+                signal.set_wakeup_fd(theirs)
 
 
 def _watch(reading: int, pipe: tuple[int, int], handler: object, running: _thread.LockType) -> None:

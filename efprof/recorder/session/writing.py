@@ -63,7 +63,8 @@ class RankFolder:
     def path(self) -> Path:
         if self._path is None:
             with self._making:
-                self._make()
+                if self._path is None:
+                    self._use(claim_folder(self._run_folder))
         assert self._path is not None
         return self._path
 
@@ -77,10 +78,6 @@ class RankFolder:
                         self._use(folder)
                     return True
         return False
-
-    def _make(self) -> None:
-        if self._path is None:
-            self._use(claim_folder(self._run_folder))
 
     def _use(self, path: Path) -> None:
         self._path = path
