@@ -80,11 +80,12 @@ def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperat
         if any(feeder in tainted for feeder in feeders):
             tainted.add(node)
             continue
-        suspect = _singular(node, sequence_start)
+        suspect = _singular(node, sequence_start) if bad_input is None else None
         if suspect is not None:
             suspects.append(suspect)
         elif bad_input is not None and None in feeders and given is None:
-            given = _suspect(node, sequence_start, "data that is NaN or Inf already", _num_bad(bad_input), bad_input)
+            num_bad = int(_read((~torch.isfinite(bad_input)).sum()))
+            given = _suspect(node, sequence_start, "data that is NaN or Inf already", num_bad, bad_input)
         if suspect is not None or bad_input is not None:
             tainted.add(node)
         if len(suspects) == MAX_SUSPECTS:
@@ -97,19 +98,18 @@ def find_steep(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation
 
     What they were given is freed by then, so none of it is counted.
     """
-    nodes = sorted(_nodes(root), key=lambda node: int(node._sequence_nr()))
-    steep = [node for node in nodes if node.name() in STEEP and not _is_gentle_power(node)]
+    steep = sorted(filter(_is_steep, _nodes(root)), key=lambda node: int(node._sequence_nr()))
     found = [_suspect(node, sequence_start, STEEP[node.name()], 0, root) for node in steep[:MAX_SUSPECTS]]
     for one in found:
         one.num_elements = 0
     return found
 
 
-def _is_gentle_power(node: Any) -> bool:
+def _is_steep(node: Any) -> bool:
     if node.name() != "PowBackward0":
-        return False
+        return node.name() in STEEP
     exponent = getattr(node, "_saved_exponent", 2)
-    return not (isinstance(exponent, float) and 0 < exponent < 1)
+    return isinstance(exponent, float) and 0 < exponent < 1
 
 
 def _bad_input(node: Any) -> torch.Tensor | None:
@@ -118,11 +118,6 @@ def _bad_input(node: Any) -> torch.Tensor | None:
         if tensor is not None and tensor.is_floating_point() and not _is_finite(tensor.clamp_min(0)):
             return tensor
     return None
-
-
-def _num_bad(tensor: torch.Tensor) -> int:
-    with torch.no_grad():
-        return int(_read((~torch.isfinite(tensor)).sum()))
 
 
 _NAMES: dict[str, list[str]] = {}
@@ -149,28 +144,15 @@ def _nodes(root: torch.Tensor) -> Iterator[Any]:
 
 def _singular(node: Any, sequence_start: int) -> SuspectOperation | None:
     singularity = SINGULARITIES.get(node.name())
-    if singularity is None:
-        return None
-    operand = _saved(node, singularity.saved)
-    if operand is None or not operand.is_floating_point():
+    operand = None if singularity is None else _saved(node, singularity.saved)
+    if singularity is None or operand is None or not operand.is_floating_point():
         return None
     if singularity.saved != "result" and not _is_finite(operand):
         return None
-    with torch.no_grad():
-        num_bad = int(_read(singularity.is_bad(node, operand).sum()))
-    if num_bad == 0 or _inherits(node, singularity.saved):
-        return None
-    return _suspect(node, sequence_start, singularity.words, num_bad, operand)
-
-
-def _inherits(node: Any, but: str) -> bool:
-    """Whether a saved input of this node, or the result of what feeds it, is bad already."""
-    inputs = [name for name in _saved_names(node) if name not in (f"_saved_{but}", "_saved_result")]
-    tensors = [getattr(node, name) for name in inputs]
-    tensors += [_saved(feeder, "result") for feeder, _ in node.next_functions if feeder is not None]
-    return any(
-        isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not _is_finite(tensor) for tensor in tensors
-    )
+    num_bad = int(_read(singularity.is_bad(node, operand).sum()))
+    results = [_saved(feeder, "result") for feeder, _ in node.next_functions if feeder is not None]
+    is_given_bad = any(one is not None and one.is_floating_point() and not _is_finite(one) for one in results)
+    return None if num_bad == 0 or is_given_bad else _suspect(node, sequence_start, singularity.words, num_bad, operand)
 
 
 def _saved(node: Any, name: str) -> torch.Tensor | None:
@@ -182,8 +164,7 @@ def _saved(node: Any, name: str) -> torch.Tensor | None:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    with torch.no_grad():
-        return bool(_read(torch.isfinite(tensor).all()))
+    return bool(_read(torch.isfinite(tensor).all()))
 
 
 def _suspect(node: Any, start: int, words: str, num_bad: int, operand: torch.Tensor) -> SuspectOperation:
