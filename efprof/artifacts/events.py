@@ -183,10 +183,10 @@ class HoldersCounted(Event, tag="census"):
 class GradientClearing(Event, tag="gradient_clearing"):
     """What became of an optimizer's gradients between its steps.
 
-    `cleared`: they were gone; `changed`: in place or for others, by whom nobody knows; `kept`: neither, before
-    `num_steps` of its steps, each after backward passes that added to them. The last four fields tell of the last of
-    these steps: the lines of the `num_backwards` passes before it, in order; `num_earlier_backwards` more came before
-    another optimizer's step.
+    `cleared`: they were gone; `kept`: neither gone nor changed before `num_steps` of its steps, each after backward
+    passes that added to them; `changed`, which older runs tell of: in place, by whom nobody knows. The last four fields
+    tell of the last of these steps: the lines of the `num_backwards` passes before it, in order;
+    `num_earlier_backwards` more came before another optimizer's step.
     """
 
     optimizer: str

@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -52,6 +52,13 @@ TWO_BATCHES = Step(stages=TWO_MICRO_BATCHES, micro_batches=2, samples=16)
 TAKING_TURNS = (*PLAIN, *PASS, "optimizer")
 FETCHED_BEFORE_THE_FIRST = ("data", *PASS, *PASS, "optimizer")
 
+
+def fetched_ahead(step: Step, batch: int) -> list[Step]:
+    """Two epochs of five such steps, of which the first has a batch of this size too many and the last one too few."""
+    first, last = (replace(step, samples=step.samples + more) for more in (batch, -batch))
+    return 2 * [first, step, step, step, last]
+
+
 SCRIPTS = (
     Script(
         name="minimal_gpt",
@@ -61,9 +68,11 @@ SCRIPTS = (
     Script(name="gan", steps=[Step(stages=TAKING_TURNS, micro_batches=2)] * 20),
     Script(name="lightning_fit", steps=[TWO_BATCHES] * 8, evaluates=True),
     Script(
-        name="trainer", steps=[Step(stages=FETCHED_BEFORE_THE_FIRST, micro_batches=2, samples=8)] * 10, evaluates=True
+        name="trainer",
+        steps=fetched_ahead(Step(stages=FETCHED_BEFORE_THE_FIRST, micro_batches=2, samples=8), 4),
+        evaluates=True,
     ),
-    Script(name="accelerate_loop", steps=[TWO_BATCHES] * 10, evaluates=True),
+    Script(name="accelerate_loop", steps=fetched_ahead(TWO_BATCHES, 8), evaluates=True),
     Script(name="ddp", steps=[TWO_BATCHES] * 10, num_ranks=2),
     Script(name="fsdp2", steps=[Step(samples=4)] * 8, num_ranks=2),
     Script(name="checkpointing", steps=[Step()] * 12),

@@ -5,10 +5,8 @@ torch.profiler with stacks takes away.
 """
 
 import os
-import sys
 
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.session.endings import exit_code_of
 from efprof.recorder.session.session import Session
 
 HOST_FILE = "host.memray"
@@ -37,10 +35,7 @@ class HostMemory:
     def close(self) -> None:
         """Stop recording; the file of a process that never trained goes, unless an error may be why it did not."""
         self._tracker.__exit__(None, None, None)
-        has_failed = (
-            getattr(sys, "last_value", None) is not None or exit_code_of(self._session.endings.exit_status) != 0
-        )
-        if not self._is_moved and not has_failed:
+        if not self._is_moved and not self._session.endings.events:
             self._waiting.unlink(missing_ok=True)
 
 

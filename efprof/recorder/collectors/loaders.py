@@ -1,8 +1,4 @@
-"""Sees where the batches come from: each DataLoader, what frameworks fetch ahead, an iterator of the program's own.
-
-Accelerate, and with it the Hugging Face Trainer, always fetches one batch ahead of the one it hands out; Lightning does
-where a loader has no length. By fetches alone an epoch's first step would count a batch too many, its last one too few.
-"""
+"""Sees where the batches come from: each DataLoader, or an iterator of the program's own."""
 
 import functools
 import gc
@@ -19,35 +15,18 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.artifacts.events import LoaderBuilt
-from efprof.artifacts.steps import StepRecord
 from efprof.recorder.hooks.loop_hooks import fetching
 from efprof.recorder.hooks.patching import MethodWrapper, Undo, replace
-from efprof.recorder.loop.loop import Loop
-from efprof.recorder.loop.open_step import OpenStep, num_samples
+from efprof.recorder.loop.open_step import num_samples
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.sites import callers
-
-GENERATORS = (("accelerate.data_loader", "DataLoaderShard"), ("accelerate.data_loader", "DataLoaderDispatcher"))
-"""Loaders whose `__iter__` yields what it fetched before."""
-
-FETCHERS = tuple(
-    (f"{name}.loops.fetchers", "_PrefetchDataFetcher") for name in ("lightning.pytorch", "pytorch_lightning")
-)
-"""Iterators whose `__next__` does, where their `length` is not known."""
 
 LOOK_NS = 300_000_000
 """At most, for the types of a million objects."""
 
 
 def start(session: Session) -> None:
-    """Number every loader; its iterators carry the number to the loop.
-
-    And watch for the frameworks: each is imported by the time that its program makes a loader.
-    """
-    batches = BatchesAhead(session.loop, session.shell)
-    session.subscribe(session.loop.step_ended, "batches_ahead", batches.ended)
-    watch = session.shell.guarded("batches_ahead", batches.watch)
+    """Number every loader; its iterators carry the number to the loop."""
     original = DataLoader.__init__
     num_built = 0
 
@@ -63,12 +42,10 @@ def start(session: Session) -> None:
 
     @functools.wraps(original)
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
-        watch()
         original(self, *args, **kwargs)
         noted(self)
 
-    watch()
-    session.undo_at_end([replace(DataLoader, "__init__", build), batches.stop, IteratorFeed(session).stop])
+    session.undo_at_end([replace(DataLoader, "__init__", build), IteratorFeed(session).stop])
     session.subscribe(session.loop.loader_began, "loaders", note)  # it may have been built before the recording began
 
 
@@ -92,68 +69,6 @@ def _num_batches(loader: Any) -> int | None:
         return len(loader)
     except TypeError:  # an iterable data set without a length
         return None
-
-
-class BatchesAhead:
-    """Counts what is handed out; a step in which nothing is keeps the count of its fetches."""
-
-    def __init__(self, loop: Loop, shell: Shell) -> None:
-        self._loop = loop
-        self._step: OpenStep | None = None
-        """In which something was handed out last."""
-        self._num_samples = 0
-        self._undo: dict[tuple[str, str], Undo] = {}
-        self._counted = shell.guarded("batches_ahead", self._count)
-
-    def watch(self) -> None:
-        for names in GENERATORS + FETCHERS:
-            owner = getattr(sys.modules.get(names[0]), names[1], None)
-            if owner is not None and names not in self._undo:
-                hooked = _yielding if names in GENERATORS else _returning
-                self._undo[names] = hooked(owner, self._counted)
-
-    def stop(self) -> None:
-        for undo in self._undo.values():
-            undo()
-
-    def ended(self, step: OpenStep, record: StepRecord) -> None:
-        if step is self._step:
-            record.samples, self._step = self._num_samples, None
-
-    def _count(self, batch: object) -> None:
-        if not self._loop.thread.is_training_thread:
-            return
-        step = self._loop.step or self._loop.steps.reopen()
-        if step is None:
-            return
-        if step is not self._step:
-            self._step, self._num_samples = step, 0
-        self._num_samples += num_samples(batch)
-
-
-def _yielding(owner: Any, count: Callable[[object], None]) -> Undo:
-    original = owner.__iter__
-
-    @functools.wraps(original)
-    def iterate(self: Any) -> Iterator[Any]:
-        for batch in original(self):
-            count(batch)
-            yield batch
-
-    return replace(owner, "__iter__", iterate)
-
-
-def _returning(owner: Any, count: Callable[[object], None]) -> Undo:
-    original = owner.__next__
-
-    @functools.wraps(original)
-    def advance(self: Any) -> Any:
-        fetched = original(self)
-        if self.length is None:
-            count(fetched[0])  # beside it stand its number and its loader's
-        return fetched
-
-    return replace(owner, "__next__", advance)
 
 
 class IteratorFeed:

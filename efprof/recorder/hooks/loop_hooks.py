@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import isfinite
 from threading import get_ident
 from time import perf_counter_ns
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -337,11 +337,6 @@ def failed_stage(error: BaseException) -> str | None:
             return found
         link = link.__context__
     return None
-
-
-def stage_of_stack(frame: FrameType | None) -> str | None:
-    """The innermost stage that this frame stands in; None where it is between them."""
-    return next(filter(None, (_stage_of(caller.f_code) for caller in callers(frame))), None)
 
 
 def _stage_of(code: CodeType) -> str | None:

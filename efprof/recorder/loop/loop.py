@@ -123,8 +123,6 @@ class Loop:
         if self.clock.stage is not None and not self._leave_optimizer(entered):
             return
         steps = self.steps
-        if is_start:
-            steps.discard_evaluation_fetch(loader)
         step = steps.open if self._has_closure else None
         step = step or steps.step_for_fetch(entered)
         steps.has_loader = True

@@ -37,7 +37,10 @@ class Steps:
     def __init__(self, memory: Memory, write: Callable[[OpenStep, StepRecord], None], sampling: Sampling) -> None:
         self.open: OpenStep | None = None
         self.closed: OpenStep | None = None
-        """The one that its loader's end closed, which trained nothing so far."""
+        """The one that its loader's end closed, which trained nothing so far.
+
+        It goes on where a pass comes next in a loop that a loader feeds: a batch was fetched ahead, as Accelerate does.
+        """
         self.num_finished = 0
         self.began: list[Listener] = []
         self.dropped: list[Listener] = []
@@ -99,6 +102,9 @@ class Steps:
 
     def step_for_pass(self, at: int) -> OpenStep:
         step = self.open
+        if step is None and self.closed is not None and self.was_fed and not self.closed.has_evaluation:
+            step, self.closed = self.closed, None
+            self.open, self.has_loader = step, True
         if step is None:
             return self.begin(at)
         has_evaluated = step.has_evaluation and step.batches.num_fetches and not step.has_gradients
@@ -135,16 +141,6 @@ class Steps:
                 self.cycle.is_strict = False
         last = step.spans[-1][2] if step is not None and step.spans else 0
         return self.finish_and_begin(min((began for _, began, _ in self.passes if began >= last), default=at))
-
-    def discard_evaluation_fetch(self, loader: int | None) -> None:
-        """This loader starts again before anything was trained: what it gave before was only to look at."""
-        step = self.open
-        if step is None or step.number or loader is None or step.batches.loader != loader:
-            return
-        if not step.batches.num_fetches:
-            return
-        if not (step.has_forward or step.has_gradients or step.stepped):
-            self.drop()
 
     def data_ended(self, step: OpenStep) -> None:
         """The loader has no more batches: what comes until the next one is asked for belongs to no step."""
@@ -202,14 +198,6 @@ class Steps:
         if step is not None:
             for listener in self.dropped:
                 listener(step)
-
-    def reopen(self) -> OpenStep | None:
-        """The step that the loader's end closed goes on: a batch of it was still to come."""
-        step, self.closed = self.closed, None
-        if step is None or step.has_evaluation:
-            return None
-        self.open, self.has_loader = step, True
-        return step
 
     def finish_last(self, at: int) -> None:
         """The program ends: write the open step if it is whole, drop it otherwise."""

@@ -23,10 +23,6 @@ class Singularity(NamedTuple):
     words: str
 
 
-def _is_bad_after(operation: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    return lambda _, operand: ~torch.isfinite(operation(operand))
-
-
 def _is_bad_itself(_: Any, result: torch.Tensor) -> torch.Tensor:
     return ~torch.isfinite(result)
 
@@ -40,26 +36,23 @@ def _is_bad_power(node: Any, base: torch.Tensor) -> torch.Tensor:
 
 
 SINGULARITIES: dict[str, Singularity] = {
-    "LogBackward0": Singularity("self", _is_bad_after(torch.log), "arguments that are zero or negative"),
-    "Log2Backward0": Singularity("self", _is_bad_after(torch.log2), "arguments that are zero or negative"),
-    "Log10Backward0": Singularity("self", _is_bad_after(torch.log10), "arguments that are zero or negative"),
-    "Log1PBackward0": Singularity("self", _is_bad_after(torch.log1p), "arguments that are -1 or less"),
+    "LogBackward0": Singularity("self", lambda _, x: x <= 0, "arguments that are zero or negative"),
+    "Log2Backward0": Singularity("self", lambda _, x: x <= 0, "arguments that are zero or negative"),
+    "Log10Backward0": Singularity("self", lambda _, x: x <= 0, "arguments that are zero or negative"),
+    "Log1PBackward0": Singularity("self", lambda _, x: x <= -1, "arguments that are -1 or less"),
     "DivBackward0": Singularity("other", lambda _, divisor: divisor == 0, "divisors that are zero"),
     "ReciprocalBackward0": Singularity("result", _is_bad_itself, "reciprocals of zero"),
     "SqrtBackward0": Singularity("result", _is_bad_itself, "roots of negative numbers"),
     "RsqrtBackward0": Singularity("result", _is_bad_itself, "inverse roots of zero or less"),
     "ExpBackward0": Singularity("result", _is_bad_itself, "exponentials that overflow"),
-    "Expm1Backward0": Singularity("result", _is_bad_itself, "exponentials that overflow"),
-    "AcosBackward0": Singularity("self", _is_bad_after(torch.acos), "arguments outside -1 to 1"),
-    "AsinBackward0": Singularity("self", _is_bad_after(torch.asin), "arguments outside -1 to 1"),
-    "AtanhBackward0": Singularity("self", _is_bad_after(torch.atanh), "arguments outside -1 to 1"),
-    "AcoshBackward0": Singularity("self", _is_bad_after(torch.acosh), "arguments below 1"),
+    "AcosBackward0": Singularity("self", lambda _, x: x.abs() > 1, "arguments outside -1 to 1"),
+    "AsinBackward0": Singularity("self", lambda _, x: x.abs() > 1, "arguments outside -1 to 1"),
     "PowBackward0": Singularity("self", _is_bad_power, "bases whose power is not finite"),
     "PowBackward1": Singularity("result", _is_bad_itself, "powers that are not finite"),
     "SoftmaxBackward0": Singularity("result", _is_bad_itself, "rows in which every score is -inf"),
     "LogSoftmaxBackward0": Singularity("result", lambda _, result: torch.isnan(result), "rows of -inf scores"),
 }
-"""Judged by what the autograd graph saved: the result itself where it is saved, else the operation done again."""
+"""Judged by what the autograd graph saved: the result itself where it is saved, else what it was given."""
 
 
 STEEP: dict[str, str] = {
@@ -71,17 +64,6 @@ STEEP: dict[str, str] = {
     "Atan2Backward0": "an angle of the zero vector",
 }
 """Operations that are finite where their slope is infinite, and where that is."""
-
-STEEP_BEHIND_MASK: dict[str, str] = {
-    "LogBackward0": "a logarithm of zero that a mask hides",
-    "DivBackward0": "a division by zero that a mask hides",
-    "RsqrtBackward0": "an inverse root of zero that a mask hides",
-    "ReciprocalBackward0": "a reciprocal of zero that a mask hides",
-    "ExpBackward0": "an exponential that overflows and that a mask hides",
-}
-"""`torch.where` takes the bad value out of the loss; its gradient is zero times infinity all the same."""
-
-MASKS = frozenset({"WhereBackward0", "MaskedFillBackward0", "MaskedSelectBackward0", "IndexBackward0"})
 
 
 def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation]:
@@ -98,11 +80,12 @@ def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperat
         if any(feeder in tainted for feeder in feeders):
             tainted.add(node)
             continue
-        suspect = _singular(node, sequence_start)
+        suspect = _singular(node, sequence_start) if bad_input is None else None
         if suspect is not None:
             suspects.append(suspect)
         elif bad_input is not None and None in feeders and given is None:
-            given = _suspect(node, sequence_start, "data that is NaN or Inf already", _num_bad(bad_input), bad_input)
+            num_bad = int(_read((~torch.isfinite(bad_input)).sum()))
+            given = _suspect(node, sequence_start, "data that is NaN or Inf already", num_bad, bad_input)
         if suspect is not None or bad_input is not None:
             tainted.add(node)
         if len(suspects) == MAX_SUSPECTS:
@@ -115,21 +98,18 @@ def find_steep(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation
 
     What they were given is freed by then, so none of it is counted.
     """
-    nodes = sorted(_nodes(root), key=lambda node: int(node._sequence_nr()))
-    steep = [(node, STEEP[node.name()]) for node in nodes if node.name() in STEEP and not _is_gentle_power(node)]
-    if not steep and any(node.name() in MASKS for node in nodes):
-        steep = [(node, STEEP_BEHIND_MASK[node.name()]) for node in nodes if node.name() in STEEP_BEHIND_MASK]
-    found = [_suspect(node, sequence_start, words, 0, root) for node, words in steep[:MAX_SUSPECTS]]
+    steep = sorted(filter(_is_steep, _nodes(root)), key=lambda node: int(node._sequence_nr()))
+    found = [_suspect(node, sequence_start, STEEP[node.name()], 0, root) for node in steep[:MAX_SUSPECTS]]
     for one in found:
         one.num_elements = 0
     return found
 
 
-def _is_gentle_power(node: Any) -> bool:
+def _is_steep(node: Any) -> bool:
     if node.name() != "PowBackward0":
-        return False
+        return node.name() in STEEP
     exponent = getattr(node, "_saved_exponent", 2)
-    return not (isinstance(exponent, float) and 0 < exponent < 1)
+    return isinstance(exponent, float) and 0 < exponent < 1
 
 
 def _bad_input(node: Any) -> torch.Tensor | None:
@@ -138,11 +118,6 @@ def _bad_input(node: Any) -> torch.Tensor | None:
         if tensor is not None and tensor.is_floating_point() and not _is_finite(tensor.clamp_min(0)):
             return tensor
     return None
-
-
-def _num_bad(tensor: torch.Tensor) -> int:
-    with torch.no_grad():
-        return int(_read((~torch.isfinite(tensor)).sum()))
 
 
 _NAMES: dict[str, list[str]] = {}
@@ -169,28 +144,15 @@ def _nodes(root: torch.Tensor) -> Iterator[Any]:
 
 def _singular(node: Any, sequence_start: int) -> SuspectOperation | None:
     singularity = SINGULARITIES.get(node.name())
-    if singularity is None:
-        return None
-    operand = _saved(node, singularity.saved)
-    if operand is None or not operand.is_floating_point():
+    operand = None if singularity is None else _saved(node, singularity.saved)
+    if singularity is None or operand is None or not operand.is_floating_point():
         return None
     if singularity.saved != "result" and not _is_finite(operand):
         return None
-    with torch.no_grad():
-        num_bad = int(_read(singularity.is_bad(node, operand).sum()))
-    if num_bad == 0 or _inherits(node, singularity.saved):
-        return None
-    return _suspect(node, sequence_start, singularity.words, num_bad, operand)
-
-
-def _inherits(node: Any, but: str) -> bool:
-    """Whether a saved input of this node, or the result of what feeds it, is bad already."""
-    inputs = [name for name in _saved_names(node) if name not in (f"_saved_{but}", "_saved_result")]
-    tensors = [getattr(node, name) for name in inputs]
-    tensors += [_saved(feeder, "result") for feeder, _ in node.next_functions if feeder is not None]
-    return any(
-        isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not _is_finite(tensor) for tensor in tensors
-    )
+    num_bad = int(_read(singularity.is_bad(node, operand).sum()))
+    results = [_saved(feeder, "result") for feeder, _ in node.next_functions if feeder is not None]
+    is_given_bad = any(one is not None and one.is_floating_point() and not _is_finite(one) for one in results)
+    return None if num_bad == 0 or is_given_bad else _suspect(node, sequence_start, singularity.words, num_bad, operand)
 
 
 def _saved(node: Any, name: str) -> torch.Tensor | None:
@@ -202,8 +164,7 @@ def _saved(node: Any, name: str) -> torch.Tensor | None:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    with torch.no_grad():
-        return bool(_read(torch.isfinite(tensor).all()))
+    return bool(_read(torch.isfinite(tensor).all()))
 
 
 def _suspect(node: Any, start: int, words: str, num_bad: int, operand: torch.Tensor) -> SuspectOperation:

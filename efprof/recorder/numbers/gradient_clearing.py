@@ -1,14 +1,13 @@
 """Sees in the first steps whether anything clears the gradients between two steps of an optimizer.
 
-A few of its gradients' numbers are copied where it steps and where each backward pass ends, and compared where the next
-pass begins: they are gone, others, or the same, and then that pass adds to them. Before its step a gradient may be
-scaled, as by clipping. On a device nobody waits for an answer.
+A few of its gradients' numbers are copied where it steps and where each backward pass begins and ends. As a pass begins
+they are gone, others, or the same, and then that pass adds to them. Before its step a gradient may be scaled, as by
+clipping. On a device nobody waits for an answer.
 """
 
 import sys
 import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, islice
 from typing import Literal, TypeGuard
 from weakref import WeakKeyDictionary
@@ -40,7 +39,10 @@ MIN_COSINE = 0.99
 
 COLLECTOR = "gradient_clearing"
 
-Outcome = Literal["cleared", "changed", "kept"]
+Pass = tuple[str | None, int]
+"""The line of a backward pass, and how many other optimizers had stepped by then."""
+
+Outcome = Literal["cleared", "kept"]
 
 
 class Watched:
@@ -49,62 +51,54 @@ class Watched:
     One that there is a weak reference to could not be exchanged, as `torch.utils.swap_tensors` has it.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = type(optimizer).__name__
-        self.outcome: Outcome | None = None
-        self.is_over = False
+    def __init__(self, optimizer: str) -> None:
+        self.optimizer = optimizer
+        self.is_settled = self.is_gone = False
         self.were_kept: list[torch.Tensor] = []
         self.were_added_to: list[torch.Tensor] = []
         """Of each round, whether nothing but scaling changed the gradients between passes, and whether a pass did."""
-        self.begin_round(optimizer)
-
-    def begin_round(self, optimizer: torch.optim.Optimizer) -> None:
-        every, self.of = parameters_of(optimizer), weakref.ref(optimizer)
-        places = (place for place in reversed(range(len(every))) if _can_be_read(every[place].grad))
-        self.places = list(islice(places, MAX_GRADIENTS))
-        self.row = _row([every[place] for place in self.places])
+        self.rows: tuple[torch.Tensor, ...] = ()
+        """The numbers when they were looked at last, and the time before; none where this round does not count."""
+        self.differ: list[torch.Tensor] = []
+        """Of this round, whether they were others than before as each pass began and as it ended, by turns."""
+        self.passes: list[Pass] = []
         self.num_others = 0
         """Other optimizers that have stepped in this round."""
-        self.passes: list[tuple[str | None, int]] = []
-        """The line of each backward pass, and how many others had stepped by then."""
-        self.checks: list[torch.Tensor] = []
-        self.have_added: list[torch.Tensor] = []
-        scale = getattr(optimizer, "grad_scale", None)
-        if self.row is not None and isinstance(scale, torch.Tensor):
-            self.row /= scale.to(self.row.device)  # as a fused optimizer does with the gradients
+        self._places: list[int] = []
 
-    def begin_pass(self, site: str | None) -> None:
-        """What the last step, or the last pass, has left is to be there still."""
-        if rows := self._look():
-            self.checks.append(_are_equal(*rows))
-            self.passes.append((site, self.num_others))
+    def begin_round(self, optimizer: torch.optim.Optimizer) -> None:
+        every = parameters_of(optimizer)
+        places = (place for place in reversed(range(len(every))) if _can_be_read(every[place].grad))
+        self._places = list(islice(places, MAX_GRADIENTS))
+        row = _row([every[place] for place in self._places])
+        self.rows, self.differ, self.passes, self.num_others = () if row is None else (row,), [], [], 0
 
-    def end_pass(self) -> None:
-        if len(self.have_added) < len(self.passes) and (rows := self._look()):
-            self.have_added.append((rows[0] != rows[1]).any())
+    @property
+    def is_within_pass(self) -> bool:
+        return len(self.differ) % 2 == 1
+
+    def look(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the gradients are there still."""
+        every, last = parameters_of(optimizer), self.rows[-1]
+        parameters = [every[place] for place in self._places if place < len(every)]
+        row = _row(parameters)
+        if row is None or row.shape != last.shape or row.device != last.device:
+            self.is_settled, self.rows = True, ()
+            self.is_gone = any(parameter.grad is None for parameter in parameters)
+            return False
+        self.rows = last, row
+        self.differ.append((last != row).any())
+        return True
 
     def end_round(self) -> bool:
         """It steps again, with what the passes have left, which may be scaled; whether enough rounds were seen."""
-        rows = self._look()
-        if rows is not None and self.have_added:
-            last, now = rows
+        if self.passes:
+            last, now = self.rows
             is_scaled = torch.dot(last, now) > MIN_COSINE * last.norm() * now.norm()
-            self.were_kept.append(torch.stack([*self.checks, is_scaled | _are_equal(last, now)]).all())
-            self.were_added_to.append(torch.stack(self.have_added).any())
-        return self.outcome is None and len(self.were_kept) == NUM_STEPS
-
-    def _look(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        last, optimizer = self.row, self.of()
-        if last is None:
-            return None
-        every = [] if optimizer is None else parameters_of(optimizer)
-        parameters = [every[place] for place in self.places if place < len(every)]
-        self.row = _row(parameters)
-        if self.row is not None and last.shape == self.row.shape and last.device == self.row.device:
-            return last, self.row
-        is_gone = len(parameters) < len(self.places) or any(parameter.grad is None for parameter in parameters)
-        self.outcome = "cleared" if is_gone else "changed"
-        return None
+            *between, at_step = self.differ[::2]
+            self.were_kept.append(~torch.stack([*between, at_step & ~is_scaled]).any())
+            self.were_added_to.append(torch.stack(self.differ[1::2]).any())
+        return len(self.were_kept) == NUM_STEPS
 
 
 class ClearingWatch:
@@ -119,53 +113,55 @@ class ClearingWatch:
         session.subscribe(loop.optimizer_began, COLLECTOR, _quietly(self._note_step))
 
     def _note_backward(self, step: OpenStep, *_: object) -> None:
-        for watched in self._unsettled(step):
-            watched.begin_pass(step.backward_site)
-            self._write(step, watched)
+        for optimizer, watched in self._counting(step):
+            if not watched.is_within_pass and self._look(step, optimizer, watched):
+                watched.passes.append((step.backward_site, watched.num_others))
 
     def _note_end(self) -> None:
-        if (step := self._session.loop.step) is None:
-            return
-        for watched in self._unsettled(step):
-            watched.end_pass()
-            self._write(step, watched)
+        if (step := self._session.loop.step) is not None:
+            for optimizer, watched in self._counting(step):
+                if watched.is_within_pass:
+                    self._look(step, optimizer, watched)
 
     def _note_step(self, step: OpenStep, stepping: torch.optim.Optimizer) -> None:
-        unsettled, watched = self._unsettled(step), self._watched.get(stepping)
-        for other in unsettled:
-            other.num_others += 1
-        if watched is None:
-            if step.window is None and step.number < FIRST_STEPS and len(self._watched) < MAX_OPTIMIZERS:
-                self._watched[stepping] = Watched(stepping)
-        elif watched in unsettled:
-            is_over = watched.end_round()
-            self._write(step, watched)
-            if is_over:
+        for optimizer, watched in self._counting(step):
+            if optimizer is not stepping:
+                watched.num_others += 1
+            elif not watched.is_within_pass and self._look(step, stepping, watched) and watched.end_round():
                 self._judge(step, watched)
-            elif step.window is None and watched.outcome is None:
-                watched.begin_round(stepping)
+        if step.window is not None:
+            return
+        if step.number < FIRST_STEPS and len(self._watched) < MAX_OPTIMIZERS:
+            self._watched.setdefault(stepping, Watched(type(stepping).__name__))
+        if (begun := self._watched.get(stepping)) is not None and not begun.is_settled:
+            begun.begin_round(stepping)
 
-    def _unsettled(self, step: OpenStep) -> list[Watched]:
+    def _counting(self, step: OpenStep) -> Iterator[tuple[torch.optim.Optimizer, Watched]]:
         if step.number >= FIRST_STEPS:
             self._watched.clear()
-        if step.window is not None:  # what it shows is to be the program's: the round does not count
-            for watched in self._watched.values():
-                watched.row = None
-        return [watched for watched in self._watched.values() if not (watched.is_over or watched.outcome)]
+        for optimizer, watched in list(self._watched.items()):
+            if step.window is not None:  # what it shows is to be the program's: the round does not count
+                watched.rows = ()
+            if watched.rows:
+                yield optimizer, watched
+
+    def _look(self, step: OpenStep, optimizer: torch.optim.Optimizer, watched: Watched) -> bool:
+        is_there = watched.look(optimizer)
+        if watched.is_gone:
+            self._note(step, watched, "cleared")
+        return is_there
 
     def _judge(self, step: OpenStep, watched: Watched) -> None:
-        """Settled once the numbers are told, and watched no more until then."""
+        """Nothing is told of gradients that were changed in place: by whom nobody knows."""
         passes, site = watched.passes, self._session.sites.of_caller(sys._getframe())
-        told = [*watched.have_added, torch.stack(watched.were_added_to).all(), torch.stack(watched.were_kept).all()]
-        watched.is_over = True
+        told = [torch.stack(watched.were_kept + watched.were_added_to).all(), *watched.differ[1::2]]
+        watched.is_settled, watched.rows = True, ()
 
-        def judge(*values: float) -> None:
-            *have_added, were_added_to, were_kept = values
-            if were_added_to or not were_kept:
-                watched.outcome = "kept" if were_kept else "changed"
-                self._write(step, watched, list(compress(passes, have_added)), site)
+        def judge(are_kept: float, *have_added: float) -> None:
+            if are_kept:
+                self._note(step, watched, "kept", site, list(compress(passes, have_added)))
 
-        if told[-1].is_cpu:
+        if told[0].is_cpu:
             judge(*map(read_value, told))
             return
         answer = self._session.late_values.send([on_device(one) for one in told])
@@ -178,20 +174,15 @@ class ClearingWatch:
         guarded = self._session.shell.guarded(COLLECTOR, arrives)
         step.add_late(lambda: guarded() is not False)
 
-    def _write(
-        self, step: OpenStep, watched: Watched, adding: Sequence[tuple[str | None, int]] = (), site: str | None = None
+    def _note(
+        self, step: OpenStep, watched: Watched, outcome: Outcome, site: str | None = None, adding: Sequence[Pass] = ()
     ) -> None:
-        """Once it is settled; the last two are told of gradients that were kept."""
-        if watched.outcome is None:
-            return
-        if watched.outcome != "kept":
-            adding, site = (), None
         sites = [line for line, num_others in adding if num_others == adding[-1][1]]
         event = GradientClearing(
             at_ns=time.time_ns(),
             step=step.number,
             optimizer=watched.optimizer,
-            outcome=watched.outcome,
+            outcome=outcome,
             num_steps=len(watched.were_kept),
             backward_sites=list(dict.fromkeys(filter(None, sites))),
             num_backwards=len(sites),
@@ -199,7 +190,6 @@ class ClearingWatch:
             step_site=site,
         )
         self._session.note(event)
-        watched.row = None
 
 
 def start(session: Session) -> None:
@@ -232,7 +222,3 @@ def _can_be_read(gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     if not is_plain(gradient) or not gradient.numel() or not gradient.untyped_storage().nbytes():
         return False
     return gradient.is_cpu or is_read_late(gradient)
-
-
-def _are_equal(last: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
-    return torch.isclose(last, now, rtol=0, atol=0, equal_nan=True).all()

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -28,8 +28,8 @@ from efprof.recorder.session.redaction import without_secrets
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.sites import Sites
 
-MARK: Final = "_efprof_survived"
-"""Set on a shortage or Ctrl-C in whose handler the program went on training; few errors can be referred to weakly."""
+MAX_CAUSES: Final = 100
+"""Of an error, in a row; they may go round in a circle."""
 
 OUT_OF_MEMORY_MESSAGES: Final = ("memory: you tried to allocate", "error: out of memory")
 """Of torch's CPU allocator, which says "can't allocate" or, on Windows, "not enough"; and of CUDA or HIP itself, where
@@ -39,7 +39,7 @@ it was no tensor of torch's that was asked for: an AcceleratorError, before torc
 def origin_of(error: BaseException) -> BaseException | None:
     """The error, or what made the program exit; None where it exits because all is well."""
     if isinstance(error, SystemExit):
-        return unless_survived(error.__context__) if exit_code_of(error.code) else None
+        return error.__context__ if exit_code_of(error.code) else None
     return error
 
 
@@ -48,18 +48,6 @@ def exit_code_of(status: object) -> int:
     if status is None:
         return 0
     return status % 256 if isinstance(status, int) else 1
-
-
-def unless_survived(error: BaseException | None) -> BaseException | None:
-    """A program may end in the handler of Ctrl-C or of a shortage of memory, long after it went on training."""
-    return None if error is None or MARK in vars(error) else error
-
-
-def mark_error_handled(*_: object) -> None:
-    """To be called when an optimizer steps: what is being handled meanwhile did not end the training."""
-    for link in _links_of(sys.exception()):
-        if _is_out_of_memory(link) or isinstance(link, KeyboardInterrupt):
-            vars(link)[MARK] = True
 
 
 class ExitWatcher:
@@ -100,12 +88,14 @@ class ExitWatcher:
                 note(event)
 
     def _events_of(self, error: BaseException) -> list[Event]:
-        events: list[Event] = []
-        is_in_step = self._loop.step is not None or self._loop.light.is_on
-        stage = failed_stage(error) or ("other" if is_in_step else None)
-        if is_in_step:
-            events.append(interrupted_step(self._loop, self._memory, stage))
-        now, number = time.time_ns(), self._loop.number
+        events, now, number = list[Event](), time.time_ns(), self._loop.number
+        stage = failed_stage(error)
+        if self._loop.step is not None or self._loop.light.is_on:
+            stage = stage or "other"
+            allocated, reserved = self._memory.read()[:2]
+            events.append(
+                StepInterrupted(at_ns=now, step=number, stage=stage, allocated_bytes=allocated, reserved_bytes=reserved)
+            )
         out_of_memory = _out_of_memory_behind(error)
         if out_of_memory is not None:
             at, told = self._sites_of(out_of_memory), without_secrets(str(out_of_memory))
@@ -123,17 +113,6 @@ class ExitWatcher:
         ]
 
 
-def interrupted_step(loop: Loop, memory: Memory, stage: str | None) -> StepInterrupted:
-    allocated, reserved = memory.read()[:2]
-    return StepInterrupted(
-        at_ns=time.time_ns(),
-        step=loop.number,
-        stage=stage or "other",
-        allocated_bytes=allocated,
-        reserved_bytes=reserved,
-    )
-
-
 SERVING = ("torch.utils.data.", "multiprocessing.", "concurrent.")
 """Where the work of a data worker or of a pool begins; such a process serves the one that trains."""
 
@@ -143,7 +122,7 @@ _run = BaseProcess.run
 def watch_exits(endings: ExitWatcher, shell: Shell) -> Undo:
     def note_status(status: object) -> None:
         if threading.current_thread() is threading.main_thread():  # of another thread it ends that alone
-            error = unless_survived(sys.exception()) if exit_code_of(status) else None
+            error = sys.exception() if exit_code_of(status) else None
             endings.note_exit(status, None if error is None else origin_of(error))
 
     note, leave = shell.guarded("exits", note_status), sys.exit
@@ -184,28 +163,13 @@ def _keep_error(_: type[BaseException] | None, error: BaseException | None, __: 
 
 
 def _out_of_memory_behind(error: BaseException) -> BaseException | None:
-    """The shortage of memory that this error is, or was raised from.
-
-    One that was only being handled when the error came counts where the program had not gone on training by then, and
-    never behind Ctrl-C, which comes at any time.
-    """
-    is_named = True
-    for link in _links_of(error):
-        if _is_out_of_memory(link) and (is_named or MARK not in vars(link)):
+    """The one that this error is, or was raised from; not one that was being handled, which may be of long before."""
+    link: BaseException | None = error
+    for _ in range(MAX_CAUSES):
+        if link is None or _is_out_of_memory(link):
             return link
-        is_named = is_named and link.__cause__ is not None
-        if isinstance(link, KeyboardInterrupt) and not is_named:
-            return None
+        link = link.__cause__
     return None
-
-
-def _links_of(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those that it was raised from, as a traceback prints them."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

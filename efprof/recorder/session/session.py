@@ -26,7 +26,7 @@ from efprof.recorder.loop.steps import Listener
 from efprof.recorder.loop.user_marks import UserMarks
 from efprof.recorder.numbers.late_values import LateValues
 from efprof.recorder.session import current
-from efprof.recorder.session.endings import ExitWatcher, mark_error_handled
+from efprof.recorder.session.endings import ExitWatcher
 from efprof.recorder.session.options import Options
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.sites import Sites
@@ -92,7 +92,6 @@ class Session:
         self._undo += watch_loaders(loop, shell) + watch_backward(loop, shell, self.sites)
         self._undo += watch_optimizers(loop, shell) + watch_updates(loop, shell) + watch_captures(loop, shell)
         self._undo.append(ModuleCalls(loop, shell).remove)
-        self.subscribe(loop.optimizer_began, "out_of_memory", mark_error_handled)
         for module in collector_candidates():
             shell.guarded(_last_name(module), self._start_collector)(module)
 

@@ -11,11 +11,9 @@ from collections.abc import Callable
 from types import FrameType
 
 from efprof.artifacts.events import RecordingEnded
-from efprof.recorder.hooks.loop_hooks import stage_of_stack
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.session.endings import interrupted_step
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.writing import identity_of, is_still, out_of_the_way
+from efprof.recorder.session.writing import identity_of, is_still
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -41,7 +39,6 @@ class Signals:
         self._is_watching = False
         self._is_over = False
         self._ended_by: str | None = None
-        self._stage: str | None = None
 
     def install(self, _: OpenStep) -> None:
         """Set the handlers once; the watch over one of them ends before each fork, and begins again here."""
@@ -80,24 +77,16 @@ class Signals:
             self._timer.forget()
             self._reset()
 
-    def _close(self, number: int, frame: FrameType | None) -> None:
+    def _close(self, number: int, _: FrameType | None) -> None:
         """Close the recording as soon as no function of it runs, and die of the signal as if there were no handler."""
         if self._ended_by is None:  # a launcher that loses patience sends another while a window is being written
             self._ended_by = signal.Signals(number).name
-            self._stage = stage_of_stack(frame)
             self._session.shell.when_left(self._close_and_die)
 
     def _close_and_die(self) -> None:
-        self._session.shell.guarded("signals", self._note_step)()
         self._session.end()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
-
-    def _note_step(self) -> None:
-        loop = self._session.loop
-        is_within = loop.light.is_on or (loop.step is not None and not loop.step.stepped)
-        if is_within:
-            self._session.note(interrupted_step(loop, self._session.memory, self._stage))
 
     def _is_ours(self, number: int) -> bool:
         return signal.getsignal(number) is self._handlers.get(number)
@@ -132,55 +121,43 @@ class KillTimer:
     """
 
     def __init__(self) -> None:
-        self._reading, self._writing = -1, -1
+        self._writing = -1
         self._identity = (0, 0)
         """Of the pipe, by both its ends; the program may close them, and be given their numbers for its own files."""
         self._running: _thread.LockType | None = None
         """Held until the thread ends."""
 
-    @property
-    def is_on(self) -> bool:
-        return self._running is not None
-
     def begin(self, handler: object) -> None:
         """Watch over SIGTERM while `handler` handles it; only in the main thread, and not where the program
         listens for signals by such a file itself.
         """
-        reading, writing = map(out_of_the_way, os.pipe())
-        os.set_blocking(writing, False)
-        before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        if before != -1:
-            signal.set_wakeup_fd(before)
-            os.close(reading)
-            os.close(writing)
+        if (theirs := signal.set_wakeup_fd(-1)) != -1:
+            signal.set_wakeup_fd(theirs)
             return
-        self._reading, self._writing, self._identity = reading, writing, identity_of(reading)
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self._writing, self._identity = writing, identity_of(reading)
         running = _thread.allocate_lock()
         running.acquire()
         _thread.start_new_thread(_watch, (reading, self._identity, handler, running))
         self._running = running
 
     def end(self) -> None:
-        if self._running is None:
-            return
-        theirs = signal.set_wakeup_fd(-1)
-        if theirs not in (-1, self._writing):
-            signal.set_wakeup_fd(theirs)
-        if is_still(self._writing, self._identity):
-            os.write(self._writing, bytes([STOP]))
-            os.close(self._writing)
-        self._running.acquire(timeout=1)
-        self._running = None
+        running = self._running
+        if running is not None:
+            self.forget()
+            if is_still(self._writing, self._identity):
+                os.write(self._writing, bytes([STOP]))
+                os.close(self._writing)
+            running.acquire(timeout=1)
 
     def forget(self) -> None:
-        """In a forked child, which has the files and not the thread: a signal to it is none of its parent's."""
-        if self._running is None:
-            return
-        if signal.set_wakeup_fd(-1) == self._writing:
-            for descriptor in (self._writing, self._reading):
-                if is_still(descriptor, self._identity):
-                    os.close(descriptor)
-        self._running = None
+        """Alone in a forked child, which has no such thread: a signal to it is none of its parent's."""
+        if self._running is not None:
+            self._running, theirs = None, signal.set_wakeup_fd(-1)
+            if theirs not in (-1, self._writing):
+                signal.set_wakeup_fd(theirs)
 
 
 def _watch(reading: int, pipe: tuple[int, int], handler: object, running: _thread.LockType) -> None:

@@ -1,7 +1,6 @@
 """Where in the user's code something happened: `file:line:function`, and the texts of those files."""
 
 import importlib.metadata
-import itertools
 import linecache
 import os
 import site
@@ -139,12 +138,8 @@ def _package_that_runs() -> str | None:
 
 
 def _module_that_runs() -> str | None:
-    words = iter(sys.orig_argv[1:])
-    for word in itertools.takewhile(lambda word: word.startswith("-"), words):
-        if word in ("-W", "-X"):
-            next(words, None)  # its value
-        elif word.endswith("m") and not word.startswith(("--", "-W", "-X")):
-            return next(words, None)
+    if (spec := getattr(sys.modules["__main__"], "__spec__", None)) is not None:
+        return str(spec.name)  # by `python -m`
     script = Path(sys.argv[0]) if sys.argv else Path()
     if script.parent.name not in ("bin", "Scripts"):
         return None

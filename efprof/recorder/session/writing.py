@@ -1,8 +1,6 @@
 """This process's folder in the run, by attempt and rank, and files in it that a crash or a full disk cannot spoil."""
 
-import contextlib
 import errno
-import fcntl
 import functools
 import itertools
 import os
@@ -16,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -65,7 +63,8 @@ class RankFolder:
     def path(self) -> Path:
         if self._path is None:
             with self._making:
-                self._make()
+                if self._path is None:
+                    self._use(claim_folder(self._run_folder))
         assert self._path is not None
         return self._path
 
@@ -79,10 +78,6 @@ class RankFolder:
                         self._use(folder)
                     return True
         return False
-
-    def _make(self) -> None:
-        if self._path is None:
-            self._use(claim_folder(self._run_folder))
 
     def _use(self, path: Path) -> None:
         self._path = path
@@ -275,10 +270,6 @@ def _rank() -> int | None:
     return rank
 
 
-LOWEST: Final = 200
-"""Programs that close what they do not know, and those that count on the lowest numbers, mostly stay below it."""
-
-
 class KeptFile:
     """Opened at once; raises OSError where that fails.
 
@@ -298,17 +289,8 @@ class KeptFile:
         return self._descriptor
 
     def _open(self) -> tuple[int, tuple[int, int]]:
-        descriptor = out_of_the_way(os.open(self._path, self._flags, 0o644))
+        descriptor = os.open(self._path, self._flags, 0o644)
         return descriptor, identity_of(descriptor)
-
-
-def out_of_the_way(descriptor: int) -> int:
-    """The same open file under a high number, as far as the system allows one; the number it had is free again."""
-    with contextlib.suppress(OSError):
-        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, LOWEST)
-        os.close(descriptor)
-        return high
-    return descriptor
 
 
 def identity_of(descriptor: int) -> tuple[int, int]:

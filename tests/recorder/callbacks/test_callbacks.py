@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
 
 import efprof
 from efprof.artifacts.events import CollectorStopped, TrainingRaised
@@ -94,11 +93,9 @@ def test_within_a_recording_the_callback_starts_none_of_its_own(framework: str, 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_callback_changes_no_loss_and_leaves_no_hook(framework: str, capsys: pytest.CaptureFixture[str]) -> None:
     script, callback = load(framework)
-    from accelerate.data_loader import DataLoaderShard
-    from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 
     def hooks() -> object:
-        return patched(), num_global_hooks(), DataLoaderShard.__iter__, _PrefetchDataFetcher.__next__
+        return patched(), num_global_hooks()
 
     script.main()
     bare, before = capsys.readouterr().out, hooks()
@@ -137,20 +134,6 @@ def test_an_error_in_a_fit_ends_the_recording_with_it(home: Path) -> None:
     recorded = Recorded(folder=only_run(home))
     assert (recorded.run.ended, len(recorded.steps)) == ("raised", 3)
     assert [(event.error, event.step) for event in recorded.events(TrainingRaised)] == [("FloatingPointError", 3)]
-
-
-class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Of no known length, so that Lightning fetches a batch ahead to know the last one; that holds two samples."""
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        return ((x, x.sum(0, keepdim=True)) for x in torch.randn(26, 16))
-
-
-def test_a_batch_fetched_ahead_counts_for_the_step_that_trains_on_it(home: Path) -> None:
-    script, callback = load("lightning_fit")
-    with efprof.record(windows="none"):
-        fit(script.Regression(), DataLoader(Stream(), batch_size=8), callbacks=[callback()])
-    assert [step.samples for step in described(Recorded(folder=only_run(home)))] == [8, 8, 8, 2]
 
 
 def test_two_optimizers_of_one_batch_make_one_step(home: Path) -> None:

@@ -25,7 +25,7 @@ MODULES = {
 }
 COLLECTORS = list(MODULES)
 GUARDED = [
-    *COLLECTORS, "batches_ahead", "device_times", "device_use", "iterators", "out_of_memory", "unrecorded_updates"
+    *COLLECTORS, "device_times", "device_use", "iterators", "out_of_memory", "unrecorded_updates"
 ]  # fmt: skip
 """Some do several things, of which one may break without the others."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.artifacts.events import EVENTS_FILE, RecordingEnded, StepInterrupted, WindowClosed
+from efprof.artifacts.events import EVENTS_FILE, RecordingEnded, WindowClosed
 from efprof.artifacts.trace.read import read_trace
 from efprof.recorder.session.options import Options
 from efprof.recorder.session.session import Session
@@ -43,17 +43,6 @@ def test_sigterm_writes_the_open_window_and_ends_the_program_as_it_would_have(be
     assert len(read_trace(recorded.rank / window.files[0]))
     assert abs(child.output.count("\n") - len(recorded.steps)) <= 1
     assert "efprof" not in child.errors
-
-
-def test_sigterm_tells_where_a_step_was_interrupted(begin: Begin) -> None:
-    wait = f"print(flush=True) or time.sleep({FOR_EVER_S})"
-    wait = f"model.register_forward_hook(lambda *_: {wait}) if step == 3 else None"
-    child = begin(training(wait, first="import time"))
-    wait_for_steps(child, 5)
-    child.end_by(signal.SIGTERM)
-    recorded = Recorded(folder=child.folder)
-    assert [step.step for step in recorded.steps] == [0, 1, 2, 3]
-    assert [(event.step, event.stage) for event in recorded.events(StepInterrupted)] == [(4, "forward")]
 
 
 HANGS = """

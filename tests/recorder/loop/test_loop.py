@@ -1,6 +1,5 @@
 """Steps and stages of training loops as people write them."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -150,24 +149,6 @@ def test_a_batch_that_a_teacher_sees_first_counts(num_accumulated: int, tmp_path
 
     steps = record_here(tmp_path, distil).steps
     assert [step.samples for step in steps] == [num_accumulated * BATCH] * (6 // num_accumulated)
-
-
-def test_a_batch_that_was_only_looked_at_is_of_no_step(tmp_path: Path) -> None:
-    looked_ns = 0
-
-    def look_and_train() -> None:
-        nonlocal looked_ns
-        loader = make_loader(4)
-        for inputs, _ in loader:
-            assert inputs.shape == (BATCH, 3)
-            break
-        model = make_model()
-        looked_ns = time.time_ns()
-        train(model, loader, torch.optim.SGD(model.parameters(), lr=0.01))
-
-    steps = record_here(tmp_path, look_and_train).steps
-    assert [step.samples for step in steps] == [BATCH] * 4
-    assert steps[0].started_ns > looked_ns, "building the model is no part of it either"
 
 
 def test_a_loader_built_before_the_recording_is_known_by_where_it_is_first_used(tmp_path: Path) -> None:

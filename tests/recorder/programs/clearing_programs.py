@@ -62,16 +62,14 @@ def accumulate(*, clears: bool, num_batches: int = 3) -> None:
                 optimizer.zero_grad()
 
 
-def scaled(*, clears: bool, num_overflows: int = 0, is_fused: bool = False) -> None:
-    """A fused optimizer takes the scale out of the gradients itself."""
+def scaled(*, clears: bool, num_overflows: int = 0) -> None:
     model, scaler = model_of(), torch.amp.GradScaler("cpu", init_scale=16.0)
-    optimizer = torch.optim.Adam(model.parameters(), fused=is_fused)
+    optimizer = torch.optim.Adam(model.parameters())
     for number in range(LENGTH):
         factor = float("inf") if number < num_overflows else 1.0
         scaler.scale(loss_of(model) * factor).backward()
-        if not is_fused:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
         if clears:
@@ -222,7 +220,6 @@ FAULTY: dict[str, tuple[Program, str]] = {
     "fused": (partial(train, momentum=0.9, nesterov=True, fused=True), "SGD"),
     "accumulation, clipped": (partial(accumulate, clears=False), "Adam"),
     "scaler, clipped": (partial(scaled, clears=False), "Adam"),
-    "scaler, fused": (partial(scaled, clears=False, is_fused=True), "Adam"),
     "adversaries": (partial(adversaries, clears_critic=False), "Adam"),
     "adversaries, frozen": (partial(adversaries, clears_critic=False, freezes=True), "Adam"),
     "closure": (partial(with_closure, clears=False), "LBFGS"),

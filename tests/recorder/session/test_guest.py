@@ -54,11 +54,10 @@ def test_a_program_that_waits_for_all_its_threads_does_not_wait_for_the_watch() 
     grace.begin(None)
     try:
         wait_until(lambda: _thread._count() == num_running + 1)
-        assert (grace.is_on, threading.enumerate()) == (True, before)
+        assert threading.enumerate() == before
     finally:
         grace.end()
     wait_until(lambda: _thread._count() == num_running)
-    assert not grace.is_on
 
 
 @pytest.mark.parametrize("end", [KillTimer.end, KillTimer.forget])
@@ -91,13 +90,6 @@ def test_lines_end_in_their_file_though_the_program_closed_it(is_taken_over: boo
     for one in {descriptor, *new} if is_taken_over else new:
         os.close(one)
     assert not is_taken_over or (tmp_path / "own").read_bytes() == b""
-
-
-def test_the_low_descriptors_stay_the_programs(tmp_path: Path) -> None:
-    writer = LineWriter(RankFolder(tmp_path), EVENTS_FILE)
-    (descriptor,) = with_new_descriptors(lambda: writer.write(RecordingEnded(at_ns=0, step=0)))
-    assert descriptor >= 200
-    assert not os.get_inheritable(descriptor)
 
 
 def test_the_resident_set_is_never_read_from_a_file_of_the_programs(tmp_path: Path) -> None:
