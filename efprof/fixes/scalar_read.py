@@ -7,7 +7,6 @@ from efprof.fixes.source_edit import as_receiver, replace_expression
 from efprof.model import CodeEdit, Fix, SourceFile
 
 KEEPING_METHODS = frozenset({"append", "appendleft"})
-LOGGING_FUNCTIONS = frozenset({"print", "log", "debug", "info", "warning", "add_scalar", "add_scalars", "write"})
 
 MANY_READS = 2
 """From two reads per step on, the line is in an inner loop, whose counter does not count steps."""
@@ -31,9 +30,6 @@ def read_less(file: SourceFile, line: int, *, calls: Sequence[str], reads_per_st
     if kept is not None:
         summary = f"Keep the value on the device with `.detach()`, and read it {rarely} steps apart or at the end."
         return Fix(summary=summary, applicability="review", changes=(kept,))
-    logged = log_every(file, line, rarely) if reads_per_step < MANY_READS else None
-    if logged is not None:
-        return Fix(summary=f"Log every {rarely} steps.", applicability="review", changes=(logged,))
     often = f" Once every {every} steps, a read no longer matters." if every >= MIN_APART else ""
     return Fix.by_hand(f"{_advice(calls, reads_per_step)}{often}")
 
@@ -57,17 +53,6 @@ def keep_on_device(file: SourceFile, line: int) -> CodeEdit | None:
             call, tensor = read
             return replace_expression(file, call, f"{as_receiver(file, tensor)}.detach()")
     return None
-
-
-def log_every(file: SourceFile, line: int, num_steps: int) -> CodeEdit | None:
-    """`print(loss.item())` in a loop that counts becomes `if step % 50 == 0:` around it; None for any other form."""
-    counter, statement = _counter_around(file.tree, line), _statement_at(file.tree, line)
-    if counter is None or statement is None or not _is_logging(statement):
-        return None
-    old = list(file.lines[statement.lineno - 1 : statement.end_lineno])
-    indent = old[0][: len(old[0]) - len(old[0].lstrip())]
-    new = [f"{indent}if {counter} % {num_steps} == 0:", *(f"    {text}" for text in old)]
-    return CodeEdit(file=file.name, line=statement.lineno, old="\n".join(old), new="\n".join(new))
 
 
 def _advice(calls: Sequence[str], reads_per_step: float) -> str:
@@ -106,33 +91,3 @@ def _without_copies(tensor: ast.expr) -> ast.expr:
         case ast.Call(func=ast.Attribute(value=inner, attr="cpu" | "detach"), args=[], keywords=[]):
             return _without_copies(inner)
     return tensor
-
-
-def _counter_around(tree: ast.Module, line: int) -> str | None:
-    """The counter of the innermost loop around `line`: `step` of `for step, batch in enumerate(loader)`."""
-    loops = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.For | ast.While) and node.lineno < line <= (node.end_lineno or 0)
-    ]
-    innermost = max(loops, key=lambda loop: loop.lineno, default=None)
-    match innermost:
-        case ast.For(target=ast.Tuple(elts=[ast.Name(id=name), *_]), iter=ast.Call(func=ast.Name(id="enumerate"))):
-            return name
-        case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range"))):
-            return name
-    return None
-
-
-def _statement_at(tree: ast.Module, line: int) -> ast.Expr | None:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and node.lineno <= line <= (node.end_lineno or node.lineno):
-            return node
-    return None
-
-
-def _is_logging(statement: ast.Expr) -> bool:
-    match statement.value:
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            return name in LOGGING_FUNCTIONS
-    return False

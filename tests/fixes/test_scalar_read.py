@@ -2,7 +2,7 @@ import ast
 
 import pytest
 
-from efprof.fixes.scalar_read import keep_on_device, log_every, read_less
+from efprof.fixes.scalar_read import keep_on_device, read_less
 from efprof.model import SourceFile
 
 
@@ -43,27 +43,6 @@ def test_a_value_that_is_only_kept_stays_on_the_device(before, after):
 )
 def test_any_other_form_is_left_alone(source):
     assert edit(source) is None
-
-
-LOOP = """\
-for epoch in range(3):
-    for step, batch in enumerate(loader):
-        loss = train(batch)
-        logger.info(
-            "loss %f",
-            loss.item(),
-        )
-    for batch in loader:
-        print(loss.item())
-"""
-
-
-def test_a_log_line_goes_under_the_loop_s_counter_and_without_one_gives_no_edit():
-    found = log_every(SourceFile("train.py", LOOP.splitlines()), 6, 50)
-    assert found.line == 4
-    assert found.new.splitlines()[:2] == ["        if step % 50 == 0:", "            logger.info("]
-    ast.parse(LOOP.replace(found.old, found.new))
-    assert log_every(SourceFile("train.py", LOOP.splitlines()), 9, 50) is None
 
 
 def test_without_the_file_s_text_the_fix_is_a_sentence():
