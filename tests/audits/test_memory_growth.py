@@ -64,7 +64,7 @@ def test_where_a_library_keeps_what_nobody_can_size_the_line_that_feeds_it_is_bl
     sources = {"train.py": TRAIN.replace("history.append(loss)", "figure = plt.figure()")}
     (finding,) = memory_growth(leaking_run(tmp_path, counts=counts, watches=[fills], sources=sources)).findings
     assert str(finding.blame) == "train.py:8"
-    assert "Close each figure" in finding.fix.summary
+    assert "plt.close(figure)" in finding.fix.summary
 
 
 def test_what_rises_unsteadily_is_not_passed_and_steady_memory_is_silent(tmp_path: Path) -> None:
