@@ -97,22 +97,20 @@ def compare(
         reports = report_on((names[0],), made), report_on((names[1],), made)
     comparison = compare_reports(*reports, forced=force, budgets=budgets)
     name = f"{comparison.base.run_id}-to-{comparison.head.run_id}"
-    write_or_print(lambda form: render_comparison(comparison, reports, form, is_static=static), chosen, out, name)
+    write_or_print(lambda form: render_comparison(comparison, reports[1], form, is_static=static), chosen, out, name)
     if comparison.is_failed:
         return FAILED
     is_unclear = any(metric.verdict == "unclear" and metric.budget is not None for metric in comparison.metrics)
     return INCONCLUSIVE if strict and is_unclear else 0
 
 
-def render_comparison(
-    comparison: "Comparison", reports: tuple["Report", "Report"], form: Format, *, is_static: bool = False
-) -> str:
-    """The comparison in one of the four forms; the page also shows the samples of both reports."""
+def render_comparison(comparison: "Comparison", head: "Report", form: Format, *, is_static: bool = False) -> str:
+    """The comparison in one of the four forms; the page also shows head's new findings in full."""
     from efprof.report import comparison_form, json_form
     from efprof.report.page import html
 
     if form == "html":
-        return html.render_comparison_html(comparison, *reports, is_static=is_static)
+        return html.render_comparison_html(comparison, head, is_static=is_static)
     forms = {
         "text": comparison_form.render_comparison_text,
         "json": json_form.render_comparison_json,

@@ -121,7 +121,7 @@ def make_measurements(num_steps: int = NUM_STEPS) -> Measurements:
     )
 
 
-def make_window_memory(num_micro_batches: int = 2, held: float = 800.0 * MIB) -> Series:
+def make_window_memory(num_micro_batches: int = 2) -> Series:
     """A step of several micro-batches of 10 ms, whose activations come and go."""
     x = tuple(float(at) for at in range(10 * num_micro_batches + 3))
     y = tuple(float(MIB * 100 * min(at % 10, 10 - at % 10)) for at in range(len(x)))
@@ -133,7 +133,9 @@ def make_window_memory(num_micro_batches: int = 2, held: float = 800.0 * MIB) ->
         y_label="alive",
         y_unit="bytes",
         lines=(
-            SeriesLine(label="held before", x=x, y=tuple(held for _ in x), notes=tuple("" for _ in x), stage="other"),
+            SeriesLine(
+                label="held before", x=x, y=tuple(800.0 * MIB for _ in x), notes=tuple("" for _ in x), stage="other"
+            ),
             SeriesLine(label="activations", x=x, y=y, notes=notes, stage="forward"),
             SeriesLine(label="work space", x=x, y=y, notes=tuple(HOSTILE for _ in x)),
         ),

@@ -64,4 +64,4 @@ def test_a_finding_that_the_other_run_could_not_show_is_in_every_form() -> None:
     assert "Findings: 0 added, 1 unchecked, 0 gone, 0 kept." in comparison_verdict(comparison).details
     assert "unchecked  Something was added" in render_comparison_text(comparison)
     assert "### Findings unchecked" in render_comparison_markdown(comparison)
-    assert "Unchecked: 1" in render_comparison_html(comparison, make_report(), make_report())
+    assert "Unchecked: 1" in render_comparison_html(comparison, make_report())

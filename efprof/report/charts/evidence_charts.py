@@ -1,10 +1,10 @@
-"""The pictures that a finding brings as evidence, and those of two runs side by side."""
+"""The pictures that a finding brings as evidence."""
 
 import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from efprof.model import STAGES, Metric, Series, SeriesLine
+from efprof.model import STAGES, Series, SeriesLine
 from efprof.report.charts.chart import (
     SERIES,
     AxisScale,
@@ -17,7 +17,7 @@ from efprof.report.charts.chart import (
     thin,
     thinned_caption,
 )
-from efprof.report.wording import shorten_path, show
+from efprof.report.wording import shorten_path
 
 NO_STAGE: Final = "other"
 """What is of none of the others: its grey alone does not make the other colours those of stages."""
@@ -27,9 +27,6 @@ MIN_BAND: Final = 1 / 1000
 
 BAND_ROOM: Final = 1.2
 """How much higher than its curves a picture with stages is: for their strip, and their names below it."""
-
-FOOT_ROOM: Final = 0.25
-"""Of a lowest layer that is cut off, what stays to be seen of it, as a share of what stands on it."""
 
 MAX_NOTE: Final = 44
 """Letters of a note that fit on a phone: a longer one begins with a path, whose end says which file it is."""
@@ -46,38 +43,18 @@ def series_chart(series: Series) -> Chart:
         _series_layer(series, line, colour, x_scale, y_scale)
         for line, colour in zip(series.lines, _colours(series.lines), strict=True)
     )
-    bottom, top = _y_range(series)
-    cut_off = f" The axis begins at {show(bottom, series.y_unit)}." if series.bands and bottom else ""
     num_drawn, num_all = sum(len(layer.x) for layer in layers), sum(len(line.x) for line in series.lines)
     return Chart(
         title=series.title,
-        caption=(cut_off + thinned_caption(num_drawn, num_all)).strip(),
+        caption=thinned_caption(num_drawn, num_all).strip(),
         x_label=axis_label(series.x_label, x_scale.unit),
         y_label=axis_label(series.y_label, y_scale.unit),
         y_unit=y_scale.unit,
         layers=layers,
         bands=tuple(_bands(series, x_scale)),
         marks=tuple((at / x_scale.factor, label) for at, label in series.marks),
-        y_range=(bottom / y_scale.factor, top / y_scale.factor) if series.bands else None,
+        y_range=(0.0, BAND_ROOM * _top(series) / y_scale.factor) if series.bands else None,
         has_zero=series.is_stacked or not _is_flat([y for line in series.lines for y in line.y]),
-    )
-
-
-def metric_chart(base: Metric, head: Metric) -> Chart:
-    """The samples of one metric on both sides of a comparison, by their place in the run."""
-    sides = (("base", base, NO_STAGE), ("head", head, "forward"))
-    return series_chart(
-        Series(
-            title=base.label,
-            x_label="sample",
-            x_unit="",
-            y_label=base.label,
-            y_unit=base.unit,
-            lines=tuple(
-                SeriesLine(label=label, x=tuple(map(float, range(len(side.samples)))), y=side.samples, stage=colour)
-                for label, side, colour in sides
-            ),
-        )
     )
 
 
@@ -129,12 +106,9 @@ def _bands(series: Series, x_scale: AxisScale) -> Iterator[Band]:
             yield Band(start=start, end=end, label=band.stage, stage=band.stage)
 
 
-def _y_range(series: Series) -> tuple[float, float]:
-    """Of a picture with stages, with room above for them; a lowest layer that is most of all is cut off below."""
+def _top(series: Series) -> float:
+    """The highest that its curves, or all of a stack together, reach."""
     curves = [line.y for line in series.lines if line.is_over_stack or not series.is_stacked]
     stack = [line.y for line in series.lines if series.is_stacked and not line.is_over_stack]
     heights = [*(y for curve in curves for y in curve), *map(sum, zip(*stack, strict=True))]
-    top = max((height for height in heights if math.isfinite(height)), default=0.0) or 1.0
-    foot = min(stack[0], default=0.0) if len(stack) > 1 else 0.0
-    bottom = foot - FOOT_ROOM * (top - foot) if MAX_FLATNESS * top < foot < top else 0.0
-    return bottom, bottom + BAND_ROOM * (top - bottom)
+    return max((height for height in heights if math.isfinite(height)), default=0.0) or 1.0

@@ -3,7 +3,6 @@
 import base64
 import functools
 import inspect
-import math
 import shlex
 import textwrap
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from efprof.model import (
 from efprof.report import comparison_form, tables, verdict, wording
 from efprof.report.charts import segment_picture, timeline_charts
 from efprof.report.charts.chart import DARK, LIGHT, Chart, has_curve
-from efprof.report.charts.evidence_charts import metric_chart, series_chart
+from efprof.report.charts.evidence_charts import series_chart
 from efprof.report.charts.pictures import figure_of, svg_of
 from efprof.report.verdict import median_step_ms, rank_findings
 
@@ -72,10 +71,8 @@ def render_html(report: Report, *, is_static: bool = False) -> str:
     )
 
 
-def render_comparison_html(
-    comparison: Comparison, base_report: Report, head_report: Report, *, is_static: bool = False
-) -> str:
-    """The page of a comparison, with the samples of both sides and the added findings in full."""
+def render_comparison_html(comparison: Comparison, head_report: Report, *, is_static: bool = False) -> str:
+    """The page of a comparison, with the added findings in full."""
     added = {finding.key for finding in comparison.findings if finding.change == "added"}
     cards = [item for item in rank_findings(head_report) if item.key in added]
     return _rendered(
@@ -92,7 +89,6 @@ def render_comparison_html(
         findings=comparison_form.findings_by_change(comparison),
         cards=cards,
         anchors={card.key: card.anchor for card in cards},
-        pictures=_metric_pictures(base_report, head_report),
     )
 
 
@@ -139,13 +135,6 @@ def diff_of(change: Change) -> tuple[list[str], list[str]]:
     old, new = (side.splitlines() for side in wording.change_sides(change))
     shown = textwrap.dedent("\n".join([*old, *new])).split("\n")
     return shown[: len(old)], shown[len(old) :] if new else []
-
-
-def _metric_pictures(base: Report, head: Report) -> list[Chart]:
-    """One picture for every metric that both sides sampled more than once."""
-    heads = {metric.name: metric for metric in head.measurements.metrics}
-    pairs = [(metric, heads[metric.name]) for metric in base.measurements.metrics if metric.name in heads]
-    return [metric_chart(*pair) for pair in pairs if all(sum(map(math.isfinite, side.samples)) > 1 for side in pair)]
 
 
 def _rendered(template: str, is_static: bool, /, **content: Any) -> str:

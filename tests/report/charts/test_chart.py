@@ -9,7 +9,6 @@ from efprof.report.charts.evidence_charts import series_chart
 from efprof.report.charts.pictures import figure_of
 from efprof.report.charts.timeline_charts import MAX_BARS, memory_chart, number_charts, time_chart
 from efprof.report.wording import show
-from efprof.units import MIB
 from tests.report.report_sample import (
     make_measurements,
     make_steps,
@@ -91,14 +90,6 @@ def test_layers_are_told_together_with_their_notes_and_drawn_as_steps() -> None:
     assert "<" not in figure["data"][2]["text"][0].removeprefix("<br>")
     chart = series_chart(make_window_memory())
     assert {trace["line"]["shape"] for trace in figure_of(chart)["data"]} == {"hv"}
-
-
-def test_a_lowest_layer_that_is_most_of_all_is_cut_off_below() -> None:
-    chart = series_chart(make_window_memory(held=80_000.0 * MIB))
-    assert chart.caption == "The axis begins at 77.9 GiB."
-    bottom, top = figure_of(chart)["layout"]["yaxis"]["range"]
-    assert 0 < bottom < 80_000 / 1024 < 81_000 / 1024 < top
-    assert figure_of(series_chart(make_window_memory(held=1.0 * MIB)))["layout"]["yaxis"]["range"][0] == 0
 
 
 def test_a_line_over_the_stack_is_no_part_of_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from efprof.model import AuditResult
 from efprof.report.page.html import render_comparison_html, render_html
-from tests.report.report_sample import make_clean_report, make_comparison, make_report, make_segment_map, memory_finding
+from tests.report.report_sample import make_comparison, make_report, make_segment_map, memory_finding
 from tests.support.waiting import MAX_WAIT_S
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     pages = {
         "report": render_html(make_report()),
-        "comparison": render_comparison_html(make_comparison(), make_clean_report(), make_report()),
+        "comparison": render_comparison_html(make_comparison(), make_report()),
     }
     for name, text in pages.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")

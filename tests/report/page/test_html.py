@@ -202,7 +202,7 @@ def test_a_clean_run_says_what_was_looked_for_and_every_check_shows_its_status(p
 
 
 def test_a_comparison_shows_its_verdict_first_and_what_was_added_in_full() -> None:
-    page = Page(render_comparison_html(make_comparison(), make_clean_report(), make_report()))
+    page = Page(render_comparison_html(make_comparison(), make_report()))
     assert page.open == []
     assert "worse Head is worse than base: step time +12.4 % (+9.0 % to +15.0 %)." in page.text
     assert "Compared although they differ The base ran on 1 x A100" in page.text
