@@ -9,7 +9,7 @@ from efprof.model import CodeEdit, Fix, SourceFile
 KEEPING_METHODS = frozenset({"append", "appendleft"})
 
 MANY_READS = 2
-"""From two reads per step on, the line is in an inner loop, whose counter does not count steps."""
+"""From two reads per step on, the line is in an inner loop."""
 
 NEEDED_AT_ONCE = (
     "Where the program goes on with the number at once, such a read cannot wait: have one read serve several such "
