@@ -16,17 +16,12 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 
 
 class DeviceUse(msgspec.Struct, kw_only=True):
-    """One reading at the end of a step, in bytes.
-
-    `used_bytes` is what all processes use of the device together, `process_bytes` what NVML says this one uses; None
-    where it does not say, as in many containers.
-    """
+    """One reading at the end of a step; `used_bytes` is what all processes use of the device together."""
 
     step: int
     device: int
     used_bytes: int
     reserved_bytes: int
-    process_bytes: int | None = None
 
     @property
     def outside_bytes(self) -> int:

@@ -166,13 +166,8 @@ def _use_numbers(readings: list[DeviceUse]) -> Numbers:
     numbers = [
         ("in use of the device, by all", last.used_bytes),
         ("reserved by PyTorch", last.reserved_bytes),
-        ("outside PyTorch", last.outside_bytes),
+        ("outside PyTorch: CUDA context, NCCL, libraries, other processes", last.outside_bytes),
     ]
-    if last.process_bytes is not None:
-        own = max(0, last.process_bytes - last.reserved_bytes)
-        others = max(0, last.used_bytes - last.process_bytes)
-        numbers.append(("of it this process: CUDA context, NCCL, workspaces of libraries", own))
-        numbers.append(("of it other processes", others))
     if last.outside_bytes > first.outside_bytes:
         numbers.append((f"risen since step {first.step:,}", last.outside_bytes - first.outside_bytes))
     return Numbers.of(

@@ -1,16 +1,14 @@
 """Records what only the training process knows of its machine: versions, devices, settings, the use of the device.
 
-How much of the device is in use beside what PyTorch has reserved is read now and then, from NVML where `pynvml` can be
-imported, else from the driver. That starts no CUDA, creates no context and waits for nothing: only the device that the
-training is on is asked, once the allocator has memory there.
+How much of the device is in use beside what PyTorch has reserved is asked of the driver now and then. That starts no
+CUDA, creates no context and waits for nothing: only the device that the training is on is asked, once the allocator has
+memory there.
 """
 
 import functools
-import importlib
 import os
 import platform
 import sys
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter_ns
@@ -144,7 +142,6 @@ class DeviceUses:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lines = session.lines(DEVICE_USE_FILE)
-        self._nvml = _nvml()
         self._due = 0
         self._cost_ns = 2_000_000
 
@@ -158,25 +155,10 @@ class DeviceUses:
         reserved = stats["reserved_bytes"]["all"]["current"] if stats else 0
         if not reserved:  # there may be no context on it, which asking would create
             return
-        used, own = self._read(device)
-        reading = DeviceUse(step=step, device=device, used_bytes=used, reserved_bytes=reserved, process_bytes=own)
-        self._lines.write(reading)
+        free, total = torch.cuda.mem_get_info(device)
+        self._lines.write(DeviceUse(step=step, device=device, used_bytes=total - free, reserved_bytes=reserved))
         self._cost_ns = perf_counter_ns() - began
         session.budget.spend("device use", self._cost_ns)
-
-    def _read(self, device: int) -> tuple[int, int | None]:
-        """Used bytes, and this process's own where they are told: the driver does not tell of processes."""
-        nvml, uuid = self._nvml, getattr(torch.cuda.get_device_properties(device), "uuid", None)
-        if nvml is not None and uuid is not None:
-            try:  # by the device's own name: NVML counts those that CUDA_VISIBLE_DEVICES hides
-                handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-                processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-                own = next((each.usedGpuMemory for each in processes if each.pid == os.getpid()), None)
-                return nvml.nvmlDeviceGetMemoryInfo(handle).used, own
-            except nvml.NVMLError:  # a slice of a device has another name
-                self._nvml = None
-        free, total = torch.cuda.mem_get_info(device)
-        return total - free, None
 
 
 def _time_stages(session: Session) -> None:
@@ -186,17 +168,3 @@ def _time_stages(session: Session) -> None:
 
 def _read_use(session: Session) -> None:
     session.subscribe(session.loop.step_ended, "device_use", DeviceUses(session).finish)
-
-
-def _nvml() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one of two packages of that name says that it is the old one
-        try:
-            pynvml = importlib.import_module("pynvml")
-        except ImportError:
-            return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    return pynvml

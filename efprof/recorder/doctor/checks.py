@@ -85,12 +85,11 @@ def kernels(torch: ModuleType) -> Check:
 
 
 def nvml() -> Check:
-    """It tells what other programs hold of a device."""
+    """The recorder does without it: the driver tells how much of a device is in use."""
     try:
         pynvml = importlib.import_module("pynvml")
     except ImportError:
-        advice = "Run 'pip install nvidia-ml-py' where memory that other programs hold matters."
-        return Check("NVML", "no", "The package nvidia-ml-py is not installed.", advice)
+        return Check("NVML", "no", "The package nvidia-ml-py is not installed; no recording needs it.")
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
