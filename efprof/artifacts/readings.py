@@ -149,16 +149,14 @@ class EvaluationMemory(msgspec.Struct, array_like=True, gc=False):
 class EvaluationRecord(msgspec.Struct, kw_only=True):
     """One pass; it begins when its first batch is asked for.
 
-    `after_step` is the last step finished by then, -1 where there was none; `fetch_us` was spent waiting for batches;
-    `site` is the line of its loop. `memory` is a sample of the readings, the first from before it, the last from its
-    end. `peak_bytes` is the highest of all readings, which lie between batches, or, where `is_peak_exact`, the CUDA
-    allocator's own mark, which the evaluation raised.
+    `after_step` is the last step finished by then, -1 where there was none; `site` is the line of its loop. `memory` is
+    the readings after its first batches, the first from before it, the last from its end. `peak_bytes` is the highest
+    of them, or, where `is_peak_exact`, the CUDA allocator's own mark, which the evaluation raised.
     """
 
     after_step: int
     started_ns: int
     total_us: float
-    fetch_us: float
     num_batches: int
     site: str | None
     memory: list[EvaluationMemory]
