@@ -65,11 +65,10 @@ class ProcessMemory(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ProcessesSample(msgspec.Struct, kw_only=True, tag_field="kind", tag="processes"):
-    """The processes at one instant, before `step` or at its end, but for `num_left_out` of them."""
+    """The processes at one instant, before `step` or at its end."""
 
     step: int
     processes: list[ProcessMemory]
-    num_left_out: int = 0
 
 
 class HeldContainer(msgspec.Struct, kw_only=True):
