@@ -6,23 +6,19 @@ import importlib.util
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
 import msgspec
 
-from efprof.artifacts.settings import read_settings
-from efprof.model import EfprofError
 from efprof.recorder.launch.launch import child_environment
-from efprof.recorder.launch.machine import driver_version, kept_configuration
+from efprof.recorder.launch.machine import driver_version
 from efprof.recorder.session.options import Options
-from efprof.units import MIB, format_bytes
+from efprof.units import MIB
 
 Status = Literal["yes", "careful", "no"]
 """`careful` works, and something about it needs a person's attention."""
@@ -37,9 +33,6 @@ _PROBE = "import sys; print(any(type(finder).__name__ == '_TorchWatcher' for fin
 
 PROBE_BYTES = 8 * MIB
 """Too large for any allocator's cache."""
-
-MIN_FREE_BYTES = 100 * MIB
-"""Less than two profiler windows of a large model."""
 
 CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 PLAIN_VARIABLE = "PYTORCH_ALLOC_CONF"
@@ -64,10 +57,10 @@ class Check(msgspec.Struct, frozen=True):
     is_essential: bool = False
 
 
-def examine(folder: Path, runs: Path) -> list[Check]:
-    """Every check, for training that is started in `folder` and recorded under `runs`; takes some seconds."""
+def examine() -> list[Check]:
+    """Every check; takes some seconds."""
     torch = import_torch()
-    checks = [_python(), _torch(torch), _hook(), _folder(runs), _settings(folder)]
+    checks = [_python(), _torch(torch), _hook()]
     if torch is not None:  # asked in a way that starts no context on any device
         checks += [_devices(torch), *_other_devices(torch), kernels(torch), nvml()]
         checks += [*allocator_checks(torch), _counters(torch)]
@@ -145,21 +138,19 @@ def _python() -> Check:
 
 
 def _torch(torch: ModuleType | None) -> Check:
-    if torch is None:
-        why, advice = "It could not be imported.", "Install torch into the environment that efprof is in."
-        try:
+    why = "It could not be imported."
+    try:
+        if torch is None:
             importlib.import_module("torch")
-        except (ImportError, OSError) as error:
-            why = f"It cannot be imported: {error}."
-        return essential("torch", is_met=False, why=why, advice=advice)
-    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
-    build = build if torch.version.cuda or torch.version.hip else "the CPU"
-    return essential(
-        "torch",
-        is_met=version_of(torch) >= MIN_TORCH,
-        why=f"{torch.__version__}, built for {build}.",
-        advice=f"Install torch {'.'.join(map(str, MIN_TORCH))} or newer.",
-    )
+    except (ImportError, OSError) as error:
+        why = f"It cannot be imported: {error}."
+    if torch is not None:
+        cuda, rocm = torch.version.cuda, torch.version.hip
+        build = f"CUDA {cuda}" if cuda else f"ROCm {rocm}" if rocm else "the CPU"
+        why = f"{torch.__version__}, built for {build}."
+    advice = f"Install torch {'.'.join(map(str, MIN_TORCH))} or newer into the environment that efprof is in."
+    is_met = torch is not None and version_of(torch) >= MIN_TORCH
+    return essential("torch", is_met=is_met, why=why, advice=advice)
 
 
 def _hook() -> Check:
@@ -180,28 +171,6 @@ def _hook() -> Check:
         why = f"A child of Python ran it, and said: {said}."
         return Check(name, "careful", why, "Mend the sitecustomize that says so.")
     return Check(name, "yes", "A child of Python ran it (one started with -I, -E or -S would not).")
-
-
-def _folder(runs: Path) -> Check:
-    place = next((above for above in (runs, *runs.parents) if above.exists()), Path("/"))
-    name = "folder for runs"
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        advice = "Set EFPROF_HOME to a folder that can."
-        return essential(name, is_met=False, why=f"{runs} cannot be written.", advice=advice)
-    free = shutil.disk_usage(place).free
-    advice = "Make room, or set EFPROF_HOME to a folder on another disk."
-    return essential(name, is_met=free >= MIN_FREE_BYTES, why=f"{runs} has {format_bytes(free)} free.", advice=advice)
-
-
-def _settings(folder: Path) -> Check:
-    try:
-        settings = read_settings(folder)
-        kept_configuration(settings.configuration)
-    except EfprofError as error:
-        return essential("settings", is_met=False, why=str(error), advice="Mend that file.")
-    if settings.file is None:
-        return Check("settings", "yes", "There is no efprof.toml, so the defaults hold.")
-    return Check("settings", "yes", f"Read from {settings.file}.")
 
 
 def _counters(torch: ModuleType) -> Check:
