@@ -111,7 +111,7 @@ class Recording:
         if is_ours:
             atexit.register(self._end_with_program)
         if session is not None:
-            session.undo_at_end([self._close_if_killed, *_quiet_profiler()])
+            session.undo_at_end([self._close_if_killed])
 
     def end(self, error: BaseException | None = None) -> None:
         """Take the recorder out of the process and note how the training ended; safe to call twice."""
@@ -144,22 +144,6 @@ class Recording:
     def _has_raised(self) -> bool:
         ranks = [rank for attempt in list_attempts(self.folder)[-1:] for rank in attempt.rank_folders]
         return any(isinstance(event, TrainingRaised) for rank in ranks for event in read_events(rank)[0])
-
-
-def _quiet_profiler() -> list[Callable[[], None]]:
-    """Keep torch's profiler from printing two lines at each window; the result undoes it."""
-    if _PROFILER_LEVEL in os.environ:
-        return []
-
-    def undo() -> None:
-        os.environ.pop(_PROFILER_LEVEL, None)
-
-    os.environ[_PROFILER_LEVEL] = "6"
-    return [undo]
-
-
-_PROFILER_LEVEL = "KINETO_LOG_LEVEL"
-"""The library reads it when it is first used; at 6 nothing is worth a line."""
 
 
 @contextmanager

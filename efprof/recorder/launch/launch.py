@@ -158,7 +158,6 @@ def child_environment(options: Options) -> dict[str, str]:
     paths = [str(STARTUP_FOLDER), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     environment[VARIABLE] = encode_options(options)
-    environment.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's library would print at each window
     return environment
 
 
