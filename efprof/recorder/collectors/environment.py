@@ -31,6 +31,8 @@ NAMED_PACKAGES = ("numpy", "transformers", "accelerate", "lightning", "pytorch_l
 FIRST_STEP: Final = 10
 """The second reading; libraries have their workspaces by then."""
 
+READING_NS: Final = 2_000_000
+
 
 def start(session: Session) -> None:
     """Wait for the first step, by which most programs have chosen their device, and for CUDA to be initialised."""
@@ -138,33 +140,25 @@ def _allocator_settings() -> str:
     return str(text) or "none: its defaults"
 
 
-class DeviceUses:
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._lines = session.lines(DEVICE_USE_FILE)
-        self._due = 0
-        self._cost_ns = 2_000_000
-
-    def finish(self, *_: object) -> None:
-        session, began = self._session, perf_counter_ns()
-        step, device = session.loop.number, session.device.index
-        if device is None or step < self._due or not session.budget.affords(self._cost_ns):
-            return
-        self._due = max(FIRST_STEP, 2 * step)
-        stats = session.device.statistics()
-        reserved = stats["reserved_bytes"]["all"]["current"] if stats else 0
-        if not reserved:  # there may be no context on it, which asking would create
-            return
-        free, total = torch.cuda.mem_get_info(device)
-        self._lines.write(DeviceUse(step=step, device=device, used_bytes=total - free, reserved_bytes=reserved))
-        self._cost_ns = perf_counter_ns() - began
-        session.budget.spend("device use", self._cost_ns)
-
-
 def _time_stages(session: Session) -> None:
     session.loop.thread.asks_capturing = session.shell.guarded("captures", torch.cuda.is_current_stream_capturing)
     session.loop.steps.clock = DeviceClock(session.device, functools.partial(session.shell.guarded, "device_times"))
 
 
 def _read_use(session: Session) -> None:
-    session.subscribe(session.loop.step_ended, "device_use", DeviceUses(session).finish)
+    lines, due = session.lines(DEVICE_USE_FILE), 0
+
+    def read(*_: object) -> None:
+        nonlocal due
+        began, step, device = perf_counter_ns(), session.loop.number, session.device.index
+        if device is None or step < due or not session.budget.affords(READING_NS):
+            return
+        due = max(FIRST_STEP, 2 * step)
+        stats = session.device.statistics()
+        reserved = stats["reserved_bytes"]["all"]["current"] if stats else 0
+        if reserved:  # else there may be no context on it, which asking would create
+            free, total = torch.cuda.mem_get_info(device)
+            lines.write(DeviceUse(step=step, device=device, used_bytes=total - free, reserved_bytes=reserved))
+            session.budget.spend("device use", perf_counter_ns() - began)
+
+    session.subscribe(session.loop.step_ended, "device_use", read)

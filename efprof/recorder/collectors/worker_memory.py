@@ -4,7 +4,6 @@ Reading a process takes 6 ms and more: it is done when workers were started, and
 on as far as the budget goes.
 """
 
-import contextlib
 import dis
 import multiprocessing
 import os
@@ -28,6 +27,7 @@ from efprof.artifacts.readings import (
 )
 from efprof.recorder.holders.variables import CONTAINERS, PLAIN, attributes_of
 from efprof.recorder.hooks.loop_hooks import NUMBER
+from efprof.recorder.launch.machine import descendants_of
 from efprof.recorder.session.session import Session
 
 FIRST_STEP: Final = 10
@@ -156,15 +156,6 @@ def read_process(pid: int, loader: int | None = None, worker: int | None = None)
         worker=worker,
         is_training=pid == os.getpid(),
     )
-
-
-def descendants_of(pid: int) -> list[int]:
-    """Its children, their children and so on; none where the kernel keeps no list of them."""
-    children: list[int] = []
-    with contextlib.suppress(OSError):  # it may end meanwhile
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            children += map(int, (task / "children").read_text().split())
-    return [*children, *(below for child in children for below in descendants_of(child))]
 
 
 class DatasetScan:
