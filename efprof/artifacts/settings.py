@@ -159,18 +159,9 @@ def _text(file: Path) -> str:
 
 def _values(file: Path, text: str) -> dict[str, str] | None:
     """None where the file is of no form that is known, or not what its name says."""
-    content = _parsed(file.suffix.lower(), text)
-    if not isinstance(content, dict):
-        return None
-    values: dict[str, str] = {}
-    num_left = MAX_BYTES
-    with suppress(RecursionError):  # an alias in YAML may hold itself
-        for key, value in _flat("", content):
-            num_left -= len(key) + len(value)
-            if num_left < 0:
-                return None  # aliases can make a short file very long
-            values[key] = value
-        return values
+    with suppress(RecursionError):  # of deep nesting, and of an alias in YAML that holds itself
+        content = _parsed(file.suffix.lower(), text)
+        return dict(_flat("", content)) if isinstance(content, dict) else None
     return None
 
 
@@ -180,7 +171,7 @@ def _parsed(suffix: str, text: str) -> Any:
             return tomllib.loads(text)
         if suffix == ".json":
             return json.loads(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     return _parsed_yaml(text) if suffix in (".yaml", ".yml") else None
 
@@ -192,7 +183,7 @@ def _parsed_yaml(text: str) -> Any:
         return None
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except (yaml.YAMLError, ValueError):
         return None
 
 
