@@ -23,7 +23,7 @@ WINDOWED = ("trace_steps", "memory_steps", "triggers")
 Words = str | list[str]
 
 MAX_BYTES = 256 * KIB
-"""Of all files together, and of what is kept of them: run.json is read whole by every command."""
+"""Of all files together: run.json is read whole by every command."""
 
 
 class RecordSettings(

@@ -174,7 +174,7 @@ def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -
         numbers.append((f"what {limits.name} has", limits.total_bytes))
     return (
         Numbers.of("Memory when the request failed", *((label, value, "bytes") for label, value in numbers)),
-        *device_use_evidence(run)[:1],
+        *device_use_evidence(run),
         *(() if peak is None else (peak_bars(run, peak, None),)),
         Narrative.of(
             "The line is the last one of yours in the traceback, or, where that names none, the one that made most of "
@@ -239,7 +239,7 @@ def _what_lay_there(run: Run, device: DeviceHistory, failure: Failure) -> tuple[
     return (
         owner_map(instant, most_held, "What filled the device"),
         composition_numbers(instant, "Reserved memory when the request failed"),
-        *device_use_evidence(run)[:1],
+        *device_use_evidence(run),
         segment_map(device, instant, "when the request failed", most_held, "Where it lay"),
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from efprof.artifacts.readings import DeviceUse, read_device_use
+from efprof.artifacts.readings import read_device_use
 from efprof.facts.allocator.layout import FREE, Instant, Piece, SegmentLayout, totals_of
 from efprof.facts.device.device_lines import NO_LINE
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
@@ -68,13 +68,22 @@ def device_overview(run: Run) -> tuple[Evidence, ...]:
     return tuple(shown)
 
 
-def device_use_evidence(run: Run) -> tuple[Evidence, ...]:
-    """The numbers, and the curve where there are several readings; empty where none were made."""
+def device_use_evidence(run: Run) -> tuple[Numbers, ...]:
+    """The last reading taken apart, and how far the outside has risen; empty where none were made."""
     every = read_device_use(run.rank_folder) if run.rank_folders else []
     if not every:
         return ()
-    readings = [reading for reading in every if reading.device == every[-1].device]
-    return (_use_numbers(readings), _use_series(readings)) if len(readings) > 1 else (_use_numbers(readings),)
+    last = every[-1]
+    first = next(reading for reading in every if reading.device == last.device)
+    numbers = [
+        ("in use of the device, by all", last.used_bytes),
+        ("reserved by PyTorch", last.reserved_bytes),
+        ("outside PyTorch: CUDA context, NCCL, libraries, other processes", last.outside_bytes),
+    ]
+    if last.outside_bytes > first.outside_bytes:
+        numbers.append((f"risen since step {first.step:,}", last.outside_bytes - first.outside_bytes))
+    title = f"In use outside PyTorch's allocator, at step {last.step:,}"
+    return (Numbers.of(title, *((label, float(value), "bytes") for label, value in numbers)),)
 
 
 def reserved_series(
@@ -157,40 +166,6 @@ def map_of(views: Sequence[tuple[str, Sequence[SegmentLayout]]], highlighted: st
             )
             for (label, layouts), grouped in zip(views, groups, strict=True)
         ),
-    )
-
-
-def _use_numbers(readings: list[DeviceUse]) -> Numbers:
-    """The last reading taken apart, and how far the outside has risen."""
-    first, last = readings[0], readings[-1]
-    numbers = [
-        ("in use of the device, by all", last.used_bytes),
-        ("reserved by PyTorch", last.reserved_bytes),
-        ("outside PyTorch: CUDA context, NCCL, libraries, other processes", last.outside_bytes),
-    ]
-    if last.outside_bytes > first.outside_bytes:
-        numbers.append((f"risen since step {first.step:,}", last.outside_bytes - first.outside_bytes))
-    return Numbers.of(
-        f"In use outside PyTorch's allocator, at step {last.step:,}",
-        *((label, float(value), "bytes") for label, value in numbers),
-    )
-
-
-def _use_series(readings: list[DeviceUse]) -> Series:
-    """What PyTorch reserved and what lies outside, one on the other."""
-    steps = tuple(float(reading.step) for reading in readings)
-    reserved = tuple(float(reading.reserved_bytes) for reading in readings)
-    outside = tuple(float(reading.outside_bytes) for reading in readings)
-    return Series(
-        title=f"Device {readings[0].device} as a whole",
-        x_unit="",
-        y_label="in use",
-        y_unit="bytes",
-        lines=(
-            SeriesLine(label="reserved by PyTorch", x=steps, y=reserved),
-            SeriesLine(label="outside PyTorch", x=steps, y=outside, is_highlighted=True),
-        ),
-        is_stacked=True,
     )
 
 

@@ -192,12 +192,11 @@ def test_what_is_in_use_outside_of_pytorch_is_what_it_has_not_reserved(tmp_path:
     assert [number.value / GIB for number in numbers.numbers] == [14, 8, 6]
 
 
-def test_its_rise_is_told_with_the_curve_and_on_the_page(tmp_path: Path) -> None:
+def test_its_rise_is_told_and_on_the_page(tmp_path: Path) -> None:
     run = run_with(tmp_path, use(0, 10, 8), use(20, 12.5, 9.5))
-    numbers, series = device_use_evidence(run)
+    (numbers,) = device_use_evidence(run)
     assert numbers.numbers[-1].label == "risen since step 0"
     assert numbers.numbers[-1].value == GIB
-    assert series.lines[1].y == (2 * GIB, 3 * GIB)
     page = render(analyse(run.folder), "html")
     assert "Device memory" in page
     assert "In use outside PyTorch&#39;s allocator, at step 20" in page
