@@ -86,14 +86,12 @@ def _versions() -> dict[str, str]:
 
 def _devices(used: int | None) -> list[Device]:
     """The one that the training is on first. Only that one is asked for its free memory: it would start a context."""
-    indices = range(torch.cuda.device_count()) if _has_cuda() else ()
-    return [_device(index, is_used=index == used) for index in sorted(indices, key=lambda index: index != used)]
-
-
-def _device(index: int, *, is_used: bool) -> Device:
-    properties = torch.cuda.get_device_properties(index)
-    free = torch.cuda.mem_get_info(index)[0] if is_used else None
-    return Device(index=index, name=properties.name, total_bytes=properties.total_memory, free_bytes=free)
+    devices = []
+    for index in sorted(range(torch.cuda.device_count()) if _has_cuda() else (), key=lambda index: index != used):
+        properties = torch.cuda.get_device_properties(index)
+        free = torch.cuda.mem_get_info(index)[0] if index == used else None
+        devices.append(Device(index=index, name=properties.name, total_bytes=properties.total_memory, free_bytes=free))
+    return devices
 
 
 def _settings(device: int | None) -> dict[str, str]:

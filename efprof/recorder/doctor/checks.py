@@ -59,8 +59,8 @@ class Check(msgspec.Struct, frozen=True):
 
 def examine() -> list[Check]:
     """Every check; takes some seconds."""
-    torch = import_torch()
-    checks = [_python(), _torch(torch), _hook()]
+    torch, found = _torch()
+    checks = [_python(), found, _hook()]
     if torch is not None:  # asked in a way that starts no context on any device
         checks += [_devices(torch), *_other_devices(torch), kernels(torch), nvml()]
         checks += [*allocator_checks(torch), _counters(torch)]
@@ -114,14 +114,6 @@ def can_record(checks: Sequence[Check]) -> bool:
     return not any(check.is_essential and check.status == "no" for check in checks)
 
 
-def import_torch() -> ModuleType | None:
-    """None where it is not installed, or cannot be loaded; `examine` then says why."""
-    try:
-        return importlib.import_module("torch")
-    except (ImportError, OSError):
-        return None
-
-
 def version_of(torch: ModuleType) -> tuple[int, int]:
     major, minor = str(torch.__version__).split(".")[:2]
     return int(major), int(minor)
@@ -137,20 +129,19 @@ def _python() -> Check:
     )
 
 
-def _torch(torch: ModuleType | None) -> Check:
-    why = "It could not be imported."
+def _torch() -> tuple[ModuleType | None, Check]:
+    """torch, and what is to be said of it; None where it is not installed or cannot be loaded."""
+    torch: ModuleType | None = None
+    is_met = False
     try:
-        if torch is None:
-            importlib.import_module("torch")
+        torch = importlib.import_module("torch")
     except (ImportError, OSError) as error:
         why = f"It cannot be imported: {error}."
-    if torch is not None:
-        cuda, rocm = torch.version.cuda, torch.version.hip
-        build = f"CUDA {cuda}" if cuda else f"ROCm {rocm}" if rocm else "the CPU"
-        why = f"{torch.__version__}, built for {build}."
+    else:
+        cuda, rocm, is_met = torch.version.cuda, torch.version.hip, version_of(torch) >= MIN_TORCH
+        why = f"{torch.__version__}, built for {f'CUDA {cuda}' if cuda else f'ROCm {rocm}' if rocm else 'the CPU'}."
     advice = f"Install torch {'.'.join(map(str, MIN_TORCH))} or newer into the environment that efprof is in."
-    is_met = torch is not None and version_of(torch) >= MIN_TORCH
-    return essential("torch", is_met=is_met, why=why, advice=advice)
+    return torch, essential("torch", is_met=is_met, why=why, advice=advice)
 
 
 def _hook() -> Check:

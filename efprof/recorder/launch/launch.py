@@ -31,16 +31,6 @@ STARTUP_FOLDER = Path(__file__).parent / "startup"
 CANNOT_START = 126
 """What a shell gives for a program that is there and cannot be executed."""
 
-LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-"""Modules that run another script, after which the run is named."""
-
-WORDS: dict[Ending, str] = {
-    "raised": "stopped with an error",
-    "out_of_memory": "ran out of memory",
-    "interrupted": "was interrupted",
-    "killed": "was killed",
-}
-
 
 def launch(
     command: list[str],
@@ -68,8 +58,8 @@ def launch(
         run, trained = read_run_file(folder), last_trained(list_attempts(folder))
         if run.ended != "finished" and trained is not None:
             counts = [len(read_steps(rank)[0]) for rank in trained.rank_folders if (rank / STEPS_FILE).exists()]
-            after = f"after {max(counts, default=0)} steps (exit code {run.exit_code})"
-            print(f"efprof: the training {WORDS.get(run.ended, run.ended)} {after}", file=sys.stderr)
+            how = f"{run.ended.replace('_', ' ')}, exit code {run.exit_code}"
+            print(f"efprof: the training ended after {max(counts, default=0)} steps ({how})", file=sys.stderr)
     return folder, as_shell(code)
 
 
@@ -111,11 +101,9 @@ def find_program(program: str) -> str:
 
 def name_of_command(command: list[str]) -> str:
     """`train` for `python train.py`, the module for `python -m module`, the program otherwise."""
-    modules = [module for flag, module in pairwise(command) if flag == "-m" and module not in LAUNCHERS]
-    if modules:
-        return modules[0].rsplit(".", 1)[-1]
     scripts = [word for word in command if word.endswith(".py")]
-    return Path(scripts[0] if scripts else command[0]).stem
+    modules = [module.rpartition(".")[2] for flag, module in pairwise(command) if flag == "-m"]
+    return Path([*scripts, *modules, command[0]][0]).stem
 
 
 def describe_run(command: list[str], name: str, configuration: dict[str, str]) -> RunFile:

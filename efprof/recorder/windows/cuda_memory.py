@@ -182,7 +182,7 @@ class CudaMemory:
 
 
 def start(session: Session) -> None:
-    if not is_possible():
+    if not hasattr(torch._C, "_cuda_record_memory_history"):
         return
     options, history = session.options, CudaHistory()
     if options.memory_steps or options.memory_ring or "memory-peak" in options.triggers:
@@ -203,10 +203,6 @@ def start(session: Session) -> None:
 def _when_cuda_begins(session: Session, collector: str, function: Callable[[], None]) -> None:
     guarded: Any = session.shell.guarded(collector, function)
     torch.cuda._lazy_call(guarded)  # type: ignore[no-untyped-call]
-
-
-def is_possible() -> bool:
-    return hasattr(torch._C, "_cuda_record_memory_history")
 
 
 def why_backend_has_none() -> str | None:
