@@ -169,9 +169,6 @@ def _counters(torch: ModuleType) -> Check:
 
     memory, name = Memory(), "host memory counters"
     source = memory.choose()
-    if source == "resident set":
-        why = "This C library has no mallinfo2 (glibc 2.33 or newer does): memory is read from the resident set."
-        return Check(name, "careful", why, "Record on a newer Linux where memory without a GPU matters.")
     before = memory.read()[0]
     probe = torch.ones(PROBE_BYTES, dtype=torch.uint8)
     counted = memory.read()[0] - before

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import msgspec
 
-from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
+from efprof.artifacts.events import RecordingEnded, read_events
 from efprof.artifacts.files import locked
 from efprof.artifacts.run_file import RunFile
-from efprof.artifacts.runs import list_attempts, runs_folder
+from efprof.artifacts.runs import runs_folder
 from efprof.artifacts.settings import merge, read_settings
 from efprof.model import EfprofError
 from efprof.recorder.launch.launch import close_run, describe_run, make_run_folder, name_of_command
@@ -119,7 +119,8 @@ class Recording:
         if self._session is not None:
             with _last_error(error):
                 self._session.end()
-        self._close(exit_code_of(error.code) if isinstance(error, SystemExit) else int(error is not None))
+        code = exit_code_of(error.code) if isinstance(error, SystemExit) else int(error is not None)
+        close_run(self.folder, code, time.monotonic() - self._start)
 
     def _end_with_program(self) -> None:
         last = getattr(sys, "last_value", None)
@@ -132,15 +133,7 @@ class Recording:
             return
         for event in read_events(self._session.rank_folder)[0]:
             if isinstance(event, RecordingEnded) and event.signal is not None:
-                self._close(-signal.Signals[event.signal])
-
-    def _close(self, code: int) -> None:
-        # What a rank beside this one has written of its error stands.
-        close_run(self.folder, code, time.monotonic() - self._start, stands=lambda: not code and self._has_raised())
-
-    def _has_raised(self) -> bool:
-        ranks = [rank for attempt in list_attempts(self.folder)[-1:] for rank in attempt.rank_folders]
-        return any(isinstance(event, TrainingRaised) for rank in ranks for event in read_events(rank)[0])
+                close_run(self.folder, -signal.Signals[event.signal], time.monotonic() - self._start)
 
 
 @contextmanager

@@ -9,14 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
-from efprof.artifacts.events import OutOfMemory, RecordingEnded, TrainingRaised, read_events
+from efprof.artifacts.events import OutOfMemory, RecordingEnded, TrainingRaised, events_of, read_events
 from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, change_run_file, read_run_file, write_run_file
 from efprof.artifacts.runs import last_trained, list_attempts, read_process
 from efprof.artifacts.steps import STEPS_FILE, read_steps
@@ -68,13 +68,14 @@ def close_run(
     code: int,
     seconds: float,
     program: RecordedProgram | None = None,
-    *,
-    stands: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Note how it ended, unless what is there `stands`; what the child added to run.json meanwhile is kept."""
+    """Note how it ended; what the child added to run.json meanwhile is kept.
+
+    `program` is None of a recording in code: what a rank beside this one has written of its error stands.
+    """
 
     def closed(run: RunFile) -> RunFile:
-        if stands():
+        if program is None and not code and any(events_of(rank, TrainingRaised) for rank in _last_ranks(folder)):
             return run
         ended, exit_code = how_it_ended(folder, code, program), as_shell(code)
         return msgspec.structs.replace(run, ended=ended, exit_code=exit_code, duration_s=round(seconds, 3))
@@ -90,8 +91,7 @@ def find_program(program: str) -> str:
     ours = Path(sys.argv[0]).parent
     is_environment = "VIRTUAL_ENV" not in os.environ and (ours / "python").exists()
     path = os.environ.get("PATH", os.defpath)
-    found = shutil.which(program, path=f"{ours}{os.pathsep}{path}" if is_environment else path)
-    found = found or shutil.which(program, path=str(ours))
+    found = shutil.which(program, path=os.pathsep.join([str(ours), path] if is_environment else [path, str(ours)]))
     if found is None:
         why = "may not be executed" if Path(program).is_file() else "is not on PATH"
         advice = "write the command after -- as you would run it, such as 'python train.py'."
@@ -165,7 +165,7 @@ def how_it_ended(folder: Path, code: int, program: RecordedProgram | None = None
     """The ending of a run whose command gave this code; `program` is None where the run is recorded in code."""
     if code == 0:
         return "finished"
-    ranks = [rank for attempt in list_attempts(folder)[-1:] for rank in attempt.rank_folders]
+    ranks = _last_ranks(folder)
     events = [event for rank in ranks for event in read_events(rank)[0]]
     errors = [event.error for event in events if isinstance(event, TrainingRaised)]
     received = program.received if program is not None else set()
@@ -177,6 +177,10 @@ def how_it_ended(folder: Path, code: int, program: RecordedProgram | None = None
     if code < 0 or 128 < code <= 128 + max(signal.valid_signals()) or not received.isdisjoint(ENDING_SIGNALS):
         return "killed"
     return "killed" if not errors and any(_has_vanished(rank, program) for rank in ranks) else "raised"
+
+
+def _last_ranks(folder: Path) -> list[Path]:
+    return [rank for attempt in list_attempts(folder)[-1:] for rank in attempt.rank_folders]
 
 
 def as_shell(code: int) -> int:
