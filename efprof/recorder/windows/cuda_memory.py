@@ -43,8 +43,8 @@ class CudaMemory:
         self._is_ready = self._is_over = False
         self._has_ring = session.options.memory_ring
         self._end: int | None = None
-        self._is_told = True
-        self._why = ""
+        self._untold = ""
+        """Why the window that is open was opened, until a step says so: a process that never trains tells nothing."""
         self._count = 0
 
     def subscribe(self) -> None:
@@ -116,23 +116,21 @@ class CudaMemory:
         self._history.turn_on(MAX_ENTRIES)
         self._count += 1
         self._session.loop.sampling.want(self._session.loop.number, end)
-        self._end, self._why, self._is_told = end, why, False
+        self._end, self._untold = end, why
         step = self._session.loop.step
         if step is not None:
             self._mark(step)
 
     def _mark(self, step: OpenStep) -> None:
-        """The first step also says that a window is open: a process that never trains has none to tell of."""
-        step.window = self._name
-        if not self._is_told:
-            self._is_told = True
-            self._session.note(WindowOpened(at_ns=time.time_ns(), step=step.number, window=self._name, why=self._why))
+        step.window, why, self._untold = self._name, self._untold, ""
+        if why:
+            self._session.note(WindowOpened(at_ns=time.time_ns(), step=step.number, window=self._name, why=why))
 
     def _close(self, last: int) -> None:
         """Write what was recorded; that comes first, since turning off clears it."""
         if self._end is None:
             return
-        if not self._is_told:
+        if self._untold:
             self._abandon()
             return
         self._session.loop.mark_interrupted()
