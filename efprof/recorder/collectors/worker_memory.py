@@ -1,7 +1,7 @@
 """Samples the memory of the training process and its children while a DataLoader has worker processes.
 
-Reading a process takes 6 ms and more: it is done when workers were started, and at the ends of steps 10, 20, 40 and so
-on as far as the budget goes.
+Reading a process takes 6 ms and more: it is done when workers were started, at the ends of steps 10, 20, 40 and so on
+within the budget, and before workers that were read end.
 """
 
 import dis
@@ -27,11 +27,15 @@ from efprof.artifacts.readings import (
 )
 from efprof.recorder.holders.variables import CONTAINERS, PLAIN, attributes_of
 from efprof.recorder.hooks.loop_hooks import NUMBER
+from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.launch.machine import descendants_of
 from efprof.recorder.session.session import Session
 
 FIRST_STEP: Final = 10
 """By then its first batches are read."""
+
+READ: Final = "_efprof_read"
+"""The attribute of an iterator whose workers were read."""
 
 READING_NS: Final = 6_000_000
 """Of one process that has imported torch (measured)."""
@@ -83,10 +87,20 @@ class WorkerMemory:
         if is_due and self._session.budget.affords(self._cost_ns):
             self._sample()
 
+    def ending(self, iterator: Any) -> None:
+        """Its workers are about to be stopped; at most once for each of the few samples before it."""
+        if iterator.__dict__.pop(READ, False) and self._session.loop.thread.is_training_thread:
+            self._iterators.add(iterator)  # a garbage collection has taken it out already
+            self._sample()
+            iterator.__dict__.pop(READ, None)
+        self._iterators.discard(iterator)
+
     def _sample(self) -> None:
         began = perf_counter_ns()
         step = self._session.loop.number
         self._due = max(FIRST_STEP, 2 * step)
+        for iterator in self._iterators:
+            iterator.__dict__[READ] = True
         workers = {
             worker.pid: (getattr(iterator, NUMBER), place)
             for iterator in list(self._iterators)
@@ -130,6 +144,8 @@ def start(session: Session) -> None:
     if not Path("/proc/self/smaps_rollup").exists():
         return
     workers = WorkerMemory(session)
+    ending = session.shell.guarded("worker_memory", workers.ending)
+    session.undo_at_end([call_before(_MultiProcessingDataLoaderIter, "_shutdown_workers", ending)])
     session.subscribe(session.loop.loader_started, "worker_memory", workers.started)
     session.subscribe(session.loop.step_ended, "worker_memory", workers.finish)
 
