@@ -16,17 +16,12 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 
 
 class DeviceUse(msgspec.Struct, kw_only=True):
-    """One reading at the end of a step, in bytes.
-
-    `used_bytes` is what all processes use of the device together, `process_bytes` what NVML says this one uses; None
-    where it does not say, as in many containers.
-    """
+    """One reading at the end of a step; `used_bytes` is what all processes use of the device together."""
 
     step: int
     device: int
     used_bytes: int
     reserved_bytes: int
-    process_bytes: int | None = None
 
     @property
     def outside_bytes(self) -> int:
@@ -70,11 +65,10 @@ class ProcessMemory(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ProcessesSample(msgspec.Struct, kw_only=True, tag_field="kind", tag="processes"):
-    """The processes at one instant, before `step` or at its end, but for `num_left_out` of them."""
+    """The processes at one instant, before `step` or at its end."""
 
     step: int
     processes: list[ProcessMemory]
-    num_left_out: int = 0
 
 
 class HeldContainer(msgspec.Struct, kw_only=True):
@@ -154,16 +148,14 @@ class EvaluationMemory(msgspec.Struct, array_like=True, gc=False):
 class EvaluationRecord(msgspec.Struct, kw_only=True):
     """One pass; it begins when its first batch is asked for.
 
-    `after_step` is the last step finished by then, -1 where there was none; `fetch_us` was spent waiting for batches;
-    `site` is the line of its loop. `memory` is a sample of the readings, the first from before it, the last from its
-    end. `peak_bytes` is the highest of all readings, which lie between batches, or, where `is_peak_exact`, the CUDA
-    allocator's own mark, which the evaluation raised.
+    `after_step` is the last step finished by then, -1 where there was none; `site` is the line of its loop. `memory` is
+    the readings after its first batches, the first from before it, the last from its end. `peak_bytes` is the highest
+    of them, or, where `is_peak_exact`, the CUDA allocator's own mark, which the evaluation raised.
     """
 
     after_step: int
     started_ns: int
     total_us: float
-    fetch_us: float
     num_batches: int
     site: str | None
     memory: list[EvaluationMemory]

@@ -27,14 +27,12 @@ SOURCES_FILE = "sources.jsonl"
 
 
 class Git(msgspec.Struct, kw_only=True, frozen=True):
-    """The repository the command was started in; the numbers are of lines and files that are not committed."""
+    """The repository the command was started in; `num_untracked` is the number of new files."""
 
     root: str
     branch: str | None = None
     commit: str | None = None
     is_dirty: bool = False
-    lines_added: int = 0
-    lines_removed: int = 0
     num_untracked: int = 0
 
 

@@ -22,7 +22,7 @@ WINDOWED = ("trace_steps", "memory_steps", "triggers")
 Words = str | list[str]
 
 MAX_BYTES = 256 * KIB
-"""Of all files together, and of what is kept of them: run.json is read whole by every command."""
+"""Of all files together: run.json is read whole by every command."""
 
 
 class RecordSettings(
@@ -156,18 +156,9 @@ def _text(file: Path) -> str:
 
 def _values(file: Path, text: str) -> dict[str, str] | None:
     """None where the file is of no form that is known, or not what its name says."""
-    content = _parsed(file.suffix.lower(), text)
-    if not isinstance(content, dict):
-        return None
-    values: dict[str, str] = {}
-    num_left = MAX_BYTES
-    with suppress(RecursionError):  # an alias in YAML may hold itself
-        for key, value in _flat("", content):
-            num_left -= len(key) + len(value)
-            if num_left < 0:
-                return None  # aliases can make a short file very long
-            values[key] = value
-        return values
+    with suppress(RecursionError):  # of deep nesting, and of an alias in YAML that holds itself
+        content = _parsed(file.suffix.lower(), text)
+        return dict(_flat("", content)) if isinstance(content, dict) else None
     return None
 
 
@@ -177,7 +168,7 @@ def _parsed(suffix: str, text: str) -> Any:
             return tomllib.loads(text)
         if suffix == ".json":
             return json.loads(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     return _parsed_yaml(text) if suffix in (".yaml", ".yml") else None
 

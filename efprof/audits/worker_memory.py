@@ -59,17 +59,13 @@ def _finding(run: Run, memory: WorkerMemory) -> Finding:
         headline=f"Each data worker copies `{held.path}`",
         message=f"{who} copies {what}: by step {memory.last_step:,}, {format_bytes(copied)} that it shared with the "
         f"training process had become its own{in_all}.",
-        fix=Fix.by_hand(_advice(held.path, held.element_type)),
+        fix=Fix.by_hand(
+            f"Keep in `{held.path.rpartition('.')[2]}` what its entries hold in arrays, one per field (NumPy), "
+            "texts as their bytes and offsets, or read each item in `__getitem__`."
+        ),
         gain=Gain.none(
             f"{all_bytes} of host memory: what {num_workers} workers had copied by step {memory.last_step:,}"
         ),
         evidence=memory.evidence(),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )
-
-
-def _advice(path: str, element_type: str) -> str:
-    array = "what its entries hold in arrays, one per field (`numpy`, pyarrow)"
-    if element_type in ("str", "bytes"):
-        array = "the texts as one array of bytes and one of offsets, or a pyarrow array"
-    return f"Keep in `{path.rpartition('.')[2]}` {array}, or read each item in `__getitem__`."

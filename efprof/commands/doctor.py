@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -23,15 +22,13 @@ WIDTH: Final = 110
 def doctor(is_json: bool) -> int:
     """Say what can be recorded on this machine and what not, and why.
 
-    It looks at the Python, torch and settings of the folder it is called in; it imports torch, which takes seconds,
-    and starts nothing on a GPU.
+    It imports torch, which takes seconds, and starts nothing on a GPU.
 
     Exit code: 0 where training can be recorded, 1 where it cannot.
     """
-    from efprof.artifacts.runs import runs_folder
     from efprof.recorder.doctor.checks import can_record, examine
 
-    checks = examine(Path.cwd(), runs_folder())
+    checks = examine()
     is_fine = can_record(checks)
     if is_json:
         print_json({"can_record": is_fine, "checks": checks})

@@ -116,7 +116,6 @@ class Evaluation:
 
     after_step: int
     total_ms: float
-    fetch_ms: float
     num_batches: int
     blame: SourceLine | None
     peak_bytes: int

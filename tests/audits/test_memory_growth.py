@@ -113,14 +113,12 @@ def test_the_line_whose_allocations_survive_is_blamed(tmp_path: Path) -> None:
 
 
 def test_a_gradient_that_leads_back_to_its_tensor_is_blamed(tmp_path: Path) -> None:
-    calls = BackwardCalls(
-        at_ns=START_NS, step=9, site="train.py:5:train", num_calls=9, num_created=9, num_cycles=6, leaf="x"
-    )
+    calls = BackwardCalls(at_ns=START_NS, step=9, site="train.py:5:train", num_calls=9, num_created=9, num_cycles=6)
     run = leaking_run(tmp_path, counts=NOTHING, events=[calls], allocations=[surviving(4)])
     (finding,) = memory_growth(run).findings
     assert str(finding.blame) == "train.py:5"
-    assert finding.headline == "The gradient of `x` leads back to its own tensor"
-    assert "`x.grad = None`" in finding.fix.summary
+    assert finding.headline == "The gradient of a tensor leads back to the tensor"
+    assert "set its `grad` to None" in finding.fix.summary
     assert "6 tensors" in str(finding.evidence)
 
 

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from efprof.commands.doctor import WIDTH, doctor
+from efprof.recorder.doctor import checks
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +32,11 @@ def test_a_machine_that_can_record_is_fine_and_its_traps_are_told(
     assert done.stderr == ""
 
 
-def test_a_machine_that_cannot_record_fails_and_says_by_what(tmp_path: Path) -> None:
-    (tmp_path / "efprof.toml").write_text("[recrod]\n")
+def test_a_machine_that_cannot_record_fails_and_says_by_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "MIN_TORCH", (99, 0))
     done = run_doctor("--json")
     found = json.loads(done.stdout)
     assert (done.return_value, found["can_record"]) == (1, False)
     failed = [check for check in found["checks"] if check["is_essential"] and check["status"] == "no"]
-    assert [check["name"] for check in failed] == ["settings"]
-    assert "did you mean 'record'?" in failed[0]["why"]
+    assert [check["name"] for check in failed] == ["torch"]
+    assert "Install torch 99.0 or newer" in failed[0]["advice"]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
-from efprof.artifacts.readings import DeviceUse, read_device_use
+from efprof.artifacts.readings import read_device_use
 from efprof.facts.allocator.layout import FREE, Instant, Piece, SegmentLayout, totals_of
 from efprof.facts.allocator.what_if import Outcome, Trial, WhatIf
 from efprof.facts.device.device_lines import NO_LINE
@@ -75,10 +75,22 @@ def device_overview(run: Run) -> tuple[Evidence, ...]:
     return tuple(shown)
 
 
-def device_use_evidence(run: Run) -> tuple[Evidence, ...]:
-    """What others than PyTorch's allocator have of the device; empty where no reading was made."""
+def device_use_evidence(run: Run) -> tuple[Numbers, ...]:
+    """The last reading taken apart, and how far the outside has risen; empty where none were made."""
     every = read_device_use(run.rank_folder) if run.rank_folders else []
-    return (_use_numbers([reading for reading in every if reading.device == every[-1].device]),) if every else ()
+    if not every:
+        return ()
+    last = every[-1]
+    first = next(reading for reading in every if reading.device == last.device)
+    numbers = [
+        ("in use of the device, by all", last.used_bytes),
+        ("reserved by PyTorch", last.reserved_bytes),
+        ("outside PyTorch: CUDA context, NCCL, libraries, other processes", last.outside_bytes),
+    ]
+    if last.outside_bytes > first.outside_bytes:
+        numbers.append((f"risen since step {first.step:,}", last.outside_bytes - first.outside_bytes))
+    title = f"In use outside PyTorch's allocator, at step {last.step:,}"
+    return (Numbers.of(title, *((label, float(value), "bytes") for label, value in numbers)),)
 
 
 def reserved_series(
@@ -214,27 +226,6 @@ def _alternative(configuration: str, outcome: Outcome, role: Literal["recorded",
         high=float(outcome.peak_reserved_high_bytes),
         role=role,
         is_out_of_memory=outcome.is_out_of_memory,
-    )
-
-
-def _use_numbers(readings: list[DeviceUse]) -> Numbers:
-    """The last reading taken apart, and how far the outside has risen."""
-    first, last = readings[0], readings[-1]
-    numbers = [
-        ("in use of the device, by all", last.used_bytes),
-        ("reserved by PyTorch", last.reserved_bytes),
-        ("outside PyTorch", last.outside_bytes),
-    ]
-    if last.process_bytes is not None:
-        own = max(0, last.process_bytes - last.reserved_bytes)
-        others = max(0, last.used_bytes - last.process_bytes)
-        numbers.append(("of it this process: CUDA context, NCCL, workspaces of libraries", own))
-        numbers.append(("of it other processes", others))
-    if last.outside_bytes > first.outside_bytes:
-        numbers.append((f"risen since step {first.step:,}", last.outside_bytes - first.outside_bytes))
-    return Numbers.of(
-        f"In use outside PyTorch's allocator, at step {last.step:,}",
-        *((label, float(value), "bytes") for label, value in numbers),
     )
 
 

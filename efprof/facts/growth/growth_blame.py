@@ -47,17 +47,15 @@ class UnattributedGrowth:
             )
         with contextlib.suppress(NotRecorded):
             for cycle in gradient_cycles(run):
-                leaf = f"`{cycle.leaf}`" if cycle.leaf else "a tensor"
-                grad = f"`{cycle.leaf}.grad = None`" if cycle.leaf else "its `grad` to None"
                 return cls(
                     blame=sources.line(cycle.site),
-                    headline=f"The gradient of {leaf} leads back to its own tensor",
-                    why=f"the gradient that this call gives {leaf} has a graph that leads back to it",
+                    headline="The gradient of a tensor leads back to the tensor",
+                    why="the gradient that this call gives a tensor has a graph that leads back to it",
                     how=f"{cycle.num_cycles} tensors that this call of backward gave a gradient with a graph were seen "
                     "alive at once, each with that gradient. They keep each other alive through C++, where Python's "
                     "garbage collector does not see them.",
-                    advice=f"Take the gradient by `torch.autograd.grad(..., {cycle.leaf or 'tensor'}, "
-                    f"create_graph=True)`, which leaves none in {leaf}, or set {grad} once the step has used it.",
+                    advice="Take the gradient by `torch.autograd.grad(..., tensor, create_graph=True)`, which leaves "
+                    "none in the tensor, or set its `grad` to None once the step has used it.",
                 )
         advice = "Find what this line's result is kept in: "
         if grown is None:

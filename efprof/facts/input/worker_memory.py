@@ -99,11 +99,9 @@ class WorkerMemory:
 NARRATIVE: Final = Narrative.of(
     "A forked worker shares the memory of the training process until one of them writes to it. Python counts "
     "references within each object, so that reading one writes to it: the system then copies the page of memory "
-    "that the object lies in. In the end each worker has a copy of all it has read.",
-    "Linux tells of each process which pages it shares. What each worker shared when it was read first and no "
-    "longer when it was read last, it copied; memory that it asked for itself is not in this number.",
-    "The size of the data set's objects is an estimate from a few hundred of them. Where there is but one worker, "
-    "what the training process writes is counted as well.",
+    "that the object lies in. What a worker shared when it was read first and no longer when it was read last, it "
+    "copied, as Linux tells. The size of the data set's objects is an estimate from a few hundred of them. "
+    "Where there is but one worker, what the training process writes is counted as well.",
 )
 
 
@@ -116,11 +114,10 @@ def process_table(run: Run) -> Table | None:
     if not samples:
         return None
     fullest = max(samples, key=_total_bytes)
-    left_out = f", {fullest.num_left_out} others not read" if fullest.num_left_out else ""
     held = format_bytes(_total_bytes(fullest))
     ordered = sorted(fullest.processes, key=lambda process: (not process.is_training, -process.pss_bytes))
     return Table.of(
-        f"All processes at step {fullest.step:,}, when they held most: {held}{left_out}",
+        f"All processes at step {fullest.step:,}, when they held most: {held}",
         {"process": "", "its part of all": "bytes", "private": "bytes"},
         ((process.name, float(process.pss_bytes), float(process.private_bytes)) for process in ordered),
     )

@@ -65,9 +65,8 @@ def _changes(run: Run) -> Iterator[tuple[str, str]]:
     """How far the tree that ran was from its commit, and where the difference is kept."""
     git = run.run_file.git
     if git is not None and git.is_dirty:
-        kept = f" (in {DIFF_FILE})" * (run.folder / DIFF_FILE).exists()
-        counts = f"lines added: {git.lines_added}, removed: {git.lines_removed}, new files: {git.num_untracked}"
-        yield "uncommitted changes", f"{counts}{kept}"
+        kept = f"in {DIFF_FILE}" if (run.folder / DIFF_FILE).exists() else "not kept"
+        yield "uncommitted changes", f"{kept}; new files, which are not in it: {git.num_untracked}"
 
 
 def _environment(file: RunFile) -> tuple[tuple[str, str], ...]:

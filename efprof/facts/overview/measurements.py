@@ -111,7 +111,6 @@ def evaluations_of(run: Run) -> tuple[Evaluation, ...]:
         Evaluation(
             after_step=record.after_step,
             total_ms=record.total_us / 1000,
-            fetch_ms=record.fetch_us / 1000,
             num_batches=record.num_batches,
             blame=None if record.site is None else run.get(Sources).line(record.site),
             peak_bytes=record.peak_bytes,

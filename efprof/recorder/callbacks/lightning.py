@@ -25,7 +25,6 @@ class RecordTraining(Callback):
     def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
         """Start the recording before the model is moved and the loaders are made."""
         if trainer.state.fn == "fit":
-            self._marks.record()
             self._marks.begin()
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:

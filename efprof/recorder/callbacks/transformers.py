@@ -20,7 +20,6 @@ class RecordTraining(TrainerCallback):
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._marks.end(RuntimeError("the training before this one did not reach its end"))
-        self._marks.record()
         self._marks.begin()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:

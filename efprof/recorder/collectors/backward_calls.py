@@ -16,10 +16,8 @@ import torch
 from efprof.artifacts.events import BackwardCalls
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.holders.paths import Nodes, storage_of
-from efprof.recorder.holders.variables import locals_of, may_read_locals
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.sites import Sites, callers
 
 MAX_SECONDS = 0.3
 """Of walking graphs and hooking their nodes, in a whole run: 5 to 15 us a node (measured)."""
@@ -120,8 +118,6 @@ class BackwardWatch:
             called = site.called
             called.num_watched, called.last_watched_step = called.num_watched + 1, step
             called.kept_bytes = max(called.kept_bytes, _bytes_of(found, leaves, nodes))
-            if own and called.leaf is None:
-                called.leaf = _name_of(own[0], self._session.sites)
             leaves_left = [weakref.ref(leaf) for leaf in own]
             site.alive.append(_Graph(step=step, hook=weakref.ref(hook), leaves=leaves_left))
         nodes.forget()
@@ -181,12 +177,3 @@ def _bytes_of(found: list[Any], leaves: list[torch.Tensor], nodes: Nodes) -> int
 
 def _has_graph(leaf: torch.Tensor | None) -> bool:
     return leaf is not None and leaf.grad is not None and leaf.grad.grad_fn is not None
-
-
-def _name_of(leaf: torch.Tensor, sites: Sites) -> str | None:
-    """The variable of the innermost function of the user's that has it."""
-    frame = next((one for one in callers(sys._getframe()) if sites.is_user_code(one.f_code)), None)
-    if frame is None or sys.gettrace() is not None:
-        return None
-    names = locals_of(frame) if may_read_locals(frame.f_code) else frame.f_globals
-    return next((name for name, value in list(names.items()) if value is leaf), None)

@@ -1,16 +1,14 @@
 """Records what only the training process knows of its machine: versions, devices, settings, the use of the device.
 
-How much of the device is in use beside what PyTorch has reserved is read now and then, from NVML where `pynvml` can be
-imported, else from the driver. That starts no CUDA, creates no context and waits for nothing: only the device that the
-training is on is asked, once the allocator has memory there.
+How much of the device is in use beside what PyTorch has reserved is asked of the driver now and then. That starts no
+CUDA, creates no context and waits for nothing: only the device that the training is on is asked, once the allocator has
+memory there.
 """
 
 import functools
-import importlib
 import os
 import platform
 import sys
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter_ns
@@ -32,6 +30,8 @@ NAMED_PACKAGES = ("numpy", "transformers", "accelerate", "lightning", "pytorch_l
 
 FIRST_STEP: Final = 10
 """The second reading; libraries have their workspaces by then."""
+
+READING_NS: Final = 2_000_000
 
 
 def start(session: Session) -> None:
@@ -86,14 +86,12 @@ def _versions() -> dict[str, str]:
 
 def _devices(used: int | None) -> list[Device]:
     """The one that the training is on first. Only that one is asked for its free memory: it would start a context."""
-    indices = range(torch.cuda.device_count()) if _has_cuda() else ()
-    return [_device(index, is_used=index == used) for index in sorted(indices, key=lambda index: index != used)]
-
-
-def _device(index: int, *, is_used: bool) -> Device:
-    properties = torch.cuda.get_device_properties(index)
-    free = torch.cuda.mem_get_info(index)[0] if is_used else None
-    return Device(index=index, name=properties.name, total_bytes=properties.total_memory, free_bytes=free)
+    devices = []
+    for index in sorted(range(torch.cuda.device_count()) if _has_cuda() else (), key=lambda index: index != used):
+        properties = torch.cuda.get_device_properties(index)
+        free = torch.cuda.mem_get_info(index)[0] if index == used else None
+        devices.append(Device(index=index, name=properties.name, total_bytes=properties.total_memory, free_bytes=free))
+    return devices
 
 
 def _settings(device: int | None) -> dict[str, str]:
@@ -140,63 +138,25 @@ def _allocator_settings() -> str:
     return str(text) or "none: its defaults"
 
 
-class DeviceUses:
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._lines = session.lines(DEVICE_USE_FILE)
-        self._nvml = _nvml()
-        self._due = 0
-        self._cost_ns = 2_000_000
-
-    def finish(self, *_: object) -> None:
-        session, began = self._session, perf_counter_ns()
-        step, device = session.loop.number, session.device.index
-        if device is None or step < self._due or not session.budget.affords(self._cost_ns):
-            return
-        self._due = max(FIRST_STEP, 2 * step)
-        stats = session.device.statistics()
-        reserved = stats["reserved_bytes"]["all"]["current"] if stats else 0
-        if not reserved:  # there may be no context on it, which asking would create
-            return
-        used, own = self._read(device)
-        reading = DeviceUse(step=step, device=device, used_bytes=used, reserved_bytes=reserved, process_bytes=own)
-        self._lines.write(reading)
-        self._cost_ns = perf_counter_ns() - began
-        session.budget.spend("device use", self._cost_ns)
-
-    def _read(self, device: int) -> tuple[int, int | None]:
-        """Used bytes, and this process's own where they are told: the driver does not tell of processes."""
-        nvml, uuid = self._nvml, getattr(torch.cuda.get_device_properties(device), "uuid", None)
-        if nvml is not None and uuid is not None:
-            try:  # by the device's own name: NVML counts those that CUDA_VISIBLE_DEVICES hides
-                handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-                processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-                own = next((each.usedGpuMemory for each in processes if each.pid == os.getpid()), None)
-                return nvml.nvmlDeviceGetMemoryInfo(handle).used, own
-            except nvml.NVMLError:  # a slice of a device has another name
-                self._nvml = None
-        free, total = torch.cuda.mem_get_info(device)
-        return total - free, None
-
-
 def _time_stages(session: Session) -> None:
     session.loop.thread.asks_capturing = session.shell.guarded("captures", torch.cuda.is_current_stream_capturing)
     session.loop.steps.clock = DeviceClock(session.device, functools.partial(session.shell.guarded, "device_times"))
 
 
 def _read_use(session: Session) -> None:
-    session.subscribe(session.loop.step_ended, "device_use", DeviceUses(session).finish)
+    lines, due = session.lines(DEVICE_USE_FILE), 0
 
+    def read(*_: object) -> None:
+        nonlocal due
+        began, step, device = perf_counter_ns(), session.loop.number, session.device.index
+        if device is None or step < due or not session.budget.affords(READING_NS):
+            return
+        due = max(FIRST_STEP, 2 * step)
+        stats = session.device.statistics()
+        reserved = stats["reserved_bytes"]["all"]["current"] if stats else 0
+        if reserved:  # else there may be no context on it, which asking would create
+            free, total = torch.cuda.mem_get_info(device)
+            lines.write(DeviceUse(step=step, device=device, used_bytes=total - free, reserved_bytes=reserved))
+            session.budget.spend("device use", perf_counter_ns() - began)
 
-def _nvml() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one of two packages of that name says that it is the old one
-        try:
-            pynvml = importlib.import_module("pynvml")
-        except ImportError:
-            return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    return pynvml
+    session.subscribe(session.loop.step_ended, "device_use", read)

@@ -23,7 +23,7 @@ TRAINS: Final = "_efprof_trains"
 """The attribute of an iterator on whose batch something was trained: it evaluates nothing."""
 
 MAX_READINGS: Final = 32
-"""Kept of one evaluation: when there are more, every second goes and every second batch is read from then on."""
+"""Batches of one evaluation after which memory is read, beside its end: they show whether each adds to it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,11 +34,9 @@ class _Pass:
     record: EvaluationRecord
     mark_bytes: int | None
     began_ns: int
-    asked_ns: int
     handed_ns: int = 0
     progress: tuple[int, int] | None = None
-    """The numbers of graph nodes and of steps when it was handed out, until it is seen what became of it."""
-    stride: int = 1
+    """The numbers of graph nodes and of steps when its last batch came, until it is seen what became of that."""
 
 
 class Evaluations:
@@ -55,7 +53,6 @@ class Evaluations:
         self.asked: Callable[[Any], None] = guarded("evaluations", self._note_asked)
         self.handed: Callable[[Any], None] = guarded("evaluations", self._note_handed)
         """Told of the loader's iterator before a batch is asked of it, and after."""
-        self._dropped = guarded("evaluations", self._drop)
 
     def put_in_evaluation_mode(self, module: torch.nn.Module) -> None:
         self._in_evaluation_mode = ref(module)
@@ -74,14 +71,11 @@ class Evaluations:
         """It is asked for a batch: what became of the last one shows now."""
         if not self._loop.thread.is_training_thread:
             return
-        now = perf_counter_ns()
         self._look_at_last()
         if self._open is not None and self._open.iterator() is not iterator:
             self._close()
-        if self._open is not None:
-            self._open.asked_ns = now
-        elif not self.is_idle and TRAINS not in iterator.__dict__:
-            self._begin(iterator, now)
+        if self._open is None and not self.is_idle and TRAINS not in iterator.__dict__:
+            self._begin(iterator)
 
     def _note_handed(self, iterator: Any) -> None:
         going = self._open
@@ -98,24 +92,18 @@ class Evaluations:
         self._look_at_last()
         self._close()
 
-    def _drop(self, iterator: ref[Any]) -> None:
-        """The loop was left, and its iterator is no more."""
-        if self._open is not None and self._open.iterator is iterator and self._loop.thread.is_training_thread:
-            self.end()
-
     def _progress(self) -> tuple[int, int]:
         return torch.autograd._get_sequence_nr(), self._loop.num_steps  # type: ignore[attr-defined]
 
-    def _begin(self, iterator: Any, now: int) -> None:
+    def _begin(self, iterator: Any) -> None:
         before = EvaluationMemory(0, self._session.memory.read()[0])
         self.may_begin = True
         self._open = _Pass(
-            iterator=ref(iterator, self._dropped),
+            iterator=ref(iterator),
             record=EvaluationRecord(
                 after_step=-1,
                 started_ns=time.time_ns(),
                 total_us=0.0,
-                fetch_us=0.0,
                 num_batches=0,
                 site=self._session.sites.of_caller(sys._getframe()),
                 memory=[before],
@@ -123,8 +111,7 @@ class Evaluations:
                 is_peak_exact=False,
             ),
             mark_bytes=self._highest_mark(),
-            began_ns=now,
-            asked_ns=now,
+            began_ns=perf_counter_ns(),
         )
 
     def _look_at_last(self) -> None:
@@ -133,30 +120,26 @@ class Evaluations:
         if going is None or going.progress is None:
             return
         if going.progress != self._progress():
-            iterator = going.iterator()
-            if iterator is not None:
+            if (iterator := going.iterator()) is not None:
                 iterator.__dict__[TRAINS] = True
             self._write(going.handed_ns)
             return
         record, going.progress = going.record, None
         record.num_batches += 1
-        record.fetch_us += (going.handed_ns - going.asked_ns) / 1000
-        if record.num_batches % going.stride == 0:
+        if record.num_batches <= MAX_READINGS:
             began = perf_counter_ns()
             self._note(record)
             self._session.budget.spend("evaluations", perf_counter_ns() - began)
-        if len(record.memory) > MAX_READINGS:
-            record.memory = [*record.memory[:-1:2], record.memory[-1]]
-            going.stride *= 2
 
     def _close(self) -> None:
-        going, now = self._open, perf_counter_ns()
+        going = self._open
         if going is not None and going.record.num_batches:
-            self._note(going.record)
+            if going.record.num_batches > MAX_READINGS:
+                self._note(going.record)
             mark = self._highest_mark()
             if mark is not None and going.mark_bytes is not None and mark > going.mark_bytes:
                 going.record.peak_bytes, going.record.is_peak_exact = mark, True
-        self._write(now)
+        self._write(perf_counter_ns())
 
     def _write(self, ended_ns: int) -> None:
         going, self._open = self._open, None
@@ -165,10 +148,7 @@ class Evaluations:
             self._lines.write(going.record)
 
     def _note(self, record: EvaluationRecord) -> None:
-        """Read memory; at the end once more after the last batch."""
         reading = EvaluationMemory(record.num_batches, self._session.memory.read()[0])
-        if record.memory[-1].num_batches == reading.num_batches:
-            record.memory.pop()
         record.memory.append(reading)
         record.peak_bytes = max(record.peak_bytes, reading.allocated_bytes)
 

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from efprof.artifacts.events import ThreadsReady
-from efprof.recorder.collectors.worker_memory import descendants_of
 from efprof.recorder.hooks.patching import call_before
-from efprof.recorder.launch.machine import describe_host
+from efprof.recorder.launch.machine import descendants_of, describe_host
 from efprof.recorder.session.session import Session
 
 FIRST_STEP = 5

@@ -23,17 +23,8 @@ from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.sites import Sites, callers
 
-READS = {
-    "item": "item",
-    "tolist": "tolist",
-    "cpu": "cpu",
-    "nonzero": "nonzero",
-    "__bool__": "bool",
-    "__float__": "float",
-    "__int__": "int",
-    "__index__": "int",
-}
-"""Methods of a tensor that wait for its values on a device that works asynchronously, and their names in a report.
+READS = ("item", "tolist", "cpu", "nonzero", "__bool__", "__float__", "__int__", "__index__")
+"""Methods of a tensor that wait for its values on a device that works asynchronously.
 
 Not `torch.nonzero`, which is looked up by what it is in tables of what a tensor's subclass does itself, and by the
 compiler: windows see its calls.
@@ -67,7 +58,8 @@ def start(session: Session) -> None:
     """Wrap the methods on torch.Tensor, what prints a tensor, and the stalls that this torch has."""
     calls = _WaitingCalls(session.loop, session.sites, session.shell)
     undo: list[Undo] = []
-    for name, call in READS.items():
+    for name in READS:
+        call = "int" if name == "__index__" else name.strip("_")
         original = getattr(torch.Tensor, name)
         undo.append(
             replace(torch.Tensor, name, MethodWrapper(calls.read(call, original), original, session.loop.light))

@@ -1,10 +1,9 @@
 """Samples the memory of the training process and its children while a DataLoader has worker processes.
 
-Reading a process takes 6 ms and more: it is done when workers were started, at the ends of a few steps, each time after
-twice as many, within the budget, and before workers that were read end.
+Reading a process takes 6 ms and more: it is done when workers were started, at the ends of steps 10, 20, 40 and so on
+within the budget, and before workers that were read end.
 """
 
-import contextlib
 import dis
 import multiprocessing
 import os
@@ -29,16 +28,17 @@ from efprof.artifacts.readings import (
 from efprof.recorder.holders.variables import CONTAINERS, PLAIN, attributes_of
 from efprof.recorder.hooks.loop_hooks import NUMBER
 from efprof.recorder.hooks.patching import call_before
+from efprof.recorder.launch.machine import descendants_of
 from efprof.recorder.session.session import Session
 
 FIRST_STEP: Final = 10
-"""By then its first batches are read; the next samples are due at 20, 40, 80 steps."""
+"""By then its first batches are read."""
 
 READ: Final = "_efprof_read"
 """The attribute of an iterator whose workers were read."""
 
-MAX_PROCESSES: Final = 32
-"""In one sample: what is left out is like what is not."""
+READING_NS: Final = 6_000_000
+"""Of one process that has imported torch (measured)."""
 
 PAGE_BYTES: Final = 4096
 """Reading an object writes its reference count, which copies the page that it lies in, not the text behind it."""
@@ -69,13 +69,14 @@ class WorkerMemory:
         self._iterators: WeakSet[_MultiProcessingDataLoaderIter] = WeakSet()
         self._looked_at: set[int] = set()
         self._due = FIRST_STEP
-        self._cost_ns = 3 * 6_000_000
+        self._cost_ns = 0
 
     def started(self, loader: Any, iterator: Any) -> None:
         number = getattr(iterator, NUMBER, None)
         if number is None or not isinstance(iterator, _MultiProcessingDataLoaderIter):
             return
         self._iterators.add(iterator)
+        self._cost_ns = max(self._cost_ns, (loader.num_workers + 1) * READING_NS)
         if number not in self._looked_at and self._session.budget.affords(self._cost_ns):
             self._looked_at.add(number)
             self._look_at(loader.dataset, number, iterator)
@@ -87,19 +88,12 @@ class WorkerMemory:
             self._sample()
 
     def ending(self, iterator: Any) -> None:
-        """Its workers are about to be stopped: what they have come to is told only by comparison.
-
-        Whatever the budget says: this comes at most once for each of the few samples before it.
-        """
+        """Its workers are about to be stopped; at most once for each of the few samples before it."""
         if iterator.__dict__.pop(READ, False) and self._session.loop.thread.is_training_thread:
             self._iterators.add(iterator)  # a garbage collection has taken it out already
             self._sample()
             iterator.__dict__.pop(READ, None)
         self._iterators.discard(iterator)
-
-    def end(self) -> None:
-        if any(READ in iterator.__dict__ for iterator in self._iterators):
-            self._sample()
 
     def _sample(self) -> None:
         began = perf_counter_ns()
@@ -114,10 +108,8 @@ class WorkerMemory:
             if worker.pid is not None
         }
         pids = list(dict.fromkeys([*workers, os.getpid(), *descendants_of(os.getpid())]))
-        processes = [read_process(pid, *workers.get(pid, ())) for pid in pids[:MAX_PROCESSES]]
-        found = [process for process in processes if process is not None]
-        left_out = max(0, len(pids) - MAX_PROCESSES)
-        self._lines.write(ProcessesSample(step=step, processes=found, num_left_out=left_out))
+        processes = [read_process(pid, *workers.get(pid, ())) for pid in pids]
+        self._lines.write(ProcessesSample(step=step, processes=[one for one in processes if one is not None]))
         self._cost_ns = perf_counter_ns() - began
         self._session.budget.spend("worker memory", self._cost_ns)
 
@@ -156,7 +148,6 @@ def start(session: Session) -> None:
     session.undo_at_end([call_before(_MultiProcessingDataLoaderIter, "_shutdown_workers", ending)])
     session.subscribe(session.loop.loader_started, "worker_memory", workers.started)
     session.subscribe(session.loop.step_ended, "worker_memory", workers.finish)
-    session.on_end("worker_memory", workers.end)
 
 
 def _lines_that_set(function: FunctionType, name: str) -> set[int]:
@@ -165,10 +156,7 @@ def _lines_that_set(function: FunctionType, name: str) -> set[int]:
 
 
 def read_process(pid: int, loader: int | None = None, worker: int | None = None) -> ProcessMemory | None:
-    """From smaps_rollup; None where there is no such process any more, or the system does not tell.
-
-    It costs 20 us per MiB that the process holds: 6 ms of one that has imported torch (measured).
-    """
+    """From smaps_rollup; None where there is no such process any more, or the system does not tell."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     except OSError:
@@ -184,15 +172,6 @@ def read_process(pid: int, loader: int | None = None, worker: int | None = None)
         worker=worker,
         is_training=pid == os.getpid(),
     )
-
-
-def descendants_of(pid: int) -> list[int]:
-    """Its children, their children and so on; none where the kernel keeps no list of them."""
-    children: list[int] = []
-    with contextlib.suppress(OSError):  # it may end meanwhile
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            children += map(int, (task / "children").read_text().split())
-    return [*children, *(below for child in children for below in descendants_of(child))]
 
 
 class DatasetScan:

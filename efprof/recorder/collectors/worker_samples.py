@@ -111,7 +111,6 @@ class WorkerFiles:
     def __init__(self, folder: RankFolder, trained_by: int) -> None:
         self._folder, self._trained_by = folder, trained_by
         self._samples, self._sources = LineWriter(folder, WORKER_SAMPLES_FILE), LineWriter(folder, SOURCES_FILE)
-        self._has_folder = False
         self._texts: list[SourceText] = []
 
     def write(self, record: SourceText) -> None:
@@ -120,8 +119,7 @@ class WorkerFiles:
     def write_samples(self, record: WorkerSamples) -> None:
         """And the texts of the files that it names, which the workers of an epoch before may have written."""
         self._samples.write(record)
-        self._has_folder = self._has_folder or self._folder.join(self._trained_by)
-        if self._has_folder and self._texts:
+        if self._folder.join(self._trained_by) and self._texts:
             known = read_sources(self._folder.path)
             for text in self._texts:
                 if text.file not in known:

@@ -6,23 +6,19 @@ import importlib.util
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
 import msgspec
 
-from efprof.artifacts.settings import read_settings
-from efprof.model import EfprofError
 from efprof.recorder.launch.launch import child_environment
-from efprof.recorder.launch.machine import driver_version, kept_configuration
+from efprof.recorder.launch.machine import driver_version
 from efprof.recorder.session.options import Options
-from efprof.units import MIB, format_bytes
+from efprof.units import MIB
 
 Status = Literal["yes", "careful", "no"]
 """`careful` works, and something about it needs a person's attention."""
@@ -37,9 +33,6 @@ _PROBE = "import sys; print(any(type(finder).__name__ == '_TorchWatcher' for fin
 
 PROBE_BYTES = 8 * MIB
 """Too large for any allocator's cache."""
-
-MIN_FREE_BYTES = 100 * MIB
-"""Less than two profiler windows of a large model."""
 
 CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 PLAIN_VARIABLE = "PYTORCH_ALLOC_CONF"
@@ -64,10 +57,10 @@ class Check(msgspec.Struct, frozen=True):
     is_essential: bool = False
 
 
-def examine(folder: Path, runs: Path) -> list[Check]:
-    """Every check, for training that is started in `folder` and recorded under `runs`; takes some seconds."""
-    torch = import_torch()
-    checks = [_python(), _torch(torch), _hook(), _folder(runs), _settings(folder)]
+def examine() -> list[Check]:
+    """Every check; takes some seconds."""
+    torch, found = _torch()
+    checks = [_python(), found, _hook()]
     if torch is not None:  # asked in a way that starts no context on any device
         checks += [_devices(torch), *_other_devices(torch), kernels(torch), nvml()]
         checks += [*allocator_checks(torch), _counters(torch)]
@@ -85,12 +78,11 @@ def kernels(torch: ModuleType) -> Check:
 
 
 def nvml() -> Check:
-    """It tells what other programs hold of a device."""
+    """The recorder does without it: the driver tells how much of a device is in use."""
     try:
         pynvml = importlib.import_module("pynvml")
     except ImportError:
-        advice = "Run 'pip install nvidia-ml-py' where memory that other programs hold matters."
-        return Check("NVML", "no", "The package nvidia-ml-py is not installed.", advice)
+        return Check("NVML", "no", "The package nvidia-ml-py is not installed; no recording needs it.")
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
@@ -122,14 +114,6 @@ def can_record(checks: Sequence[Check]) -> bool:
     return not any(check.is_essential and check.status == "no" for check in checks)
 
 
-def import_torch() -> ModuleType | None:
-    """None where it is not installed, or cannot be loaded; `examine` then says why."""
-    try:
-        return importlib.import_module("torch")
-    except (ImportError, OSError):
-        return None
-
-
 def version_of(torch: ModuleType) -> tuple[int, int]:
     major, minor = str(torch.__version__).split(".")[:2]
     return int(major), int(minor)
@@ -145,22 +129,19 @@ def _python() -> Check:
     )
 
 
-def _torch(torch: ModuleType | None) -> Check:
-    if torch is None:
-        why, advice = "It could not be imported.", "Install torch into the environment that efprof is in."
-        try:
-            importlib.import_module("torch")
-        except (ImportError, OSError) as error:
-            why = f"It cannot be imported: {error}."
-        return essential("torch", is_met=False, why=why, advice=advice)
-    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
-    build = build if torch.version.cuda or torch.version.hip else "the CPU"
-    return essential(
-        "torch",
-        is_met=version_of(torch) >= MIN_TORCH,
-        why=f"{torch.__version__}, built for {build}.",
-        advice=f"Install torch {'.'.join(map(str, MIN_TORCH))} or newer.",
-    )
+def _torch() -> tuple[ModuleType | None, Check]:
+    """torch, and what is to be said of it; None where it is not installed or cannot be loaded."""
+    torch: ModuleType | None = None
+    is_met = False
+    try:
+        torch = importlib.import_module("torch")
+    except (ImportError, OSError) as error:
+        why = f"It cannot be imported: {error}."
+    else:
+        cuda, rocm, is_met = torch.version.cuda, torch.version.hip, version_of(torch) >= MIN_TORCH
+        why = f"{torch.__version__}, built for {f'CUDA {cuda}' if cuda else f'ROCm {rocm}' if rocm else 'the CPU'}."
+    advice = f"Install torch {'.'.join(map(str, MIN_TORCH))} or newer into the environment that efprof is in."
+    return torch, essential("torch", is_met=is_met, why=why, advice=advice)
 
 
 def _hook() -> Check:
@@ -183,36 +164,11 @@ def _hook() -> Check:
     return Check(name, "yes", "A child of Python ran it (one started with -I, -E or -S would not).")
 
 
-def _folder(runs: Path) -> Check:
-    place = next((above for above in (runs, *runs.parents) if above.exists()), Path("/"))
-    name = "folder for runs"
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        advice = "Set EFPROF_HOME to a folder that can."
-        return essential(name, is_met=False, why=f"{runs} cannot be written.", advice=advice)
-    free = shutil.disk_usage(place).free
-    advice = "Make room, or set EFPROF_HOME to a folder on another disk."
-    return essential(name, is_met=free >= MIN_FREE_BYTES, why=f"{runs} has {format_bytes(free)} free.", advice=advice)
-
-
-def _settings(folder: Path) -> Check:
-    try:
-        settings = read_settings(folder)
-        kept_configuration(settings.configuration)
-    except EfprofError as error:
-        return essential("settings", is_met=False, why=str(error), advice="Mend that file.")
-    if settings.file is None:
-        return Check("settings", "yes", "There is no efprof.toml, so the defaults hold.")
-    return Check("settings", "yes", f"Read from {settings.file}.")
-
-
 def _counters(torch: ModuleType) -> Check:
     from efprof.recorder.loop.device import Memory
 
     memory, name = Memory(), "host memory counters"
     source = memory.choose()
-    if source == "resident set":
-        why = "This C library has no mallinfo2 (glibc 2.33 or newer does): memory is read from the resident set."
-        return Check(name, "careful", why, "Record on a newer Linux where memory without a GPU matters.")
     before = memory.read()[0]
     probe = torch.ones(PROBE_BYTES, dtype=torch.uint8)
     counted = memory.read()[0] - before

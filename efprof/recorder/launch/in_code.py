@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import msgspec
 
-from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
+from efprof.artifacts.events import RecordingEnded, read_events
 from efprof.artifacts.files import locked
 from efprof.artifacts.run_file import RunFile
-from efprof.artifacts.runs import list_attempts, runs_folder
+from efprof.artifacts.runs import runs_folder
 from efprof.artifacts.settings import merge, read_settings
 from efprof.model import EfprofError
 from efprof.recorder.launch.launch import close_run, describe_run, make_run_folder, name_of_command
@@ -83,13 +83,8 @@ def begin_recording(name: str | None = None, **wanted: Unpack[RecordOptions]) ->
         )
     command = sys.orig_argv
     run = describe_run(command, name or name_of_command(command), kept_configuration(settings.configuration))
-
-    def make(runs: Path, run: RunFile) -> Path:
-        folder = make_run_folder(runs, run)
-        keep_diff(folder, run.git if options.keeps_diff else None)
-        return folder
-
-    folder = _join_or_make(runs_folder(), run, make)
+    folder = _join_or_make(runs_folder(), run)
+    keep_diff(folder, run.git if options.keeps_diff else None)
     root = run.git.root if run.git else run.working_folder
     return Recording(
         folder, start_session(msgspec.structs.replace(options, run_folder_name=str(folder), root_name=root))
@@ -111,7 +106,7 @@ class Recording:
         if is_ours:
             atexit.register(self._end_with_program)
         if session is not None:
-            session.undo_at_end([self._close_if_killed, *_quiet_profiler()])
+            session.undo_at_end([self._close_if_killed])
 
     def end(self, error: BaseException | None = None) -> None:
         """Take the recorder out of the process and note how the training ended; safe to call twice."""
@@ -119,10 +114,13 @@ class Recording:
             return
         self._process = None
         atexit.unregister(self._end_with_program)
+        if isinstance(error, GeneratorExit):
+            error = None
         if self._session is not None:
             with _last_error(error):
                 self._session.end()
-        self._close(_exit_code_of(error))
+        code = exit_code_of(error.code) if isinstance(error, SystemExit) else int(error is not None)
+        close_run(self.folder, code, time.monotonic() - self._start)
 
     def _end_with_program(self) -> None:
         last = getattr(sys, "last_value", None)
@@ -135,38 +133,14 @@ class Recording:
             return
         for event in read_events(self._session.rank_folder)[0]:
             if isinstance(event, RecordingEnded) and event.signal is not None:
-                self._close(-signal.Signals[event.signal])
-
-    def _close(self, code: int) -> None:
-        # What a rank beside this one has written of its error stands.
-        close_run(self.folder, code, time.monotonic() - self._start, stands=lambda: not code and self._has_raised())
-
-    def _has_raised(self) -> bool:
-        ranks = [rank for attempt in list_attempts(self.folder)[-1:] for rank in attempt.rank_folders]
-        return any(isinstance(event, TrainingRaised) for rank in ranks for event in read_events(rank)[0])
-
-
-def _quiet_profiler() -> list[Callable[[], None]]:
-    """Keep torch's profiler from printing two lines at each window; the result undoes it."""
-    if _PROFILER_LEVEL in os.environ:
-        return []
-
-    def undo() -> None:
-        os.environ.pop(_PROFILER_LEVEL, None)
-
-    os.environ[_PROFILER_LEVEL] = "6"
-    return [undo]
-
-
-_PROFILER_LEVEL = "KINETO_LOG_LEVEL"
-"""The library reads it when it is first used; at 6 nothing is worth a line."""
+                close_run(self.folder, -signal.Signals[event.signal], time.monotonic() - self._start)
 
 
 @contextmanager
 def _last_error(error: BaseException | None) -> Iterator[None]:
     """Let the session find this error where Python keeps the one that ends a program, and no older one."""
     before = sys.__dict__.pop("last_value", None)
-    origin = None if error is None or isinstance(error, GeneratorExit) else origin_of(error)
+    origin = None if error is None else origin_of(error)
     if origin is not None:
         sys.last_value = origin
     try:
@@ -177,29 +151,21 @@ def _last_error(error: BaseException | None) -> Iterator[None]:
             sys.last_value = before
 
 
-def _exit_code_of(error: BaseException | None) -> int:
-    if error is None or isinstance(error, GeneratorExit):
-        return 0
-    if isinstance(error, SystemExit):
-        return exit_code_of(error.code)
-    return 1
-
-
 _ordinals = itertools.count()
 """Numbers the recordings of this process: the n-th of one rank belongs with the n-th of the others."""
 
 
-def _join_or_make(runs: Path, run: RunFile, make: Callable[[Path, RunFile], Path]) -> Path:
+def _join_or_make(runs: Path, run: RunFile) -> Path:
     """The folder of this run under `runs`: the one that a rank beside this process has made, or a new one."""
     ordinal, launch = next(_ordinals), _launch_of_ranks()
     if launch is None:
-        return make(runs, run)
+        return make_run_folder(runs, run)
     unique = hashlib.sha256(f"{launch} {ordinal}".encode()).hexdigest()[:12]
     with locked(runs):
         for folder in runs.glob(f"*-{unique}"):
             return folder
         stem = run.run_id.rpartition("-")[0]
-        return make(runs, msgspec.structs.replace(run, run_id=f"{stem}-{unique}"))
+        return make_run_folder(runs, msgspec.structs.replace(run, run_id=f"{stem}-{unique}"))
 
 
 def _launch_of_ranks() -> str | None:
@@ -231,11 +197,10 @@ class TrainingMarks:
         self._recording: Recording | None = None
         self._session: current.Recording | None = None
 
-    def record(self) -> None:
+    def begin(self) -> None:
+        """Record from here on, unless a recording goes on already."""
         if current.session is None:
             self._recording = begin_recording(self._name, **self._wanted)
-
-    def begin(self) -> None:
         self._session = current.session
         self.mark(UserMarks.training_began)
 

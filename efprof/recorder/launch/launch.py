@@ -9,14 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
-from efprof.artifacts.events import OutOfMemory, RecordingEnded, TrainingRaised, read_events
+from efprof.artifacts.events import OutOfMemory, RecordingEnded, TrainingRaised, events_of, read_events
 from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, change_run_file, read_run_file, write_run_file
 from efprof.artifacts.runs import last_trained, list_attempts, read_process
 from efprof.artifacts.steps import STEPS_FILE, read_steps
@@ -30,16 +30,6 @@ STARTUP_FOLDER = Path(__file__).parent / "startup"
 
 CANNOT_START = 126
 """What a shell gives for a program that is there and cannot be executed."""
-
-LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-"""Modules that run another script, after which the run is named."""
-
-WORDS: dict[Ending, str] = {
-    "raised": "stopped with an error",
-    "out_of_memory": "ran out of memory",
-    "interrupted": "was interrupted",
-    "killed": "was killed",
-}
 
 
 def launch(
@@ -68,8 +58,8 @@ def launch(
         run, trained = read_run_file(folder), last_trained(list_attempts(folder))
         if run.ended != "finished" and trained is not None:
             counts = [len(read_steps(rank)[0]) for rank in trained.rank_folders if (rank / STEPS_FILE).exists()]
-            after = f"after {max(counts, default=0)} steps (exit code {run.exit_code})"
-            print(f"efprof: the training {WORDS.get(run.ended, run.ended)} {after}", file=sys.stderr)
+            how = f"{run.ended.replace('_', ' ')}, exit code {run.exit_code}"
+            print(f"efprof: the training ended after {max(counts, default=0)} steps ({how})", file=sys.stderr)
     return folder, as_shell(code)
 
 
@@ -78,13 +68,14 @@ def close_run(
     code: int,
     seconds: float,
     program: RecordedProgram | None = None,
-    *,
-    stands: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Note how it ended, unless what is there `stands`; what the child added to run.json meanwhile is kept."""
+    """Note how it ended; what the child added to run.json meanwhile is kept.
+
+    `program` is None of a recording in code: what a rank beside this one has written of its error stands.
+    """
 
     def closed(run: RunFile) -> RunFile:
-        if stands():
+        if program is None and not code and any(events_of(rank, TrainingRaised) for rank in _last_ranks(folder)):
             return run
         ended, exit_code = how_it_ended(folder, code, program), as_shell(code)
         return msgspec.structs.replace(run, ended=ended, exit_code=exit_code, duration_s=round(seconds, 3))
@@ -100,8 +91,7 @@ def find_program(program: str) -> str:
     ours = Path(sys.argv[0]).parent
     is_environment = "VIRTUAL_ENV" not in os.environ and (ours / "python").exists()
     path = os.environ.get("PATH", os.defpath)
-    found = shutil.which(program, path=f"{ours}{os.pathsep}{path}" if is_environment else path)
-    found = found or shutil.which(program, path=str(ours))
+    found = shutil.which(program, path=os.pathsep.join([str(ours), path] if is_environment else [path, str(ours)]))
     if found is None:
         why = "may not be executed" if Path(program).is_file() else "is not on PATH"
         advice = "write the command after -- as you would run it, such as 'python train.py'."
@@ -111,11 +101,9 @@ def find_program(program: str) -> str:
 
 def name_of_command(command: list[str]) -> str:
     """`train` for `python train.py`, the module for `python -m module`, the program otherwise."""
-    modules = [module for flag, module in pairwise(command) if flag == "-m" and module not in LAUNCHERS]
-    if modules:
-        return modules[0].rsplit(".", 1)[-1]
     scripts = [word for word in command if word.endswith(".py")]
-    return Path(scripts[0] if scripts else command[0]).stem
+    modules = [module.rpartition(".")[2] for flag, module in pairwise(command) if flag == "-m"]
+    return Path([*scripts, *modules, command[0]][0]).stem
 
 
 def describe_run(command: list[str], name: str, configuration: dict[str, str]) -> RunFile:
@@ -158,7 +146,6 @@ def child_environment(options: Options) -> dict[str, str]:
     paths = [str(STARTUP_FOLDER), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     environment[VARIABLE] = encode_options(options)
-    environment.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's library would print at each window
     return environment
 
 
@@ -178,7 +165,7 @@ def how_it_ended(folder: Path, code: int, program: RecordedProgram | None = None
     """The ending of a run whose command gave this code; `program` is None where the run is recorded in code."""
     if code == 0:
         return "finished"
-    ranks = [rank for attempt in list_attempts(folder)[-1:] for rank in attempt.rank_folders]
+    ranks = _last_ranks(folder)
     events = [event for rank in ranks for event in read_events(rank)[0]]
     errors = [event.error for event in events if isinstance(event, TrainingRaised)]
     received = program.received if program is not None else set()
@@ -190,6 +177,10 @@ def how_it_ended(folder: Path, code: int, program: RecordedProgram | None = None
     if code < 0 or 128 < code <= 128 + max(signal.valid_signals()) or not received.isdisjoint(ENDING_SIGNALS):
         return "killed"
     return "killed" if not errors and any(_has_vanished(rank, program) for rank in ranks) else "raised"
+
+
+def _last_ranks(folder: Path) -> list[Path]:
+    return [rank for attempt in list_attempts(folder)[-1:] for rank in attempt.rank_folders]
 
 
 def as_shell(code: int) -> int:

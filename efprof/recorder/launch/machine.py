@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 
@@ -21,7 +21,7 @@ from efprof.recorder.session.redaction import (
     without_secret_variables,
     without_secrets,
 )
-from efprof.units import KIB, MIB
+from efprof.units import MIB
 
 KEPT_VARIABLES = re.compile(
     r"(OMP|MKL|KMP|OPENBLAS|NCCL|GLOO|CUBLAS|CUDNN)_\w+|CUDA_(VISIBLE_DEVICES|LAUNCH_BLOCKING|MODULE_LOADING)"
@@ -67,6 +67,15 @@ def describe_host() -> Host:
     )
 
 
+def descendants_of(pid: int) -> list[int]:
+    """Its children, their children and so on; none where the kernel keeps no list of them."""
+    children: list[int] = []
+    with suppress(OSError):  # it may end meanwhile
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            children += map(int, (task / "children").read_text().split())
+    return [*children, *(below for child in children for below in descendants_of(child))]
+
+
 def driver_version() -> str | None:
     """Of the NVIDIA driver; None where there is none, or it is not Linux's."""
     try:
@@ -85,16 +94,11 @@ def read_git(folder: Path) -> Git | None:
     branch = _git(folder, "symbolic-ref", "--short", "-q", "HEAD")
     commit = _git(folder, "rev-parse", "-q", "--verify", "HEAD")
     changes = (_git(folder, "status", "--porcelain") or "").splitlines()
-    numbers = _git(folder, "diff", "--no-ext-diff", "--numstat", commit or EMPTY_TREE) if changes else ""
-    counts = [line.split("\t")[:2] for line in (numbers or "").splitlines()]  # `-` of binary files
-    texts = [(int(added), int(removed)) for added, removed in counts if added.isdecimal() and removed.isdecimal()]
     return Git(
         root=root,
         branch=branch,
         commit=commit,
         is_dirty=bool(changes),
-        lines_added=sum(added for added, _ in texts),
-        lines_removed=sum(removed for _, removed in texts),
         num_untracked=sum(change.startswith("??") for change in changes),
     )
 
@@ -133,12 +137,6 @@ def _total_memory() -> int:
 MAX_BYTES = MIB
 """Of the whole diff: a hand-written change is some kilobytes, and generated files are none of it."""
 
-MAX_NEW_FILE_BYTES = 64 * KIB
-"""Of a file git does not know: what is longer is data, a log or a notebook full of pictures."""
-
-MAX_NAMES = 20
-"""Of files left out, as the head of the diff names them."""
-
 PROGRAM_SUFFIXES = frozenset({".py", ".pyi", ".pyx", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".js", ".rs"})
 """Files in which a secret stands in quotes; in any other, what follows `password:` is taken for one."""
 
@@ -151,87 +149,36 @@ SECRET_FILE = re.compile(
 DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
 """Whatever the user's own configuration of git makes of a diff, this is one that can be applied."""
 
-PLAIN_NAME = re.compile(r'[^"\\\x00-\x1f\x7f]+')
-
 
 def keep_diff(run_folder: Path, git: Git | None) -> None:
-    """Write the changes, if there are any, as `git apply` takes them; files git does not know are new files in it."""
+    """Write what differs from the commit, if anything does, as `git apply` takes it; new files are none of it."""
     if git is None or not git.is_dirty:
         return
-    root = Path(git.root)
     base = git.commit or EMPTY_TREE
-    kept, left_out, num_bytes = [], [], 0
-    for name, text in (*_changed_files(root, base), *_new_files(root)):
-        clean = None if text is None else _clean(name, text)
+    diff = read_from_git(Path(git.root), *DIFF, base) or b""
+    kept, num_left_out, num_bytes = [], 0, 0
+    for part in re.split(rb"(?m)^(?=diff --git )", diff)[1:]:  # a line of a file begins with a space, + or -
+        clean = _clean(part.decode(errors="surrogateescape")) if len(part) <= MAX_BYTES else None
         content = None if clean is None else clean.encode(errors="surrogateescape")
         if content is None or num_bytes + len(content) > MAX_BYTES:
-            left_out.append(name)
+            num_left_out += 1
         else:
             kept.append(content)
             num_bytes += len(content)
-    head = _head(base, left_out).encode(errors="surrogateescape")
-    with suppress(OSError):  # a disk that refuses this refuses what comes next too, and that is said
-        (run_folder / DIFF_FILE).write_bytes(head + b"".join(kept))
-
-
-def _changed_files(root: Path, base: str) -> Iterator[tuple[str, str | None]]:
-    """(file, its part of the diff) of those git knows; None where that part is too long."""
-    diff = read_from_git(root, *DIFF, base)
-    if diff is None:
-        yield "every changed file, since git gave no diff", None
+    if not kept and not num_left_out:
         return
-    for part in re.split(rb"(?m)^(?=diff --git )", diff)[1:]:  # a line of a file begins with a space, + or -
-        name = _text_of(part.partition(b"\n")[0]).rpartition(" b/")[2].strip('"')
-        yield name, _text_of(part) if len(part) <= MAX_BYTES else None
+    head = f"# What was not committed on top of {base}; what looked like a secret is hidden.\n"
+    if num_left_out:
+        head += f"# Left out: {num_left_out} files, too long or a secret as a whole.\n"
+    with suppress(OSError):  # a disk that refuses this refuses what comes next too, and that is said
+        (run_folder / DIFF_FILE).write_bytes(head.encode() + b"".join(kept))
 
 
-def _text_of(content: bytes) -> str:
-    return content.decode(errors="surrogateescape")
-
-
-def _new_files(root: Path) -> Iterator[tuple[str, str | None]]:
-    """The files git neither knows nor ignores; None where one is no text, too long, or of a name git would quote."""
-    names = _text_of(read_from_git(root, "ls-files", "--others", "--exclude-standard", "-z") or b"")
-    for name in sorted(filter(None, names.split("\0"))):
-        try:
-            text = _text(root / name)
-        except OSError:
-            continue  # gone meanwhile, or not ours to read
-        yield name, None if text is None or not PLAIN_NAME.fullmatch(name) else _as_added(root / name, name, text)
-
-
-def _text(file: Path) -> str | None:
-    if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_NEW_FILE_BYTES:
-        return None
-    content = file.read_bytes()
-    return None if b"\0" in content else _text_of(content)
-
-
-def _as_added(file: Path, name: str, text: str) -> str:
-    mode = "100755" if os.access(file, os.X_OK) else "100644"
-    lines = [f"diff --git a/{name} b/{name}", f"new file mode {mode}"]
-    if text:
-        added = text.split("\n")
-        ends_whole = added[-1] == ""
-        added = added[:-1] if ends_whole else added
-        lines += ["--- /dev/null", f"+++ b/{name}" + "\t" * (" " in name), f"@@ -0,0 +1,{len(added)} @@"]
-        lines += [f"+{line}" for line in added] + [r"\ No newline at end of file"] * (not ends_whole)
-    return "\n".join(lines) + "\n"
-
-
-def _clean(name: str, text: str) -> str | None:
-    """Without secrets; None for a file that is one itself."""
-    path = PurePath(name)
+def _clean(part: str) -> str | None:
+    """One file's part of a diff without secrets; None for a file that is one itself."""
+    path = PurePath(part.partition("\n")[0].rpartition(" b/")[2].strip('"'))
     if path.suffix in PROGRAM_SUFFIXES:
-        return without_secrets(text)
+        return without_secrets(part)
     if SECRET_FILE.fullmatch(path.name) or path.name.startswith(".env"):
         return None
-    return "\n".join(map(without_secret_line, without_secrets(text).split("\n")))
-
-
-def _head(base: str, left_out: list[str]) -> str:
-    lines = [f"# What was not committed on top of {base}, for `git apply`; what looked like a secret is hidden."]
-    if left_out:
-        names = ", ".join(left_out[:MAX_NAMES]) + ", ..." * (len(left_out) > MAX_NAMES)
-        lines.append(f"# Left out ({len(left_out)} files: too long, no text, or a secret as a whole): {names}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(without_secret_line, without_secrets(part).split("\n")))

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from efprof.artifacts.runs import list_attempts, read_process
+from efprof.recorder.launch.machine import descendants_of
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
 
@@ -73,24 +75,14 @@ def training_processes(run_folder: Path) -> list[int]:
     """
     known = [read_process(rank) for attempt in list_attempts(run_folder) for rank in attempt.rank_folders]
     pids = {process.pid for process in known if process is not None}
-    bit = 1 << (signal.SIGUSR1 - 1)
-    return [pid for pid in sorted(pids) if _descends_from_us(pid) and int(_status_of(pid).get("SigCgt", "0"), 16) & bit]
+    return sorted(pid for pid in pids.intersection(descendants_of(os.getpid())) if _handles_sigusr1(pid))
 
 
-def _descends_from_us(pid: int) -> bool:
-    while pid > 1:
-        pid = int(_status_of(pid).get("PPid", "0"))
-        if pid == os.getpid():
-            return True
+def _handles_sigusr1(pid: int) -> bool:
+    with suppress(OSError):  # it may end meanwhile
+        handled = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        return handled is not None and bool(int(handled[1], 16) & 1 << (signal.SIGUSR1 - 1))
     return False
-
-
-def _status_of(pid: int) -> dict[str, str]:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return {}
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 class GroupWatcher:

@@ -1,5 +1,6 @@
 """Starts recording in a process that has just imported torch."""
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -7,6 +8,10 @@ from efprof.recorder.session.options import Options, read_options
 
 if TYPE_CHECKING:
     from efprof.recorder.session.session import Session
+
+
+PROFILER_LEVEL = "KINETO_LOG_LEVEL"
+"""torch's profiler prints two lines at each window; its library reads this when it is first used, and is quiet at 6."""
 
 
 def start() -> None:
@@ -33,7 +38,13 @@ def start_session(options: Options) -> "Session | None":
 
         session = Session(options, folder, shell)
         session.start()
+        if PROFILER_LEVEL not in os.environ:
+            os.environ[PROFILER_LEVEL] = "6"
+            session.undo_at_end([be_loud])
         session.undo_at_end([watch_exits(session.endings, shell), watch_child_processes(session.end, begin_anew)])
+
+    def be_loud() -> None:
+        os.environ.pop(PROFILER_LEVEL, None)
 
     def begin_anew() -> Callable[[], None] | None:
         anew = start_session(options)

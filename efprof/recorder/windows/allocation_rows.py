@@ -1,12 +1,11 @@
 """A profiler window's allocations, each with the Python stack and the operation it came from, and its calls' lines."""
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import torch
 from pyarrow import parquet
@@ -129,34 +128,29 @@ class WindowEvents:
         return context
 
 
-def integers(values: Sequence[int]) -> pa.Array:
-    """A column of int64, made from its bytes as the others are.
+def integers(values: Sequence[int], kind: Any = np.int64) -> pa.Array:
+    """A column made from its bytes.
 
     `pyarrow.array` would import pandas for it: a fifth of a second, tens of MiB, and Python forgets that Ctrl-C ended
     the program, which then exits with 1 and not as a signal does.
     """
-    return _of_buffer(pa.int64(), len(values), array("q", values))
+    numbers = np.asarray(values, kind)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(kind), len(values), [None, pa.py_buffer(numbers)])
 
 
 def booleans(values: Sequence[bool]) -> pa.Array:
-    bits = bytearray((len(values) + 7) // 8)
-    for place, value in enumerate(values):
-        bits[place >> 3] |= value << (place & 7)
-    return _of_buffer(pa.bool_(), len(values), bits)
+    bits = np.packbits(np.asarray(values, bool), bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])
 
 
 def strings(values: Iterable[str]) -> pa.Array:
     places: dict[str, int] = {}
-    indices = array("i", (places.setdefault(value, len(places)) for value in values))
+    indices = [places.setdefault(value, len(places)) for value in values]
     encoded = [value.encode() for value in places]
-    offsets = array("i", (0, *accumulate(map(len, encoded))))
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
     dictionary = pa.Array.from_buffers(pa.string(), len(encoded), buffers)
-    return pa.DictionaryArray.from_arrays(_of_buffer(pa.int32(), len(indices), indices), dictionary)
-
-
-def _of_buffer(kind: pa.DataType, length: int, content: "array[int] | bytearray") -> pa.Array:
-    return pa.Array.from_buffers(kind, length, [None, pa.py_buffer(content)])
+    return pa.DictionaryArray.from_arrays(integers(indices, np.int32), dictionary)
 
 
 class CallSites:

@@ -17,7 +17,6 @@ from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.writing import written_whole
-from efprof.recorder.windows.triggers import TRIGGERED_STEPS, MemoryPeaks
 
 OWN_HISTORY = "the program records the allocator's history itself, so efprof leaves it alone from then on"
 
@@ -40,13 +39,12 @@ class CudaMemory:
     def __init__(self, session: Session, history: "CudaHistory") -> None:
         self._session = session
         self._history = history
-        self._wanted = [(start, end, "schedule") for start, end in session.options.memory_steps]
-        self._peaks = MemoryPeaks() if "memory-peak" in session.options.triggers else None
+        self._wanted = list(session.options.memory_steps)
         self._is_ready = self._is_over = False
         self._has_ring = session.options.memory_ring
         self._end: int | None = None
-        self._is_told = True
-        self._why = ""
+        self._untold = ""
+        """Why the window that is open was opened, until a step says so: a process that never trains tells nothing."""
         self._count = 0
 
     def subscribe(self) -> None:
@@ -57,7 +55,7 @@ class CudaMemory:
         session.shell.when_stopped("cuda_memory", self._stop_watching)
         begins = session.shell.guarded("cuda_memory", self.yield_to_program)
         session.undo_at_end([call_before(torch.cuda.memory, "_record_memory_history", begins)])
-        for start, end, _ in self._wanted:
+        for start, end in self._wanted:
             session.loop.sampling.want(start, end)
 
     def cuda_began(self) -> None:
@@ -71,8 +69,7 @@ class CudaMemory:
         self._is_ready = True
         number = self._session.loop.number
         if self._wanted and self._wanted[0][0] == 0 and number < self._wanted[0][1]:
-            _, end, _ = self._wanted.pop(0)
-            self._open(end, "cold start")
+            self._open(self._wanted.pop(0)[1], "cold start")
         elif self._has_ring:
             self._history.turn_on(RING_ENTRIES)
 
@@ -81,24 +78,19 @@ class CudaMemory:
         is_due = self._is_ready and bool(self._wanted) and self._wanted[0][0] <= step.number
         is_due = is_due and (is_asked_for or self._session.window_requests.are_affordable())
         if is_due and self._end is None and self._may_be_on(step.number):
-            start, end, why = self._wanted.pop(0)
-            self._open(step.number + end - start, why)
+            start, end = self._wanted.pop(0)
+            self._open(step.number + end - start, "schedule")
         if self._end is not None:
             self._mark(step)
 
-    def finish(self, step: OpenStep, record: StepRecord) -> None:
+    def finish(self, step: OpenStep, _: StepRecord) -> None:
         """Close the window after its last step, or before one that a profiler is meant for."""
-        if self._is_ready and self._peaks is not None and record.memory:
-            rise = self._peaks.rise(step.number, max(boundary.allocated_bytes for boundary in record.memory))
-            if rise is not None:
-                self._ask_for_peak(step.number, rise)
         if self._end is not None and (step.number + 1 >= self._end or not self._may_be_on(step.number + 1)):
             self._close(step.number)
 
     def yield_to_program(self, *_: object) -> None:
         """The program turns the history on or off itself, by which it would clear ours."""
-        is_to_come = self._wanted or self._has_ring or self._peaks is not None
-        if self._end is not None or (self._is_ready and is_to_come):
+        if self._end is not None or (self._is_ready and (self._wanted or self._has_ring)):
             self._close(self._session.loop.number)
             self._give_up(OWN_HISTORY)
 
@@ -117,12 +109,6 @@ class CudaMemory:
         is_traced = any(start <= number < end for start, end in self._session.options.trace_steps)
         return not is_traced and not torch._C._autograd._profiler_enabled()
 
-    def _ask_for_peak(self, number: int, rise: float) -> None:
-        self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new
-        why = f"step {number} had {rise:.0%} more memory allocated than any before it"
-        self._session.loop.sampling.want(number + 1, number + 1 + TRIGGERED_STEPS)
-        self._wanted.insert(0, (number + 1, number + 1 + TRIGGERED_STEPS, why))
-
     def _open(self, end: int, why: str) -> None:
         self._session.loop.mark_interrupted()
         if self._has_ring:
@@ -130,23 +116,21 @@ class CudaMemory:
         self._history.turn_on(MAX_ENTRIES)
         self._count += 1
         self._session.loop.sampling.want(self._session.loop.number, end)
-        self._end, self._why, self._is_told = end, why, False
+        self._end, self._untold = end, why
         step = self._session.loop.step
         if step is not None:
             self._mark(step)
 
     def _mark(self, step: OpenStep) -> None:
-        """The first step also says that a window is open: a process that never trains has none to tell of."""
-        step.window = self._name
-        if not self._is_told:
-            self._is_told = True
-            self._session.note(WindowOpened(at_ns=time.time_ns(), step=step.number, window=self._name, why=self._why))
+        step.window, why, self._untold = self._name, self._untold, ""
+        if why:
+            self._session.note(WindowOpened(at_ns=time.time_ns(), step=step.number, window=self._name, why=why))
 
     def _close(self, last: int) -> None:
         """Write what was recorded; that comes first, since turning off clears it."""
         if self._end is None:
             return
-        if not self._is_told:
+        if self._untold:
             self._abandon()
             return
         self._session.loop.mark_interrupted()
@@ -175,17 +159,17 @@ class CudaMemory:
 
     def _stop_watching(self) -> None:
         is_on = self._end is not None or (self._is_ready and self._has_ring)
-        self._is_ready, self._has_ring, self._peaks, self._end = False, False, None, None
+        self._is_ready, self._has_ring, self._end = False, False, None
         self._wanted.clear()
         if is_on:
             self._history.turn_off()
 
 
 def start(session: Session) -> None:
-    if not is_possible():
+    if not hasattr(torch._C, "_cuda_record_memory_history"):
         return
     options, history = session.options, CudaHistory()
-    if options.memory_steps or options.memory_ring or "memory-peak" in options.triggers:
+    if options.memory_steps or options.memory_ring:
         memory = CudaMemory(session, history)
         memory.subscribe()
         _when_cuda_begins(session, "cuda_memory", memory.cuda_began)
@@ -203,10 +187,6 @@ def start(session: Session) -> None:
 def _when_cuda_begins(session: Session, collector: str, function: Callable[[], None]) -> None:
     guarded: Any = session.shell.guarded(collector, function)
     torch.cuda._lazy_call(guarded)  # type: ignore[no-untyped-call]
-
-
-def is_possible() -> bool:
-    return hasattr(torch._C, "_cuda_record_memory_history")
 
 
 def why_backend_has_none() -> str | None:

@@ -171,11 +171,8 @@ def test_the_picture_stacks_the_lines_under_reserved_and_the_history_is_walked_o
 # What of the device is in use outside of PyTorch's allocator.
 
 
-def use(step: int, used: float, reserved: float, own: float | None = None) -> DeviceUse:
-    used_bytes, reserved_bytes, own_bytes = (size and round(size * GIB) for size in (used, reserved, own))
-    return DeviceUse(
-        step=step, device=0, used_bytes=used_bytes, reserved_bytes=reserved_bytes, process_bytes=own_bytes
-    )  # fmt: skip
+def use(step: int, used: float, reserved: float) -> DeviceUse:
+    return DeviceUse(step=step, device=0, used_bytes=round(used * GIB), reserved_bytes=round(reserved * GIB))
 
 
 def run_with(folder: Path, *readings: DeviceUse) -> Run:
@@ -184,13 +181,8 @@ def run_with(folder: Path, *readings: DeviceUse) -> Run:
     return run
 
 
-def test_a_reading_is_taken_apart_by_whose_memory_it_is_where_processes_are_told(tmp_path: Path) -> None:
-    (numbers,) = device_use_evidence(run_with(tmp_path, use(3, 14, 8, own=9)))
-    values = {number.label.split(":")[0]: number.value / GIB for number in numbers.numbers}
-    assert values["outside PyTorch"] == 6
-    assert values["of it this process"] == 1
-    assert values["of it other processes"] == 5
-    (numbers,) = device_use_evidence(run_with(tmp_path / "second", use(3, 14, 8)))
+def test_what_is_in_use_outside_of_pytorch_is_what_it_has_not_reserved(tmp_path: Path) -> None:
+    (numbers,) = device_use_evidence(run_with(tmp_path, use(3, 14, 8)))
     assert [number.value / GIB for number in numbers.numbers] == [14, 8, 6]
 
 

@@ -23,7 +23,6 @@ def evaluation(*, kept: float = 0.0, **fields: Any) -> EvaluationRecord:
         "after_step": 9,
         "started_ns": START_NS + 10_000_000_000,
         "total_us": 200_000.0,
-        "fetch_us": 50_000.0,
         "num_batches": 40,
         "site": "train.py:2:evaluate",
         "memory": memory,

@@ -24,12 +24,12 @@ def test_the_environment_opens_with_uncommitted_changes_versions_devices_and_mac
         "python", "torch", "cuda", "efprof", "device 0", "cpu", "memory", "working folder", "intra-op threads",
         "OMP_NUM_THREADS",
     ]  # fmt: skip
-    git = Git(root="/project", commit="3f2c1ab", is_dirty=True, lines_added=12, lines_removed=3, num_untracked=1)
+    git = Git(root="/project", commit="3f2c1ab", is_dirty=True, num_untracked=1)
     run = write_run(tmp_path / "second", git=git)
-    said = ("uncommitted changes", "lines added: 12, removed: 3, new files: 1")
-    assert identify(run).environment[0] == said
+    left_out = "new files, which are not in it: 1"
+    assert identify(run).environment[0] == ("uncommitted changes", f"not kept; {left_out}")
     (run.folder / DIFF_FILE).write_text("")
-    assert identify(run).environment[0] == (said[0], f"{said[1]} (in uncommitted.diff)")
+    assert identify(run).environment[0] == ("uncommitted changes", f"in uncommitted.diff; {left_out}")
 
 
 def test_the_exception_that_ended_a_run_is_part_of_its_identity_and_one_it_survived_is_not(tmp_path):

@@ -1,11 +1,7 @@
 """What run.json keeps of the process that trains, and how much of its device all use beside what PyTorch reserved."""
 
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -91,71 +87,15 @@ def test_a_wrong_setting_is_an_error_before_anything_is_written(tmp_path: Path) 
         record_command(tmp_path / "home", ["true"], working_folder=tmp_path)
 
 
-PROPERTIES = SimpleNamespace(uuid="0a1b", name="Simulated", total_memory=80 * GIB)
-
-RESERVED = 64 * MIB
-
-
-class Nvml:
-    """A device of 80 GiB, 12 of them in use; `processes` use it."""
-
-    class NVMLError(Exception): ...
-
-    def __init__(self, processes: dict[int, int | None]) -> None:
-        self.processes = processes
-        self.asked: list[str] = []
-
-    def nvmlInit(self) -> None: ...  # noqa: N802
-
-    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:  # noqa: N802
-        self.asked.append(name)
-        return name
-
-    def nvmlDeviceGetMemoryInfo(self, _: str) -> Any:  # noqa: N802
-        return SimpleNamespace(total=80 * GIB, used=12 * GIB)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, _: str) -> list[Any]:  # noqa: N802
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.processes.items()]
-
-
-@pytest.fixture
-def device() -> Iterator[pytest.MonkeyPatch]:
-    """The program has reserved 64 MiB of a device that all together use 10 GiB of."""
-    with SimulatedCuda().in_place(), pytest.MonkeyPatch.context() as patched:
-        held = torch.zeros(RESERVED, dtype=torch.uint8, device="cuda")
-        patched.setattr(torch.cuda, "get_device_properties", lambda _: PROPERTIES)
-        patched.setattr(torch.cuda, "mem_get_info", lambda _: (70 * GIB, 80 * GIB))
-        yield patched
+def test_the_driver_tells_what_all_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SimulatedCuda().in_place():
+        held = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 * GIB, 80 * GIB))
+        (reading,) = read_device_use(record_here(tmp_path, train).rank)
+        monkeypatch.undo()
         del held
-
-
-class Unknowing(Nvml):
-    """Knows no device."""
-
-    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:  # noqa: N802
-        raise Nvml.NVMLError
-
-
-@pytest.mark.parametrize("nvml", [None, Unknowing({})], ids=["without NVML", "not known to NVML"])
-def test_the_driver_tells_what_all_use_where_nvml_does_not(
-    nvml: Nvml | None, device: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    device.setattr(environment, "_nvml", lambda: nvml)
-    (reading,) = read_device_use(record_here(tmp_path, train).rank)
-    assert (reading.used_bytes, reading.reserved_bytes) == (10 * GIB, RESERVED)
-    assert reading.outside_bytes == 10 * GIB - RESERVED
-    assert reading.process_bytes is None
-
-
-@pytest.mark.parametrize("process_bytes", [9 * GIB, None], ids=["told", "in a container that hides process ids"])
-def test_nvml_tells_what_this_process_uses_too(
-    process_bytes: int | None, device: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    nvml = Nvml({1: 3 * GIB, os.getpid(): process_bytes})
-    device.setattr(environment, "_nvml", lambda: nvml)
-    (reading,) = read_device_use(record_here(tmp_path, train).rank)
-    assert (reading.used_bytes, reading.process_bytes) == (12 * GIB, process_bytes)
-    assert nvml.asked == ["GPU-0a1b"]
+    assert (reading.used_bytes, reading.reserved_bytes) == (10 * GIB, 64 * MIB)
+    assert reading.outside_bytes == 10 * GIB - 64 * MIB
 
 
 def test_a_device_without_memory_of_pytorch_s_is_not_asked(tmp_path: Path) -> None:

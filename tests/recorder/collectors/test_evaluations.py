@@ -67,7 +67,7 @@ def test_every_pass_without_gradients_is_one_evaluation(tmp_path: Path) -> None:
     assert second.after_step == 2 * NUM_TRAINED - 1
     assert first.site is not None
     assert first.site.endswith("Program.evaluate")
-    assert 0 < first.fetch_us < first.total_us
+    assert first.total_us > 0
 
 
 def test_memory_is_read_before_it_after_each_batch_and_at_its_end(tmp_path: Path) -> None:
@@ -151,12 +151,9 @@ def test_an_evaluation_before_the_first_step_or_in_the_midst_of_an_epoch_divides
     assert len(recorded.steps) == NUM_TRAINED
 
 
-def test_of_a_long_evaluation_a_sample_of_the_readings_is_kept(tmp_path: Path) -> None:
+def test_of_a_long_evaluation_the_first_batches_are_read_and_its_end(tmp_path: Path) -> None:
     program = Program()
     program.loader = DataLoader(TensorDataset(torch.randn(200, 8)), batch_size=1)
     first, _ = evaluations_of(tmp_path, program.run)
     assert first.num_batches == 200
-    assert 8 < len(first.memory) <= 34
-    places = [each.num_batches for each in first.memory]
-    assert places == sorted(set(places))
-    assert (places[0], places[-1]) == (0, 200)
+    assert [each.num_batches for each in first.memory] == [*range(33), 200]

