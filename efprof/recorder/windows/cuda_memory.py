@@ -17,6 +17,7 @@ from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.writing import written_whole
+from efprof.recorder.windows.triggers import TRIGGERED_STEPS, MemoryPeaks
 
 OWN_HISTORY = "the program records the allocator's history itself, so efprof leaves it alone from then on"
 
@@ -39,7 +40,8 @@ class CudaMemory:
     def __init__(self, session: Session, history: "CudaHistory") -> None:
         self._session = session
         self._history = history
-        self._wanted = list(session.options.memory_steps)
+        self._wanted = [(start, end, "schedule") for start, end in session.options.memory_steps]
+        self._peaks = MemoryPeaks() if "memory-peak" in session.options.triggers else None
         self._is_ready = self._is_over = False
         self._has_ring = session.options.memory_ring
         self._end: int | None = None
@@ -55,7 +57,7 @@ class CudaMemory:
         session.shell.when_stopped("cuda_memory", self._stop_watching)
         begins = session.shell.guarded("cuda_memory", self.yield_to_program)
         session.undo_at_end([call_before(torch.cuda.memory, "_record_memory_history", begins)])
-        for start, end in self._wanted:
+        for start, end, _ in self._wanted:
             session.loop.sampling.want(start, end)
 
     def cuda_began(self) -> None:
@@ -69,7 +71,8 @@ class CudaMemory:
         self._is_ready = True
         number = self._session.loop.number
         if self._wanted and self._wanted[0][0] == 0 and number < self._wanted[0][1]:
-            self._open(self._wanted.pop(0)[1], "cold start")
+            _, end, _ = self._wanted.pop(0)
+            self._open(end, "cold start")
         elif self._has_ring:
             self._history.turn_on(RING_ENTRIES)
 
@@ -78,19 +81,24 @@ class CudaMemory:
         is_due = self._is_ready and bool(self._wanted) and self._wanted[0][0] <= step.number
         is_due = is_due and (is_asked_for or self._session.window_requests.are_affordable())
         if is_due and self._end is None and self._may_be_on(step.number):
-            start, end = self._wanted.pop(0)
-            self._open(step.number + end - start, "schedule")
+            start, end, why = self._wanted.pop(0)
+            self._open(step.number + end - start, why)
         if self._end is not None:
             self._mark(step)
 
-    def finish(self, step: OpenStep, _: StepRecord) -> None:
+    def finish(self, step: OpenStep, record: StepRecord) -> None:
         """Close the window after its last step, or before one that a profiler is meant for."""
+        if self._is_ready and self._peaks is not None and record.memory:
+            rise = self._peaks.rise(step.number, max(boundary.allocated_bytes for boundary in record.memory))
+            if rise is not None:
+                self._ask_for_peak(step.number, rise)
         if self._end is not None and (step.number + 1 >= self._end or not self._may_be_on(step.number + 1)):
             self._close(step.number)
 
     def yield_to_program(self, *_: object) -> None:
         """The program turns the history on or off itself, by which it would clear ours."""
-        if self._end is not None or (self._is_ready and (self._wanted or self._has_ring)):
+        is_to_come = self._wanted or self._has_ring or self._peaks is not None
+        if self._end is not None or (self._is_ready and is_to_come):
             self._close(self._session.loop.number)
             self._give_up(OWN_HISTORY)
 
@@ -108,6 +116,12 @@ class CudaMemory:
         """Two costly recorders at once would each be measured in the other."""
         is_traced = any(start <= number < end for start, end in self._session.options.trace_steps)
         return not is_traced and not torch._C._autograd._profiler_enabled()
+
+    def _ask_for_peak(self, number: int, rise: float) -> None:
+        self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new
+        why = f"step {number} had {rise:.0%} more memory allocated than any before it"
+        self._session.loop.sampling.want(number + 1, number + 1 + TRIGGERED_STEPS)
+        self._wanted.insert(0, (number + 1, number + 1 + TRIGGERED_STEPS, why))
 
     def _open(self, end: int, why: str) -> None:
         self._session.loop.mark_interrupted()
@@ -159,7 +173,7 @@ class CudaMemory:
 
     def _stop_watching(self) -> None:
         is_on = self._end is not None or (self._is_ready and self._has_ring)
-        self._is_ready, self._has_ring, self._end = False, False, None
+        self._is_ready, self._has_ring, self._peaks, self._end = False, False, None, None
         self._wanted.clear()
         if is_on:
             self._history.turn_off()
@@ -169,7 +183,7 @@ def start(session: Session) -> None:
     if not hasattr(torch._C, "_cuda_record_memory_history"):
         return
     options, history = session.options, CudaHistory()
-    if options.memory_steps or options.memory_ring:
+    if options.memory_steps or options.memory_ring or "memory-peak" in options.triggers:
         memory = CudaMemory(session, history)
         memory.subscribe()
         _when_cuda_begins(session, "cuda_memory", memory.cuda_began)

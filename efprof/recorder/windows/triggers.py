@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import torch
+
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Budget, Sampling
 from efprof.recorder.session.options import StepRange, Trigger
@@ -134,7 +136,8 @@ class Triggers:
         self.note_length(number, record.total_us)
         if self._peaks is not None and record.memory:
             rise = self._peaks.rise(number, record.memory[-1].allocated_bytes)
-            if rise is not None and counts:
+            # On a device the allocator's own history tells more, and has a window for this.
+            if rise is not None and counts and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 self._peaks = None
                 self._ask("memory-peak", f"step {number} left {rise:.0%} more memory allocated than any before it")
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
+from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.model import BOUNDARIES
 from efprof.recorder.session.options import StepRange
 from efprof.recorder.windows.cuda_memory import (
@@ -171,6 +172,32 @@ def test_a_history_that_cannot_be_written_is_turned_off(tmp_path: Path, monkeypa
     assert calls == ["on", "memory-1.pickle", "off"]
     assert len(recorded.steps) == 4
     assert [event.collector for event in recorded.events(CollectorStopped)] == ["cuda_memory"]
+
+
+def test_a_peak_opens_one_window_of_the_next_steps(tmp_path: Path) -> None:
+    session = open_session(tmp_path)
+    session.options = msgspec.structs.replace(session.options, memory_steps=(), triggers=("memory-peak",))
+    history = PretendedHistory()
+    memory = CudaMemory(session, history)
+    memory.cuda_began()
+    session.loop.step_ended.append(_pretend_growth_at(21, 24))
+    memory.subscribe()
+    session.start()
+    train_plainly(28)
+    session.end()
+    recorded = Recorded(folder=tmp_path)
+    assert [step.step for step in recorded.steps if step.window] == [22, 23]
+    assert [event.why for event in recorded.events(WindowOpened)] == [
+        "step 21 had 400% more memory allocated than any before it"
+    ]
+
+
+def _pretend_growth_at(*numbers: int) -> Callable[[object, StepRecord], None]:
+    def grow(_: object, record: StepRecord) -> None:
+        peak = 2**30 * 5 ** sum(record.step >= number for number in numbers)
+        record.memory = [BoundaryMemory("post_optimizer_step", 0.0, peak, peak)]
+
+    return grow
 
 
 def test_the_observer_is_quiet_after_the_recording(tmp_path: Path) -> None:
