@@ -109,8 +109,8 @@ def end_feeding(path: str) -> Fix:
     """Where a library that the line calls keeps what it is given."""
     return Fix.by_hand(
         f"Each such call adds to `{path}`. Make it once, before the loop, or undo it at the end of the step: the "
-        "`remove()` of a hook's handle, `plt.close(figure)`. Give a cache a limit (`@lru_cache(maxsize=N)`), write into "
-        "a buffer (`self.name.copy_(value)`), and log numbers (`.item()`)."
+        "`remove()` of a hook's handle, `plt.close(figure)`. Give a cache a limit (`@lru_cache(maxsize=N)`), write "
+        "into a buffer (`self.name.copy_(value)`), and log numbers (`.item()`)."
     )
 
 
