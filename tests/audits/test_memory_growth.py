@@ -121,7 +121,7 @@ def test_a_gradient_that_leads_back_to_its_tensor_is_blamed(tmp_path: Path) -> N
     assert str(finding.blame) == "train.py:5"
     assert finding.headline == "The gradient of `x` leads back to its own tensor"
     assert "`x.grad = None`" in finding.fix.summary
-    assert "6 tensors" in str(finding.evidence)
+    assert "6 such pairs were seen alive at once" in finding.message
 
 
 def test_without_any_holder_the_loop_is_named_and_the_doubt_said_by_this_audit_alone(tmp_path: Path) -> None:
