@@ -15,7 +15,7 @@ import torch
 
 from efprof.artifacts.events import BackwardCalls
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.holders.paths import Nodes, storage_of
+from efprof.recorder.holders.paths import Node, read_node, storage_of
 from efprof.recorder.holders.variables import locals_of, may_read_locals
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
@@ -107,7 +107,7 @@ class BackwardWatch:
             return
         (site, roots, step, creates_graph), self._kept = self._kept, None
         start = time.perf_counter()
-        hook, nodes = _Hook(site.called), Nodes()
+        hook, nodes = _Hook(site.called), dict[Any, Node]()
         found = _walk(roots, nodes)
         leaves = [node.variable for node in found if type(node).__name__ == ACCUMULATE]
         if creates_graph:
@@ -124,7 +124,6 @@ class BackwardWatch:
                 called.leaf = _name_of(own[0], self._session.sites)
             leaves_left = [weakref.ref(leaf) for leaf in own]
             site.alive.append(_Graph(step=step, hook=weakref.ref(hook), leaves=leaves_left))
-        nodes.forget()
         self._seconds += time.perf_counter() - start
 
     def finish(self, step: OpenStep, _: StepRecord) -> None:
@@ -158,22 +157,22 @@ def _is_compiled() -> bool:
     return bool(getattr(module, "compiled_autograd_enabled", False))
 
 
-def _walk(roots: list[Any], nodes: Nodes) -> list[Any]:
+def _walk(roots: list[Any], nodes: dict[Any, Node]) -> list[Any]:
     seen, todo = set(roots), list(roots)
     found: list[Any] = []
     while todo and len(found) <= MAX_NODES:
         node = todo.pop()
         found.append(node)
-        for following in nodes.of(node)[1]:
+        for following in read_node(node, nodes)[1]:
             if following not in seen:
                 seen.add(following)
                 todo.append(following)
     return found
 
 
-def _bytes_of(found: list[Any], leaves: list[torch.Tensor], nodes: Nodes) -> int:
+def _bytes_of(found: list[Any], leaves: list[torch.Tensor], nodes: dict[Any, Node]) -> int:
     """What the nodes saved; a parameter is there with or without them."""
-    kept: dict[int, int] = dict(storage for node in found for storage in nodes.of(node)[0])
+    kept: dict[int, int] = dict(storage for node in found for storage in read_node(node, nodes)[0])
     for address, _ in filter(None, map(storage_of, leaves)):
         kept.pop(address, None)
     return sum(kept.values())
