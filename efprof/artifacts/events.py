@@ -204,7 +204,8 @@ class BackwardCalls(Event, tag="backward_calls"):
     `num_retained` of them were told to keep their graph, `num_created` by `create_graph=True`. Of those `num_watched`
     graphs were watched, up to the step `last_watched_step`, which had `kept_bytes` at most: `num_released` are gone,
     `num_released_later` of them in a later step than their own, and `num_run_again` were gone through once more.
-    `num_cycles` leaves, no parameters, lived on at once, each with a gradient that has a graph.
+    `num_cycles` leaves, no parameters, lived on at once, each with a gradient that has a graph; `leaf` is what the
+    program calls one.
     """
 
     site: str
@@ -218,6 +219,7 @@ class BackwardCalls(Event, tag="backward_calls"):
     num_run_again: int = 0
     kept_bytes: int = 0
     num_cycles: int = 0
+    leaf: str | None = None
 
 
 class DeviceTensor(msgspec.Struct, kw_only=True):

@@ -33,13 +33,13 @@ class Counted(msgspec.Struct, kw_only=True, omit_defaults=True):
     name: str
     file: str | None
     type: str
-    length: int
+    length: int = 0
     max_length: int = 0
-    tensors: int
-    tensor_bytes: int
-    value_bytes: int
-    graph_nodes: int
-    graph_bytes: int
+    tensors: int = 0
+    tensor_bytes: int = 0
+    value_bytes: int = 0
+    graph_nodes: int = 0
+    graph_bytes: int = 0
     entry: list[str] = []
     is_cut: bool = False
     number: int | None = None
@@ -50,8 +50,8 @@ class Container(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     `number` is that of a `Counted` where it is one of those. `path`, `scope`, `owner` and `file` as there, or those of
     the holder that it lies in; None where nobody knows a name for it. `entry_bytes` is what an entry takes of the
-    host's memory, `tensor_bytes` what the storages of its tensors do, by a sample of the last ones. Once listed it is
-    listed again at every count while it lives, shorter or not: `length_before` is what it was at the last one.
+    host's memory, by a sample of the last ones. Once listed it is listed again at every count while it lives, shorter
+    or not: `length_before` is what it was at the last one.
     """
 
     number: int
@@ -61,7 +61,6 @@ class Container(msgspec.Struct, kw_only=True, omit_defaults=True):
     max_length: int = 0
     holds_tensors: bool
     entry_bytes: int
-    tensor_bytes: int = 0
     path: str | None = None
     scope: str | None = None
     owner: str | None = None
@@ -104,14 +103,12 @@ class Watched(msgspec.Struct, kw_only=True, omit_defaults=True):
     scope: str | None = None
     file: str | None = None
     number: int | None = None
-    changes: list[Change]
+    changes: list[Change] = []
 
 
 class Watch(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The lines seen in steps `first_step` to `last_step`; `why_not` where nothing could be watched (a debugger)."""
+    """The lines that were seen; `why_not` where nothing could be watched (a debugger)."""
 
-    first_step: int
-    last_step: int
     watched: list[Watched]
     why_not: str | None = None
 
@@ -127,31 +124,12 @@ def read_watches(rank_folder: Path) -> list[Watch]:
     return [read_json(path, Watch) for path in numbered_files(rank_folder, "watch", ".json")]
 
 
-class _OldCount(msgspec.Struct, kw_only=True):
-    """Two counts in one file, as recordings had it before each count had a file of its own; mostly without what had
-    not grown. A number of a holder is there twice, as `length_before` and `length_after`.
-    """
-
-    step_before: int
-    step_after: int
-    holders: list[dict[str, Any]]
-    is_partial: bool = False
-
-
-class _Either(msgspec.Struct):
-    """Tells the two apart."""
-
-    step_before: int | None = None
-
-
 class LargeCollection(msgspec.Struct, kw_only=True):
     """One that freed much and ended at `at_ns`, on the clock of the steps; `before_bytes` were allocated before it."""
 
     at_ns: int
-    generation: int
     before_bytes: int
     freed_bytes: int
-    seconds: float
 
 
 class CycleLink(msgspec.Struct, kw_only=True):
@@ -159,15 +137,15 @@ class CycleLink(msgspec.Struct, kw_only=True):
 
     `owner` is the class or function that `name`, its attribute or variable, belongs to; `file` is where that is
     written, None where it is a library's. `kind` is `class` where it is a class that keeps itself, with no name.
-    `through` is what lies between the two: a bound `method`, an exception's `traceback`, else a `container` or nothing.
-    `can_be_weak` tells whether Python can refer weakly to the next one.
+    `is_method` where a bound method lies between the two. `can_be_weak` tells whether Python can refer weakly to the
+    next one.
     """
 
     kind: Literal["attribute", "variable", "closure", "class"]
     owner: str
     name: str
     file: str | None
-    through: Literal["", "method", "traceback", "container"] = ""
+    is_method: bool = False
     can_be_weak: bool = False
 
 
@@ -212,24 +190,20 @@ def read_cycles(rank_folder: Path) -> CollectedGarbage:
 
 
 def _counts_in(path: Path) -> list[Count]:
-    if read_json(path, _Either).step_before is None:
+    """One; of an older recording two, in which each number of a holder is there twice, and what views take is not."""
+    old = read_json(path, dict[str, Any])
+    if "step_before" not in old:
         return [read_json(path, Count)]
-    old = read_json(path, _OldCount)
-    return [
-        Count(
-            step=step,
-            moment="step",
-            holders=[_counted(path, holder, when) for holder in old.holders if holder.get(f"tensors_{when}")],
-            is_partial=old.is_partial,
-        )
-        for step, when in ((old.step_before, "before"), (old.step_after, "after"))
-    ]
-
-
-def _counted(path: Path, holder: dict[str, Any], when: str) -> Counted:
-    """What views take of their storages was not counted then: they count as all of it."""
-    fields = {name.removesuffix(f"_{when}"): value for name, value in holder.items() if value is not None}
+    counts = []
     try:
-        return msgspec.convert({"file": None, **fields, "value_bytes": fields.get("tensor_bytes")}, Counted)
-    except msgspec.DecodeError as error:
+        for when in ("before", "after"):
+            holders = []
+            for one in old["holders"]:
+                fields = {name.removesuffix(f"_{when}"): value for name, value in one.items() if value is not None}
+                if fields["tensors"]:
+                    holders.append({"file": None, **fields, "value_bytes": fields["tensor_bytes"]})
+            count = {**old, "step": old[f"step_{when}"], "moment": "step", "holders": holders}
+            counts.append(msgspec.convert(count, Count))
+    except (LookupError, TypeError, AttributeError, msgspec.ValidationError) as error:
         raise UnreadableInput(f"{path} is not what efprof writes ({error}).") from None
+    return counts

@@ -2,8 +2,8 @@
 
 import shlex
 
-from efprof.facts.growth.host_growth import HostGrowth, host_growth_evidence, host_limits, is_told_of_tensors
 from efprof.facts.growth.leaks import place_to_blame
+from efprof.facts.growth.unheld_growth import HostGrowth, host_growth_evidence, host_limits
 from efprof.facts.run.run import Run
 from efprof.fixes.keep_less import WAYS_TO_BOUND
 from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
@@ -33,8 +33,6 @@ def growing_host_memory(run: Run) -> Examination:
     looked_at = f"memory of the host {growth.fit.looked_at}"
     if growth.is_explained:
         return Examination(looked_at=looked_at, findings=(_finding(run, growth),))
-    if growth.is_growing and is_told_of_tensors(run):
-        return Examination(looked_at=f"{looked_at}, which grows no more than tensors do")
     if growth.is_growing:
         raise ThinEvidence(
             f"{looked_at} grows {format_bytes(growth.fit.trend.slope)} per step, but no container was counted that "

@@ -1,10 +1,9 @@
 """Memory that every step leaves behind, and no variable of the program is seen to keep."""
 
-from efprof.facts.growth.growth_blame import UnattributedGrowth
-from efprof.facts.growth.host_growth import may_be_pointers
 from efprof.facts.growth.leaks import EXPLAINED, Leaks
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_gain, growth_words
 from efprof.facts.growth.reference_cycles import CycleSawtooth
+from efprof.facts.growth.unheld_growth import UnattributedGrowth, may_be_pointers
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.fixes.keep_less import WAYS_TO_BOUND, end_feeding

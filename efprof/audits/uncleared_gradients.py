@@ -30,30 +30,32 @@ def uncleared_gradients(run: Run) -> Examination:
     looked_at = f"the gradients of {num_watched} optimizer{'s' * (num_watched != 1)}"
     by_line: dict[str, list[UnclearedOptimizer]] = {}
     for optimizer in uncleared:
-        by_line.setdefault(optimizer.backwards[0].key, []).append(optimizer)
-    findings = tuple(_finding(run, optimizers) for optimizers in by_line.values())
+        by_line.setdefault(optimizer.backward_sites[0], []).append(optimizer)
+    findings = tuple(_finding(run, site, optimizers) for site, optimizers in by_line.items())
     return Examination(looked_at=looked_at, findings=findings)
 
 
-def _finding(run: Run, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
-    sources, blame = run.get(Sources), optimizers[0].backwards[0]
-    names = " and ".join(dict.fromkeys(one.name for one in optimizers))
+def _finding(run: Run, site: str, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
+    sources = run.get(Sources)
+    blame = sources.line(site)
+    names = " and ".join(dict.fromkeys(one.optimizer for one in optimizers))
     num_steps = min(one.num_steps for one in optimizers)
-    places = dict.fromkeys(
-        line for one in optimizers for line in (*one.backwards, one.step) if line not in (None, blame)
-    )
+    sites = [place for one in optimizers for place in (*one.backward_sites, one.step_site) if place is not None]
+    others = dict.fromkeys(line for line in map(sources.line, sites) if line != blame)
+    # No pass for another optimizer's step may add to the gradients that are cleared there.
+    alone = [None if one.num_earlier_backwards else one.step_site for one in optimizers]
     return Finding(
         blame=blame,
         category="numbers",
         headline="Gradients are never cleared",
         message=f"Nothing clears the gradients of {names}: before each of the {num_steps} steps that were watched, "
         "this backward pass added to what the steps before had left.",
-        fix=clear_gradients([one.step if one.is_alone else None for one in optimizers], sources.file),
+        fix=clear_gradients([None if at is None else sources.line(at) for at in alone], sources.file),
         gain=Gain.none(
             "no time and no memory; each update then follows its own step's gradients, not all since the start"
         ),
         evidence=(
-            *(sources.snippet(place) for place in places if place is not None),
+            *map(sources.snippet, others),
             Narrative.of(
                 "Where the optimizer stepped and where each backward pass began and ended, the numbers that the step "
                 "had used were still there, and the pass added to them.",

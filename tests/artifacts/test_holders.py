@@ -43,8 +43,6 @@ COUNTED = Counted(
 CONTAINER = Container(number=7, type="list", length=20, length_before=10, holds_tensors=True, entry_bytes=8)
 
 WATCH = Watch(
-    first_step=40,
-    last_step=41,
     watched=[
         Watched(
             path="train.history", number=7, changes=[Change(site="train.py:9:train", how="grew", times=2, entries=2)]
@@ -55,7 +53,7 @@ WATCH = Watch(
 
 def test_every_count_and_watch_is_read_in_order_and_there_may_be_none(tmp_path: Path) -> None:
     assert read_watches(tmp_path) == []
-    watches = [WATCH, Watch(first_step=80, last_step=80, watched=[], why_not="a debugger")]
+    watches = [WATCH, Watch(watched=[], why_not="a debugger")]
     for number, watch in enumerate(watches, start=1):
         (tmp_path / f"watch-{number}.json").write_bytes(msgspec.json.encode(watch))
     assert read_watches(tmp_path) == watches
@@ -119,7 +117,7 @@ def test_a_missing_and_a_foreign_file_are_refused_by_name_and_what_was_written_i
     (tmp_path / CYCLES_FILE).write_text('{"num_read": "many"}')
     with pytest.raises(UnreadableInput, match=r"cycles-1\.json is not what efprof writes"):
         read_cycles(tmp_path)
-    collection = LargeCollection(at_ns=1, generation=0, before_bytes=200, freed_bytes=100, seconds=0.001)
+    collection = LargeCollection(at_ns=1, before_bytes=200, freed_bytes=100)
     cycle = cycle_of(link("Step", "noise"), link("Noise", "step"))
     assert cycle.path == "Step.noise -> Noise.step -> Step"
     found = CollectedGarbage(num_read=9, num_large=1, collections=[collection], cycles=[cycle])

@@ -104,7 +104,7 @@ def seen(site: str = FED, how: Literal["grew", "shrank", "bound"] = "grew", *, t
 def watch_of(*changes: Change, **fields: Any) -> Watch:
     """What was seen of the list with the losses; of something else with other `fields`."""
     named = {"path": "train.history", "scope": "local", "file": "train.py", "number": 1, **fields}
-    return Watch(first_step=40, last_step=45, watched=[Watched(**named, changes=list(changes))])
+    return Watch(watched=[Watched(**named, changes=list(changes))])
 
 
 def leaking_run(folder: Path, holder: Callable[[int], Counted | None] = graphs, **fields: Any) -> Run:

@@ -7,7 +7,6 @@ import pytest
 
 from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.audits.growing_host_memory import growing_host_memory
-from efprof.audits.memory_growth import memory_growth
 from efprof.facts.run.run import Run
 from efprof.model import Finding, NotRecorded, Series, ThinEvidence
 from efprof.units import KIB, MIB
@@ -88,13 +87,6 @@ def test_a_container_that_explains_little_of_it_or_is_bounded_is_not_blamed(tmp_
     counts = containers_of((19, 60, 119), entry_bytes=MIB, max_length=10_000)
     with pytest.raises(ThinEvidence, match="no container was counted"):
         growing_host_memory(run_of(tmp_path / "second", growing(), counts=counts))
-
-
-def test_where_tensors_grow_as_much_it_is_told_of_once_and_said_that_there_is_growth(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", growing(tensor_bytes=MIB), per_step=0)
-    assert growing_host_memory(run).findings == ()
-    assert len(memory_growth(run).findings) == 1
-    assert growing_host_memory(run).looked_at.endswith("which grows no more than tensors do")
 
 
 def test_a_heap_in_pieces_and_a_full_cache_are_no_growth_of_objects(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_where_a_library_keeps_what_nobody_can_size_the_line_that_feeds_it_is_bl
     sources = {"train.py": TRAIN.replace("history.append(loss)", "figure = plt.figure()")}
     (finding,) = memory_growth(leaking_run(tmp_path, counts=counts, watches=[fills], sources=sources)).findings
     assert str(finding.blame) == "train.py:8"
-    assert "plt.close(figure)" in finding.fix.summary
+    assert "Close each figure" in finding.fix.summary
 
 
 def test_what_rises_unsteadily_is_not_passed_and_steady_memory_is_silent(tmp_path: Path) -> None:
@@ -113,13 +113,15 @@ def test_the_line_whose_allocations_survive_is_blamed(tmp_path: Path) -> None:
 
 
 def test_a_gradient_that_leads_back_to_its_tensor_is_blamed(tmp_path: Path) -> None:
-    calls = BackwardCalls(at_ns=START_NS, step=9, site="train.py:5:train", num_calls=9, num_created=9, num_cycles=6)
+    calls = BackwardCalls(
+        at_ns=START_NS, step=9, site="train.py:5:train", num_calls=9, num_created=9, num_cycles=6, leaf="x"
+    )
     run = leaking_run(tmp_path, counts=NOTHING, events=[calls], allocations=[surviving(4)])
     (finding,) = memory_growth(run).findings
     assert str(finding.blame) == "train.py:5"
-    assert finding.headline == "The gradient of a tensor leads back to the tensor"
-    assert "set its `grad` to None" in finding.fix.summary
-    assert "6 tensors" in str(finding.evidence)
+    assert finding.headline == "The gradient of `x` leads back to its own tensor"
+    assert "`x.grad = None`" in finding.fix.summary
+    assert "6 such pairs were seen alive at once" in finding.message
 
 
 def test_without_any_holder_the_loop_is_named_and_the_doubt_said_by_this_audit_alone(tmp_path: Path) -> None:

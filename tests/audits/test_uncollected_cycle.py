@@ -62,7 +62,6 @@ def sawtooth_run(
     per_step: int = 4 * MIB,
     every: int = 10,
     num_steps: int = 60,
-    generation: int = 0,
     **fields: Any,
 ) -> Run:
     """Each step leaves so much garbage, and each so many steps all of it is freed; 100 MiB are kept."""
@@ -74,10 +73,8 @@ def sawtooth_run(
             collections.append(
                 LargeCollection(
                     at_ns=START_NS + number * 1_000_000_000 + 500_000_000,
-                    generation=generation,
                     before_bytes=left,
                     freed_bytes=left - 100 * MIB,
-                    seconds=0.002,
                 )
             )
     run = write_run(folder, steps=steps, sources={"train.py": text}, **fields)
@@ -155,7 +152,7 @@ def test_tensors_and_what_has_no_weak_reference_are_left_to_a_person(tmp_path: P
 
 def test_a_method_is_told_how_to_be_kept(tmp_path: Path) -> None:
     text = "class Step:\n    def __init__(self):\n        self.callback = self.listen\n"
-    finding = finding_of(sawtooth_run(tmp_path / "run", text=text, links=[link("Step", "callback", through="method")]))
+    finding = finding_of(sawtooth_run(tmp_path / "run", text=text, links=[link("Step", "callback", is_method=True)]))
     assert str(finding.blame) == "train.py:3"
     assert "WeakMethod" in finding.fix.summary
 
@@ -165,7 +162,7 @@ def test_what_refers_to_its_owner_is_blamed_before_the_owner_s_container(tmp_pat
     text = (
         "class Parent:\n    def add(self, child):\n        child.parent = self\n        self.children.append(child)\n"
     )
-    links = (link("Parent", "children", through="container"), link("Child", "parent"))
+    links = (link("Parent", "children"), link("Child", "parent"))
     assert str(finding_of(sawtooth_run(tmp_path / "run", text=text, links=links)).blame) == "train.py:3"
 
 
@@ -180,7 +177,7 @@ def test_small_garbage_and_what_is_collected_every_few_steps_and_what_nothing_co
 ) -> None:
     assert uncollected_cycle(sawtooth_run(tmp_path / "few", per_step=MIB)).findings == ()  # 10 of 110 MiB
     assert uncollected_cycle(sawtooth_run(tmp_path / "more", per_step=2 * MIB)).findings != ()
-    run = sawtooth_run(tmp_path / "second", every=2, per_step=20 * MIB, generation=2)
+    run = sawtooth_run(tmp_path / "second", every=2, per_step=20 * MIB)
     assert run.get(CycleSawtooth).height_bytes == 40 * MIB
     assert uncollected_cycle(run).findings == ()
     run = write_run(tmp_path / "third", steps=leaking_steps(), sources={"train.py": TRAIN})

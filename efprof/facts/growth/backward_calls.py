@@ -7,9 +7,9 @@ from typing import Self
 from efprof.artifacts.events import BackwardCalls, GradientClearing, events_of
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources, place_of
+from efprof.facts.source.sources import place_of
 from efprof.facts.steps.step_times import StepTimes
-from efprof.model import Narrative, NotRecorded, SourceLine, ThinEvidence
+from efprof.model import Narrative, NotRecorded, ThinEvidence
 
 MIN_CYCLES = 3
 """Leaves alive at once, each with a gradient that has a graph: two are this step's and the one's before."""
@@ -93,19 +93,8 @@ class RetainedBackward:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnclearedOptimizer:
-    """One of them: before `num_steps` of its steps, all that were watched, its gradients were never cleared.
-
-    `backwards` are the lines of the passes from which it takes a step, in order. `step` is the line that steps it, None
-    where no line of the user's does; `is_alone` where no pass for another optimizer's step adds to its gradients.
-    """
-
-    name: str
-    num_steps: int
-    backwards: tuple[SourceLine, ...]
-    step: SourceLine | None
-    is_alone: bool
+UnclearedOptimizer = GradientClearing
+"""One whose gradients were never cleared before all of its steps that were watched."""
 
 
 def uncleared_optimizers(run: Run) -> tuple[int, list[UnclearedOptimizer]]:
@@ -113,24 +102,13 @@ def uncleared_optimizers(run: Run) -> tuple[int, list[UnclearedOptimizer]]:
 
     Raises NotRecorded where no optimizer can be told of.
     """
-    sources = run.get(Sources)
     seen = [event for event in events_of(run.rank_folder, GradientClearing) if event.outcome != "changed"]
     if not seen:
         raise NotRecorded(
             "events.jsonl does not say what becomes of the gradients: record 20 steps of an optimizer whose gradients "
             "are neither sparse nor sharded, nor changed in place, as `zero_grad(set_to_none=False)` and some do."
         )
-    return len(seen), [
-        UnclearedOptimizer(
-            name=event.optimizer,
-            num_steps=event.num_steps,
-            backwards=tuple(map(sources.line, event.backward_sites)),
-            step=None if event.step_site is None else sources.line(event.step_site),
-            is_alone=not event.num_earlier_backwards,
-        )
-        for event in seen
-        if event.outcome == "kept" and event.backward_sites
-    ]
+    return len(seen), [event for event in seen if event.outcome == "kept" and event.backward_sites]
 
 
 def _how_it_is_known(calls: BackwardCalls) -> Narrative:

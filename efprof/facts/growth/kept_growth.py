@@ -1,5 +1,6 @@
 """What the run keeps more of at every count: the holder, the lines seen to feed it, what speaks against a leak."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -30,27 +31,23 @@ class SeenLines:
 
     def __init__(self, watches: Sequence[Watch], counts: Sequence[Count]) -> None:
         self._watched = [one for watch in watches for one in watch.watched]
-        self._why_not = next((watch.why_not for watch in watches if watch.why_not), None)
-        self._has_steps = any(watch.why_not is None and watch.last_step >= watch.first_step for watch in watches)
-        self._numbers: dict[Name, set[int]] = {}
+        self._numbers: dict[Name, set[int]] = defaultdict(set)
         for count in counts:
             things: list[Counted | Container] = [*count.holders, *count.containers]
             for one in things:
                 if one.number is not None and one.path is not None:
-                    self._numbers.setdefault((one.scope, one.path, one.file), set()).add(one.number)
+                    self._numbers[one.scope, one.path, one.file].add(one.number)
+        self.why_unseen = "no line was seen to change it in the steps that were watched"
+        """Of something whose lines nobody saw."""
+        if all(watch.why_not is not None for watch in watches):
+            self.why_unseen = next((watch.why_not for watch in watches if watch.why_not), "its lines were not watched")
 
     def of(self, name: Name | None, number: int | None = None) -> list[Change]:
         """Those of a holder, and of the containers that are or lie in it; or of one container."""
-        numbers = {number} if name is None else self._numbers.get(name, set())
+        numbers = {number} if name is None else self._numbers[name]
         return _together(
             one for one in self._watched if (one.scope, one.path, one.file) == name or one.number in numbers
         )
-
-    def why_unseen(self) -> str:
-        """Of something whose lines nobody saw."""
-        if not self._has_steps:
-            return self._why_not or "its lines were not watched"
-        return "no line was seen to change it in the steps that were watched"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,31 +85,27 @@ def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> R
     known = [counted for _, counted in found if counted is not None]
     if len(sizes) < 2 or not any(later.num_bytes > one.num_bytes for one, later in pairwise(sizes)):
         return None
-    first, last = found[0][1], known[-1]
-    changes = seen.of(name)
-    said = _judged(sizes, last.max_length, changes, run)
-    kept = _kept(last, sizes, changes, seen, said)
-    nodes, tensors = (first.graph_nodes, first.tensors) if first else (0, 0)  # counting stops at a limit
-    tensor_bytes = max(0, last.tensor_bytes - (first.tensor_bytes if first else 0))
-    value_bytes = max(0, last.value_bytes - (first.value_bytes if first else 0))
+    last = known[-1]
+    first = found[0][1] or structs.replace(last, tensors=0, tensor_bytes=0, value_bytes=0, graph_nodes=0)
+    kept = _kept(last, sizes, seen, seen.of(name), run)
+    tensors_added = last.tensors - first.tensors
+    tensor_bytes = max(0, last.tensor_bytes - first.tensor_bytes)
+    has_more = last.graph_nodes > first.graph_nodes or tensors_added > 0  # counting nodes stops at a limit
     return replace(
         kept,
         name=_spelled(last),
-        kind="graphs" if last.graph_nodes > 0 and (last.graph_nodes > nodes or last.tensors > tensors) else "tensors",
-        tensors_added=last.tensors - tensors,
+        kind="graphs" if last.graph_nodes > 0 and has_more else "tensors",
+        tensors_added=tensors_added,
         tensor_rate=tensor_bytes / kept.num_steps,
-        value_rate=min(value_bytes, tensor_bytes) / kept.num_steps,
+        value_rate=min(max(0, last.value_bytes - first.value_bytes), tensor_bytes) / kept.num_steps,
         entry=tuple(last.entry),
     )
 
 
 def _kept(
-    of: Counted | Container,
-    sizes: Sequence[Size],
-    changes: Sequence[Change],
-    seen: SeenLines,
-    said: tuple[Verdict, str],
+    of: Counted | Container, sizes: Sequence[Size], seen: SeenLines, changes: Sequence[Change], run: Run | None
 ) -> RetainedTensors:
+    verdict, against = _judged(sizes, of.max_length, changes, run)
     return RetainedTensors(
         path=of.path,
         name=of.path or of.type,
@@ -122,11 +115,11 @@ def _kept(
         kind="objects",
         sizes=tuple(sizes),
         rate=rate_of(sizes),
-        verdict=said[0],
-        against=said[1],
+        verdict=verdict,
+        against=against,
         fed=tuple(change for change in changes if change.how != "shrank"),
         emptied=tuple(change for change in changes if change.how == "shrank"),
-        unseen=seen.why_unseen(),
+        unseen=seen.why_unseen,
     )
 
 
@@ -188,9 +181,7 @@ def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> Retaine
     if len(lengths) < 2:
         return None
     sizes = [Size(step=step, length=length, num_bytes=length * entry_bytes) for step, length in lengths]
-    changes = seen.of(None, number)
-    said = _judged(sizes, last.max_length, changes, None)
-    return _kept(last, sizes, changes, seen, said)
+    return _kept(last, sizes, seen, seen.of(None, number), None)
 
 
 def _without_aliases(holders: Sequence[RetainedTensors]) -> list[RetainedTensors]:

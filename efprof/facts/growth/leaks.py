@@ -198,12 +198,9 @@ def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0) 
 
 def _who_keeps(kept: Sequence[RetainedTensors]) -> str:
     """`a` keeps tensors; `a` and `b` keep tensors with their graphs."""
-    names = [f"`{one.name}`" for one in kept]
-    if len(names) > 3:
-        names = [*names[:2], f"{len(names) - 2} more"]
-    whole = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    names = " and ".join([f"`{one.name}`" for one in kept[:2]] + [f"{len(kept) - 2} more"] * (len(kept) > 2))
     what = "tensors with their graphs" if any(one.kind == "graphs" for one in kept) else "tensors"
-    return f"{whole} {'keeps' if len(kept) == 1 else 'keep'} {what}"
+    return f"{names} {'keeps' if len(kept) == 1 else 'keep'} {what}"
 
 
 def _message(run: Run, leak: Leak) -> str:

@@ -18,6 +18,7 @@ from efprof.facts.growth.trend import (
     Trend,
     first_after_warm_up,
     fit,
+    is_leak,
     theil_sen,
 )
 from efprof.facts.run.run import Run
@@ -50,7 +51,10 @@ class MemoryGrowth:
     def compute(cls, run: Run) -> Self:
         """Fit the trend; raises ThinEvidence under `MIN_STEPS` steps."""
         records = read_steps(run.rank_folder)[0]
-        samples, within = _read(records, _counted_after(run))
+        counted_after: set[int] = set()
+        with contextlib.suppress(NotRecorded, UnreadableInput):
+            counted_after = {count.step for count in read_counts(run.rank_folder)}
+        samples, within = _read(records, counted_after)
         steps = [sample[0] for sample in samples if sample is not IN_WINDOW]
         if len(steps) < MIN_STEPS:
             raise ThinEvidence(
@@ -62,7 +66,9 @@ class MemoryGrowth:
         found = fit(samples, records, first_steady=first_steady, within=within)
         late = theil_sen(found.blocks[len(found.blocks) // 2 :]).slope
         is_rising = min(found.trend.low, found.trend.slope - MIN_SLOPE, late - MIN_SLOPE) > 0
-        return cls(fit=found, is_growing=found.is_leak, is_rising=is_rising and not found.is_leak)
+        steady = list(zip(found.steps, found.sizes, strict=True))[first_steady:]
+        is_growing = is_leak(steady, found.blocks, found.trend)
+        return cls(fit=found, is_growing=is_growing, is_rising=is_rising and not is_growing)
 
 
 def _read(records: Sequence[StepRecord], counted_after: Container[int]) -> tuple[list[Point | None], list[int]]:
@@ -79,18 +85,10 @@ def _read(records: Sequence[StepRecord], counted_after: Container[int]) -> tuple
         left = [here.allocated_bytes for here in record.memory if here.boundary == "post_optimizer_step"][-1:]
         if left and not is_in_window:
             samples.append((record.step, left[0]))
-            # Where memory was read at the end alone, as in short steps of old recordings: as the step before.
-            within.append(max(sizes) - max(left[0], sizes[0]) if len(sizes) > 1 else (within or [0])[-1])
+            within.append(max(sizes) - max(left[0], sizes[0]))
         if is_in_window or record.step in counted_after:
             samples.append(IN_WINDOW)
     return samples, within
-
-
-def _counted_after(run: Run) -> set[int]:
-    """The steps at whose ends holders were counted."""
-    with contextlib.suppress(NotRecorded, UnreadableInput):
-        return {count.step for count in read_counts(run.rank_folder)}
-    return set()
 
 
 def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0) -> Gain:

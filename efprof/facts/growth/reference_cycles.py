@@ -91,26 +91,14 @@ def cycle_gain(sawtooth: CycleSawtooth) -> Gain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClosingStatement:
-    """A statement that stores `value` and so makes `link`.
-
-    `is_elsewhere` where its `self` is of another class than the one that has the attribute, or that it refers to;
-    `is_given` where it stores an argument of its function.
-    """
+    """A statement that stores `value` and so makes `link`; of a smaller `rank` it is likelier to close the cycle."""
 
     file: str
     line: int
     function: str
     link: CycleLink
     value: ast.expr
-    is_elsewhere: bool
-    is_given: bool
-
-    @property
-    def rank(self) -> tuple[bool, int, str, int]:
-        """Smaller is likelier: `self`, what was given, what has a name; last what is made there, which hangs below."""
-        is_self = isinstance(self.value, ast.Name) and self.value.id == "self"
-        is_made = isinstance(self.value, ast.Call | ast.ListComp | ast.DictComp)
-        return self.is_elsewhere, 2 * is_made - 2 * is_self - self.is_given, self.file, -self.line
+    rank: tuple[bool, int, str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,16 +162,18 @@ def _statement(link: CycleLink, referred_to: str, file: str, placed: PlacedNode)
             is_outside = True  # these refer to nothing
     if is_outside or isinstance(target, ast.Name) != is_variable:
         return None
-    owner = placed.function.rpartition(".")[0]
-    is_of_another = isinstance(value, ast.Name) and value.id == "self" and owner != referred_to
+    owner, is_self = placed.function.rpartition(".")[0], isinstance(value, ast.Name) and value.id == "self"
+    is_elsewhere = is_self and owner != referred_to  # its `self` is of another class than the link
     if ast.unparse(target).startswith(f"self.{link.name}"):
-        is_of_another = owner != link.owner
+        is_elsewhere = owner != link.owner
+    is_given = isinstance(value, ast.Name) and value.id in placed.arguments
+    is_made = isinstance(value, ast.Call | ast.ListComp | ast.DictComp)  # what is made there hangs below
+    order = 2 * is_made - 2 * is_self - is_given
     return ClosingStatement(
         file=file,
         line=placed.node.lineno,
         function=placed.function,
         link=link,
         value=value,
-        is_given=isinstance(value, ast.Name) and value.id in placed.arguments,
-        is_elsewhere=is_of_another and not is_variable,
+        rank=(is_elsewhere and not is_variable, order, file, -placed.node.lineno),
     )

@@ -75,11 +75,6 @@ class Fit:
     within: tuple[int, ...] = ()
 
     @property
-    def is_leak(self) -> bool:
-        """Whether it grows along the line, to the end, and by more than noise."""
-        return is_leak(list(zip(self.steps, self.sizes, strict=True))[self.first_steady :], self.blocks, self.trend)
-
-    @property
     def read_until(self) -> int | None:
         """The last step that was read, where the run went on for long after it."""
         last = self.steps[-1]

@@ -15,9 +15,11 @@ import torch
 
 from efprof.artifacts.events import BackwardCalls
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.holders.paths import Nodes, storage_of
+from efprof.recorder.holders.paths import Node, read_node, storage_of
+from efprof.recorder.holders.variables import locals_of, may_read_locals
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.sites import Sites, callers
 
 MAX_SECONDS = 0.3
 """Of walking graphs and hooking their nodes, in a whole run: 5 to 15 us a node (measured)."""
@@ -105,7 +107,7 @@ class BackwardWatch:
             return
         (site, roots, step, creates_graph), self._kept = self._kept, None
         start = time.perf_counter()
-        hook, nodes = _Hook(site.called), Nodes()
+        hook, nodes = _Hook(site.called), dict[Any, Node]()
         found = _walk(roots, nodes)
         leaves = [node.variable for node in found if type(node).__name__ == ACCUMULATE]
         if creates_graph:
@@ -118,9 +120,10 @@ class BackwardWatch:
             called = site.called
             called.num_watched, called.last_watched_step = called.num_watched + 1, step
             called.kept_bytes = max(called.kept_bytes, _bytes_of(found, leaves, nodes))
+            if own and called.leaf is None:
+                called.leaf = _name_of(own[0], self._session.sites)
             leaves_left = [weakref.ref(leaf) for leaf in own]
             site.alive.append(_Graph(step=step, hook=weakref.ref(hook), leaves=leaves_left))
-        nodes.forget()
         self._seconds += time.perf_counter() - start
 
     def finish(self, step: OpenStep, _: StepRecord) -> None:
@@ -154,22 +157,22 @@ def _is_compiled() -> bool:
     return bool(getattr(module, "compiled_autograd_enabled", False))
 
 
-def _walk(roots: list[Any], nodes: Nodes) -> list[Any]:
+def _walk(roots: list[Any], nodes: dict[Any, Node]) -> list[Any]:
     seen, todo = set(roots), list(roots)
     found: list[Any] = []
     while todo and len(found) <= MAX_NODES:
         node = todo.pop()
         found.append(node)
-        for following in nodes.of(node)[1]:
+        for following in read_node(node, nodes)[1]:
             if following not in seen:
                 seen.add(following)
                 todo.append(following)
     return found
 
 
-def _bytes_of(found: list[Any], leaves: list[torch.Tensor], nodes: Nodes) -> int:
+def _bytes_of(found: list[Any], leaves: list[torch.Tensor], nodes: dict[Any, Node]) -> int:
     """What the nodes saved; a parameter is there with or without them."""
-    kept: dict[int, int] = dict(storage for node in found for storage in nodes.of(node)[0])
+    kept: dict[int, int] = dict(storage for node in found for storage in read_node(node, nodes)[0])
     for address, _ in filter(None, map(storage_of, leaves)):
         kept.pop(address, None)
     return sum(kept.values())
@@ -177,3 +180,12 @@ def _bytes_of(found: list[Any], leaves: list[torch.Tensor], nodes: Nodes) -> int
 
 def _has_graph(leaf: torch.Tensor | None) -> bool:
     return leaf is not None and leaf.grad is not None and leaf.grad.grad_fn is not None
+
+
+def _name_of(leaf: torch.Tensor, sites: Sites) -> str | None:
+    """The variable of the innermost function of the user's that has it."""
+    frame = next((one for one in callers(sys._getframe()) if sites.is_user_code(one.f_code)), None)
+    if frame is None or sys.gettrace() is not None:
+        return None
+    names = locals_of(frame) if may_read_locals(frame.f_code) else frame.f_globals
+    return next((name for name, value in list(names.items()) if value is leaf), None)

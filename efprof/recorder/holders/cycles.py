@@ -10,7 +10,7 @@ import time
 import msgspec
 
 from efprof.artifacts.files import write_atomically
-from efprof.artifacts.holders import CYCLES_FILE, CollectedGarbage, Cycle, LargeCollection
+from efprof.artifacts.holders import CYCLES_FILE, CollectedGarbage, LargeCollection
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.holders.garbage import look_at_garbage, may_look
 from efprof.recorder.loop.open_step import OpenStep
@@ -26,8 +26,6 @@ STEPS_APART = 4
 LARGE_BEFORE_LOOK = 2
 """What only one collection finds is what the start of the program left; each further look takes twice as many."""
 
-MAX_LOOKS = 3
-
 READING_SHARE = 0.001
 """Of the time, for reading memory around collections."""
 
@@ -41,13 +39,10 @@ class Cycles:
         self._started = session.shell.guarded("cycles", self._start)
         self._stopped = session.shell.guarded("cycles", self._stop)
         self._due_ns = 0
-        self._before: tuple[int, int] | None = None
-        self._num_read = self._num_large = self._num_looks = 0
-        self._listed: list[LargeCollection] = []
-        self._cycles: list[Cycle] = []
+        self._before: int | None = None
+        self._found = CollectedGarbage(num_read=0, num_large=0, collections=[], cycles=[])
         self._last_apart = self._generation = 0
-        self._num_apart = 0
-        self._num_written = 0
+        self._num_apart, self._due_at = 0, LARGE_BEFORE_LOOK
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
@@ -57,69 +52,55 @@ class Cycles:
             self._stopped(info["generation"])
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
-        is_time = self._num_apart >= LARGE_BEFORE_LOOK * 2**self._num_looks and self._num_looks < MAX_LOOKS
-        if is_time and not self._cycles and record.window is None and step.number >= self._last_apart + STEPS_APART:
+        """Look, and write what there is for a process that is killed, at a step whose garbage nobody has freed yet."""
+        if self._num_apart < self._due_at or step.number < self._last_apart + STEPS_APART or record.window is not None:
+            return
+        self._due_at *= 2
+        if not self._found.cycles and may_look():
             self._look()
-        if self._num_large >= max(LARGE_BEFORE_LOOK, 2 * self._num_written):
-            self.write()
+        self.write()
 
     def write(self) -> None:
-        if not self._session.loop.steps.num_finished:
-            return
-        self._num_written = self._num_large
-        found = CollectedGarbage(
-            num_read=self._num_read, num_large=self._num_large, collections=self._listed, cycles=self._cycles
-        )
-        write_atomically(self._session.rank_folder / CYCLES_FILE, msgspec.json.format(msgspec.json.encode(found)))
+        if self._session.loop.steps.num_finished:
+            content = msgspec.json.format(msgspec.json.encode(self._found))
+            write_atomically(self._session.rank_folder / CYCLES_FILE, content)
 
     def _start(self) -> None:
         loop = self._session.loop
         if loop.thread.is_training_thread and loop.steps.num_finished and not self._session.memory.is_collecting:
-            self._before = (time.perf_counter_ns(), self._session.memory.read()[0])
+            self._before = self._session.memory.read()[0]
 
     def _stop(self, generation: int) -> None:
         assert self._before is not None
-        (began_ns, before), self._before = self._before, None
-        ended_ns = time.perf_counter_ns()
+        before, self._before = self._before, None
+        began_ns = time.perf_counter_ns()
         freed = before - self._session.memory.read()[0]
         now = time.perf_counter_ns()
-        self._due_ns = now + round(2 * (now - ended_ns) / READING_SHARE)
-        self._num_read += 1
+        self._due_ns = now + round(2 * (now - began_ns) / READING_SHARE)
+        self._found.num_read += 1
         if freed >= max(MIN_FREED_BYTES, MIN_FREED_SHARE * before):
-            self._note(generation, before, freed, (ended_ns - began_ns) / 1e9)
+            self._note(generation, before, freed)
 
-    def _note(self, generation: int, before: int, freed: int, seconds: float) -> None:
-        step = self._session.loop.number
-        self._num_large += 1
+    def _note(self, generation: int, before: int, freed: int) -> None:
+        step, found = self._session.loop.number, self._found
+        found.num_large += 1
         self._generation = generation
         if step >= self._last_apart + STEPS_APART:
             self._num_apart += 1
             self._last_apart = step
-        if len(self._listed) < MAX_LISTED:
-            self._listed.append(
-                LargeCollection(
-                    at_ns=time.time_ns(),
-                    generation=generation,
-                    before_bytes=before,
-                    freed_bytes=freed,
-                    seconds=seconds,
-                )
-            )
+        if len(found.collections) < MAX_LISTED:
+            found.collections.append(LargeCollection(at_ns=time.time_ns(), before_bytes=before, freed_bytes=freed))
 
     def _look(self) -> None:
-        self._num_looks += 1
-        if not may_look():
-            return
         session, began_ns = self._session, time.perf_counter_ns()
         session.loop.mark_interrupted()
         session.memory.is_collecting = True
         try:
-            self._cycles = look_at_garbage(self._generation, session.sites)
+            self._found.cycles = look_at_garbage(self._generation, session.sites)
         finally:
             session.memory.is_collecting = False
-        if self._cycles:
+        if self._found.cycles:
             session.sites.keep_all()  # the statement that closes the cycle may stand in any of them
-        self.write()
         session.budget.spend("cycles", time.perf_counter_ns() - began_ns)
 
 

@@ -24,7 +24,7 @@ import torch
 from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.holders import Cycle, CycleLink
 from efprof.recorder.holders import variables
-from efprof.recorder.holders.paths import Held, Nodes, TimeLimit, TimeLimitReached
+from efprof.recorder.holders.paths import Held, Place, TimeLimit, TimeLimitReached
 from efprof.recorder.session.sites import Sites, user_file_of
 
 MAX_SECONDS = 0.1
@@ -80,7 +80,7 @@ def look_at_garbage(generation: int, sites: Sites) -> list[Cycle]:
 
 
 def _find_cycles(sites: Sites) -> list[Cycle]:
-    search = _Search(Names(sites), gc.garbage[-MAX_OBJECTS:])
+    search = _Search(sites, gc.garbage[-MAX_OBJECTS:])
     with suppress(TimeLimitReached):
         search.run()
 
@@ -94,9 +94,11 @@ def _find_cycles(sites: Sites) -> list[Cycle]:
 
 
 class _Search:
-    def __init__(self, names: "Names", objects: list[Any]) -> None:
+    """Finds circles, and tells whose code an object belongs to and by which name it keeps another; runs none of it."""
+
+    def __init__(self, sites: Sites, objects: list[Any]) -> None:
         self.found: list[Cycle] = []
-        self._names = names
+        self._sites = sites
         self._objects = objects
         self._members = {id(value) for value in objects}
         self._time_limit = TimeLimit(time.thread_time() + MAX_SECONDS)
@@ -115,11 +117,11 @@ class _Search:
         foreign: dict[tuple[str, str | None], list[Any]] = {}
         for value in self._objects:
             self._time_limit.check_sometimes()
-            if issubclass(type(value), (ModuleType, BuiltinFunctionType)) or self._names.is_between(value):
+            if issubclass(type(value), (ModuleType, BuiltinFunctionType)) or self._is_between(value):
                 continue
-            file = self._names.file_of(value)
+            file = self._file_of(value)
             of_kind = foreign if file is None else starts
-            of_kind.setdefault((self._names.owner_of(value), file), []).append(value)
+            of_kind.setdefault((_owner_of(value), file), []).append(value)
         return sorted((starts or foreign).values(), key=lambda values: -len(values))[:MAX_KINDS]
 
     def _ring(self, start: Any) -> list[Any]:
@@ -146,7 +148,7 @@ class _Search:
 
     def _note(self, ring: list[Any], count: int) -> None:
         """Unless no tensor hangs on these objects, which would be freed with them."""
-        held = Held(path="", scope="", owner="", name="", file=None, type="")
+        held = Held(Place("", "", "", "", None), ring)
         seen, todo = {id(value) for value in ring}, list(ring)
         while todo:
             value = todo.pop()
@@ -157,68 +159,61 @@ class _Search:
                 if id(referent) not in seen:
                     seen.add(id(referent))
                     todo.append(referent)
-        held.add_graphs(Nodes(), self._time_limit)
+        held.add_graphs({}, self._time_limit)
         held.forget()
-        if not held.tensors:
-            return
-        self.found.append(
-            Cycle(
-                links=self._names.links_along(ring),
-                count=count,
-                tensors=held.tensors,
-                tensor_bytes=held.tensor_bytes,
-                graph_nodes=held.graph_nodes,
-                graph_bytes=held.graph_bytes,
+        counted = held.counted
+        if counted.tensors:
+            self.found.append(
+                Cycle(
+                    links=self._links_along(ring),
+                    count=count,
+                    tensors=counted.tensors,
+                    tensor_bytes=counted.tensor_bytes,
+                    graph_nodes=counted.graph_nodes,
+                    graph_bytes=counted.graph_bytes,
+                )
             )
-        )
 
-
-class Names:
-    """Tells whose code an object belongs to, and by which of its names it keeps another; none of that code is run."""
-
-    def __init__(self, sites: Sites) -> None:
-        self._sites = sites
-
-    def is_between(self, value: Any) -> bool:
+    def _is_between(self, value: Any) -> bool:
         """Whether a program has no name for it: a cell, a bound method, a container that is not of the user's class."""
         kind = type(value)
-        return kind in _BETWEEN or (issubclass(kind, variables.CONTAINERS) and self.file_of(value) is None)
+        return kind in _BETWEEN or (issubclass(kind, variables.CONTAINERS) and self._file_of(value) is None)
 
-    def file_of(self, value: Any) -> str | None:
+    def _file_of(self, value: Any) -> str | None:
         """The path of the user's file that defines it; None for what a library defines."""
         code = _code_of(value)
-        kind = value if issubclass(type(value), type) else type(value)
-        path = code.co_filename if code is not None else user_file_of(kind, self._sites)
+        path = code.co_filename if code is not None else user_file_of(_kind_of(value), self._sites)
         return path if path and self._sites.is_user_file(path) else None
 
-    def owner_of(self, value: Any) -> str:
-        code = _code_of(value)
-        if code is not None:
-            return str(code.co_qualname)
-        kind: type[Any] = value if issubclass(type(value), type) else type(value)
-        return kind.__qualname__
-
-    def links_along(self, objects: Sequence[Any]) -> list[CycleLink]:
+    def _links_along(self, objects: Sequence[Any]) -> list[CycleLink]:
         """The links of a cycle of objects, which begins with one that has names; each refers to the next."""
         ring = [*objects, objects[0]]
-        starts = [place for place, value in enumerate(objects) if not self.is_between(value)]
+        starts = [place for place, value in enumerate(objects) if not self._is_between(value)]
         ends = [*starts[1:], len(objects)]
         return [self._link(ring[start : end + 1]) for start, end in zip(starts, ends, strict=True)]
 
     def _link(self, chain: Sequence[Any]) -> CycleLink:
         """`chain` leads from an object with names through some without to the next one with names."""
         holder, held = chain[0], chain[-1]
-        between = [value for value in chain[1:-1] if not _is_namespace(holder, value)]
         kind, name = _kind_and_name(holder, chain[1:])
-        path = self.file_of(holder)
+        path = self._file_of(holder)
         return CycleLink(
             kind=kind,
-            owner=self.owner_of(holder),
+            owner=_owner_of(holder),
             name=name,
             file=path and self._sites.file(path),
-            through=_through(between),
+            is_method=any(type(value) is MethodType for value in chain[1:-1]),
             can_be_weak=bool(type(held).__weakrefoffset__) and type(held) is not FunctionType,
         )
+
+
+def _owner_of(value: Any) -> str:
+    code = _code_of(value)
+    return str(code.co_qualname if code is not None else _kind_of(value).__qualname__)
+
+
+def _kind_of(value: Any) -> type[Any]:
+    return value if issubclass(type(value), type) else type(value)
 
 
 def _code_of(value: Any) -> Any:
@@ -230,25 +225,6 @@ def _code_of(value: Any) -> Any:
         case GeneratorType():
             return value.gi_code
     return None
-
-
-def _through(between: Sequence[Any]) -> Literal["", "method", "traceback", "container"]:
-    kinds = {type(value) for value in between}
-    if MethodType in kinds:
-        return "method"
-    if TracebackType in kinds:
-        return "traceback"
-    return "container" if any(issubclass(kind, variables.CONTAINERS) for kind in kinds) else ""
-
-
-def _is_namespace(holder: Any, value: Any) -> bool:
-    if type(value) is not dict or issubclass(type(holder), type):
-        return False
-    attributes = variables.namespace_of(holder)
-    if attributes is None:
-        return False
-    is_module = issubclass(type(holder), torch.nn.Module)
-    return value is attributes or (is_module and any(value is attributes.get(name) for name in _OF_MODULE))
 
 
 def _kind_and_name(holder: Any, chain: Sequence[Any]) -> tuple[_Kind, str]:

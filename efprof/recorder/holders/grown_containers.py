@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from efprof.artifacts.holders import Container
-from efprof.recorder.holders.paths import Held, Place, last_of, max_length_of, storage_of
+from efprof.recorder.holders.paths import Held, Place, last_of, max_length_of
 from efprof.recorder.holders.variables import base_of
+from efprof.recorder.session.sites import Sites
 
 MIN_GROWTH = 2
 """Entries since the last count, twenty steps or more ago: what grows by one may have been filled in late."""
@@ -47,7 +48,7 @@ class Grown:
 class GrownContainers:
     """Compares lengths with those at the last count; between two it keeps plain numbers alone.
 
-    Have the count call `note_container`, `finish`, ask for what `grown` has, and `release`.
+    Have the count call `note_container`, `finish`, ask for what is `listed` or has `grown`, and `release`.
     """
 
     def __init__(self) -> None:
@@ -83,58 +84,52 @@ class GrownContainers:
         for key in inner:
             del self.grown[key]
 
-    def largest(self) -> list[Grown]:
-        return sorted(self.grown.values(), key=lambda one: one.length_before - one.length)[:MAX_LISTED]
+    def listed(self, sites: Sites) -> list[Container]:
+        """Those that grew most, as a count has them."""
+        largest = sorted(self.grown.values(), key=lambda one: one.length_before - one.length)
+        return [_container(grown, sites) for grown in largest[:MAX_LISTED]]
 
     def release(self) -> None:
         self._listed &= self._now.keys()
         self.grown, self._before, self._now = {}, self._now, {}
 
 
-def described(grown: Grown, max_length: int | None, file: str | None) -> Container:
-    """As a count has it; `max_length` and `file` as far as the holder or its place tells."""
+def _container(grown: Grown, sites: Sites) -> Container:
     value, place = grown.value, grown.place
     sample = last_of(value, NUM_SAMPLED)
-    tensors = _tensors_in(sample)
+    num_bytes, holds_tensors = _contents_of(sample)
     return Container(
         number=id(value),
         type=type(value).__name__,
         length=grown.length,
         length_before=grown.length_before,
-        max_length=max_length_of(value) if max_length is None else max_length,
-        holds_tensors=bool(tensors),
-        entry_bytes=_bytes_of(sample) // max(1, len(sample)),
-        tensor_bytes=sum(dict(filter(None, map(storage_of, tensors))).values()) // max(1, len(sample)),
+        max_length=max_length_of(value),
+        holds_tensors=holds_tensors,
+        entry_bytes=num_bytes // max(1, len(sample)),
         path=place.path,
         scope=place.scope,
         owner=place.owner,
-        file=file,
+        file=place.file and sites.file(place.file),
     )
 
 
-def _tensors_in(sample: list[Any]) -> list[torch.Tensor]:
-    layer: list[Any] = list(sample)
-    for _ in range(MAX_REFERENCES):
-        tensors = [one for one in layer if issubclass(type(one), torch.Tensor)]
-        if tensors:
-            return tensors
-        layer = [one for one in gc.get_referents(*layer[:MAX_OBJECTS]) if not issubclass(type(one), _SHARED)]
-    return [one for one in layer if issubclass(type(one), torch.Tensor)]
+def _contents_of(sample: list[Any]) -> tuple[int, bool]:
+    """What these take, each object once, without tensors and what is not theirs alone; and whether they have tensors.
 
-
-def _bytes_of(sample: list[Any]) -> int:
-    """What these take, each object once, without tensors and what is not theirs alone; of many objects by a part."""
+    Of many objects by a part of them.
+    """
     seen: set[int] = set()
-    total, each, layer = 0.0, 1.0, list(sample)
+    total, each, holds_tensors, layer = 0.0, 1.0, False, list(sample)
     for _ in range(MAX_REFERENCES + 1):
-        layer = [one for one in layer if not issubclass(type(one), (*_SHARED, torch.Tensor))]
-        layer = list({id(one): one for one in layer if id(one) not in seen}.values())
-        each *= max(1.0, len(layer) / MAX_OBJECTS)
-        layer = layer[:MAX_OBJECTS]
+        layer = [one for one in layer if not issubclass(type(one), _SHARED)]
+        holds_tensors = holds_tensors or any(issubclass(type(one), torch.Tensor) for one in layer)
+        own = {id(one): one for one in layer if id(one) not in seen and not issubclass(type(one), torch.Tensor)}
+        each *= max(1.0, len(own) / MAX_OBJECTS)
+        layer = list(own.values())[:MAX_OBJECTS]
         seen.update(map(id, layer))
         total += each * sum(map(_size_of, layer))
         layer = gc.get_referents(*layer)
-    return round(total)
+    return round(total), holds_tensors
 
 
 def _size_of(value: Any) -> int:

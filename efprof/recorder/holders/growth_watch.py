@@ -9,14 +9,17 @@ import sys
 import timeit
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_OPTIMIZED
 from threading import get_ident
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Literal, NamedTuple
+
+import torch
 
 from efprof.artifacts.holders import Change, Watch, Watched
-from efprof.recorder.holders.variables import locals_of, may_read_locals
-from efprof.recorder.holders.watched_values import Line, State, Variable, WatchedValue, binding_lines, look_at_variables
+from efprof.recorder.holders.variables import CONTAINERS, base_of, binding_lines, locals_of, may_read_locals, value_of
 from efprof.recorder.session.sites import Sites, callers
 
 MAX_NS = 300_000_000
@@ -28,17 +31,92 @@ CALL_NS = 1_000
 EVENT_NS = 2_000
 """What an event in the user's functions costs beside the comparison, which is timed once."""
 
-NUM_TIMED = 5
-
 MAX_LINES = 1_000
 """Of one function, without a change: 2 to 3 ms."""
 
 ENOUGH = 2
 """Times that a thing was seen to grow."""
 
+MAX_HANDLES = 8
+"""Of one path: of ten layers alike, some tell the line of all."""
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
 _PAUSES = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
 Tracer = Callable[..., Any]
+
+How = Literal["grew", "shrank", "bound"]
+
+
+class Line(NamedTuple):
+    """Where a thread is; `is_within_call` while a library runs that this line called."""
+
+    code: CodeType
+    number: int
+    is_within_call: bool
+
+
+@dataclass(slots=True)
+class WatchedValue:
+    """With how often each line was seen to do what to it, and by how many entries in all."""
+
+    told: Watched
+    times: Counter[tuple[Line, How]] = field(default_factory=Counter)
+    entries: Counter[tuple[Line, How]] = field(default_factory=Counter)
+    variables: list["Variable"] = field(default_factory=list)
+
+    @property
+    def num_seen(self) -> int:
+        seen = sum(times for (_, how), times in self.times.items() if how != "shrank")
+        return max([seen, *(variable.times for variable in self.variables)])
+
+    def note(self, line: Line, before: Any, now: Any) -> None:
+        """By what was measured: a container got longer or shorter, or a name has another value."""
+        old, new = (one[1] if type(one) is tuple else one for one in (before, now))
+        if old is None or new is None or old == new:
+            self.times[line, "bound"] += 1
+            return
+        how: How = "grew" if new > old else "shrank"
+        self.times[line, how] += 1
+        self.entries[line, how] += abs(new - old)
+
+
+@dataclass(slots=True)
+class Variable:
+    """A local variable of a function that runs, looked at once per step: to read it in a trace callback would harm."""
+
+    frame: FrameType
+    name: str
+    times: int = 0
+    _last: Any = None
+
+    def look(self) -> None:
+        now = _identity(locals_of(self.frame).get(self.name))
+        self.times += self._last is not None and now != self._last
+        self._last = now
+
+
+class State(NamedTuple):
+    """One comparison: `measure` gives a container's length; of what has a name, which value that is, and its length."""
+
+    measure: Callable[[], Any]
+    thing: WatchedValue
+
+
+def states_of(thing: WatchedValue, containers: list[Any], names: list[tuple[Any, str]]) -> list[State]:
+    """All that is compared for one thing; its local variables become `thing.variables` instead."""
+    states, named = [], set()
+    for owner, name in names[-MAX_HANDLES:]:
+        if type(owner) is FrameType:
+            thing.variables.append(Variable(owner, name))
+        else:
+            states.append(State(partial(_named, owner, name), thing))
+            named.add(id(value_of(owner, name)))
+    for container in containers[-MAX_HANDLES:]:
+        if id(container) not in named:
+            states.append(State(partial(base_of(container).__len__, container), thing))
+    return states
 
 
 class GrowthWatch:
@@ -52,9 +130,7 @@ class GrowthWatch:
         self._things = things
         self._states = states
         self._last = [state.measure() for state in states]
-        self._called, self._in_user, self._in_library = (
-            guarded(tracer) for tracer in (self._on_call, self._on_user_event, self._on_library_event)
-        )
+        self._called, self._within = guarded(self._on_call), guarded(self._on_event)
         self._at: Line | None = None
         self._lines: set[tuple[CodeType, int]] = set()
         self._num_lines: Counter[CodeType] = Counter()
@@ -77,13 +153,13 @@ class GrowthWatch:
             return (
                 f"{users[0].f_code.co_qualname} calls locals(), eval() or the like, whose result a tracer would change"
             )
-        look_at_variables(self._things)
-        self._event_ns += round(1e9 * min(timeit.repeat(self._check, number=1, repeat=NUM_TIMED)))
+        self._look_at_variables()
+        self._event_ns += round(1e9 * min(timeit.repeat(self._check, number=1)))
         self._at = self._line_around(frame)
         self._frames = {one.f_code: one for one in users if self._may_trace(one.f_code)}
         for one in users:
             if self._may_trace(one.f_code):
-                one.f_trace = self._in_user
+                one.f_trace = self._within
         self._max_steps = max_steps
         sys.settrace(self._called)
         return None
@@ -91,10 +167,15 @@ class GrowthWatch:
     def step_ended(self) -> bool:
         """Look at local variables; whether enough was seen, or this has taken long enough."""
         self._check()
-        look_at_variables(self._things)
+        self._look_at_variables()
         self._num_steps += 1
         is_seen = all(thing.num_seen >= ENOUGH for thing in self._things)
         return self._is_over or is_seen or self._num_steps >= self._max_steps or sys.gettrace() is not self._called
+
+    def _look_at_variables(self) -> None:
+        for thing in self._things:
+            for variable in thing.variables:
+                variable.look()
 
     def end(self) -> None:
         """Take the tracer out, and what it left in frames that still run: never from within a trace callback."""
@@ -114,30 +195,25 @@ class GrowthWatch:
         if sys.gettrace() is self._called:
             sys.settrace(None)
 
-    def result(self, first_step: int, last_step: int) -> Watch:
-        watched = []
+    def result(self) -> Watch:
         for thing in self._things:
-            changes = self._changes_of(thing)
-            if not changes:  # a closure's cell tells as much at once
+            thing.told.changes = self._changes_of(thing)
+            if not thing.told.changes:  # a closure's cell tells as much at once
                 rebound = [self._rebound(variable) for variable in thing.variables if variable.times]
-                changes = [change for change in rebound if change is not None]
+                thing.told.changes = [change for change in rebound if change is not None]
             thing.variables.clear()
-            watched.append(
-                Watched(path=thing.path, scope=thing.scope, file=thing.file, number=thing.number, changes=changes)
-            )
-        return Watch(first_step=first_step, last_step=last_step, watched=watched)
+        return Watch(watched=[thing.told for thing in self._things])
 
     def _changes_of(self, thing: WatchedValue) -> list[Change]:
-        ordered = sorted(thing.changes.items(), key=lambda item: -item[1].times)
         return [
             Change(
                 site=self._sites.of_line(line.code, line.number),
                 how=how,
-                times=seen.times,
-                entries=seen.entries,
+                times=times,
+                entries=thing.entries[line, how],
                 is_within_call=line.is_within_call,
             )
-            for (line, how), seen in ordered
+            for (line, how), times in thing.times.most_common()
         ]
 
     def _rebound(self, variable: Variable) -> Change | None:
@@ -158,15 +234,15 @@ class GrowthWatch:
                 self._frames[code] = frame
             self._check()
             self._at = Line(code, code.co_firstlineno, False)
-            return self._in_user
+            return self._within
         if caller is None or not self._may_trace(caller.f_code):
             return None
         self._check()
         self._at = Line(caller.f_code, caller.f_lineno, True)
         frame.f_trace_lines = False
-        return self._in_library
+        return self._within
 
-    def _on_user_event(self, frame: FrameType, event: str, _: Any) -> Tracer | None:
+    def _on_event(self, frame: FrameType, event: str, _: Any) -> Tracer | None:
         if self._is_over:
             return None
         self.spent_ns += self._event_ns
@@ -179,15 +255,7 @@ class GrowthWatch:
                 self._leave(frame)
         elif event == "return":
             self._at = self._line_around(frame.f_back)
-        return self._in_user
-
-    def _on_library_event(self, frame: FrameType, event: str, _: Any) -> Tracer | None:
-        if self._is_over:
-            return None
-        if event == "return":
-            self._check()
-            self._at = self._line_around(frame.f_back)
-        return self._in_library
+        return self._within
 
     def _leave(self, frame: FrameType) -> None:
         """So many lines of this function have run, and changed nothing: what it does belongs to the line that calls it.
@@ -195,7 +263,7 @@ class GrowthWatch:
         A data set that works a batch out in plain Python would use up the time before the step comes to the others.
         """
         code = frame.f_code
-        if not any(line.code is code for thing in self._things for line, _ in thing.changes):
+        if not any(line.code is code for thing in self._things for line, _ in thing.times):
             self._is_user[code] = False
             frame.f_trace_lines = False
 
@@ -213,7 +281,7 @@ class GrowthWatch:
             if now != before:
                 self._last[index] = now
                 if self._at is not None:
-                    state.note(self._at, before, now)
+                    state.thing.note(self._at, before, now)
 
     def _may_trace(self, code: CodeType) -> bool:
         known = self._is_user.get(code)
@@ -221,6 +289,21 @@ class GrowthWatch:
             is_plain = not (_is_compiled(code) or _shares_locals(code))
             known = self._is_user[code] = is_plain and self._sites.is_user_code(code)
         return known
+
+
+def _named(owner: Any, name: str) -> tuple[tuple[int, int], int | None]:
+    value = value_of(owner, name)
+    return _identity(value), len(value) if type(value) in CONTAINERS else None
+
+
+def _identity(value: Any) -> tuple[int, int]:
+    """By which a value is told from the one before; a tensor that was written in place is another one."""
+    if type(value) not in _TENSORS:
+        return id(value), 0
+    try:
+        return id(value), value._version
+    except RuntimeError:  # made in inference mode
+        return id(value), 0
 
 
 def _is_compiled(code: CodeType) -> bool:

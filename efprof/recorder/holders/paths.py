@@ -5,13 +5,14 @@ What a node of an autograd graph keeps for the backward pass is read without run
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch._C._autograd import SavedTensor
 
+from efprof.artifacts.holders import Counted
 from efprof.recorder.holders.variables import CONTAINERS, base_of
 
 MAX_GRAPH_NODES = 20_000
@@ -31,7 +32,7 @@ Key = tuple[str, str]
 
 Storage = tuple[int, int]
 
-_Node = tuple[tuple[Storage, ...], tuple[Any, ...]]
+Node = tuple[tuple[Storage, ...], tuple[Any, ...]]
 """The storages that a node keeps, and the nodes that it leads to."""
 
 _LEAF = "variable"
@@ -41,23 +42,6 @@ once more."""
 
 _names: dict[str, tuple[str, ...]] = {}
 """By the name of a kind of node, which attributes of such nodes keep tensors."""
-
-
-class Nodes:
-    """Remembers every node that was read, since many tensors have a graph in common."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, _Node] = {}
-
-    def of(self, node: Any) -> _Node:
-        known = self._known.get(node)
-        if known is None:
-            following = tuple([one for one, _ in node.next_functions if one is not None])
-            known = self._known[node] = (_storages_of(node), following)
-        return known
-
-    def forget(self) -> None:
-        self._known.clear()
 
 
 class TimeLimitReached(Exception):
@@ -96,60 +80,67 @@ class Place(NamedTuple):
     depth: int = 0
     within: Any = None
 
-    def nested(self) -> "Place":
-        """One layer below, of the same name; `_replace` takes four times as long."""
-        path, scope, owner, name, file, depth, within = self
-        return Place(path, scope, owner, name, file, depth + 1, within)
-
-    def entry(self, key: str, entries: Any) -> "Place":
-        path, scope, owner, name, file, depth, _ = self
-        return Place(f"{path}[{key!r}]", scope, owner, name, file, depth + 1, (entries, key))
+    def below(self) -> "Place":
+        return self._replace(depth=self.depth + 1)
 
 
-@dataclass(kw_only=True, slots=True)
 class Held:
-    """What one variable, attribute or container holds, counted once; `file` is the path of its user's code."""
+    """What one variable, attribute or container holds, and by what it can be looked at again.
 
-    path: str
-    scope: str
-    owner: str
-    name: str
-    file: str | None
-    type: str
-    num_counted: int = 0
-    """Tensors and containers of this path, each with its length."""
-    length: int = 0
-    max_length: int = 0
-    """Of a deque or a cache; 0 where there is none."""
-    entry: list[str] = field(default_factory=list)
-    """The types of its last entries and of what these have; empty where they are not alike."""
-    tensors: int = 0
-    tensor_bytes: int = 0
-    value_bytes: int = 0
-    """What its tensors take of their storages, the same numbers counted once."""
-    graph_nodes: int = 0
-    graph_bytes: int = 0
-    roots: list[Any] = field(default_factory=list)
-    """The nodes that its tensors come from, as long as their graphs are not counted."""
-    _storages: set[int] = field(default_factory=set)
-    _views: set[tuple[int, int, int]] = field(default_factory=set)
-    _nodes: set[Any] = field(default_factory=set)
+    `containers` are those that were counted for it; `names` have a namespace, frame, cell or object each, and the name
+    in it. The file of `counted` is still the path of the user's code.
+    """
+
+    def __init__(self, place: Place, value: Any) -> None:
+        self.counted = Counted(
+            path=place.path,
+            scope=place.scope,
+            owner=place.owner,
+            name=place.name,
+            file=place.file,
+            type=type(value).__name__,
+        )
+        self.containers: list[Any] = []
+        self.names: list[tuple[Any, str]] = []
+        self.roots: list[Any] = []
+        """The nodes that its tensors come from, as long as their graphs are not counted."""
+        self._storages: set[int] = set()
+        self._views: set[tuple[int, int, int]] = set()
+        self._nodes: set[Any] = set()
+
+    def meet(self, place: Place, value: Any) -> None:
+        """The walk has come to a tensor, or a container, of this path, which has so many elements more."""
+        counted, limit = self.counted, max_length_of(value)
+        is_first = not counted.length and not self.containers
+        counted.max_length = limit if is_first else counted.max_length + limit if counted.max_length and limit else 0
+        counted.number = None
+        if issubclass(type(value), CONTAINERS):
+            counted.length += len(value)
+            counted.number = id(value) if is_first else None
+            self.containers.append(value)
+            entry = entry_of(value)
+            counted.entry = entry if is_first or counted.entry == entry else []
+        else:
+            counted.length += 1
+        if place.within is not None:
+            self.names.append(place.within if type(place.within) is tuple else (place.within, place.name))
 
     def add(self, tensors: list[torch.Tensor]) -> None:
-        self.tensors += len(tensors)
+        counted = self.counted
+        counted.tensors += len(tensors)
         for tensor in tensors:
             storage = storage_of(tensor)
             if storage is not None:
-                self.tensor_bytes += self._bytes_of(*storage)
+                counted.tensor_bytes += self._bytes_of(*storage)
                 view = (storage[0], int(tensor.storage_offset()), tensor.nbytes)
                 if view not in self._views:
                     self._views.add(view)
-                    self.value_bytes += min(tensor.nbytes, storage[1])
+                    counted.value_bytes += min(tensor.nbytes, storage[1])
             root = _root_of(tensor)
             if root is not None:
                 self.roots.append(root)
 
-    def add_graphs(self, known: Nodes, time_limit: TimeLimit) -> None:
+    def add_graphs(self, known: dict[Any, Node], time_limit: TimeLimit) -> None:
         """Count the graphs behind the tensors added since; raises TimeLimitReached where that takes too long."""
         time_limit.check()
         todo, self.roots = self.roots[::-1], []
@@ -158,18 +149,16 @@ class Held:
             if node in self._nodes:
                 continue
             self._nodes.add(node)
-            self.graph_nodes = len(self._nodes)
+            self.counted.graph_nodes = len(self._nodes)
             time_limit.check_sometimes()
-            storages, following = known.of(node)
+            storages, following = read_node(node, known)
             for storage in storages:
-                self.graph_bytes += self._bytes_of(*storage)
+                self.counted.graph_bytes += self._bytes_of(*storage)
             todo.extend(following)
 
     def forget(self) -> None:
-        self.roots.clear()
-        self._nodes.clear()
-        self._storages.clear()
-        self._views.clear()
+        for kept in (self.roots, self._nodes, self._storages, self._views):
+            kept.clear()
 
     def _bytes_of(self, address: int, num_bytes: int) -> int:
         if address in self._storages:
@@ -178,54 +167,12 @@ class Held:
         return num_bytes
 
 
-@dataclass(slots=True)
-class Handles:
-    """By what a holder can be looked at again: the containers that were counted for it, and what has its name."""
-
-    containers: list[Any] = field(default_factory=list)
-    names: list[tuple[Any, str]] = field(default_factory=list)
-    """A namespace, frame, cell or object, and the name in it."""
-
-
-class Holders:
-    """What was found, by scope and path; `here` are those that the last variable led to."""
-
-    def __init__(self) -> None:
-        self.held: dict[Key, Held] = {}
-        self.handles: dict[Key, Handles] = {}
-        self.here: set[Key] = set()
-
-    def of(self, place: Place, value: Any) -> Held:
-        """What a tensor, or a container, at this place is counted in, which has so many elements more."""
-        key = (place.scope, place.path)
-        self.here.add(key)
-        held = self.held.get(key)
-        limit = max_length_of(value)
-        if held is not None:
-            held.max_length = held.max_length + limit if held.max_length and limit else 0
-        else:
-            self.handles[key] = Handles()
-            held = self.held[key] = Held(
-                path=place.path,
-                scope=place.scope,
-                owner=place.owner,
-                name=place.name,
-                file=place.file,
-                type=type(value).__name__,
-                max_length=limit,
-            )
-        handles = self.handles[key]
-        held.num_counted += 1
-        if issubclass(type(value), CONTAINERS):
-            held.length += len(value)
-            handles.containers.append(value)
-            entry = entry_of(value)
-            held.entry = entry if held.num_counted == 1 or held.entry == entry else []
-        else:
-            held.length += 1
-        if place.within is not None:
-            handles.names.append(place.within if type(place.within) is tuple else (place.within, place.name))
-        return held
+def read_node(node: Any, known: dict[Any, Node]) -> Node:
+    """Each node once: many tensors have a graph in common."""
+    if node not in known:
+        following = tuple([one for one, _ in node.next_functions if one is not None])
+        known[node] = (_storages_of(node), following)
+    return known[node]
 
 
 def _root_of(tensor: torch.Tensor) -> Any:
@@ -253,9 +200,7 @@ def last_of(container: Any, number: int) -> list[Any]:
 
 
 def entry_of(container: Any) -> list[str]:
-    """The type of the last entries, and those of what they have; empty where these differ, and of a set."""
-    if issubclass(type(container), (set, frozenset)):
-        return []
+    """The type of the last entries, and those of what they have; empty where these differ."""
     last = last_of(container, NUM_LOOKED_AT)
     found = [_types_in(one[1] if issubclass(type(container), dict) else one) for one in last]
     return found[0] if found and all(types == found[0] for types in found) else []
@@ -298,20 +243,16 @@ def _saved(node: Any, name: str) -> list[torch.Tensor]:
     try:
         saved = getattr(node, name)
         if type(saved) is SavedTensor:
-            return _tensors_in(_data_of(saved))
-        return [tensor for one in saved for tensor in _tensors_in(_data_of(one))]
+            return _tensors_in(saved)
+        return [tensor for one in saved for tensor in _tensors_in(one)]
     except RuntimeError:  # a list of them that is freed; a hook of C++
         return []
 
 
-def _data_of(saved: SavedTensor) -> Any:
-    return getattr(saved, "data", None)  # an older torch does not tell it without calling the program's function
-
-
-def _tensors_in(data: Any) -> list[torch.Tensor]:
-    if isinstance(data, torch.Tensor):
-        return [data]
-    return [one for one in data if isinstance(one, torch.Tensor)] if type(data) in (list, tuple) else []
+def _tensors_in(saved: SavedTensor) -> list[torch.Tensor]:
+    data: Any = getattr(saved, "data", None)  # an older torch does not tell it without calling the program's function
+    parts = data if type(data) in (list, tuple) else [data]
+    return [one for one in parts if isinstance(one, torch.Tensor)]
 
 
 def _leaf_and_gradient(leaf: Any) -> list[torch.Tensor]:

@@ -6,7 +6,7 @@ import gc
 import queue
 import sys
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from inspect import CO_OPTIMIZED
@@ -65,7 +65,12 @@ _INNER: dict[type[Any], str] = {
 }
 """Containers written in Python, and the attribute in which they have what they contain."""
 
-_LIGHT = frozenset({list, tuple, dict, OrderedDict, set, frozenset})
+_STORES = frozenset(
+    {"STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST"}
+)
+
+LIGHT = frozenset({list, tuple, dict, OrderedDict, set, frozenset})
+"""A module of torch has ten tables of hooks, in most of which there is nothing."""
 
 _TAKES_LOCALS = frozenset({"locals", "eval", "exec"})
 
@@ -124,11 +129,6 @@ def is_filled(cell: CellType) -> bool:
     except ValueError:
         return False
     return True
-
-
-def elements_of(value: Any) -> list[Any]:
-    """Its elements as they lie in memory: a subclass may have its own `__iter__`."""
-    return list(value) if type(value) in (list, tuple) else list(base_of(value).__iter__(value))
 
 
 def base_of(container: Any) -> Any:
@@ -196,11 +196,6 @@ def value_of(owner: Any, name: str) -> Any:
     return None
 
 
-def is_empty(value: Any) -> bool:
-    """Of Python's own containers: a module of torch has ten tables of hooks, in most of which there is nothing."""
-    return type(value) in _LIGHT and not value
-
-
 def may_hold_tensors(elements: list[Any]) -> bool:
     """Whether any of a few elements, the first or the last of many, can lead to a tensor: numbers are passed over."""
     if len(elements) <= FEW:
@@ -236,3 +231,32 @@ def is_plain_data(elements: Sequence[Any]) -> bool:
             return False
         layer = gc.get_referents(*containers)
     return False
+
+
+def binding_lines(code: CodeType, name: str) -> set[tuple[CodeType, int]]:
+    """Code and line of each statement of a function, and of those within it, that binds the name, by its bytecode."""
+    found = set()
+    for one in [code, *_within(code, name)]:
+        line = 0
+        for instruction in dis.get_instructions(one):
+            if instruction.positions is not None and instruction.positions.lineno is not None:
+                line = instruction.positions.lineno
+            if name in _bound_by(instruction):
+                found.add((one, line))
+    return found
+
+
+def _within(code: CodeType, name: str) -> Iterator[CodeType]:
+    """Functions in it that know its variable as theirs: `nonlocal`."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType) and name in constant.co_freevars:
+            yield constant
+            yield from _within(constant, name)
+
+
+def _bound_by(instruction: dis.Instruction) -> tuple[str, ...]:
+    """From Python 3.13 on one instruction may bind two names, or bind one and load another."""
+    if instruction.opname not in _STORES:
+        return ()
+    names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+    return names[:1] if instruction.opname == "STORE_FAST_LOAD_FAST" else names

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from efprof.recorder.holders import variables
-from efprof.recorder.holders.paths import Held, Holders, Place, TimeLimit
+from efprof.recorder.holders.paths import Held, Key, Place, TimeLimit, TimeLimitReached
 from efprof.recorder.session.sites import Sites, user_file_of
 
 MAX_DEPTH = 6
@@ -19,9 +19,6 @@ once, however often the way leads through it, as in a linked list."""
 
 CHUNK = 1000
 """Elements of a container that are told apart at once; to visit them takes a millisecond."""
-
-MANY = 1000
-"""A dictionary of more entries, the first and the last of which are plain, is passed over."""
 
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _ROWS = frozenset({list, tuple})
@@ -46,7 +43,7 @@ class Walk:
         self, sites: Sites, time_limit: TimeLimit, on_container: Callable[[Any, Place, Held | None], None] | None = None
     ) -> None:
         """`note_container` is told of each container, its place, and what holds its contents, if that is not itself."""
-        self.holders = Holders()
+        self.held: dict[Key, Held] = {}
         self.seen: set[int] = set()
         self.running: set[int] = set()
         self._sites = sites
@@ -59,23 +56,39 @@ class Walk:
         self._depths: dict[str, int] = {}
         """At which depth an attribute of the user's classes was first met below the variable."""
         self._seen_here: set[int] = set()
+        self._held_here: list[Held] = []
         self._tables: set[int] = set()
         """Dictionaries of modules, by `id`, whose entries are counted as the modules' attributes."""
 
     def visit_variable(
         self, scope: str, owner: str, file: str | None, name: str, value: Any, within: Any = None
     ) -> None:
-        """Raises TimeLimitReached where it takes too long; then none of it counts as seen."""
-        self._seen_here, self.holders.here, self._depths = set(), set(), {}
+        """Raises TimeLimitReached where it takes too long; then all of it is cut, and none of it counts as seen."""
+        self._seen_here, self._depths = set(), {}
         self._visit_names(scope, owner, file, {name: value}, within)
         try:
             while self._todo:
                 self._time_limit.check_sometimes()
                 visit, value, place, inside = self._todo.popleft()
                 visit(value, place, inside)
+        except TimeLimitReached:
+            for held in self._held_here:
+                held.counted.is_cut = True
+            raise
         finally:
             self._todo.clear()
+            self._held_here.clear()
         self.seen |= self._seen_here
+
+    def _holder(self, place: Place, value: Any) -> Held:
+        """What a tensor, or a container, at this place is counted in."""
+        key = (place.scope, place.path)
+        held = self.held.get(key)
+        if held is None:
+            held = self.held[key] = Held(place, value)
+        held.meet(place, value)
+        self._held_here.append(held)
+        return held
 
     def _visit_names(self, scope: str, owner: str, file: str | None, names: dict[str, Any], within: Any = None) -> None:
         for name, value in list(names.items()):
@@ -91,7 +104,7 @@ class Walk:
         if kind in variables.PLAIN:
             return
         if issubclass(kind, torch.Tensor):
-            self._visit_tensors([value], place, inside or self.holders.of(place, value), inside)
+            self._visit_tensors([value], place, inside or self._holder(place, value), inside)
             return
         visit = self._kind(kind).visit
         if visit is not None and place.depth <= MAX_DEPTH and self._is_new(value):
@@ -146,7 +159,7 @@ class Walk:
         """Go to the variables that the user's own functions, generators and classes keep."""
         if isinstance(value, MethodType):
             owner = value.__self__  # a hook's or a callback's, far from the variable: what it has is near to it
-            near = place._replace(depth=0) if self._file_of(type(owner)) else place.nested()
+            near = place._replace(depth=0) if self._file_of(type(owner)) else place.below()
             self._visit(owner, near, inside)
         elif isinstance(value, type):
             self._visit_class(value)
@@ -179,14 +192,14 @@ class Walk:
 
     def _visit_elements(self, value: Any, place: Place, inside: Held | None) -> None:
         self._on_container(value, place, inside)
-        elements = variables.elements_of(value)
+        elements = list(variables.base_of(value).__iter__(value))  # a subclass may have its own `__iter__`
         if not variables.may_hold_tensors(elements):
             return
-        self._visit_each(elements, place, inside or self.holders.of(place, value), inside)
+        self._visit_each(elements, place, inside or self._holder(place, value), inside)
 
     def _visit_each(self, elements: list[Any], place: Place, holder: Held, inside: Held | None) -> None:
         """What is alone of its kind in the outermost container is no record: its attributes are named by themselves."""
-        below = place.nested()
+        below = place.below()
         lone = variables.lone_kinds(elements) if inside is None and len(elements) <= variables.FEW else frozenset()
         for part in self._parts_to_visit(elements):
             chunk = elements[part]
@@ -216,10 +229,7 @@ class Walk:
 
     def _visit_entries(self, value: dict[Any, Any], place: Place, inside: Held | None) -> None:
         self._on_container(value, place, inside)
-        values = dict.values(value)
-        if len(value) > MANY and not variables.may_hold_tensors([next(iter(values)), next(reversed(values))]):
-            return
-        holder, unnamed = inside or self.holders.of(place, value), []
+        holder, unnamed = inside or self._holder(place, value), []
         is_table = id(value) in self._tables
         keys, elements = list(dict.keys(value)), list(dict.values(value))
         for part in self._parts_to_visit(elements):
@@ -230,7 +240,8 @@ class Walk:
                     unnamed.append(element)
                 else:
                     is_leaf = issubclass(type(element), torch.Tensor)
-                    self._visit(element, place.entry(key, value), holder if is_leaf else inside)
+                    at = place.below()._replace(path=f"{place.path}[{key!r}]", within=(value, key))
+                    self._visit(element, at, holder if is_leaf else inside)
         if unnamed:
             made = [key for key in keys if type(key) is tuple]  # for it, as the arguments of a cached function are
             self._visit_each([*unnamed, *made], place, holder, inside)
@@ -241,9 +252,9 @@ class Walk:
         visit = self._kind(type(inner)).visit
         if visit is not None:
             visit(inner, place, inside)
-            held = self.holders.held.get((place.scope, place.path))
+            held = self.held.get((place.scope, place.path))
             if inside is None and held is not None:
-                held.type = type(value).__name__
+                held.counted.type = type(value).__name__
 
     def _visit_cache(self, value: Any, place: Place, inside: Held | None) -> None:
         """The results of a cached function, and its arguments, are held by the function's name."""
@@ -252,16 +263,17 @@ class Walk:
             owner, file = function.__qualname__, function.__code__.co_filename
             place = Place(f"{owner}.cache_info", "attribute", owner, "cache_info", file, place.depth)
         self._on_container(table, place, inside)
-        holder = inside or self.holders.of(place, table)
+        holder = inside or self._holder(place, table)
         if inside is None:
-            holder.type, holder.max_length = "lru_cache", variables.LRU_CACHE.cache_info(value).maxsize or 0
+            holder.counted.type = "lru_cache"
+            holder.counted.max_length = variables.LRU_CACHE.cache_info(value).maxsize or 0
         self._visit_each(gc.get_referents(value), place, holder, holder)
 
     def _visit_contents(self, value: Any, place: Place, inside: Held | None) -> None:
         """What an object of C keeps that has no names for it, such as an iterator."""
         contents = gc.get_referents(value)
         if variables.may_hold_tensors(contents):
-            self._visit_each(contents, place, inside or self.holders.of(place, value), inside)
+            self._visit_each(contents, place, inside or self._holder(place, value), inside)
 
     def _visit_on_tensor(self, value: dict[str, Any], place: Place, inside: Held | None) -> None:
         """The attributes that a program sets on a tensor, and the hooks that it registers on it."""
@@ -273,7 +285,7 @@ class Walk:
 
     def _visit_error(self, value: BaseException, place: Place, inside: Held | None) -> None:
         """A kept error keeps the variables of every function that it came through; of those that still run, they do."""
-        holder, below = inside or self.holders.of(place, value), place.nested()
+        holder, below = inside or self._holder(place, value), place.below()
         traceback = value.__traceback__
         while traceback is not None:
             frame, traceback = traceback.tb_frame, traceback.tb_next
@@ -308,7 +320,8 @@ class Walk:
         within: Any = None,
     ) -> None:
         for name, element in attributes:
-            if type(element) in variables.PLAIN or (file is None and variables.is_empty(element)):
+            is_empty = type(element) in variables.LIGHT and not element
+            if type(element) in variables.PLAIN or (file is None and is_empty):
                 continue
             path, below = f"{owner}.{name}", depth + 1
             if file is not None:

@@ -106,7 +106,7 @@ def test_lines_of_containers_within_a_holder_are_its_own(tmp_path: Path) -> None
     ("watches", "why"),
     [
         ([watch_of(seen(), path="train.other", number=5)], "no line was seen to change it"),
-        ([Watch(first_step=40, last_step=45, watched=[], why_not="a debugger was on")], "a debugger was on"),
+        ([Watch(watched=[], why_not="a debugger was on")], "a debugger was on"),
         ([], "its lines were not watched"),
     ],
 )

@@ -151,9 +151,9 @@ def test_without_the_argument_nothing_is_watched_and_what_something_holds_does_n
     assert (held.num_watched, held.num_released) == (NUM_STEPS, 0)
 
 
-def test_leaves_that_keep_a_gradient_with_a_graph_are_counted_until_it_is_taken_away(tmp_path: Path) -> None:
+def test_leaves_that_keep_a_gradient_with_a_graph_are_counted_and_named_until_it_is_taken_away(tmp_path: Path) -> None:
     (left,), (taken,) = calls_in(tmp_path / "a", left_on_its_leaf), calls_in(tmp_path / "b", taken_from_its_leaf)
-    assert (left.num_created, left.num_cycles) == (NUM_STEPS, NUM_STEPS)
+    assert (left.num_created, left.num_cycles, left.leaf) == (NUM_STEPS, NUM_STEPS, "inputs")
     assert (taken.num_created, taken.num_cycles) == (NUM_STEPS, 0)
     assert taken.num_released >= NUM_STEPS - 1, "the last step's parameters have their gradients still"
 

@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from efprof.recorder.holders import holder_count as holder_count_module
-from efprof.recorder.holders.holder_count import HolderCount
-from efprof.recorder.holders.paths import Held, Nodes, TimeLimit
+from efprof.artifacts.holders import Counted
+from efprof.recorder.holders import holders
+from efprof.recorder.holders.holders import HolderCount
+from efprof.recorder.holders.paths import Held, Node, Place, TimeLimit
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 
@@ -23,7 +24,7 @@ from efprof.recorder.session.writing import LineWriter, RankFolder
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time enough to count pytest's own heap on a busy machine."""
-    monkeypatch.setattr(holder_count_module, "MAX_SECONDS", 20.0)
+    monkeypatch.setattr(holders, "MAX_SECONDS", 20.0)
 
 
 class Trainer:
@@ -41,9 +42,9 @@ class Window:
         self.window: collections.deque[torch.Tensor] = collections.deque(maxlen=most)
 
 
-def count(tmp_path: Path) -> dict[tuple[str, str], Held]:
+def count(tmp_path: Path) -> dict[tuple[str, str], Counted]:
     sites = Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl"))
-    return HolderCount(sites).count()
+    return {key: held.counted for key, held in HolderCount(sites).count().items()}
 
 
 def big_loss(weight: torch.Tensor) -> torch.Tensor:
@@ -73,7 +74,7 @@ def test_what_the_variables_of_a_notebook_keep_is_counted(tmp_path: Path, monkey
     assert held["attribute", "Trainer.losses"].file == "<ipython-input-1-abc>"
 
 
-def keep_losses(tmp_path: Path) -> dict[tuple[str, str], Held]:
+def keep_losses(tmp_path: Path) -> dict[tuple[str, str], Counted]:
     weight = torch.ones(1, requires_grad=True)
     history = [big_loss(weight) for _ in range(3)]
     held = count(tmp_path)
@@ -102,7 +103,7 @@ def test_the_count_keeps_nothing_alive_nor_does_a_counted_frame(tmp_path: Path) 
     assert drop_while_running(tmp_path) == [None, None]
 
 
-def keep_views(tmp_path: Path) -> dict[tuple[str, str], Held]:
+def keep_views(tmp_path: Path) -> dict[tuple[str, str], Counted]:
     """Made without gradients, of a parameter that an optimizer has stepped since."""
     weight = torch.ones(100, 100, requires_grad=True)
     with torch.no_grad():
@@ -129,7 +130,7 @@ def test_a_dict_of_locals_that_the_program_holds_is_not_touched(tmp_path: Path) 
     assert train(0.1) == {"rate": 0.1, "tmp_path": tmp_path}
 
 
-def count_beside_vars(tmp_path: Path) -> dict[tuple[str, str], Held]:
+def count_beside_vars(tmp_path: Path) -> dict[tuple[str, str], Counted]:
     arguments, model = vars(Trainer()), torch.nn.ReLU()
     model.eval()
     kept = torch.ones(3)
@@ -156,7 +157,7 @@ class Awaited(asyncio.Future[None]):
     """Python hides the dict that its attributes lie in."""
 
 
-def keep_odd_objects(tmp_path: Path) -> dict[tuple[str, str], Held]:
+def keep_odd_objects(tmp_path: Path) -> dict[tuple[str, str], Counted]:
     losses, loop, proxy = [torch.ones(3)], asyncio.new_event_loop(), Lazy()
     future = Awaited(loop=loop)
     try:
@@ -180,7 +181,7 @@ class Bank(torch.nn.Module):
         self.scale = torch.nn.Parameter(torch.ones(5))
 
 
-def count_bank(tmp_path: Path) -> dict[tuple[str, str], Held]:
+def count_bank(tmp_path: Path) -> dict[tuple[str, str], Counted]:
     bank = Bank()
     held = count(tmp_path)
     del bank
@@ -196,7 +197,7 @@ def test_a_modules_tensors_are_named_as_the_program_does_but_those_that_are_one_
     assert ("attribute", "Bank._parameters") not in held
 
 
-def count_deques(tmp_path: Path) -> dict[tuple[str, str], Held]:
+def count_deques(tmp_path: Path) -> dict[tuple[str, str], Counted]:
     limited, endless = collections.deque[torch.Tensor](maxlen=500), collections.deque[torch.Tensor]()
     first, second = Window(300), Window(400)
     for kept in (limited, endless, first.window, second.window):
@@ -213,12 +214,12 @@ def test_a_deque_is_counted_with_its_limit_and_several_of_one_name_with_what_the
     assert held["window"] == (700, 2)
 
 
-def held_by(*tensors: torch.Tensor) -> Held:
+def held_by(*tensors: torch.Tensor, nodes: dict[Any, Node] | None = None) -> Counted:
     """What a variable with these tensors would hold."""
-    held = Held(path="kept", scope="local", owner="main", name="kept", file=None, type="list")
+    held = Held(Place("kept", "local", "main", "kept", None), [])
     held.add(list(tensors))
-    held.add_graphs(Nodes(), TimeLimit(float("inf")))
-    return held
+    held.add_graphs({} if nodes is None else nodes, TimeLimit(float("inf")))
+    return held.counted
 
 
 def test_a_checkpoint_is_not_computed_again() -> None:
@@ -295,11 +296,7 @@ def test_what_an_operation_of_the_programs_own_saves_is_counted_until_it_is_free
 
 
 def test_a_graph_that_several_holders_share_counts_for_each() -> None:
-    shared = summed_square()
-    nodes, time_limit = Nodes(), TimeLimit(float("inf"))
+    shared, nodes = summed_square(), dict[Any, Node]()
     for _ in range(2):
-        held = Held(path="kept", scope="local", owner="main", name="kept", file=None, type="list")
-        held.add([shared + 1])
-        held.add_graphs(nodes, time_limit)
-        assert held.graph_nodes == 5
-        assert held.graph_bytes == 8000
+        held = held_by(shared + 1, nodes=nodes)
+        assert (held.graph_nodes, held.graph_bytes) == (5, 8000)

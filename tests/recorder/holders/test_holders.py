@@ -3,16 +3,17 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, HoldersCounted
 from efprof.artifacts.holders import Change, Container, Count, Counted, Watched, read_counts, read_watches
-from efprof.recorder.holders import holder_count as holder_count_module
+from efprof.recorder.holders import holders
 from efprof.recorder.holders.growth_watch import GrowthWatch
-from efprof.recorder.holders.holder_count import HolderCount
-from efprof.recorder.holders.paths import Held, Nodes, TimeLimit
+from efprof.recorder.holders.holders import HolderCount
+from efprof.recorder.holders.paths import Held, Node, TimeLimit
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.recorder.conftest import Begin
@@ -24,7 +25,7 @@ from tests.recorder.training import make_weight
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time enough to count pytest's own heap on a busy machine."""
-    monkeypatch.setattr(holder_count_module, "MAX_SECONDS", 20.0)
+    monkeypatch.setattr(holders, "MAX_SECONDS", 20.0)
 
 
 def count(tmp_path: Path) -> HolderCount:
@@ -45,13 +46,13 @@ def keep_many(tmp_path: Path) -> HolderCount:
 def test_a_census_without_time_says_so_marks_what_it_did_not_end_and_counts_what_stands_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holder_count_module, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(holders, "MAX_SECONDS", 0.2)
     holder_count = keep_many(tmp_path)
     assert holder_count.is_partial
-    assert ("local", "keep_many.dataset") in holder_count.cut
-    assert 0 < holder_count.held["local", "keep_many.dataset"].tensors < 400_000
-    assert holder_count.held["local", "keep_many.history"].tensors == 1
-    assert ("local", "keep_many.history") not in holder_count.cut
+    dataset, history = (holder_count.held["local", f"keep_many.{name}"].counted for name in ("dataset", "history"))
+    assert dataset.is_cut
+    assert 0 < dataset.tensors < 400_000
+    assert (history.tensors, history.is_cut) == (1, False)
 
 
 def keep_losses(tmp_path: Path) -> HolderCount:
@@ -63,7 +64,7 @@ def keep_losses(tmp_path: Path) -> HolderCount:
 
 
 def test_the_graphs_that_there_is_no_time_for_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def add_graphs(held: Held, known: Nodes, time_limit: TimeLimit) -> None:
+    def add_graphs(held: Held, known: dict[Any, Node], time_limit: TimeLimit) -> None:
         """As if the time were up by then."""
         time_limit.limit = 0.0
         count_graphs(held, known, time_limit)
@@ -72,8 +73,8 @@ def test_the_graphs_that_there_is_no_time_for_are_marked(tmp_path: Path, monkeyp
     monkeypatch.setattr(Held, "add_graphs", add_graphs)
     holder_count = keep_losses(tmp_path)
     assert holder_count.is_partial
-    assert ("local", "keep_losses.history") in holder_count.cut_graphs - holder_count.cut
-    assert holder_count.held["local", "keep_losses.history"].tensors == 6
+    history = holder_count.held["local", "keep_losses.history"].counted
+    assert (history.tensors, history.is_cut) == (6, True)
 
 
 def record(begin: Begin, text: str, **fields: object) -> Recorded:

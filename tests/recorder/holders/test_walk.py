@@ -34,7 +34,7 @@ def walked(tmp_path: Path, value: object) -> dict[str, int]:
     sites = Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl"))
     walk = Walk(sites, TimeLimit(time.thread_time() + 20))
     walk.visit_variable("local", "main", __file__, "kept", value)
-    return {path: held.tensors for (_, path), held in walk.holders.held.items() if held.tensors}
+    return {path: held.counted.tensors for (_, path), held in walk.held.items() if held.counted.tensors}
 
 
 def with_default(*, kept: tuple[torch.Tensor, ...] = (torch.ones(1),)) -> None:

@@ -1,4 +1,4 @@
-"""The trend of host memory: windows taken out, the last reading left out, silent on what healthy programs do."""
+"""Growth that no holder explains: the trend of host memory, and lines whose allocations outlive the next step."""
 
 import random
 from pathlib import Path
@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from efprof.artifacts.allocations import AllocationEvent
 from efprof.audits.memory_growth import memory_growth
-from efprof.facts.growth.host_growth import HostGrowth
+from efprof.facts.growth.unheld_growth import HostGrowth, surviving_lines
 from efprof.units import KIB, MIB
 from tests.audits.test_growing_host_memory import growing, run_of
+from tests.facts.allocations import allocation
+from tests.support.builders import START_NS, make_steps, write_run
+
+SOURCES = {"train.py": "loss = model(x)\n"}
 
 
 def test_what_the_program_lets_go_of_at_its_end_is_no_reading(tmp_path: Path) -> None:
@@ -45,3 +50,29 @@ def test_a_list_that_fills_the_host_is_told_of_once_though_its_pointers_lie_in_t
     run = run_of(tmp_path, growing(tensor_bytes=tensor_bytes, python_bytes=MIB))
     assert run.get(HostGrowth).is_growing
     assert len(memory_growth(run).findings) == num_findings
+
+
+def event(step: int, at_ms: float, address: int, num_bytes: int, site: str = "train.py:1:train") -> AllocationEvent:
+    """An event of one step, in its forward between 1 and 5 ms."""
+    return allocation(START_NS + step * 1_000_000_000 + round(at_ms * 1e6), address, num_bytes, site)
+
+
+def lines_of(folder: Path, events: list[AllocationEvent]) -> list[tuple[str, float]]:
+    """(site, bytes per step) of the surviving lines."""
+    run = write_run(folder, steps=make_steps(5), sources=SOURCES, allocations=[events])
+    return surviving_lines(run)
+
+
+def test_what_every_step_leaves_behind_survives_and_what_is_replaced_or_made_once_does_not(tmp_path: Path) -> None:
+    events = [event(step, 2, step + 1, 100) for step in range(4)]
+    assert lines_of(tmp_path, events) == [("train.py:1:train", 100.0)]
+    events = [event(0, 2, 1, 100)]
+    for step in range(1, 4):
+        events += [event(step, 2, step + 1, 100), event(step, 3, step, -100)]
+    assert lines_of(tmp_path / "second", events) == []
+    events = [event(0, 2, 1, 4000)]
+    for step in range(1, 4):
+        events += [event(step, 2, 7, 8), event(step, 3, 7, -8)]
+    assert lines_of(tmp_path / "third", events) == []
+    events = [event(step, 2, step + 1, 100, site="torch/nn/functional.py:9:linear") for step in range(4)]
+    assert lines_of(tmp_path / "library", events) == [], "code that is not the user's is not blamed"
