@@ -86,7 +86,7 @@ class Trace:
         places, codes = self.sparse.get("shapes", (np.empty(0, np.int32), np.empty(0, np.int32)))
         at = int(np.searchsorted(places, event))
         found = msgspec.json.decode(self.texts[codes[at]]) if at < len(places) and places[at] == event else []
-        return tuple(tuple(one[0] if isinstance(one[0], list) else one) if one else () for one in found)
+        return tuple(map(_sizes, found)) if isinstance(found, list) else ()
 
     def moved_to(self, start_ns: Array, end_ns: Array) -> "Trace":
         """The same events at other times, in order of these."""
@@ -145,6 +145,12 @@ class Columns:
             places, values = zip(*self._sparse.pop(name), strict=True)
             sparse[name] = _joined(places), _joined(values)
         return dense, _reordered(sparse, order)
+
+
+def _sizes(found: Any) -> tuple[int, ...]:
+    """Of one input; anything may stand in a file."""
+    first = found[0] if isinstance(found, list) and found and isinstance(found[0], list) else found
+    return tuple(size for size in first if isinstance(size, int)) if isinstance(first, list) else ()
 
 
 def _order(starts: Array, durations: Array) -> Array:

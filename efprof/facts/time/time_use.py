@@ -1,15 +1,17 @@
 """Where a step's time goes, in tables and pictures: of a recorded run, or of anybody's trace."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
 
+from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.facts.time.call_paths import ON_DEVICE, CallPath
+from efprof.facts.time.call_paths import ON_DEVICE, CallPath, by_launch
 from efprof.facts.time.device_lanes import DeviceUse, kind_of
 from efprof.facts.time.launching_lines import what_tells_lines
 from efprof.facts.time.lean_times import timed_window
@@ -21,6 +23,9 @@ from efprof.units import format_ms
 
 MAX_ROWS: Final = 15
 """More rows than that nobody reads; what is left out is in the pictures."""
+MAX_TEXT: Final = 60
+SHAPES: Final = "Input shapes"
+MULTIPLIED: Final = "\N{MULTIPLICATION SIGN}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,14 +131,30 @@ def _operator_table(use: TimeUse) -> Table | None:
         if path.kind == "operator":
             spent[path.text] += (path.count, path.own_ns, path.device_ns)
     on_device = any(total[2] for total in spent.values())
-    rows: list[tuple[str | float, ...]] = []
+    shapes, rows = _usual_shapes(use.window.trace), list[tuple[str | float, ...]]()
     for name, total in sorted(spent.items(), key=lambda item: -item[1][1:].sum())[:MAX_ROWS]:
         count, host_ns, device_ns = total.tolist()
         host_ms = use.per_step_ms(host_ns) * use.window.scale
         device = (use.per_step_ms(device_ns),) if on_device else ()
-        rows.append((f"`{name}`", count / len(use.window.steps), host_ms, *device, 100 * host_ms / use.step_ms))
-    columns = {"Operator": "", "Calls": "count", "Host": "ms"} | ({"Device": "ms"} if on_device else {})
+        calls = (f"`{name}`", shapes.get(name, ""), count / len(use.window.steps))
+        rows.append((*calls, host_ms, *device, 100 * host_ms / use.step_ms))
+    columns = {"Operator": "", SHAPES: "", "Calls": "count", "Host": "ms"} | ({"Device": "ms"} if on_device else {})
     return Table.of("Operators, per step", columns | {"Of the step": "percent"}, rows) if rows else None
+
+
+def _usual_shapes(trace: Trace) -> dict[str, str]:
+    """Of each operator's inputs those that it has most often."""
+    places, codes = trace.sparse.get("shapes", (np.empty(0, np.int32),) * 2)
+    pairs = np.stack((trace.name_code[places], codes))
+    (names, _), first, counts = np.unique(pairs, axis=1, return_index=True, return_counts=True)
+    by_count = np.argsort(counts, kind="stable").tolist()
+    return {trace.texts[names[at]]: _said(trace.input_shapes(int(places[first[at]]))) for at in by_count}
+
+
+def _said(shapes: Iterable[tuple[int, ...]]) -> str:
+    """Without numbers and what else has none."""
+    text = ", ".join(MULTIPLIED.join(map(str, shape)) for shape in shapes if shape)
+    return f"{text[:MAX_TEXT]}..." if len(text) > MAX_TEXT else text
 
 
 def _kernel_table(use: TimeUse) -> Table | None:
@@ -147,29 +168,36 @@ def _kernel_table(use: TimeUse) -> Table | None:
     codes = trace.name_code[kernels]
     counts = np.bincount(codes, minlength=len(trace.texts))
     spent = np.bincount(codes, weights=trace.duration_ns[kernels], minlength=len(trace.texts))
-    shapes = _shapes_of_launches(use, kernels.tolist())
+    launching = _launching(use, kernels.tolist())
     whole_ns = max(1, int(trace.duration_ns[kernels].sum()))
     rows: list[tuple[str | float, ...]] = []
     for code in np.argsort(-spent, kind="stable")[:MAX_ROWS].tolist():
         if not counts[code]:
             break
         first = int(kernels[codes == code][0])
-        row = (f"`{trace.texts[code][:100]}`", kind_of(trace, first), shapes.get(code, ""))
+        row = (f"`{trace.texts[code][:100]}`", kind_of(trace, first), *launching.get(code, ("", "")))
         times = (counts[code] / len(steps), use.per_step_ms(spent[code]), 100 * spent[code] / whole_ns)
         rows.append((*row, *(float(value) for value in times)))
-    columns = {"Kernel": "", "Kind": "", "Launched by": "", "Calls": "count", "Device": "ms", "Of all": "percent"}
-    return Table.of("Kernels, per step", columns, rows)
+    columns = {"Kernel": "", "Kind": "", "Launched by": "", SHAPES: ""}
+    return Table.of("Kernels, per step", columns | {"Calls": "count", "Device": "ms", "Of all": "percent"}, rows)
 
 
-def _shapes_of_launches(use: TimeUse, kernels: list[int]) -> dict[int, str]:
-    """For each kernel's name the operator that launches it most often."""
-    found: dict[int, Counter[str]] = defaultdict(Counter)
+def _launching(use: TimeUse, kernels: list[int]) -> dict[int, tuple[str, str]]:
+    """For each kernel's name the operator that launches it most often, and the shapes that this one has then."""
+    trace, paths = use.window.trace, use.window.paths
+    shaped = set(trace.sparse["shapes"][0].tolist()) if "shapes" in trace.sparse else set[int]()
+    launch_of = by_launch(trace, np.arange(len(trace)))
+    found: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
     for kernel in kernels:
-        path = use.window.paths.of_event.get(kernel)
+        path = paths.of_event.get(kernel)
         operator = path.nearest("operator") if path else None
-        if operator is not None and operator.kind == "operator":
-            found[int(use.window.trace.name_code[kernel])][operator.text] += 1
-    return {code: f"`{names.most_common(1)[0][0]}`" for code, names in found.items()}
+        if operator is not None:
+            event = launch_of.get(int(trace.id[kernel]))
+            while event is not None and event not in shaped:
+                event = paths.outer.get(event)
+            shapes = "" if event is None else _said(trace.input_shapes(event))
+            found[int(trace.name_code[kernel])][f"`{operator.text}`", shapes] += 1
+    return {code: names.most_common(1)[0][0] for code, names in found.items()}
 
 
 def _rank_table(run: Run) -> Table | None:
