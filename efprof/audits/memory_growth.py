@@ -70,5 +70,5 @@ def _fix(unheld: UnattributedGrowth) -> Fix:
     if one is None:
         return Fix.by_hand(unheld.advice)
     if one.fed and one.fed[0].is_within_call:
-        return end_feeding(one.name)
+        return end_feeding(one.name, one.type, unheld.blame.text)
     return Fix.by_hand(f"Bound `{one.name}` {WAYS_TO_BOUND}.")

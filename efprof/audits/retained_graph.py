@@ -45,7 +45,7 @@ def _finding(run: Run, leak: Leak) -> Finding:
     """With what to write instead where the line keeps one value; what is then still kept is not saved."""
     main, file = leak.kept[0], run.get(Sources).file(leak.blame.file)
     if main.fed and main.fed[0].is_within_call:
-        return leak_finding(run, leak, end_feeding(main.path or main.name))
+        return leak_finding(run, leak, end_feeding(main.path or main.name, main.type, leak.blame.text))
     values = {kept_at(file, leak.blame.line, one.name) for one in leak.kept} if leak.is_observed else set()
     kept = values.pop() if len(values) == 1 else None
     if kept and "Tensor" not in main.entry and (error := caught_error(kept.value, file.tree)):
@@ -54,7 +54,7 @@ def _finding(run: Run, leak: Leak) -> Finding:
         file,
         kept,
         name="` and `".join(one.name for one in leak.kept),
-        is_tensor=main.type == "Tensor",
+        kind=main.type,
         entry=main.entry,
         how=CLONED if main.is_view else DETACHED,
     )

@@ -10,25 +10,68 @@ from efprof.model import Fix, SourceFile
 
 DETACHED, CLONED = ".detach()", ".detach().clone()"
 """The second where what is kept is a view of a larger storage, as `F.mse_loss` gives on a CPU: detaching keeps it."""
+HOW = {
+    **dict.fromkeys(("list", "set"), "make it `collections.deque(maxlen={most})`"),
+    "deque": "give it `maxlen={most}`",
+    **dict.fromkeys(("dict", "defaultdict", "OrderedDict"), "drop the oldest entries beyond {most:,}"),
+    **dict.fromkeys(("Queue", "LifoQueue", "PriorityQueue"), "give it `maxsize={most}`, so that `put` waits"),
+    "lru_cache": "give it a limit (`@lru_cache(maxsize={most})`)",
+}
+"""To bound a container, by its type."""
 WAYS_TO_BOUND = (
     "(a list: `collections.deque(maxlen=...)`; a dictionary: drop the oldest keys; a queue: `maxsize=...`), write it "
     "to a file every so often, or keep one number of what is put into it"
 )
-"""To bound a container of any type."""
+"""The same where the type is one of many."""
 
 VALUE_PLACE: Final = {
     "append": 0, "appendleft": 0, "add": 0, "extend": 0, "extendleft": 0, "update": 0, "insert": 1, "setdefault": 1,
     "put": 0, "put_nowait": 0,
 }  # fmt: skip
 """The methods that make a container longer, and which argument it keeps."""
+JOINING: Final = frozenset({"cat", "stack", "concat", "concatenate", "hstack", "vstack", "maximum", "minimum", "add"})
+"""Calls that put the old value and a new one together; any other call carries the old value through a model."""
 EMPTY: Final = frozenset({"[]", "{}", "set()", "list()", "dict()", "deque()"})
+
+ADVICE: Final = (
+    (
+        ("lru_cache", "cache_info"),
+        "Give it a limit (`@lru_cache(maxsize=N)`), or call it with arguments that come again: each new one, a tensor "
+        "above all, is kept with its result.",
+    ),
+    (("ContextVar",), "Reset `{path}` at the end of the step by the token that `set` gave."),
+    (
+        ("Handler", "Logger", "records"),
+        "Log a number (`.item()`) or a finished text (an f-string) instead of the tensor, or give the handler that "
+        "keeps its records a limit.",
+    ),
+    (
+        ("_hooks",),
+        "Register the hook once, before the loop, or keep its handle and call `handle.remove()` at the end of the "
+        "step.",
+    ),
+    (
+        ("_buffers",),
+        "Register the buffer once, and write into it (`self.name.copy_(value)`), or keep the value elsewhere.",
+    ),
+    (("figure(", "subplots("), "Close each figure (`plt.close(figure)`) once it is saved."),
+)
+"""By a part of the holder's path or type, or of the line that feeds it."""
+OTHERWISE: Final = (
+    "Take this call out of the loop, and use again what it was given once; where each step needs its own, make what "
+    "has `{path}` anew as well."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptValue:
-    """The expression; `is_whole` where it is no entry of what keeps it, but has such entries, or is all of it."""
+    """The expression; `carried` is the argument through which the old value enters a call that makes the new one.
+
+    `is_whole` where it is no entry of what keeps it, but has such entries, or is all that keeps them.
+    """
 
     value: ast.expr
+    carried: ast.expr | None = None
     is_whole: bool = False
 
 
@@ -44,7 +87,7 @@ def kept_at(file: SourceFile, line: int, name: str) -> KeptValue | None:
         if isinstance(statement, ast.stmt) and not hasattr(statement, "body")
         if statement.lineno <= line <= (statement.end_lineno or statement.lineno)
         for node in ast.walk(statement)
-        for pair in _kept_by(node)
+        for pair in _kept_by(node, last)
     ]
     of_name = [kept for receiver, kept in found if receiver == last]
     candidates = of_name or [kept for _, kept in found]
@@ -66,20 +109,27 @@ def tensor_in(kept: KeptValue, entry: Sequence[str]) -> ast.expr | None:
 
 
 def keep_without_graph(
-    file: SourceFile, kept: KeptValue | None, *, name: str, is_tensor: bool, entry: Sequence[str], how: str
+    file: SourceFile, kept: KeptValue | None, *, name: str, kind: str, entry: Sequence[str], how: str
 ) -> Fix:
-    """Detach what a statement puts into the holder `name`, a tensor or of such entries; a person reviews it.
+    """Detach what a statement puts into the holder `name` of type `kind` with such entries; a person reviews it.
 
     What was not counted to be a tensor is left to a person, and so is a statement that is not known.
     """
+    if kept is not None and kept.carried is not None:
+        text = text_of(file, kept.carried)
+        parts = f"{kind}(part.detach() for part in {text})"
+        new = parts if kind in ("tuple", "list") else f"{as_receiver(file, kept.carried)}{DETACHED}"
+        return Fix(
+            summary=f"Cut `{name}` off from the step before where it enters the call; where the loop runs over the "
+            "time steps of one sequence, cut once per optimizer step instead.",
+            applicability="review",
+            changes=(replace_expression(file, kept.carried, new),),
+        )
     value: ast.expr | None = None
     if kept is not None:  # what is added to a tensor is one, too
-        value = kept.value if is_tensor else tensor_in(kept, entry)
+        value = kept.value if kind == "Tensor" else tensor_in(kept, entry)
     if value is None:
-        return Fix.by_hand(
-            f"Detach each tensor that is put into `{name}`: `{how}`, or `.item()` for a number; a state that is handed "
-            "on, once per optimizer step."
-        )
+        return Fix.by_hand(f"Detach each tensor that is put into `{name}`: `{how}`, or `.item()` for a number.")
     return Fix(
         summary=f"Keep the value without its graph; check that nothing calls backward on what `{name}` keeps.",
         applicability="review",
@@ -98,20 +148,22 @@ def keep_copies(file: SourceFile, value: ast.expr, name: str) -> Fix:
     )
 
 
-def keep_fewer(name: str, most: int, unit: str, *, elsewhere: str, others: Sequence[str] = ()) -> Fix:
+def keep_fewer(name: str, kind: str, most: int, unit: str, *, elsewhere: str, others: Sequence[str] = ()) -> Fix:
     """`most` of its `unit` (entries, tensors, steps) take 1 % of the memory; the line feeds the `others`, too."""
+    ways = [HOW[kind].format(most=most)] if kind in HOW and unit == "entries" else []
+    ways += ["keep numbers instead of tensors (`.item()`)"]
     take = f"What {most:,} steps add takes" if unit == "steps" else f"{most:,} {unit} take"
     likewise = f" Likewise {', '.join(f'`{other}`' for other in others)}." if others else ""
-    return Fix.by_hand(f"Bound `{name}` {WAYS_TO_BOUND}, or {elsewhere}. {take} 1 % of the memory there is.{likewise}")
-
-
-def end_feeding(path: str) -> Fix:
-    """Where a library that the line calls keeps what it is given."""
     return Fix.by_hand(
-        f"Each such call adds to `{path}`. Make it once, before the loop, or undo it at the end of the step: the "
-        "`remove()` of a hook's handle, `plt.close(figure)`. Give a cache a limit (`@lru_cache(maxsize=N)`), write "
-        "into a buffer (`self.name.copy_(value)`), and log numbers (`.item()`)."
+        f"Bound `{name}`: {', '.join(ways)}, or {elsewhere}. {take} 1 % of the memory there is.{likewise}"
     )
+
+
+def end_feeding(path: str, kind: str, line: str) -> Fix:
+    """By what it is, and what the line that feeds it says."""
+    told = f"{path} {kind} {line}"
+    advice = next((advice for parts, advice in ADVICE if any(part in told for part in parts)), OTHERWISE)
+    return Fix.by_hand(advice.format(path=path))
 
 
 def without_traceback(file: SourceFile, name: str, error: ast.expr) -> Fix:
@@ -138,7 +190,7 @@ def caught_error(value: ast.expr | None, tree: ast.Module) -> ast.Name | None:
     return errors[0] if len(errors) == 1 else None
 
 
-def _kept_by(node: ast.AST) -> Iterator[tuple[str, KeptValue]]:
+def _kept_by(node: ast.AST, name: str) -> Iterator[tuple[str, KeptValue]]:
     """What a node keeps, and the last name of what it keeps it in."""
     match node:
         case ast.Call(func=ast.Attribute(value=receiver, attr=method), args=args) if method in VALUE_PLACE:
@@ -150,15 +202,23 @@ def _kept_by(node: ast.AST) -> Iterator[tuple[str, KeptValue]]:
             yield _last_name(target), KeptValue(value=value, is_whole=True)
         case ast.Assign(targets=[ast.Subscript(value=inner)], value=value):
             yield _last_name(inner), KeptValue(value=value)
-        case ast.Assign(targets=[ast.Name() | ast.Attribute() as target], value=value):
-            old = _last_name(target)
-            match value:
-                case ast.BinOp(left=left, op=ast.Add(), right=right) if old in (_last_name(left), _last_name(right)):
-                    yield old, KeptValue(value=right if _last_name(left) == old else left, is_whole=True)
-                case ast.Call(args=args) if old in map(_last_name, args):  # a state that a call carries on
-                    pass
-                case _:
-                    yield old, KeptValue(value=value, is_whole=True)
+        case ast.Assign(targets=[ast.Tuple(elts=parts)], value=value) if name in map(_last_name, parts):
+            yield name, _renewal(value, name)
+        case ast.Assign(targets=[target], value=value) if not isinstance(target, ast.Tuple):
+            yield _last_name(target), _renewal(value, _last_name(target))
+
+
+def _renewal(value: ast.expr, name: str) -> KeptValue:
+    """Of `name = <something with name>`: a sum, a joining of tensors, or a call that carries it."""
+    match value:
+        case ast.BinOp(left=left, op=ast.Add(), right=right) if _last_name(left) == name:
+            return KeptValue(value=right, is_whole=True)
+        case ast.BinOp(left=left, op=ast.Add(), right=right) if _last_name(right) == name:
+            return KeptValue(value=left, is_whole=True)
+        case ast.Call(func=ast.Attribute(attr=called) | ast.Name(id=called), args=args) if called not in JOINING:
+            carried = next((argument for argument in args if _last_name(argument) == name), None)
+            return KeptValue(value=value, carried=carried, is_whole=True)
+    return KeptValue(value=value, is_whole=True)
 
 
 def _last_name(expression: ast.expr) -> str:

@@ -60,7 +60,7 @@ def test_the_object_of_a_library_is_named_with_what_ends_it(tmp_path: Path) -> N
     watches = [watch_of(seen(is_within_call=True), path="Net._buffers", scope="attribute")]
     finding = finding_of(tmp_path, holder=lambda n: plain(n, **fields), watches=watches)
     assert str(finding.blame) == "train.py:8"
-    assert "write into a buffer" in finding.fix.summary
+    assert "Register the buffer once" in finding.fix.summary
 
 
 def test_graphs_and_detached_scalars_are_not_its_business(tmp_path: Path) -> None:

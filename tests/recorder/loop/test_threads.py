@@ -128,7 +128,7 @@ def test_of_two_threads_that_train_at_once_one_is_recorded_and_the_other_one_is_
     assert [stages(step) for step in recorded.steps[1:]] == [UPDATE] * (NUM_UPDATES - 1)
     assert updates_elsewhere(recorded) == NUM_UPDATES
     (warning,) = [warning for warning in warnings_of(open_run(tmp_path)) if "thread" in warning]
-    assert f"{NUM_UPDATES} times" in warning
+    assert "took part of the machine's time" in warning
 
 
 def test_threads_that_share_an_optimizer_and_train_at_once_are_not_mixed(tmp_path: Path) -> None:
