@@ -72,7 +72,7 @@ def by_two(file: str) -> tuple[int, int]:
 
 def _columns(file: str, num_processes: int) -> tuple[int, int]:
     text, columns = read_here(Path(file), num_processes)
-    dense, sparse = columns.ordered(text.header.base_ns)
+    dense, sparse = columns.ordered(text.header.base_ns, num_processes)
     arrays = [*dense.values(), *(array for pair in sparse.values() for array in pair)]
     return len(dense["phase"]), sum(array.nbytes for array in arrays)
 

@@ -181,8 +181,9 @@ def _stored(path: Path, file: BinaryIO, num_processes: int | None) -> dict[str, 
     is_packed, num_bytes = size_of(path)
     available = num_processes or min(MAX_PROCESSES, num_processors())
     with bounded_memory(max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes)):
-        text, columns = read_here(path, available if num_bytes >= LARGE_BYTES[is_packed] else 1)
-        dense, sparse = columns.ordered(text.header.base_ns)
+        num_together = available if num_bytes >= LARGE_BYTES[is_packed] else 1
+        text, columns = read_here(path, num_together)
+        dense, sparse = columns.ordered(text.header.base_ns, num_together)
     return {
         "dense": {name: _append(column, file) for name, column in dense.items()},
         "sparse": {name: tuple(_append(column, file) for column in pair) for name, pair in sparse.items()},
