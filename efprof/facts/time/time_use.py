@@ -1,5 +1,6 @@
 """Where a step's time goes, in tables and pictures: of a recorded run, or of anybody's trace."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +24,10 @@ from efprof.units import format_ms
 
 MAX_ROWS: Final = 15
 """More rows than that nobody reads; what is left out is in the pictures."""
-MAX_TEXT: Final = 60
+MAX_NAME, MAX_TEXT = 42, 60
+"""Letters of a kernel's name and of shapes, so that the numbers beside them are seen."""
+COMMON_PARTS: Final = re.compile(r"^void |at::native::|\(anonymous namespace\)::|gpu_kernel_impl(_nocast)?<")
+"""Of kernels' names, which tell nothing apart."""
 SHAPES: Final = "Input shapes"
 MULTIPLIED: Final = "\N{MULTIPLICATION SIGN}"
 
@@ -175,7 +179,8 @@ def _kernel_table(use: TimeUse) -> Table | None:
         if not counts[code]:
             break
         first = int(kernels[codes == code][0])
-        row = (f"`{trace.texts[code][:100]}`", kind_of(trace, first), *launching.get(code, ("", "")))
+        name = COMMON_PARTS.sub("", trace.texts[code])[:MAX_NAME]
+        row = (f"`{name}`", kind_of(trace, first), *launching.get(code, ("", "")))
         times = (counts[code] / len(steps), use.per_step_ms(spent[code]), 100 * spent[code] / whole_ns)
         rows.append((*row, *(float(value) for value in times)))
     columns = {"Kernel": "", "Kind": "", "Launched by": "", SHAPES: ""}
