@@ -38,13 +38,17 @@ class LineUse:
 
     blame: SourceLine
     is_function: bool
-    own_ms: float
-    backward_ms: float
+    stage_ms: dict[str, float]
+    """On the host, by stage."""
     device_ms: float
 
     @property
     def host_ms(self) -> float:
-        return self.own_ms + self.backward_ms
+        return sum(self.stage_ms.values())
+
+    @property
+    def backward_ms(self) -> float:
+        return self.stage_ms.get("backward", 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,17 +103,13 @@ def _host(path: CallPath) -> int:
 
 
 def _lines(window: TraceWindow, sources: Sources) -> tuple[LineUse, ...]:
-    to_ms, scale = 1 / 1e6 / len(window.steps), window.scale
-    found = [
-        LineUse(
-            blame=sources.line(paths[0].text),
-            is_function=kind == "function",
-            own_ms=sum(path.own_ns for path in paths if path.stage != "backward") * to_ms * scale,
-            backward_ms=sum(path.own_ns for path in paths if path.stage == "backward") * to_ms * scale,
-            device_ms=sum(path.device_ns for path in paths) * to_ms,
-        )
-        for (kind, _), paths in window.lines.items()
-    ]
+    to_ms, found = 1 / 1e6 / len(window.steps), []
+    for (kind, _), paths in window.lines.items():
+        stage_ms = defaultdict[str, float](float)
+        for path in paths:
+            stage_ms[path.stage] += path.own_ns * to_ms * window.scale
+        blame, device_ms = sources.line(paths[0].text), sum(path.device_ns for path in paths) * to_ms
+        found.append(LineUse(blame=blame, is_function=kind == "function", stage_ms=stage_ms, device_ms=device_ms))
     return tuple(sorted(found, key=lambda line: (-line.host_ms - line.device_ms, line.blame.key)))
 
 
@@ -123,7 +123,8 @@ def _line_table(use: TimeUse) -> Table | None:
         text = f"`{line.blame}` in `{line.blame.function}`" if line.is_function else f"`{line.blame}`"
         code = "outside of its calls" if line.is_function else f"`{line.blame.text}`" * bool(line.blame.text)
         device = (line.device_ms,) if on_device else ()
-        rows.append((text, code, line.own_ms, line.backward_ms, *device, 100 * line.host_ms / use.step_ms))
+        own_ms = line.host_ms - line.backward_ms
+        rows.append((text, code, own_ms, line.backward_ms, *device, 100 * line.host_ms / use.step_ms))
     columns = {"Line": "", "Code": "", "Own": "ms", "Backward": "ms"} | ({"Device": "ms"} if on_device else {})
     return Table.of("Your lines, per step", columns | {"Of the step": "percent"}, rows)
 

@@ -32,7 +32,7 @@ def test_the_lines_of_a_recorded_run_have_the_step_among_them() -> None:
     assert 0.4 < attention < 0.7
     assert 0.9 < sum(shares.values()) <= 1.0
     (first, *_) = use.lines
-    assert first.backward_ms > first.own_ms, "a backward pass costs twice its forward pass"
+    assert first.backward_ms > first.stage_ms["forward"], "a backward pass costs twice its forward pass"
 
 
 def test_times_of_the_host_are_those_of_a_step_outside_windows() -> None:
@@ -177,3 +177,9 @@ def test_a_device_is_idle_for_the_share_that_holistic_trace_analysis_reckons(nam
     use = device_use(trace, int(trace.start_ns[events].min()), int(trace.end_ns[events].max()))
     assert use is not None
     assert 1 - use.busy_ns / use.span_ns == pytest.approx(idle, abs=0.00005)
+
+
+def test_a_line_is_told_with_its_largest_stage_beside_the_forward_pass(tmp_path: Path) -> None:
+    host = [one for one in (*step(0, 0), *step(1000, 1)) if one["cat"] not in ("kernel", "cuda_runtime")]
+    loop, *_ = where_it_goes(foreign_run(tmp_path, *host)).split("; ")
+    assert loop == "Most of the step goes to: 55 % at train.py:5 (`main`, 30 % of it data)"
