@@ -159,6 +159,6 @@ def sums_at(places: NDArray[np.int64], changes: NDArray[np.int64], num_owners: i
     owners, at, amounts = changes
     width = len(places) + 1  # a change behind the last place is seen at none
     seen_at = owners * width + np.searchsorted(places, at)
-    total = np.bincount(seen_at, weights=amounts.astype(np.float64), minlength=num_owners * width)
-    sums: NDArray[np.float64] = np.cumsum(total.reshape(num_owners, width), axis=1)[:, :-1]
+    total = np.bincount(seen_at, weights=amounts, minlength=num_owners * width)
+    sums: NDArray[np.float64] = np.cumsum(total.reshape(num_owners, width), axis=1, dtype=np.float64)[:, :-1]
     return sums
