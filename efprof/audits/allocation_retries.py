@@ -84,11 +84,11 @@ def _blame(run: Run, retries: AllocationRetries, sites: Counter[str | None]) -> 
 
 
 def _gain(retries: AllocationRetries) -> Gain:
-    interval, share = retries.slower_interval_ms, retries.share_of_steps
-    if retries.slower_ms is None or interval is None or interval[0] <= 0:
+    (low, high), share = retries.slower_interval_ms, len(retries.by_step) / retries.num_steps
+    if retries.slower_ms is None:
         return Gain.none("too few steps of either kind differ to tell what a retry costs")
     why = "what the median step with a retry takes longer, times the share of such steps"
-    return Gain.of_step(why, share * retries.slower_ms, (share * interval[0], share * interval[1]))
+    return Gain.of_step(why, share * retries.slower_ms, (share * low, share * high))
 
 
 def _fix(run: Run, tried: RetryTrials | None) -> Fix:

@@ -92,7 +92,6 @@ class StageBand:
     start: float
     end: float
     stage: str
-    step: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,13 +1,10 @@
 """Everything one run's page, terminal summary and JSON are rendered from."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from efprof.model.evidence import Evidence, Series, Table
 from efprof.model.finding import AuditResult, SourceLine
-
-REPORT_SCHEMA_VERSION = 1
-"""1: first form."""
 
 STAGES: Final = ("data", "forward", "backward", "optimizer", "other")
 
@@ -218,7 +215,7 @@ class Report:
     measurements: Measurements
     audits: tuple[AuditResult, ...]
     warnings: tuple[str, ...] = ()
-    schema_version: int = field(default=REPORT_SCHEMA_VERSION)
+    schema_version: int = 1
 
 
 Verdict = Literal["better", "worse", "same", "unclear"]

@@ -24,41 +24,29 @@ MAX_STALLS: Final = 20
 
 def stall_table(stalls: Sequence[StallLine]) -> Table:
     """Calls that made steps wait, averages over the steps."""
-    return Table(
-        title="Calls that make a step wait",
-        columns=("Call", "Line", "Calls per step", "Time per step"),
-        units=("", "", "count", "ms"),
-        rows=tuple(
-            (f"`{stall.call}`", f"`{stall.blame}`", stall.count_per_step, stall.step_ms)
-            for stall in stalls[:MAX_STALLS]
-        ),
-    )
+    columns = {"Call": "", "Line": "", "Calls per step": "count", "Time per step": "ms"}
+    rows = ((f"`{one.call}`", f"`{one.blame}`", one.count_per_step, one.step_ms) for one in stalls[:MAX_STALLS])
+    return Table.of("Calls that make a step wait", columns, rows)
 
 
 def device_table(metrics: Sequence[Metric]) -> Table:
     """Medians of a step's stages on the host, which queues work, and on the device, which does it; no rows without."""
     samples = {metric.name: metric.samples for metric in metrics if metric.samples}
     idle_ms = samples.get("device_idle_ms", ())
-    rows = [
+    rows: list[tuple[str | float, ...]] = [
         (name, statistics.median(samples[f"{name}_ms"]), statistics.median(samples[f"{name}_device_ms"]))
         for name in STAGES * bool(idle_ms)
     ]
-    return Table(
-        title="Stages on the host and on the device",
-        columns=("Stage", "On the host", "On the device"),
-        units=("", "ms", "ms"),
-        rows=(*rows, ("idle, mean, at most", "", statistics.fmean(idle_ms))) if rows else (),
-    )
+    rows += [("idle, mean, at most", "", statistics.fmean(idle_ms))] if idle_ms else []
+    columns = {"Stage": "", "On the host": "ms", "On the device": "ms"}
+    return Table.of("Stages on the host and on the device", columns, rows)
 
 
 def stage_table(deltas: Sequence[StageDelta]) -> Table:
     """Memory at each boundary over all steps; the first of a step has none before it to differ from."""
-    return Table(
-        title="Stage deltas",
-        columns=("Boundary", "Count", "Average", "Maximum", "Average delta", "Largest jump", "At step"),
-        units=("", "count", "bytes", "bytes", "bytes", "bytes", "count"),
-        rows=tuple(map(_stage_row, deltas)),
-    )
+    sizes = dict.fromkeys(("Average", "Maximum", "Average delta", "Largest jump"), "bytes")
+    columns = {"Boundary": "", "Count": "count", **sizes, "At step": "count"}
+    return Table.of("Stage deltas", columns, map(_stage_row, deltas))
 
 
 def largest_jump_sentence(deltas: Sequence[StageDelta]) -> str:

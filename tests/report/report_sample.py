@@ -143,11 +143,11 @@ def make_window_memory(num_micro_batches: int = 2) -> Series:
         is_stepped=True,
         bands=(
             *(
-                StageBand(start=10.0 * number + start, end=10.0 * number + start + 5, stage=stage, step=40)
+                StageBand(start=10.0 * number + start, end=10.0 * number + start + 5, stage=stage)
                 for number in range(num_micro_batches)
                 for start, stage in ((0, "forward"), (5, "backward"))
             ),
-            StageBand(start=10.0 * num_micro_batches, end=x[-1], stage="optimizer", step=40),
+            StageBand(start=10.0 * num_micro_batches, end=x[-1], stage="optimizer"),
         ),
     )
 

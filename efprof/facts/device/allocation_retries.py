@@ -29,14 +29,15 @@ MIN_COMPARED: Final = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocationRetries:
-    """In the steady steps; the median step with one takes `slower_ms` longer, None where either kind is too rare."""
+    """In the steady steps; the median step with one takes `slower_ms` longer, None where too few tell."""
 
     num_steps: int
-    middle_step: int
+    goes_on: bool
+    """Whether both halves of the steps had one."""
     by_step: tuple[tuple[int, int], ...]
     by_stage: tuple[tuple[str, int], ...]
-    slower_ms: float | None = None
-    slower_interval_ms: tuple[float, float] | None = None
+    slower_ms: float | None
+    slower_interval_ms: tuple[float, float]
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -52,29 +53,22 @@ class AllocationRetries:
         retried = {step for step, _ in found}
         slow_ms = [time.total_ms for time in times.steady if time.step in retried]
         usual_ms = [time.total_ms for time in times.steady if time.step not in retried]
-        is_known = min(len(slow_ms), len(usual_ms)) >= MIN_COMPARED
+        interval = (0.0, 0.0)
+        if min(len(slow_ms), len(usual_ms)) >= MIN_COMPARED:
+            interval = quantile_change_intervals(usual_ms, slow_ms, 0.5)[1]
         return cls(
             num_steps=len(times.steady),
-            middle_step=times.steady[len(times.steady) // 2].step if times.steady else 0,
+            goes_on=bool(found) and found[0][0] < times.steady[len(times.steady) // 2].step <= found[-1][0],
             by_step=tuple((step, rises.total()) for step, rises in found),
             by_stage=tuple(stages.most_common()),
-            slower_ms=statistics.median(slow_ms) - statistics.median(usual_ms) if is_known else None,
-            slower_interval_ms=quantile_change_intervals(usual_ms, slow_ms, 0.5)[1] if is_known else None,
+            slower_ms=statistics.median(slow_ms) - statistics.median(usual_ms) if interval[0] > 0 else None,
+            slower_interval_ms=interval,
         )
 
     @property
     def num_retries(self) -> int:
         """In all steady steps."""
         return sum(count for _, count in self.by_step)
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether both halves of the steps had one."""
-        return bool(self.by_step) and self.by_step[0][0] < self.middle_step <= self.by_step[-1][0]
-
-    @property
-    def share_of_steps(self) -> float:
-        return len(self.by_step) / max(1, self.num_steps)
 
 
 def retries_by_step(records: Sequence[StepRecord]) -> dict[int, Counter[str]] | None:
@@ -157,10 +151,9 @@ def retry_evidence(retries: AllocationRetries, tried: RetryTrials | None) -> tup
 
 def how_much_slower(retries: AllocationRetries) -> str:
     """A clause of the message; empty where it cannot be told."""
-    interval = retries.slower_interval_ms
-    if retries.slower_ms is None or interval is None or interval[0] <= 0:
+    if retries.slower_ms is None:
         return ""
-    ends = in_brackets(format_interval(*interval, "ms"))
+    ends = in_brackets(format_interval(*retries.slower_interval_ms, "ms"))
     return f"; such a step takes {format_ms(retries.slower_ms)} longer{ends}"
 
 

@@ -258,7 +258,13 @@ def _totals(layouts: Sequence[SegmentLayout]) -> tuple[tuple[StretchState, int],
 
 def _row(group: list[SegmentLayout], owners: Owners, pixel_bytes: int) -> SegmentRow:
     sizes = f"{format_bytes(group[-1].num_bytes)} to {format_bytes(group[0].num_bytes)}"
-    stretches = (stretch for layout in group for stretch in _stretches(layout, owners))
+    stretches = (
+        Stretch(
+            state=piece.state, num_bytes=piece.num_bytes, owner=None if piece.state in FREE else owners[_place(piece)]
+        )
+        for layout in group
+        for piece in layout.pieces
+    )
     return SegmentRow(
         label=f"{len(group):,} segments of {sizes}" if len(group) > 1 else _kind(group[0]),
         num_bytes=_bytes_of(group),
@@ -276,28 +282,14 @@ def _kind(layout: SegmentLayout) -> str:
     return f"{stretch} for {'small' if layout.is_small else 'large'} blocks"
 
 
-def _stretches(layout: SegmentLayout, owners: Owners) -> Iterator[Stretch]:
-    for piece in layout.pieces:
-        yield Stretch(
-            state=piece.state,
-            num_bytes=piece.num_bytes,
-            owner=None if piece.state in FREE else owners[_place(piece)],
-        )
-
-
 def _merge_short(stretches: Iterable[Stretch], pixel_bytes: int) -> Iterator[Stretch]:
     """Mix neighbours that are shorter than a pixel until they are as long as one."""
     short: list[Stretch] = []
     for stretch in stretches:
-        if stretch.num_bytes < pixel_bytes:
-            short.append(stretch)
-            if sum(one.num_bytes for one in short) < pixel_bytes:
-                continue
-        if short:
+        if short and (stretch.num_bytes >= pixel_bytes or sum(one.num_bytes for one in short) >= pixel_bytes):
             yield _merged(short)
             short = []
-        if stretch.num_bytes >= pixel_bytes:
-            yield stretch
+        short.append(stretch)
     if short:
         yield _merged(short)
 
@@ -309,12 +301,7 @@ def _merged(stretches: list[Stretch]) -> Stretch:
     for stretch in stretches:
         sums[stretch.state, stretch.owner] += stretch.num_bytes
     (state, owner), _ = sums.most_common(1)[0]
-    return Stretch(
-        state=state,
-        num_bytes=sums.total(),
-        owner=owner,
-        is_mixed=len(sums) > 1,
-    )
+    return Stretch(state=state, num_bytes=sums.total(), owner=owner, is_mixed=len(sums) > 1)
 
 
 def _place(piece: Piece) -> str | None:

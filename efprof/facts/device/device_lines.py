@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from efprof.artifacts.snapshot import GROWTH, RELEASE, Frames
 from efprof.facts.allocator.history import History
-from efprof.facts.peak.window_memory import Changes, changes_of, drawn_instants, sums_at
+from efprof.facts.peak.window_memory import drawn_instants, sums_at
 from efprof.facts.source.sources import place_of
 
 MAX_LINES: Final = 6
@@ -41,18 +42,18 @@ def lines_over_time(history: History, site_of: Callable[[Frames], str | None], s
 
     Lines are named without their folders.
     """
-    names, changes = _changes(history, site_of)
-    alive = np.cumsum(np.where(changes.owners == RESERVED, 0, changes.amounts))[-len(history.entries) :]
+    names, (owners, at, amounts) = _changes(history, site_of)
+    alive = np.cumsum(np.where(owners == RESERVED, 0, amounts))[-len(history.entries) :]
     places = np.unique(np.array([-1, *drawn_instants(alive, 0, len(alive)), *shown]))
-    is_so_far = changes.places <= int(np.argmax(alive))
-    sizes = np.bincount(changes.owners[is_so_far], weights=changes.amounts[is_so_far], minlength=len(names))
+    is_so_far = at <= int(np.argmax(alive))
+    sizes = np.bincount(owners[is_so_far], weights=amounts[is_so_far], minlength=len(names))
     least = max(1.0, MIN_SHARE * (sizes.sum() - sizes[RESERVED]))
     by_size = (int(owner) for owner in np.argsort(-sizes, kind="stable") if owner > RESERVED)
     largest = [owner for owner in by_size if sizes[owner] >= least][:MAX_LINES]
     rows = np.full(len(names), len(largest) + 2)
     rows[[NO_OWNER, RESERVED, *largest]] = range(len(largest) + 2)
-    by_row = replace(changes, owners=rows[changes.owners])
-    nobody, reserved, *curves = np.maximum(sums_at(places, [by_row], len(largest) + 3), 0)
+    by_row = np.stack([rows[owners], at, amounts])
+    nobody, reserved, *curves = np.maximum(sums_at(places, by_row, len(largest) + 3), 0)
     labels = [NO_LINE, *(re.split(r"[/\\]", names[line])[-1] for line in largest), OTHER_LINES]
     return DeviceLines(
         num_events=tuple(float(place + 1) for place in places),
@@ -65,8 +66,8 @@ def lines_over_time(history: History, site_of: Callable[[Frames], str | None], s
     )
 
 
-def _changes(history: History, site_of: Callable[[Frames], str | None]) -> tuple[list[str], Changes]:
-    """The names of all owners; and what was there before the first entry, then one change for each entry."""
+def _changes(history: History, site_of: Callable[[Frames], str | None]) -> tuple[list[str], NDArray[np.int64]]:
+    """The names of all owners; and changes: what was there before the first entry, then one for each entry."""
     names, owner_at = ["", ""], dict[int, int]()
     number_of: dict[str | None, int] = {None: NO_OWNER}
 
@@ -94,4 +95,4 @@ def _changes(history: History, site_of: Callable[[Frames], str | None]) -> tuple
             amount = -amount if entry.action in RELEASE else 0
         owners.append(owner)
         amounts.append(amount)
-    return names, changes_of(owners, [*[-1] * num_before, *range(len(history.entries))], amounts)
+    return names, np.array([owners, [*[-1] * num_before, *range(len(history.entries))], amounts], dtype=np.int64)

@@ -32,21 +32,11 @@ MAX_NAMED: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SizeClass:
-    """Blocks in use for which as much was asked; `lines` are those that a window saw ask for as much."""
-
-    requested_bytes: int
-    num_blocks: int
-    num_bytes: int
-    lines: Counter[str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FailureState:
     """The device, whose history is the failed request alone, and what is in use by size, most bytes first."""
 
     device: DeviceHistory
-    sizes: tuple[SizeClass, ...]
+    sizes: Table
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -68,7 +58,7 @@ class FailureState:
         history, lines = history_before(snapshot, number, [request]), UserLines(run.run_file.working_folder)
         name = f"{failure.rank_folder.name}/{SNAPSHOT}" if len(run.rank_folders) > 1 else SNAPSHOT
         device = DeviceHistory(name, history, lines, limit_bytes=limit_bytes_of(run, number))
-        return cls(device=device, sizes=tuple(_sizes(run, snapshot, device)))
+        return cls(device=device, sizes=_table_of_sizes(run, snapshot, device))
 
 
 def blamed_site(run: Run, device: DeviceHistory, failure: Failure) -> str:
@@ -138,7 +128,7 @@ def evidence_of_state(run: Run, state: FailureState, failure: MemoryFailure) -> 
     on_device, told = state.device.failure, failure.device_event or DeviceOutOfMemory(at_ns=0, step=-1)
     return (
         *(() if on_device is None else _what_lay_there(run, state.device, on_device)),
-        _table_of_sizes(state),
+        state.sizes,
         Narrative.of(
             "The snapshot has no history of the allocator. It tells of every block its place and size, and its line if "
             "it was asked for in a window; equal sizes in a window are a hint and no proof. 'efprof record "
@@ -192,24 +182,18 @@ def most_alive_site(run: Run, failure: MemoryFailure) -> str | None:
     return next((site for (site, _), _ in lines if site is not None), None)
 
 
-def _sizes(run: Run, snapshot: Snapshot, device: DeviceHistory) -> list[SizeClass]:
-    """Most bytes first."""
+def _table_of_sizes(run: Run, snapshot: Snapshot, device: DeviceHistory) -> Table:
+    """Blocks in use, by how much was asked for, and the lines that a window saw ask for as much."""
     found: defaultdict[int, list[int]] = defaultdict(list)
     for segment in snapshot.segments:
         for block in segment.blocks:
             if segment.device == device.history.device and block.is_active:
                 found[block.requested_size or block.size].append(block.size)
     lines = _asked_for(run, device)
-    classes = [
-        SizeClass(
-            requested_bytes=requested,
-            num_blocks=len(sizes),
-            num_bytes=sum(sizes),
-            lines=lines[requested],
-        )
-        for requested, sizes in found.items()
-    ]
-    return sorted(classes, key=lambda one: -one.num_bytes)
+    named = {each: ", ".join(place for place, _ in lines[each].most_common(MAX_NAMED)) or "none" for each in found}
+    rows = [(float(each), float(len(sizes)), float(sum(sizes)), named[each]) for each, sizes in found.items()]
+    columns = {"each": "bytes", "blocks": "count", "together": "bytes", "lines that asked for as much in a window": ""}
+    return Table.of("What is in use, by size", columns, sorted(rows, key=lambda row: -row[2])[:MAX_ROWS])
 
 
 def _asked_for(run: Run, device: DeviceHistory) -> defaultdict[int, Counter[str]]:
@@ -233,23 +217,6 @@ def _what_lay_there(run: Run, device: DeviceHistory, failure: Failure) -> tuple[
         composition_numbers(instant, "Reserved memory when the request failed"),
         *device_use_evidence(run),
         segment_map(device, instant, "when the request failed", most_held, "Where it lay"),
-    )
-
-
-def _table_of_sizes(state: FailureState) -> Table:
-    return Table(
-        title="What is in use, by size",
-        columns=("each", "blocks", "together", "lines that asked for as much in a window"),
-        units=("bytes", "count", "bytes", ""),
-        rows=tuple(
-            (
-                float(one.requested_bytes),
-                float(one.num_blocks),
-                float(one.num_bytes),
-                ", ".join(place for place, _ in one.lines.most_common(MAX_NAMED)) or "none",
-            )
-            for one in state.sizes[:MAX_ROWS]
-        ),
     )
 
 

@@ -53,10 +53,8 @@ def _series(window: LiveWindow, before: int | None, sources: Sources, records: I
     which = f"step {steps[0]:,}" if steps else window.name
     if len(steps) > 1:
         which = f"steps {steps[0]:,} to {steps[-1]:,}"
-    held = []
-    if before is not None:
-        y, notes = (float(before),) * len(times_ms), ("",) * len(times_ms)
-        held = [SeriesLine(label="held before", x=times_ms, y=y, notes=notes, stage="other")]
+    y = () if before is None else (float(before),) * len(times_ms)
+    held = [SeriesLine(label="held before", x=times_ms, y=y, stage="other")] if y else []
     return Series(
         title=f"Memory by what it is for, in {which}",
         x_label="time in the window",
@@ -80,7 +78,6 @@ def _bands(records: Sequence[StepRecord], start_ns: int) -> Iterator[StageBand]:
                 start=offset_ms + joined[0].start_us / 1e3,
                 end=offset_ms + joined[-1].end_us / 1e3,
                 stage=stage,
-                step=record.step,
             )
 
 
@@ -125,9 +122,9 @@ def _alive_by_owner(
     blocks = np.flatnonzero(window.released_at >= 0).tolist()
     numbers: dict[Owner, int] = {}
     made_by = [numbers.setdefault((categories[block], lines[block]), len(numbers)) for block in blocks]
-    made = changes_of(made_by, blocks, [window.events[block].num_bytes for block in blocks])
-    gone = Changes(owners=made.owners, places=window.released_at[blocks], amounts=-made.amounts)
-    return list(numbers), sums_at(places, [made, gone], len(numbers))
+    made = np.array([made_by, blocks, [window.events[block].num_bytes for block in blocks]], dtype=np.int64)
+    gone = np.array([made_by, window.released_at[blocks], -made[2]], dtype=np.int64)
+    return list(numbers), sums_at(places, np.hstack([made, gone]), len(numbers))
 
 
 def _tops(lines: Sequence[str], alive: NDArray[np.float64]) -> Iterator[str]:
@@ -154,30 +151,14 @@ def drawn_instants(values: NDArray[np.int64], first: int, end: int) -> NDArray[n
     return np.array(sorted(found))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Changes:
-    """Whose bytes change, at which place of the history, and by how much: arrays of one length."""
+def sums_at(places: NDArray[np.int64], changes: NDArray[np.int64], num_owners: int) -> NDArray[np.float64]:
+    """What each owner has after each of these places, which are in order, shape [owners, places].
 
-    owners: NDArray[np.int64]
-    places: NDArray[np.int64]
-    amounts: NDArray[np.int64]
-
-
-def changes_of(owners: Sequence[int], places: Sequence[int], amounts: Sequence[int]) -> Changes:
-    """The same, from lists."""
-    return Changes(
-        owners=np.array(owners, dtype=np.int64),
-        places=np.array(places, dtype=np.int64),
-        amounts=np.array(amounts, dtype=np.int64),
-    )
-
-
-def sums_at(places: NDArray[np.int64], changes: Iterable[Changes], num_owners: int) -> NDArray[np.float64]:
-    """What each owner has after each of these places, which are in order, shape [owners, places]."""
+    `changes`, shape [3, changes], say whose bytes change, at which place of the history, and by how much.
+    """
+    owners, at, amounts = changes
     width = len(places) + 1  # a change behind the last place is seen at none
-    total = np.zeros(num_owners * width)
-    for one in changes:
-        seen_at = one.owners * width + np.searchsorted(places, one.places)
-        total += np.bincount(seen_at, weights=one.amounts, minlength=num_owners * width)
-    sums: NDArray[np.float64] = np.cumsum(total.reshape(num_owners, width), axis=1)[:, :-1]
+    seen_at = owners * width + np.searchsorted(places, at)
+    total = np.bincount(seen_at, weights=amounts, minlength=num_owners * width)
+    sums: NDArray[np.float64] = np.cumsum(total.reshape(num_owners, width), axis=1, dtype=np.float64)[:, :-1]
     return sums

@@ -7,7 +7,7 @@ those that are differentiated: evaluation, generation and what a library repeats
 
 import bisect
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self
 
@@ -89,15 +89,12 @@ class RepeatedCalls:
         counts: dict[_Key, list[Counter[int]]] = defaultdict(list)
         sites: dict[_Key, tuple[str, ...]] = {}
         for window in windows:
-            for calls in _by_step(window):
-                for key, found in calls.items():
-                    counts[key].append(Counter(call.backward_pass for call in found))
-                    sites.setdefault(key, found[0].sites)
-        alike = [
-            _repeated(key, passes[0], sites[key], use, sources)
-            for key, passes in counts.items()
-            if len(passes) == num_steps and _num_alike(passes) > 1
-        ]
+            for passes_of in _by_step(window, sites):
+                for key, passes in passes_of.items():
+                    counts[key].append(passes)
+        kept = [key for key, passes in counts.items() if len(passes) == num_steps and _num_alike(passes) > 1]
+        every = [(path, _parts_of(path)) for path in use.window.paths.root.walk() if kept]
+        alike = [_repeated(key, counts[key][0], sites[key], _cost_ms(use, every, key.parts), sources) for key in kept]
         return cls(calls=tuple(_by_line(alike)), num_steps=num_steps)
 
 
@@ -109,13 +106,6 @@ class _Key(NamedTuple):
     input_shape: tuple[int, ...]
 
 
-class _Call(NamedTuple):
-    """`sites` are the line that calls, the line that calls its function, and so on, as far as both are the user's."""
-
-    backward_pass: int
-    sites: tuple[str, ...]
-
-
 def _num_alike(steps: Sequence[Counter[int]]) -> int:
     """How many calls come before each backward pass of each step; 0 where they differ."""
     counts = {tuple(sorted(passes.values())) for passes in steps}
@@ -123,15 +113,18 @@ def _num_alike(steps: Sequence[Counter[int]]) -> int:
     return each.pop() if len(counts) == len(each) == 1 else 0
 
 
-def _by_step(window: TraceWindow) -> list[dict[_Key, list[_Call]]]:
-    """Of each step, the calls of modules with one item, made and differentiated in the user's own code."""
+def _by_step(window: TraceWindow, lines: dict[_Key, tuple[str, ...]]) -> list[dict[_Key, Counter[int]]]:
+    """Of each step, how many calls of modules with one item come before which backward pass; `lines` gets theirs.
+
+    Only those made and differentiated in the user's own code.
+    """
     trace, paths = window.trace, window.paths
-    steps: list[dict[_Key, list[_Call]]] = [defaultdict(list) for _ in window.steps]
+    steps: list[dict[_Key, Counter[int]]] = [defaultdict(Counter) for _ in window.steps]
     layers = _Layers(trace)
     begins = [start for start, _ in window.steps]
     backward = [start for start, _, stage, _ in paths.stages if stage == "backward"]
-    frames = _Frames(trace)
-    for event in np.flatnonzero(trace.is_of("python_function") & (trace.argument("call_site") >= 0)).tolist():
+    is_function, sites = trace.is_of("python_function"), trace.argument("call_site")
+    for event in np.flatnonzero(is_function & (sites >= 0)).tolist():
         path = paths.of_event.get(event)
         if path is None or path.kind != "module" or path.stage != "forward" or not trace.text(event).startswith(MODULE):
             continue
@@ -139,8 +132,10 @@ def _by_step(window: TraceWindow) -> list[dict[_Key, list[_Call]]]:
         step = bisect.bisect_left(begins, end_ns) - 1
         given = layers.one_item(event)
         if step >= 0 and end_ns <= window.steps[step][1] and given is not None:
-            call = _Call(bisect.bisect_right(backward, end_ns), frames.sites(event))
-            steps[step][_Key(_parts_of(path), *given)].append(call)
+            key = _Key(_parts_of(path), *given)
+            steps[step][key][bisect.bisect_right(backward, end_ns)] += 1
+            if key not in lines:
+                lines[key] = _sites(window, is_function, sites, event)
     return steps
 
 
@@ -186,31 +181,23 @@ def _num_items(layer: str, shapes: Sequence[tuple[int, ...]]) -> int | None:
     return 1 if is_unbatched else first[0] if first else None
 
 
-class _Frames:
-    """Which function called which, by the numbers that the profiler gives them."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._sites = trace.argument("call_site")
-        self._above = trace.argument("python_parent")
-        places, numbers = trace.sparse.get("python_id", (np.empty(0, np.int64), np.empty(0, np.int64)))
-        self._place_of = dict(zip(numbers.tolist(), places.tolist(), strict=True))
-
-    def sites(self, call: int) -> tuple[str, ...]:
-        """The line of a call, then of the call of its function, for as long as the user's code calls itself."""
-        found: list[str] = []
-        event: int | None = call
-        while event is not None and self._sites[event] >= 0:
-            found.append(self._trace.texts[int(self._sites[event])])
-            event = self._place_of.get(int(self._above[event]))
-            while event is not None and COMPREHENSION.search(self._trace.text(event)):
-                event = self._place_of.get(int(self._above[event]))
-        return tuple(found)
+def _sites(window: TraceWindow, is_function: Array, sites: Array, call: int) -> tuple[str, ...]:
+    """The line of a call, then of the call of its function, for as long as the user's code calls itself."""
+    trace, outer = window.trace, window.paths.outer
+    found: list[str] = []
+    event: int | None = call
+    while event is not None and sites[event] >= 0:
+        found.append(trace.texts[int(sites[event])])
+        event = outer.get(event)
+        while event is not None and (not is_function[event] or COMPREHENSION.search(trace.text(event))):
+            event = outer.get(event)
+    return tuple(found)
 
 
-def _repeated(key: _Key, passes: Counter[int], sites: tuple[str, ...], use: TimeUse, sources: Sources) -> RepeatedCall:
+def _repeated(
+    key: _Key, passes: Counter[int], sites: tuple[str, ...], cost_ms: tuple[float, float], sources: Sources
+) -> RepeatedCall:
     loop, is_chained = _loop(sites, sources)
-    total_ms, fixed_ms = _cost_ms(use, key.parts)
     return RepeatedCall(
         modules=(key.parts[-1][1],),
         blame=sources.line(sites[0]),
@@ -221,8 +208,8 @@ def _repeated(key: _Key, passes: Counter[int], sites: tuple[str, ...], use: Time
         num_passes=len(passes),
         layer=key.layer,
         input_shape=key.input_shape,
-        total_ms=total_ms,
-        fixed_ms=fixed_ms,
+        total_ms=cost_ms[0],
+        fixed_ms=cost_ms[1],
     )
 
 
@@ -253,17 +240,20 @@ def _by_line(calls: Sequence[RepeatedCall]) -> list[RepeatedCall]:
     return sorted(merged, key=lambda call: -call.total_ms)
 
 
-def _cost_ms(use: TimeUse, parts: Parts) -> tuple[float, float]:
+def _cost_ms(use: TimeUse, every: Sequence[tuple[CallPath, Parts]], parts: Parts) -> tuple[float, float]:
     """From the window that the run's times are from, scaled to a step outside windows, the recorder's time left out."""
-    everything = sum(path.own_ns for path in use.window.paths.root.walk())
-    to_ms = use.step_ms / max(1, everything)
-    forward, backward = _below(use, parts, "forward"), _below(use, parts, "backward")
-    engine_ns, on_device = _engine_ns(use, backward), any(path.device_ns for path in forward + backward)
+    to_ms = use.step_ms / max(1, _own_ns([path for path, _ in every]))
+    backward = [path for path, _ in every if path.stage == "backward"]
+    called = [path for path, its in every if its[: len(parts)] == parts and path.stage in ("forward", "backward")]
+    in_nodes_ns = _own_ns([path for path in backward if path.kind == "operator"])
+    engine_ns = _own_ns(backward) - in_nodes_ns  # outside of the operators of any line, shared out in proportion
+    engine_ns *= _own_ns([path for path in called if path.stage == "backward"]) / max(1, in_nodes_ns)
+    on_device = any(path.device_ns for path in called)
     fixed_ns = sum(
         min(path.own_ns, path.count * LAUNCH_NS) if path.kind == "operator" and not on_device else path.own_ns
-        for path in forward + backward
+        for path in called
     )
-    return (_own_ns(forward + backward) + engine_ns) * to_ms, (fixed_ns + engine_ns) * to_ms
+    return (_own_ns(called) + engine_ns) * to_ms, (fixed_ns + engine_ns) * to_ms
 
 
 def _parts_of(path: CallPath) -> Parts:
@@ -271,31 +261,5 @@ def _parts_of(path: CallPath) -> Parts:
     return tuple((part.kind, part.text) for part in path.parts() if part.kind in TELLING)
 
 
-def _below(use: TimeUse, parts: Parts, stage: str) -> list[CallPath]:
-    """What has these lines and modules in a stage, and all below; nothing where they are not there."""
-    begun = use.window.paths.root.below.get(("stage", stage, stage))
-    found = _with_parts(begun, parts) if begun is not None else ()
-    return [below for path in found for below in path.walk()]
-
-
-def _with_parts(path: CallPath, parts: Parts) -> Iterator[CallPath]:
-    if not parts:
-        yield path
-        return
-    for below in path.below.values():
-        if below.kind not in TELLING:
-            yield from _with_parts(below, parts)
-        elif (below.kind, below.text) == parts[0]:
-            yield from _with_parts(below, parts[1:])
-
-
-def _own_ns(paths: Sequence[CallPath]) -> int:
+def _own_ns(paths: Sequence[CallPath]) -> float:
     return sum(path.own_ns for path in paths)
-
-
-def _engine_ns(use: TimeUse, backward: Sequence[CallPath]) -> float:
-    """What the backward pass takes outside of the operators of any line, in proportion."""
-    stage = use.window.paths.root.below.get(("stage", "backward", "backward"))
-    every = list(stage.walk()) if stage is not None else []
-    in_nodes_ns = _own_ns([path for path in every if path.kind == "operator"])
-    return (_own_ns(every) - in_nodes_ns) * _own_ns(backward) / max(1, in_nodes_ns)

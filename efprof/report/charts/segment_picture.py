@@ -24,29 +24,23 @@ STATE_WORDS: Final[dict[StretchState, str]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rectangle:
-    """A part of a stretch on one line: percent of the line's width, the line's top in pixels, and its note's place."""
-
-    left: float
-    width: float
-    top: int
-    note: int
+Rectangle = tuple[float, float, int]
+"""What lies on one line: left and width in percent of the line's, and the line's top in pixels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MapRow:
-    """A segment, or several end to end.
+    """A segment, or several end to end, in the lines of `frames`.
 
-    `frames` are (left, width, top) of its lines.
-    Of `layers` each has what is filled alike: with a colour of the palette, or the hatching of a state.
+    Of `layers` each has what is filled alike, with a colour of the palette or the hatching of a state, and the places
+    of the notes.
     """
 
     size: str
     label: str
     height: int
-    frames: tuple[tuple[float, float, int], ...]
-    layers: tuple[tuple[str, tuple[Rectangle, ...]], ...]
+    frames: tuple[Rectangle, ...]
+    layers: tuple[tuple[str, tuple[tuple[Rectangle, int], ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,15 +56,13 @@ class MapView:
 class SegmentPicture:
     """The legend as (fill, words, whether it is the blamed line), one view per instant, and the notes of rectangles."""
 
-    id: str
-    title: str
     caption: str
     keys: tuple[tuple[str, str, bool], ...]
     views: tuple[MapView, ...]
     notes: tuple[str, ...]
 
 
-def segment_picture(segments: SegmentMap, picture_id: str) -> SegmentPicture:
+def segment_picture(segments: SegmentMap) -> SegmentPicture:
     """The map laid out; every string from outside still as it came, but on one line."""
     colours = _owner_colours(segments)
     notes: dict[str, int] = {}
@@ -83,8 +75,6 @@ def segment_picture(segments: SegmentMap, picture_id: str) -> SegmentPicture:
         for view in segments.views
     )
     return SegmentPicture(
-        id=picture_id,
-        title=segments.title,
         caption=f"A full line is {show(segments.line_bytes, 'bytes')}. Point at a piece or tap it to see whose it is.",
         keys=tuple(_keys(segments, colours)),
         views=views,
@@ -121,15 +111,12 @@ def _summary(view: SegmentView) -> str:
 
 
 def _row(row: SegmentRow, segments: SegmentMap, colours: list[str], notes: dict[str, int]) -> MapRow:
-    layers: defaultdict[str, list[Rectangle]] = defaultdict(list)
+    layers: defaultdict[str, list[tuple[Rectangle, int]]] = defaultdict(list)
     at, size = 0, show(row.num_bytes, "bytes")
     for stretch in row.stretches:
         note = notes.setdefault(_note(stretch, row, segments), len(notes))
         fill = stretch.state if stretch.state != "used" or stretch.owner is None else colours[stretch.owner]
-        layers[fill] += [
-            Rectangle(left=left, width=width, top=top, note=note)
-            for left, width, top in _on_lines(at, stretch.num_bytes, segments.line_bytes)
-        ]
+        layers[fill] += [(part, note) for part in _on_lines(at, stretch.num_bytes, segments.line_bytes)]
         at += stretch.num_bytes
     return MapRow(
         size=f"{row.num_segments:,} in {size}" if row.num_segments > 1 else size,
@@ -140,8 +127,8 @@ def _row(row: SegmentRow, segments: SegmentMap, colours: list[str], notes: dict[
     )
 
 
-def _on_lines(start: int, num_bytes: int, line_bytes: int) -> Iterator[tuple[float, float, int]]:
-    """(left, width, top) of each line's part of these bytes."""
+def _on_lines(start: int, num_bytes: int, line_bytes: int) -> Iterator[Rectangle]:
+    """Each line's part of these bytes."""
     end = start + num_bytes
     while start < end:
         line, offset = divmod(start, line_bytes)

@@ -40,7 +40,7 @@ def map_of(
 
 
 def picture_of(*rows: SegmentRow) -> SegmentPicture:
-    return segment_picture(map_of(*rows), "map")
+    return segment_picture(map_of(*rows))
 
 
 def only_row(picture: SegmentPicture) -> MapRow:
@@ -61,12 +61,12 @@ def notes_of(page: Page) -> str:
 def test_widths_add_up_to_the_lines_of_the_segment_and_a_piece_goes_on_in_the_next() -> None:
     row = only_row(picture_of(row_of(*PIECES)))
     rectangles = [one for _, layer in row.layers for one in layer]
-    assert sum(one.width for one in rectangles) == pytest.approx(250)  # two lines and a half
+    assert sum(width for (_, width, _), _ in rectangles) == pytest.approx(250)  # two lines and a half
     assert row.frames == ((0, 100, 0), (0, 100, LINE_PIXELS + GAP_PIXELS), (0, 50, 2 * (LINE_PIXELS + GAP_PIXELS)))
     assert row.height == 3 * LINE_PIXELS + 2 * GAP_PIXELS
     (blamed,) = [layer for fill, layer in row.layers if fill == "alert"]
-    assert [(one.left, one.width, one.top) for one in blamed] == [(70, 30, 0), (0, 50, LINE_PIXELS + GAP_PIXELS)]
-    assert len({one.note for one in blamed}) == 1
+    assert [rectangle for rectangle, _ in blamed] == [(70, 30, 0), (0, 50, LINE_PIXELS + GAP_PIXELS)]
+    assert len({note for _, note in blamed}) == 1
 
 
 def test_fills_tell_owner_and_state_and_the_legend_has_words_for_all() -> None:
