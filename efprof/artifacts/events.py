@@ -1,6 +1,7 @@
 """events.jsonl: what happened now and then, one tagged object per line."""
 
 import re
+import time
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -15,9 +16,9 @@ WHOLE_RECORDING = "recording"
 
 
 class Event(msgspec.Struct, kw_only=True, tag_field="kind"):
-    """Each kind is a class below."""
+    """Each kind is a class below; made when it happens, unless it says when."""
 
-    at_ns: int
+    at_ns: int = msgspec.field(default_factory=time.time_ns)
     step: int
 
 

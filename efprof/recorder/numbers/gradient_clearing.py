@@ -6,7 +6,6 @@ clipping. On a device nobody waits for an answer.
 """
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, islice
 from typing import Literal, TypeGuard
@@ -179,7 +178,6 @@ class ClearingWatch:
     ) -> None:
         sites = [line for line, num_others in adding if num_others == adding[-1][1]]
         event = GradientClearing(
-            at_ns=time.time_ns(),
             step=step.number,
             optimizer=watched.optimizer,
             outcome=outcome,

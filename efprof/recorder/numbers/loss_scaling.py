@@ -3,7 +3,6 @@
 import functools
 import gc
 import sys
-import time
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
@@ -47,7 +46,6 @@ def start(session: Session) -> None:
 
 def _event(step: int, scaler: Any, site: str | None) -> ScalerBuilt:
     return ScalerBuilt(
-        at_ns=time.time_ns(),
         step=step,
         site=site,
         init_scale=float(scaler._init_scale),
