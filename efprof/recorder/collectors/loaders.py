@@ -56,8 +56,6 @@ def _event(step: int, number: int, loader: Any, site: str | None) -> LoaderBuilt
         num_workers=loader.num_workers,
         batch_size=loader.batch_size,
         persistent_workers=loader.persistent_workers,
-        prefetch_factor=loader.prefetch_factor,
-        pin_memory=bool(loader.pin_memory),
         num_batches=_num_batches(loader),
     )
 

@@ -183,7 +183,6 @@ class ClearingWatch:
             outcome=outcome,
             num_steps=len(watched.were_kept),
             backward_sites=list(dict.fromkeys(filter(None, sites))),
-            num_backwards=len(sites),
             num_earlier_backwards=len(adding) - len(sites),
             step_site=site,
         )

@@ -49,8 +49,6 @@ def _event(step: int, scaler: Any, site: str | None) -> ScalerBuilt:
         step=step,
         site=site,
         init_scale=float(scaler._init_scale),
-        growth_factor=float(scaler._growth_factor),
-        backoff_factor=float(scaler._backoff_factor),
         growth_interval=int(scaler._growth_interval),
     )
 
