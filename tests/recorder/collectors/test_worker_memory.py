@@ -168,11 +168,11 @@ def test_what_lies_in_the_entries_counts() -> None:
 
 
 def test_a_look_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at: list[int] = []
+    looked_at: set[int] = set()
     entries = worker_memory._entries
 
     def counted(value: Any, number: int) -> Any:
-        looked_at.append(id(value))
+        looked_at.add(id(value))
         return entries(value, number)
 
     monkeypatch.setattr(worker_memory, "_entries", counted)
