@@ -191,7 +191,7 @@ def test_a_scaler_made_before_the_recording_or_loaded_is_watched_and_noted_witho
         scaled_by(pickle.loads(saved))()  # noqa: S301 - our own
 
     recorded = record_here(tmp_path, train)
-    assert built_within(recorded) == [(None, 16.0, 2.0, 0.5, 2000)] * 2
+    assert built_within(recorded) == [(None, 16.0, 2000)] * 2
     assert recorded_steps(recorded) == [(1.0, 16.0, False)] * 2
 
 
