@@ -63,7 +63,7 @@ class Signals:
             self._reset()
 
     def note_end(self) -> None:
-        self._session.note(RecordingEnded(step=self._session.loop.number, signal=self._ended_by))
+        self._session.note(RecordingEnded(at_ns=time.time_ns(), step=self._session.loop.number, signal=self._ended_by))
 
     def before_fork(self) -> None:
         """No thread of ours runs while the process forks: Python warns of that, and it is right."""
