@@ -1,6 +1,7 @@
 """events.jsonl: what happened now and then, one tagged object per line."""
 
 import re
+import time
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -15,9 +16,9 @@ WHOLE_RECORDING = "recording"
 
 
 class Event(msgspec.Struct, kw_only=True, tag_field="kind"):
-    """Each kind is a class below."""
+    """Each kind is a class below; made when it happens, unless it says when."""
 
-    at_ns: int
+    at_ns: int = msgspec.field(default_factory=time.time_ns)
     step: int
 
 
@@ -32,8 +33,6 @@ class LoaderBuilt(Event, tag="loader_built"):
     num_workers: int
     batch_size: int | None
     persistent_workers: bool
-    prefetch_factor: int | None
-    pin_memory: bool
     num_batches: int | None
 
 
@@ -42,8 +41,6 @@ class ScalerBuilt(Event, tag="scaler_built"):
 
     site: str | None
     init_scale: float
-    growth_factor: float
-    backoff_factor: float
     growth_interval: int
 
 
@@ -184,16 +181,15 @@ class GradientClearing(Event, tag="gradient_clearing"):
     """What became of an optimizer's gradients between its steps.
 
     `cleared`: they were gone; `kept`: neither gone nor changed before `num_steps` of its steps, each after backward
-    passes that added to them; `changed`, which older runs tell of: in place, by whom nobody knows. The last four fields
-    tell of the last of these steps: the lines of the `num_backwards` passes before it, in order;
-    `num_earlier_backwards` more came before another optimizer's step.
+    passes that added to them; `changed`, which older runs tell of: in place, by whom nobody knows. The last three
+    fields tell of the last of these steps: the lines of the passes before it, in order; `num_earlier_backwards` more
+    came before another optimizer's step.
     """
 
     optimizer: str
     outcome: Literal["cleared", "changed", "kept"]
     num_steps: int
     backward_sites: list[str] = []
-    num_backwards: int = 0
     num_earlier_backwards: int = 0
     step_site: str | None = None
 

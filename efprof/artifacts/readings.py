@@ -90,7 +90,7 @@ class HeldContainer(msgspec.Struct, kw_only=True):
 class DataSetObjects(msgspec.Struct, kw_only=True, tag_field="kind", tag="data_set"):
     """What the data set of a loader with worker processes held when they were started, most bytes first.
 
-    `site` is a line of its class, where the user wrote that, else of the loop; `start_method` is that of the workers.
+    `site` is the line of the loop; `start_method` is that of the workers.
     """
 
     loader: int

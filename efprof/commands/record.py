@@ -73,7 +73,7 @@ def record(command: tuple[str, ...], **flags: Any) -> int:
     from efprof.artifacts.runs import runs_folder
     from efprof.artifacts.settings import merge, read_settings
     from efprof.recorder.launch.launch import launch
-    from efprof.recorder.launch.machine import kept_configuration, refuse_missing_memray
+    from efprof.recorder.launch.machine import kept_configuration
     from efprof.recorder.session.options import parse_options
 
     try:
@@ -84,7 +84,6 @@ def record(command: tuple[str, ...], **flags: Any) -> int:
     wanted = merge(settings.record, flags)
     name = wanted.pop("name", None)
     options = parse_options(**wanted)
-    refuse_missing_memray(options)
     configuration = kept_configuration(settings.configuration)
     folder, exit_code = launch(
         list(command), runs_folder=runs_folder(), name=name, wanted=options, configuration=configuration

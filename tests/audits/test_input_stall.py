@@ -55,7 +55,7 @@ def test_a_loader_that_keeps_up_and_short_waits_are_silent(tmp_path):
 
 
 def test_the_workers_are_computed_from_those_that_are_busy_and_by_the_mean_wait(tmp_path):
-    loader = {"num_workers": 2, "prefetch_factor": 2}
+    loader = {"num_workers": 2}
     source = SOURCE.replace("batch_size=16", "batch_size=16, num_workers=2")
     (finding,) = examine(tmp_path / "run", data_ms=14.5, loader=loader, source=source, num_cpus=16).findings
     (edit,) = finding.fix.changes

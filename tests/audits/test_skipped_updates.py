@@ -34,8 +34,6 @@ def built(**fields: Any) -> ScalerBuilt:
         "step": 0,
         "site": BUILT,
         "init_scale": 65536.0,
-        "growth_factor": 2.0,
-        "backoff_factor": 0.5,
         "growth_interval": 10,
     }
     return ScalerBuilt(**{**defaults, **fields})

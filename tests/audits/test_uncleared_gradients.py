@@ -24,7 +24,7 @@ STEP = "train.py:6:train"
 
 
 def clearing(outcome: str = "kept", **fields: object) -> GradientClearing:
-    kept = {"num_steps": 10, "backward_sites": [BACKWARD], "num_backwards": 1, "step_site": STEP}
+    kept = {"num_steps": 10, "backward_sites": [BACKWARD], "step_site": STEP}
     fields = {**(kept if outcome == "kept" else {"num_steps": 0}), **fields}
     defaults = {"at_ns": START_NS, "step": 10, "optimizer": "Adam", "outcome": outcome}
     return GradientClearing(**{**defaults, **fields})  # type: ignore[arg-type]

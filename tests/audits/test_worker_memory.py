@@ -110,7 +110,7 @@ def test_spawned_workers_and_those_that_were_read_once_tell_nothing(tmp_path: Pa
         worker_memory(run_of(tmp_path / "second", copying(0), LINES))
 
 
-def test_new_workers_are_not_taken_for_the_first_and_an_unknown_line_falls_back_on_the_class(tmp_path: Path) -> None:
+def test_new_workers_are_not_taken_for_the_first_and_an_unknown_line_falls_back_on_the_loop(tmp_path: Path) -> None:
     """They begin with all shared again: the epoch in which most was copied counts."""
     samples = copying(0, 50 * MIB, 0)
     samples[-1].processes[:2] = [process(worker, 10 * MIB, pid=2000 + worker) for worker in range(2)]

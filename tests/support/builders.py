@@ -152,8 +152,6 @@ def loader_built(**fields: Any) -> LoaderBuilt:
         "num_workers": 0,
         "batch_size": 16,
         "persistent_workers": False,
-        "prefetch_factor": None,
-        "pin_memory": False,
         "num_batches": 100,
     }
     return LoaderBuilt(**{**defaults, **fields})

@@ -72,9 +72,8 @@ class WorkerMemory:
         return max(worker.readings[-1][0] for worker in self.workers)
 
     def blame(self, run: Run) -> SourceLine:
-        """The line that fills the container, else one of the data set's class, else the loop's."""
-        filled = next((held.site for held in self.data_set.containers[:1]), None)
-        site = filled or self.data_set.site
+        """The line that fills the container, else the loop's."""
+        site = self.data_set.containers[0].site or self.data_set.site
         if site is None:
             raise ThinEvidence(
                 f"workers copied {format_bytes(self.copied_bytes)} each, of a data set of no known line."

@@ -1,7 +1,5 @@
 """Leaves word of what recording cost, and of updates without a torch optimizer or by a thread that is not recorded."""
 
-import time
-
 from efprof.artifacts.events import OtherThreadTrained, RecordingCost, StepsWithoutOptimizer
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import ALLOWANCE_NS, EARLY_STEPS, Budget, LightStep
@@ -35,7 +33,6 @@ class Cost:
         spent = {"steps": self._steps_ns, **self._budget.spent_ns}
         session.note(
             RecordingCost(
-                at_ns=time.time_ns(),
                 step=session.loop.number,
                 allowance_s=ALLOWANCE_NS / 1e9,
                 share=session.options.overhead,
@@ -50,12 +47,12 @@ def start(session: Session) -> None:
     cost, thread = Cost(session.budget), session.loop.thread
 
     def note_manual(step: OpenStep) -> None:
-        session.note(StepsWithoutOptimizer(at_ns=time.time_ns(), step=step.number))
+        session.note(StepsWithoutOptimizer(step=step.number))
 
     def note_other() -> None:
         all_told = thread.num_updates_elsewhere if session.is_ended else None
         if all_told != 0:
-            session.note(OtherThreadTrained(at_ns=time.time_ns(), step=session.loop.number, num_updates=all_told))
+            session.note(OtherThreadTrained(step=session.loop.number, num_updates=all_told))
 
     session.subscribe(session.loop.step_ended, "cost", cost.add_full)
     session.subscribe(session.loop.light.steps.listeners, "cost", cost.add_light)

@@ -88,7 +88,7 @@ class BackwardWatch:
         self._kept = None
         name = step.backward_site
         if name is not None and name not in self._sites and len(self._sites) < MAX_SITES:
-            self._sites[name] = _Site(called=BackwardCalls(at_ns=0, step=0, site=name))
+            self._sites[name] = _Site(called=BackwardCalls(step=0, site=name))
         site = self._sites.get(name or "")
         if site is None:
             return

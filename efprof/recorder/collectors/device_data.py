@@ -6,7 +6,6 @@ which stretches of such a tensor are read, and from which line. No operation run
 
 import gc
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -44,6 +43,20 @@ class _Use:
     taken_at: dict[str, None] = field(default_factory=dict)
     read_at: dict[str, None] = field(default_factory=dict)
 
+    def told(self) -> DeviceTensor | None:
+        """None where it was not used, or all its tensors are gone: another storage may lie where theirs was."""
+        tensor = next((tensor for one in self.tensors if (tensor := one()) is not None), None)
+        if tensor is None or not (self.stretches or self.drawn_bytes):
+            return None
+        return DeviceTensor(
+            address=self.address,
+            num_bytes=self.num_bytes,
+            taken_bytes=sum(self.stretches.values()) + self.drawn_bytes,
+            is_varied=bool(self.drawn_bytes) or len({stretch[1:] for stretch in self.stretches}) > 1,
+            is_written=tensor._version != self.version,
+            sites=list(self.taken_at or self.read_at),
+        )
+
 
 class _Mode(TorchFunctionMode):
     def __init__(self, look: Callable[[Any, list[Any], Any], None]) -> None:
@@ -77,7 +90,10 @@ class DataWatch:
             self._begin()
         elif step.number == FIRST_STEP + NUM_STEPS:
             self.end()
-            self._session.note(self._told(step.number))
+            used = [told for use in self._uses.values() if (told := use.told()) is not None]
+            used.sort(key=lambda one: -one.num_bytes)
+            event = DeviceData(step=step.number, num_steps=NUM_STEPS, tensors=used[:MAX_TENSORS], why_not=self._why_not)
+            self._session.note(event)
 
     def _begin(self) -> None:
         self._uses = _candidates()
@@ -97,15 +113,6 @@ class DataWatch:
             stack = _modes()
             if stack and stack[-1] is mode:  # else one of the program's was put there meanwhile, and ours stays idle
                 mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    def _told(self, step: int) -> DeviceData:
-        """What was used, most bytes first."""
-        used = [use for use in self._uses.values() if use.stretches or use.drawn_bytes]
-        found = [_told(use, tensor) for use in used if (tensor := _alive(use)) is not None]
-        found.sort(key=lambda one: -one.num_bytes)
-        return DeviceData(
-            at_ns=time.time_ns(), step=step, num_steps=NUM_STEPS, tensors=found[:MAX_TENSORS], why_not=self._why_not
-        )
 
     def _look(self, func: Any, given: list[Any], result: Any) -> None:
         for tensor in _tensors_in(given):
@@ -163,11 +170,6 @@ def _candidates() -> dict[int, _Use]:
     return found
 
 
-def _alive(use: _Use) -> torch.Tensor | None:
-    """One of its tensors; None where all are gone, and another storage may lie where theirs was."""
-    return next((tensor for one in use.tensors if (tensor := one()) is not None), None)
-
-
 def _modes() -> list[TorchFunctionMode]:
     return list(torch.overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
@@ -198,14 +200,3 @@ def _key(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
     except (RuntimeError, NotImplementedError):  # what `torch.func` puts around one; nothing tells beforehand
         return 0
-
-
-def _told(use: _Use, tensor: torch.Tensor) -> DeviceTensor:
-    return DeviceTensor(
-        address=use.address,
-        num_bytes=use.num_bytes,
-        taken_bytes=sum(use.stretches.values()) + use.drawn_bytes,
-        is_varied=bool(use.drawn_bytes) or len({stretch[1:] for stretch in use.stretches}) > 1,
-        is_written=tensor._version != use.version,
-        sites=list(use.taken_at or use.read_at),
-    )

@@ -4,7 +4,6 @@ import functools
 import gc
 import inspect
 import sys
-import time
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from time import perf_counter_ns
@@ -51,15 +50,12 @@ def start(session: Session) -> None:
 
 def _event(step: int, number: int, loader: Any, site: str | None) -> LoaderBuilt:
     return LoaderBuilt(
-        at_ns=time.time_ns(),
         step=step,
         loader=number,
         site=site,
         num_workers=loader.num_workers,
         batch_size=loader.batch_size,
         persistent_workers=loader.persistent_workers,
-        prefetch_factor=loader.prefetch_factor,
-        pin_memory=bool(loader.pin_memory),
         num_batches=_num_batches(loader),
     )
 

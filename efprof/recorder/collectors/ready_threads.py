@@ -41,7 +41,6 @@ class ReadyThreads:
             own, host = f"/proc/{os.getpid()}/", describe_host()
             of_children = sum(sum(spent[task]) for task in spent if not task.startswith(own))
             event = ThreadsReady(
-                at_ns=time.time_ns(),
                 step=step,
                 cores=f"{host.name_hash} {sorted(os.sched_getaffinity(0))}",
                 num_cores=host.num_cpus,

@@ -51,25 +51,23 @@ _TRITON = _TORCH.removesuffix(f"torch{os.sep}") + f"triton{os.sep}"
 _TUNERS = f"{_TORCH}_inductor{os.sep}", _TRITON
 """What waits there tries kernels out, or captures graphs: no line of the user's asked for it."""
 
-_Note = Callable[[str, FrameType, int], None]
-
 
 def start(session: Session) -> None:
     """Wrap the methods on torch.Tensor, what prints a tensor, and the stalls that this torch has."""
     calls = _WaitingCalls(session.loop, session.sites, session.shell)
+    read = functools.partial(calls.counted, waits=calls.waits, note=calls.noted_read)
     undo: list[Undo] = []
     for name in READS:
         call = "int" if name == "__index__" else name.strip("_")
         original = getattr(torch.Tensor, name)
-        undo.append(
-            replace(torch.Tensor, name, MethodWrapper(calls.read(call, original), original, session.loop.light))
-        )
-    undo.append(replace(torch._tensor_str, "_str", calls.read("print", torch._tensor_str._str)))
+        undo.append(replace(torch.Tensor, name, MethodWrapper(read(call, original), original, session.loop.light)))
+    undo.append(replace(torch._tensor_str, "_str", read("print", torch._tensor_str._str)))
     for name in STALLS:
         owner_name, _, attribute = name.rpartition(".")
         with suppress(AttributeError):  # not every torch has all
             owner = pkgutil.resolve_name(owner_name)
-            undo.append(replace(owner, attribute, calls.stall(name, getattr(owner, attribute))))
+            stall = calls.counted(name, getattr(owner, attribute), lambda _: True, calls.noted_stall)
+            undo.append(replace(owner, attribute, stall))
     session.undo_at_end(undo)
 
 
@@ -78,21 +76,18 @@ class _WaitingCalls:
 
     def __init__(self, loop: Loop, sites: Sites, shell: Shell) -> None:
         self._loop, self._sites = loop, sites
-        self._noted_read = shell.guarded("waiting_calls", self._note_read)
-        self._noted_stall = shell.guarded("waiting_calls", self._note_stall)
+        self.noted_read = shell.guarded("waiting_calls", self._note_read)
+        self.noted_stall = shell.guarded("waiting_calls", self._note_stall)
         self._is_waiting = False
 
-    def read(self, call: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`original`, counted at the user's line that called it, where it is given a tensor that it has to wait for."""
-        return self._counted(call, original, self._waits, self._noted_read)
-
-    def stall(self, call: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The same, whatever it is given."""
-        return self._counted(call, original, lambda _: True, self._noted_stall)
-
-    def _counted(
-        self, call: str, original: Callable[..., Any], waits: Callable[[Any], bool], note: _Note
+    def counted(
+        self,
+        call: str,
+        original: Callable[..., Any],
+        waits: Callable[[Any], bool],
+        note: Callable[[str, FrameType, int], None],
     ) -> Callable[..., Any]:
+        """`original`, counted by `note` at the user's line that called it, where it `waits` for what it is given."""
         loop = self._loop
 
         @functools.wraps(original)
@@ -112,7 +107,7 @@ class _WaitingCalls:
 
         return wait
 
-    def _waits(self, tensor: torch.Tensor) -> bool:
+    def waits(self, tensor: torch.Tensor) -> bool:
         """Not in a run on a device a tensor on the CPU; in a run on the CPU every read counts, as on a device."""
         if self._loop.clock.reads_by_design:
             return False
@@ -127,7 +122,7 @@ class _WaitingCalls:
 
     def _note_stall(self, call: str, caller: FrameType, spent_ns: int) -> None:
         for frame in callers(caller):
-            if frame.f_code is self._noted_stall.__code__ or frame.f_code.co_filename.startswith(_TUNERS):
+            if frame.f_code is self.noted_stall.__code__ or frame.f_code.co_filename.startswith(_TUNERS):
                 return  # a function of the recorder's, which all run guarded, made the call, or torch's own tuning
             if self._sites.is_user_code(frame.f_code):
                 break

@@ -12,10 +12,11 @@ from collections import Counter, deque
 from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter_ns
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType
 from typing import Any, Final
 from weakref import WeakSet
 
+import numpy as np
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from efprof.artifacts.readings import (
@@ -25,7 +26,7 @@ from efprof.artifacts.readings import (
     ProcessesSample,
     ProcessMemory,
 )
-from efprof.recorder.holders.variables import CONTAINERS, PLAIN, attributes_of
+from efprof.recorder.holders.variables import CONTAINERS, PLAIN, PROGRAM, attributes_of
 from efprof.recorder.hooks.loop_hooks import NUMBER
 from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.launch.machine import descendants_of
@@ -57,9 +58,6 @@ MIN_LENGTH: Final = 100
 """Of a container that is told of; of a smaller one the entries are looked at, as the parts of a ConcatDataset."""
 
 MAX_LISTED: Final = 5
-
-NOT_HELD: Final = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, CodeType)
-"""The program's code, which is not the data set's."""
 
 
 class WorkerMemory:
@@ -114,29 +112,35 @@ class WorkerMemory:
         self._session.budget.spend("worker memory", self._cost_ns)
 
     def _look_at(self, data_set: Any, number: int, iterator: Any) -> None:
-        began, sites = perf_counter_ns(), self._session.sites
-        codes = (method.__code__ for method in self._methods(data_set))
-        own = (sites.of_line(code, code.co_firstlineno) for code in codes)
-        containers = DatasetScan().at(data_set)
-        for held, holder, name in containers:
-            lines = [(line, one) for one in self._methods(holder) for line in _lines_that_set(one, name)]
-            if lines:  # the last one: what an attribute begins with is set before
-                line, method = max(lines, key=lambda one: one[0])
-                held.site = sites.of_line(method.__code__, line)
+        began = perf_counter_ns()
+        found = containers_of(data_set)
+        for held, holder, name in found:
+            held.site = self._line_that_sets(holder, name)
         self._lines.write(
             DataSetObjects(
                 loader=number,
-                site=next(own, None) or sites.of_caller(sys._getframe()),
+                site=self._session.sites.of_caller(sys._getframe()),
                 start_method=getattr(iterator._workers[0], "_start_method", None) or multiprocessing.get_start_method(),
-                containers=[held for held, _, _ in containers],
+                containers=[held for held, _, _ in found],
             )
         )
         self._session.budget.spend("worker memory", perf_counter_ns() - began)
 
-    def _methods(self, value: Any) -> list[FunctionType]:
-        members = (member for kind in type(value).__mro__ for member in vars(kind).values())
-        is_user_code = self._session.sites.is_user_code
-        return [one for one in members if isinstance(one, FunctionType) and is_user_code(one.__code__)]
+    def _line_that_sets(self, holder: Any, name: str) -> str | None:
+        """The last one in the user's code of its class: what an attribute begins with is set before."""
+        sites = self._session.sites
+        members = (member for kind in type(holder).__mro__ for member in vars(kind).values())
+        codes = [one.__code__ for one in members if isinstance(one, FunctionType) and sites.is_user_code(one.__code__)]
+        lines = [
+            (one.positions.lineno, code)
+            for code in codes
+            for one in dis.get_instructions(code)
+            if (one.opname, one.argval) == ("STORE_ATTR", name) and one.positions and one.positions.lineno
+        ]
+        if not lines:
+            return None
+        line, code = max(lines, key=lambda one: one[0])
+        return sites.of_line(code, line)
 
 
 def start(session: Session) -> None:
@@ -148,11 +152,6 @@ def start(session: Session) -> None:
     session.undo_at_end([call_before(_MultiProcessingDataLoaderIter, "_shutdown_workers", ending)])
     session.subscribe(session.loop.loader_started, "worker_memory", workers.started)
     session.subscribe(session.loop.step_ended, "worker_memory", workers.finish)
-
-
-def _lines_that_set(function: FunctionType, name: str) -> set[int]:
-    stores = (one for one in dis.get_instructions(function) if one.opname == "STORE_ATTR" and one.argval == name)
-    return {one.positions.lineno for one in stores if one.positions is not None and one.positions.lineno is not None}
 
 
 def read_process(pid: int, loader: int | None = None, worker: int | None = None) -> ProcessMemory | None:
@@ -174,55 +173,48 @@ def read_process(pid: int, loader: int | None = None, worker: int | None = None)
     )
 
 
-class DatasetScan:
-    """Estimates from a bounded sample what an object holds; each object behind it counts where it is met first."""
+def containers_of(owner: Any) -> list[tuple[HeldContainer, Any, str]]:
+    """The containers that its attributes hold, and those of the objects in these, most bytes first.
 
-    def __init__(self) -> None:
-        self._num_visited = 0
-        self._seen: set[int] = set()
+    With each stand the object whose attribute leads to it, and the attribute's name. The bytes are estimated from a
+    bounded sample; each object counts where it is met first.
+    """
+    found: list[tuple[HeldContainer, Any, str]] = []
+    seen: set[int] = set()
+    waiting: deque[tuple[Any, str, Any, str, int]] = deque([(owner, type(owner).__name__, owner, "", 0)])
+    while waiting and len(seen) < MAX_VISITED:
+        value, path, holder, name, depth = waiting.popleft()
+        if issubclass(type(value), PROGRAM) or id(value) in seen:
+            continue
+        entries = _entries(value, NUM_SAMPLED)
+        if entries is not None and entries[1] >= MIN_LENGTH:
+            num_bytes = round(_bytes_of(value, NUM_SAMPLED, seen))
+            if num_bytes >= MIN_BYTES:
+                found.append((_described(value, path, entries, num_bytes), holder, name))
+            continue
+        seen.add(id(value))
+        if depth == MAX_DEPTH:
+            continue
+        if entries is not None:
+            waiting.extend((one, f"{path}[...]", holder, name, depth + 1) for one in entries[0])
+        else:
+            kind = type(value).__name__
+            waiting.extend((one, f"{kind}.{of}", value, of, depth + 1) for of, one in _attributes(value))
+    return sorted(found, key=lambda one: -one[0].object_bytes)[:MAX_LISTED]
 
-    def at(self, owner: Any) -> list[tuple[HeldContainer, Any, str]]:
-        """The containers that its attributes hold, and those of the objects in these, most bytes first.
 
-        With each stand the object whose attribute leads to it, and the attribute's name.
-        """
-        found: list[tuple[HeldContainer, Any, str]] = []
-        waiting: deque[tuple[Any, str, Any, str, int]] = deque([(owner, type(owner).__name__, owner, "", 0)])
-        while waiting and self._num_visited < MAX_VISITED:
-            value, path, holder, name, depth = waiting.popleft()
-            if isinstance(value, NOT_HELD) or id(value) in self._seen:
-                continue
-            entries = _entries(value, NUM_SAMPLED)
-            if entries is not None and entries[1] >= MIN_LENGTH:
-                before = set(self._seen)
-                num_bytes = round(self._bytes_of(value, NUM_SAMPLED))
-                if num_bytes >= MIN_BYTES:
-                    found.append((_described(value, path, entries, num_bytes), holder, name))
-                    continue
-                self._seen = before  # its entries are looked at one by one
-            self._seen.add(id(value))
-            if depth == MAX_DEPTH:
-                continue
-            if entries is not None:
-                waiting.extend((one, f"{path}[...]", holder, name, depth + 1) for one in entries[0])
-            else:
-                kind = type(value).__name__
-                waiting.extend((one, f"{kind}.{of}", value, of, depth + 1) for of, one in _attributes(value))
-        return sorted(found, key=lambda one: -one[0].object_bytes)[:MAX_LISTED]
-
-    def _bytes_of(self, value: Any, num_sampled: int) -> float:
-        if id(value) in self._seen or isinstance(value, NOT_HELD) or self._num_visited >= MAX_VISITED:
-            return 0.0
-        self._seen.add(id(value))
-        self._num_visited += 1
-        entries = _entries(value, num_sampled)
-        sample = [one for _, one in _attributes(value)] if entries is None else entries[0]
-        distinct = list({id(one): one for one in sample}.values())
-        # Labels are a few objects met again and again; texts are as many objects as there are entries.
-        are_few = entries is None or len(distinct) <= len(sample) / 2
-        held = sum(self._bytes_of(one, max(4, num_sampled // 4)) for one in distinct)
-        own = min(PAGE_BYTES, (sys.getsizeof(value, 0) + 15) // 16 * 16)
-        return own + (held if are_few or entries is None else held * entries[1] / min(entries[1], num_sampled))
+def _bytes_of(value: Any, num_sampled: int, seen: set[int]) -> float:
+    if id(value) in seen or issubclass(type(value), PROGRAM) or len(seen) >= MAX_VISITED:
+        return 0.0
+    seen.add(id(value))
+    entries = _entries(value, num_sampled)
+    sample = [one for _, one in _attributes(value)] if entries is None else entries[0]
+    distinct = list({id(one): one for one in sample}.values())
+    held = sum(_bytes_of(one, max(4, num_sampled // 4), seen) for one in distinct)
+    # Labels are a few objects met again and again; texts are as many objects as there are entries.
+    if entries is not None and len(distinct) > len(sample) / 2:
+        held *= entries[1] / min(entries[1], num_sampled)
+    return held + min(PAGE_BYTES, (sys.getsizeof(value, 0) + 15) // 16 * 16)
 
 
 def _described(value: Any, path: str, entries: tuple[list[Any], int], num_bytes: int) -> HeldContainer:
@@ -237,18 +229,17 @@ def _entries(value: Any, number: int) -> tuple[list[Any], int] | None:
 
     Those of a list are evenly spaced; of a dict each key comes before its value.
     """
-    kind: Any = next((base for base in CONTAINERS if isinstance(value, base)), None)
-    if kind is not None:
-        length = kind.__len__(value)
-        if kind is dict:
-            return list(chain.from_iterable(islice(dict.items(value), number))), length
-        if kind in (list, tuple):
-            return list(kind.__getitem__(value, slice(None, None, max(1, length // number))))[:number], length
-        return list(islice(kind.__iter__(value), number)), length
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and type(value) is numpy.ndarray and value.dtype == object:
-        return value.reshape(-1)[:: max(1, value.size // number)][:number].tolist(), value.size
-    return None
+    kind: Any = next((base for base in CONTAINERS if issubclass(type(value), base)), None)
+    if type(value) is np.ndarray and value.dtype == object:
+        kind, value = np.ndarray, value.reshape(-1)
+    if kind is None:
+        return None
+    length = kind.__len__(value)
+    if kind is dict:
+        return list(chain.from_iterable(islice(dict.items(value), number))), length
+    if kind in (list, tuple, np.ndarray):
+        value = kind.__getitem__(value, slice(None, None, max(1, length // number)))
+    return list(islice(kind.__iter__(value), number)), length
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:

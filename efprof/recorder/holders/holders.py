@@ -134,7 +134,7 @@ class Holders:
             budget.spend("counts", self._cost_ns)
             seconds = (perf_counter_ns() - began) / 1e9
             file = f"holders-{self._num_counts}.json"
-            self._session.note(HoldersCounted(at_ns=time.time_ns(), step=step, file=file, seconds=seconds))
+            self._session.note(HoldersCounted(step=step, file=file, seconds=seconds))
             if moment == "step":
                 self._watch_what_grew(holder_count.held, count.containers, step)
                 while self._due <= step + 1:

@@ -35,20 +35,10 @@ FEW = 64
 PLAIN = frozenset({str, bytes, int, float, bool, complex, NoneType})
 """What can hold nothing, and is told at a glance."""
 
-NOT_DATA = (
-    ModuleType,
-    type,
-    FunctionType,
-    BuiltinFunctionType,
-    MethodType,
-    CodeType,
-    FrameType,
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-)
+PROGRAM = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType, CodeType, FrameType)
+"""The program's code, which is none of its data."""
+
+NOT_DATA = (*PROGRAM, str, bytes, int, float, complex)
 
 CODE = (FunctionType, MethodType, GeneratorType, type)
 """What may keep variables of its own: a closure's cells and defaults, a suspended frame, a class's attributes."""

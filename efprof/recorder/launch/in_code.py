@@ -23,7 +23,7 @@ from efprof.artifacts.runs import runs_folder
 from efprof.artifacts.settings import merge, read_settings
 from efprof.model import EfprofError
 from efprof.recorder.launch.launch import close_run, describe_run, make_run_folder, name_of_command
-from efprof.recorder.launch.machine import keep_diff, kept_configuration, refuse_missing_memray
+from efprof.recorder.launch.machine import keep_diff, kept_configuration
 from efprof.recorder.launch.start import start_session
 from efprof.recorder.loop.user_marks import UserMarks
 from efprof.recorder.session import current
@@ -72,7 +72,6 @@ def begin_recording(name: str | None = None, **wanted: Unpack[RecordOptions]) ->
     merged = merge(settings.record, {**wanted, "name": name})
     name = merged.pop("name", None)
     options = parse_options(**merged)
-    refuse_missing_memray(options)
     running = read_options()
     if running is not None:
         return Recording(running.run_folder, None, is_ours=False)

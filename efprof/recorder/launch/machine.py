@@ -1,7 +1,6 @@
 """The machine, the repository and the settings a command is started in, without secrets; and what was not committed."""
 
 import hashlib
-import importlib.util
 import os
 import platform
 import re
@@ -13,8 +12,6 @@ from pathlib import Path, PurePath
 from efprof.artifacts.processors import num_processors
 from efprof.artifacts.run_file import DIFF_FILE, Git, Host
 from efprof.artifacts.settings import read_configuration
-from efprof.model import EfprofError
-from efprof.recorder.session.options import Options
 from efprof.recorder.session.redaction import (
     without_secret_line,
     without_secret_values,
@@ -49,12 +46,6 @@ def kept_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def kept_configuration(files: Sequence[Path]) -> dict[str, str]:
     """The values of the user's configuration files, by key; raises EfprofError for a file that cannot be read."""
     return without_secret_values(read_configuration(files))
-
-
-def refuse_missing_memray(options: Options) -> None:
-    """Raise EfprofError, before anything is started, where host memory is wanted and memray not installed."""
-    if options.host_memory and importlib.util.find_spec("memray") is None:
-        raise EfprofError("--host-memory needs memray, which is not installed: run 'pip install memray'.")
 
 
 def describe_host() -> Host:

@@ -6,7 +6,6 @@ clipping. On a device nobody waits for an answer.
 """
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, islice
 from typing import Literal, TypeGuard
@@ -179,13 +178,11 @@ class ClearingWatch:
     ) -> None:
         sites = [line for line, num_others in adding if num_others == adding[-1][1]]
         event = GradientClearing(
-            at_ns=time.time_ns(),
             step=step.number,
             optimizer=watched.optimizer,
             outcome=outcome,
             num_steps=len(watched.were_kept),
             backward_sites=list(dict.fromkeys(filter(None, sites))),
-            num_backwards=len(sites),
             num_earlier_backwards=len(adding) - len(sites),
             step_site=site,
         )

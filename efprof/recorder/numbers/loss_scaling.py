@@ -3,7 +3,6 @@
 import functools
 import gc
 import sys
-import time
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
@@ -47,12 +46,9 @@ def start(session: Session) -> None:
 
 def _event(step: int, scaler: Any, site: str | None) -> ScalerBuilt:
     return ScalerBuilt(
-        at_ns=time.time_ns(),
         step=step,
         site=site,
         init_scale=float(scaler._init_scale),
-        growth_factor=float(scaler._growth_factor),
-        backoff_factor=float(scaler._backoff_factor),
         growth_interval=int(scaler._growth_interval),
     )
 

@@ -5,7 +5,6 @@ without waiting.
 import contextlib
 import math
 import sys
-import time
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -200,10 +199,8 @@ class Numbers:
         if not self._has_searched:
             self._has_searched = True
             self._session.window_requests.ask("non-finite")
-            now, known, is_late = time.time_ns(), list(suspects or ()), suspects is None
-            event = NonFiniteSeen(
-                at_ns=now, step=number, what=what, value=str(value), site=site, suspects=known, is_late=is_late
-            )
+            known, is_late = list(suspects or ()), suspects is None
+            event = NonFiniteSeen(step=number, what=what, value=str(value), site=site, suspects=known, is_late=is_late)
             self._session.note(event)
 
 

@@ -1,5 +1,6 @@
 """What `efprof record` was asked to record, handed to the training process through the environment."""
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -70,7 +71,7 @@ def parse_options(
     overhead: str = "1%",
     keeps_diff: bool = True,
 ) -> Options:
-    """The options of the command line, as text; raises EfprofError naming the one that is wrong.
+    """The options of the command line, as text; raises EfprofError naming the one that is wrong or cannot be had.
 
     Named steps of one kind of window move the default ones of the other kind out of their way. A profiler with stacks
     takes away the hook of Python's that memray needs for its lines, so with `host_memory` there is no trace.
@@ -79,6 +80,8 @@ def parse_options(
         raise EfprofError(
             "--trace-steps and --host-memory both need Python's one profile hook; record twice, once with each."
         )
+    if host_memory and importlib.util.find_spec("memray") is None:
+        raise EfprofError("--host-memory needs memray, which is not installed: run 'pip install memray'.")
     if host_memory:
         trace_steps = triggers = "none"
     share = parse_share(overhead)

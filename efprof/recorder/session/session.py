@@ -135,9 +135,7 @@ class Session:
 
     def _break_off(self, why: str) -> None:
         """The disk refuses: leave word of it, so that nobody takes what is there for all there was."""
-        self._events.write_last(
-            CollectorStopped(at_ns=time.time_ns(), step=self.loop.number, collector=WHOLE_RECORDING, reason=why)
-        )
+        self._events.write_last(CollectorStopped(step=self.loop.number, collector=WHOLE_RECORDING, reason=why))
         self.end()
 
     def _start_collector(self, name: str) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -106,7 +105,7 @@ class Shell:
             place = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
             print(f"efprof: the {collector} collector stopped, training goes on: {reason}", file=sys.stderr)
-            self._events.write(CollectorStopped(at_ns=time.time_ns(), step=-1, collector=collector, reason=reason))
+            self._events.write(CollectorStopped(step=-1, collector=collector, reason=reason))
         function = self._when_stopped.pop(collector, None)
         if function is not None:
             function()

@@ -138,7 +138,7 @@ class CudaMemory:
     def _mark(self, step: OpenStep) -> None:
         step.window, why, self._untold = self._name, self._untold, ""
         if why:
-            self._session.note(WindowOpened(at_ns=time.time_ns(), step=step.number, window=self._name, why=why))
+            self._session.note(WindowOpened(step=step.number, window=self._name, why=why))
 
     def _close(self, last: int) -> None:
         """Write what was recorded; that comes first, since turning off clears it."""
@@ -148,16 +148,9 @@ class CudaMemory:
             self._abandon()
             return
         self._session.loop.mark_interrupted()
-        start = time.perf_counter()
-        path = self._session.rank_folder / f"{self._name}.pickle"
-        why_less = self._history.write(path)
+        seconds = self._history.dump(self._session, self._name, last)
         self._abandon()
-        seconds = time.perf_counter() - start
         self._session.budget.spend("windows", round(seconds * 1e9))
-        self._session.note(
-            WindowClosed(at_ns=time.time_ns(), step=last, window=self._name, seconds=seconds, files=[path.name])
-        )
-        _note_less(self._session, why_less)
 
     def _abandon(self) -> None:
         """Turn off, whatever becomes of the records; what is kept at all times begins anew."""
@@ -169,7 +162,7 @@ class CudaMemory:
 
     def _give_up(self, reason: str) -> None:
         self._stop_watching()
-        _note_less(self._session, reason)
+        _note_stopped(self._session, reason)
 
     def _stop_watching(self) -> None:
         is_on = self._end is not None or (self._is_ready and self._has_ring)
@@ -232,14 +225,21 @@ class CudaHistory:
         self._is_ours = False
         self._record(enabled=None)
 
-    def write(self, path: Path) -> str:
-        """Write all segments, and the history as far as it reaches; the result is why it was left out, if it was."""
-        if self._is_ours or not (self.is_on and _takes(torch.cuda.memory_snapshot, "include_traces")):
+    def dump(self, session: Session, window: str, step: int) -> float:
+        """Close a window: write all segments, and the history if it is not the program's own; the seconds it took."""
+        start, path = time.perf_counter(), session.rank_folder / f"{window}.pickle"
+        is_whole = self._is_ours or not (self.is_on and _takes(torch.cuda.memory_snapshot, "include_traces"))
+        if is_whole:
             write_snapshot(path)
-            return ""
-        segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
-        _write(path, {"segments": segments, "device_traces": []})
-        return f"{path.name} is without the allocator's history: it is the program's own, of any length"
+        else:
+            segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
+            _write(path, {"segments": segments, "device_traces": []})
+        seconds = time.perf_counter() - start
+        session.note(WindowClosed(step=step, window=window, seconds=seconds, files=[path.name]))
+        if not is_whole:
+            why = f"{path.name} is without the allocator's history: it is the program's own, of any length"
+            _note_stopped(session, why)
+        return seconds
 
 
 def write_snapshot(path: Path) -> None:
@@ -265,13 +265,12 @@ class OutOfMemoryObserver:
     def __init__(self, session: Session, history: CudaHistory) -> None:
         self._session: Session | None = session
         self._history = history
-        self._last = DeviceOutOfMemory(at_ns=0, step=-1)
+        self._last = DeviceOutOfMemory(step=-1)
 
     def observe(self, device: int, requested_bytes: int, limit_bytes: int, free_bytes: int) -> None:
         if self._session is None:
             return
         self._last = DeviceOutOfMemory(
-            at_ns=time.time_ns(),
             step=self._session.loop.number,
             device=device,
             requested_bytes=requested_bytes,
@@ -312,19 +311,12 @@ class OutOfMemoryObserver:
             self._write(session, "the program ended for want of memory")
 
     def _write(self, session: Session, why: str) -> None:
-        start, number = time.monotonic(), session.loop.number
-        session.note(WindowOpened(at_ns=time.time_ns(), step=number, window=WINDOW, why=why))
-        path = session.rank_folder / f"{WINDOW}.pickle"
-        why_less = self._history.write(path)
-        seconds = time.monotonic() - start
-        session.note(WindowClosed(at_ns=time.time_ns(), step=number, window=WINDOW, seconds=seconds, files=[path.name]))
-        _note_less(session, why_less)
+        session.note(WindowOpened(step=session.loop.number, window=WINDOW, why=why))
+        self._history.dump(session, WINDOW, session.loop.number)
 
 
-def _note_less(session: Session, why: str) -> None:
-    at_ns, step = time.time_ns(), session.loop.number
-    if why:
-        session.note(CollectorStopped(at_ns=at_ns, step=step, collector="cuda_memory", reason=why))
+def _note_stopped(session: Session, why: str) -> None:
+    session.note(CollectorStopped(step=session.loop.number, collector="cuda_memory", reason=why))
 
 
 def _is_of_device(event: Event) -> bool:

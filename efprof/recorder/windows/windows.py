@@ -182,7 +182,7 @@ class Windows:
             self._planned = {start: one for start, one in self._planned.items() if not one.is_lean}
         self._session.loop.sampling.want(step.number, end)
         window = ProfiledWindow(self._session, number=self._count, first=step.number, end=end, why=why, is_lean=is_lean)
-        self._session.note(WindowOpened(at_ns=time.time_ns(), step=step.number, window=window.name, why=why))
+        self._session.note(WindowOpened(step=step.number, window=window.name, why=why))
         with ExitStack() as interrupted:  # by Ctrl-C most of all: one left on takes more memory with every step
             interrupted.callback(self._discard, window, step.number)
             self._window = window
@@ -203,7 +203,7 @@ class Windows:
         return any(is_running(reference()) for reference in self._programs.valuerefs())
 
     def _note_stopped(self, number: int, reason: str) -> None:
-        self._session.note(CollectorStopped(at_ns=time.time_ns(), step=number, collector="windows", reason=reason))
+        self._session.note(CollectorStopped(step=number, collector="windows", reason=reason))
 
     def _discard(self, window: ProfiledWindow, number: int) -> None:
         self._window = None
@@ -239,9 +239,7 @@ class Windows:
         self._plan_lean(window, last)
 
     def _note_closed(self, window: ProfiledWindow, last: int, seconds: float, files: list[str]) -> None:
-        self._session.note(
-            WindowClosed(at_ns=time.time_ns(), step=last, window=window.name, seconds=seconds, files=files)
-        )
+        self._session.note(WindowClosed(step=last, window=window.name, seconds=seconds, files=files))
 
 
 def start(session: Session) -> None:

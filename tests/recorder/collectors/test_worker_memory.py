@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from efprof.artifacts.readings import WORKER_MEMORY_FILE, HeldContainer, ProcessMemory, read_worker_memory
 from efprof.recorder.budget import sampling
 from efprof.recorder.collectors import worker_memory
-from efprof.recorder.collectors.worker_memory import MAX_VISITED, DatasetScan
+from efprof.recorder.collectors.worker_memory import MAX_VISITED, containers_of
 from efprof.units import MIB
 from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, line_of, record_here
 
@@ -126,7 +126,7 @@ def texts(count: int = 100_000) -> list[str]:
 
 
 def held_by(owner: object) -> list[HeldContainer]:
-    return [held for held, _, _ in DatasetScan().at(owner)]
+    return [held for held, _, _ in containers_of(owner)]
 
 
 def test_a_list_of_texts_is_told_with_its_path_length_and_bytes() -> None:
@@ -167,11 +167,17 @@ def test_what_lies_in_the_entries_counts() -> None:
     assert held.object_bytes > 20_000 * 500
 
 
-def test_a_look_is_bounded() -> None:
-    look = DatasetScan()
-    found = look.at([Data(inner=[[str(entry) for entry in range(100)] for _ in range(20)]) for _ in range(300)])
-    assert look._num_visited <= MAX_VISITED
-    assert found
+def test_a_look_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: set[int] = set()
+    entries = worker_memory._entries
+
+    def counted(value: Any, number: int) -> Any:
+        looked_at.add(id(value))
+        return entries(value, number)
+
+    monkeypatch.setattr(worker_memory, "_entries", counted)
+    assert held_by([Data(inner=[[str(entry) for entry in range(100)] for _ in range(20)]) for _ in range(300)])
+    assert len(looked_at) <= MAX_VISITED + 1
 
 
 def test_a_table_of_pandas_is_looked_into_by_its_columns_of_objects() -> None:

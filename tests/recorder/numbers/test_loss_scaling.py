@@ -163,25 +163,22 @@ def scaled_by(scaler: torch.amp.GradScaler) -> Callable[[], None]:
     return train
 
 
-def built_within(recorded: Recorded) -> list[tuple[str | None, float, float, float, int]]:
+def built_within(recorded: Recorded) -> list[tuple[str | None, float, int]]:
     """Of each scaler that was noted: its line, its scale, and its other settings; none that failed to be."""
     assert recorded.events(CollectorStopped) == []
-    return [
-        (event.site, event.init_scale, event.growth_factor, event.backoff_factor, event.growth_interval)
-        for event in recorded.events(ScalerBuilt)
-    ]
+    return [(event.site, event.init_scale, event.growth_interval) for event in recorded.events(ScalerBuilt)]
 
 
 def test_a_scaler_is_noted_with_its_line_and_settings(tmp_path: Path) -> None:
     def train() -> None:
         torch.amp.GradScaler("cpu", enabled=False)
-        scaled_by(torch.amp.GradScaler("cpu", init_scale=16.0, backoff_factor=0.25, growth_interval=7))()  # made here
+        scaled_by(torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=7))()  # made here
 
     gc.collect()
     ((site, *settings),) = built_within(record_here(tmp_path, train))
     name = "tests/recorder/numbers/test_loss_scaling.py"
     assert site == f"{name}:{line_of(Path(__file__), 'made here')}:{train.__qualname__}"
-    assert settings == [16.0, 2.0, 0.25, 7]
+    assert settings == [16.0, 7]
 
 
 def test_a_scaler_made_before_the_recording_or_loaded_is_watched_and_noted_without_a_line(tmp_path: Path) -> None:
@@ -194,7 +191,7 @@ def test_a_scaler_made_before_the_recording_or_loaded_is_watched_and_noted_witho
         scaled_by(pickle.loads(saved))()  # noqa: S301 - our own
 
     recorded = record_here(tmp_path, train)
-    assert built_within(recorded) == [(None, 16.0, 2.0, 0.5, 2000)] * 2
+    assert built_within(recorded) == [(None, 16.0, 2000)] * 2
     assert recorded_steps(recorded) == [(1.0, 16.0, False)] * 2
 
 

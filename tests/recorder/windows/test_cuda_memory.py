@@ -13,11 +13,11 @@ from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.model import BOUNDARIES
 from efprof.recorder.session.options import StepRange
+from efprof.recorder.session.session import Session
 from efprof.recorder.windows.cuda_memory import (
     CudaHistory,
     CudaMemory,
     OutOfMemoryObserver,
-    write_snapshot,
 )
 from tests.recorder.recording import Recorded, open_session, record_here
 from tests.recorder.training import train_plainly
@@ -31,6 +31,7 @@ class PretendedHistory(CudaHistory):
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self._is_ours = True
 
     @property
     def is_on(self) -> bool:
@@ -42,10 +43,9 @@ class PretendedHistory(CudaHistory):
     def turn_off(self) -> None:
         self.calls.append("off")
 
-    def write(self, path: Path) -> str:
-        self.calls.append(path.name)
-        write_snapshot(path)
-        return ""
+    def dump(self, session: Session, window: str, step: int) -> float:
+        self.calls.append(f"{window}.pickle")
+        return super().dump(session, window, step)
 
 
 @pytest.fixture(autouse=True)
