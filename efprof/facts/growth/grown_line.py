@@ -12,7 +12,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.slowdown import Part, Slowdown
 from efprof.facts.steps.step_times import StepTimes
-from efprof.facts.time.call_paths import Line
+from efprof.facts.time.path_tree import Line
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import Narrative, NotRecorded, SourceLine
 from efprof.units import format_ms

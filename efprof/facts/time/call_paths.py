@@ -7,21 +7,16 @@ differentiates.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
-from efprof.facts.source.sources import place_of
-
-Kind = Literal["root", "stage", "line", "function", "module", "operator", "label"]
-
-Line = tuple[Kind, str]
-"""A line or a function of the user's, by `file:line`; of a function that is where it begins."""
+from efprof.facts.time.path_tree import CallPath, Kind
 
 HOST: Final = ("cpu_op", "operator", "python_function", "user_annotation", "cuda_runtime", "cuda_driver", "runtime")
 """Categories of what threads of the host do, of 2021 and later; ROCm has the same names."""
@@ -48,51 +43,6 @@ SitesOf = Callable[[str, str | None, str | None], tuple[tuple[Kind, str], ...]]
 name, the call site that the recorder noted of it, and the call stack that a trace may have for it."""
 
 
-@dataclass(slots=True)
-class CallPath:
-    """One path with its own time, in nanoseconds over all steps; `text` says what it adds to the path above it."""
-
-    kind: Kind
-    text: str
-    stage: str
-    above: "CallPath | None"
-    own_ns: int = 0
-    device_ns: int = 0
-    count: int = 0
-    below: dict[tuple[Kind, str, str], "CallPath"] = field(default_factory=dict)
-
-    def step_into(self, kind: Kind, text: str, stage: str) -> "CallPath":
-        """The path that goes on with this, made where there is none."""
-        key = (kind, text, stage)
-        found = self.below.get(key)
-        if found is None:
-            found = self.below[key] = CallPath(kind, text, stage, self)
-        return found
-
-    def walk(self) -> Iterator["CallPath"]:
-        """This one and all below, an outer one before its inner ones."""
-        todo = [self]
-        while todo:
-            path = todo.pop()
-            yield path
-            todo.extend(reversed(path.below.values()))
-
-    def nearest(self, *kinds: Kind) -> "CallPath | None":
-        """This one or the first above it of these kinds."""
-        path: CallPath | None = self
-        while path is not None and path.kind not in kinds:
-            path = path.above
-        return path
-
-    def parts(self) -> list["CallPath"]:
-        """From the outermost, without the root."""
-        found, path = [], self
-        while path.above is not None:
-            found.append(path)
-            path = path.above
-        return found[::-1]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallPaths:
     """The paths of a stretch of a trace, and the path of every event in it; `recorder_ns` is our own time.
@@ -109,27 +59,6 @@ class CallPaths:
     recorder_ns: int
     unlaunched_ns: int
     """On the device, of kernels whose launch is not in the trace."""
-
-
-def totals(root: CallPath, weight: Callable[[CallPath], int]) -> dict[int, int]:
-    """What is spent under each path, itself included, by its `id`."""
-    found: dict[int, int] = {}
-    for path in reversed(list(root.walk())):
-        found[id(path)] = max(0, weight(path)) + sum(found[id(below)] for below in path.below.values())
-    return found
-
-
-def paths_by_line(root: CallPath) -> dict[Line, list[CallPath]]:
-    """The paths of each line, and of each function outside of its lines: what each path's innermost one is.
-
-    The first one's `text` is the whole `file:line:function`.
-    """
-    found: dict[Line, list[CallPath]] = {}
-    for path in root.walk():
-        owner = path.nearest("line", "function")
-        if owner is not None:
-            found.setdefault((owner.kind, place_of(owner.text)), []).append(path)
-    return found
 
 
 def call_paths(trace: Trace, start_ns: int, end_ns: int, sites_of: SitesOf) -> CallPaths:

@@ -11,9 +11,10 @@ import numpy as np
 from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.facts.time.call_paths import ON_DEVICE, CallPath, by_launch
+from efprof.facts.time.call_paths import ON_DEVICE, by_launch
 from efprof.facts.time.device_lanes import kind_of, kind_of_collective, overlap_ns, union
 from efprof.facts.time.launching_lines import LaunchingLine, launching_line
+from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import Narrative, Numbers, Table

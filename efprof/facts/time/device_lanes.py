@@ -9,7 +9,8 @@ import numpy as np
 
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
-from efprof.facts.time.call_paths import ON_DEVICE, CallPath, by_launch
+from efprof.facts.time.call_paths import ON_DEVICE, by_launch
+from efprof.facts.time.path_tree import CallPath
 
 DeviceKind = Literal["compute", "copy", "communication"]
 Cause = Literal["the host had launched nothing", "launched, not begun", "not known"]

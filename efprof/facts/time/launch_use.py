@@ -11,9 +11,10 @@ import numpy as np
 
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.facts.time.call_paths import HOST, LAUNCHES, ON_DEVICE, CallPath
+from efprof.facts.time.call_paths import HOST, LAUNCHES, ON_DEVICE
 from efprof.facts.time.device_lanes import IdleGap, Spans, length, overlap_ns, union
 from efprof.facts.time.launching_lines import LaunchingLine, launching_line
+from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_waits import waiting_calls
 from efprof.facts.time.trace_windows import TraceWindow

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from efprof.facts.source.sources import Sources
-from efprof.facts.time.call_paths import CallPath, Kind
+from efprof.facts.time.path_tree import CallPath, Kind
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import SourceLine
 

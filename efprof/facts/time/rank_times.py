@@ -25,8 +25,9 @@ from efprof.artifacts.trace.events import Array
 from efprof.artifacts.trace.read import read_window
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
-from efprof.facts.time.call_paths import ON_DEVICE, CallPath, by_launch
+from efprof.facts.time.call_paths import ON_DEVICE, by_launch
 from efprof.facts.time.device_lanes import DeviceUse, kind_of, kind_of_collective
+from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.trace_windows import FOREIGN_TRACE, TraceWindow, TraceWindows, foreign_window
 from efprof.model import Narrative, NotRecorded, SourceLine, Table, ThinEvidence, UnreadableInput
 

@@ -18,7 +18,8 @@ from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.loops import loop_around
 from efprof.facts.source.sources import COMPREHENSION, Sources, split_site
-from efprof.facts.time.call_paths import MODULE, OPERATORS, CallPath, Kind
+from efprof.facts.time.call_paths import MODULE, OPERATORS
+from efprof.facts.time.path_tree import CallPath, Kind
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import SourceLine, ThinEvidence

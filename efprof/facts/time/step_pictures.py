@@ -11,8 +11,9 @@ import numpy as np
 from efprof.artifacts.trace.columns import ABSENT
 from efprof.artifacts.trace.events import Array
 from efprof.facts.source.sources import Sources, place_of, split_site
-from efprof.facts.time.call_paths import ON_DEVICE, OPERATORS, STEP_LABEL, CallPath, outermost, totals
+from efprof.facts.time.call_paths import ON_DEVICE, OPERATORS, STEP_LABEL, outermost
 from efprof.facts.time.device_lanes import COLOURS, idle_gaps, kind_of
+from efprof.facts.time.path_tree import CallPath, totals
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import STAGES, Interval, IntervalRow, Intervals, Series, SeriesLine
 from efprof.units import format_ms, format_share

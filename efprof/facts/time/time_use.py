@@ -12,10 +12,11 @@ from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.facts.time.call_paths import ON_DEVICE, CallPath, by_launch
+from efprof.facts.time.call_paths import ON_DEVICE, by_launch
 from efprof.facts.time.device_lanes import DeviceUse, kind_of
 from efprof.facts.time.launching_lines import what_tells_lines
 from efprof.facts.time.lean_times import timed_window
+from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.rank_times import OneRank, RankTimes
 from efprof.facts.time.step_pictures import nested_bars, one_step
 from efprof.facts.time.trace_windows import TraceWindow

@@ -12,8 +12,9 @@ import numpy as np
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.source.sources import FRAME
-from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, OPERATORS, RECORDER, CallPath
+from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, OPERATORS, RECORDER
 from efprof.facts.time.device_lanes import COPY as COPIED
+from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.trace_windows import TraceWindow
 
 SYNCHRONIZE: Final = re.compile(r"^(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize|^(cuda|hip)Free$|^cuMemFree")

@@ -16,19 +16,9 @@ from efprof.artifacts.trace.read import lean_paths, read_window, trace_paths
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import COMPREHENSION, FRAME, Sources, place_of
 from efprof.facts.steps.step_times import StepTimes
-from efprof.facts.time.call_paths import (
-    HOST,
-    ON_DEVICE,
-    STEP_LABEL,
-    CallPath,
-    CallPaths,
-    Kind,
-    Line,
-    SitesOf,
-    call_paths,
-    paths_by_line,
-)
+from efprof.facts.time.call_paths import HOST, ON_DEVICE, STEP_LABEL, CallPaths, SitesOf, call_paths
 from efprof.facts.time.device_lanes import DeviceUse, IdleGap, device_use, idle_gaps
+from efprof.facts.time.path_tree import CallPath, Kind, Line, paths_by_line
 from efprof.model import NotRecorded, UnreadableInput
 
 LIBRARIES: Final = frozenset({

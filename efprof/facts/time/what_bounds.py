@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from efprof.facts.run.run import Run
-from efprof.facts.time.call_paths import CallPath, totals
 from efprof.facts.time.device_lanes import DeviceUse
+from efprof.facts.time.path_tree import CallPath, totals
 from efprof.facts.time.time_use import TimeUse
 from efprof.model import UnreadableInput
 from efprof.units import format_share

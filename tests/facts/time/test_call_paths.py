@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from efprof.artifacts.trace.read import read_trace
-from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, CallPath, CallPaths
+from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, CallPaths
+from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.trace_windows import TraceWindow, foreign_window, user_frame
 from tests.facts.time.traces import ENGINE, REAL, event, kernel, launch, step, write
 

@@ -1,0 +1,78 @@
+"""A tree of call paths: each with the time that was spent in it alone, from a stage down to an operator."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from efprof.facts.source.sources import place_of
+
+Kind = Literal["root", "stage", "line", "function", "module", "operator", "label"]
+
+Line = tuple[Kind, str]
+"""A line or a function of the user's, by `file:line`; of a function that is where it begins."""
+
+
+@dataclass(slots=True)
+class CallPath:
+    """One path with its own time, in nanoseconds over all steps; `text` says what it adds to the path above it."""
+
+    kind: Kind
+    text: str
+    stage: str
+    above: "CallPath | None"
+    own_ns: int = 0
+    device_ns: int = 0
+    count: int = 0
+    below: dict[tuple[Kind, str, str], "CallPath"] = field(default_factory=dict)
+
+    def step_into(self, kind: Kind, text: str, stage: str) -> "CallPath":
+        """The path that goes on with this, made where there is none."""
+        key = (kind, text, stage)
+        found = self.below.get(key)
+        if found is None:
+            found = self.below[key] = CallPath(kind, text, stage, self)
+        return found
+
+    def walk(self) -> Iterator["CallPath"]:
+        """This one and all below, an outer one before its inner ones."""
+        todo = [self]
+        while todo:
+            path = todo.pop()
+            yield path
+            todo.extend(reversed(path.below.values()))
+
+    def nearest(self, *kinds: Kind) -> "CallPath | None":
+        """This one or the first above it of these kinds."""
+        path: CallPath | None = self
+        while path is not None and path.kind not in kinds:
+            path = path.above
+        return path
+
+    def parts(self) -> list["CallPath"]:
+        """From the outermost, without the root."""
+        found, path = [], self
+        while path.above is not None:
+            found.append(path)
+            path = path.above
+        return found[::-1]
+
+
+def totals(root: CallPath, weight: Callable[[CallPath], int]) -> dict[int, int]:
+    """What is spent under each path, itself included, by its `id`."""
+    found: dict[int, int] = {}
+    for path in reversed(list(root.walk())):
+        found[id(path)] = max(0, weight(path)) + sum(found[id(below)] for below in path.below.values())
+    return found
+
+
+def paths_by_line(root: CallPath) -> dict[Line, list[CallPath]]:
+    """The paths of each line, and of each function outside of its lines: what each path's innermost one is.
+
+    The first one's `text` is the whole `file:line:function`.
+    """
+    found: dict[Line, list[CallPath]] = {}
+    for path in root.walk():
+        owner = path.nearest("line", "function")
+        if owner is not None:
+            found.setdefault((owner.kind, place_of(owner.text)), []).append(path)
+    return found
