@@ -142,10 +142,10 @@ def _operator_table(use: TimeUse) -> Table | None:
         count, host_ns, device_ns = total.tolist()
         host_ms = use.per_step_ms(host_ns) * use.window.scale
         device = (use.per_step_ms(device_ns),) if on_device else ()
-        calls = (f"`{name}`", shapes.get(name, ""), count / len(use.window.steps))
-        rows.append((*calls, host_ms, *device, 100 * host_ms / use.step_ms))
-    columns = {"Operator": "", SHAPES: "", "Calls": "count", "Host": "ms"} | ({"Device": "ms"} if on_device else {})
-    return Table.of("Operators, per step", columns | {"Of the step": "percent"}, rows) if rows else None
+        times = (count / len(use.window.steps), host_ms, *device, 100 * host_ms / use.step_ms)
+        rows.append((f"`{name}`", *times, shapes.get(name, "")))
+    columns = {"Operator": "", "Calls": "count", "Host": "ms"} | ({"Device": "ms"} if on_device else {})
+    return Table.of("Operators, per step", columns | {"Of the step": "percent", SHAPES: ""}, rows) if rows else None
 
 
 def _usual_shapes(trace: Trace) -> dict[str, str]:
@@ -182,11 +182,11 @@ def _kernel_table(use: TimeUse) -> Table | None:
             break
         first = int(kernels[codes == code][0])
         name = COMMON_PARTS.sub("", trace.texts[code])[:MAX_NAME]
-        row = (f"`{name}`", kind_of(trace, first), *launching.get(code, ("", "")))
+        launched_by, shapes = launching.get(code, ("", ""))
         times = (counts[code] / len(steps), use.per_step_ms(spent[code]), 100 * spent[code] / whole_ns)
-        rows.append((*row, *(float(value) for value in times)))
-    columns = {"Kernel": "", "Kind": "", "Launched by": "", SHAPES: ""}
-    return Table.of("Kernels, per step", columns | {"Calls": "count", "Device": "ms", "Of all": "percent"}, rows)
+        rows.append((f"`{name}`", kind_of(trace, first), launched_by, *(float(value) for value in times), shapes))
+    columns = {"Kernel": "", "Kind": "", "Launched by": "", "Calls": "count", "Device": "ms", "Of all": "percent"}
+    return Table.of("Kernels, per step", columns | {SHAPES: ""}, rows)
 
 
 def _launching(use: TimeUse, kernels: list[int]) -> dict[int, tuple[str, str]]:
