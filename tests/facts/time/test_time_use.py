@@ -182,4 +182,4 @@ def test_a_device_is_idle_for_the_share_that_holistic_trace_analysis_reckons(nam
 def test_a_line_is_told_with_its_largest_stage_beside_the_forward_pass(tmp_path: Path) -> None:
     host = [one for one in (*step(0, 0), *step(1000, 1)) if one["cat"] not in ("kernel", "cuda_runtime")]
     loop, *_ = where_it_goes(foreign_run(tmp_path, *host)).split("; ")
-    assert loop == "Most of the step goes to: 55 % at train.py:5 (`main`, 30 % of it data)"
+    assert loop == "Most of the step goes to: 55 % at train.py:5 (`main`, 55 % of it data)"
