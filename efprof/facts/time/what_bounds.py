@@ -77,7 +77,7 @@ def _bound(use: TimeUse) -> str:
             f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter.{also}"
         )
     if bound == UNCLEAR:
-        why = f"the device is busy for {busy} of a profiled one, and those outside windows are not as long"
+        why = f"the device is busy for {busy} of a profiled one, and those outside windows are of another length"
         return f"It is unclear what bounds the step: {why}.{also}"
     why = {
         THE_HOST: ", mostly because the host had launched nothing: the host bounds the step",
