@@ -54,6 +54,8 @@ MINIMUM_GROWTH = 8 * MIB / 1000
 MINIMUM_COUNT = 0.5
 """Per step: totals of two runs of the same code never differed by as much. Totals of a whole run are whole numbers, so
 that one more always counts."""
+SAME_COUNT = 0.05
+"""Per step: totals of 46 % of pairs of runs of the same code differ by less. What lies between the two is unclear."""
 
 FAILED_ENDINGS = ("raised", "out_of_memory", "killed")
 """How a run ends that did not get through; a person's Ctrl-C says nothing of the code."""
@@ -182,7 +184,7 @@ def _judge(metric: Metric, base: Samples, head: Samples, estimate: Estimator, nu
         case _:
             return Judgement(verdict="unclear", reason="There is no rule for this unit.")
     if abs(change) < least:
-        verdict = "same"
+        verdict = "unclear" if metric.unit == "count" and abs(change) >= SAME_COUNT else "same"
     shorter = "better" if num_steps[0] > num_steps[1] else "worse"
     if metric.unit == "bytes" and verdict == shorter and min(num_steps) < ENOUGH_STEPS * max(num_steps):
         steps = f"Base has {num_steps[0]:,} steps and head {num_steps[1]:,}"

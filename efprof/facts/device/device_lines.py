@@ -40,7 +40,7 @@ class DeviceLines:
 def lines_over_time(history: History, site_of: Callable[[Frames], str | None], shown: Sequence[int]) -> DeviceLines:
     """The lines that have most when tensors do, all others as one, at few instants; those of `shown` are among them.
 
-    Lines are named without their folders.
+    Lines are named without their folders, as far as that leaves them different.
     """
     names, (owners, at, amounts) = _changes(history, site_of)
     alive = np.cumsum(np.where(owners == RESERVED, 0, amounts))[-len(history.entries) :]
@@ -54,7 +54,10 @@ def lines_over_time(history: History, site_of: Callable[[Frames], str | None], s
     rows[[NO_OWNER, RESERVED, *largest]] = range(len(largest) + 2)
     by_row = np.stack([rows[owners], at, amounts])
     nobody, reserved, *curves = np.maximum(sums_at(places, by_row, len(largest) + 3), 0)
-    labels = [NO_LINE, *(re.split(r"[/\\]", names[line])[-1] for line in largest), OTHER_LINES]
+    lines = [names[line] for line in largest]
+    short = [re.split(r"[/\\]", line)[-1] for line in lines]
+    different = [name if short.count(name) == 1 else line for name, line in zip(short, lines, strict=True)]
+    labels = [NO_LINE, *different, OTHER_LINES]
     return DeviceLines(
         num_events=tuple(float(place + 1) for place in places),
         curves=tuple(

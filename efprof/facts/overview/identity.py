@@ -66,7 +66,7 @@ def _changes(run: Run) -> Iterator[tuple[str, str]]:
     git = run.run_file.git
     if git is not None and git.is_dirty:
         kept = f"in {DIFF_FILE}" if (run.folder / DIFF_FILE).exists() else "not kept"
-        yield "uncommitted changes", f"{kept}; new files, which are not in it: {git.num_untracked}"
+        yield "uncommitted changes", f"{kept}; new files: {git.num_untracked}"
 
 
 def _environment(file: RunFile) -> tuple[tuple[str, str], ...]:

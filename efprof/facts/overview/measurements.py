@@ -56,6 +56,8 @@ MIN_RANGE = 0.1
 """Where the boundaries differ by less than this share of the highest, all that a step adds is not worth saving."""
 MIN_READINGS: Final = 6
 """After the first batch, which fills caches and loads kernels."""
+MIN_RISING, MIN_RISE = 0.9, 0.1
+"""Of the batches, by how much of the mean: what fills up in the first ones is no store of each batch."""
 MIN_KEPT: Final = 4 * MIB
 """In all, by its end: less than a model's own noise is not worth a sentence."""
 
@@ -139,9 +141,13 @@ def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
     readings = [each for each in memory if each.num_batches >= 1]
     if len(readings) < MIN_READINGS:
         return None
-    rises = [after.allocated_bytes - before.allocated_bytes for before, after in pairwise(readings)]
-    kept, is_steady = sum(rises), sorted(rises)[len(rises) // 10] > 0  # it rises in nine stretches of ten
-    return kept / (readings[-1].num_batches - readings[0].num_batches) if is_steady and kept >= MIN_KEPT else None
+    kept = readings[-1].allocated_bytes - readings[0].allocated_bytes
+    num_batches = readings[-1].num_batches - readings[0].num_batches
+    num_rising = 0
+    for before, after in pairwise(readings):
+        rise, num = after.allocated_bytes - before.allocated_bytes, after.num_batches - before.num_batches
+        num_rising += num * (rise * num_batches > MIN_RISE * kept * num)
+    return kept / num_batches if 0 < MIN_RISING * num_batches <= num_rising and kept >= MIN_KEPT else None
 
 
 def as_number(value: float | str | None) -> float | None:

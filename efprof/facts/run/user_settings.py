@@ -26,7 +26,10 @@ ACCUMULATIONS: Final = frozenset({"accumulate", "accumulation", "accum"})
 ACCUMULATION_WORDS: Final = ACCUMULATIONS | {
     "acc", "gradient", "gradients", "grad", "grads", "step", "steps", "batches", "iter", "iters", "num",
 }  # fmt: skip
-CHECKPOINTING: Final = re.compile(r".*\b(gradient|grad|activations?|act) checkpoint(ing|s)?( enabled?| use| on)?")
+CHECKPOINTING: Final = re.compile(
+    r"(?!.*\b(no|not|non|disabled?|skip|without)\b)"
+    r".*\b(gradient|grad|activations?|act) checkpoint(ing|s)?( enabled?| use| on)?"
+)
 """As the words of a key, such as `model.gradient_checkpointing.enabled`; `checkpoint` alone most often names a file."""
 ON_OF: Final = {"false": "true", "no": "yes", "off": "on"}
 

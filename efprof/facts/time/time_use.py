@@ -190,9 +190,8 @@ def _kernel_table(use: TimeUse) -> Table | None:
 
 
 def _launching(use: TimeUse, kernels: list[int]) -> dict[int, tuple[str, str]]:
-    """For each kernel's name the operator that launches it most often, and the shapes that this one has then."""
+    """For each kernel's name the operator with the shapes of inputs by which it is launched most often."""
     trace, paths = use.window.trace, use.window.paths
-    shaped = set(trace.sparse["shapes"][0].tolist()) if "shapes" in trace.sparse else set[int]()
     launch_of = by_launch(trace, np.arange(len(trace)))
     found: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
     for kernel in kernels:
@@ -200,7 +199,7 @@ def _launching(use: TimeUse, kernels: list[int]) -> dict[int, tuple[str, str]]:
         operator = path.nearest("operator") if path else None
         if operator is not None:
             event = launch_of.get(int(trace.id[kernel]))
-            while event is not None and event not in shaped:
+            while event is not None and trace.text(event) != operator.text:  # not what that calls, of other shapes
                 event = paths.outer.get(event)
             shapes = "" if event is None else _said(trace.input_shapes(event))
             found[int(trace.name_code[kernel])][f"`{operator.text}`", shapes] += 1

@@ -77,7 +77,7 @@ def _bound(use: TimeUse) -> str:
             f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter.{also}"
         )
     if bound == UNCLEAR:
-        why = f"the device is busy for {busy} of a profiled one, and those outside windows are not as long"
+        why = f"the device is busy for {busy} of a profiled one, and those outside windows are of another length"
         return f"It is unclear what bounds the step: {why}.{also}"
     why = {
         THE_HOST: ", mostly because the host had launched nothing: the host bounds the step",
@@ -104,9 +104,10 @@ def _lines(use: TimeUse, on_device: bool) -> list[Part]:
     total = use.per_step_ms(sum(p.device_ns for p in use.window.paths.root.walk())) if on_device else use.step_ms
     parts = []
     for line in use.lines:
-        stages = Counter({name: ms for name, ms in line.stage_ms.items() if name not in ("forward", "other") and ms})
+        stages = {name: ms for name, ms in line.stage_ms.items() if name not in ("forward", "other") and ms > 0}
         code = line.blame.text if len(line.blame.text) <= MAX_CODE else f"{line.blame.text[:MAX_CODE]}..."
-        of_it = "".join(f", {format_share(ms / total)} of it {name}" for name, ms in stages.most_common(not on_device))
+        largest = Counter(stages).most_common(not on_device)
+        of_it = "".join(f", {format_share(ms / max(ms, line.host_ms))} of it {name}" for name, ms in largest)
         name = f"at {line.blame} (`{code or line.blame.function}`{of_it})"
         parts.append(((line.device_ms if on_device else line.host_ms) / (total or 1.0), name))
     return _largest(parts)

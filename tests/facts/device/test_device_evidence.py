@@ -100,6 +100,16 @@ class Program(Recording):
         return self
 
 
+def test_of_two_lines_named_alike_one_is_highlighted(tmp_path: Path) -> None:
+    program = Program()
+    program.at(3, "encoder/model.py").malloc(30 * MIB)
+    program.at(3, "decoder/model.py").malloc(20 * MIB)
+    blame = SourceLine(file="decoder/model.py", line=3, function="step", text="")
+    lines = reserved_series(device_of(tmp_path / "run", program), (), blame).lines
+    assert [line.label for line in lines[:-1]] == ["encoder/model.py:3", "decoder/model.py:3"]
+    assert [line.is_highlighted for line in lines] == [False, True, False]
+
+
 def test_each_line_has_what_its_tensors_asked_for(tmp_path: Path) -> None:
     program = Program()
     first = program.at(3).malloc(30 * MIB)

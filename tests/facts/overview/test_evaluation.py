@@ -55,6 +55,14 @@ def test_what_rises_once_or_is_small_is_not_told(tmp_path: Path) -> None:
     assert "stores" not in notes_of(tmp_path / "third", evaluation(kept=0.05))
 
 
+def test_what_fills_up_in_the_first_batches_is_not_told_and_what_goes_on_to_the_end_is(tmp_path: Path) -> None:
+    first = [EvaluationMemory(n, (100 + n) * MIB) for n in range(33)]
+    full = evaluation(memory=[*first, EvaluationMemory(1000, 133 * MIB)], num_batches=1000)
+    assert notes_of(tmp_path, full) == ""
+    stored = evaluation(memory=[*first, EvaluationMemory(1000, 1100 * MIB)], num_batches=1000)
+    assert "adds 1.00 MiB per batch, 1000 MiB by the end of its 1,000 batches" in notes_of(tmp_path / "second", stored)
+
+
 def test_a_run_without_evaluations_has_no_section(tmp_path: Path) -> None:
     run = write_run(tmp_path, steps=make_steps(5))
     assert evaluations_of(run) == ()

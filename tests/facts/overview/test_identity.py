@@ -26,10 +26,9 @@ def test_the_environment_opens_with_uncommitted_changes_versions_devices_and_mac
     ]  # fmt: skip
     git = Git(root="/project", commit="3f2c1ab", is_dirty=True, num_untracked=1)
     run = write_run(tmp_path / "second", git=git)
-    left_out = "new files, which are not in it: 1"
-    assert identify(run).environment[0] == ("uncommitted changes", f"not kept; {left_out}")
+    assert identify(run).environment[0] == ("uncommitted changes", "not kept; new files: 1")
     (run.folder / DIFF_FILE).write_text("")
-    assert identify(run).environment[0] == ("uncommitted changes", f"in uncommitted.diff; {left_out}")
+    assert identify(run).environment[0] == ("uncommitted changes", "in uncommitted.diff; new files: 1")
 
 
 def test_the_exception_that_ended_a_run_is_part_of_its_identity_and_one_it_survived_is_not(tmp_path):

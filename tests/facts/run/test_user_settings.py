@@ -87,7 +87,14 @@ def test_checkpointing_that_is_off_is_turned_on_in_the_same_spelling(
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("gradient_checkpointing", "true"), ("checkpoint", "false"), ("resume_checkpoint", "false"), ("checkpoint", "no")],
+    [
+        ("gradient_checkpointing", "true"),
+        ("checkpoint", "false"),
+        ("resume_checkpoint", "false"),
+        ("checkpoint", "no"),
+        ("model.disable_gradient_checkpointing", "false"),
+        ("no_activation_checkpointing", "false"),
+    ],
 )
 def test_checkpointing_that_is_on_and_files_of_weights_are_left_alone(tmp_path: Path, key: str, value: str) -> None:
     assert settings_of(tmp_path, {key: value}).checkpointing is None

@@ -86,7 +86,8 @@ def test_a_kernel_named_after_a_copy_computes(tmp_path: Path) -> None:
 def test_operators_and_kernels_stand_with_the_shapes_that_they_have_most_often(tmp_path: Path) -> None:
     odd = [event("aten::mm", 960 + 5 * at, 3, Input_Dims=dims) for at, dims in enumerate(("no list", [3, {}], [[]]))]
     often = [event("aten::mm", 1960 + 5 * at, 3, Input_Dims=[[64, 8], [], [[8, 2], [5]]]) for at in range(2)]
-    run = foreign_run(tmp_path, *step(0, 0), *step(1000, 1), *odd, *often, event("aten::mm", 1990, 5))
+    inner = [event("aten::addmm", at + 350, 80, Input_Dims=[[2], [8, 4]]) for at in (0, 1000)]
+    run = foreign_run(tmp_path, *step(0, 0), *step(1000, 1), *odd, *often, *inner, event("aten::mm", 1990, 5))
     tables = {table.title: table.rows for table in of_kind(time_evidence(run), Table) if isinstance(table, Table)}
     shapes = {row[0]: row[-1] for row in tables["Operators, per step"]}
     by = "\N{MULTIPLICATION SIGN}"
@@ -182,4 +183,4 @@ def test_a_device_is_idle_for_the_share_that_holistic_trace_analysis_reckons(nam
 def test_a_line_is_told_with_its_largest_stage_beside_the_forward_pass(tmp_path: Path) -> None:
     host = [one for one in (*step(0, 0), *step(1000, 1)) if one["cat"] not in ("kernel", "cuda_runtime")]
     loop, *_ = where_it_goes(foreign_run(tmp_path, *host)).split("; ")
-    assert loop == "Most of the step goes to: 55 % at train.py:5 (`main`, 30 % of it data)"
+    assert loop == "Most of the step goes to: 55 % at train.py:5 (`main`, 55 % of it data)"
