@@ -87,7 +87,8 @@ class GpuEstimate:
         settings = parse_configuration(configuration)
         likely = self.what_if.run(settings)
         besides = (self.older.rest_bytes or 0) + self.older.parameter_bytes
-        high = likely.peak_reserved_high_bytes + round(MAX_WASTE * besides)
+        rounded = 1 + max((1 / divisions for divisions in settings.divisions if divisions > 1), default=0)
+        high = likely.peak_reserved_high_bytes + round(MAX_WASTE * rounded * besides)
         is_default = settings == AllocatorSettings()
         return Trial(
             configuration=configuration,

@@ -151,10 +151,10 @@ def _operator_table(use: TimeUse) -> Table | None:
 def _usual_shapes(trace: Trace) -> dict[str, str]:
     """Of each operator's inputs those that it has most often."""
     places, codes = trace.sparse.get("shapes", (np.empty(0, np.int32),) * 2)
-    pairs = np.stack((trace.name_code[places], codes))
-    (names, _), first, counts = np.unique(pairs, axis=1, return_index=True, return_counts=True)
-    by_count = np.argsort(counts, kind="stable").tolist()
-    return {trace.texts[names[at]]: _said(trace.input_shapes(int(places[first[at]]))) for at in by_count}
+    pairs = trace.name_code[places].astype(np.int64) * len(trace.texts) + codes
+    _, first, counts = np.unique(pairs, return_index=True, return_counts=True)
+    by_count = places[first[np.argsort(counts, kind="stable")]].tolist()
+    return {trace.text(event): _said(trace.input_shapes(event)) for event in by_count}
 
 
 def _said(shapes: Iterable[tuple[int, ...]]) -> str:

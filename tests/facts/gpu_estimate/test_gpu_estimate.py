@@ -33,6 +33,8 @@ def test_the_peak_of_one_step_is_as_worked_out_by_hand(tmp_path: Path) -> None:
             <= one.outcome.peak_reserved_high_bytes
         ), one.configuration
         assert one.outcome.peak_reserved_bytes >= estimate.peak_allocated_bytes
+    halves = estimate.under("roundup_power2_divisions:2").outcome
+    assert halves.peak_reserved_high_bytes - halves.peak_reserved_bytes > 1.4 * (300 - 12 - 24 - 16) * MIB
     (numbers,) = [one for one in gpu_overview(run) if isinstance(one, Numbers)]
     assert numbers.numbers[0].value == outcome.peak_reserved_bytes, "the report says what the command says"
     assert numbers.numbers[0].interval == (
