@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped
-from efprof.artifacts.holders import Cycle, read_cycles
+from efprof.artifacts.holders import CYCLES_FILE, Cycle, read_cycles
 from efprof.recorder.holders import cycles as cycles_collector
 from efprof.recorder.holders import garbage
 from efprof.recorder.holders.cycles import Cycles
@@ -228,6 +228,17 @@ def test_whole_collections_in_every_step_are_all_noted_and_soon_not_looked_into(
     found = read_cycles(record_here(tmp_path, train(big_step, num_steps=6, collect_every=1, generation=2)).rank)
     assert found.num_large == 5, "all but that of the first step, which was not over yet"
     assert found.cycles == []
+
+
+def test_what_is_collected_in_every_step_is_there_if_the_process_is_killed(tmp_path: Path) -> None:
+    num_large: list[int] = []
+
+    def train_and_read() -> None:
+        train(big_step, num_steps=6, collect_every=1, generation=2)()
+        num_large.extend(read_cycles(path.parent).num_large for path in tmp_path.rglob(CYCLES_FILE))
+
+    record_here(tmp_path, train_and_read)
+    assert num_large == [4]
 
 
 def test_large_collections_are_noted_and_their_cycle_is_named(tmp_path: Path) -> None:
