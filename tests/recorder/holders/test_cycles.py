@@ -132,7 +132,7 @@ def test_a_cycle_is_named_as_code_that_its_author_knows(
 def test_what_lies_between_two_objects_is_told(tmp_path: Path) -> None:
     Listener()
     ((link,),) = [cycle.links for cycle in look(tmp_path)]
-    assert (link.kind, link.name, link.is_method, link.can_be_weak) == ("attribute", "callback", True, True)
+    assert (link.kind, link.name, link.through, link.can_be_weak) == ("attribute", "callback", "method", True)
 
 
 def test_garbage_without_tensors_is_of_no_interest(tmp_path: Path) -> None:
