@@ -137,15 +137,15 @@ class CycleLink(msgspec.Struct, kw_only=True):
 
     `owner` is the class or function that `name`, its attribute or variable, belongs to; `file` is where that is
     written, None where it is a library's. `kind` is `class` where it is a class that keeps itself, with no name.
-    `is_method` where a bound method lies between the two. `can_be_weak` tells whether Python can refer weakly to the
-    next one.
+    `through` is `method` where a bound method lies between the two; older runs tell of other things too. `can_be_weak`
+    tells whether Python can refer weakly to the next one.
     """
 
     kind: Literal["attribute", "variable", "closure", "class"]
     owner: str
     name: str
     file: str | None
-    is_method: bool = False
+    through: str = ""
     can_be_weak: bool = False
 
 

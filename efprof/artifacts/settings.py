@@ -22,7 +22,7 @@ WINDOWED = ("trace_steps", "memory_steps", "triggers")
 Words = str | list[str]
 
 MAX_BYTES = 256 * KIB
-"""Of all files together: run.json is read whole by every command."""
+"""Of all files together, and of what is kept of each: run.json is read whole by every command."""
 
 
 class RecordSettings(
@@ -154,12 +154,18 @@ def _text(file: Path) -> str:
         raise EfprofError(f"{file}, which 'configuration' names, cannot be read: {error.strerror}.") from None
 
 
-def _values(file: Path, text: str) -> dict[str, str] | None:
-    """None where the file is of no form that is known, or not what its name says."""
+def _values(file: Path, text: str) -> dict[str, str]:
+    """None where the file is of no form that is known, not what its name says, or makes more than `MAX_BYTES`."""
+    values, num_bytes = dict[str, str](), 0
     with suppress(RecursionError):  # of deep nesting, and of an alias in YAML that holds itself
         content = _parsed(file.suffix.lower(), text)
-        return dict(_flat("", content)) if isinstance(content, dict) else None
-    return None
+        for key, value in _flat("", content) if isinstance(content, dict) else ():
+            num_bytes += len(key) + len(value)
+            if num_bytes > MAX_BYTES:
+                return {}  # by aliases in YAML, of which each may stand for several others
+            values[key] = value
+        return values
+    return {}
 
 
 def _parsed(suffix: str, text: str) -> Any:

@@ -68,7 +68,7 @@ def _fix(sources: Sources, closed: ClosedCycle | None) -> Fix:
         return Fix.by_hand("Take one reference of the circle away at the end of the step: `del`, or set it to None.")
     statement, links = closed.statements[0], closed.cycle.links
     link, value, file, name = statement.link, statement.value, sources.file(statement.file), statement.link.name
-    if link.is_method:
+    if link.through == "method":
         return Fix.by_hand(f"Keep `{name}` as `weakref.WeakMethod(...)`, or look the method up when it is called.")
     if error := caught_error(value, file.tree):
         return without_traceback(file, name, error)

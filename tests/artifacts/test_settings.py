@@ -108,8 +108,10 @@ def test_what_is_of_no_known_form_is_kept_as_text(name: str, text: str, tmp_path
     assert read(tmp_path, name, text) == {name: text}
 
 
-def test_yaml_that_holds_itself_does_no_harm(tmp_path: Path) -> None:
+def test_yaml_that_holds_itself_or_grows_without_end_does_no_harm(tmp_path: Path) -> None:
     assert len(read(tmp_path, "self.yaml", "a: &a {b: *a}\n")) == 1
+    doubling = "a0: &a0 {x: 1, y: 2}\n" + "".join(f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}\n" for n in range(1, 19))
+    assert list(read(tmp_path, "laughs.yaml", doubling)) == ["laughs.yaml"]
 
 
 def test_too_large_a_file_is_refused_by_name(tmp_path: Path) -> None:

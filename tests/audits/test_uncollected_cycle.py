@@ -152,7 +152,7 @@ def test_tensors_and_what_has_no_weak_reference_are_left_to_a_person(tmp_path: P
 
 def test_a_method_is_told_how_to_be_kept(tmp_path: Path) -> None:
     text = "class Step:\n    def __init__(self):\n        self.callback = self.listen\n"
-    finding = finding_of(sawtooth_run(tmp_path / "run", text=text, links=[link("Step", "callback", is_method=True)]))
+    finding = finding_of(sawtooth_run(tmp_path / "run", text=text, links=[link("Step", "callback", through="method")]))
     assert str(finding.blame) == "train.py:3"
     assert "WeakMethod" in finding.fix.summary
 

@@ -151,8 +151,9 @@ class Decoder:
         return events, len(found) - len(events)
 
 
-def event_alone(text: msgspec.Raw) -> Any:
+def event_alone(raw: msgspec.Raw) -> Any:
     """One event, without its arguments where one of these is not of its type; None where it cannot be read."""
+    text = bytes(raw).decode(errors="replace")
     with suppress(msgspec.DecodeError):
         return msgspec.json.decode(text, type=_EVENT, strict=False)
     with suppress(msgspec.DecodeError, OverflowError, TypeError):

@@ -53,6 +53,7 @@ class Evaluations:
         self.asked: Callable[[Any], None] = guarded("evaluations", self._note_asked)
         self.handed: Callable[[Any], None] = guarded("evaluations", self._note_handed)
         """Told of the loader's iterator before a batch is asked of it, and after."""
+        self._dropped = guarded("evaluations", self._drop)
 
     def put_in_evaluation_mode(self, module: torch.nn.Module) -> None:
         self._in_evaluation_mode = ref(module)
@@ -92,6 +93,11 @@ class Evaluations:
         self._look_at_last()
         self._close()
 
+    def _drop(self, iterator: ref[Any]) -> None:
+        """The loop was left, and its iterator is no more."""
+        if self._open is not None and self._open.iterator is iterator and self._loop.thread.is_training_thread:
+            self.end()
+
     def _progress(self) -> tuple[int, int]:
         return torch.autograd._get_sequence_nr(), self._loop.num_steps  # type: ignore[attr-defined]
 
@@ -99,7 +105,7 @@ class Evaluations:
         before = EvaluationMemory(0, self._session.memory.read()[0])
         self.may_begin = True
         self._open = _Pass(
-            iterator=ref(iterator),
+            iterator=ref(iterator, self._dropped),
             record=EvaluationRecord(
                 after_step=-1,
                 started_ns=time.time_ns(),

@@ -43,6 +43,7 @@ class Cycles:
         self._found = CollectedGarbage(num_read=0, num_large=0, collections=[], cycles=[])
         self._last_apart = self._generation = 0
         self._num_apart, self._due_at = 0, LARGE_BEFORE_LOOK
+        self._write_at = LARGE_BEFORE_LOOK
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
@@ -52,16 +53,19 @@ class Cycles:
             self._stopped(info["generation"])
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
-        """Look, and write what there is for a process that is killed, at a step whose garbage nobody has freed yet."""
-        if self._num_apart < self._due_at or step.number < self._last_apart + STEPS_APART or record.window is not None:
-            return
-        self._due_at *= 2
-        if not self._found.cycles and may_look():
-            self._look()
-        self.write()
+        """Look at a step whose garbage nobody has freed yet, and write what there is for a process that is killed."""
+        is_apart = step.number >= self._last_apart + STEPS_APART
+        if self._num_apart >= self._due_at and is_apart and record.window is None:
+            self._due_at *= 2
+            if not self._found.cycles and may_look():
+                self._look()
+            self.write()
+        elif self._found.num_large >= self._write_at:  # in every step, maybe: none is apart from them
+            self.write()
 
     def write(self) -> None:
         if self._session.loop.steps.num_finished:
+            self._write_at = 2 * self._found.num_large
             content = msgspec.json.format(msgspec.json.encode(self._found))
             write_atomically(self._session.rank_folder / CYCLES_FILE, content)
 

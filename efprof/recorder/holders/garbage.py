@@ -202,7 +202,7 @@ class _Search:
             owner=_owner_of(holder),
             name=name,
             file=path and self._sites.file(path),
-            is_method=any(type(value) is MethodType for value in chain[1:-1]),
+            through="method" if any(type(value) is MethodType for value in chain[1:-1]) else "",
             can_be_weak=bool(type(held).__weakrefoffset__) and type(held) is not FunctionType,
         )
 

@@ -140,6 +140,8 @@ def _package_that_runs() -> str | None:
 def _module_that_runs() -> str | None:
     if (spec := getattr(sys.modules["__main__"], "__spec__", None)) is not None:
         return str(spec.name)  # by `python -m`
+    if sys.argv[:1] == ["-m"]:  # the same, while the module's package is imported, and torch with it
+        return sys.orig_argv[-len(sys.argv)]
     script = Path(sys.argv[0]) if sys.argv else Path()
     if script.parent.name not in ("bin", "Scripts"):
         return None

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from efprof.artifacts.trace import read
-from efprof.artifacts.trace.blocks import TraceText
+from efprof.artifacts.trace.blocks import TraceText, excerpt
 from efprof.artifacts.trace.columns import ABSENT, Trace
 from efprof.artifacts.trace.events import LAST_US, Decoder
 from efprof.artifacts.trace.read import read_here, read_trace, read_window
@@ -213,6 +213,13 @@ def test_an_argument_of_another_type_costs_no_event_but_a_name_or_thread_does(tm
     odd = {**KERNEL, "name": "odd", "args": {"correlation": "none", "Sequence number": [1]}}
     trace = trace_of(tmp_path, KERNEL, odd, {**KERNEL, "name": 5}, {**KERNEL, "tid": {"a": 1}}, 7)
     assert (len(trace), len(trace.named("odd")), trace.num_unreadable) == (2, 1, 3)
+
+
+def test_an_event_that_cannot_be_read_beside_a_name_that_is_not_utf_8_costs_no_excerpt(tmp_path: Path) -> None:
+    path = written(tmp_path, b'{"traceEvents":[{"ph":"X","name":"a\xff","ts":1},{"ph":"X","name":5,"ts":2}]}')
+    packed = excerpt(path, lambda block: block.dense["phase"] > 0, [KERNEL])
+    kept = json.loads(gzip.decompress(packed).decode(errors="replace"))
+    assert kept["traceEvents"][1:] == [KERNEL]
 
 
 def test_large_times_are_cut_not_wrapped(tmp_path: Path) -> None:

@@ -111,6 +111,19 @@ def test_a_loop_that_is_left_is_told_as_far_as_it_came(loading: dict[str, object
     assert second.after_step == 2 * NUM_TRAINED - 1
 
 
+def test_it_ends_where_its_loop_is_left_not_when_the_next_batch_is_asked_for(tmp_path: Path) -> None:
+    def train_without_a_loader() -> None:
+        program = Breaking()
+        program.evaluate()
+        for _ in range(3):
+            program.optimizer.zero_grad()
+            program.model(torch.randn(16, 8)).square().mean().backward()
+            program.optimizer.step()
+
+    (only,) = evaluations_of(tmp_path, train_without_a_loader)
+    assert only.num_batches == 5
+
+
 def train_beside_a_teacher(program: Program) -> None:
     teacher = nn.Linear(8, 1024).eval()
     for (batch,) in program.train_loader:

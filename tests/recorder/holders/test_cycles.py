@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped
-from efprof.artifacts.holders import Cycle, read_cycles
+from efprof.artifacts.holders import CYCLES_FILE, Cycle, read_cycles
 from efprof.recorder.holders import cycles as cycles_collector
 from efprof.recorder.holders import garbage
 from efprof.recorder.holders.cycles import Cycles
@@ -132,7 +132,7 @@ def test_a_cycle_is_named_as_code_that_its_author_knows(
 def test_what_lies_between_two_objects_is_told(tmp_path: Path) -> None:
     Listener()
     ((link,),) = [cycle.links for cycle in look(tmp_path)]
-    assert (link.kind, link.name, link.is_method, link.can_be_weak) == ("attribute", "callback", True, True)
+    assert (link.kind, link.name, link.through, link.can_be_weak) == ("attribute", "callback", "method", True)
 
 
 def test_garbage_without_tensors_is_of_no_interest(tmp_path: Path) -> None:
@@ -228,6 +228,17 @@ def test_whole_collections_in_every_step_are_all_noted_and_soon_not_looked_into(
     found = read_cycles(record_here(tmp_path, train(big_step, num_steps=6, collect_every=1, generation=2)).rank)
     assert found.num_large == 5, "all but that of the first step, which was not over yet"
     assert found.cycles == []
+
+
+def test_what_is_collected_in_every_step_is_there_if_the_process_is_killed(tmp_path: Path) -> None:
+    num_large: list[int] = []
+
+    def train_and_read() -> None:
+        train(big_step, num_steps=6, collect_every=1, generation=2)()
+        num_large.extend(read_cycles(path.parent).num_large for path in tmp_path.rglob(CYCLES_FILE))
+
+    record_here(tmp_path, train_and_read)
+    assert num_large == [4]
 
 
 def test_large_collections_are_noted_and_their_cycle_is_named(tmp_path: Path) -> None:

@@ -114,6 +114,14 @@ def test_an_installed_package_that_runs_as_a_module_is_the_users(
     assert not sites.is_user_file(torch.__file__)
 
 
+def test_so_it_is_where_the_package_itself_imports_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = install("installed_trainer", monkeypatch)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys, "argv", ["-m", "--epochs", "3"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "dev", "-m", "installed_trainer.train", "--epochs", "3"])
+    assert make_sites(tmp_path).is_user_file(str(folder / "model.py"))
+
+
 def test_an_installed_package_whose_console_script_runs_is_the_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
