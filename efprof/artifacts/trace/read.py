@@ -171,7 +171,7 @@ def _read_in_child(path: Path, file: BinaryIO, num_processes: int | None) -> dic
         return _stored(path, file, num_processes)
     except (ArithmeticError, ValueError, RecursionError) as error:
         raise UnreadableInput(f"{path} is not a whole profiler trace ({error}); record or copy it again.") from None
-    except MemoryError:
+    except (MemoryError, RuntimeError):  # that no thread can be started is told by the second
         why = "it needs more memory than a trace of its size does; record it again"
         raise UnreadableInput(f"{path} cannot be read: {why}.") from None
 
