@@ -330,7 +330,9 @@ _WRAPPERS = {
 def failed_stage(error: BaseException) -> str | None:
     """Of the error, or of the one that it came of, the innermost stage; None where it came from between them."""
     link: BaseException | None = error
-    while link is not None:
+    seen = set[int]()
+    while link is not None and id(link) not in seen:  # a program can set a ring of contexts
+        seen.add(id(link))
         stages = [_stage_of(frame.f_code) for frame, _ in traceback.walk_tb(link.__traceback__)]
         found = next(filter(None, reversed(stages)), None)
         if found is not None:

@@ -428,3 +428,9 @@ def test_the_stage_that_an_error_ended_is_known(stage: str, tmp_path: Path) -> N
         with pytest.raises((RuntimeError, KeyError, ZeroDivisionError)) as raised:
             fail_in(stage)
         assert (failed_stage(raised.value) or "other") == stage
+
+
+def test_errors_that_are_each_other_s_context_are_of_no_stage() -> None:
+    first, second = KeyError(), ValueError()
+    first.__context__, second.__context__ = second, first
+    assert failed_stage(first) is None
