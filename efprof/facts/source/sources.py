@@ -47,6 +47,7 @@ class Sources:
             f"{file}:{frame['line']}:{frame['function']}"
             for file in self.files
             if frame and (f"/{file}".endswith(f"/{frame['file']}") or frame["file"].endswith(f"/{file}"))
+            if self._begins(file, int(frame["line"]), frame["function"])
         ]
 
     def line(self, site: str) -> SourceLine:
@@ -85,6 +86,13 @@ class Sources:
         if COMPREHENSION.search(name):
             return around[-1] if around else MODULE
         return next((found for found in reversed(around) if found.rpartition(".")[2] == name), name)
+
+    def _begins(self, file: str, line: int, name: str) -> bool:
+        """Whether a function may begin there: a library's file can have the name of the user's."""
+        around = self._around(file, line)
+        if any(one.first == line and (one.name or "").rpartition(".")[2] == name for one in around):
+            return True
+        return line <= len(self.files[file]) if name.startswith("<") else not self.tree(file).body
 
     def _around(self, file: str, line: int) -> list["_Function"]:
         """The functions that the line lies in, an outer one before its inner ones."""

@@ -53,3 +53,11 @@ def test_code_without_its_text_is_not_the_user_s_and_a_file_of_another_python_ha
     assert not sources.is_user_code("/usr/lib/python3/json/decoder.py:1:decode")
     assert Sources(files={"train.py": ["def f(:"]}).tree("train.py").body == []
     assert place_of("C:/code/train.py:12:main") == "C:/code/train.py:12"
+
+
+def test_a_library_s_file_of_the_same_name_is_not_the_user_s(sources):
+    assert sources.sites_of_frame("train.py(4): step") == ["train.py:4:step"]
+    assert sources.sites_of_frame("/home/me/train.py(7): <listcomp>") == ["train.py:7:<listcomp>"]
+    assert sources.sites_of_frame("library/train.py(8): step") == []
+    assert sources.sites_of_frame("library/train.py(99): <lambda>") == []
+    assert Sources(files={"train.py": []}).sites_of_frame("train.py(4): step") == ["train.py:4:step"]
