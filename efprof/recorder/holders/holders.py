@@ -8,9 +8,10 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 
@@ -21,7 +22,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.recorder.holders.grown_containers import GrownContainers
 from efprof.recorder.holders.growth_watch import MAX_NS, GrowthWatch, State, WatchedValue, states_of
 from efprof.recorder.holders.paths import Held, Key, Node, Place, TimeLimit, TimeLimitReached
-from efprof.recorder.holders.variables import locals_of, may_read_locals
+from efprof.recorder.holders.variables import attributes_of, locals_of, may_read_locals
 from efprof.recorder.holders.walk import Walk
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
@@ -66,6 +67,8 @@ class Holders:
         self._sizes: dict[Key, tuple[int, int, int]] = {}
         """Of each holder at the last count: bytes, nodes of graphs and length."""
         self._watch: GrowthWatch | None = None
+        self._iterators: WeakSet[Any] = WeakSet()
+        """Of loaders, those that are not over: a loader that a `for` statement builds lives no longer than that."""
         self._loader: int | None = None
         self._is_loader_over = False
 
@@ -93,6 +96,9 @@ class Holders:
             self._num_restarts += 1
             self._is_loader_over = True
             self.count("loader_ended", session.loop.number - 1)
+
+    def loader_started(self, _: Any, iterator: Any) -> None:
+        self._iterators.add(iterator)
 
     def loader_began(self, loader: Any) -> None:
         if self._is_loader_over and self._session.loop.loader_numbers.get(loader) == self._loader:
@@ -125,7 +131,7 @@ class Holders:
             return
         self.stop_watching()
         began, computed = perf_counter_ns(), thread_time_ns()
-        holder_count = HolderCount(self._session.sites, self._containers.note_container)
+        holder_count = HolderCount(session.sites, self._containers.note_container, list(self._iterators))
         try:
             holder_count.count()
             self._containers.finish()
@@ -216,16 +222,25 @@ class Holders:
 class HolderCount:
     """One walk from the user's variables; `held` maps scope and path to what was found there."""
 
-    def __init__(self, sites: Sites, on_container: Callable[[Any, Place, Held | None], None] | None = None) -> None:
+    def __init__(
+        self,
+        sites: Sites,
+        on_container: Callable[[Any, Place, Held | None], None] | None = None,
+        iterators: Iterable[Any] = (),
+    ) -> None:
         self.held: dict[Key, Held] = {}
         self.is_partial = False
         self._sites = sites
+        self._iterators = iterators
         self._end = time.thread_time() + MAX_SECONDS
         self._time_limit = TimeLimit(self._end)
         self._walk = Walk(sites, self._time_limit, on_container)
 
     def count(self) -> dict[Key, Held]:
-        """Walk from the locals of the user's functions that are running, then from the globals of his modules."""
+        """Walk from the locals of the user's functions that are running, then from the globals of his modules.
+
+        Last from the data sets of loaders: of one that a `for` statement builds, no variable knows.
+        """
         with no_garbage_collection():  # it would go through the whole heap
             if sys.gettrace() is None:  # under a debugger, reading a frame's locals may write them back
                 self._walk.running = set(map(id, callers(sys._getframe())))
@@ -237,6 +252,9 @@ class HolderCount:
                 file = getattr(module, "__file__", None) or self._file_that_runs(module)
                 if file and self._sites.is_user_file(file):
                     self._count_variables("global", module.__name__, file, vars(module), vars(module))
+            for iterator in self._iterators:
+                data = {"dataset": dict(attributes_of(iterator)).get("_dataset")}
+                self._count_variables("attribute", "DataLoader", None, data, data)
             self._count_graphs()
             for held in self._walk.held.values():
                 held.forget()
@@ -291,6 +309,7 @@ def start(session: Session) -> None:
     session.subscribe(session.loop.step_ended, "holders", holders.finish)
     session.on_end("holders", holders.end)
     session.subscribe(session.loop.loader_ended, "holders", holders.loader_ended)
+    session.subscribe(session.loop.loader_started, "holders", holders.loader_started)
     session.subscribe(session.loop.loader_began, "holders", holders.loader_began)
 
 

@@ -47,6 +47,30 @@ def remember(step, out):
 )
 
 
+DATA_SET = """
+import torch
+
+class Cached(torch.utils.data.Dataset):
+    def __init__(self):
+        self.cache = {}
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        self.cache[index] = torch.ones(32)  # fed
+        return self.cache[index]
+
+model = torch.nn.Linear(32, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for x in torch.utils.data.DataLoader(Cached()):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+"""No variable has the loader, nor its data set."""
+
+
 HOOK_WITH_ALIAS = program(
     "pass",
     before="""
