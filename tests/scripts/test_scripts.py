@@ -17,6 +17,7 @@ from tests.support.waiting import MAX_WAIT_S
 
 FOLDER = Path(__file__).parent
 
+pytestmark = pytest.mark.timeout(0)  # whichever test comes first runs all scripts, and each of these has its limit
 
 PASS = ("forward", "backward")
 MICRO_BATCH = ("data", *PASS)
@@ -95,7 +96,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         env=environment_of(folder, {"PYTHONPATH": str(FOLDER.parents[1]), "PYTHONFAULTHANDLER": "1"}),
         stderr=subprocess.PIPE,
         text=True,
-        timeout=2 * MAX_WAIT_S,
+        timeout=(1 + 2 * len(scripts)) * MAX_WAIT_S,
     )
     assert done.returncode == 0, done.stderr
     return folder

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-MAX_WAIT_S = 240
+MAX_WAIT_S = 480
 """It only bounds a failure: what takes a second here takes a minute on a slow core with others at work."""
 
 FOR_EVER_S = 100_000
