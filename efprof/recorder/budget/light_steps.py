@@ -1,7 +1,8 @@
 """Steps of which only the loss and the instant of the update are taken, and when the next one is recorded in full.
 
-A step is over when an optimizer that has stepped in it steps again; where none steps, after as many backward passes as
-the last full step had; where the program marks its steps, at a mark.
+A step is over when an optimizer that has stepped in it steps again, or after a pass of its own one that did not come
+next in the last full step; where none steps, after as many backward passes as that step had; where the program marks
+its steps, at a mark.
 """
 
 import time
@@ -130,10 +131,11 @@ class LightSteps:
 
     def updated(self, optimizer: int, is_skipped: bool = False) -> None:
         entered = perf_counter_ns()
-        if optimizer in self.stepped:
+        stepped, waiting, num_more = self.stepped, self.waiting, self._num_more
+        may_end = stepped and self._round and (waiting or num_more)
+        if optimizer in stepped or (may_end and self._round[len(stepped) :][:1] != [optimizer]):
             self.close()
-        self.stepped.append(optimizer)
-        waiting, num_more = self.waiting, self._num_more
+        stepped.append(optimizer)
         if waiting or num_more:
             self._losses += waiting
             self._num_passes += len(waiting) + num_more

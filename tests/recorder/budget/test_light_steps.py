@@ -42,6 +42,14 @@ def train_plainly() -> None:
     train(model, make_loader(NUM_STEPS), optimizer)
 
 
+def make_optimizers_anew() -> None:
+    """One for every epoch."""
+    model, optimizers = make_model(), []
+    for _ in range(NUM_STEPS // 6):
+        optimizers.append(sgd(model))  # none has the id of another
+        train(model, make_loader(6), optimizers[-1])
+
+
 def accumulate() -> None:
     model, optimizer = make_training()
     for number, batch in enumerate(make_loader(2 * NUM_STEPS)):
@@ -120,8 +128,8 @@ def give_arguments_by_place() -> None:
 
 
 LOOPS = (
-    train_plainly, accumulate, train_without_a_loader, scale_losses, go_back_by_closures, descend_by_hand,
-    go_back_within_a_pass, give_arguments_by_place, mark_steps,
+    train_plainly, make_optimizers_anew, accumulate, train_without_a_loader, scale_losses, go_back_by_closures,
+    descend_by_hand, go_back_within_a_pass, give_arguments_by_place, mark_steps,
 )  # fmt: skip
 
 
@@ -237,7 +245,7 @@ for number in range(100):
     assert b'"light"' in (tmp_path / "run" / "rank0" / STEPS_FILE).read_bytes()
 
 
-KINDS = ("plain", "accumulated", "by two", "evaluated", "failed")
+KINDS = ("plain", "accumulated", "by two", "by another", "evaluated", "failed")
 
 
 def run_step(kind: str, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], batches: Iterator) -> None:  # type: ignore[type-arg]
@@ -247,6 +255,8 @@ def run_step(kind: str, model: torch.nn.Module, optimizers: list[torch.optim.Opt
             with pytest.raises(RuntimeError):
                 model(inputs[:, :2])
         error_of(model, inputs, targets).backward()
+    if kind == "by another":
+        optimizers[0] = sgd(model)
     for optimizer in optimizers[: 1 + (kind == "by two")]:
         optimizer.step()
         optimizer.zero_grad()
