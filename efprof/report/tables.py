@@ -5,17 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from efprof.model import (
-    BOUNDARIES,
-    STAGES,
-    Measurements,
-    Metric,
-    Number,
-    Numbers,
-    StageDelta,
-    StallLine,
-    Table,
-)
+from efprof.model import BOUNDARIES, STAGES, Measurements, Metric, Number, Numbers, StageDelta, StallLine, Table
 from efprof.report.wording import show
 
 MAX_STALLS: Final = 20

@@ -8,16 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from efprof.model import (
-    BOUNDARIES,
-    STAGES,
-    Measurements,
-    MemorySample,
-    Series,
-    SeriesLine,
-    StepSample,
-    Timeline,
-)
+from efprof.model import BOUNDARIES, STAGES, Measurements, MemorySample, Series, SeriesLine, StepSample, Timeline
 from efprof.report.charts.chart import (
     AxisScale,
     Band,
