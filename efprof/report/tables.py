@@ -1,4 +1,4 @@
-"""The tables that a page and Markdown show of every run; what stands between backticks in a cell is code."""
+"""The tables that a page shows of every run; what stands between backticks in a cell is code."""
 
 import math
 import statistics
