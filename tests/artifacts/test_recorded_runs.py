@@ -32,6 +32,7 @@ def test_a_sick_run_has_its_fault_found_on_the_marked_line_and_nothing_else(name
     assert found == CASES[name].faults[0][0]
     assert text.endswith(BEFORE_LINES_WERE_WATCHED.get(name, MARK))
     (finding,) = [one for result in json.loads(render(report, "json"))["audits"] for one in result["findings"]]
+    assert finding["message"].endswith(".")
     assert finding["blame"]["line"] > 0
     assert finding["fix"]["summary"]
     assert finding["gain"]["basis"] in ("measured bound", "replay", "model")
