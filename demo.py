@@ -1,4 +1,4 @@
-"""`make demo`: trains energy_flow twice under the recorder, sound and with its old faults, and reports both."""
+"""`make demo`: trains energy_flow twice under the recorder, healthy and with its old faults, and reports both."""
 
 import os
 import subprocess

@@ -30,8 +30,8 @@ BUSY_LOAD = 0.5
 METHOD = """
 Steps with the tool and without it take turns; each figure is the median over the rounds, with its interval at 95 %.
 The always-on hooks are taken out and put back several times a second within one recording, for {seconds:.0f} s
-in each of two processes: slices of about 110 ms, recorded and bare, in random order and of random length, so that the
-moods of a shared machine cancel out, their first two steps left out. Bursts of full steps come as they do always,
+in each of two processes: slices of about 110 ms, recorded and bare, in random order and of random length, so that what
+others do on a shared machine cancels out, their first two steps left out. Bursts of full steps come as they do always,
 since the recorder's account leaves bare slices out; rounds of 4 s hold several. The first {settle} steps of a
 recording, which count towards the stated allowance, are left out; so are windows and counts. They are too rare for
 slices, and less than two processes of one program differ by as long as they live (up to 2 %): the column *beyond the

@@ -21,3 +21,5 @@ html_extra_path = sorted(str(page) for page in (DOCS.parent / "reports").glob("*
 
 myst_heading_anchors = 3
 """Every heading down to this level is an anchor, spelled as GitHub spells it."""
+myst_url_schemes = {"http": None, "https": None, "mailto": None, "page": "{{path}}"}
+"""`page:sick.html` is an example page, which lies at the root of the site as `html_extra_path` puts it there."""

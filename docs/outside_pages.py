@@ -45,6 +45,8 @@ def lead_links(text: str, folder: str) -> str:
 
     def led(link: re.Match[str]) -> str:
         target = os.path.normpath(PurePosixPath(folder, link[1]))
+        if target.startswith("reports/") and target.endswith(".html"):
+            return f"](page:{PurePosixPath(target).name})"
         inside = target.removeprefix("docs/") if target.startswith("docs/") else known.get(target)
         return f"](/{inside}{link[2] or ''})" if inside else link[0]
 

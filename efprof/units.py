@@ -52,6 +52,11 @@ def format_share(share: float) -> str:
     return f"{percent:.{1 if abs(percent) < 10 else 0}f} %"
 
 
+def format_count(number: int, noun: str) -> str:
+    """`1 step`, `2 steps`, `2,000 steps`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def format_about(count: float) -> str:
     """A predicted count, with the two digits of it that may hold: `~51,000`."""
     return f"~{float(f'{count:.2g}'):,.0f}"

@@ -164,6 +164,8 @@ def test_the_site_builds_without_a_warning_and_its_pages_lead_to_the_measurement
     assert ("retained_graph-light.svg" in page) == (importlib.util.find_spec("matplotlib") is not None)
     assert 'href="measured/casebook.html"' in (site / "audits.html").read_text()
     assert 'href="../audits.html"' in (site / "measured/casebook.html").read_text()
+    assert 'href="sick.html"' in (site / "index.html").read_text()
+    assert (site / "sick.html").exists()
     assert 'href="audits/input_stall.html"' in (site / "tour.html").read_text()
 
 

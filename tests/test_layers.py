@@ -45,6 +45,8 @@ USE_THE_ALLOCATOR = frozenset({"device", "gpu_estimate"})
 MAX_ENTRIES = 24
 MAY_HAVE_MORE = frozenset({"efprof/audits", "tests/audits", "tests/casebook"})
 """One file is one audit, or one case."""
+MAX_AUDIT_LINES = 120
+"""What is longer is a fact."""
 ONLY_IN_RECORD = frozenset({"torch", "memray", "psutil", "pynvml"})
 
 
@@ -145,6 +147,11 @@ def test_every_folder_can_be_taken_in_at_a_glance_and_one_of_a_package_says_what
     if package in ("efprof", "energy_flow"):
         inits = [path for path in sources(package) if path.name == "__init__.py"]
         assert [str(path) for path in inits if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
+def test_an_audit_is_short() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in sources("efprof/audits")}
+    assert {name: length for name, length in lengths.items() if length > MAX_AUDIT_LINES} == {}
 
 
 def test_only_the_recorder_imports_torch_and_nothing_energy_flow() -> None:

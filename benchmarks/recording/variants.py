@@ -20,10 +20,10 @@ STEPS_BEFORE_WINDOW = 6
 WINDOW_STEPS = 5
 
 TIMED_MS = 400.0
-"""Of a block: long against a switch between blocks, short against the moods of a shared machine."""
+"""Of a block: long against a switch between blocks, short against the time for which a shared machine stays slow."""
 
 SLICE_MS = 110.0
-"""Of timed steps between two turns: short against the moods of the machine."""
+"""Of timed steps between two switches: short against the time for which the machine stays slow."""
 
 ROUND_MS = 4000.0
 """Of slices by turns: long against the distance of two bursts, and the second after which light steps are written."""

@@ -5,7 +5,7 @@ from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.model import Examination, Finding, Fix, Gain
-from efprof.units import format_bytes, format_share
+from efprof.units import format_bytes, format_count, format_share
 
 HIGH_SHARE = 0.4
 """A peak that would fall by so much lets the batch grow by more than half."""
@@ -28,8 +28,8 @@ def backward_peak(run: Run) -> Examination:
     The recorded events replayed with all but one part of its memory taken away.
     """
     jump = run.get(BackwardJump)
-    num_steps = len({stretch.step for stretch in jump.window.stretches})
-    looked_at = f"{len(jump.window.events):,} allocations and releases of {num_steps} steps"
+    steps = format_count(len({stretch.step for stretch in jump.window.stretches}), "step")
+    looked_at = f"{len(jump.window.events):,} allocations and releases of {steps}"
     return Examination(looked_at=looked_at, findings=() if jump.guilty is None else (_finding(run, jump, jump.guilty),))
 
 

@@ -10,6 +10,7 @@ from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.host_waits import HostWaits, WaitingLine
 from efprof.fixes.scalar_read import read_less
 from efprof.model import Examination, Finding
+from efprof.units import format_count
 
 READS_ON_CPU = 4.0
 """Per backward pass: so many come from an inner loop, which stalls a GPU most; on a CPU a read waits for nothing."""
@@ -38,7 +39,7 @@ def blocking_scalar_read(run: Run) -> Examination:
     """
     waits = run.get(HostWaits)
     reads = waits.of("read")
-    looked_at = f"{waits.steps}, {len(reads)} line{'' if len(reads) == 1 else 's'} that read"
+    looked_at = f"{waits.steps}, {format_count(len(reads), 'line')} that read"
     if waits.is_gpu:
         guilty = worth_an_edit(run, "read")
         findings = tuple(_finding(run, [line], f", which waits for the GPU for {waits.cost(line)}.") for line in guilty)

@@ -6,7 +6,7 @@ from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, stall_lines, within_idle
 from efprof.fixes.source_edit import delete_statement
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, StallLine
-from efprof.units import format_bytes, format_ms, format_share, format_value
+from efprof.units import format_bytes, format_count, format_ms, format_share, format_value
 
 CALL = "empty_cache"
 MIN_PER_STEP = 0.1
@@ -33,7 +33,7 @@ def cache_flush_in_loop(run: Run) -> Examination:
     """
     times, stalls = run.get(StepTimes), stall_lines(run)
     flushes = [line for line in stalls if CALL in line.call and line.count_per_step >= MIN_PER_STEP]
-    looked_at = f"{len(times.steady)} steps, {len(stalls)} lines that stall"
+    looked_at = f"{len(times.steady)} steps, {format_count(len(stalls), 'line')} that stall"
     is_on_device = "CUDA" in run.run_file.memory_source
     findings = tuple(_finding(run, line) for line in flushes) if is_on_device else ()
     return Examination(looked_at=looked_at, findings=findings)

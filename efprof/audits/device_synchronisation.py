@@ -6,7 +6,7 @@ from efprof.facts.source.sources import Sources
 from efprof.facts.time.host_waits import HostWaits, WaitingLine
 from efprof.fixes.source_edit import delete_statement
 from efprof.model import Examination, Finding, Fix, NotRecorded
-from efprof.units import format_ms
+from efprof.units import format_count, format_ms
 
 ASKED = {"copy": "A copy of pageable memory", "mask": "Indexing by a mask", "synchronize": "A synchronisation"}
 """What asks for a wait, in words; else it is an operator's name."""
@@ -47,7 +47,7 @@ def device_synchronisation(run: Run) -> Examination:
     if waits.use is None and not lines:
         raise NotRecorded("no trace tells what the host waits for; record the run without '--windows none'.")
     told = ", ".join(f"{line.calls[0]} {format_ms(line.typical_ms)}" for line in waits.of("told"))
-    looked_at = f"{waits.steps}, {len(lines)} line{'' if len(lines) == 1 else 's'} that waited without reading"
+    looked_at = f"{waits.steps}, {format_count(len(lines), 'line')} that waited without reading"
     findings = tuple(_finding(run, line) for line in worth_an_edit(run, "synchronisation"))
     return Examination(looked_at=f"{looked_at}{f'; torch itself: {told}' if told else ''}", findings=findings)
 

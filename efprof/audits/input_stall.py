@@ -64,11 +64,7 @@ def _is_stalled(waits: InputWaits) -> bool:
     share, least_ms = MIN_SHARE, MAX_HANDOVER_MS if waits.num_workers else MIN_MS
     if waits.saved_ms_with(waits.best_workers) < (MIN_GAIN if waits.num_workers else MIN_SHARE) * waits.step_ms:
         share = MIN_SHARE_WITHOUT_WORKERS
-    return waits.data_ms >= max(least_ms, share * waits.step_ms) and (waits.is_out_of_cores or _can_win(waits))
-
-
-def _can_win(waits: InputWaits) -> bool:
-    return waits.saved_ms_with(waits.best_workers) >= MIN_GAIN * waits.step_ms
+    return waits.data_ms >= max(least_ms, share * waits.step_ms) and (waits.is_out_of_cores or waits.can_win)
 
 
 def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
@@ -76,7 +72,7 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     interval = in_brackets(format_interval(*waits.data_interval_ms, "ms"))
     message = f"Each step waits {format_ms(waits.data_ms)}{interval} for its data, {format_share(share)} of its time"
     certain_share = waits.data_interval_ms[0] / waits.step_ms
-    if not _can_win(waits):
+    if not waits.can_win:
         summary = f"Make a batch cheaper: none of the {waits.num_cpus} processors is free for another worker."
         gain = Gain.of_step("the whole wait", waits.data_ms)
         return _finding(run, blame, message, Fix.by_hand(summary), gain, certain_share)

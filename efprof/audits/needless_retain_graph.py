@@ -56,7 +56,7 @@ def _finding(run: Run, found: NeedlessGraph) -> Finding:
         category="memory",
         headline="Backward keeps a graph that nobody goes through again",
         message=f"`{found.argument}=True` makes this backward keep {format_bytes(kept)} {until}, and no later call "
-        "goes through that graph",
+        "goes through that graph.",
         fix=drop_graph(file, blame.line, told=found.argument, is_graph_of_gradients=is_of_gradients),
         gain=gain,
         evidence=(found.how,),

@@ -1,11 +1,7 @@
 """A loss or gradient that turned to NaN or Inf."""
 
 from efprof.facts.numbers.nonfinite import NonFinite
-from efprof.facts.numbers.nonfinite_cause import (
-    NonFiniteCause,
-    how_nonfinite_is_known,
-    is_guess,
-)
+from efprof.facts.numbers.nonfinite_cause import NonFiniteCause, how_nonfinite_is_known, is_guess
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.keep_finite import clip_gradients, keep_data_finite, keep_operand_finite

@@ -22,6 +22,7 @@ from efprof.facts.run.run_limits import MemoryFailure, catches_out_of_memory
 from efprof.facts.source.sources import Sources
 from efprof.fixes.settings import set_allocator
 from efprof.model import Examination, Finding, Fix, NotRecorded, ThinEvidence, UnreadableInput
+from efprof.units import format_count
 
 
 def out_of_memory(run: Run) -> Examination:
@@ -50,7 +51,7 @@ def out_of_memory(run: Run) -> Examination:
     if not makes and run.run_file.ended == "out_of_memory":
         makes = [partial(_at_end, run, run.get(MemoryFailure))]
     num_requests = sum(device.replay.allocations for device in devices)
-    looked_at = f"{num_requests:,} requests on {len(devices)} {'device' if len(devices) == 1 else 'devices'}"
+    looked_at = f"{num_requests:,} requests on {format_count(len(devices), 'device')}"
     return Examination.of(looked_at if devices else "the error that ended the run", makes)
 
 

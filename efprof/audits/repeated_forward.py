@@ -5,7 +5,7 @@ from efprof.facts.steps.step_times import within_idle
 from efprof.facts.time.repeated_calls import RepeatedCall, RepeatedCalls
 from efprof.facts.time.time_use import TimeUse
 from efprof.model import Examination, Finding, Fix, Gain, Narrative
-from efprof.units import format_ms, format_share
+from efprof.units import format_count, format_ms, format_share
 
 MIN_CALLS = 5
 """Two to four calls are branches on purpose: pairs, triplets, a discriminator on real and fake samples."""
@@ -37,7 +37,7 @@ def repeated_forward(run: Run) -> Examination:
     many = [call for call in costly if call.fixed_ms >= MIN_SAVED * step_ms and call.num_calls >= MIN_CALLS]
     guilty = [call for call in many if call.loop and not call.is_chained]
     outermost = [call for call in guilty if not any(call.is_inside(other) for other in guilty)]
-    lines = f"{len(found.calls)} line{'' if len(found.calls) == 1 else 's'}"
+    lines = format_count(len(found.calls), "line")
     looked_at = f"{found.num_steps} traced steps, in each of which {lines} called a module repeatedly with one item"
     if len(guilty) < len(many):
         looked_at += f"; {len(many) - len(guilty)} of them in no loop that was seen, or with what an earlier call gave"

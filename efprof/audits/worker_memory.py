@@ -3,7 +3,7 @@
 from efprof.facts.input.worker_memory import WorkerMemory
 from efprof.facts.run.run import Run
 from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
-from efprof.units import MIB, format_bytes
+from efprof.units import MIB, format_bytes, format_count
 
 MIN_UNEXPLAINED = 128 * MIB
 """Copied by each of several workers with no container of the data set to explain it; a collection of Python's garbage
@@ -31,7 +31,7 @@ def worker_memory(run: Run) -> Examination:
     memory = run.get(WorkerMemory)
     copied, held = memory.copied_bytes, memory.object_bytes
     looked_at = (
-        f"{len(memory.workers)} data workers, each of which copied {format_bytes(copied)}; "
+        f"{format_count(len(memory.workers), 'data worker')}, each of which copied {format_bytes(copied)}; "
         f"their data set holds {format_bytes(held)} in Python objects"
     )
     if memory.data_set.start_method != "fork":

@@ -30,7 +30,7 @@ NUM_STEPS: Final = 8
 MAX_SECONDS: Final = 600.0
 """A run that has not come so far by then is ended, and said to be too slow."""
 
-GRACE_SECONDS: Final = 15.0
+SECONDS_TO_END: Final = 15.0
 POLL_SECONDS: Final = 0.2
 
 
@@ -99,7 +99,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_SECONDS)
+            process.wait(SECONDS_TO_END)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # data workers that outlive their training
     process.wait()

@@ -8,8 +8,8 @@ from typing import Final, get_args
 from efprof.model import Comparison, FindingChange, MetricChange, Presence, RunIdentity, Verdict
 from efprof.report.text_forms import code, escape, prose, table
 from efprof.report.verdict import revision
-from efprof.report.wording import count_of, one_line, shorten, shorten_path, show
-from efprof.units import format_change, format_factor, format_signed_percent
+from efprof.report.wording import one_line, shorten, shorten_path, show
+from efprof.units import format_change, format_count, format_factor, format_signed_percent
 
 CHANGES: Final[tuple[Presence, ...]] = ("added", "unchecked", "gone", "kept")
 TABLE_CAPTION: Final = (
@@ -82,7 +82,7 @@ def findings_by_change(comparison: Comparison) -> tuple[tuple[str, tuple[Finding
 
 def side_phrase(run: RunIdentity) -> str:
     """A side in a few words: its name, revision, steps and run id."""
-    items = (run.name, revision(run), count_of(run.num_steps, "step"), run.ended.replace("_", " "), run.run_id)
+    items = (run.name, revision(run), format_count(run.num_steps, "step"), run.ended.replace("_", " "), run.run_id)
     return ", ".join(one_line(item) for item in items if item)
 
 

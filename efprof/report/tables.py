@@ -1,21 +1,11 @@
-"""The tables that a page and Markdown show of every run; what stands between backticks in a cell is code."""
+"""The tables that a page shows of every run; what stands between backticks in a cell is code."""
 
 import math
 import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from efprof.model import (
-    BOUNDARIES,
-    STAGES,
-    Measurements,
-    Metric,
-    Number,
-    Numbers,
-    StageDelta,
-    StallLine,
-    Table,
-)
+from efprof.model import BOUNDARIES, STAGES, Measurements, Metric, Number, Numbers, StageDelta, StallLine, Table
 from efprof.report.wording import show
 
 MAX_STALLS: Final = 20

@@ -19,12 +19,12 @@ from efprof.report.wording import (
     change_name,
     change_sides,
     code_spans,
-    count_of,
     one_line,
     sentence,
     shorten,
     shorten_path,
 )
+from efprof.units import format_count
 
 MAX_FINDINGS: Final = 4
 """Two lines each: with the twelve other lines there can be, the summary stays within twenty."""
@@ -47,7 +47,7 @@ def render_text(report: Report) -> str:
         lines += [shorten(f"Measured: {measured_phrase(report)}.", VERDICT_WIDTH), overhead_phrase(report)]
     lines += [shorten(f"Warning: {warning}", MAX_WIDTH) for warning in report.warnings[:MAX_WARNINGS]]
     if len(report.warnings) > MAX_WARNINGS:
-        lines.append(f"and {count_of(len(report.warnings) - MAX_WARNINGS, 'more warning')} in the page")
+        lines.append(f"and {format_count(len(report.warnings) - MAX_WARNINGS, 'more warning')} in the page")
     return "\n".join(lines) + "\n"
 
 
@@ -61,7 +61,7 @@ def render_markdown(report: Report) -> str:
         _verdict(report),
         escape(counts_phrase(report)) + ".",
         *(render_finding(item) for item in rank_findings(report)),
-        *([f"## Measured\n\n{escape(sentence(measured))}"] if report.run.num_steps else []),
+        *([f"## Measured\n\n{prose(sentence(measured))}"] if report.run.num_steps else []),
         *(f"> Warning: {escape(warning)}" for warning in report.warnings),
         "## Checks\n\n" + table(("Check", "Status", "What it looked at"), checks),
     ]

@@ -9,7 +9,6 @@ from typing import Final, Literal
 from efprof.model import Finding, Report, RunIdentity, Severity, SourceLine
 from efprof.report.wording import (
     anchor_of,
-    count_of,
     device_phrase,
     gain_phrase,
     one_line,
@@ -18,7 +17,7 @@ from efprof.report.wording import (
     show,
     source_phrase,
 )
-from efprof.units import format_share, in_brackets
+from efprof.units import format_count, format_share, in_brackets
 
 MAX_UNREAD_SHARE: Final = 0.1
 """Of the run: memory that was last read before that is told of up to that step only."""
@@ -136,11 +135,11 @@ def counts_phrase(report: Report) -> str:
     """`3 findings (memory 1, time 2); 19 checks passed, 5 not applicable`."""
     statuses = Counter(audit.status for audit in report.audits)
     categories = Counter(finding.category for audit in report.audits for finding in audit.findings)
-    passed = count_of(statuses["passed"], "check")
+    passed = format_count(statuses["passed"], "check")
     kinds = ", ".join(f"{name} {categories[name]}" for name in CATEGORIES if categories[name])
     broke = f", {statuses['errored']} broke" if statuses["errored"] else ""
     return (
-        f"{count_of(categories.total(), 'finding')}{in_brackets(kinds)}; {passed} passed, "
+        f"{format_count(categories.total(), 'finding')}{in_brackets(kinds)}; {passed} passed, "
         f"{statuses['not_applicable']} not applicable{broke}"
     )
 
@@ -152,7 +151,7 @@ def header_items(run: RunIdentity) -> tuple[str, ...]:
         kind = "a profiler trace" if run.num_steps else "a memory snapshot"
         devices = (device_phrase(run.devices),) if run.devices else ()
         return tuple(one_line(item) for item in (run.name, *devices, *ranks, f"{kind}, without its run"))
-    items = (run.name, revision(run), device_phrase(run.devices), *ranks, count_of(run.num_steps, "step"))
+    items = (run.name, revision(run), device_phrase(run.devices), *ranks, format_count(run.num_steps, "step"))
     return tuple(one_line(item) for item in (*items, run.ended.replace("_", " ")) if item)
 
 
@@ -180,7 +179,7 @@ def overhead_phrase(report: Report) -> str:
     overhead = report.measurements.overhead
     if overhead is None:
         return "The cost of recording was not measured."
-    took = f"{count_of(overhead.num_windows, 'window')} took {show(overhead.window_s, 's')}"
+    took = f"{format_count(overhead.num_windows, 'window')} took {show(overhead.window_s, 's')}"
     said = (
         f"By its own clock, recording cost {show(overhead.step_ms, 'ms')} per step ({format_share(overhead.share)} of "
         f"the step); {took if overhead.num_windows else 'no window was opened'}."
@@ -188,7 +187,7 @@ def overhead_phrase(report: Report) -> str:
     if overhead.allowance_s is None or overhead.allowed_share is None:
         return said
     most = f"{show(overhead.allowance_s, 's')} at the start, then {format_share(overhead.allowed_share)} of the time"
-    full = f"{overhead.num_full_steps:,} of {count_of(overhead.num_steps, 'step')} were recorded in full"
+    full = f"{overhead.num_full_steps:,} of {format_count(overhead.num_steps, 'step')} were recorded in full"
     return f"{said} It may cost {most} (`--overhead`): {full}."
 
 
@@ -197,7 +196,7 @@ def ending_sentence(run: RunIdentity) -> str:
     if run.ended in {"finished", FOREIGN}:
         return ""
     phrase, _ = ENDINGS.get(run.ended, ENDINGS["running"])
-    when = f"after {count_of(run.num_steps, 'step')}" if run.num_steps else "before it finished a step"
+    when = f"after {format_count(run.num_steps, 'step')}" if run.num_steps else "before it finished a step"
     return f"{phrase} {when}{f' (exit code {run.exit_code})' if run.exit_code else ''}."
 
 
@@ -233,7 +232,7 @@ def _without_lead(report: Report, ending: str, num_findings: int) -> VerdictLine
     can_tell = run.num_steps > 0 and num_looked * 2 >= len(report.audits) > 0
     clean = "Nothing that costs much was found." if num_findings else "No fault was found."
     if not can_tell:  # a run that most checks could not look at is not called clean
-        clean = f"Too little was recorded: {num_looked} of {count_of(len(report.audits), 'check')} could look."
+        clean = f"Too little was recorded: {num_looked} of {format_count(len(report.audits), 'check')} could look."
     return VerdictLines(
         verdict=ending or clean,
         why=_why_without_lead(report, ending, num_looked),
@@ -247,7 +246,7 @@ def _without_lead(report: Report, ending: str, num_findings: int) -> VerdictLine
 def _of_a_file(report: Report, num_looked: int) -> VerdictLines:
     """What a file alone tells that nothing is wrong with, as far as it tells anything."""
     looked, measured = [audit.reason for audit in report.audits if audit.status == "passed"], report.measurements
-    why = [f"{count_of(num_looked, 'check')} passed: {looked[0]}." if looked else "", *report.warnings[-1:]]
+    why = [f"{format_count(num_looked, 'check')} passed: {looked[0]}." if looked else "", *report.warnings[-1:]]
     is_told = bool(measured.time_sentence or num_looked)
     clean = "No fault was found." if num_looked else "This file does not tell what filled the memory."
     return VerdictLines(
@@ -273,9 +272,9 @@ def _why_without_lead(report: Report, ending: str, num_looked: int) -> str:
         return "No training step was recorded."
     if not num_looked:
         return "No check could run: each one says below what it would need."
-    steps = "so far" if ending else f"over {count_of(report.run.num_steps, 'step')}"
+    steps = "so far" if ending else f"over {format_count(report.run.num_steps, 'step')}"
     goes = f" {report.measurements.time_sentence}" if report.measurements.time_sentence else ""
-    return f"{count_of(num_looked, 'check')} passed {steps}: {measured_phrase(report)}.{goes}"
+    return f"{format_count(num_looked, 'check')} passed {steps}: {measured_phrase(report)}.{goes}"
 
 
 def _next_without_lead(report: Report, *, can_tell: bool) -> str:

@@ -67,11 +67,6 @@ def code_spans(text: str) -> list[tuple[str, bool]]:
     return [(piece, place % 2 == 1) for place, piece in enumerate(pieces) if piece]
 
 
-def count_of(number: int, noun: str) -> str:
-    """`1 step`, `2 steps`, `2,000 steps`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def source_phrase(source: str) -> str:
     """Where memory was read from, with its article: `the CUDA allocator`; empty where nothing was recorded."""
     return source if not source or source.startswith("the ") else f"the {source}"

@@ -48,7 +48,7 @@ def test_truly_short_memory_blames_the_request_and_halves_the_micro_batch(tmp_pa
     assert finding.severity == "high"
     assert finding.message == (
         "Device 0 could not give 64.0 MiB: of 480 MiB reserved 0 B were free, the largest piece 0 B, and the driver "
-        f"had 32.0 MiB; memory was truly short. Most was held by train.py:{CACHE}: 480 MiB (100 %)"
+        f"had 32.0 MiB; memory was truly short. Most was held by train.py:{CACHE}: 480 MiB (100 %)."
     )
     assert finding.fix.applicability == "manual"
     assert "it is 32.0 MiB short at that moment" in finding.fix.summary
@@ -125,7 +125,7 @@ def test_without_a_snapshot_the_events_tell_the_post_mortem_and_the_fix_is_as_ex
     finding = only_finding(ended(tmp_path / "run"))
     assert str(finding.blame) == f"train.py:{OUTPUT}"
     assert finding.severity == "high"
-    assert finding.message == ("A request for 200 MiB failed in the forward stage of step 10, with 900 MiB in use")
+    assert finding.message == ("A request for 200 MiB failed in the forward stage of step 10, with 900 MiB in use.")
     assert finding.fix.changes == SMALLER
     assert finding.gain.peak_bytes == (900 - 100 - 1000 // 2) * MIB
 

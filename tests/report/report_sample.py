@@ -110,7 +110,9 @@ def make_measurements(num_steps: int = NUM_STEPS) -> Measurements:
         ),
         timeline=Timeline(steps=steps, memory=memory, windows=((10, 12, "profiler"), (40, 41, f"memory {HOSTILE}"))),
         stage_deltas=tuple(_stage_delta(place, boundary) for place, boundary in enumerate(BOUNDARIES)),
-        overhead=Overhead(step_ms=0.14, share=0.004, window_s=1.9, num_windows=2),
+        overhead=Overhead(
+            step_ms=0.14, share=0.004, window_s=1.9, num_windows=2, num_steps=64, allowance_s=3.0, allowed_share=0.01
+        ),
         memory_source="the CUDA allocator",
         num_skipped_steps=2,
         window_memory=make_window_memory(),

@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 from efprof.model import AuditResult
+from efprof.report.page.html import render_html
 from efprof.report.text_forms import render_markdown, render_text
 from tests.report.report_sample import HOSTILE, make_report, time_finding
 
@@ -35,6 +36,11 @@ def test_no_markup_from_outside_survives() -> None:
     assert "<script>" in text
     assert "<script>" not in outside_code
     assert "\x1b" not in text
+
+
+def test_what_stands_between_backticks_is_code_in_the_sentence_on_cost_too() -> None:
+    assert "then 1.0 % of the time (`--overhead`)" in render_markdown(make_report())
+    assert re.search(r"of the time \(<code[^>]*>--overhead</code>\)", render_html(make_report()))
 
 
 def test_markdown_has_ranked_findings_with_their_changes_as_a_diff() -> None:

@@ -74,8 +74,10 @@ def forget_machine(place: Path) -> None:
         content = old = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         for own, neutral in names:
             content = content.replace(own, neutral)
-        if content != old:
-            file.write_bytes(gzip.compress(content, 9, mtime=0) if file.suffix == ".gz" else content)
+        if file.suffix == ".gz":  # packed tightly, which saves a third of what the profiler's own packing leaves
+            file.write_bytes(gzip.compress(content, 9, mtime=0))
+        elif content != old:
+            file.write_bytes(content)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def why_it_failed(device: DeviceHistory, failure: Failure) -> str:
     return (
         f"Device {device.history.device} could not give {format_bytes(failure.requested_bytes)}: of "
         f"{format_bytes(parts.reserved_bytes)} reserved {format_bytes(failure.free_bytes)} were free"
-        f"{where}, the largest piece {format_bytes(max(failure.piece_bytes, default=0))}{rest}; {why}{held}"
+        f"{where}, the largest piece {format_bytes(max(failure.piece_bytes, default=0))}{rest}; {why}{held}."
     )
 
 
@@ -149,7 +149,7 @@ def what_failed(run: Run, failure: MemoryFailure) -> str:
     for_what = "" if failure.is_for_tensor else ", not for a tensor,"
     peak = _peak_of(run, failure)
     filled = "" if peak is None else _filled(run, peak)
-    return f"A request{request}{for_what} failed {stage} step {failure.step:,}{used}{filled}"
+    return f"A request{request}{for_what} failed {stage} step {failure.step:,}{used}{filled}."
 
 
 def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -> tuple[Evidence, ...]:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from efprof.artifacts.holders import Change
 from efprof.facts.growth.trend import Trend
 from efprof.model import Series, SeriesLine, Table
-from efprof.units import format_bytes
+from efprof.units import format_bytes, format_count
 
 Kind = Literal["graphs", "tensors", "objects"]
 Verdict = Literal["leak", "filling", "thin", "bounded"]
@@ -141,7 +141,8 @@ def _seen_at(changes: Sequence[Change]) -> str:
     """`train.py:8 (6 times, within a call of a library)`."""
     within = ", within a call of a library"
     return "; ".join(
-        f"{one.site.rpartition(':')[0]} ({one.times} times{within * one.is_within_call})" for one in changes[:MAX_SHOWN]
+        f"{one.site.rpartition(':')[0]} ({format_count(one.times, 'time')}{within * one.is_within_call})"
+        for one in changes[:MAX_SHOWN]
     )
 
 

@@ -14,7 +14,7 @@ from efprof.facts.run.run_limits import RunLimits
 from efprof.facts.source.sources import Sources, definition_of
 from efprof.facts.steps.step_times import usual_backward_site
 from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence
-from efprof.units import format_bytes, format_interval, in_brackets
+from efprof.units import format_bytes, format_count, format_interval, in_brackets
 
 MIN_SHARE: Final = 0.2
 """Of the slope of memory: a holder that was counted to grow once, and explains less of it, is not what was measured."""
@@ -118,16 +118,15 @@ class Leaks:
         if self.fit is not None:
             parts.append(f"memory retained {self.fit.looked_at}")
         if self.grown is not None:
-            parts.append(
-                f"what keeps tensors, counted {self.grown.num_counts} times up to step {self.grown.last_step:,}"
-            )
+            times = format_count(self.grown.num_counts, "time")
+            parts.append(f"what keeps tensors, counted {times} up to step {self.grown.last_step:,}")
         told = [f"; `{one.name}` is bounded: {one.against}" for one in self.bounded[:MAX_SHOWN]]
         small = [one for one in self.grown.holders if one.verdict == "leak" and not one.is_large] if self.grown else []
         told += [
             f"; `{one.name}` grows by {format_bytes(one.rate.slope)} per step, too little to matter"
             for one in small[:MAX_SHOWN]
         ]
-        return " and ".join(parts) + "".join(told)
+        return ", and ".join(parts) + "".join(told)
 
     def abstain_if_unclear(self, kind: Kind) -> None:
         """Raises ThinEvidence where something of that kind grew, and may be no leak, or nothing was counted."""
@@ -247,13 +246,13 @@ def _how_it_is_known(leaks: Leaks, leak: Leak) -> tuple[str, ...]:
     one = leak.kept[0]
     line = f"Its line is not known: {one.unseen}."
     if one.fed:
-        line = f"The line was seen to do it {one.fed[0].times} times in the steps that were watched."
+        line = f"The line was seen to do it {format_count(one.fed[0].times, 'time')} in the steps that were watched."
         others = [*one.fed[0].candidates, *(change.site for change in one.fed[1:])]
         places = ", ".join(place.rpartition(":")[0] for place in others[:3])
         line += f" So did, or may have done: {places}." if others else ""
     return (
         "It holds more at every count, and nothing was seen to take as much out. A tensor with its autograd graph also "
         "keeps every tensor that the graph saved for backward.",
-        f"What keeps tensors was counted {_counts_in_words(leak)}. {line}",
+        f"What shows it: {_counts_in_words(leak)} of what keeps tensors. {line}",
         *([] if leaks.fit else [f"Of memory no trend is known: {leaks.missing}"]),
     )

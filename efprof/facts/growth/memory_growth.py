@@ -23,16 +23,7 @@ from efprof.facts.growth.trend import (
 )
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
-from efprof.model import (
-    Evidence,
-    Gain,
-    Narrative,
-    NotRecorded,
-    Series,
-    SeriesLine,
-    ThinEvidence,
-    UnreadableInput,
-)
+from efprof.model import Evidence, Gain, Narrative, NotRecorded, Series, SeriesLine, ThinEvidence, UnreadableInput
 from efprof.units import format_bytes, format_interval, in_brackets
 
 MIN_STEPS = 20

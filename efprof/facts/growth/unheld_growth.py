@@ -18,7 +18,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.facts.source.sources import Sources
 from efprof.model import Evidence, NotRecorded, SourceLine, ThinEvidence
-from efprof.units import MIB
+from efprof.units import MIB, format_count
 
 MIN_READINGS = 12
 """After warm-up: what a run of 20 steps has. Sound ones of 150 programs rose by up to 69 MiB in 20 steps,
@@ -69,8 +69,8 @@ class HostGrowth:
         num_readings = max(0, len(steps) - first_steady)
         if num_readings < MIN_READINGS:
             raise ThinEvidence(
-                f"host memory was read {num_readings} times after warm-up and outside windows, a trend needs "
-                f"{MIN_READINGS}; record a longer run."
+                f"host memory was read {format_count(num_readings, 'time')} after warm-up and outside windows, a trend "
+                f"needs {MIN_READINGS}; record a longer run."
             )
         found = fit(samples, records, first_steady=first_steady)
         rise = found.trend.slope * (steps[-1] - steps[first_steady])
@@ -193,8 +193,8 @@ class UnattributedGrowth:
         leaks, fit = run.get(Leaks), run.get(MemoryGrowth).fit
         counted, kept = leaks.missing, () if self.container is None else (self.container,)
         if leaks.grown is not None:
-            times = leaks.grown.num_counts
-            counted = f"What keeps tensors was counted {times} times, and no variable was seen to keep it."
+            times = format_count(leaks.grown.num_counts, "time")
+            counted = f"What keeps tensors was counted {times}, and no variable was seen to keep it."
         return growth_evidence(
             fit=fit,
             kept=(*kept, *(leaks.grown.holders if leaks.grown else ())),

@@ -114,6 +114,11 @@ class InputWaits:
         """How many of the wanted workers there are cores for."""
         return min(self.wanted_workers, self.most_workers)
 
+    @property
+    def can_win(self) -> bool:
+        """Whether these save enough of the step to be worth an edit."""
+        return self.saved_ms_with(self.best_workers) >= MIN_GAIN * self.step_ms
+
     def saved_ms_with(self, num_workers: int) -> float:
         """What that many workers save per step, if any, midway between workers that hinder the training and do not."""
         if num_workers <= self.num_workers:

@@ -24,6 +24,7 @@ from efprof.facts.run.run_limits import catches_out_of_memory
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.rank_times import RankTimes
 from efprof.model import NotRecorded, UnreadableInput
+from efprof.units import format_count
 
 FOREIGN = (
     "This report is made from a file that efprof did not record: it tells of {what} only. Record the training with "
@@ -165,5 +166,5 @@ def _about_broken_ranks(run: Run) -> Iterator[str]:
 
 def _about_torn_lines(file: str, num_torn: int) -> Iterator[str]:
     if num_torn:
-        lines = "1 line" if num_torn == 1 else f"{num_torn} lines"
+        lines = format_count(num_torn, "line")
         yield f"{lines} of {file} could not be read: the recorder was stopped, or the disk was full, while writing."

@@ -15,7 +15,7 @@ from efprof.facts.time.launching_lines import blame_of
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_waits import Kind, TraceWait, waits_in
 from efprof.model import NotRecorded, SourceLine, Table, UnreadableInput
-from efprof.units import format_ms, format_share, format_value
+from efprof.units import format_count, format_ms, format_share, format_value
 
 MIN_STEPS: Final = 5
 """Fewer steady steps cannot tell a wait in every step from one in a few."""
@@ -89,7 +89,7 @@ class HostWaits:
         use = _use_of_device(run)
         num_steps = len(use.window.steps) if use else 0
         lines = _lines(_traced(use, run.get(Sources)), num_steps) if use else []
-        steps, step_ms = f"{num_steps} step{'' if num_steps == 1 else 's'} of a trace", use.step_ms if use else 0.0
+        steps, step_ms = f"{format_count(num_steps, 'step')} of a trace", use.step_ms if use else 0.0
         if not run.is_foreign:
             steady, step_ms = run.get(StepTimes).at_least(MIN_STEPS), run.get(StepTimes).median_ms()
             steps, lines = f"{len(steady)} steps", _together(_lines(_recorded(run), len(steady)), lines)

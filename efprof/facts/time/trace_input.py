@@ -15,7 +15,7 @@ from efprof.facts.time.device_lanes import Spans, overlap_ns, union
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, SourceLine
-from efprof.units import format_ms, format_share
+from efprof.units import format_count, format_ms, format_share
 
 SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
 """How torch names the iterator of a loader without workers."""
@@ -77,7 +77,7 @@ class TraceInput:
         `replayed` gives what is won without that, and why it is no replay where it is none; it is asked where the
         measured bound is worth an edit.
         """
-        steps = f"{len(self.data_ms)} step{'' if len(self.data_ms) == 1 else 's'}"
+        steps = format_count(len(self.data_ms), "step")
         share = format_share(self.typical_ms / self.window.step_ms)
         looked_at = f"{steps} of a trace, {share} of the time inside the loader"
         if (self.bound.step_ms or 0.0) < max(MIN_MS, MIN_SHARE * self.window.step_ms):

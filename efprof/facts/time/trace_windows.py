@@ -83,7 +83,8 @@ class TraceWindow:
 
     @property
     def span(self) -> str:
-        return f"steps {self.numbers[0]} to {self.numbers[-1]}"
+        first, last = self.numbers[0], self.numbers[-1]
+        return f"steps {first} to {last}" if first < last else f"step {first}"
 
     @property
     def middle(self) -> float:

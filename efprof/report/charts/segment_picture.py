@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from efprof.model import SegmentMap, SegmentRow, SegmentView, Stretch, StretchState
-from efprof.report.wording import count_of, one_line, sentence, shorten_path, show
+from efprof.report.wording import one_line, sentence, shorten_path, show
+from efprof.units import format_count
 
 LINE_PIXELS: Final = 14
 GAP_PIXELS: Final = 3
@@ -97,7 +98,7 @@ def _keys(segments: SegmentMap, colours: list[str]) -> Iterator[tuple[str, str, 
         if colour != REST_COLOUR or len(rest) == 1:
             yield colour, _owner(segments, place), place == segments.highlighted
     if len(rest) > 1:
-        yield REST_COLOUR, count_of(len(rest), "other line"), False
+        yield REST_COLOUR, format_count(len(rest), "other line"), False
     seen = {state for view in segments.views for state, _ in view.totals}
     yield from ((state, words, False) for state, words in STATE_WORDS.items() if state in seen and state != "used")
 
@@ -107,7 +108,7 @@ def _summary(view: SegmentView) -> str:
     if not num_segments:
         return "Nothing is reserved."
     parts = ", ".join(f"{show(total, 'bytes')} {STATE_WORDS[state].partition(':')[0]}" for state, total in view.totals)
-    return f"{show(num_bytes, 'bytes')} in {count_of(num_segments, 'segment')}: {parts}."
+    return f"{show(num_bytes, 'bytes')} in {format_count(num_segments, 'segment')}: {parts}."
 
 
 def _row(row: SegmentRow, segments: SegmentMap, colours: list[str], notes: dict[str, int]) -> MapRow:

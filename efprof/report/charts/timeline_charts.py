@@ -8,16 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from efprof.model import (
-    BOUNDARIES,
-    STAGES,
-    Measurements,
-    MemorySample,
-    Series,
-    SeriesLine,
-    StepSample,
-    Timeline,
-)
+from efprof.model import BOUNDARIES, STAGES, Measurements, MemorySample, Series, SeriesLine, StepSample, Timeline
 from efprof.report.charts.chart import (
     AxisScale,
     Band,
@@ -31,7 +22,8 @@ from efprof.report.charts.chart import (
     thinned_caption,
 )
 from efprof.report.charts.evidence_charts import series_chart
-from efprof.report.wording import count_of, show, source_phrase
+from efprof.report.wording import show, source_phrase
+from efprof.units import format_count
 
 STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer"), strict=False))
 """The stage that runs from one boundary of a step to the next."""
@@ -203,8 +195,8 @@ def _time_caption(groups: Sequence[Sequence[StepSample]], steps: Sequence[StepSa
     num_full = sum(bool(step.stage_ms) for step in steps)
     if num_full < len(steps):
         parts.append(
-            f"Stages are known of the {num_full:,} of {count_of(len(steps), 'step')} that were recorded in full; the "
-            "line is the length of every step."
+            f"Stages are known of the {num_full:,} of {format_count(len(steps), 'step')} that were recorded in full; "
+            "the line is the length of every step."
         )
     if len(groups[0]) > 1:
         parts.append(f"Each bar is the mean of {len(groups[0])} steps.")
@@ -212,14 +204,14 @@ def _time_caption(groups: Sequence[Sequence[StepSample]], steps: Sequence[StepSa
         taller = [step for step in steps if step.total_ms > y_top]
         longest = max(taller, key=lambda step: step.total_ms)
         what = f"the longest is step {longest.step:,} with {show(longest.total_ms, 'ms')}"
-        parts.append(f"Cut off at the top: {count_of(len(taller), 'step')}; {what}.")
+        parts.append(f"Cut off at the top: {format_count(len(taller), 'step')}; {what}.")
     return " ".join(parts)
 
 
 def _number_chart(label: str, stage: str, steps: Sequence[StepSample], values: Sequence[float | None]) -> Chart:
     seen = [(step.step, value) for step, value in zip(steps, values, strict=True) if value is not None]
     broken = [step for step, value in seen if not math.isfinite(value)]
-    caption = f"Not finite at {count_of(len(broken), 'step')}, first at step {broken[0]:,}." if broken else ""
+    caption = f"Not finite at {format_count(len(broken), 'step')}, first at step {broken[0]:,}." if broken else ""
     line = SeriesLine(label=label, x=tuple(float(at) for at, _ in seen), y=tuple(y for _, y in seen), stage=stage)
     marks = ((float(broken[0]), "not finite"),) if broken else ()
     chart = series_chart(Series(title=label.capitalize(), y_label=label, y_unit="", lines=(line,), marks=marks))

@@ -13,22 +13,14 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from efprof.model import (
-    Change,
-    Comparison,
-    Evidence,
-    Interval,
-    Report,
-    SegmentMap,
-    Series,
-    Snippet,
-)
+from efprof.model import Change, Comparison, Evidence, Interval, Report, SegmentMap, Series, Snippet
 from efprof.report import comparison_form, tables, verdict, wording
 from efprof.report.charts import segment_picture, timeline_charts
 from efprof.report.charts.chart import DARK, LIGHT, Chart, has_curve
 from efprof.report.charts.evidence_charts import series_chart
 from efprof.report.charts.pictures import figure_of, svg_of
 from efprof.report.verdict import median_step_ms, rank_findings
+from efprof.units import format_count
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 PLOTLY: Final = Path(__file__).parent / "plotly" / "plotly-cartesian.min.js.gz"
@@ -155,6 +147,7 @@ def _environment(is_static: bool) -> jinja2.Environment:
         charts_of,
         of_kind,
         code_lines,
+        format_count,
         segment_picture.segment_picture,
     )
     environment.filters |= {name: each for name, each in vars(wording).items() if inspect.isfunction(each)}

@@ -43,7 +43,7 @@ def keep_many(tmp_path: Path) -> HolderCount:
     return holder_count
 
 
-def test_a_census_without_time_says_so_marks_what_it_did_not_end_and_counts_what_stands_beside_it(
+def test_a_count_without_time_says_so_marks_what_it_did_not_end_and_counts_what_stands_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(holders, "MAX_SECONDS", 0.2)

@@ -1,4 +1,4 @@
-"""The recorder as a guest in a program: of its threads, its descriptors and its recursion limit."""
+"""What the recorder leaves alone in a program: its threads, its descriptors and its recursion limit."""
 
 import _thread
 import os
@@ -50,13 +50,13 @@ def num_settled_threads() -> int:
 
 
 def test_a_program_that_waits_for_all_its_threads_does_not_wait_for_the_watch() -> None:
-    num_running, before, grace = num_settled_threads(), threading.enumerate(), KillTimer()
-    grace.begin(None)
+    num_running, before, timer = num_settled_threads(), threading.enumerate(), KillTimer()
+    timer.begin(None)
     try:
         wait_until(lambda: _thread._count() == num_running + 1)
         assert threading.enumerate() == before
     finally:
-        grace.end()
+        timer.end()
     wait_until(lambda: _thread._count() == num_running)
 
 
@@ -64,11 +64,11 @@ def test_a_program_that_waits_for_all_its_threads_does_not_wait_for_the_watch() 
 def test_the_end_of_the_watch_neither_writes_nor_closes_a_file_of_the_programs(
     end: Callable[[KillTimer], None], tmp_path: Path
 ) -> None:
-    grace = KillTimer()
-    pipe = with_new_descriptors(lambda: grace.begin(None))
+    timer = KillTimer()
+    pipe = with_new_descriptors(lambda: timer.begin(None))
     assert len(pipe) == 2
     take_over(pipe, tmp_path / "own")
-    end(grace)
+    end(timer)
     assert set(pipe) <= open_descriptors()
     assert (tmp_path / "own").read_bytes() == b""
     for descriptor in pipe:
