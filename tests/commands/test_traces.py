@@ -59,6 +59,15 @@ def test_a_broken_rank_is_one_sentence_in_a_report_of_the_others(tmp_path: Path)
     assert f"{folder / '1.json'} is not a whole profiler trace" in page.read_text()
 
 
+def test_ranks_that_are_missing_are_named(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{rank}.json", *step(), rank=rank, world_size=5) for rank in (0, 1, 3)]
+    missing = "Of 5 ranks 2 have no trace here that can be read: 2, 4."
+    assert missing in run(report, *paths, "--format", "markdown").output
+    paths += [write(tmp_path / f"{rank}.json", *step(), rank=rank, world_size=5) for rank in (2, 4)]
+    assert "can be read" not in run(report, *paths, "--format", "markdown").output
+    assert "can be read" not in run(report, paths[0], "--format", "markdown").output, "one rank alone was chosen"
+
+
 def test_a_broken_trace_alone_is_refused_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text('{"traceEvents": [{"ph"')
