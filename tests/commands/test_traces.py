@@ -75,6 +75,11 @@ def test_a_broken_trace_alone_is_refused_by_its_name(tmp_path: Path) -> None:
         run(report, path, "--format", "text")
 
 
+def test_a_trace_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableInput, match=r"empty\.json\.gz is a profiler trace of nothing"):
+        run(report, write(tmp_path / "empty.json.gz"))
+
+
 def test_runs_are_reported_on_one_at_a_time(trace: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "run", steps=make_steps(3))
     with pytest.raises(EfprofError, match="cannot be reported with"):

@@ -175,7 +175,9 @@ def _recorded_sites(sources: Sources) -> SitesOf:
 
 
 def foreign_window(trace: Trace, own_packages: frozenset[str] = frozenset()) -> TraceWindow:
-    """A trace that something else recorded, with the steps that it tells of itself."""
+    """A trace that something else recorded, with the steps that it tells of itself; raises UnreadableInput."""
+    if not (trace.phase == COMPLETE).any():
+        raise UnreadableInput(f"{trace.path} is a profiler trace of nothing: profile a step, and give that trace.")
     labels = _labels(trace)
     steps, has_steps = _steps_in(trace, labels)
     told = [int(label[1]) for label in map(STEP_LABEL.match, labels) if label]
@@ -197,8 +199,6 @@ def _steps_in(trace: Trace, labels: dict[str, list[tuple[int, int]]]) -> tuple[t
     """
     events = np.flatnonzero(trace.is_of(*HOST, *ON_DEVICE))
     events = events if len(events) else np.flatnonzero(trace.phase == COMPLETE)
-    if not len(events):
-        return (((0, 1)),), False
     whole = int(trace.start_ns[events].min()), int(trace.end_ns[events].max())
     if steps := _outermost(span for text, spans in labels.items() if STEP_LABEL.match(text) for span in spans):
         return _until_the_next(steps), True
