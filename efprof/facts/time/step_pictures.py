@@ -28,8 +28,7 @@ MAX_LETTERS: Final = 60
 MAX_THREADS: Final = 4
 MAX_STREAMS: Final = 8
 """The busiest ones have a lane each, all others one together."""
-MAX_BARS_OF_STEP: Final = 2_600
-"""On all lanes: with twice 700 nested ones 4,000 bars."""
+MAX_BARS_OF_STEP: Final = 4_000 - 2 * MAX_BARS
 CUDA: Final = 1
 """torch's number for the type of a CUDA or ROCm device; the host's is 0."""
 
