@@ -254,9 +254,7 @@ def _of_a_file(report: Report, num_looked: int) -> VerdictLines:
         why=one_line(next(filter(None, why), "No check found a fault.")),
         blame=None,
         next=" ".join(filter(None, (measured.next_experiment if measured.time_sentence else "", RECORD))),
-        commands=(_what_if(report.run),)
-        if num_looked and not measured.time
-        else (),  # of a trace that can tell nothing
+        commands=(_what_if(report.run),) if num_looked and not measured.time else (),
         tone="none" if is_told else "medium",
     )
 

@@ -31,6 +31,7 @@ from tests.support.waiting import MAX_WAIT_S
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)"
 STEP_MS = 20.0
+SOURCE = "pass\n" * 7 + "def prepare():\n    pass\n" + "pass\n" * 10 + "def train():\n    prepare()\n"
 
 
 def a_rank(
@@ -151,7 +152,7 @@ def test_no_more_is_won_than_a_step_takes_without_the_profiler(tmp_path: Path) -
         record.started_ns = START_NS + record.step * round(STEP_MS * 1e6)
         record.total_us = STEP_MS * 1000
     slow = a_rank(always(6))
-    run = write_run(tmp_path / "run", steps=made, sources={"train.py": "pass\n" * 30}, traces=[a_rank(always(0))])
+    run = write_run(tmp_path / "run", steps=made, sources={"train.py": SOURCE}, traces=[a_rank(always(0))])
     shutil.copytree(run.folder / "rank0", run.folder / "rank1")
     write_trace(run.folder / "rank1", 1, slow)
     (finding,) = slow_rank(open_run(run.folder)).findings

@@ -59,11 +59,25 @@ def test_a_broken_rank_is_one_sentence_in_a_report_of_the_others(tmp_path: Path)
     assert f"{folder / '1.json'} is not a whole profiler trace" in page.read_text()
 
 
+def test_ranks_that_are_missing_are_named(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{rank}.json", *step(), rank=rank, world_size=5) for rank in (0, 1, 3)]
+    missing = "Of 5 ranks 2 have no trace here that can be read: 2, 4."
+    assert missing in run(report, *paths, "--format", "markdown").output
+    paths += [write(tmp_path / f"{rank}.json", *step(), rank=rank, world_size=5) for rank in (2, 4)]
+    assert "can be read" not in run(report, *paths, "--format", "markdown").output
+    assert "can be read" not in run(report, paths[0], "--format", "markdown").output, "one rank alone was chosen"
+
+
 def test_a_broken_trace_alone_is_refused_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text('{"traceEvents": [{"ph"')
     with pytest.raises(UnreadableInput, match=f"{path} is not a whole profiler trace"):
         run(report, path, "--format", "text")
+
+
+def test_a_trace_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableInput, match=r"empty\.json\.gz is a profiler trace of nothing"):
+        run(report, write(tmp_path / "empty.json.gz"))
 
 
 def test_runs_are_reported_on_one_at_a_time(trace: Path, tmp_path: Path) -> None:

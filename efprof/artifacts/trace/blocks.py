@@ -111,7 +111,7 @@ class TraceText:
         self.head = head
         self.separator = b","
         cut = None
-        while chunk := file.read(self._block_bytes):
+        while chunk := file.read(max(self._block_bytes, len(text))):  # what has no end is looked at a few times only
             if cut is None:
                 text, chunk = b"", text + chunk
                 cut = self._cut_of(chunk)
@@ -133,7 +133,7 @@ class TraceText:
     def _head(self, file: BinaryIO) -> tuple[bytes, bytes]:
         """What comes before the first event, `[` included, and what was read beyond."""
         text = b""
-        while chunk := file.read(self._block_bytes):
+        while chunk := file.read(max(self._block_bytes, len(text))):
             text += chunk
             start = text.lstrip()
             if start[:1] == b"[":

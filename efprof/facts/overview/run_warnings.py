@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from itertools import count, islice
 
 from efprof.artifacts.events import (
     WHOLE_RECORDING,
@@ -31,6 +32,7 @@ FOREIGN = (
     "'efprof record -- COMMAND' to see {missing} too."
 )
 
+MAX_NAMED = 8
 SNAPSHOT = "memory-0.pickle"
 
 WITHOUT_OPTIMIZER = (
@@ -80,6 +82,11 @@ def _about_foreign(run: Run) -> Iterator[str]:
         yield FOREIGN.format(what="time", missing="its memory, its numbers and its exact lines")
     if traces.ranks:
         yield from traces.errors
+    sizes = {one.distributed.get("world_size") for one in traces.ranks.values()}
+    (size,) = sizes if len(sizes) == 1 and len(traces.ranks) > 1 else (None,)
+    if isinstance(size, int) and (num := size - len(traces.ranks)) > 0:
+        named = ", ".join(map(str, islice((rank for rank in count() if rank not in traces.ranks), min(num, MAX_NAMED))))
+        yield f"Of {size} ranks {num} have no trace here that can be read: {named}{', ...' * (num > MAX_NAMED)}."
 
 
 def _about_other_attempts(run: Run) -> Iterator[str]:

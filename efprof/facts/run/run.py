@@ -6,7 +6,7 @@ from typing import Protocol, Self, TypeVar
 
 from efprof.artifacts.run_file import RunFile, read_run_file
 from efprof.artifacts.runs import last_trained, list_attempts
-from efprof.model import EfprofError, NotRecorded
+from efprof.model import EfprofError, NotRecorded, UnreadableInput
 
 
 class Fact(Protocol):
@@ -66,10 +66,16 @@ class Run:
         return alone
 
     def get(self, fact: type[F]) -> F:
-        """The fact, computed once; errors are not remembered, so that each asker gets its own."""
+        """The fact, computed once, also where a file of it cannot be read; each asker gets an error of its own."""
         if fact not in self._facts:
-            self._facts[fact] = fact.compute(self)
+            try:
+                self._facts[fact] = fact.compute(self)
+            except UnreadableInput as error:
+                self._facts[fact] = UnreadableInput(*error.args)
+                raise
         result = self._facts[fact]
+        if isinstance(result, UnreadableInput):
+            raise UnreadableInput(*result.args)
         assert isinstance(result, fact)
         return result
 

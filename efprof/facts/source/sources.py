@@ -47,7 +47,7 @@ class Sources:
             f"{file}:{frame['line']}:{frame['function']}"
             for file in self.files
             if frame and (f"/{file}".endswith(f"/{frame['file']}") or frame["file"].endswith(f"/{file}"))
-            if self._begins(file, int(frame["line"]), frame["function"])
+            if self._begins(file, int(frame["line"]), frame["function"]) or self._has_begun(file, frame)
         ]
 
     def line(self, site: str) -> SourceLine:
@@ -93,6 +93,11 @@ class Sources:
         if any(one.first == line and (one.name or "").rpartition(".")[2] == name for one in around):
             return True
         return line <= len(self.files[file]) if name.startswith("<") else not self.tree(file).body
+
+    def _has_begun(self, file: str, frame: re.Match[str]) -> bool:
+        """Whether it may have run before the profiler, which then names the line that it was at."""
+        names = [(one.name or "").rpartition(".")[2] for one in self._around(file, int(frame["line"]))]
+        return frame["function"] in names and f"/{file}".endswith(f"/{frame['file']}")
 
     def _around(self, file: str, line: int) -> list["_Function"]:
         """The functions that the line lies in, an outer one before its inner ones."""

@@ -26,6 +26,9 @@ MIN_SHARE: Final = 1 / 500
 """Of the whole: narrower than a pixel or two."""
 MAX_LETTERS: Final = 60
 MAX_THREADS: Final = 4
+MAX_STREAMS: Final = 8
+"""The busiest ones have a lane each, all others one together."""
+MAX_BARS_OF_STEP: Final = 4_000 - 2 * MAX_BARS
 CUDA: Final = 1
 """torch's number for the type of a CUDA or ROCm device; the host's is 0."""
 
@@ -115,9 +118,10 @@ def one_step(window: TraceWindow, title: str) -> Intervals:
     """The step of median length on the lanes of its threads and streams, waits and idle gaps coloured by cause."""
     chosen = typical_step(window)
     start_ns, end_ns = window.steps[chosen]
+    lanes = list(_lanes(window, start_ns, end_ns))
+    grain_ns = (end_ns - start_ns) * max(2 / MAX_BARS, len(lanes) / MAX_BARS_OF_STEP)
     rows = [
-        IntervalRow(label=label, intervals=tuple(_merged(parts, start_ns, end_ns)))
-        for label, parts in _lanes(window, start_ns, end_ns)
+        IntervalRow(label=label, intervals=tuple(_merged(parts, start_ns, end_ns, grain_ns))) for label, parts in lanes
     ]
     number = f" {window.numbers[chosen]}" if window.has_steps else ""
     caption = f"{'Step' if window.has_steps else 'All of the trace'}{number}, as long as the profiler made it: "
@@ -136,9 +140,12 @@ def _lanes(window: TraceWindow, start_ns: int, end_ns: int) -> Iterator[tuple[st
         first = events[outermost(trace.start_ns[events], trace.end_ns[events])]
         yield f"thread {trace.lanes[int(trace.lane[events[0]])][1]}", _parts(window, first)
     streams = _by_lane(window, inside & trace.is_of(*ON_DEVICE))
-    for events in streams:
+    first_busy = sorted(range(len(streams)), key=lambda place: -len(streams[place]))
+    for events in (streams[place] for place in sorted(first_busy[:MAX_STREAMS])):
         device, stream = trace.lanes[int(trace.lane[events[0]])]
         yield f"GPU {device} {stream if isinstance(stream, str) else f'stream {stream}'}", _parts(window, events)
+    if rest := [streams[place] for place in first_busy[MAX_STREAMS:]]:
+        yield f"{len(rest)} more streams", _parts(window, np.sort(np.concatenate(rest)))
     gaps = (gap for gap in idle_gaps(trace, start_ns, end_ns) if gap.length_ns * MAX_BARS >= end_ns - start_ns)
     idle = (_Part(gap.start_ns, gap.end_ns, COLOURS[gap.cause], f"idle, {gap.cause}") for gap in gaps)
     yield "GPU idle", idle if streams else ()
@@ -161,28 +168,31 @@ def _parts(window: TraceWindow, events: Array) -> Iterator[_Part]:
         yield _Part(int(trace.start_ns[event]), int(trace.end_ns[event]), colour, trace.text(event), where)
 
 
-def _merged(parts: Iterable[_Part], start_ns: int, end_ns: int) -> Iterator[Interval]:
-    """Neighbours of one colour and line, closer than a pixel, as one bar."""
-    grain_ns, groups = 2 * (end_ns - start_ns) / MAX_BARS, list[list[_Part]]()
+def _merged(parts: Iterable[_Part], start_ns: int, end_ns: int, grain_ns: float) -> Iterator[Interval]:
+    """Neighbours of one colour and line, closer than the grain, as one bar; so is what ends within it after another."""
+    groups = list[list[_Part]]()
     for part in parts:
         part = part._replace(start_ns=max(part.start_ns, start_ns), end_ns=min(part.end_ns, end_ns))
         if part.end_ns <= part.start_ns:
             continue
-        last = groups[-1][-1] if groups else part._replace(colour="")
-        if (last.colour, last.where) == (part.colour, part.where) and part.start_ns - last.end_ns <= grain_ns:
+        first, last = (groups[-1][0], groups[-1][-1]) if groups else (part, part)
+        is_next = (first.colour, first.where) == (part.colour, part.where) and part.start_ns - last.end_ns <= grain_ns
+        if groups and (is_next or part.end_ns - first.end_ns <= grain_ns):
             groups[-1].append(part._replace(end_ns=max(part.end_ns, last.end_ns)))
         else:
             groups.append([part])
     for group in groups:
         first, length_ms = group[0], (group[-1].end_ns - group[0].start_ns) / 1e6
+        alike = [part for part in group if (part.colour, part.where) == (first.colour, first.where)]
+        label = max(alike, key=lambda part: part.end_ns - part.start_ns).label
         num = f" and {len(group) - 1:,} more" if len(group) > 1 else ""
         at = f" at {first.where}" if first.where else ""
         yield Interval(
             start_ms=(first.start_ns - start_ns) / 1e6,
             length_ms=length_ms,
-            label=first.label.removeprefix("aten::")[:MAX_LETTERS],
+            label=label.removeprefix("aten::")[:MAX_LETTERS],
             colour=first.colour,
-            note=f"{first.label[:120]}{num}{at}: {format_ms(length_ms)}",
+            note=f"{label[:120]}{num}{at}: {format_ms(length_ms)}",
         )
 
 

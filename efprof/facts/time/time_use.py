@@ -94,7 +94,7 @@ def time_evidence(run: Run) -> tuple[Evidence, ...]:
         caption = "The same paths, by what the kernels take that were launched under them."
         found.append(nested_bars(window, sources, "Time on the device", caption, lambda path: path.device_ns, to_ms))
     found.append(one_step(window, "One step"))
-    tables = (_rank_table(run), _device_numbers(use), _line_table(use), _operator_table(use), _kernel_table(use))
+    tables = (_rank_table(run), _device_numbers(use), _line_table(use), _operator_table(use), kernel_table(use))
     return (*found, *(table for table in tables if table is not None), _how_known(use))
 
 
@@ -163,7 +163,8 @@ def _said(shapes: Iterable[tuple[int, ...]]) -> str:
     return f"{text[:MAX_TEXT]}..." if len(text) > MAX_TEXT else text
 
 
-def _kernel_table(use: TimeUse) -> Table | None:
+def kernel_table(use: TimeUse) -> Table | None:
+    """Those that take most; None where none ran."""
     trace, steps = use.window.trace, use.window.steps
     on_device = np.flatnonzero(trace.is_of(*ON_DEVICE))
     kernels = on_device[[event in use.window.paths.of_event for event in on_device.tolist()]]

@@ -33,6 +33,7 @@ LIBRARIES: Final = frozenset({
 })  # fmt: skip
 """What a user trains with, by the top-level package: frames of it are no lines of theirs. `--own` takes one out."""
 INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3\.\d+t?/", re.IGNORECASE)
+MODULE: Final = "<module>"
 NOTEBOOK: Final = "<ipython-input"
 FOREIGN_TRACE: Final = "trace-1.json.gz"
 OPTIMIZER_STEP: Final = re.compile(r"^Optimizer\.step#")
@@ -165,7 +166,9 @@ def _recorded_sites(sources: Sources) -> SitesOf:
 
     def sites_of(name: str, call_site: str | None, _: str | None) -> tuple[tuple[Kind, str], ...]:
         found: list[tuple[Kind, str]] = []
-        if call_site is not None and sources.is_user_code(call_site):
+        # The outermost frame, there before the profiler, is its own caller: it has gone on from that line since.
+        is_own_caller = call_site is not None and name.endswith(MODULE) and call_site.endswith(MODULE)
+        if call_site is not None and not is_own_caller and sources.is_user_code(call_site):
             found.append(("line", known.setdefault(place_of(call_site), call_site)))
         # A comprehension's frame belongs to the line it is written in, which its call site names.
         functions = (site for site in sources.sites_of_frame(name) if not COMPREHENSION.search(site))
@@ -176,7 +179,9 @@ def _recorded_sites(sources: Sources) -> SitesOf:
 
 
 def foreign_window(trace: Trace, own_packages: frozenset[str] = frozenset()) -> TraceWindow:
-    """A trace that something else recorded, with the steps that it tells of itself."""
+    """A trace that something else recorded, with the steps that it tells of itself; raises UnreadableInput."""
+    if not (trace.phase == COMPLETE).any():
+        raise UnreadableInput(f"{trace.path} is a profiler trace of nothing: profile a step, and give that trace.")
     labels = _labels(trace)
     steps, has_steps = _steps_in(trace, labels)
     told = [int(label[1]) for label in map(STEP_LABEL.match, labels) if label]
@@ -198,8 +203,6 @@ def _steps_in(trace: Trace, labels: dict[str, list[tuple[int, int]]]) -> tuple[t
     """
     events = np.flatnonzero(trace.is_of(*HOST, *ON_DEVICE))
     events = events if len(events) else np.flatnonzero(trace.phase == COMPLETE)
-    if not len(events):
-        return (((0, 1)),), False
     whole = int(trace.start_ns[events].min()), int(trace.end_ns[events].max())
     if steps := _outermost(span for text, spans in labels.items() if STEP_LABEL.match(text) for span in spans):
         return _until_the_next(steps), True

@@ -8,7 +8,7 @@ from typing import Final
 from efprof.facts.run.run import Run
 from efprof.facts.time.device_lanes import DeviceUse
 from efprof.facts.time.path_tree import CallPath, totals
-from efprof.facts.time.time_use import TimeUse
+from efprof.facts.time.time_use import TimeUse, kernel_table
 from efprof.model import UnreadableInput
 from efprof.units import format_share
 
@@ -37,13 +37,10 @@ def where_it_goes(run: Run) -> str:
     use = run.find(TimeUse, UnreadableInput)
     if use is None:
         return ""
-    on_device = any(path.device_ns for path in use.window.paths.root.walk())
-    spent = totals(use.window.paths.root, lambda path: path.device_ns if on_device else path.own_ns)
-    lines, modules = _lines(use, on_device), _modules(use.window.paths.root, spent)
-    parts = modules if modules and (not lines or lines[0][0] >= ONLY_ONE) else lines or _operators(use, spent)
+    parts, whole = _parts(use)
     told = "; ".join(f"{format_share(share)} {name}" for share, name in parts[:MAX_PARTS])
-    whole = "of the device's time" if on_device else "of the step"
-    return " ".join(filter(None, (_bound(use), f"Most {whole} goes to: {told}." if told else "")))
+    none = f"No line, module, operator or kernel takes {format_share(SMALLEST_TOLD)} {whole}."
+    return f"{_bound(use)} {f'Most {whole} goes to: {told}.' if told else none}".lstrip()
 
 
 def next_experiment(run: Run) -> str:
@@ -51,7 +48,7 @@ def next_experiment(run: Run) -> str:
     use = run.find(TimeUse, UnreadableInput)
     if use is None or not use.window.has_steps:
         return ""
-    if use.device is None:
+    if use.device is None and _parts(use)[0]:
         first = next(iter(use.lines), None)
         where = f" Begin at {first.blame}, which has the largest share." if first else ""
         return f"To make a step shorter, try `torch.compile(model)` and bfloat16 autocast.{where}"
@@ -59,8 +56,19 @@ def next_experiment(run: Run) -> str:
         THE_DEVICE: "give the device less to do: bfloat16 autocast, then `torch.compile(model)`.",
         THE_HOST: 'let the host launch less: `torch.compile(model, mode="reduce-overhead")`, or a larger batch.',
     }
-    experiment = experiments.get(_what_bounds(use.device, use.window.scale))
+    experiment = experiments.get(_what_bounds(use.device, use.window.scale)) if use.device else None
     return f"To make a step shorter, {experiment}" if experiment else ""
+
+
+def _parts(use: TimeUse) -> tuple[list[Part], str]:
+    """The largest first, and the whole that they are shares of."""
+    on_device = any(path.device_ns for path in use.window.paths.root.walk())
+    spent = totals(use.window.paths.root, lambda path: path.device_ns if on_device else path.own_ns)
+    lines, modules = _lines(use, on_device), _modules(use.window.paths.root, spent)
+    parts = modules if modules and (not lines or lines[0][0] >= ONLY_ONE) else lines or _operators(use, spent)
+    if not parts and (kernels := kernel_table(use)):  # of which no launch was recorded
+        parts, on_device = _largest((float(row[5]) / 100, f"in {row[0]}") for row in kernels.rows), True
+    return parts, "of the device's time" if on_device else "of the step"
 
 
 def _bound(use: TimeUse) -> str:

@@ -266,6 +266,15 @@ def test_what_unpacks_to_a_thousand_times_its_size_is_refused_in_bounded_memory(
     assert time.monotonic() - start < 120
 
 
+def test_an_event_without_an_end_is_given_up_soon(tmp_path: Path) -> None:
+    """Looked at again with each 256 KiB more, it took a minute."""
+    text = b'{"traceEvents": [{"name": "' + b"a" * (200 << 20)
+    start = time.process_time()
+    with pytest.raises(UnreadableInput, match="no end of an event"):
+        read_here(written(tmp_path, gzip.compress(text, compresslevel=1), "bomb.json.gz"))
+    assert time.process_time() - start < 15
+
+
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_damage_gives_columns_or_one_sentence(data: st.DataObject) -> None:

@@ -10,7 +10,7 @@ from efprof.artifacts.trace.read import read_trace
 from efprof.facts.run.run import open_run
 from efprof.facts.time.device_lanes import device_use, idle_gaps, kind_of
 from efprof.facts.time.rank_times import RankTimes
-from efprof.facts.time.step_pictures import MAX_BARS
+from efprof.facts.time.step_pictures import MAX_BARS, MAX_BARS_OF_STEP
 from efprof.facts.time.time_use import TimeUse, time_evidence
 from efprof.facts.time.what_bounds import next_experiment, where_it_goes
 from efprof.model import Evidence, Intervals, Narrative, NotRecorded, Table, UnreadableInput
@@ -61,6 +61,22 @@ def test_nested_bars_lie_within_the_bar_above_them_and_are_not_too_many() -> Non
             assert any(a - 1e-6 <= bar.start_ms and bar.start_ms + bar.length_ms <= b + 1e-6 for a, b in spans)
     widths = [bar.length_ms for bar in host.rows[0].intervals]
     assert sum(widths) == pytest.approx(host.span_ms, rel=0.02)
+
+
+def test_a_step_has_few_bars_however_much_happens_on_however_many_streams(tmp_path: Path) -> None:
+    """Kernels and copies by turns, one right after the other, on twelve streams at once."""
+    events = [event("ProfilerStep#1", 0, 60_000, "user_annotation")]
+    for at in range(6000):
+        category, stream = ("kernel", "gpu_memcpy")[at // 12 % 2], at % 12 + 1
+        events.append(event(category, at // 12 * 120 + stream, 110, category, (0, stream)))
+    *_, picture = of_kind(time_evidence(foreign_run(tmp_path, *events)), Intervals)
+    assert isinstance(picture, Intervals)
+    assert sum(len(row.intervals) for row in picture.rows) <= MAX_BARS_OF_STEP
+    labels = [row.label for row in picture.rows]
+    assert labels[-2:] == ["GPU 0 stream 8", "4 more streams"]
+    long = event("gemm", 30_000, 29_000, "kernel", (0, 1))
+    *_, picture = of_kind(time_evidence(foreign_run(tmp_path, *events, long)), Intervals)
+    assert any(bar.label == "gemm" and bar.length_ms > 28 for row in picture.rows for bar in row.intervals)
 
 
 def test_a_device_is_busy_or_idle_for_a_reason(tmp_path: Path) -> None:

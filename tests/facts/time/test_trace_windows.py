@@ -58,6 +58,17 @@ def test_a_comprehension_counts_once_for_the_line_it_is_written_in(tmp_path: Pat
     assert own_ms(window) == {"train.py:8": {"other": 6.0}}
 
 
+def test_a_script_s_loop_is_not_under_the_line_at_which_the_profiler_began(tmp_path: Path) -> None:
+    """The frame of the script, which was there before, has that line for its caller."""
+    window = window_of(
+        tmp_path,
+        call("train.py(6): <module>", 1, 10, "train.py:6:<module>"),
+        call("nn.Module: Net_0", 2, 4, "train.py:7:<module>"),
+    )
+    assert own_ms(window) == {"train.py:6()": {"other": 6.0}, "train.py:7": {"forward": 4.0}}
+    assert ("line", "train.py:6") not in window.lines
+
+
 def test_time_in_deeper_user_lines_is_not_the_outer_line_s_own(tmp_path: Path) -> None:
     window = window_of(
         tmp_path,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from efprof.facts.time.what_bounds import next_experiment, where_it_goes
-from tests.facts.time.traces import REAL, event, foreign_run, run_of, step
+from tests.facts.time.traces import REAL, STREAM, event, foreign_run, run_of, step
 from tests.support.builders import make_step, make_steps, trace_event, write_run
 
 
@@ -34,6 +34,18 @@ def test_where_one_line_has_everything_the_modules_within_it_are_told(tmp_path: 
 def test_without_lines_and_modules_operators_are_told(tmp_path: Path) -> None:
     events = [event("aten::mm", 0, 60), event("aten::add", 60, 39), event("aten::to", 99, 1)]
     assert where_it_goes(foreign_run(tmp_path, *events)).endswith("60 % in `aten::mm`; 39 % in `aten::add`.")
+
+
+def test_without_launches_kernels_are_told(tmp_path: Path) -> None:
+    events = [event(name, at, 60, "kernel", STREAM) for at, name in ((0, "gemm"), (60, "gemm"), (120, "norm"))]
+    text = where_it_goes(foreign_run(tmp_path, *events))
+    assert text.endswith("Most of the device's time goes to: 67 % in `gemm`; 33 % in `norm`.")
+
+
+def test_a_step_of_which_next_to_nothing_was_recorded_has_no_experiment(tmp_path: Path) -> None:
+    run = foreign_run(tmp_path, event("ProfilerStep#3", 0, 1000, "user_annotation"), event("aten::empty", 10, 2))
+    assert where_it_goes(run) == "No line, module, operator or kernel takes 5.0 % of the step."
+    assert next_experiment(run) == ""
 
 
 def test_nothing_is_told_of_nothing(tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ def slower(factor: int, *events: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**one, "ts": one["ts"] * factor, "dur": one["dur"] * factor} for one in events]
 
 
-def write(path: Path, *events: dict[str, Any], rank: int | None = None) -> Path:
-    header = {"distributedInfo": {"rank": rank}} if rank is not None else {}
+def write(path: Path, *events: dict[str, Any], rank: int | None = None, **distributed: Any) -> Path:
+    header = {"distributedInfo": {"rank": rank, **distributed}} if rank is not None else {}
     whole = {"deviceProperties": [{"id": 0, "name": "Pretended GPU"}], **header, "traceEvents": events}
     path.write_bytes(gzip.compress(json.dumps(whole).encode()))
     return path
