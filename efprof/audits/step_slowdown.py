@@ -1,5 +1,7 @@
 """Later steps that take longer than the first ones."""
 
+from dataclasses import replace
+
 from efprof.facts.growth.grown_line import (
     GrownLine,
     GrownLines,
@@ -37,7 +39,7 @@ def step_slowdown(run: Run) -> Examination:
     Keep a running value instead of going through all earlier ones, or bound the container to its last entries.
 
     ## Predicted gain
-    The typical late step less the typical early one: what every late step of this run would have saved.
+    The median step of the last third less that of the first eighth: what a late step of this run would have saved.
     """
     slowdown = run.get(Slowdown)
     early, late = slowdown.early, slowdown.late
@@ -60,14 +62,15 @@ def step_slowdown(run: Run) -> Examination:
 
 def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
     times = run.get(StepTimes)
-    growth_ms, low, high = map(slowdown.on_device, (slowdown.growth_ms, *slowdown.growth_interval_ms))
+    saved_ms, low, high = (slowdown.device_share * ms for ms in (slowdown.saved_ms, *slowdown.saved_interval_ms))
+    basis = "the median step of the last third less that of the first eighth"
     return Finding(
         blame=lines.line.blame if lines.line else _stage_line(run, slowdown),
         category="time",
         headline="Later steps take longer",
         message=slowdown_message(slowdown, lines),
         fix=_fix(run, slowdown, lines.line),
-        gain=Gain.of_step("the typical step of the last third less that of the first third", growth_ms, (low, high)),
+        gain=replace(Gain.of_step(basis, saved_ms, (low, high)), late_step_ms=slowdown.last_ms),
         evidence=(
             part_of_steps(times, slowdown.stage, [time.of(slowdown.stage) for time in times.steady]),
             how_slowdown_is_known(slowdown, lines),

@@ -130,10 +130,10 @@ class Fix:
 class Gain:
     """A predicted saving; None where the fix does not touch that resource or nothing may be claimed.
 
-    `step_ms` is milliseconds per step, `peak_bytes` bytes off this run's peak; the intervals are
-    (low, high) of the same. `basis` is how it is known: a bound that was measured, a replay of what
-    was recorded, or a model; `explanation` says it in one sentence. `until_step` is the last step up to which
-    the peak was known, where the run went on for long after it: the whole run's saving is no less than that.
+    `step_ms` is milliseconds per step (where steps grow, of a late one, which takes `late_step_ms`), `peak_bytes` bytes
+    off this run's peak, intervals (low, high) of the same. `basis` is how it is known: a measured bound, a replay of
+    what was recorded, or a model; `explanation` says it in one sentence. `until_step` is the last step up to which the
+    peak was known, where the run went on for long after it: the whole run saves no less than that.
     """
 
     basis: Basis
@@ -143,6 +143,7 @@ class Gain:
     step_ms_interval: tuple[float, float] | None = None
     peak_bytes_interval: tuple[float, float] | None = None
     until_step: int | None = None
+    late_step_ms: float | None = None
 
     @classmethod
     def none(cls, why: str) -> Self:

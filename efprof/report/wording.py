@@ -82,7 +82,8 @@ def gain_phrase(gain: Gain, step_ms: float | None, peak_bytes: int | None) -> st
     is_least = gain.until_step is not None and interval is not None and interval[0] > 0
     if gain.step_ms is not None:
         ends = units.in_brackets(show_interval(gain.step_ms_interval, "ms"))
-        parts.append(f"{show(gain.step_ms, 'ms')}{ends} per step{_share(gain.step_ms, step_ms, 'of the median step')}")
+        whole = (gain.late_step_ms, "of a late step") if gain.late_step_ms else (step_ms, "of the median step")
+        parts.append(f"{show(gain.step_ms, 'ms')}{ends} per step{_share(gain.step_ms, *whole)}")
     if gain.peak_bytes is not None:
         ends = "" if is_least else units.in_brackets(show_interval(interval, "bytes"))
         saved = interval[0] if interval and is_least else gain.peak_bytes

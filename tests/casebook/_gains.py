@@ -30,7 +30,11 @@ VARIATIONS: Final = {
     ("input_stall", "small batches"): (("batch_size=64", "batch_size=16"),),
     ("input_stall", "a wider model"): (("3, 16, 3", "3, 48, 3"), ("16, 32, 3", "48, 32, 3")),
     ("input_stall_worker", "short texts"): (("1024, 400, 32", "1024, 150, 32"),),
-    ("input_stall_worker", "a wider model"): (("NUM_WORDS, 1024", "NUM_WORDS, 3072"), ("(1024, ", "(3072, ")),
+    ("input_stall_worker", "a wider model"): (
+        ("NUM_WORDS, 1024", "NUM_WORDS, 3072"),
+        ("1024, 1024", "3072, 3072"),
+        ("1024, 4)", "3072, 4)"),
+    ),
 }
 """The same programs at other sizes, by what is replaced in their text: a model must not fit one of them alone."""
 
@@ -92,7 +96,7 @@ def scored_gains(entry: Score, runs: Path) -> Iterator[ScoredGain]:
     yield from (_measured(gain, entry, runs) for gain in gains)
     told = expected(entry)
     refused = [one.gain.explanation for one in told if one.gain.step_ms is None and one.gain.peak_bytes is None]
-    for why in refused if told else ["nothing found"]:
+    for why in refused if told else [f"nothing found; the program {entry.sick.run.ended}"]:
         yield ScoredGain(name=entry.case.name, predicted=None, why=why)
 
 

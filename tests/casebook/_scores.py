@@ -54,11 +54,18 @@ def expected(entry: Score) -> list[Finding]:
 
 
 def predicted(entry: Score) -> tuple[float | None, float | None]:
-    """Milliseconds per step and bytes of peak that the fixes of the expected findings promise together, if any does."""
-    gains = [finding.gain for finding in expected(entry)]
-    steps_ms = [gain.step_ms for gain in gains if gain.step_ms is not None]
-    peaks = [float(gain.peak_bytes) for gain in gains if gain.peak_bytes is not None]
-    return sum(steps_ms) if steps_ms else None, sum(peaks) if peaks else None
+    """Milliseconds per step and bytes of peak that the fixes of the expected findings promise together, if any does.
+
+    Findings of one line promise the same time: a wait for data that grows is hidden by workers, or grows no more. Of
+    those the largest counts.
+    """
+    steps_ms, peaks = dict[str, float](), dict[str, float]()
+    for finding in expected(entry):
+        line, gain = str(finding.blame), finding.gain
+        for promised, value in ((steps_ms, gain.step_ms), (peaks, gain.peak_bytes)):
+            if value is not None:
+                promised[line] = max(value, promised.get(line, 0.0))
+    return sum(steps_ms.values()) if steps_ms else None, sum(peaks.values()) if peaks else None
 
 
 def until_step(entry: Score) -> int | None:

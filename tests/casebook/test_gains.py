@@ -1,8 +1,10 @@
 """How predicted gains are scored against those measured without recording."""
 
+import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
 from efprof.units import MIB
 from tests.casebook._cases import all_cases
@@ -61,3 +63,11 @@ def test_each_variation_is_its_program_with_other_sizes(tmp_path: Path) -> None:
     varied = list(variations(list(all_cases()), tmp_path))
     assert len(varied) == len(VARIATIONS)
     assert {case.faults for case in varied} < {case.faults for case in all_cases()}
+
+
+def test_the_models_of_variations_take_their_data(tmp_path: Path) -> None:
+    for case in variations(list(all_cases()), tmp_path):
+        program = runpy.run_path(str(case.path))
+        if "build_model" in program:
+            shape = (2, program["NUM_WORDS"]) if "NUM_WORDS" in program else (2, 3, 32, 32)
+            assert program["build_model"]()(torch.zeros(shape)).shape == (2, 4)

@@ -30,3 +30,8 @@ def test_a_bound_whose_interval_reaches_beyond_it_is_no_upper_limit() -> None:
         "saves about 300 B (250 B to 390 B) of peak memory, by measured bound"
     )
     assert phrase(basis="measured bound", step_ms=2.0, step_ms_interval=(1.0, 3.0)).startswith("saves about 2.00 ms")
+
+
+def test_what_a_late_step_saves_is_a_share_of_a_late_step() -> None:
+    late = Gain(basis="measured bound", explanation="", step_ms=30.0, late_step_ms=40.0)
+    assert gain_phrase(late, 20.0, None) == "saves up to 30.0 ms per step, 75 % of a late step, by measured bound"

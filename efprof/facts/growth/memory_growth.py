@@ -16,6 +16,7 @@ from efprof.facts.growth.trend import (
     Fit,
     Point,
     Trend,
+    block_minima,
     first_after_warm_up,
     fit,
     is_leak,
@@ -85,21 +86,22 @@ def _read(records: Sequence[StepRecord], counted_after: Container[int]) -> tuple
 def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0) -> Gain:
     """What the peak loses with what the recorded steps kept, as far as read, but for what a fix leaves of it per step.
 
-    The interval is that of the slope, give or take what one step keeps. What is left is counted and the slope measured:
-    their difference is known as well as the least slope that counts as growth, and no better.
+    The interval is that of the slope, give or take what one step keeps, with what steps need ever more of at its high
+    end. What is left is counted and the slope measured: their difference is known as well as the least slope of growth.
     """
     num_steps, one_step = fit.steps[-1] - fit.steps[0], max(0.0, share * fit.trend.slope - left_per_step)
-    low, value, high = (
-        _off_the_peak(fit, slope, share, left_per_step) for slope in (fit.trend.low, fit.trend.slope, fit.trend.high)
-    )
+    slopes = (fit.trend.low, fit.trend.slope, fit.trend.high)
+    low, value, high = (_off_the_peak(fit, slope, share, left_per_step) for slope in slopes)
     unsure = one_step + min(left_per_step, MIN_SLOPE) * num_steps
+    needed = [*zip(fit.steps, fit.within or (0,) * len(fit.steps), strict=True)][fit.first_steady :]
+    used = max(0.0, theil_sen(block_minima(needed)).low) * num_steps
     return Gain(
         basis="measured bound",
         explanation="the measured slope over the recorded steps, no more than the rise that was measured, and less "
-        "where an earlier step needs more than the last ones; its interval is that of the slope, and one "
-        "step more or less, as a step's peak may come before what it keeps",
+        "where an earlier step needs more than the last ones; its interval is that of the slope, one step more or "
+        "less, as its peak may come before what it keeps, and what steps were seen to need ever more of for themselves",
         peak_bytes=round(max(0.0, value)),
-        peak_bytes_interval=(max(0.0, low - unsure), max(0.0, high) + one_step),
+        peak_bytes_interval=(max(0.0, low - unsure), max(0.0, high) + one_step + used),
         until_step=fit.read_until,
     )
 

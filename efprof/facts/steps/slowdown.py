@@ -20,7 +20,7 @@ MIN_STAGE_SHARE = 0.05
 UNIFORM_SHARE = 0.6
 """Where every stage shows at least this share of the whole growth, the machine is the likelier cause."""
 NUM_BLOCKS = 8
-"""Of at least three steps each."""
+"""Of at least three steps each; the first tells what a step took at first, when a third has grown already."""
 MAX_SUDDEN = 0.85
 """Of the growth, from one block to the second after it: 0.29 of a line, 0.58 of a cubic, and all of it in one jump, as
 where a layer is unfrozen or a penalty sets in: that makes later steps longer once, and no longer after that."""
@@ -57,30 +57,36 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slowdown:
-    """The two parts, and the 95 % intervals of their ratio and of the growth in milliseconds."""
+    """The two parts, the 95 % interval of their ratio, and what a late step saves with no more work than the first had.
+
+    `saved_ms` is `last_ms`, the median of the last third of all steps (few long ones are full), less the first block's.
+    """
 
     early: Part
     late: Part
     ratio_interval: tuple[float, float]
-    growth_interval_ms: tuple[float, float]
+    last_ms: float
+    saved_ms: float
+    saved_interval_ms: tuple[float, float]
     sudden_share: float = 0.0
     """The largest part of the growth that came from one block of steps to the second after it."""
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Compare the thirds; raises ThinEvidence under MIN_STEPS steps."""
-        steady = run.get(StepTimes).at_least(MIN_STEPS)
+        times = run.get(StepTimes)
+        steady, own_ms = times.at_least(MIN_STEPS), times.own_ms
         third = len(steady) // 3
-        early, late = steady[:third], steady[-third:]
-        ratio, growth = quantile_change_intervals(
-            [time.total_ms for time in early], [time.total_ms for time in late], TYPICAL
-        )
+        total_ms = [time.total_ms for time in steady]
+        first, last = own_ms[: len(own_ms) // NUM_BLOCKS], own_ms[-(len(own_ms) // 3) :]
         return cls(
-            early=_part(early),
-            late=_part(late),
-            ratio_interval=ratio,
-            growth_interval_ms=growth,
-            sudden_share=_sudden_share([time.total_ms for time in steady]),
+            early=_part(steady[:third]),
+            late=_part(steady[-third:]),
+            ratio_interval=quantile_change_intervals(total_ms[:third], total_ms[-third:], TYPICAL)[0],
+            last_ms=float(np.median(last)),
+            saved_ms=max(0.0, float(np.median(last) - np.median(first))),
+            saved_interval_ms=quantile_change_intervals(first, last, 0.5)[1],
+            sudden_share=_sudden_share(total_ms),
         )
 
     @property
@@ -93,11 +99,11 @@ class Slowdown:
         """How much longer the later steps take."""
         return self.late.typical_ms - self.early.typical_ms
 
-    def on_device(self, growth_ms: float) -> float:
-        """No more than the device takes longer: a host that runs ahead of it at first only catches up with it."""
-        if self.early.device_ms is None or self.late.device_ms is None:
-            return growth_ms
-        return min(growth_ms, self.late.device_ms - self.early.device_ms)
+    @property
+    def device_share(self) -> float:
+        """How much of the growth the device takes longer: a host that runs ahead at first only catches up with it."""
+        before, after = self.early.device_ms, self.late.device_ms
+        return 1.0 if before is None or after is None else min(1.0, (after - before) / self.growth_ms)
 
     @property
     def growth_per_step_ms(self) -> float:
@@ -123,7 +129,7 @@ class Slowdown:
             return "those are over so soon that anything else the machine did meanwhile looks the same"
         if self.sudden_share > MAX_SUDDEN:
             return "nearly all of it came at once, as where another phase of the training begins"
-        if self.on_device(self.growth_ms) < MIN_WORK_SHARE * self.growth_ms:
+        if self.device_share < MIN_WORK_SHARE:
             return "the device took no longer: its host had only run ahead of it"
         if not is_gpu and not self._is_more_work:
             return "the process did no more work: its machine was busy"

@@ -66,12 +66,13 @@ class StepTime:
 class StepTimes:
     """All finished steps, and the steady ones: after warm-up and outside windows, whose collectors slow them.
 
-    `steady` are those recorded in full, `steady_ms` the lengths of all. `num_torn` lines of steps.jsonl were lost.
+    `steady` were recorded in full; `steady_ms` are all lengths, `own_ms` less the recorder's; `num_torn` lines lost.
     """
 
     every: tuple[StepTime, ...]
     steady: tuple[StepTime, ...]
     steady_ms: tuple[float, ...]
+    own_ms: tuple[float, ...]
     num_torn: int
 
     @classmethod
@@ -86,6 +87,7 @@ class StepTimes:
             every=every,
             steady=tuple(time for time in steady if time.record.is_full),
             steady_ms=tuple(time.total_ms for time in steady if not time.record.has_pause),
+            own_ms=tuple(time.total_ms - time.recorder_ms for time in steady if not time.record.has_pause),
             num_torn=num_torn,
         )
 

@@ -155,3 +155,9 @@ def test_the_peak_loses_what_was_kept_up_to_its_instant_and_not_what_an_early_st
     assert gain.peak_bytes_interval == pytest.approx((68 * MIB, 70 * MIB), rel=0.001)
     gain = gain_of(tmp_path / "second", [leaking_step(step, (200 if step == 30 else 20) * MIB) for step in range(100)])
     assert gain.peak_bytes == pytest.approx(30 * MIB, rel=0.001)
+
+
+def test_steps_that_need_ever_more_may_need_it_for_what_is_kept_so_the_interval_reaches_farther(tmp_path: Path) -> None:
+    gain = gain_of(tmp_path, [leaking_step(step, 20 * MIB + step * MIB // 2) for step in range(100)])
+    assert gain.peak_bytes == pytest.approx(99 * MIB, rel=0.001)
+    assert gain.peak_bytes_interval == pytest.approx((98 * MIB, 149.5 * MIB), rel=0.001)
