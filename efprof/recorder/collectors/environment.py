@@ -46,7 +46,7 @@ def start(session: Session) -> None:
             return
         written = found
         session.memory.choose_again()
-        if session.rank_folder.name == "rank0":
+        if session.rank_folder.path.name == "rank0":
             _write(session)
 
     def note_device(step: OpenStep, losses: object, _: object) -> None:

@@ -30,7 +30,7 @@ class HostMemory:
         """Into the rank folder; memray goes on writing to it."""
         if not self._is_moved:
             self._is_moved = True
-            self._waiting.rename(self._session.rank_folder / HOST_FILE)
+            self._waiting.rename(self._session.rank_folder.path / HOST_FILE)
 
     def close(self) -> None:
         """Stop recording; the file of a process that never trained goes, unless an error may be why it did not."""

@@ -67,7 +67,7 @@ class Cycles:
         if self._session.loop.steps.num_finished:
             self._write_at = 2 * self._found.num_large
             content = msgspec.json.format(msgspec.json.encode(self._found))
-            write_atomically(self._session.rank_folder / CYCLES_FILE, content)
+            write_atomically(self._session.rank_folder.path / CYCLES_FILE, content)
 
     def _start(self) -> None:
         loop = self._session.loop

@@ -216,7 +216,7 @@ class Holders:
         self._write(f"watch-{self._num_watches}.json", watch)
 
     def _write(self, name: str, told: Count | Watch) -> None:
-        write_atomically(self._session.rank_folder / name, msgspec.json.format(msgspec.json.encode(told)))
+        write_atomically(self._session.rank_folder.path / name, msgspec.json.format(msgspec.json.encode(told)))
 
 
 class HolderCount:

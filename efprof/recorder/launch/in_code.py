@@ -130,7 +130,7 @@ class Recording:
         """The session ends: where a signal made it, the program will not come back to say so."""
         if self._process is None or self._session is None:
             return
-        for event in read_events(self._session.rank_folder)[0]:
+        for event in read_events(self._session.rank_folder.path)[0]:
             if isinstance(event, RecordingEnded) and event.signal is not None:
                 close_run(self.folder, -signal.Signals[event.signal], time.monotonic() - self._start)
 

@@ -47,7 +47,7 @@ class Signals:
         self._is_watching = True
         if not _is_main_thread():
             return
-        self._session.rank_folder  # noqa: B018 - who passes a signal on finds this process by what lies there
+        self._session.rank_folder.path  # noqa: B018 - who passes a signal on finds this process by what lies there
         if not self._is_set:
             self._is_set = True
             for number, handler in self._handlers.items():

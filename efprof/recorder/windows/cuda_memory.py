@@ -227,7 +227,7 @@ class CudaHistory:
 
     def dump(self, session: Session, window: str, step: int) -> float:
         """Close a window: write all segments, and the history if it is not the program's own; the seconds it took."""
-        start, path = time.perf_counter(), session.rank_folder / f"{window}.pickle"
+        start, path = time.perf_counter(), session.rank_folder.path / f"{window}.pickle"
         is_whole = self._is_ours or not (self.is_on and _takes(torch.cuda.memory_snapshot, "include_traces"))
         if is_whole:
             write_snapshot(path)

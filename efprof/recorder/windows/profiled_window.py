@@ -135,7 +135,7 @@ class ProfiledWindow:
         return profiler
 
     def _write(self, profiler: torch.profiler.profile) -> list[str]:
-        folder, sites = self._session.rank_folder, self._session.sites
+        folder, sites = self._session.rank_folder.path, self._session.sites
         trace = folder / f"{self.name}.json.gz"
         if self.is_lean:
             _write_trace(profiler, trace)
