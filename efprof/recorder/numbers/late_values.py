@@ -28,6 +28,9 @@ class OnDevice(NamedTuple):
     stream: Any
 
 
+Send = Callable[[Sequence[OnDevice]], Answer]
+
+
 def on_device(value: torch.Tensor) -> OnDevice:
     return OnDevice(value.detach().reshape(()), torch.cuda.current_stream(value.device))
 
