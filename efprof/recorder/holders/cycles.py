@@ -4,6 +4,7 @@ All generations are watched: where a step leaves few objects, each with much mem
 A collection that is not looked at costs 0.9 us beside the 35 us of the collection itself (measured).
 """
 
+import functools
 import gc
 import time
 
@@ -12,9 +13,15 @@ import msgspec
 from efprof.artifacts.files import write_atomically
 from efprof.artifacts.holders import CYCLES_FILE, CollectedGarbage, LargeCollection
 from efprof.artifacts.steps import StepRecord
+from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.holders.garbage import look_at_garbage, may_look
+from efprof.recorder.loop.device import Memory
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Guard
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.writing import RankFolder
 
 MIN_FREED_BYTES = 1024**2
 MIN_FREED_SHARE = 0.05
@@ -34,10 +41,11 @@ MAX_LISTED = 200
 
 
 class Cycles:
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._started = session.shell.guarded("cycles", self._start)
-        self._stopped = session.shell.guarded("cycles", self._stop)
+    def __init__(
+        self, *, loop: Loop, memory: Memory, sites: Sites, budget: Budget, folder: RankFolder, guard: Guard
+    ) -> None:
+        self._loop, self._memory, self._sites, self._budget, self._folder = loop, memory, sites, budget, folder
+        self._started, self._stopped = guard(self._start), guard(self._stop)
         self._due_ns = 0
         self._before: int | None = None
         self._found = CollectedGarbage(num_read=0, num_large=0, collections=[], cycles=[])
@@ -64,21 +72,21 @@ class Cycles:
             self.write()
 
     def write(self) -> None:
-        if self._session.loop.steps.num_finished:
+        if self._loop.steps.num_finished:
             self._write_at = 2 * self._found.num_large
             content = msgspec.json.format(msgspec.json.encode(self._found))
-            write_atomically(self._session.rank_folder.path / CYCLES_FILE, content)
+            write_atomically(self._folder.path / CYCLES_FILE, content)
 
     def _start(self) -> None:
-        loop = self._session.loop
-        if loop.thread.is_training_thread and loop.steps.num_finished and not self._session.memory.is_collecting:
-            self._before = self._session.memory.read()[0]
+        loop = self._loop
+        if loop.thread.is_training_thread and loop.steps.num_finished and not self._memory.is_collecting:
+            self._before = self._memory.read()[0]
 
     def _stop(self, generation: int) -> None:
         assert self._before is not None
         before, self._before = self._before, None
         began_ns = time.perf_counter_ns()
-        freed = before - self._session.memory.read()[0]
+        freed = before - self._memory.read()[0]
         now = time.perf_counter_ns()
         self._due_ns = now + round(2 * (now - began_ns) / READING_SHARE)
         self._found.num_read += 1
@@ -86,7 +94,7 @@ class Cycles:
             self._note(generation, before, freed)
 
     def _note(self, generation: int, before: int, freed: int) -> None:
-        step, found = self._session.loop.number, self._found
+        step, found = self._loop.number, self._found
         found.num_large += 1
         self._generation = generation
         if step >= self._last_apart + STEPS_APART:
@@ -96,20 +104,27 @@ class Cycles:
             found.collections.append(LargeCollection(at_ns=time.time_ns(), before_bytes=before, freed_bytes=freed))
 
     def _look(self) -> None:
-        session, began_ns = self._session, time.perf_counter_ns()
-        session.loop.mark_interrupted()
-        session.memory.is_collecting = True
+        began_ns = time.perf_counter_ns()
+        self._loop.mark_interrupted()
+        self._memory.is_collecting = True
         try:
-            self._found.cycles = look_at_garbage(self._generation, session.sites)
+            self._found.cycles = look_at_garbage(self._generation, self._sites)
         finally:
-            session.memory.is_collecting = False
+            self._memory.is_collecting = False
         if self._found.cycles:
-            session.sites.keep_all()  # the statement that closes the cycle may stand in any of them
-        session.budget.spend("cycles", time.perf_counter_ns() - began_ns)
+            self._sites.keep_all()  # the statement that closes the cycle may stand in any of them
+        self._budget.spend("cycles", time.perf_counter_ns() - began_ns)
 
 
 def start(session: Session) -> None:
-    cycles = Cycles(session)
+    cycles = Cycles(
+        loop=session.loop,
+        memory=session.memory,
+        sites=session.sites,
+        budget=session.budget,
+        folder=session.rank_folder,
+        guard=functools.partial(session.shell.guarded, "cycles"),
+    )
     called = session.shell.reraise_later(cycles)
     gc.callbacks.append(called)
 
