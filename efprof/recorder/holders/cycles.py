@@ -117,14 +117,9 @@ class Cycles:
 
 
 def start(session: Session) -> None:
-    cycles = Cycles(
-        loop=session.loop,
-        memory=session.memory,
-        sites=session.sites,
-        budget=session.budget,
-        folder=session.rank_folder,
-        guard=functools.partial(session.shell.guarded, "cycles"),
-    )
+    loop, memory, sites, budget = session.loop, session.memory, session.sites, session.budget
+    folder, guard = session.rank_folder, functools.partial(session.shell.guarded, "cycles")
+    cycles = Cycles(loop=loop, memory=memory, sites=sites, budget=budget, folder=folder, guard=guard)
     called = session.shell.reraise_later(cycles)
     gc.callbacks.append(called)
 
@@ -133,5 +128,5 @@ def start(session: Session) -> None:
             gc.callbacks.remove(called)
 
     session.undo_at_end([remove])
-    session.subscribe(session.loop.step_ended, "cycles", cycles.finish)
+    session.subscribe(loop.step_ended, "cycles", cycles.finish)
     session.on_end("cycles", cycles.write)
