@@ -8,19 +8,19 @@ parameter a gradient whose graph leads back to it, they keep each other alive: s
 import sys
 import time
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from efprof.artifacts.events import BackwardCalls, Event
+from efprof.artifacts.events import BackwardCalls
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.holders.paths import Node, read_node, storage_of
 from efprof.recorder.holders.variables import locals_of, may_read_locals
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Note
 from efprof.recorder.session.sites import Sites, callers
 
 MAX_SECONDS = 0.3
@@ -76,7 +76,7 @@ class _Site:
 class BackwardWatch:
     """Told of every pass of the steps that are recorded in full, before it and after it."""
 
-    def __init__(self, loop: Loop, sites: Sites, note: Callable[[Event], None]) -> None:
+    def __init__(self, loop: Loop, sites: Sites, note: Note) -> None:
         self._loop, self._sites, self._note = loop, sites, note
         self._by_line: dict[str, _Site] = {}
         self._next_note = FIRST_NOTE
@@ -128,12 +128,12 @@ class BackwardWatch:
             site.alive.append(_Graph(step=step, hook=weakref.ref(hook), leaves=leaves_left))
         self._seconds += time.perf_counter() - start
 
-    def finish(self, step: OpenStep, _: StepRecord) -> None:
+    def finish(self, _: object, record: StepRecord) -> None:
         self._kept = None
         for site in self._by_line.values():
             if site.alive:
-                site.sort_out(step.number)
-        if step.number + 1 >= self._next_note:
+                site.sort_out(record.step)
+        if record.step + 1 >= self._next_note:
             self._next_note *= NOTE_FACTOR
             self.note()
 

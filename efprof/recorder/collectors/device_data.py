@@ -15,10 +15,10 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from efprof.artifacts.events import DeviceData, DeviceTensor, Event
+from efprof.artifacts.events import DeviceData, DeviceTensor
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.shell import Guard
+from efprof.recorder.session.shell import Guard, Note
 from efprof.recorder.session.sites import Sites
 
 DEVICE: Final = "cuda"
@@ -78,7 +78,7 @@ class _Mode(TorchFunctionMode):
 class DataWatch:
     """Finds the tensors, has their use seen, and tells of it."""
 
-    def __init__(self, sites: Sites, guard: Guard, note: Callable[[Event], None]) -> None:
+    def __init__(self, sites: Sites, guard: Guard, note: Note) -> None:
         self._sites, self._guard, self._note = sites, guard, note
         self._uses: dict[int, _Use] = {}
         self._step = 0

@@ -67,8 +67,7 @@ def start(session: Session) -> None:
         times = functools.partial(_time_stages, loop, device, session.shell)
         use = functools.partial(session.subscribe, loop.step_ended, "device_use", read)
         for collector, begin in (("device_times", times), ("device_use", use)):
-            began: Any = session.shell.guarded(collector, begin)
-            torch.cuda._lazy_call(began)  # type: ignore[no-untyped-call]
+            torch.cuda._lazy_call(session.shell.guarded(collector, begin))  # type: ignore[no-untyped-call]
 
 
 def _write(run_folder: Path, used: int | None, source: str) -> None:

@@ -6,19 +6,19 @@ A reading takes 0.3 to 1 ms (measured, 3 to 15 threads).
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from efprof.artifacts.events import Event, ThreadsReady
+from efprof.artifacts.events import ThreadsReady
 from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.launch.machine import descendants_of, describe_host
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Note
 from efprof.recorder.session.sites import Sites
 
 FIRST_STEP = 5
@@ -26,7 +26,7 @@ FIRST_STEP = 5
 
 
 class ReadyThreads:
-    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, note: Callable[[Event], None]) -> None:
+    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, note: Note) -> None:
         self._loop, self._sites, self._budget, self._note, self._site = loop, sites, budget, note, ""
         self._due, self._cost_ns = FIRST_STEP, 1_000_000
         self._last_ns, self._last = 0, dict[str, tuple[int, int]]()
@@ -69,8 +69,8 @@ def start(session: Session) -> None:
         if not session.is_ended:  # as it is in a data worker, where torch sets one thread
             threads.set_by_user()
 
-    set_num = call_before(torch, "set_num_threads", session.shell.guarded("ready_threads", set_by_user))
-    session.undo_at_end([set_num])
+    guarded = session.shell.guarded("ready_threads", set_by_user)
+    session.undo_at_end([call_before(torch, "set_num_threads", guarded)])
     session.subscribe(session.loop.step_ended, "ready_threads", threads.finish)
 
 

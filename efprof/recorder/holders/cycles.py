@@ -17,7 +17,6 @@ from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.holders.garbage import look_at_garbage, may_look
 from efprof.recorder.loop.device import Memory
 from efprof.recorder.loop.loop import Loop
-from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Guard
 from efprof.recorder.session.sites import Sites
@@ -60,9 +59,9 @@ class Cycles:
         elif self._before is not None:
             self._stopped(info["generation"])
 
-    def finish(self, step: OpenStep, record: StepRecord) -> None:
+    def finish(self, _: object, record: StepRecord) -> None:
         """Look at a step whose garbage nobody has freed yet, and write what there is for a process that is killed."""
-        is_apart = step.number >= self._last_apart + STEPS_APART
+        is_apart = record.step >= self._last_apart + STEPS_APART
         if self._num_apart >= self._due_at and is_apart and record.window is None:
             self._due_at *= 2
             if not self._found.cycles and may_look():

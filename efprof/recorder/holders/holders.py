@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from efprof.artifacts.events import Event, HoldersCounted
+from efprof.artifacts.events import HoldersCounted
 from efprof.artifacts.files import no_garbage_collection, write_atomically
 from efprof.artifacts.holders import Container, Count, Counted, Moment, Watch, Watched
 from efprof.artifacts.steps import StepRecord
@@ -26,9 +26,8 @@ from efprof.recorder.holders.paths import Held, Key, Node, Place, TimeLimit, Tim
 from efprof.recorder.holders.variables import attributes_of, locals_of, may_read_locals
 from efprof.recorder.holders.walk import Walk
 from efprof.recorder.loop.loop import Loop
-from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.shell import Guard
+from efprof.recorder.session.shell import Guard, Note
 from efprof.recorder.session.sites import Sites, callers
 from efprof.recorder.session.writing import RankFolder
 
@@ -63,7 +62,7 @@ MAX_SHARE = 0.4
 class HolderFiles:
     """Writes each count and each watch to a file of its own, and tells of the counts."""
 
-    def __init__(self, folder: RankFolder, note: Callable[[Event], None]) -> None:
+    def __init__(self, folder: RankFolder, note: Note) -> None:
         self._folder, self._note = folder, note
         self._num_counts = self.num_watches = 0
 
@@ -145,15 +144,15 @@ class Holders:
         self._loader: int | None = None
         self._is_loader_over = False
 
-    def finish(self, step: OpenStep, record: StepRecord, *, is_over: bool) -> None:
-        self._loader = step.batches.loader
+    def finish(self, record: StepRecord, *, is_over: bool) -> None:
+        self._loader = record.loader
         is_traced = record.window is not None
         if self._watches.is_on:
             record.window = record.window or f"watch-{self._files.num_watches + 1}"
             self._watches.go_on(is_last=is_traced)
         # A profiler's window would note everything that a count does; once the program ends, its functions are over.
-        elif not is_traced and step.number + 1 >= self._due and not is_over:
-            self.count("step", step.number)
+        elif not is_traced and record.step + 1 >= self._due and not is_over:
+            self.count("step", record.step)
 
     def loader_ended(self, _: Any, number: int | None) -> None:
         if number is None or number != self._loader:
@@ -339,8 +338,8 @@ def start(session: Session) -> None:
     is_asked_for = bool(session.options.holders)
     holders = Holders(loop=loop, sites=sites, budget=budget, files=files, watches=watches, is_asked_for=is_asked_for)
 
-    def finish(step: OpenStep, record: StepRecord) -> None:
-        holders.finish(step, record, is_over=session.is_ended)
+    def finish(_: object, record: StepRecord) -> None:
+        holders.finish(record, is_over=session.is_ended)
 
     session.shell.when_stopped("holders", watches.abandon)
     os.register_at_fork(after_in_child=watches.abandon)

@@ -14,14 +14,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from efprof.artifacts.events import Event, GradientClearing
+from efprof.artifacts.events import GradientClearing
 from efprof.recorder.budget.sampling import FIRST_STEPS
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.numbers.late_values import Send, on_device
 from efprof.recorder.numbers.step_numbers import is_plain, is_read_late, outside_modes, parameters_of, read_value
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.shell import Guard
+from efprof.recorder.session.shell import Guard, Note
 from efprof.recorder.session.sites import Sites
 
 MAX_GRADIENTS = 4
@@ -107,7 +107,7 @@ class Watched:
 class ClearingWatch:
     """Listens until steps may be light; holds no optimizer, and no tensor of the program's."""
 
-    def __init__(self, *, loop: Loop, sites: Sites, send: Send, note: Callable[[Event], None], guard: Guard) -> None:
+    def __init__(self, *, loop: Loop, sites: Sites, send: Send, note: Note, guard: Guard) -> None:
         self._loop, self._sites, self._send, self._note, self._guard = loop, sites, send, note, guard
         self._watched: WeakKeyDictionary[torch.optim.Optimizer, Watched] = WeakKeyDictionary()
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from efprof import recorder
-from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped, Event
+from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped
 from efprof.artifacts.run_file import SOURCES_FILE
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.recorder.budget.light_steps import LightSteps
@@ -27,7 +27,7 @@ from efprof.recorder.numbers.late_values import LateValues
 from efprof.recorder.session import current
 from efprof.recorder.session.endings import ExitWatcher
 from efprof.recorder.session.options import Options
-from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.shell import Note, Shell
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from efprof.recorder.windows.triggers import WindowRequests
@@ -77,7 +77,7 @@ class Session:
         self.is_ended = False
         self.rank_folder = folder
         self._events = LineWriter(folder, EVENTS_FILE)
-        self.note: Callable[[Event], None] = self._events.write
+        self.note: Note = self._events.write
         self._undo: list[Undo] = []
         self._at_end: list[Callable[[], None]] = []
 

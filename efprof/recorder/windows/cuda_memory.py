@@ -18,6 +18,7 @@ from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.endings import ExitWatcher
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS, Options
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Note
 from efprof.recorder.session.writing import RankFolder, written_whole
 from efprof.recorder.windows.triggers import TRIGGERED_STEPS, MemoryPeaks, WindowRequests
 
@@ -80,14 +81,14 @@ class CudaMemory:
         if self._end is not None:
             self._mark(step)
 
-    def finish(self, step: OpenStep, record: StepRecord) -> None:
+    def finish(self, _: object, record: StepRecord) -> None:
         """Close the window after its last step, or before one that a profiler is meant for."""
         if self._is_ready and self._peaks is not None and record.memory:
-            rise = self._peaks.rise(step.number, max(boundary.allocated_bytes for boundary in record.memory))
+            rise = self._peaks.rise(record.step, max(boundary.allocated_bytes for boundary in record.memory))
             if rise is not None:
-                self._ask_for_peak(step.number, rise)
-        if self._end is not None and (step.number + 1 >= self._end or not self._may_be_on(step.number + 1)):
-            self._close(step.number)
+                self._ask_for_peak(record.step, rise)
+        if self._end is not None and (record.step + 1 >= self._end or not self._may_be_on(record.step + 1)):
+            self._close(record.step)
 
     def yield_to_program(self, *_: object) -> None:
         """The program turns the history on or off itself, by which it would clear ours."""
@@ -169,22 +170,22 @@ class CudaMemory:
 def start(session: Session) -> None:
     if not hasattr(torch._C, "_cuda_record_memory_history"):
         return
-    options, loop, history = session.options, session.loop, CudaHistory()
+    options, loop, guarded, history = session.options, session.loop, session.shell.guarded, CudaHistory()
     files = MemoryFiles(history, loop=loop, folder=session.rank_folder, note=session.note)
     if options.memory_steps or options.memory_ring or "memory-peak" in options.triggers:
         requests = session.window_requests
         memory = CudaMemory(options, loop=loop, requests=requests, history=history, files=files)
         subscribe(session, memory)
-        _when_cuda_begins(session, "cuda_memory", memory.cuda_began)
+        torch.cuda._lazy_call(guarded("cuda_memory", memory.cuda_began))  # type: ignore[no-untyped-call]
     failures = MemoryFailures(files, loop=loop, endings=session.endings, note=session.note)
     observer = OutOfMemoryObserver(failures)
-    observe = session.shell.guarded("out_of_memory", observer.observe)
+    observe = guarded("out_of_memory", observer.observe)
 
     def attach() -> None:
         if observer.failures is not None and why_backend_has_none() is None:
             torch._C._cuda_attach_out_of_memory_observer(observe)  # type: ignore[attr-defined]
 
-    _when_cuda_begins(session, "out_of_memory", attach)
+    torch.cuda._lazy_call(guarded("out_of_memory", attach))  # type: ignore[no-untyped-call]
     session.on_end("out_of_memory", observer.end)
 
 
@@ -195,11 +196,6 @@ def subscribe(session: Session, memory: CudaMemory) -> None:
     session.shell.when_stopped("cuda_memory", memory.stop_watching)
     begins = session.shell.guarded("cuda_memory", memory.yield_to_program)
     session.undo_at_end([call_before(torch.cuda.memory, "_record_memory_history", begins)])
-
-
-def _when_cuda_begins(session: Session, collector: str, function: Callable[[], None]) -> None:
-    guarded: Any = session.shell.guarded(collector, function)
-    torch.cuda._lazy_call(guarded)  # type: ignore[no-untyped-call]
 
 
 def why_backend_has_none() -> str | None:
@@ -245,7 +241,7 @@ class CudaHistory:
 class MemoryFiles:
     """Writes what the history has at the end of a window, and tells of windows."""
 
-    def __init__(self, history: CudaHistory, *, loop: Loop, folder: RankFolder, note: Callable[[Event], None]) -> None:
+    def __init__(self, history: CudaHistory, *, loop: Loop, folder: RankFolder, note: Note) -> None:
         self._history, self._loop, self._folder, self._note = history, loop, folder, note
 
     def note_opened(self, step: int, window: str, why: str) -> None:
@@ -302,7 +298,7 @@ class MemoryFailures:
     Most of these failures a program survives, as when cuDNN tries work spaces: one snapshot is taken of all that.
     """
 
-    def __init__(self, files: MemoryFiles, *, loop: Loop, endings: ExitWatcher, note: Callable[[Event], None]) -> None:
+    def __init__(self, files: MemoryFiles, *, loop: Loop, endings: ExitWatcher, note: Note) -> None:
         self._files, self._loop, self._endings, self._note = files, loop, endings, note
         self._last = DeviceOutOfMemory(step=-1)
 

@@ -5,14 +5,13 @@ import gc
 import os
 import time
 import weakref
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch.torch_version import TorchVersion
 
-from efprof.artifacts.events import CollectorStopped, Event, WindowClosed, WindowOpened
+from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import LightStep
 from efprof.recorder.hooks.patching import Undo, replace
@@ -21,7 +20,7 @@ from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, Options, StepRange
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.shell import Note, Shell
 from efprof.recorder.windows.profiled_window import Planned, ProfiledWindow, WindowFiles, is_profiling, is_running
 from efprof.recorder.windows.triggers import TRIGGERED_STEPS, Triggers, WindowRequests
 
@@ -45,14 +44,7 @@ class Windows:
     """At most one window is open; each is written as soon as it closes, so that a crash costs one at most."""
 
     def __init__(
-        self,
-        options: Options,
-        *,
-        loop: Loop,
-        memory: Memory,
-        requests: WindowRequests,
-        files: WindowFiles,
-        note: Callable[[Event], None],
+        self, options: Options, *, loop: Loop, memory: Memory, requests: WindowRequests, files: WindowFiles, note: Note
     ) -> None:
         self._loop, self._memory, self._requests, self._files, self._note = loop, memory, requests, files, note
         self._options = options
@@ -90,13 +82,13 @@ class Windows:
             self._open(step, planned._replace(end=step.number + 1, why=f"{planned.why}, without the data stage"))
             step.window = self._window.name if self._window is not None else None
 
-    def finish(self, step: OpenStep, record: StepRecord) -> None:
+    def finish(self, _: object, record: StepRecord) -> None:
         if self._window is not None:
             self._requests.spend(round(record.total_us * 1000))
         self._last = record
         self._triggers.note(record)
-        if self._window is not None and step.number + 1 >= self._window.end:
-            self._close(self._window, step.number)
+        if self._window is not None and record.step + 1 >= self._window.end:
+            self._close(self._window, record.step)
 
     def note_light(self, steps: list[LightStep]) -> None:
         for step in steps:
