@@ -283,8 +283,8 @@ class OutOfMemoryObserver:
         """None once the recording is over: then it does nothing, and holds nothing."""
 
     def observe(self, *failure: int) -> None:
-        if self.failures is not None:
-            self.failures.add(*failure)
+        if (failures := self.failures) is not None:
+            failures.add(*failure)
 
     def end(self) -> None:
         failures, self.failures = self.failures, None

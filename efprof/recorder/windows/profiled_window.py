@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -52,9 +51,19 @@ class WindowFiles:
         self._folder, self._sites, self._device = folder, sites, device
 
     def write_trace(self, profiler: torch.profiler.profile, name: str) -> list[str]:
-        trace = self._folder.path / f"{name}.json.gz"
-        _write_trace(profiler, trace)
-        return [trace.name]
+        path = self._folder.path / f"{name}.json.gz"
+        raw, whole = path.with_name(f".{path.name}.raw.json"), path.with_name(f".{path.name}.part")
+        try:
+            profiler.export_chrome_trace(str(raw))
+            trace = raw.read_bytes() if raw.exists() else b""
+            if not trace.rstrip().endswith(b"}"):  # the profiler's library only logs that it could not write
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            whole.write_bytes(gzip.compress(trace, compresslevel=1, mtime=0))
+            whole.rename(path)
+        finally:
+            for temporary in path.parent.glob(f".{path.name}.*"):  # the profiler's library has one of its own
+                temporary.unlink(missing_ok=True)
+        return [path.name]
 
     def write(self, profiler: torch.profiler.profile, name: str, number: int) -> list[str]:
         folder = self._folder.path
@@ -184,20 +193,6 @@ def is_profiling() -> bool:
 def is_running(profiler: Any) -> bool:
     """Whether what `torch.autograd.profiler.profile` constructed was started, in whatever thread, and goes on."""
     return getattr(profiler, "entered", False) and profiler.kineto_results is None
-
-
-def _write_trace(profiler: torch.profiler.profile, path: Path) -> None:
-    raw, whole = path.with_name(f".{path.name}.raw.json"), path.with_name(f".{path.name}.part")
-    try:
-        profiler.export_chrome_trace(str(raw))
-        trace = raw.read_bytes() if raw.exists() else b""
-        if not trace.rstrip().endswith(b"}"):  # the profiler's library only logs that it could not write
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        whole.write_bytes(gzip.compress(trace, compresslevel=1, mtime=0))
-        whole.rename(path)
-    finally:
-        for temporary in path.parent.glob(f".{path.name}.*"):  # the profiler's library has one of its own
-            temporary.unlink(missing_ok=True)
 
 
 def watch_operators() -> list[Undo]:
