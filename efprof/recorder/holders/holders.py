@@ -82,21 +82,17 @@ class HolderFiles:
 
 
 class Watches:
-    """At most one is on; it ends with the step in which enough was seen, or before the next count."""
+    """At most one is open; it ends with the step in which enough was seen, or before the next count."""
 
     def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, files: HolderFiles, guard: Guard) -> None:
         self._loop, self._sites, self._budget, self._files, self._guard = loop, sites, budget, files, guard
-        self._watch: GrowthWatch | None = None
-
-    @property
-    def is_on(self) -> bool:
-        return self._watch is not None
+        self.open: GrowthWatch | None = None
 
     def begin(self, things: list[WatchedValue], states: list[State], step: int) -> None:
         watch = GrowthWatch(self._sites, things, states, self._guard)
         why_not = watch.begin(sys._getframe(), max(MIN_WATCHED_STEPS, step // WATCHED_PART))
         if why_not is None:
-            self._watch = watch
+            self.open = watch
             self._loop.light.steps.watch = self._guard(self.go_on)
         else:
             watch.end()
@@ -104,9 +100,9 @@ class Watches:
                 self._files.write_watch(Watch(watched=[], why_not=why_not))
 
     def go_on(self, _: int = 0, *, is_last: bool = False) -> None:
-        if self._watch is not None:
+        if self.open is not None:
             self._loop.mark_interrupted()
-            if self._watch.step_ended() or is_last:
+            if self.open.step_ended() or is_last:
                 self.stop()
 
     def stop(self) -> None:
@@ -121,7 +117,7 @@ class Watches:
             watch.stop()
 
     def _let_go(self) -> GrowthWatch | None:
-        watch, self._watch, self._loop.light.steps.watch = self._watch, None, None
+        watch, self.open, self._loop.light.steps.watch = self.open, None, None
         return watch
 
 
@@ -147,7 +143,7 @@ class Holders:
     def finish(self, record: StepRecord, *, is_over: bool) -> None:
         self._loader = record.loader
         is_traced = record.window is not None
-        if self._watches.is_on:
+        if self._watches.open is not None:
             record.window = record.window or f"watch-{self._files.num_watches + 1}"
             self._watches.go_on(is_last=is_traced)
         # A profiler's window would note everything that a count does; once the program ends, its functions are over.
