@@ -61,7 +61,8 @@ def seconds_with(loop: Any, items: Dataset[torch.Tensor]) -> tuple[float, float]
 
 def main(folder: Path, rounds: int) -> None:
     """Print a line for each kind of items and clock."""
-    sampled: Any = SampledLoop(open_session(folder))
+    session = open_session(folder)
+    sampled: Any = SampledLoop(session.run_folder, session.options.root, session.sites.own_package)
     sampled.loader = 0
     print(
         machine_line(), "\n\n| items | clock | without, fastest | with, fastest | median pair |\n" + "| --- " * 5 + "|"

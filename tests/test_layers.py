@@ -123,6 +123,23 @@ def test_a_folder_of_facts_imports_only_those_below_it() -> None:
     assert set(level) == {path.parent.name for path in (ROOT / "efprof/facts").glob("*/__init__.py")}
 
 
+def test_no_class_of_the_recorder_is_given_the_session() -> None:
+    classes = [
+        (path, node)
+        for path in sources("efprof/recorder")
+        if "efprof.recorder.session.session.Session" in imports(path)
+        for node in nodes_of(path)
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert classes, "it is spelled in another way"
+    named = [
+        f"{path.relative_to(ROOT)}: {one.name}"
+        for path, one in classes
+        if any(isinstance(node, ast.Name) and node.id in ("Session", "session") for node in ast.walk(one))
+    ]
+    assert named == []
+
+
 @pytest.mark.parametrize("package", ["efprof", "energy_flow"])
 def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
     files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sources(package)}

@@ -10,11 +10,11 @@ from efprof.recorder.session.session import Session
 class Cost:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._steps_ns = self._num_full = 0
+        self._steps_ns = self.num_full = 0
 
     def add_full(self, step: OpenStep, _: StepRecord) -> None:
         self._add(step.number, step.recorder_ns)
-        self._num_full += 1
+        self.num_full += 1
 
     def add_light(self, steps: list[LightStep]) -> None:
         for step in steps:
@@ -27,24 +27,24 @@ class Cost:
         else:
             self._steps_ns += cost_ns
 
-    def note(self, session: Session) -> None:
-        if not self._num_full:
-            return
+    def event(self, step: int) -> RecordingCost:
         spent = {"steps": self._steps_ns, **self._budget.spent_ns}
-        session.note(
-            RecordingCost(
-                step=session.loop.number,
-                allowance_s=ALLOWANCE_NS / 1e9,
-                share=session.options.overhead,
-                seconds={what: ns / 1e9 for what, ns in spent.items()},
-                num_full_steps=self._num_full,
-            )
+        return RecordingCost(
+            step=step,
+            allowance_s=ALLOWANCE_NS / 1e9,
+            share=self._budget.share,
+            seconds={what: ns / 1e9 for what, ns in spent.items()},
+            num_full_steps=self.num_full,
         )
 
 
 def start(session: Session) -> None:
     """Listen to the ends of all steps, and to such updates: the first is told, and at the end how many there were."""
     cost, thread = Cost(session.budget), session.loop.thread
+
+    def note_cost() -> None:
+        if cost.num_full:
+            session.note(cost.event(session.loop.number))
 
     def note_manual(step: OpenStep) -> None:
         session.note(StepsWithoutOptimizer(step=step.number))
@@ -56,7 +56,7 @@ def start(session: Session) -> None:
 
     session.subscribe(session.loop.step_ended, "cost", cost.add_full)
     session.subscribe(session.loop.light.steps.listeners, "cost", cost.add_light)
-    session.on_end("cost", lambda: cost.note(session))
+    session.on_end("cost", note_cost)
     session.subscribe(session.loop.steps.manual_updates_found, "unrecorded_updates", note_manual)
     session.subscribe(thread.updated_elsewhere, "unrecorded_updates", note_other)
     session.on_end("unrecorded_updates", note_other)

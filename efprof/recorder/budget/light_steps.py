@@ -7,7 +7,7 @@ its steps, at a mark.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +15,7 @@ from efprof.artifacts.steps import HAS_PAUSE, IS_SKIPPED, LightLine, spelled
 from efprof.recorder.budget.sampling import LightStep, Sampling
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.loop.steps import Steps
-from efprof.recorder.numbers.late_values import Answer, OnDevice
+from efprof.recorder.numbers.late_values import Answer, OnDevice, Send
 from efprof.recorder.numbers.step_numbers import ScaledLosses
 
 MAX_ROWS: Final = 256
@@ -57,7 +57,7 @@ class LightSteps:
         no plain loss of one finite number on the CPU.
         """
         self.scaled = ScaledLosses()
-        self.send: Callable[[Sequence[OnDevice]], Answer] = lambda _: lambda: None
+        self.send: Send = lambda _: lambda: None
         self.note_bad: Callable[[int, float, str | None], None] = lambda *_: None
         """Told of a step, its loss that a device told and that is not finite, and the line that called backward."""
         self.listeners: list[Callable[[list[LightStep]], None]] = []

@@ -66,7 +66,7 @@ class Budget:
 
         Of that half goes what steps take beyond theirs.
         """
-        self._share = share
+        self.share = share
         self._taken_by_steps = taken_by_steps
         self.spent_ns: Counter[str] = Counter()
         self._began_ns = perf_counter_ns()
@@ -83,8 +83,8 @@ class Budget:
 
     @property
     def _earned_ns(self) -> float:
-        half = self._share / 2
-        share = min(half, max(self._share - self._taken_by_steps(), MIN_PART * half))
+        half = self.share / 2
+        share = min(half, max(self.share - self._taken_by_steps(), MIN_PART * half))
         return ALLOWANCE_NS + share * (perf_counter_ns() - self._began_ns)
 
     @property

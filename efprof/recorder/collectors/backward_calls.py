@@ -17,8 +17,10 @@ from efprof.artifacts.events import BackwardCalls
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.holders.paths import Node, read_node, storage_of
 from efprof.recorder.holders.variables import locals_of, may_read_locals
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Note
 from efprof.recorder.session.sites import Sites, callers
 
 MAX_SECONDS = 0.3
@@ -74,9 +76,9 @@ class _Site:
 class BackwardWatch:
     """Told of every pass of the steps that are recorded in full, before it and after it."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._sites: dict[str, _Site] = {}
+    def __init__(self, loop: Loop, sites: Sites, note: Note) -> None:
+        self._loop, self._sites, self._note = loop, sites, note
+        self._by_line: dict[str, _Site] = {}
         self._next_note = FIRST_NOTE
         self._seconds = 0.0
         self._kept: tuple[_Site, list[Any], int, bool] | None = None
@@ -87,9 +89,9 @@ class BackwardWatch:
             return  # reentrant checkpointing calls backward from within a pass
         self._kept = None
         name = step.backward_site
-        if name is not None and name not in self._sites and len(self._sites) < MAX_SITES:
-            self._sites[name] = _Site(called=BackwardCalls(step=0, site=name))
-        site = self._sites.get(name or "")
+        if name is not None and name not in self._by_line and len(self._by_line) < MAX_SITES:
+            self._by_line[name] = _Site(called=BackwardCalls(step=0, site=name))
+        site = self._by_line.get(name or "")
         if site is None:
             return
         site.called.num_calls += 1
@@ -121,30 +123,31 @@ class BackwardWatch:
             called.num_watched, called.last_watched_step = called.num_watched + 1, step
             called.kept_bytes = max(called.kept_bytes, _bytes_of(found, leaves, nodes))
             if own and called.leaf is None:
-                called.leaf = _name_of(own[0], self._session.sites)
+                called.leaf = _name_of(own[0], self._sites)
             leaves_left = [weakref.ref(leaf) for leaf in own]
             site.alive.append(_Graph(step=step, hook=weakref.ref(hook), leaves=leaves_left))
         self._seconds += time.perf_counter() - start
 
-    def finish(self, step: OpenStep, _: StepRecord) -> None:
+    def finish(self, _: object, record: StepRecord) -> None:
         self._kept = None
-        for site in self._sites.values():
+        for site in self._by_line.values():
             if site.alive:
-                site.sort_out(step.number)
-        if step.number + 1 >= self._next_note:
+                site.sort_out(record.step)
+        if record.step + 1 >= self._next_note:
             self._next_note *= NOTE_FACTOR
             self.note()
 
     def note(self) -> None:
-        number = self._session.loop.number
-        for site in self._sites.values():
+        number = self._loop.number
+        for site in self._by_line.values():
             site.sort_out(number)
             site.called.at_ns, site.called.step = time.time_ns(), number
-            self._session.note(site.called)
+            self._note(site.called)
 
 
 def start(session: Session) -> None:
-    watch, loop = BackwardWatch(session), session.loop
+    loop = session.loop
+    watch = BackwardWatch(loop, session.sites, session.note)
     session.subscribe(loop.backward_called, "backward_calls", watch.begin)
     loop.backward_ended.append(session.shell.guarded("backward_calls", watch.end))
     session.subscribe(loop.step_ended, "backward_calls", watch.finish)

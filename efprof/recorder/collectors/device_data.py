@@ -4,6 +4,7 @@ Where there are any when step 1 begins, every call of torch's functions is looke
 which stretches of such a tensor are read, and from which line. No operation runs differently for it.
 """
 
+import functools
 import gc
 import sys
 import weakref
@@ -17,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from efprof.artifacts.events import DeviceData, DeviceTensor
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Guard, Note
+from efprof.recorder.session.sites import Sites
 
 DEVICE: Final = "cuda"
 FIRST_STEP: Final = 1
@@ -75,8 +78,8 @@ class _Mode(TorchFunctionMode):
 class DataWatch:
     """Finds the tensors, has their use seen, and tells of it."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, sites: Sites, guard: Guard, note: Note) -> None:
+        self._sites, self._guard, self._note = sites, guard, note
         self._uses: dict[int, _Use] = {}
         self._step = 0
         self._mode: _Mode | None = None
@@ -93,7 +96,7 @@ class DataWatch:
             used = [told for use in self._uses.values() if (told := use.told()) is not None]
             used.sort(key=lambda one: -one.num_bytes)
             event = DeviceData(step=step.number, num_steps=NUM_STEPS, tensors=used[:MAX_TENSORS], why_not=self._why_not)
-            self._session.note(event)
+            self._note(event)
 
     def _begin(self) -> None:
         self._uses = _candidates()
@@ -102,7 +105,7 @@ class DataWatch:
             return
         self._why_not = _why_not()
         if not self._why_not:
-            self._mode = _Mode(self._session.shell.guarded("device_data", self._look))
+            self._mode = _Mode(self._guard(self._look))
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
@@ -118,14 +121,14 @@ class DataWatch:
         for tensor in _tensors_in(given):
             use = self._uses.get(_key(tensor))
             if use is not None:
-                self._note(use, tensor, func, result)
+                self._note_use(use, tensor, func, result)
 
-    def _note(self, use: _Use, given: torch.Tensor, func: Any, result: Any) -> None:
+    def _note_use(self, use: _Use, given: torch.Tensor, func: Any, result: Any) -> None:
         made = list(_tensors_in(result if isinstance(result, tuple | list) else (result,)))
         if not made:
             return  # its shape was asked for
         is_view = any(_key(one) == _key(given) for one in made)
-        site = self._session.sites.of_caller(sys._getframe())
+        site = self._sites.of_caller(sys._getframe())
         is_drawn = getattr(func, "__name__", "") in INDEXING
         if site is not None and (is_drawn or (is_view and made[0].numel() < given.numel())):
             use.taken_at[site] = None
@@ -141,7 +144,7 @@ class DataWatch:
 
 
 def start(session: Session) -> None:
-    watch = DataWatch(session)
+    watch = DataWatch(session.sites, functools.partial(session.shell.guarded, "device_data"), session.note)
     session.subscribe(session.loop.step_began, "device_data", watch.step_began)
     session.undo_at_end([watch.end])  # also where the collector was stopped by an error
 

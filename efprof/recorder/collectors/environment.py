@@ -11,6 +11,7 @@ import platform
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Final
 
@@ -20,10 +21,14 @@ import torch
 import efprof
 from efprof.artifacts.readings import DEVICE_USE_FILE, DeviceUse
 from efprof.artifacts.run_file import Device, change_run_file
+from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.launch.machine import driver_version
-from efprof.recorder.loop.device import DeviceClock
+from efprof.recorder.loop.device import DeviceClock, TrainingDevice
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.writing import LineWriter
 
 NAMED_PACKAGES = ("numpy", "transformers", "accelerate", "lightning", "pytorch_lightning", "datasets", "torchvision")
 """Packages whose version can explain a difference between two runs, where the program has imported them."""
@@ -36,36 +41,38 @@ READING_NS: Final = 2_000_000
 
 def start(session: Session) -> None:
     """Wait for the first step, by which most programs have chosen their device, and for CUDA to be initialised."""
+    loop, device, memory = session.loop, session.device, session.memory
     written: tuple[bool, int | None] | None = None
 
     def write_once(*_: object) -> None:
         nonlocal written
-        session.device.look()
-        found = _has_cuda(), session.device.index
+        device.look()
+        found = _has_cuda(), device.index
         if found == written:
             return
         written = found
-        session.memory.choose_again()
-        if session.rank_folder.name == "rank0":
-            _write(session)
+        memory.choose_again()
+        if session.rank_folder.path.name == "rank0":
+            _write(session.run_folder, device.index, memory.choose())
 
     def note_device(step: OpenStep, losses: object, _: object) -> None:
-        if step.num_backwards == 1 and session.device.see(losses):
+        if step.num_backwards == 1 and device.see(losses):
             step.memory.clear()  # of another device
             write_once()
 
-    session.subscribe(session.loop.step_began, "environment", write_once)
-    session.subscribe(session.loop.backward_began, "environment", note_device)
+    session.subscribe(loop.step_began, "environment", write_once)
+    session.subscribe(loop.backward_began, "environment", note_device)
     if torch.version.cuda is not None or torch.version.hip is not None:
-        for collector, begin in (("device_times", _time_stages), ("device_use", _read_use)):
-            began: Any = session.shell.guarded(collector, functools.partial(begin, session))
-            torch.cuda._lazy_call(began)  # type: ignore[no-untyped-call]
+        read = _use_reader(loop, device, session.budget, session.lines(DEVICE_USE_FILE))
+        times = functools.partial(_time_stages, loop, device, session.shell)
+        use = functools.partial(session.subscribe, loop.step_ended, "device_use", read)
+        for collector, begin in (("device_times", times), ("device_use", use)):
+            torch.cuda._lazy_call(session.shell.guarded(collector, begin))  # type: ignore[no-untyped-call]
 
 
-def _write(session: Session) -> None:
-    used, source = session.device.index, session.memory.choose()
+def _write(run_folder: Path, used: int | None, source: str) -> None:
     found = {"versions": _versions(), "devices": _devices(used), "settings": _settings(used), "memory_source": source}
-    change_run_file(session.run_folder, lambda run: msgspec.structs.replace(run, **found))
+    change_run_file(run_folder, lambda run: msgspec.structs.replace(run, **found))
 
 
 def _has_cuda() -> bool:
@@ -138,25 +145,25 @@ def _allocator_settings() -> str:
     return str(text) or "none: its defaults"
 
 
-def _time_stages(session: Session) -> None:
-    session.loop.thread.asks_capturing = session.shell.guarded("captures", torch.cuda.is_current_stream_capturing)
-    session.loop.steps.clock = DeviceClock(session.device, functools.partial(session.shell.guarded, "device_times"))
+def _time_stages(loop: Loop, device: TrainingDevice, shell: Shell) -> None:
+    loop.thread.asks_capturing = shell.guarded("captures", torch.cuda.is_current_stream_capturing)
+    loop.steps.clock = DeviceClock(device, functools.partial(shell.guarded, "device_times"))
 
 
-def _read_use(session: Session) -> None:
-    lines, due = session.lines(DEVICE_USE_FILE), 0
+def _use_reader(loop: Loop, device: TrainingDevice, budget: Budget, lines: LineWriter) -> Callable[..., None]:
+    due = 0
 
     def read(*_: object) -> None:
         nonlocal due
-        began, step, device = perf_counter_ns(), session.loop.number, session.device.index
-        if device is None or step < due or not session.budget.affords(READING_NS):
+        began, step, index = perf_counter_ns(), loop.number, device.index
+        if index is None or step < due or not budget.affords(READING_NS):
             return
         due = max(FIRST_STEP, 2 * step)
-        stats = session.device.statistics()
+        stats = device.statistics()
         reserved = stats["reserved_bytes"]["all"]["current"] if stats else 0
         if reserved:  # else there may be no context on it, which asking would create
-            free, total = torch.cuda.mem_get_info(device)
-            lines.write(DeviceUse(step=step, device=device, used_bytes=total - free, reserved_bytes=reserved))
-            session.budget.spend("device use", perf_counter_ns() - began)
+            free, total = torch.cuda.mem_get_info(index)
+            lines.write(DeviceUse(step=step, device=index, used_bytes=total - free, reserved_bytes=reserved))
+            budget.spend("device use", perf_counter_ns() - began)
 
-    session.subscribe(session.loop.step_ended, "device_use", read)
+    return read

@@ -5,6 +5,7 @@ are off or a module that the program put in evaluation mode still is. That needs
 evaluations without a DataLoader, and those that build graphs all the same.
 """
 
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -16,8 +17,14 @@ from weakref import ref
 import torch
 
 from efprof.artifacts.readings import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
+from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.hooks.patching import call_before
+from efprof.recorder.loop.device import Memory
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Guard
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.writing import LineWriter
 
 TRAINS: Final = "_efprof_trains"
 """The attribute of an iterator on whose batch something was trained: it evaluates nothing."""
@@ -40,20 +47,19 @@ class _Pass:
 
 
 class Evaluations:
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._loop = session.loop
-        self._lines = session.lines(EVALUATIONS_FILE)
+    def __init__(
+        self, *, loop: Loop, memory: Memory, sites: Sites, budget: Budget, lines: LineWriter, guard: Guard
+    ) -> None:
+        self._loop, self._memory, self._sites, self._budget, self._lines = loop, memory, sites, budget, lines
         self.may_begin = False
         """Whether the program has put a module in evaluation mode, or a pass is open: where neither is, and gradients
         are on, a batch asked for is one to train on, and this is all that training pays for."""
         self._in_evaluation_mode: ref[torch.nn.Module] | None = None
         self._open: _Pass | None = None
-        guarded = session.shell.guarded
-        self.asked: Callable[[Any], None] = guarded("evaluations", self._note_asked)
-        self.handed: Callable[[Any], None] = guarded("evaluations", self._note_handed)
+        self.asked: Callable[[Any], None] = guard(self._note_asked)
+        self.handed: Callable[[Any], None] = guard(self._note_handed)
         """Told of the loader's iterator before a batch is asked of it, and after."""
-        self._dropped = guarded("evaluations", self._drop)
+        self._dropped = guard(self._drop)
 
     def put_in_evaluation_mode(self, module: torch.nn.Module) -> None:
         self._in_evaluation_mode = ref(module)
@@ -102,7 +108,7 @@ class Evaluations:
         return torch.autograd._get_sequence_nr(), self._loop.num_steps  # type: ignore[attr-defined]
 
     def _begin(self, iterator: Any) -> None:
-        before = EvaluationMemory(0, self._session.memory.read()[0])
+        before = EvaluationMemory(0, self._memory.read()[0])
         self.may_begin = True
         self._open = _Pass(
             iterator=ref(iterator, self._dropped),
@@ -111,12 +117,12 @@ class Evaluations:
                 started_ns=time.time_ns(),
                 total_us=0.0,
                 num_batches=0,
-                site=self._session.sites.of_caller(sys._getframe()),
+                site=self._sites.of_caller(sys._getframe()),
                 memory=[before],
                 peak_bytes=before.allocated_bytes,
                 is_peak_exact=False,
             ),
-            mark_bytes=self._highest_mark(),
+            mark_bytes=self._memory.highest_mark(),
             began_ns=perf_counter_ns(),
         )
 
@@ -135,14 +141,14 @@ class Evaluations:
         if record.num_batches <= MAX_READINGS:
             began = perf_counter_ns()
             self._note(record)
-            self._session.budget.spend("evaluations", perf_counter_ns() - began)
+            self._budget.spend("evaluations", perf_counter_ns() - began)
 
     def _close(self) -> None:
         going = self._open
         if going is not None and going.record.num_batches:
             if going.record.num_batches > MAX_READINGS:
                 self._note(going.record)
-            mark = self._highest_mark()
+            mark = self._memory.highest_mark()
             if mark is not None and going.mark_bytes is not None and mark > going.mark_bytes:
                 going.record.peak_bytes, going.record.is_peak_exact = mark, True
         self._write(perf_counter_ns())
@@ -154,19 +160,17 @@ class Evaluations:
             self._lines.write(going.record)
 
     def _note(self, record: EvaluationRecord) -> None:
-        reading = EvaluationMemory(record.num_batches, self._session.memory.read()[0])
+        reading = EvaluationMemory(record.num_batches, self._memory.read()[0])
         record.memory.append(reading)
         record.peak_bytes = max(record.peak_bytes, reading.allocated_bytes)
 
-    def _highest_mark(self) -> int | None:
-        """The CUDA allocator's own, since the program set it back last; None where it has none, or there is none."""
-        stats = self._session.device.statistics()
-        return stats["allocated_bytes"]["all"]["peak"] if stats else None
-
 
 def start(session: Session) -> None:
-    evaluations = session.loop.evaluations = Evaluations(session)
-    put = session.shell.guarded("evaluations", evaluations.put_in_evaluation_mode)
-    session.undo_at_end([call_before(torch.nn.Module, "eval", put)])
-    session.subscribe(session.loop.loader_ended, "evaluations", evaluations.exhausted)
+    guard = functools.partial(session.shell.guarded, "evaluations")
+    loop, lines = session.loop, session.lines(EVALUATIONS_FILE)
+    evaluations = loop.evaluations = Evaluations(
+        loop=loop, memory=session.memory, sites=session.sites, budget=session.budget, lines=lines, guard=guard
+    )
+    session.undo_at_end([call_before(torch.nn.Module, "eval", guard(evaluations.put_in_evaluation_mode))])
+    session.subscribe(loop.loader_ended, "evaluations", evaluations.exhausted)
     session.on_end("evaluations", evaluations.end)

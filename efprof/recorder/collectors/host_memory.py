@@ -5,9 +5,12 @@ torch.profiler with stacks takes away.
 """
 
 import os
+from pathlib import Path
 
 from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.session.endings import ExitWatcher
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.writing import RankFolder
 
 HOST_FILE = "host.memray"
 
@@ -15,12 +18,12 @@ HOST_FILE = "host.memray"
 class HostMemory:
     """Writes beside the rank folders until the first step: which rank this is, and whether it trains, shows then."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, run_folder: Path, rank_folder: RankFolder, endings: ExitWatcher) -> None:
         import memray
 
-        self._session = session
+        self._rank_folder, self._endings = rank_folder, endings
         self._is_moved = False
-        self._waiting = session.run_folder / f"host-{os.getpid()}.memray"
+        self._waiting = run_folder / f"host-{os.getpid()}.memray"
         # memray would compress the file at its end by its first name, which it has no longer then.
         destination = memray.FileDestination(self._waiting, compress_on_exit=False)
         self._tracker = memray.Tracker(destination=destination, native_traces=False, follow_fork=False)
@@ -30,19 +33,19 @@ class HostMemory:
         """Into the rank folder; memray goes on writing to it."""
         if not self._is_moved:
             self._is_moved = True
-            self._waiting.rename(self._session.rank_folder / HOST_FILE)
+            self._waiting.rename(self._rank_folder.path / HOST_FILE)
 
     def close(self) -> None:
         """Stop recording; the file of a process that never trained goes, unless an error may be why it did not."""
         self._tracker.__exit__(None, None, None)
-        if not self._is_moved and not self._session.endings.events:
+        if not self._is_moved and not self._endings.events:
             self._waiting.unlink(missing_ok=True)
 
 
 def start(session: Session) -> None:
     """Begin at once: much of what the host keeps is loaded before the first step."""
     if session.options.host_memory:
-        host_memory = HostMemory(session)
+        host_memory = HostMemory(session.run_folder, session.rank_folder, session.endings)
         session.subscribe(session.loop.step_began, "host_memory", host_memory.move)
         session.on_end("host_memory", host_memory.close)
         session.shell.when_stopped("host_memory", host_memory.close)

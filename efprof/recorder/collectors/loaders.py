@@ -14,11 +14,14 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.artifacts.events import LoaderBuilt
+from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.hooks.loop_hooks import fetching
 from efprof.recorder.hooks.patching import MethodWrapper, Undo, replace
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import num_samples
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.sites import callers
+from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.sites import Sites, callers
 
 LOOK_NS = 300_000_000
 """At most, for the types of a million objects."""
@@ -44,7 +47,9 @@ def start(session: Session) -> None:
         original(self, *args, **kwargs)
         noted(self)
 
-    session.undo_at_end([replace(DataLoader, "__init__", build), IteratorFeed(session).stop])
+    feed = IteratorFeed(loop=session.loop, sites=session.sites, budget=session.budget, shell=session.shell)
+    session.undo_at_end([replace(DataLoader, "__init__", build), feed.stop])
+    session.subscribe(session.loop.backward_began, "iterators", feed.look)
     session.subscribe(session.loop.loader_began, "loaders", note)  # it may have been built before the recording began
 
 
@@ -74,23 +79,22 @@ class IteratorFeed:
     function that backward is called in. A generator that runs already cannot be seen.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, shell: Shell) -> None:
+        self._loop, self._sites, self._budget, self._shell = loop, sites, budget, shell
         self._watched: dict[type, Undo] = {}
         self._taking: set[int] = set()
         """Threads within such a `__next__`: what it takes from others on its way is no batch."""
         self._around: set[CodeType] | None = None
         """The user's functions that ran when backward was called."""
-        self._judged = session.shell.guarded("iterators", self._judge)
-        session.subscribe(session.loop.backward_began, "iterators", self._look)
+        self._judged = shell.guarded("iterators", self._judge)
 
     def stop(self) -> None:
         while self._watched:
             self._watched.popitem()[1]()
 
-    def _look(self, *_: object) -> None:
+    def look(self, *_: object) -> None:
         """Once, in the third step: a loop with a DataLoader has asked it for a batch by then."""
-        loop, budget = self._session.loop, self._session.budget
+        loop, budget = self._loop, self._budget
         is_fed = loop.num_steps < 2 or loop.steps.has_loader or loop.steps.has_marks
         if self._around is not None or is_fed or not budget.affords(LOOK_NS):
             return
@@ -132,15 +136,14 @@ class IteratorFeed:
         if (undo := self._watched.pop(kind, None)) is None:
             return  # another thread's item came first
         undo()
-        loop = self._session.loop
         asking = next((code for code in self._users() if not code.co_flags & inspect.CO_GENERATOR), None)
-        if asking in (self._around or ()) and num_samples(item) and loop.thread.is_training_thread:
+        if asking in (self._around or ()) and num_samples(item) and self._loop.thread.is_training_thread:
             self.stop()
-            self._watch(kind, functools.partial(fetching, loop, self._session.shell))
+            self._watch(kind, functools.partial(fetching, self._loop, self._shell))
 
     def _users(self) -> Iterator[CodeType]:
         codes = (frame.f_code for frame in callers(sys._getframe()))
-        return filter(self._session.sites.is_user_code, codes)
+        return filter(self._sites.is_user_code, codes)
 
 
 def _may_feed(kind: type) -> bool:

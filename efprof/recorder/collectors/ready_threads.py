@@ -13,27 +13,30 @@ import numpy as np
 import torch
 
 from efprof.artifacts.events import ThreadsReady
+from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.launch.machine import descendants_of, describe_host
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Note
+from efprof.recorder.session.sites import Sites
 
 FIRST_STEP = 5
 """By then its loader has started its workers; the next readings are due at 10, 20, 40 steps."""
 
 
 class ReadyThreads:
-    def __init__(self, session: Session) -> None:
-        self._session, self._site = session, ""
+    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, note: Note) -> None:
+        self._loop, self._sites, self._budget, self._note, self._site = loop, sites, budget, note, ""
         self._due, self._cost_ns = FIRST_STEP, 1_000_000
         self._last_ns, self._last = 0, dict[str, tuple[int, int]]()
 
-    def set_by_user(self, *_: object) -> None:
-        if not self._session.is_ended:  # as it is in a data worker, where torch sets one thread
-            self._site = self._session.sites.of_caller(sys._getframe()) or self._site
+    def set_by_user(self) -> None:
+        self._site = self._sites.of_caller(sys._getframe()) or self._site
 
     def finish(self, *_: object) -> None:
-        began, step = time.perf_counter_ns(), self._session.loop.number
-        if step < self._due or not self._session.budget.affords_count(self._cost_ns):
+        began, step = time.perf_counter_ns(), self._loop.number
+        if step < self._due or not self._budget.affords_count(self._cost_ns):
             return
         times = times_of_threads()
         if self._last_ns:
@@ -50,19 +53,25 @@ class ReadyThreads:
                 waiting=float(sum(waited for _, waited in spent.values()) / (began - self._last_ns)),
                 children=float(of_children / (began - self._last_ns)),
             )
-            self._session.note(event)
+            self._note(event)
         self._due, self._last_ns, self._last = 2 * step, began, times
         self._cost_ns = time.perf_counter_ns() - began
-        self._session.budget.spend("ready threads", self._cost_ns)
+        self._budget.spend("ready threads", self._cost_ns)
 
 
 def start(session: Session) -> None:
     """Nothing where the kernel does not count."""
-    if any(ran for ran, _ in times_of_threads().values()):
-        threads = ReadyThreads(session)
-        set_by_user = session.shell.guarded("ready_threads", threads.set_by_user)
-        session.undo_at_end([call_before(torch, "set_num_threads", set_by_user)])
-        session.subscribe(session.loop.step_ended, "ready_threads", threads.finish)
+    if not any(ran for ran, _ in times_of_threads().values()):
+        return
+    threads = ReadyThreads(loop=session.loop, sites=session.sites, budget=session.budget, note=session.note)
+
+    def set_by_user(*_: object) -> None:
+        if not session.is_ended:  # as it is in a data worker, where torch sets one thread
+            threads.set_by_user()
+
+    guarded = session.shell.guarded("ready_threads", set_by_user)
+    session.undo_at_end([call_before(torch, "set_num_threads", guarded)])
+    session.subscribe(session.loop.step_ended, "ready_threads", threads.finish)
 
 
 def times_of_threads() -> dict[str, tuple[int, int]]:

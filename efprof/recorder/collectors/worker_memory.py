@@ -26,11 +26,15 @@ from efprof.artifacts.readings import (
     ProcessesSample,
     ProcessMemory,
 )
+from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.holders.variables import CONTAINERS, PLAIN, PROGRAM, attributes_of
 from efprof.recorder.hooks.loop_hooks import NUMBER
 from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.launch.machine import descendants_of
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.writing import LineWriter
 
 FIRST_STEP: Final = 10
 """By then its first batches are read."""
@@ -61,9 +65,8 @@ MAX_LISTED: Final = 5
 
 
 class WorkerMemory:
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._lines = session.lines(WORKER_MEMORY_FILE)
+    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, lines: LineWriter) -> None:
+        self._loop, self._sites, self._budget, self._lines = loop, sites, budget, lines
         self._iterators: WeakSet[_MultiProcessingDataLoaderIter] = WeakSet()
         self._looked_at: set[int] = set()
         self._due = FIRST_STEP
@@ -75,19 +78,19 @@ class WorkerMemory:
             return
         self._iterators.add(iterator)
         self._cost_ns = max(self._cost_ns, (loader.num_workers + 1) * READING_NS)
-        if number not in self._looked_at and self._session.budget.affords(self._cost_ns):
+        if number not in self._looked_at and self._budget.affords(self._cost_ns):
             self._looked_at.add(number)
             self._look_at(loader.dataset, number, iterator)
             self._sample()  # before they have read much
 
     def finish(self, *_: object) -> None:
-        is_due = self._iterators and self._session.loop.number >= self._due
-        if is_due and self._session.budget.affords(self._cost_ns):
+        is_due = self._iterators and self._loop.number >= self._due
+        if is_due and self._budget.affords(self._cost_ns):
             self._sample()
 
     def ending(self, iterator: Any) -> None:
         """Its workers are about to be stopped; at most once for each of the few samples before it."""
-        if iterator.__dict__.pop(READ, False) and self._session.loop.thread.is_training_thread:
+        if iterator.__dict__.pop(READ, False) and self._loop.thread.is_training_thread:
             self._iterators.add(iterator)  # a garbage collection has taken it out already
             self._sample()
             iterator.__dict__.pop(READ, None)
@@ -95,7 +98,7 @@ class WorkerMemory:
 
     def _sample(self) -> None:
         began = perf_counter_ns()
-        step = self._session.loop.number
+        step = self._loop.number
         self._due = max(FIRST_STEP, 2 * step)
         for iterator in self._iterators:
             iterator.__dict__[READ] = True
@@ -109,7 +112,7 @@ class WorkerMemory:
         processes = [read_process(pid, *workers.get(pid, ())) for pid in pids]
         self._lines.write(ProcessesSample(step=step, processes=[one for one in processes if one is not None]))
         self._cost_ns = perf_counter_ns() - began
-        self._session.budget.spend("worker memory", self._cost_ns)
+        self._budget.spend("worker memory", self._cost_ns)
 
     def _look_at(self, data_set: Any, number: int, iterator: Any) -> None:
         began = perf_counter_ns()
@@ -119,18 +122,19 @@ class WorkerMemory:
         self._lines.write(
             DataSetObjects(
                 loader=number,
-                site=self._session.sites.of_caller(sys._getframe()),
+                site=self._sites.of_caller(sys._getframe()),
                 start_method=getattr(iterator._workers[0], "_start_method", None) or multiprocessing.get_start_method(),
                 containers=[held for held, _, _ in found],
             )
         )
-        self._session.budget.spend("worker memory", perf_counter_ns() - began)
+        self._budget.spend("worker memory", perf_counter_ns() - began)
 
     def _line_that_sets(self, holder: Any, name: str) -> str | None:
         """The last one in the user's code of its class: what an attribute begins with is set before."""
-        sites = self._session.sites
         members = (member for kind in type(holder).__mro__ for member in vars(kind).values())
-        codes = [one.__code__ for one in members if isinstance(one, FunctionType) and sites.is_user_code(one.__code__)]
+        codes = [
+            one.__code__ for one in members if isinstance(one, FunctionType) and self._sites.is_user_code(one.__code__)
+        ]
         lines = [
             (one.positions.lineno, code)
             for code in codes
@@ -140,14 +144,15 @@ class WorkerMemory:
         if not lines:
             return None
         line, code = max(lines, key=lambda one: one[0])
-        return sites.of_line(code, line)
+        return self._sites.of_line(code, line)
 
 
 def start(session: Session) -> None:
     """Be told of every start of a loader, and of the ends of steps; nothing where Linux does not tell of processes."""
     if not Path("/proc/self/smaps_rollup").exists():
         return
-    workers = WorkerMemory(session)
+    lines = session.lines(WORKER_MEMORY_FILE)
+    workers = WorkerMemory(loop=session.loop, sites=session.sites, budget=session.budget, lines=lines)
     ending = session.shell.guarded("worker_memory", workers.ending)
     session.undo_at_end([call_before(_MultiProcessingDataLoaderIter, "_shutdown_workers", ending)])
     session.subscribe(session.loop.loader_started, "worker_memory", workers.started)

@@ -55,7 +55,7 @@ Place = tuple[str | None, str | None]
 
 def start(session: Session) -> None:
     """Stand in for torch's worker loop; a loader that has no number, as one of another thread, is left alone."""
-    loop = SampledLoop(session)
+    loop = SampledLoop(session.run_folder, session.options.root, session.sites.own_package)
 
     def began(loader: Any) -> None:
         if loader.num_workers and loop.num_starts < MAX_STARTS:
@@ -73,13 +73,12 @@ def start(session: Session) -> None:
 class SampledLoop:
     """A worker's loop, to be forked with the training process or pickled to a new one."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, run_folder: Path, root: Path, own_package: str | None) -> None:
         self.__module__ = LOOP.__module__  # by which it is known that such a process serves another one
         self.loader: int | None = None
         """The one whose workers are being started."""
         self.num_starts = 0
-        self._run_folder, self._root = str(session.run_folder), str(session.options.root)
-        self._own_package = session.sites.own_package
+        self._run_folder, self._root, self._own_package = str(run_folder), str(root), own_package
         self._trained_by = os.getpid()
 
     def __call__(self, *arguments: Any) -> None:

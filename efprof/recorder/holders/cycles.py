@@ -4,6 +4,7 @@ All generations are watched: where a step leaves few objects, each with much mem
 A collection that is not looked at costs 0.9 us beside the 35 us of the collection itself (measured).
 """
 
+import functools
 import gc
 import time
 
@@ -12,9 +13,14 @@ import msgspec
 from efprof.artifacts.files import write_atomically
 from efprof.artifacts.holders import CYCLES_FILE, CollectedGarbage, LargeCollection
 from efprof.artifacts.steps import StepRecord
+from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.holders.garbage import look_at_garbage, may_look
-from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.loop.device import Memory
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Guard
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.writing import RankFolder
 
 MIN_FREED_BYTES = 1024**2
 MIN_FREED_SHARE = 0.05
@@ -34,10 +40,11 @@ MAX_LISTED = 200
 
 
 class Cycles:
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._started = session.shell.guarded("cycles", self._start)
-        self._stopped = session.shell.guarded("cycles", self._stop)
+    def __init__(
+        self, *, loop: Loop, memory: Memory, sites: Sites, budget: Budget, folder: RankFolder, guard: Guard
+    ) -> None:
+        self._loop, self._memory, self._sites, self._budget, self._folder = loop, memory, sites, budget, folder
+        self._started, self._stopped = guard(self._start), guard(self._stop)
         self._due_ns = 0
         self._before: int | None = None
         self._found = CollectedGarbage(num_read=0, num_large=0, collections=[], cycles=[])
@@ -52,9 +59,9 @@ class Cycles:
         elif self._before is not None:
             self._stopped(info["generation"])
 
-    def finish(self, step: OpenStep, record: StepRecord) -> None:
+    def finish(self, _: object, record: StepRecord) -> None:
         """Look at a step whose garbage nobody has freed yet, and write what there is for a process that is killed."""
-        is_apart = step.number >= self._last_apart + STEPS_APART
+        is_apart = record.step >= self._last_apart + STEPS_APART
         if self._num_apart >= self._due_at and is_apart and record.window is None:
             self._due_at *= 2
             if not self._found.cycles and may_look():
@@ -64,21 +71,21 @@ class Cycles:
             self.write()
 
     def write(self) -> None:
-        if self._session.loop.steps.num_finished:
+        if self._loop.steps.num_finished:
             self._write_at = 2 * self._found.num_large
             content = msgspec.json.format(msgspec.json.encode(self._found))
-            write_atomically(self._session.rank_folder / CYCLES_FILE, content)
+            write_atomically(self._folder.path / CYCLES_FILE, content)
 
     def _start(self) -> None:
-        loop = self._session.loop
-        if loop.thread.is_training_thread and loop.steps.num_finished and not self._session.memory.is_collecting:
-            self._before = self._session.memory.read()[0]
+        loop = self._loop
+        if loop.thread.is_training_thread and loop.steps.num_finished and not self._memory.is_collecting:
+            self._before = self._memory.read()[0]
 
     def _stop(self, generation: int) -> None:
         assert self._before is not None
         before, self._before = self._before, None
         began_ns = time.perf_counter_ns()
-        freed = before - self._session.memory.read()[0]
+        freed = before - self._memory.read()[0]
         now = time.perf_counter_ns()
         self._due_ns = now + round(2 * (now - began_ns) / READING_SHARE)
         self._found.num_read += 1
@@ -86,7 +93,7 @@ class Cycles:
             self._note(generation, before, freed)
 
     def _note(self, generation: int, before: int, freed: int) -> None:
-        step, found = self._session.loop.number, self._found
+        step, found = self._loop.number, self._found
         found.num_large += 1
         self._generation = generation
         if step >= self._last_apart + STEPS_APART:
@@ -96,20 +103,22 @@ class Cycles:
             found.collections.append(LargeCollection(at_ns=time.time_ns(), before_bytes=before, freed_bytes=freed))
 
     def _look(self) -> None:
-        session, began_ns = self._session, time.perf_counter_ns()
-        session.loop.mark_interrupted()
-        session.memory.is_collecting = True
+        began_ns = time.perf_counter_ns()
+        self._loop.mark_interrupted()
+        self._memory.is_collecting = True
         try:
-            self._found.cycles = look_at_garbage(self._generation, session.sites)
+            self._found.cycles = look_at_garbage(self._generation, self._sites)
         finally:
-            session.memory.is_collecting = False
+            self._memory.is_collecting = False
         if self._found.cycles:
-            session.sites.keep_all()  # the statement that closes the cycle may stand in any of them
-        session.budget.spend("cycles", time.perf_counter_ns() - began_ns)
+            self._sites.keep_all()  # the statement that closes the cycle may stand in any of them
+        self._budget.spend("cycles", time.perf_counter_ns() - began_ns)
 
 
 def start(session: Session) -> None:
-    cycles = Cycles(session)
+    loop, memory, sites, budget = session.loop, session.memory, session.sites, session.budget
+    folder, guard = session.rank_folder, functools.partial(session.shell.guarded, "cycles")
+    cycles = Cycles(loop=loop, memory=memory, sites=sites, budget=budget, folder=folder, guard=guard)
     called = session.shell.reraise_later(cycles)
     gc.callbacks.append(called)
 
@@ -118,5 +127,5 @@ def start(session: Session) -> None:
             gc.callbacks.remove(called)
 
     session.undo_at_end([remove])
-    session.subscribe(session.loop.step_ended, "cycles", cycles.finish)
+    session.subscribe(loop.step_ended, "cycles", cycles.finish)
     session.on_end("cycles", cycles.write)

@@ -19,14 +19,17 @@ from efprof.artifacts.events import HoldersCounted
 from efprof.artifacts.files import no_garbage_collection, write_atomically
 from efprof.artifacts.holders import Container, Count, Counted, Moment, Watch, Watched
 from efprof.artifacts.steps import StepRecord
+from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.holders.grown_containers import GrownContainers
 from efprof.recorder.holders.growth_watch import MAX_NS, GrowthWatch, State, WatchedValue, states_of
 from efprof.recorder.holders.paths import Held, Key, Node, Place, TimeLimit, TimeLimitReached
 from efprof.recorder.holders.variables import attributes_of, locals_of, may_read_locals
 from efprof.recorder.holders.walk import Walk
-from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Guard, Note
 from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.writing import RankFolder
 
 FIRST_COUNT = 20
 """Steps; what a program allocates on its first ones, it keeps for good. Each later count is at twice as many."""
@@ -56,133 +59,161 @@ MAX_SHARE = 0.4
 """Of the time that is left, for one variable: several data sets in memory must not take it all."""
 
 
+class HolderFiles:
+    """Writes each count and each watch to a file of its own, and tells of the counts."""
+
+    def __init__(self, folder: RankFolder, note: Note) -> None:
+        self._folder, self._note = folder, note
+        self._num_counts = self.num_watches = 0
+
+    def write_count(self, count: Count) -> None:
+        self._num_counts += 1
+        self._write(f"holders-{self._num_counts}.json", count)
+
+    def note_count(self, step: int, seconds: float) -> None:
+        self._note(HoldersCounted(step=step, file=f"holders-{self._num_counts}.json", seconds=seconds))
+
+    def write_watch(self, watch: Watch) -> None:
+        self.num_watches += 1
+        self._write(f"watch-{self.num_watches}.json", watch)
+
+    def _write(self, name: str, told: Count | Watch) -> None:
+        write_atomically(self._folder.path / name, msgspec.json.format(msgspec.json.encode(told)))
+
+
+class Watches:
+    """At most one is open; it ends with the step in which enough was seen, or before the next count."""
+
+    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, files: HolderFiles, guard: Guard) -> None:
+        self._loop, self._sites, self._budget, self._files, self._guard = loop, sites, budget, files, guard
+        self.open: GrowthWatch | None = None
+
+    def begin(self, things: list[WatchedValue], states: list[State], step: int) -> None:
+        watch = GrowthWatch(self._sites, things, states, self._guard)
+        why_not = watch.begin(sys._getframe(), max(MIN_WATCHED_STEPS, step // WATCHED_PART))
+        if why_not is None:
+            self.open = watch
+            self._loop.light.steps.watch = self._guard(self.go_on)
+        else:
+            watch.end()
+            if not self._files.num_watches:
+                self._files.write_watch(Watch(watched=[], why_not=why_not))
+
+    def go_on(self, _: int = 0, *, is_last: bool = False) -> None:
+        if self.open is not None:
+            self._loop.mark_interrupted()
+            if self.open.step_ended() or is_last:
+                self.stop()
+
+    def stop(self) -> None:
+        if (watch := self._let_go()) is not None:
+            watch.end()
+            self._budget.spend("watches", watch.spent_ns)
+            self._files.write_watch(watch.result())
+
+    def abandon(self) -> None:
+        """The collector is stopped, maybe within a line that is watched; or this is a forked child."""
+        if (watch := self._let_go()) is not None:
+            watch.stop()
+
+    def _let_go(self) -> GrowthWatch | None:
+        watch, self.open, self._loop.light.steps.watch = self.open, None, None
+        return watch
+
+
 class Holders:
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._is_asked_for = bool(session.options.holders)
+    """Counts when it is time, and has watched what grew since the last count."""
+
+    def __init__(
+        self, *, loop: Loop, sites: Sites, budget: Budget, files: HolderFiles, watches: Watches, is_asked_for: bool
+    ) -> None:
+        self._loop, self._sites, self._budget, self._files, self._watches = loop, sites, budget, files, watches
+        self._is_asked_for = is_asked_for
         self._due = FIRST_COUNT
         self._cost_ns = FIRST_COST_NS
-        self._num_counts = self._num_watches = self._num_restarts = 0
+        self._num_restarts = 0
         self._containers = GrownContainers()
         self._sizes: dict[Key, tuple[int, int, int]] = {}
         """Of each holder at the last count: bytes, nodes of graphs and length."""
-        self._watch: GrowthWatch | None = None
         self._iterators: WeakSet[Any] = WeakSet()
         """Of loaders, those that are not over: a loader that a `for` statement builds lives no longer than that."""
         self._loader: int | None = None
         self._is_loader_over = False
 
-    def finish(self, step: OpenStep, record: StepRecord) -> None:
-        self._loader = step.batches.loader
+    def finish(self, record: StepRecord, *, is_over: bool) -> None:
+        self._loader = record.loader
         is_traced = record.window is not None
-        if self._watch is not None:
-            record.window = record.window or f"watch-{self._num_watches + 1}"
-            self.go_on_watching(is_last=is_traced)
+        if self._watches.open is not None:
+            record.window = record.window or f"watch-{self._files.num_watches + 1}"
+            self._watches.go_on(is_last=is_traced)
         # A profiler's window would note everything that a count does; once the program ends, its functions are over.
-        elif not is_traced and step.number + 1 >= self._due and not self._session.is_ended:
-            self.count("step", step.number)
-
-    def go_on_watching(self, _: int = 0, *, is_last: bool = False) -> None:
-        if self._watch is not None:
-            self._session.loop.mark_interrupted()
-            if self._watch.step_ended() or is_last:
-                self.stop_watching()
+        elif not is_traced and record.step + 1 >= self._due and not is_over:
+            self.count("step", record.step)
 
     def loader_ended(self, _: Any, number: int | None) -> None:
-        session = self._session
         if number is None or number != self._loader:
             return
-        if session.loop.number >= FIRST_COUNT and self._num_restarts < MAX_RESTARTS:
+        if self._loop.number >= FIRST_COUNT and self._num_restarts < MAX_RESTARTS:
             self._num_restarts += 1
             self._is_loader_over = True
-            self.count("loader_ended", session.loop.number - 1)
+            self.count("loader_ended", self._loop.number - 1)
 
     def loader_started(self, _: Any, iterator: Any) -> None:
         self._iterators.add(iterator)
 
     def loader_began(self, loader: Any) -> None:
-        if self._is_loader_over and self._session.loop.loader_numbers.get(loader) == self._loader:
+        if self._is_loader_over and self._loop.loader_numbers.get(loader) == self._loader:
             self._is_loader_over = False
-            self.count("loader_began", self._session.loop.number - 1)
+            self.count("loader_began", self._loop.number - 1)
 
     def end(self) -> None:
-        num_steps = self._session.loop.num_steps
-        self.stop_watching()
+        num_steps = self._loop.num_steps
+        self._watches.stop()
         if num_steps >= FIRST_COUNT or (self._is_asked_for and num_steps):
             self.count("end", num_steps - 1)
 
-    def stop_watching(self) -> None:
-        watch, self._watch = self._watch, None
-        self._session.loop.light.steps.watch = None
-        if watch is not None:
-            watch.end()
-            self._session.budget.spend("watches", watch.spent_ns)
-            self._write_watch(watch.result())
-
-    def abandon_watch(self) -> None:
-        """The collector is stopped, maybe within a line that is watched; or this is a forked child."""
-        watch, self._watch, self._session.loop.light.steps.watch = self._watch, None, None
-        if watch is not None:
-            watch.stop()
-
     def count(self, moment: Moment, step: int) -> None:
-        session, budget = self._session, self._session.budget
-        if not (self._is_asked_for or moment == "end" or budget.affords_count(self._cost_ns)):
+        if not (self._is_asked_for or moment == "end" or self._budget.affords_count(self._cost_ns)):
             return
-        self.stop_watching()
+        self._watches.stop()
         began, computed = perf_counter_ns(), thread_time_ns()
-        holder_count = HolderCount(session.sites, self._containers.note_container, list(self._iterators))
+        holder_count = HolderCount(self._sites, self._containers.note_container, list(self._iterators))
         try:
             holder_count.count()
             self._containers.finish()
             count = self._write_count(holder_count, moment, step)
             self._cost_ns = thread_time_ns() - computed  # other programs on the machine make it no dearer
-            budget.spend("counts", self._cost_ns)
-            seconds = (perf_counter_ns() - began) / 1e9
-            file = f"holders-{self._num_counts}.json"
-            self._session.note(HoldersCounted(step=step, file=file, seconds=seconds))
+            self._budget.spend("counts", self._cost_ns)
+            self._files.note_count(step, (perf_counter_ns() - began) / 1e9)
             if moment == "step":
                 self._watch_what_grew(holder_count.held, count.containers, step)
                 while self._due <= step + 1:
                     self._due *= 2
-                session.loop.sampling.want(self._due - 1, self._due)
+                self._loop.sampling.want(self._due - 1, self._due)
         finally:
             self._sizes = {key: _size(held.counted) for key, held in holder_count.held.items()}
             holder_count.held.clear()  # a count must keep nothing alive
             self._containers.release()
-        self._session.loop.mark_interrupted()
+        self._loop.mark_interrupted()
 
     def _write_count(self, holder_count: "HolderCount", moment: Moment, step: int) -> Count:
-        sites, holders = self._session.sites, [held.counted for held in holder_count.held.values()]
+        holders = [held.counted for held in holder_count.held.values()]
         for one in holders:
-            one.file = one.file and sites.file(one.file)
+            one.file = one.file and self._sites.file(one.file)
         count = Count(
             step=step,
             moment=moment,
             holders=sorted(holders, key=lambda one: -(one.tensor_bytes + one.graph_bytes))[:MAX_HOLDERS],
-            containers=self._containers.listed(sites),
+            containers=self._containers.listed(self._sites),
             is_partial=holder_count.is_partial,
         )
-        self._num_counts += 1
-        self._write(f"holders-{self._num_counts}.json", count)
+        self._files.write_count(count)
         return count
 
     def _watch_what_grew(self, counted: dict[Key, Held], containers: list[Container], step: int) -> None:
-        session = self._session
         things, states = self._things(counted, containers)
-        if not things or not (self._is_asked_for or session.budget.affords_count(MAX_NS)):
-            return
-        guarded = functools.partial(session.shell.guarded, "holders")
-        watch = GrowthWatch(session.sites, things, states, guarded)
-        num_steps = max(MIN_WATCHED_STEPS, step // WATCHED_PART)
-        why_not = watch.begin(sys._getframe(), num_steps)
-        if why_not is None:
-            self._watch = watch
-            session.loop.light.steps.watch = guarded(self.go_on_watching)
-        else:
-            watch.end()
-            if not self._num_watches:
-                self._write_watch(Watch(watched=[], why_not=why_not))
+        if things and (self._is_asked_for or self._budget.affords_count(MAX_NS)):
+            self._watches.begin(things, states, step)
 
     def _things(self, counted: dict[Key, Held], listed: list[Container]) -> tuple[list[WatchedValue], list[State]]:
         """What grew since the last count: holders, and containers that are not those of one of them."""
@@ -210,13 +241,6 @@ class Holders:
         return [
             counted[key] for key in sorted(growth, key=lambda key: growth[key], reverse=True) if max(growth[key]) > 0
         ]
-
-    def _write_watch(self, watch: Watch) -> None:
-        self._num_watches += 1
-        self._write(f"watch-{self._num_watches}.json", watch)
-
-    def _write(self, name: str, told: Count | Watch) -> None:
-        write_atomically(self._session.rank_folder / name, msgspec.json.format(msgspec.json.encode(told)))
 
 
 class HolderCount:
@@ -303,14 +327,23 @@ class HolderCount:
 def start(session: Session) -> None:
     if session.options.holders is False:
         return
-    holders = Holders(session)
-    session.shell.when_stopped("holders", holders.abandon_watch)
-    os.register_at_fork(after_in_child=holders.abandon_watch)
-    session.subscribe(session.loop.step_ended, "holders", holders.finish)
+    loop, sites, budget = session.loop, session.sites, session.budget
+    files = HolderFiles(session.rank_folder, session.note)
+    guard = functools.partial(session.shell.guarded, "holders")
+    watches = Watches(loop=loop, sites=sites, budget=budget, files=files, guard=guard)
+    is_asked_for = bool(session.options.holders)
+    holders = Holders(loop=loop, sites=sites, budget=budget, files=files, watches=watches, is_asked_for=is_asked_for)
+
+    def finish(_: object, record: StepRecord) -> None:
+        holders.finish(record, is_over=session.is_ended)
+
+    session.shell.when_stopped("holders", watches.abandon)
+    os.register_at_fork(after_in_child=watches.abandon)
+    session.subscribe(loop.step_ended, "holders", finish)
     session.on_end("holders", holders.end)
-    session.subscribe(session.loop.loader_ended, "holders", holders.loader_ended)
-    session.subscribe(session.loop.loader_started, "holders", holders.loader_started)
-    session.subscribe(session.loop.loader_began, "holders", holders.loader_began)
+    session.subscribe(loop.loader_ended, "holders", holders.loader_ended)
+    session.subscribe(loop.loader_started, "holders", holders.loader_started)
+    session.subscribe(loop.loader_began, "holders", holders.loader_began)
 
 
 def _size(counted: Counted) -> tuple[int, int, int]:

@@ -18,6 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.loop import Loop
+from efprof.recorder.loop.updates import optimizer_entered, optimizer_left, update_began, update_ended
 from efprof.recorder.numbers.step_numbers import read_value
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.sites import Sites, callers
@@ -222,11 +223,11 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
         if loop.clock.opener == "optimizer" and thread.is_training_thread and _num_running_steps() > 1:
             loop.has_nested_steps = True
         else:
-            loop.optimizer_entered(optimizer, has_closure)
+            optimizer_entered(loop, optimizer, has_closure)
 
     def leave(optimizer: torch.optim.Optimizer) -> None:
         if not loop.has_nested_steps or _num_running_steps() < 2:
-            loop.optimizer_left(optimizer)
+            optimizer_left(loop, optimizer)
 
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", leave)
     lightly, looked = shell.guarded("loop", light.steps.updated), shell.guarded("loop", light.after_update)
@@ -270,7 +271,7 @@ def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
 
 def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
     light = loop.light
-    began, ended = shell.guarded("loop", loop.update_began), shell.guarded("loop", loop.update_ended)
+    began, ended = (shell.guarded("loop", functools.partial(told, loop)) for told in (update_began, update_ended))
 
     @functools.wraps(original)
     def update(*args: Any, **kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ from efprof.recorder.hooks.dynamo_skip import forget_functions, keep_out_of_grap
 from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.step_ends import living_optimizers
+from efprof.recorder.loop.updates import optimizer_entered, optimizer_left
 from efprof.recorder.numbers.step_numbers import parameters_of
 from efprof.recorder.session.shell import Shell
 
@@ -240,7 +241,7 @@ class CompiledFunctions:
             first = function.optimizers[0]()
             is_update = loop.step is not None and loop.step.has_gradients and not function.is_whole
             if first is not None and is_update:
-                loop.optimizer_entered(first)
+                optimizer_entered(loop, first)
         elif not function.is_known and torch.is_grad_enabled():
             function.versions = _versions()
 
@@ -261,8 +262,8 @@ class CompiledFunctions:
         if loop.num_updates == function.num_updates:  # else that was seen: the compiler leaves some hooks to Python
             for optimizer in filter(None, (one() for one in function.optimizers)):
                 if loop.clock.opener != "optimizer":
-                    loop.optimizer_entered(optimizer)
-                loop.optimizer_left(optimizer)
+                    optimizer_entered(loop, optimizer)
+                optimizer_left(loop, optimizer)
 
     def _progress(self) -> tuple[int, int, int]:
         step = self._loop.step

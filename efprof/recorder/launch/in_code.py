@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import msgspec
 
@@ -27,11 +27,9 @@ from efprof.recorder.launch.machine import keep_diff, kept_configuration
 from efprof.recorder.launch.start import start_session
 from efprof.recorder.loop.user_marks import UserMarks
 from efprof.recorder.session import current
-from efprof.recorder.session.endings import exit_code_of, origin_of
+from efprof.recorder.session.endings import ExitWatcher, exit_code_of, origin_of
 from efprof.recorder.session.options import parse_options, read_options
-
-if TYPE_CHECKING:
-    from efprof.recorder.session.session import Session
+from efprof.recorder.session.writing import RankFolder
 
 
 class RecordOptions(TypedDict, total=False):
@@ -85,9 +83,20 @@ def begin_recording(name: str | None = None, **wanted: Unpack[RecordOptions]) ->
     folder = _join_or_make(runs_folder(), run)
     keep_diff(folder, run.git if options.keeps_diff else None)
     root = run.git.root if run.git else run.working_folder
-    return Recording(
-        folder, start_session(msgspec.structs.replace(options, run_folder_name=str(folder), root_name=root))
-    )
+    session = start_session(msgspec.structs.replace(options, run_folder_name=str(folder), root_name=root))
+    if session is None:
+        return Recording(folder, None)
+    recording = Recording(folder, Recorder(session.end, session.endings, session.rank_folder))
+    session.undo_at_end([recording.close_if_killed])
+    return recording
+
+
+class Recorder(NamedTuple):
+    """What records in this process: how it is ended, what it saw of the program's end, and where it writes."""
+
+    end: Callable[[], None]
+    endings: ExitWatcher
+    rank_folder: RankFolder
 
 
 class Recording:
@@ -96,16 +105,14 @@ class Recording:
     One that is not ours stands for the one that `efprof record` began, and ending it does nothing.
     """
 
-    def __init__(self, folder: Path, session: Session | None, *, is_ours: bool = True) -> None:
+    def __init__(self, folder: Path, recorder: Recorder | None, *, is_ours: bool = True) -> None:
         self.folder = folder
-        self._session = session
+        self._recorder = recorder
         self._start = time.monotonic()
         self._process = os.getpid() if is_ours else None
         """Which process ends it; a child that was forked meanwhile does not."""
         if is_ours:
             atexit.register(self._end_with_program)
-        if session is not None:
-            session.undo_at_end([self._close_if_killed])
 
     def end(self, error: BaseException | None = None) -> None:
         """Take the recorder out of the process and note how the training ended; safe to call twice."""
@@ -115,22 +122,22 @@ class Recording:
         atexit.unregister(self._end_with_program)
         if isinstance(error, GeneratorExit):
             error = None
-        if self._session is not None:
+        if self._recorder is not None:
             with _last_error(error):
-                self._session.end()
+                self._recorder.end()
         code = exit_code_of(error.code) if isinstance(error, SystemExit) else int(error is not None)
         close_run(self.folder, code, time.monotonic() - self._start)
 
     def _end_with_program(self) -> None:
         last = getattr(sys, "last_value", None)
-        status = None if self._session is None else self._session.endings.exit_status
+        status = None if self._recorder is None else self._recorder.endings.exit_status
         self.end(last if isinstance(last, BaseException) else SystemExit(status))
 
-    def _close_if_killed(self) -> None:
+    def close_if_killed(self) -> None:
         """The session ends: where a signal made it, the program will not come back to say so."""
-        if self._process is None or self._session is None:
+        if self._process is None or self._recorder is None:
             return
-        for event in read_events(self._session.rank_folder)[0]:
+        for event in read_events(self._recorder.rank_folder.path)[0]:
             if isinstance(event, RecordingEnded) and event.signal is not None:
                 close_run(self.folder, -signal.Signals[event.signal], time.monotonic() - self._start)
 

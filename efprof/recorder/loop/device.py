@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from efprof.artifacts.steps import StepRecord
+from efprof.recorder.session.shell import Guard
 from efprof.recorder.session.writing import KeptFile
 
 
@@ -20,7 +21,7 @@ class TrainingDevice:
     `guard` makes a function harmless: once it has failed, as with allocators that have no statistics, it answers None.
     """
 
-    def __init__(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function) -> None:
+    def __init__(self, guard: Guard = lambda function: function) -> None:
         self.index: int | None = None
         """None where the program has nothing on a device, as far as is known."""
         self.statistics: Callable[[], dict[str, Any] | None] = guard(
@@ -90,6 +91,11 @@ class Memory:
     def read(self) -> tuple[int, ...]:
         self._source = self._source or _best_source(self._device)
         return self._source[1]()
+
+    def highest_mark(self) -> int | None:
+        """The CUDA allocator's own, since the program set it back last; None where it has none, or there is none."""
+        stats = self._device.statistics()
+        return stats["allocated_bytes"]["all"]["peak"] if stats else None
 
 
 def _best_source(device: TrainingDevice) -> tuple[str, MemoryReader]:
@@ -167,7 +173,7 @@ Mark = tuple[Any, Any]
 class DeviceClock:
     """Records an event at each end of a stage, on the current stream of the device that the training is on then."""
 
-    def __init__(self, device: TrainingDevice, guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def __init__(self, device: TrainingDevice, guard: Guard) -> None:
         self._device = device
         self._guard = guard
         self._events = DeviceEvents(enable_timing=True)

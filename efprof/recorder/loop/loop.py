@@ -1,7 +1,7 @@
 """Finds the stages of an unmodified training loop, from the calls that every loop must make.
 
-What happens between those calls is the stage `other`; where a step begins is `Steps`' business. In light steps the
-state machine rests, and `LightLoop` has its place.
+What happens between those calls is the stage `other`; where a step begins is `Steps`' business, and the stage
+`optimizer` that of `updates`. In light steps the state machine rests, and `LightLoop` has its place.
 """
 
 from collections.abc import Callable
@@ -55,6 +55,8 @@ class Loop:
         """Whether a function runs that makes up the stage `optimizer` beside the optimizer's own step."""
         self.has_nested_steps = False
         """Whether an optimizer's step was seen to call another's, or its parent class's."""
+        self.has_closure = False
+        """Whether an optimizer is running that computes its gradients itself, by calling back."""
         self.num_updates = 0
         self.step_began = self.steps.began
         self.step_dropped = self.steps.dropped
@@ -70,8 +72,6 @@ class Loop:
         self.loader_started: list[Listener] = []
         self.loader_ended: list[Listener] = []
         self._depth = 0
-        self._has_closure = False
-        """Whether an optimizer is running that computes its gradients itself, by calling back."""
         self._trained: int | None = None
         """The outermost module that gradients were computed for last, by its `id`."""
 
@@ -123,7 +123,7 @@ class Loop:
         if self.clock.stage is not None and not self._leave_optimizer(entered):
             return
         steps = self.steps
-        step = steps.open if self._has_closure else None
+        step = steps.open if self.has_closure else None
         step = step or steps.step_for_fetch(entered)
         steps.has_loader = True
         if not is_start:
@@ -217,7 +217,7 @@ class Loop:
         if self.clock.stage is not None and self.clock.opener != "user" and not self._leave_optimizer(entered):
             return
         step = self.step_for_pass(entered)
-        if step.is_light and not self._has_closure:
+        if step.is_light and not self.has_closure:
             self.switch_to_light(step)
             self.light.steps.backward_entered(tensors, gradients)
             return
@@ -261,97 +261,15 @@ class Loop:
         entered = perf_counter_ns()
         self.clock.close(step, entered)
         steps.note_memory(step, "post_backward", entered)
-        if step.stepped and not self._has_closure:  # within backward: there is no later end of the update
+        if step.stepped and not self.has_closure:  # within backward: there is no later end of the update
             steps.note_memory(step, "post_optimizer_step", entered)
         if steps.probe is not None:
             steps.probe.note_backward()
         for listener in self.backward_ended:
             listener()
         step.recorder_ns += perf_counter_ns() - entered
-        if self._has_closure:
+        if self.has_closure:
             self.clock.open(step, "optimizer", "optimizer", perf_counter_ns())  # the closure's part is over
-
-    # Update.
-
-    def optimizer_entered(self, optimizer: torch.optim.Optimizer, has_closure: bool = False) -> None:
-        if not self.thread.updates_in_caller():
-            return
-        if self.light.is_on or self.thread.is_capturing:
-            return
-        entered = perf_counter_ns()
-        if self.clock.opener == "optimizer" and self.steps.open is not None:
-            self.clock.close(self.steps.open, entered)  # the last call raised, and the program went on
-        if self.clock.opener == "backward" and self.steps.updated_within_backward(optimizer):
-            self.num_updates += 1
-        self._leave_forward(entered)
-        if self.clock.opener == "forward" and self.trainer_modules.has_found(optimizer):
-            self._depth = 0
-            self.clock.forget_forward(entered)
-        if self.clock.stage is not None and self.clock.opener not in ("user", "update"):
-            return
-        if has_closure and not self.steps.is_fed:  # where no loader tells, it begins a step of its own
-            self.steps.end_whole(entered)  # as where L-BFGS takes over from another optimizer
-        step = self.steps.step_for_update(id(optimizer), entered)
-        if step.is_light:
-            self.switch_to_light(step)
-            return
-        self._has_closure = has_closure
-        if not has_closure:
-            for listener in self.optimizer_began:
-                listener(step, optimizer)
-        if self.clock.stage is None:
-            self.clock.open(step, "optimizer", "optimizer", entered)
-
-    def optimizer_left(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.thread.is_capturing:
-            return
-        if self.light.is_on:
-            if self.thread.is_training_thread:
-                self.num_updates += 1
-                self.light.updated(id(optimizer))
-            return
-        step = self.steps.open
-        if not self.thread.is_training_thread or step is None:
-            return
-        if self.clock.opener not in ("optimizer", "update", "user") and not self._has_closure:
-            return
-        entered = perf_counter_ns()
-        if self.clock.opener == "optimizer":
-            self.clock.close(step, entered)
-        if self._has_closure:
-            self._has_closure = False
-            for listener in self.optimizer_began:  # only now are there gradients
-                listener(step, optimizer)
-        self.num_updates += 1
-        self.steps.updated(step, id(optimizer), entered)
-        step.recorder_ns += perf_counter_ns() - entered
-
-    def optimizer_skipped(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self.thread.is_training_thread or self.thread.is_capturing:
-            return
-        self.num_updates += 1
-        if self.light.is_on:
-            self.light.updated(id(optimizer), is_skipped=True)
-            return
-        step = self.steps.open
-        if step is None or id(optimizer) in step.stepped:
-            return
-        self.steps.probe = None
-        step.skipped += (id(optimizer),)  # before its gradients are looked at: nobody applies them
-        for listener in self.optimizer_began:
-            listener(step, optimizer)
-        self.steps.updated(step, id(optimizer), perf_counter_ns())
-
-    def update_began(self) -> None:
-        """Gradients are clipped or unscaled, or a schedule moves on."""
-        step = self.steps.open
-        if self.clock.stage is None and step is not None and step.has_gradients and get_ident() == self.thread.ident:
-            self.clock.open(step, "optimizer", "update", perf_counter_ns())
-
-    def update_ended(self) -> None:
-        step = self.steps.open
-        if self.clock.opener == "update" and step is not None:
-            self.clock.close(step, perf_counter_ns())
 
     # What the entry points have in common.
 
@@ -360,9 +278,23 @@ class Loop:
         self._depth = 0
         self.light.switch_to_light(step)
 
+    def leave_forward(self, entered: int) -> bool:
+        """Close the stage `forward` where Ctrl-C ended it: of that torch tells no hook."""
+        step = self.steps.open
+        if self.clock.opener != "forward" or step is None or get_ident() != self.thread.ident or is_in_forward():
+            return False  # of the stack of our thread another one, of autograd's, sees nothing
+        self._depth = 0
+        self.clock.close(step, entered)
+        return True
+
+    def forget_forward(self, entered: int) -> None:
+        """What began as a forward pass is none."""
+        self._depth = 0
+        self.clock.forget_forward(entered)
+
     def _go_on_in_thread(self) -> None:
         """In another one than before: a step that is not whole is left."""
-        self._depth, self._has_closure = 0, False
+        self._depth, self.has_closure = 0, False
         self.clock.leave()
         if self.light.is_on:
             self.light.switch_to_full()
@@ -371,13 +303,13 @@ class Loop:
 
     def step_for_pass(self, entered: int) -> OpenStep:
         step = self.steps.open
-        step = step if step is not None and self._has_closure else self.steps.step_for_pass(entered)
+        step = step if step is not None and self.has_closure else self.steps.step_for_pass(entered)
         step.batches.train_on_last()
         return step
 
     def _leave_optimizer(self, entered: int) -> bool:
         """Close the stage `optimizer` where its closure, or the program after an error in it, goes on."""
-        if self._leave_forward(entered):
+        if self.leave_forward(entered):
             return True
         step = self.steps.open
         if self.clock.opener == "backward":  # of a thread that trains no more: within a pass nobody comes here
@@ -386,15 +318,6 @@ class Loop:
         if self.clock.opener != "optimizer" or step is None:
             return False
         self.clock.close(step, entered)
-        if self._has_closure and not (len(step.spans) > 1 and step.spans[-2][0] == "backward"):
+        if self.has_closure and not (len(step.spans) > 1 and step.spans[-2][0] == "backward"):
             self.clock.remove_last(step)  # nothing was done yet between the call of `step` and that of its closure
-        return True
-
-    def _leave_forward(self, entered: int) -> bool:
-        """Close the stage `forward` where Ctrl-C ended it: of that torch tells no hook."""
-        step = self.steps.open
-        if self.clock.opener != "forward" or step is None or get_ident() != self.thread.ident or is_in_forward():
-            return False  # of the stack of our thread another one, of autograd's, sees nothing
-        self._depth = 0
-        self.clock.close(step, entered)
         return True

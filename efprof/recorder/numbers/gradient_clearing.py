@@ -5,6 +5,7 @@ they are gone, others, or the same, and then that pass adds to them. Before its 
 clipping. On a device nobody waits for an answer.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, islice
@@ -15,10 +16,13 @@ import torch
 
 from efprof.artifacts.events import GradientClearing
 from efprof.recorder.budget.sampling import FIRST_STEPS
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.numbers.late_values import on_device
+from efprof.recorder.numbers.late_values import Send, on_device
 from efprof.recorder.numbers.step_numbers import is_plain, is_read_late, outside_modes, parameters_of, read_value
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Guard, Note
+from efprof.recorder.session.sites import Sites
 
 MAX_GRADIENTS = 4
 """Of an optimizer, that are looked at: its last ones, which nearly every backward pass reaches."""
@@ -103,26 +107,22 @@ class Watched:
 class ClearingWatch:
     """Listens until steps may be light; holds no optimizer, and no tensor of the program's."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, *, loop: Loop, sites: Sites, send: Send, note: Note, guard: Guard) -> None:
+        self._loop, self._sites, self._send, self._note, self._guard = loop, sites, send, note, guard
         self._watched: WeakKeyDictionary[torch.optim.Optimizer, Watched] = WeakKeyDictionary()
-        loop = session.loop
-        session.subscribe(loop.backward_began, COLLECTOR, _quietly(self._note_backward))
-        session.subscribe(loop.backward_ended, COLLECTOR, _quietly(self._note_end))
-        session.subscribe(loop.optimizer_began, COLLECTOR, _quietly(self._note_step))
 
-    def _note_backward(self, step: OpenStep, *_: object) -> None:
+    def note_backward(self, step: OpenStep, *_: object) -> None:
         for optimizer, watched in self._counting(step):
             if not watched.is_within_pass and self._look(step, optimizer, watched):
                 watched.passes.append((step.backward_site, watched.num_others))
 
-    def _note_end(self) -> None:
-        if (step := self._session.loop.step) is not None:
+    def note_end(self) -> None:
+        if (step := self._loop.step) is not None:
             for optimizer, watched in self._counting(step):
                 if watched.is_within_pass:
                     self._look(step, optimizer, watched)
 
-    def _note_step(self, step: OpenStep, stepping: torch.optim.Optimizer) -> None:
+    def note_step(self, step: OpenStep, stepping: torch.optim.Optimizer) -> None:
         for optimizer, watched in self._counting(step):
             if optimizer is not stepping:
                 watched.num_others += 1
@@ -147,33 +147,33 @@ class ClearingWatch:
     def _look(self, step: OpenStep, optimizer: torch.optim.Optimizer, watched: Watched) -> bool:
         is_there = watched.look(optimizer)
         if watched.is_gone:
-            self._note(step, watched, "cleared")
+            self._tell(step, watched, "cleared")
         return is_there
 
     def _judge(self, step: OpenStep, watched: Watched) -> None:
         """Nothing is told of gradients that were changed in place: by whom nobody knows."""
-        passes, site = watched.passes, self._session.sites.of_caller(sys._getframe())
+        passes, site = watched.passes, self._sites.of_caller(sys._getframe())
         told = [torch.stack(watched.were_kept + watched.were_added_to).all(), *watched.differ[1::2]]
         watched.is_settled, watched.rows = True, ()
 
         def judge(are_kept: float, *have_added: float) -> None:
             if are_kept:
-                self._note(step, watched, "kept", site, list(compress(passes, have_added)))
+                self._tell(step, watched, "kept", site, list(compress(passes, have_added)))
 
         if told[0].is_cpu:
             judge(*map(read_value, told))
             return
-        answer = self._session.late_values.send([on_device(one) for one in told])
+        answer = self._send([on_device(one) for one in told])
 
         def arrives() -> bool:
             if values := answer():
                 judge(*values)
             return values != []
 
-        guarded = self._session.shell.guarded(COLLECTOR, arrives)
+        guarded = self._guard(arrives)
         step.add_late(lambda: guarded() is not False)
 
-    def _note(
+    def _tell(
         self, step: OpenStep, watched: Watched, outcome: Outcome, site: str | None = None, adding: Sequence[Pass] = ()
     ) -> None:
         sites = [line for line, num_others in adding if num_others == adding[-1][1]]
@@ -186,11 +186,15 @@ class ClearingWatch:
             num_earlier_backwards=len(adding) - len(sites),
             step_site=site,
         )
-        self._session.note(event)
+        self._note(event)
 
 
 def start(session: Session) -> None:
-    ClearingWatch(session)
+    loop, guard = session.loop, functools.partial(session.shell.guarded, COLLECTOR)
+    watch = ClearingWatch(loop=loop, sites=session.sites, send=session.late_values.send, note=session.note, guard=guard)
+    session.subscribe(loop.backward_began, COLLECTOR, _quietly(watch.note_backward))
+    session.subscribe(loop.backward_ended, COLLECTOR, _quietly(watch.note_end))
+    session.subscribe(loop.optimizer_began, COLLECTOR, _quietly(watch.note_step))
 
 
 def _quietly(listener: Callable[..., None]) -> Callable[..., None]:

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from efprof.recorder.loop.device import DeviceEvents
+from efprof.recorder.session.shell import Guard
 
 # Before the waiting_calls collector wraps it: our own reads are not the user's.
 read_values = torch.Tensor.tolist
@@ -27,6 +28,9 @@ class OnDevice(NamedTuple):
     stream: Any
 
 
+Send = Callable[[Sequence[OnDevice]], Answer]
+
+
 def on_device(value: torch.Tensor) -> OnDevice:
     return OnDevice(value.detach().reshape(()), torch.cuda.current_stream(value.device))
 
@@ -34,7 +38,7 @@ def on_device(value: torch.Tensor) -> OnDevice:
 class LateValues:
     """Copies them to the host, each on its own stream; rows of pinned memory and events are used again."""
 
-    def __init__(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function) -> None:
+    def __init__(self, guard: Guard = lambda function: function) -> None:
         self._guard = guard
         self._start: Callable[[Sequence[OnDevice]], Answer | None] = guard(self._copy)
         self._rows: list[torch.Tensor] = []

@@ -13,6 +13,7 @@ from efprof.artifacts.events import ScalerBuilt
 from efprof.recorder.hooks.loop_hooks import updating
 from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.loop import Loop
+from efprof.recorder.loop.updates import optimizer_skipped
 from efprof.recorder.numbers.late_values import on_device
 from efprof.recorder.numbers.step_numbers import is_read_late
 from efprof.recorder.session.session import Session
@@ -74,7 +75,7 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
     thread, steps, losses = loop.thread, loop.steps, loop.scaled_losses
     note_scaled = guarded("loss_scaling", losses.note)
     note_scale = guarded("loss_scaling", functools.partial(_note_scale, loop))
-    note_skipped = guarded("loss_scaling", loop.optimizer_skipped)
+    note_skipped = guarded("loss_scaling", functools.partial(optimizer_skipped, loop))
     scale, unscale, step, update = kind.scale, kind.unscale_, kind.step, kind.update
 
     in_update = functools.partial(updating, loop, shell)  # as the rest of the stage `optimizer`

@@ -3,11 +3,12 @@ without waiting.
 """
 
 import contextlib
+import functools
 import math
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord, spelled
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.numbers.autograd_graph import find_steep, find_suspects
-from efprof.recorder.numbers.late_values import OnDevice, on_device
+from efprof.recorder.numbers.late_values import OnDevice, Send, on_device
 from efprof.recorder.numbers.step_numbers import (
+    ScaledLosses,
     device_norms,
     fill_norm,
     global_norm,
@@ -33,6 +35,8 @@ from efprof.recorder.numbers.step_numbers import (
     weighted_losses,
 )
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Guard
+from efprof.recorder.session.sites import Sites
 
 MAX_BAD_READS = 8
 """Steps whose bad numbers are counted as they come; a training that goes on with them has them in every step, and
@@ -44,8 +48,10 @@ down to 1 by then, and what overflows there is the training's own."""
 
 
 class Numbers:
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(
+        self, *, scaled: ScaledLosses, sites: Sites, send: Send, tell: Callable[[NonFiniteSeen], None], guard: Guard
+    ) -> None:
+        self._scaled, self._sites, self._send, self._tell, self._guard = scaled, sites, send, tell, guard
         self._has_searched = False
         self._loss: weakref.ref[torch.Tensor] | None = None
         self._clipped: list[tuple[torch.Tensor, set[int]]] = []
@@ -76,7 +82,7 @@ class Numbers:
             losses = [(loss, gradient) for loss, gradient in losses if type(loss) is torch.Tensor]
         with _without_modes():
             for loss, gradient in losses:
-                unscaled = self._session.loop.scaled_losses.unscaled(loss)
+                unscaled = self._scaled.unscaled(loss)
                 if unscaled.is_cpu:
                     self._loss = weakref.ref(loss)
                     # A gradient of -1 makes a score of it.
@@ -84,7 +90,7 @@ class Numbers:
                     values.append(value := factor * float(read_value(unscaled)))
                     if not self._has_searched and not math.isfinite(value):
                         suspects = find_suspects(loss, sequence or 0)
-                        site = site or self._session.sites.of_caller(sys._getframe())
+                        site = site or self._sites.of_caller(sys._getframe())
                         self.note_bad(number, value, site, "loss", suspects)
                 elif is_read_late(unscaled):
                     # A copy: the program may average the loss over its ranks, in place, before it is read.
@@ -165,8 +171,8 @@ class Numbers:
         if isinstance(scale, torch.Tensor) and scale.is_cpu:
             record.scaler_scale = float(read_value(scale))
         if opened.device_losses or opened.device_norms or isinstance(scale, OnDevice):
-            late = late_numbers(record, opened, self._session.late_values.send, self._note_late)
-            fill = self._session.shell.guarded("numbers", late)
+            late = late_numbers(record, opened, self._send, self._note_late)
+            fill = self._guard(late)
             step.add_late(lambda: fill() is not False)
 
     def _count_bad(self, step: OpenStep, gradients: list[torch.Tensor], norm: float) -> None:
@@ -198,22 +204,28 @@ class Numbers:
         """The first of them is told of; without suspects where it was too late to look for any."""
         if not self._has_searched:
             self._has_searched = True
-            self._session.window_requests.ask("non-finite")
             known, is_late = list(suspects or ()), suspects is None
             event = NonFiniteSeen(step=number, what=what, value=str(value), site=site, suspects=known, is_late=is_late)
-            self._session.note(event)
+            self._tell(event)
 
 
 def start(session: Session) -> None:
-    numbers, loop = Numbers(session), session.loop
+    loop, send = session.loop, session.late_values.send
+    guard = functools.partial(session.shell.guarded, "numbers")
+
+    def tell(event: NonFiniteSeen) -> None:
+        session.window_requests.ask("non-finite")
+        session.note(event)
+
+    numbers = Numbers(scaled=loop.scaled_losses, sites=session.sites, send=send, tell=tell, guard=guard)
     session.subscribe(loop.backward_began, "numbers", numbers.note_loss)
     session.subscribe(loop.optimizer_began, "numbers", numbers.note_gradients)
     session.subscribe(loop.step_ended, "numbers", numbers.finish)
     session.subscribe(loop.clipped, "numbers", numbers.note_clip)
-    loop.light.steps.read_losses = session.shell.guarded("numbers", numbers.losses)
+    loop.light.steps.read_losses = guard(numbers.losses)
     loop.light.steps.scaled = loop.scaled_losses
-    loop.light.steps.send = session.late_values.send
-    loop.light.steps.note_bad = session.shell.guarded("numbers", numbers.note_bad)
+    loop.light.steps.send = send
+    loop.light.steps.note_bad = guard(numbers.note_bad)
 
 
 def _without_modes() -> contextlib.AbstractContextManager[None]:

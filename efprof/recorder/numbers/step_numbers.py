@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from efprof.artifacts.steps import StepRecord, spelled
-from efprof.recorder.numbers.late_values import Answer, OnDevice
+from efprof.recorder.numbers.late_values import OnDevice, Send
 
 # Before the waiting_calls collector wraps it: our own reads are not the user's.
 read_value = torch.Tensor.item
@@ -53,7 +53,7 @@ def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:
 def late_numbers(
     record: StepRecord,
     owed: StepNumbers,
-    send: Callable[[Sequence[OnDevice]], Answer],
+    send: Send,
     note_bad: Callable[[StepRecord, str, float], None],
 ) -> Callable[[], bool]:
     """Have them sent to the host; the result fills the record once they have come, and tells whether no more will.

@@ -25,7 +25,7 @@ from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.device import Memory
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.redaction import without_secrets
-from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.shell import Note, Shell
 from efprof.recorder.session.sites import Sites
 
 MAX_CAUSES: Final = 100
@@ -77,7 +77,7 @@ class ExitWatcher:
             self._exit = status, self._loop.number
             self._exit_events = [] if error is None else self._events_of(error)
 
-    def tell(self, note: Callable[[Event], None]) -> None:
+    def tell(self, note: Note) -> None:
         """The program ends: note its error, which Python keeps whatever `sys.excepthook` the program has set."""
         self.is_over = True
         error = getattr(sys, "last_value", None)

@@ -7,10 +7,9 @@ import os
 import pkgutil
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from efprof import recorder
-from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped, Event
+from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped
 from efprof.artifacts.run_file import SOURCES_FILE
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.recorder.budget.light_steps import LightSteps
@@ -28,7 +27,7 @@ from efprof.recorder.numbers.late_values import LateValues
 from efprof.recorder.session import current
 from efprof.recorder.session.endings import ExitWatcher
 from efprof.recorder.session.options import Options
-from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.shell import Note, Shell
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from efprof.recorder.windows.triggers import WindowRequests
@@ -76,15 +75,16 @@ class Session:
         self.marks = UserMarks(self.loop)
         self.endings = ExitWatcher(self.loop, self.memory, self.sites)
         self.is_ended = False
-        self._folder = folder
+        self.rank_folder = folder
         self._events = LineWriter(folder, EVENTS_FILE)
+        self.note: Note = self._events.write
         self._undo: list[Undo] = []
         self._at_end: list[Callable[[], None]] = []
 
     def start(self) -> None:
         loop, shell = self.loop, self.shell
         current.session = self
-        self._folder.when_broken = self._break_off
+        self.rank_folder.when_broken = self._break_off
         for essential in ("session", "loop", "steps"):
             shell.when_stopped(essential, self.end)
         atexit.register(self.end)
@@ -95,13 +95,9 @@ class Session:
         for module in collector_candidates():
             shell.guarded(_last_name(module), self._start_collector)(module)
 
-    @property
-    def rank_folder(self) -> Path:
-        return self._folder.path
-
     def lines(self, name: str) -> LineWriter:
         """A file of the rank folder; its lines wait until this process shows that it trains."""
-        return LineWriter(self._folder, name)
+        return LineWriter(self.rank_folder, name)
 
     def subscribe(self, listeners: list[Listener], collector: str, function: Listener) -> None:
         listeners.append(self.shell.guarded(collector, function))
@@ -112,9 +108,6 @@ class Session:
 
     def undo_at_end(self, undo: list[Undo]) -> None:
         self._undo += undo
-
-    def note(self, event: Event) -> None:
-        self._events.write(event)
 
     def end(self) -> None:
         """Close what is open and take every hook out; safe to call twice."""

@@ -7,9 +7,15 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.events import CollectorStopped, Event
 from efprof.recorder.session.sites import callers
 from efprof.recorder.session.writing import LineWriter, RankFolder, is_of_a_signal
+
+Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes the functions of one collector harmless."""
+
+Note = Callable[[Event], None]
+"""Writes an event."""
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOENT)
 """The disk is full, read-only or gone: that ends the recording, not just the collector that met it."""

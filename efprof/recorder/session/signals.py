@@ -13,7 +13,8 @@ from types import FrameType
 from efprof.artifacts.events import RecordingEnded
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.writing import identity_of, is_still
+from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.writing import RankFolder, identity_of, is_still
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -29,16 +30,19 @@ class Signals:
     A child that it forks starts with neither handler: it would have had none without the recorder.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(
+        self, *, ask: Callable[[str], None] | None, folder: RankFolder, shell: Shell, end: Callable[[], None]
+    ) -> None:
+        """`ask` has a window opened, and `end` ends the recording."""
+        self._folder, self._shell, self._end = folder, shell, end
         self._handlers: dict[int, Handler] = {signal.SIGTERM: self._close}
-        if "signal" in session.options.triggers:
-            self._handlers[signal.SIGUSR1] = lambda *_: session.window_requests.ask("signal")
+        if ask is not None:
+            self._handlers[signal.SIGUSR1] = lambda *_: ask("signal")
         self._timer = KillTimer()
         self._is_set = False
         self._is_watching = False
         self._is_over = False
-        self._ended_by: str | None = None
+        self.ended_by: str | None = None
 
     def install(self, _: OpenStep) -> None:
         """Set the handlers once; the watch over one of them ends before each fork, and begins again here."""
@@ -47,7 +51,7 @@ class Signals:
         self._is_watching = True
         if not _is_main_thread():
             return
-        self._session.rank_folder  # noqa: B018 - who passes a signal on finds this process by what lies there
+        self._folder.path  # noqa: B018 - who passes a signal on finds this process by what lies there
         if not self._is_set:
             self._is_set = True
             for number, handler in self._handlers.items():
@@ -61,9 +65,6 @@ class Signals:
         if _is_main_thread():
             self._timer.end()
             self._reset()
-
-    def note_end(self) -> None:
-        self._session.note(RecordingEnded(at_ns=time.time_ns(), step=self._session.loop.number, signal=self._ended_by))
 
     def before_fork(self) -> None:
         """No thread of ours runs while the process forks: Python warns of that, and it is right."""
@@ -79,12 +80,12 @@ class Signals:
 
     def _close(self, number: int, _: FrameType | None) -> None:
         """Close the recording as soon as no function of it runs, and die of the signal as if there were no handler."""
-        if self._ended_by is None:  # a launcher that loses patience sends another while a window is being written
-            self._ended_by = signal.Signals(number).name
-            self._session.shell.when_left(self._close_and_die)
+        if self.ended_by is None:  # a launcher that loses patience sends another while a window is being written
+            self.ended_by = signal.Signals(number).name
+            self._shell.when_left(self._close_and_die)
 
     def _close_and_die(self) -> None:
-        self._session.end()
+        self._end()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -99,9 +100,14 @@ class Signals:
 
 def start(session: Session) -> None:
     """Wait for the first step: a launcher or a data worker imports torch too, and trains nothing."""
-    signals = Signals(session)
+    ask = session.window_requests.ask if "signal" in session.options.triggers else None
+    signals = Signals(ask=ask, folder=session.rank_folder, shell=session.shell, end=session.end)
+
+    def note_end() -> None:
+        session.note(RecordingEnded(at_ns=time.time_ns(), step=session.loop.number, signal=signals.ended_by))
+
     session.subscribe(session.loop.step_began, "signals", signals.install)
-    session.on_end("signals", signals.note_end)
+    session.on_end("signals", note_end)
     session.undo_at_end([signals.stop])
     guarded = session.shell.guarded
     os.register_at_fork(

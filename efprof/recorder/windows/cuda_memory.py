@@ -13,11 +13,14 @@ from efprof.artifacts.events import CollectorStopped, DeviceOutOfMemory, Event, 
 from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.hooks.patching import call_before
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
+from efprof.recorder.session.endings import ExitWatcher
+from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS, Options
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.writing import written_whole
-from efprof.recorder.windows.triggers import TRIGGERED_STEPS, MemoryPeaks
+from efprof.recorder.session.shell import Note
+from efprof.recorder.session.writing import RankFolder, written_whole
+from efprof.recorder.windows.triggers import TRIGGERED_STEPS, MemoryPeaks, WindowRequests
 
 OWN_HISTORY = "the program records the allocator's history itself, so efprof leaves it alone from then on"
 
@@ -37,28 +40,20 @@ WINDOW = "memory-out-of-memory"
 class CudaMemory:
     """At most one window is open, and none beside a profiler's; each is written as soon as it closes."""
 
-    def __init__(self, session: Session, history: "CudaHistory") -> None:
-        self._session = session
-        self._history = history
-        self._wanted = [(start, end, "schedule") for start, end in session.options.memory_steps]
-        self._peaks = MemoryPeaks() if "memory-peak" in session.options.triggers else None
+    def __init__(
+        self, options: Options, *, loop: Loop, requests: WindowRequests, history: "CudaHistory", files: "MemoryFiles"
+    ) -> None:
+        self._options, self._loop, self._requests, self._history, self._files = options, loop, requests, history, files
+        self._wanted = [(start, end, "schedule") for start, end in options.memory_steps]
+        self._peaks = MemoryPeaks() if "memory-peak" in options.triggers else None
         self._is_ready = self._is_over = False
-        self._has_ring = session.options.memory_ring
+        self._has_ring = options.memory_ring
         self._end: int | None = None
         self._untold = ""
         """Why the window that is open was opened, until a step says so: a process that never trains tells nothing."""
         self._count = 0
-
-    def subscribe(self) -> None:
-        session = self._session
-        session.subscribe(session.loop.step_began, "cuda_memory", self.begin)
-        session.subscribe(session.loop.step_ended, "cuda_memory", self.finish)
-        session.on_end("cuda_memory", self.end)
-        session.shell.when_stopped("cuda_memory", self._stop_watching)
-        begins = session.shell.guarded("cuda_memory", self.yield_to_program)
-        session.undo_at_end([call_before(torch.cuda.memory, "_record_memory_history", begins)])
         for start, end, _ in self._wanted:
-            session.loop.sampling.want(start, end)
+            loop.sampling.want(start, end)
 
     def cuda_began(self) -> None:
         """CUDA is initialised; nothing is allocated yet. A window that is due now starts cold."""
@@ -69,7 +64,7 @@ class CudaMemory:
             self._give_up(why_none)
             return
         self._is_ready = True
-        number = self._session.loop.number
+        number = self._loop.number
         if self._wanted and self._wanted[0][0] == 0 and number < self._wanted[0][1]:
             _, end, _ = self._wanted.pop(0)
             self._open(end, "cold start")
@@ -77,36 +72,36 @@ class CudaMemory:
             self._history.turn_on(RING_ENTRIES)
 
     def begin(self, step: OpenStep) -> None:
-        is_asked_for = self._session.options.memory_steps != DEFAULT_MEMORY_STEPS  # then no budget stands against it
+        is_asked_for = self._options.memory_steps != DEFAULT_MEMORY_STEPS  # then no budget stands against it
         is_due = self._is_ready and bool(self._wanted) and self._wanted[0][0] <= step.number
-        is_due = is_due and (is_asked_for or self._session.window_requests.are_affordable())
+        is_due = is_due and (is_asked_for or self._requests.are_affordable())
         if is_due and self._end is None and self._may_be_on(step.number):
             start, end, why = self._wanted.pop(0)
             self._open(step.number + end - start, why)
         if self._end is not None:
             self._mark(step)
 
-    def finish(self, step: OpenStep, record: StepRecord) -> None:
+    def finish(self, _: object, record: StepRecord) -> None:
         """Close the window after its last step, or before one that a profiler is meant for."""
         if self._is_ready and self._peaks is not None and record.memory:
-            rise = self._peaks.rise(step.number, max(boundary.allocated_bytes for boundary in record.memory))
+            rise = self._peaks.rise(record.step, max(boundary.allocated_bytes for boundary in record.memory))
             if rise is not None:
-                self._ask_for_peak(step.number, rise)
-        if self._end is not None and (step.number + 1 >= self._end or not self._may_be_on(step.number + 1)):
-            self._close(step.number)
+                self._ask_for_peak(record.step, rise)
+        if self._end is not None and (record.step + 1 >= self._end or not self._may_be_on(record.step + 1)):
+            self._close(record.step)
 
     def yield_to_program(self, *_: object) -> None:
         """The program turns the history on or off itself, by which it would clear ours."""
         is_to_come = self._wanted or self._has_ring or self._peaks is not None
         if self._end is not None or (self._is_ready and is_to_come):
-            self._close(self._session.loop.number)
+            self._close(self._loop.number)
             self._give_up(OWN_HISTORY)
 
     def end(self) -> None:
         """The program ends, perhaps inside a window: keep what it has. CUDA may still start after us."""
         self._is_over = True
-        self._close(self._session.loop.number)
-        self._stop_watching()
+        self._close(self._loop.number)
+        self.stop_watching()
 
     @property
     def _name(self) -> str:
@@ -114,31 +109,31 @@ class CudaMemory:
 
     def _may_be_on(self, number: int) -> bool:
         """Two costly recorders at once would each be measured in the other."""
-        is_traced = any(start <= number < end for start, end in self._session.options.trace_steps)
+        is_traced = any(start <= number < end for start, end in self._options.trace_steps)
         return not is_traced and not torch._C._autograd._profiler_enabled()
 
     def _ask_for_peak(self, number: int, rise: float) -> None:
         self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new
         why = f"step {number} had {rise:.0%} more memory allocated than any before it"
-        self._session.loop.sampling.want(number + 1, number + 1 + TRIGGERED_STEPS)
+        self._loop.sampling.want(number + 1, number + 1 + TRIGGERED_STEPS)
         self._wanted.insert(0, (number + 1, number + 1 + TRIGGERED_STEPS, why))
 
     def _open(self, end: int, why: str) -> None:
-        self._session.loop.mark_interrupted()
+        self._loop.mark_interrupted()
         if self._has_ring:
             self._history.turn_off()  # a ring that grows while it is full has its entries out of order
         self._history.turn_on(MAX_ENTRIES)
         self._count += 1
-        self._session.loop.sampling.want(self._session.loop.number, end)
+        self._loop.sampling.want(self._loop.number, end)
         self._end, self._untold = end, why
-        step = self._session.loop.step
+        step = self._loop.step
         if step is not None:
             self._mark(step)
 
     def _mark(self, step: OpenStep) -> None:
         step.window, why, self._untold = self._name, self._untold, ""
         if why:
-            self._session.note(WindowOpened(step=step.number, window=self._name, why=why))
+            self._files.note_opened(step.number, self._name, why)
 
     def _close(self, last: int) -> None:
         """Write what was recorded; that comes first, since turning off clears it."""
@@ -147,10 +142,10 @@ class CudaMemory:
         if self._untold:
             self._abandon()
             return
-        self._session.loop.mark_interrupted()
-        seconds = self._history.dump(self._session, self._name, last)
+        self._loop.mark_interrupted()
+        seconds = self._files.write(self._name, last)
         self._abandon()
-        self._session.budget.spend("windows", round(seconds * 1e9))
+        self._requests.spend(round(seconds * 1e9))
 
     def _abandon(self) -> None:
         """Turn off, whatever becomes of the records; what is kept at all times begins anew."""
@@ -161,10 +156,10 @@ class CudaMemory:
                 self._history.turn_on(RING_ENTRIES)
 
     def _give_up(self, reason: str) -> None:
-        self._stop_watching()
-        _note_stopped(self._session, reason)
+        self.stop_watching()
+        self._files.note_stopped(reason)
 
-    def _stop_watching(self) -> None:
+    def stop_watching(self) -> None:
         is_on = self._end is not None or (self._is_ready and self._has_ring)
         self._is_ready, self._has_ring, self._peaks, self._end = False, False, None, None
         self._wanted.clear()
@@ -175,25 +170,32 @@ class CudaMemory:
 def start(session: Session) -> None:
     if not hasattr(torch._C, "_cuda_record_memory_history"):
         return
-    options, history = session.options, CudaHistory()
+    options, loop, guarded, history = session.options, session.loop, session.shell.guarded, CudaHistory()
+    files = MemoryFiles(history, loop=loop, folder=session.rank_folder, note=session.note)
     if options.memory_steps or options.memory_ring or "memory-peak" in options.triggers:
-        memory = CudaMemory(session, history)
-        memory.subscribe()
-        _when_cuda_begins(session, "cuda_memory", memory.cuda_began)
-    observer = OutOfMemoryObserver(session, history)
-    observe = session.shell.guarded("out_of_memory", observer.observe)
+        requests = session.window_requests
+        memory = CudaMemory(options, loop=loop, requests=requests, history=history, files=files)
+        subscribe(session, memory)
+        torch.cuda._lazy_call(guarded("cuda_memory", memory.cuda_began))  # type: ignore[no-untyped-call]
+    failures = MemoryFailures(files, loop=loop, endings=session.endings, note=session.note)
+    observer = OutOfMemoryObserver(failures)
+    observe = guarded("out_of_memory", observer.observe)
 
     def attach() -> None:
-        if not observer.is_over and why_backend_has_none() is None:
+        if observer.failures is not None and why_backend_has_none() is None:
             torch._C._cuda_attach_out_of_memory_observer(observe)  # type: ignore[attr-defined]
 
-    _when_cuda_begins(session, "out_of_memory", attach)
+    torch.cuda._lazy_call(guarded("out_of_memory", attach))  # type: ignore[no-untyped-call]
     session.on_end("out_of_memory", observer.end)
 
 
-def _when_cuda_begins(session: Session, collector: str, function: Callable[[], None]) -> None:
-    guarded: Any = session.shell.guarded(collector, function)
-    torch.cuda._lazy_call(guarded)  # type: ignore[no-untyped-call]
+def subscribe(session: Session, memory: CudaMemory) -> None:
+    session.subscribe(session.loop.step_began, "cuda_memory", memory.begin)
+    session.subscribe(session.loop.step_ended, "cuda_memory", memory.finish)
+    session.on_end("cuda_memory", memory.end)
+    session.shell.when_stopped("cuda_memory", memory.stop_watching)
+    begins = session.shell.guarded("cuda_memory", memory.yield_to_program)
+    session.undo_at_end([call_before(torch.cuda.memory, "_record_memory_history", begins)])
 
 
 def why_backend_has_none() -> str | None:
@@ -225,21 +227,38 @@ class CudaHistory:
         self._is_ours = False
         self._record(enabled=None)
 
-    def dump(self, session: Session, window: str, step: int) -> float:
-        """Close a window: write all segments, and the history if it is not the program's own; the seconds it took."""
-        start, path = time.perf_counter(), session.rank_folder / f"{window}.pickle"
+    def write(self, path: Path) -> bool:
+        """Write all segments, and the history unless it is the program's own; whether it was."""
         is_whole = self._is_ours or not (self.is_on and _takes(torch.cuda.memory_snapshot, "include_traces"))
         if is_whole:
             write_snapshot(path)
         else:
             segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
             _write(path, {"segments": segments, "device_traces": []})
+        return is_whole
+
+
+class MemoryFiles:
+    """Writes what the history has at the end of a window, and tells of windows."""
+
+    def __init__(self, history: CudaHistory, *, loop: Loop, folder: RankFolder, note: Note) -> None:
+        self._history, self._loop, self._folder, self._note = history, loop, folder, note
+
+    def note_opened(self, step: int, window: str, why: str) -> None:
+        self._note(WindowOpened(step=step, window=window, why=why))
+
+    def write(self, window: str, step: int) -> float:
+        """Close a window with this step; the seconds that it took."""
+        start, path = time.perf_counter(), self._folder.path / f"{window}.pickle"
+        is_whole = self._history.write(path)
         seconds = time.perf_counter() - start
-        session.note(WindowClosed(step=step, window=window, seconds=seconds, files=[path.name]))
+        self._note(WindowClosed(step=step, window=window, seconds=seconds, files=[path.name]))
         if not is_whole:
-            why = f"{path.name} is without the allocator's history: it is the program's own, of any length"
-            _note_stopped(session, why)
+            self.note_stopped(f"{path.name} is without the allocator's history: it is the program's own, of any length")
         return seconds
+
+    def note_stopped(self, why: str) -> None:
+        self._note(CollectorStopped(step=self._loop.number, collector="cuda_memory", reason=why))
 
 
 def write_snapshot(path: Path) -> None:
@@ -257,45 +276,53 @@ def _takes(function: Callable[..., Any], argument: str) -> bool:
 
 
 class OutOfMemoryObserver:
-    """Called by the allocator, in whichever thread asked for memory. torch cannot detach it: it goes quiet instead.
+    """Called by the allocator, in whichever thread asked for memory. torch cannot detach it: it goes quiet instead."""
 
-    Most of what it is told of a program survives, as when cuDNN tries work spaces: one snapshot is taken of all that.
+    def __init__(self, failures: "MemoryFailures") -> None:
+        self.failures: MemoryFailures | None = failures
+        """None once the recording is over: then it does nothing, and holds nothing."""
+
+    def observe(self, *failure: int) -> None:
+        if (failures := self.failures) is not None:
+            failures.add(*failure)
+
+    def end(self) -> None:
+        failures, self.failures = self.failures, None
+        if failures is not None:
+            failures.tell()
+
+
+class MemoryFailures:
+    """Memory that a device could not give.
+
+    Most of these failures a program survives, as when cuDNN tries work spaces: one snapshot is taken of all that.
     """
 
-    def __init__(self, session: Session, history: CudaHistory) -> None:
-        self._session: Session | None = session
-        self._history = history
+    def __init__(self, files: MemoryFiles, *, loop: Loop, endings: ExitWatcher, note: Note) -> None:
+        self._files, self._loop, self._endings, self._note = files, loop, endings, note
         self._last = DeviceOutOfMemory(step=-1)
 
-    def observe(self, device: int, requested_bytes: int, limit_bytes: int, free_bytes: int) -> None:
-        if self._session is None:
-            return
+    def add(self, device: int, requested_bytes: int, limit_bytes: int, free_bytes: int) -> None:
         self._last = DeviceOutOfMemory(
-            step=self._session.loop.number,
+            step=self._loop.number,
             device=device,
             requested_bytes=requested_bytes,
             free_bytes=free_bytes,
             num_failed=self._last.num_failed + 1,
         )
         if self._last.num_failed == 1:
-            self._session.note(self._last)
+            self._note(self._last)
             self._write(
-                self._session,
                 f"device {device} could not give {requested_bytes} bytes: "
                 f"{free_bytes} of the {limit_bytes} bytes that it may use were free",
             )
 
-    @property
-    def is_over(self) -> bool:
-        return self._session is None
+    def tell(self) -> None:
+        """Tell of all of them; of the one that ended the program by a snapshot, if there is none of it yet.
 
-    def end(self) -> None:
-        """Tell of all failures; of the one that ended the program by a snapshot, if there is none of it yet.
-
-        What its functions hold is still there: the error has them. From now on do nothing, and hold nothing.
+        What its functions hold is still there: the error has them.
         """
-        session, self._session = self._session, None
-        if session is None or not torch.cuda.is_initialized() or why_backend_has_none():  # type: ignore[no-untyped-call]
+        if not torch.cuda.is_initialized() or why_backend_has_none():  # type: ignore[no-untyped-call]
             return
         last = self._last
         last.num_rejected = sum(
@@ -303,20 +330,16 @@ class OutOfMemoryObserver:
             for device in range(torch.cuda.device_count())
         )
         if not last.num_failed:
-            last.at_ns, last.step = time.time_ns(), session.loop.number
+            last.at_ns, last.step = time.time_ns(), self._loop.number
         if last.num_failed > 1 or last.num_rejected:
-            session.note(last)
+            self._note(last)
         written_in = last.step if last.num_failed == 1 else None
-        if any(_is_of_device(event) and event.step != written_in for event in session.endings.events):
-            self._write(session, "the program ended for want of memory")
+        if any(_is_of_device(event) and event.step != written_in for event in self._endings.events):
+            self._write("the program ended for want of memory")
 
-    def _write(self, session: Session, why: str) -> None:
-        session.note(WindowOpened(step=session.loop.number, window=WINDOW, why=why))
-        self._history.dump(session, WINDOW, session.loop.number)
-
-
-def _note_stopped(session: Session, why: str) -> None:
-    session.note(CollectorStopped(step=session.loop.number, collector="cuda_memory", reason=why))
+    def _write(self, why: str) -> None:
+        self._files.note_opened(self._loop.number, WINDOW, why)
+        self._files.write(WINDOW, self._loop.number)
 
 
 def _is_of_device(event: Event) -> bool:

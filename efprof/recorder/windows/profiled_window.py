@@ -9,14 +9,16 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from efprof.artifacts.files import no_garbage_collection
 from efprof.recorder.hooks.patching import MethodWrapper, Undo, replace
-from efprof.recorder.session.session import Session
+from efprof.recorder.loop.device import Memory, TrainingDevice
+from efprof.recorder.loop.loop import Loop
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.writing import RankFolder
 from efprof.recorder.windows.allocation_rows import CallSites, WindowEvents
 
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
@@ -34,20 +36,65 @@ after it is freed (pytorch PR 187483 waits for such threads, though not for thes
 once in several hundred."""
 
 
-class ProfiledWindow:
-    """One window, from the step `first` to the one before `end`; `why` it is opened. A lean one has only operators."""
+class Planned(NamedTuple):
+    """A window that is to open: up to which step, and why. A lean one has only operators."""
 
-    def __init__(self, session: Session, *, number: int, first: int, end: int, why: str, is_lean: bool) -> None:
-        self.name = f"{'lean' if is_lean else 'trace'}-{number}"
-        self.is_lean = is_lean
+    end: int
+    why: str = "schedule"
+    is_lean: bool = False
+
+
+class WindowFiles:
+    """Writes what a profiler saw: the trace, the lines of its calls, and what they allocated."""
+
+    def __init__(self, folder: RankFolder, sites: Sites, device: TrainingDevice) -> None:
+        self._folder, self._sites, self._device = folder, sites, device
+
+    def write_trace(self, profiler: torch.profiler.profile, name: str) -> list[str]:
+        path = self._folder.path / f"{name}.json.gz"
+        raw, whole = path.with_name(f".{path.name}.raw.json"), path.with_name(f".{path.name}.part")
+        try:
+            profiler.export_chrome_trace(str(raw))
+            trace = raw.read_bytes() if raw.exists() else b""
+            if not trace.rstrip().endswith(b"}"):  # the profiler's library only logs that it could not write
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            whole.write_bytes(gzip.compress(trace, compresslevel=1, mtime=0))
+            whole.rename(path)
+        finally:
+            for temporary in path.parent.glob(f".{path.name}.*"):  # the profiler's library has one of its own
+                temporary.unlink(missing_ok=True)
+        return [path.name]
+
+    def write(self, profiler: torch.profiler.profile, name: str, number: int) -> list[str]:
+        folder = self._folder.path
+        results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
+        calls = CallSites(self._sites)
+        device = self._device.index  # the one whose memory every step is read from; None where that is the host
+        events = WindowEvents(calls, None if device is None else torch.device("cuda", device))
+        events.walk(results.experimental_event_tree())
+        lines = folder / f"sites-{number}.parquet"
+        calls.write(lines)
+        traces = self.write_trace(profiler, name)
+        allocations = folder / f"allocations-{number}.parquet"
+        events.write_allocations(allocations)
+        return [*traces, lines.name, allocations.name]
+
+
+class ProfiledWindow:
+    """One window, from the step `first` to the one before that which its plan ends at."""
+
+    def __init__(
+        self, planned: Planned, *, number: int, first: int, loop: Loop, memory: Memory, files: WindowFiles
+    ) -> None:
+        self.name = f"{'lean' if planned.is_lean else 'trace'}-{number}"
+        self.is_lean = planned.is_lean
         self.first = first
-        self.end = end
-        self.why = why
+        self.end = planned.end
+        self.why = planned.why
         self.is_starting = False
         self.is_shared = False
         self.start_seconds = 0.0
-        self._session = session
-        self._number = number
+        self._loop, self._memory, self._files, self._number = loop, memory, files, number
         self._profiler: torch.profiler.profile | None = None
         self._opener: threading.Thread | None = None
         """The thread that started it, and the only one that can read it: torch crashes where another one does."""
@@ -91,13 +138,15 @@ class ProfiledWindow:
         profiler = self._stop()
         try:
             with no_garbage_collection():
-                return self._write(profiler)
+                if self.is_lean:
+                    return self._files.write_trace(profiler, self.name)
+                return self._files.write(profiler, self.name, self._number)
         finally:
             profiler.profiler = None
             if gc.isenabled() and not self.is_lean:
-                self._session.memory.is_collecting = True
+                self._memory.is_collecting = True
                 gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay, of a lean one few
-                self._session.memory.is_collecting = False
+                self._memory.is_collecting = False
 
     def discard(self) -> None:
         if not self.is_opener:
@@ -110,7 +159,7 @@ class ProfiledWindow:
             self._operators.pop()()
 
     def _stop(self) -> torch.profiler.profile:
-        self._session.loop.mark_interrupted()
+        self._loop.mark_interrupted()
         self.take_operators_out()
         of_program: Any = sys.getprofile()
         profiler = self.turn_off()
@@ -134,24 +183,6 @@ class ProfiledWindow:
         profiler.stop()
         return profiler
 
-    def _write(self, profiler: torch.profiler.profile) -> list[str]:
-        folder, sites = self._session.rank_folder, self._session.sites
-        trace = folder / f"{self.name}.json.gz"
-        if self.is_lean:
-            _write_trace(profiler, trace)
-            return [trace.name]
-        results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
-        calls = CallSites(sites)
-        device = self._session.device.index  # the one whose memory every step is read from; None where that is the host
-        events = WindowEvents(calls, None if device is None else torch.device("cuda", device))
-        events.walk(results.experimental_event_tree())
-        lines = folder / f"sites-{self._number}.parquet"
-        calls.write(lines)
-        _write_trace(profiler, trace)
-        allocations = folder / f"allocations-{self._number}.parquet"
-        events.write_allocations(allocations)
-        return [trace.name, lines.name, allocations.name]
-
 
 def is_profiling() -> bool:
     if sys.version_info >= (3, 12) and sys.monitoring.get_tool(sys.monitoring.PROFILER_ID):  # there cProfile is
@@ -162,20 +193,6 @@ def is_profiling() -> bool:
 def is_running(profiler: Any) -> bool:
     """Whether what `torch.autograd.profiler.profile` constructed was started, in whatever thread, and goes on."""
     return getattr(profiler, "entered", False) and profiler.kineto_results is None
-
-
-def _write_trace(profiler: torch.profiler.profile, path: Path) -> None:
-    raw, whole = path.with_name(f".{path.name}.raw.json"), path.with_name(f".{path.name}.part")
-    try:
-        profiler.export_chrome_trace(str(raw))
-        trace = raw.read_bytes() if raw.exists() else b""
-        if not trace.rstrip().endswith(b"}"):  # the profiler's library only logs that it could not write
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        whole.write_bytes(gzip.compress(trace, compresslevel=1, mtime=0))
-        whole.rename(path)
-    finally:
-        for temporary in path.parent.glob(f".{path.name}.*"):  # the profiler's library has one of its own
-            temporary.unlink(missing_ok=True)
 
 
 def watch_operators() -> list[Undo]:

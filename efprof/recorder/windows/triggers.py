@@ -115,6 +115,10 @@ class WindowRequests:
     def are_affordable(self, *, is_lean: bool = False) -> bool:
         return self._budget.affords(self.cost_ns[is_lean])
 
+    def spend(self, cost_ns: int) -> None:
+        """A window took so much."""
+        self._budget.spend("windows", cost_ns)
+
 
 class Triggers:
     """Watches the steps outside of windows, and grants what `requests` asks for once a window may open."""

@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.torch_version import TorchVersion
@@ -15,11 +15,14 @@ from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import LightStep
 from efprof.recorder.hooks.patching import Undo, replace
+from efprof.recorder.loop.device import Memory
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, StepRange
+from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, Options, StepRange
 from efprof.recorder.session.session import Session
-from efprof.recorder.windows.profiled_window import ProfiledWindow, is_profiling, is_running
-from efprof.recorder.windows.triggers import TRIGGERED_STEPS, Triggers
+from efprof.recorder.session.shell import Note, Shell
+from efprof.recorder.windows.profiled_window import Planned, ProfiledWindow, WindowFiles, is_profiling, is_running
+from efprof.recorder.windows.triggers import TRIGGERED_STEPS, Triggers, WindowRequests
 
 MAX_DATA_MS = 20.0
 """A step that fetched its batch for longer did so in Python, in this process: the profiler would record every call
@@ -37,21 +40,16 @@ ANOTHER_PROFILES = "another thread began to profile itself in a window, so that 
 GRAPHS_CRASH = "the program captures CUDA graphs, with which the profiler of CUDA before 12.6 crashes"
 
 
-class Planned(NamedTuple):
-    """A window that is to open: up to which step, and why."""
-
-    end: int
-    why: str = "schedule"
-    is_lean: bool = False
-
-
 class Windows:
     """At most one window is open; each is written as soon as it closes, so that a crash costs one at most."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._planned = {start: Planned(end) for start, end in session.options.trace_steps if end > start}
-        self._triggers = Triggers(session.options.triggers, session.window_requests.asked)
+    def __init__(
+        self, options: Options, *, loop: Loop, memory: Memory, requests: WindowRequests, files: WindowFiles, note: Note
+    ) -> None:
+        self._loop, self._memory, self._requests, self._files, self._note = loop, memory, requests, files, note
+        self._options = options
+        self._planned = {start: Planned(end) for start, end in options.trace_steps if end > start}
+        self._triggers = Triggers(options.triggers, requests.asked)
         self._window: ProfiledWindow | None = None
         self._programs = weakref.WeakValueDictionary[int, Any]()
         """The program's own profilers, by their `id`. Torch says of the calling thread alone whether one is on, and
@@ -59,20 +57,20 @@ class Windows:
         self._may_open = True
         self._count = 0
         self._last: StepRecord | None = None
-        self._is_asked_for = session.options.trace_steps != DEFAULT_TRACE_STEPS
+        self._is_asked_for = options.trace_steps != DEFAULT_TRACE_STEPS
         """Whether the user named the steps: then no budget stands against them."""
         for start, planned in self._planned.items():
-            session.loop.sampling.want(start, planned.end)
+            loop.sampling.want(start, planned.end)
 
     def begin(self, step: OpenStep) -> None:
         if not self._may_open:
             self._triggers.requests.clear()  # steps are recorded in full as long as one waits
         if self._window is None and self._may_open:
-            if step.window is None and self._session.window_requests.are_waiting():
+            if step.window is None and self._requests.are_waiting():
                 self._plan_triggered(step.number)
             self._postpone(step.number)
             if step.number in self._planned and _data_ms(self._last) <= MAX_DATA_MS:
-                self._session.loop.mark_interrupted()
+                self._loop.mark_interrupted()
                 self._open(step, self._planned[step.number])
         if self._window is not None:
             step.window = self._window.name
@@ -84,13 +82,13 @@ class Windows:
             self._open(step, planned._replace(end=step.number + 1, why=f"{planned.why}, without the data stage"))
             step.window = self._window.name if self._window is not None else None
 
-    def finish(self, step: OpenStep, record: StepRecord) -> None:
+    def finish(self, _: object, record: StepRecord) -> None:
         if self._window is not None:
-            self._session.budget.spend("windows", round(record.total_us * 1000))
+            self._requests.spend(round(record.total_us * 1000))
         self._last = record
         self._triggers.note(record)
-        if self._window is not None and step.number + 1 >= self._window.end:
-            self._close(self._window, step.number)
+        if self._window is not None and record.step + 1 >= self._window.end:
+            self._close(self._window, record.step)
 
     def note_light(self, steps: list[LightStep]) -> None:
         for step in steps:
@@ -111,10 +109,8 @@ class Windows:
     def yield_to_program(self) -> None:
         """The program starts a profiler of its own, which would raise while ours is on."""
         if self._window is not None and not self._window.is_starting:
-            self._close(self._window, self._session.loop.number)
-            self._note_stopped(
-                self._session.loop.number, "the program began to profile itself, so a window ended early"
-            )
+            self._close(self._window, self._loop.number)
+            self._note_stopped(self._loop.number, "the program began to profile itself, so a window ended early")
 
     def note_profiler(self, profiler: object) -> None:
         is_ours = self._window is not None and self._window.is_starting and self._window.is_opener
@@ -126,7 +122,7 @@ class Windows:
 
     def end(self) -> None:
         if self._window is not None:
-            self._close(self._window, self._session.loop.number)
+            self._close(self._window, self._loop.number)
         if self._window is not None:
             self._window.turn_off()  # torch would crash as the process ends
 
@@ -139,7 +135,7 @@ class Windows:
         planned = self._planned.get(number)
         if planned is None or planned.why != "schedule" or self._is_asked_for:
             return
-        if not self._session.window_requests.are_affordable(is_lean=planned.is_lean):
+        if not self._requests.are_affordable(is_lean=planned.is_lean):
             del self._planned[number]
             self._plan(number + POSTPONED_STEPS, planned.end + POSTPONED_STEPS, is_lean=planned.is_lean)
 
@@ -149,7 +145,7 @@ class Windows:
             start, end = start + POSTPONED_STEPS, end + POSTPONED_STEPS
         if start not in self._planned or self._planned[start].is_lean:  # a full one is not lost to a lean one
             self._planned[start] = Planned(end, is_lean=is_lean)
-        self._session.loop.sampling.want(start, end)
+        self._loop.sampling.want(start, end)
 
     def _plan_lean(self, window: ProfiledWindow, last: int) -> None:
         """As many steps as the scheduled window had, soon after it, to read times from that it did not bend."""
@@ -165,7 +161,7 @@ class Windows:
             self._planned[number] = Planned(number + TRIGGERED_STEPS, why)
 
     def _memory_steps(self) -> tuple[StepRange, ...]:
-        return self._session.options.memory_steps if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+        return self._options.memory_steps if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
 
     def _open(self, step: OpenStep, planned: Planned) -> None:
         del self._planned[step.number]
@@ -176,13 +172,13 @@ class Windows:
             reason = "the program was profiling itself when a window was due, so that window was left out"
             self._note_stopped(step.number, reason)
             return
-        end, why, is_lean = planned
-        if not is_lean:  # a lean one has its number: one that still waits would have the wrong one
+        if not planned.is_lean:  # a lean one has its number: one that still waits would have the wrong one
             self._count += 1
             self._planned = {start: one for start, one in self._planned.items() if not one.is_lean}
-        self._session.loop.sampling.want(step.number, end)
-        window = ProfiledWindow(self._session, number=self._count, first=step.number, end=end, why=why, is_lean=is_lean)
-        self._session.note(WindowOpened(step=step.number, window=window.name, why=why))
+        self._loop.sampling.want(step.number, planned.end)
+        loop, memory, files = self._loop, self._memory, self._files
+        window = ProfiledWindow(planned, number=self._count, first=step.number, loop=loop, memory=memory, files=files)
+        self._note(WindowOpened(step=step.number, window=window.name, why=planned.why))
         with ExitStack() as interrupted:  # by Ctrl-C most of all: one left on takes more memory with every step
             interrupted.callback(self._discard, window, step.number)
             self._window = window
@@ -194,7 +190,7 @@ class Windows:
         if TorchVersion(torch.version.cuda or "12.6") >= "12.6" or os.environ.get("TEARDOWN_CUPTI") == "0":
             return False
         graph = torch.cuda.CUDAGraph  # some may be older than the recording
-        return self._session.loop.thread.has_captured or any(issubclass(type(one), graph) for one in gc.get_objects())
+        return self._loop.thread.has_captured or any(issubclass(type(one), graph) for one in gc.get_objects())
 
     def _is_program_profiling(self) -> bool:
         return is_profiling() or self._is_any_running()
@@ -203,7 +199,7 @@ class Windows:
         return any(is_running(reference()) for reference in self._programs.valuerefs())
 
     def _note_stopped(self, number: int, reason: str) -> None:
-        self._session.note(CollectorStopped(step=number, collector="windows", reason=reason))
+        self._note(CollectorStopped(step=number, collector="windows", reason=reason))
 
     def _discard(self, window: ProfiledWindow, number: int) -> None:
         self._window = None
@@ -233,37 +229,41 @@ class Windows:
         start = time.perf_counter()
         files = window.write()
         seconds = window.start_seconds + time.perf_counter() - start
-        self._session.window_requests.cost_ns[window.is_lean] = cost_ns = round(seconds * 1e9)
-        self._session.budget.spend("windows", cost_ns)
+        self._requests.cost_ns[window.is_lean] = cost_ns = round(seconds * 1e9)
+        self._requests.spend(cost_ns)
         self._note_closed(window, last, seconds, files)
         self._plan_lean(window, last)
 
     def _note_closed(self, window: ProfiledWindow, last: int, seconds: float, files: list[str]) -> None:
-        self._session.note(WindowClosed(step=last, window=window.name, seconds=seconds, files=files))
+        self._note(WindowClosed(step=last, window=window.name, seconds=seconds, files=files))
 
 
 def start(session: Session) -> None:
     if session.options.trace_steps or session.options.triggers:
-        windows = Windows(session)
-        session.loop.sampling.is_asked = session.window_requests.are_waiting
-        session.subscribe(session.loop.step_began, "windows", windows.begin)
-        session.subscribe(session.loop.fetched, "windows", windows.begin_after_fetch)
-        session.subscribe(session.loop.step_dropped, "windows", windows.drop)
-        session.subscribe(session.loop.step_ended, "windows", windows.finish)
+        loop, requests = session.loop, session.window_requests
+        files = WindowFiles(session.rank_folder, session.sites, session.device)
+        windows = Windows(
+            session.options, loop=loop, memory=session.memory, requests=requests, files=files, note=session.note
+        )
+        loop.sampling.is_asked = requests.are_waiting
+        session.subscribe(loop.step_began, "windows", windows.begin)
+        session.subscribe(loop.fetched, "windows", windows.begin_after_fetch)
+        session.subscribe(loop.step_dropped, "windows", windows.drop)
+        session.subscribe(loop.step_ended, "windows", windows.finish)
         if session.options.triggers:
-            session.subscribe(session.loop.light.steps.listeners, "windows", windows.note_light)
+            session.subscribe(loop.light.steps.listeners, "windows", windows.note_light)
         session.on_end("windows", windows.end)
-        session.undo_at_end([_watch_profilers(session, windows)])
+        session.undo_at_end([_watch_profilers(windows, loop, session.shell)])
 
 
-def _watch_profilers(session: Session, windows: Windows) -> Undo:
+def _watch_profilers(windows: Windows, loop: Loop, shell: Shell) -> Undo:
     original = torch.autograd.profiler.profile.__init__
-    begins = session.shell.guarded("windows", windows.yield_to_program)
-    note = session.shell.guarded("windows", windows.note_profiler)
+    begins = shell.guarded("windows", windows.yield_to_program)
+    note = shell.guarded("windows", windows.note_profiler)
 
     @functools.wraps(original)
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
-        if session.loop.thread.is_training_thread or windows.is_opener:
+        if loop.thread.is_training_thread or windows.is_opener:
             begins()
         original(self, *args, **kwargs)
         note(self)

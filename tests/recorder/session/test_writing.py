@@ -103,7 +103,7 @@ def test_a_full_disk_takes_every_hook_out_and_leaves_word_of_it(
 ) -> None:
     before = num_global_hooks()
     session = open_session(tmp_path, windows=((1, 3),))
-    (session.rank_folder / "steps.jsonl").symlink_to("/dev/full")
+    (session.rank_folder.path / "steps.jsonl").symlink_to("/dev/full")
     session.start()
     train_plainly(5)
     assert num_global_hooks() == before

@@ -17,7 +17,10 @@ from efprof.recorder.session.session import Session
 from efprof.recorder.windows.cuda_memory import (
     CudaHistory,
     CudaMemory,
+    MemoryFailures,
+    MemoryFiles,
     OutOfMemoryObserver,
+    subscribe,
 )
 from tests.recorder.recording import Recorded, open_session, record_here
 from tests.recorder.training import train_plainly
@@ -43,9 +46,20 @@ class PretendedHistory(CudaHistory):
     def turn_off(self) -> None:
         self.calls.append("off")
 
-    def dump(self, session: Session, window: str, step: int) -> float:
-        self.calls.append(f"{window}.pickle")
-        return super().dump(session, window, step)
+    def write(self, path: Path) -> bool:
+        self.calls.append(path.name)
+        return super().write(path)
+
+
+def files_of(session: Session, history: CudaHistory) -> MemoryFiles:
+    return MemoryFiles(history, loop=session.loop, folder=session.rank_folder, note=session.note)
+
+
+def subscribed(session: Session, history: CudaHistory) -> CudaMemory:
+    files, requests = files_of(session, history), session.window_requests
+    memory = CudaMemory(session.options, loop=session.loop, requests=requests, history=history, files=files)
+    subscribe(session, memory)
+    return memory
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +80,7 @@ def record(
     session = open_session(folder, trace_steps)
     session.options = msgspec.structs.replace(session.options, memory_steps=memory_steps)
     history = PretendedHistory()
-    memory = CudaMemory(session, history)
-    memory.subscribe()
+    memory = subscribed(session, history)
     session.loop.step_ended.append(lambda step, _: step.number + 1 == cuda_begins_at and memory.cuda_began())
     session.start()
     try:
@@ -109,8 +122,7 @@ def test_a_window_that_the_program_ends_in_is_kept(tmp_path: Path) -> None:
 def test_nothing_is_turned_on_where_cuda_begins_after_the_recording(tmp_path: Path) -> None:
     session = open_session(tmp_path)
     history = PretendedHistory()
-    memory = CudaMemory(session, history)
-    memory.subscribe()
+    memory = subscribed(session, history)
     session.start()
     session.end()
     memory.cuda_began()
@@ -178,10 +190,8 @@ def test_a_peak_opens_one_window_of_the_next_steps(tmp_path: Path) -> None:
     session = open_session(tmp_path)
     session.options = msgspec.structs.replace(session.options, memory_steps=(), triggers=("memory-peak",))
     history = PretendedHistory()
-    memory = CudaMemory(session, history)
-    memory.cuda_began()
     session.loop.step_ended.append(_pretend_growth_at(21, 24))
-    memory.subscribe()
+    subscribed(session, history).cuda_began()
     session.start()
     train_plainly(28)
     session.end()
@@ -203,7 +213,9 @@ def _pretend_growth_at(*numbers: int) -> Callable[[object, StepRecord], None]:
 def test_the_observer_is_quiet_after_the_recording(tmp_path: Path) -> None:
     session = open_session(tmp_path)
     session.start()
-    observer = OutOfMemoryObserver(session, PretendedHistory())
+    files = files_of(session, PretendedHistory())
+    failures = MemoryFailures(files, loop=session.loop, endings=session.endings, note=session.note)
+    observer = OutOfMemoryObserver(failures)
     session.end()
     observer.end()
     observer.observe(0, 1, 1, 0)
