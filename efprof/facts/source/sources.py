@@ -47,7 +47,7 @@ class Sources:
             f"{file}:{frame['line']}:{frame['function']}"
             for file in self.files
             if frame and (f"/{file}".endswith(f"/{frame['file']}") or frame["file"].endswith(f"/{file}"))
-            if self._begins(file, int(frame["line"]), frame["function"]) or self._has_begun(file, frame)
+            if self._has(file, int(frame["line"]), frame["function"])
         ]
 
     def line(self, site: str) -> SourceLine:
@@ -87,17 +87,14 @@ class Sources:
             return around[-1] if around else MODULE
         return next((found for found in reversed(around) if found.rpartition(".")[2] == name), name)
 
-    def _begins(self, file: str, line: int, name: str) -> bool:
-        """Whether a function may begin there: a library's file can have the name of the user's."""
-        around = self._around(file, line)
-        if any(one.first == line and (one.name or "").rpartition(".")[2] == name for one in around):
+    def _has(self, file: str, line: int, name: str) -> bool:
+        """Whether a function of that name lies there: a library's file can have the name of the user's.
+
+        Its first line is named, but of one that ran before the profiler the line that it was at.
+        """
+        if any((one.name or "").rpartition(".")[2] == name for one in self._around(file, line)):
             return True
         return line <= len(self.files[file]) if name.startswith("<") else not self.tree(file).body
-
-    def _has_begun(self, file: str, frame: re.Match[str]) -> bool:
-        """Whether it may have run before the profiler, which then names the line that it was at."""
-        names = [(one.name or "").rpartition(".")[2] for one in self._around(file, int(frame["line"]))]
-        return frame["function"] in names and f"/{file}".endswith(f"/{frame['file']}")
 
     def _around(self, file: str, line: int) -> list["_Function"]:
         """The functions that the line lies in, an outer one before its inner ones."""

@@ -56,13 +56,13 @@ def test_code_without_its_text_is_not_the_user_s_and_a_file_of_another_python_ha
 
 
 def test_a_function_that_ran_before_the_profiler_is_named_by_the_line_it_was_at(sources):
-    assert sources.sites_of_frame("train.py(8): step") == ["train.py:8:step"]
+    assert sources.sites_of_frame("../train.py(8): step") == ["train.py:8:step"]
     assert sources.sites_of_frame("train.py(11): step") == []
 
 
 def test_a_library_s_file_of_the_same_name_is_not_the_user_s(sources):
     assert sources.sites_of_frame("train.py(4): step") == ["train.py:4:step"]
     assert sources.sites_of_frame("/home/me/train.py(7): <listcomp>") == ["train.py:7:<listcomp>"]
-    assert sources.sites_of_frame("library/train.py(8): step") == []
+    assert sources.sites_of_frame("library/train.py(10): step") == []
     assert sources.sites_of_frame("library/train.py(99): <lambda>") == []
     assert Sources(files={"train.py": []}).sites_of_frame("train.py(4): step") == ["train.py:4:step"]
