@@ -337,7 +337,7 @@ def test_a_watch_that_raises_costs_a_sentence_and_no_step(tmp_path: Path, monkey
 
     monkeypatch.setattr(GrowthWatch, "_check", fail)
     kept: list[torch.Tensor] = []
-    recorded = record_here(tmp_path, train_for(60, kept), holders=None)
+    recorded = record_here(tmp_path, train_for(60, kept), holders=True)
     assert len(recorded.steps) == len(kept) == 60
     (stopped,) = recorded.events(CollectorStopped)
     assert "as a test would have it" in stopped.reason
