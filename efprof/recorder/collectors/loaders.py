@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from efprof.artifacts.events import LoaderBuilt
 from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.hooks.loop_hooks import fetching
-from efprof.recorder.hooks.patching import MethodWrapper, Undo, replace
+from efprof.recorder.hooks.patching import MethodWrapper, Undo, call_after, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import num_samples
 from efprof.recorder.session.session import Session
@@ -29,10 +29,9 @@ LOOK_NS = 300_000_000
 
 def start(session: Session) -> None:
     """Number every loader; its iterators carry the number to the loop."""
-    original = DataLoader.__init__
     num_built = 0
 
-    def note(loader: Any) -> None:
+    def note(loader: Any, *_: object) -> None:
         nonlocal num_built
         if session.loop.thread.is_training_thread and loader not in session.loop.loader_numbers:
             site = session.sites.of_caller(sys._getframe())
@@ -40,15 +39,8 @@ def start(session: Session) -> None:
             session.note(_event(session.loop.number, num_built, loader, site))
             num_built += 1
 
-    noted = session.shell.guarded("loaders", note)
-
-    @functools.wraps(original)
-    def build(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        noted(self)
-
     feed = IteratorFeed(loop=session.loop, sites=session.sites, budget=session.budget, shell=session.shell)
-    session.undo_at_end([replace(DataLoader, "__init__", build), feed.stop])
+    session.undo_at_end([call_after(DataLoader, "__init__", session.shell.guarded("loaders", note)), feed.stop])
     session.subscribe(session.loop.backward_began, "iterators", feed.look)
     session.subscribe(session.loop.loader_began, "loaders", note)  # it may have been built before the recording began
 

@@ -8,7 +8,7 @@ from weakref import WeakSet
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from efprof.recorder.hooks.patching import Undo, replace
+from efprof.recorder.hooks.patching import Undo, call_after, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.shell import Shell
 
@@ -20,8 +20,7 @@ def watch_captures(loop: Loop, shell: Shell) -> list[Undo]:
     kind, stepping = torch.cuda.CUDAGraph, CapturedSteps(loop)
     paused = shell.guarded("loop", stepping.capture_began)
     resumed = shell.guarded("loop", stepping.capture_ended)
-    replayed = shell.guarded("loop", stepping.replayed)
-    begin, end, replay = kind.capture_begin, kind.capture_end, kind.replay
+    begin, end = kind.capture_begin, kind.capture_end
 
     @functools.wraps(begin)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -39,13 +38,11 @@ def watch_captures(loop: Loop, shell: Shell) -> list[Undo]:
         finally:
             resumed(self)
 
-    @functools.wraps(replay)
-    def watched_replay(self: Any) -> None:
-        replay(self)
-        replayed(self)
-
-    new = {"capture_begin": capture_begin, "capture_end": capture_end, "replay": watched_replay}
-    return [replace(kind, name, function) for name, function in new.items()]
+    return [
+        replace(kind, "capture_begin", capture_begin),
+        replace(kind, "capture_end", capture_end),
+        call_after(kind, "replay", shell.guarded("loop", stepping.replayed)),
+    ]
 
 
 class CapturedSteps:

@@ -12,7 +12,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from efprof.recorder.hooks.dynamo_skip import forget_functions, keep_out_of_graphs
-from efprof.recorder.hooks.patching import Undo, replace
+from efprof.recorder.hooks.patching import Undo, call_after, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.step_ends import living_optimizers
 from efprof.recorder.loop.updates import optimizer_entered, optimizer_left
@@ -176,15 +176,9 @@ def _watch_compiler(shell: Shell, compilation_began: Callable[[], None]) -> Undo
         if _is_of_python(*details):
             compilation_began()
 
-    handler.register_start_callback(began)
-    original = handler.clear
-
-    @functools.wraps(original)
-    def clear() -> None:  # by `torch._dynamo.reset`
-        original()
-        handler.register_start_callback(began)
-
-    undo_clear = replace(handler, "clear", clear)
+    watch = functools.partial(handler.register_start_callback, began)
+    watch()
+    undo_clear = call_after(handler, "clear", watch)  # by `torch._dynamo.reset`
 
     def undo() -> None:
         undo_clear()

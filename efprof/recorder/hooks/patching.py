@@ -55,6 +55,19 @@ def call_before(owner: Any, name: str, function: Callable[..., None]) -> Undo:
     return replace(owner, name, call)
 
 
+def call_after(owner: Any, name: str, function: Callable[..., None]) -> Undo:
+    """The same once it has returned, unless it raised."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        function(*args)
+        return result
+
+    return replace(owner, name, call)
+
+
 class MethodWrapper:
     """Is `function` to whoever calls the method of an object, `original` to whoever asks the class or pickles it."""
 

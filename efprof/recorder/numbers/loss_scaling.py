@@ -11,7 +11,7 @@ import torch
 
 from efprof.artifacts.events import ScalerBuilt
 from efprof.recorder.hooks.loop_hooks import updating
-from efprof.recorder.hooks.patching import Undo, replace
+from efprof.recorder.hooks.patching import Undo, call_after, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.updates import optimizer_skipped
 from efprof.recorder.numbers.late_values import on_device
@@ -39,10 +39,8 @@ def start(session: Session) -> None:
     for scaler in [one for one in gc.get_objects() if issubclass(type(one), kind) and _is_enabled(one)]:
         watched()  # made before the recording
         found(scaler)
-    makers = {"__init__": built, "__setstate__": found}
-    session.undo_at_end(
-        [replace(kind, name, _then(getattr(kind, name), watched, note)) for name, note in makers.items()]
-    )
+    for name, note in {"__init__": built, "__setstate__": found}.items():
+        session.undo_at_end([call_after(kind, name, functools.partial(_tell, watched, note))])
 
 
 def _event(step: int, scaler: Any, site: str | None) -> ScalerBuilt:
@@ -54,15 +52,10 @@ def _event(step: int, scaler: Any, site: str | None) -> ScalerBuilt:
     )
 
 
-def _then(original: Callable[..., None], watch: Callable[[], None], note: Callable[[Any], None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def make(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if _is_enabled(self):
-            watch()
-            note(self)
-
-    return make
+def _tell(watch: Callable[[], None], note: Callable[[Any], None], scaler: Any, *_: object) -> None:
+    if _is_enabled(scaler):
+        watch()
+        note(scaler)
 
 
 def _is_enabled(scaler: Any) -> bool:

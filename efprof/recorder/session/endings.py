@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
 
 from efprof.artifacts.events import Event, OutOfMemory, StepInterrupted, TrainingRaised
 from efprof.recorder.hooks.loop_hooks import failed_stage
-from efprof.recorder.hooks.patching import Undo, replace
+from efprof.recorder.hooks.patching import Undo, call_before, replace
 from efprof.recorder.loop.device import Memory
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.redaction import without_secrets
@@ -120,19 +120,12 @@ _run = BaseProcess.run
 
 
 def watch_exits(endings: ExitWatcher, shell: Shell) -> Undo:
-    def note_status(status: object) -> None:
+    def note_status(status: object = None) -> None:
         if threading.current_thread() is threading.main_thread():  # of another thread it ends that alone
             error = sys.exception() if exit_code_of(status) else None
             endings.note_exit(status, None if error is None else origin_of(error))
 
-    note, leave = shell.guarded("exits", note_status), sys.exit
-
-    @functools.wraps(leave)
-    def exit_noted(status: object = None, /) -> NoReturn:
-        note(status)
-        leave(status)  # type: ignore[arg-type]
-
-    return replace(sys, "exit", exit_noted)
+    return call_before(sys, "exit", shell.guarded("exits", note_status))
 
 
 def watch_child_processes(end: Callable[[], None], begin_anew: Callable[[], Callable[[], None] | None]) -> Undo:

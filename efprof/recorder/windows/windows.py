@@ -1,6 +1,5 @@
 """Opens windows of torch.profiler for a few steps at a time; allocations with their lines come with it."""
 
-import functools
 import gc
 import os
 import time
@@ -14,13 +13,13 @@ from torch.torch_version import TorchVersion
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import LightStep
-from efprof.recorder.hooks.patching import Undo, replace
+from efprof.recorder.hooks.patching import call_after, call_before
 from efprof.recorder.loop.device import Memory
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, Options, StepRange
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.shell import Note, Shell
+from efprof.recorder.session.shell import Note
 from efprof.recorder.windows.profiled_window import Planned, ProfiledWindow, WindowFiles, is_profiling, is_running
 from efprof.recorder.windows.triggers import TRIGGERED_STEPS, Triggers, WindowRequests
 
@@ -106,13 +105,14 @@ class Windows:
         self._planned[step.number + 1] = Planned(window.end + 1, window.why, window.is_lean)
         self._discard(window, step.number)
 
-    def yield_to_program(self) -> None:
+    def yield_to_program(self, *_: object) -> None:
         """The program starts a profiler of its own, which would raise while ours is on."""
-        if self._window is not None and not self._window.is_starting:
+        is_in_thread = self._loop.thread.is_training_thread or self.is_opener
+        if self._window is not None and not self._window.is_starting and is_in_thread:
             self._close(self._window, self._loop.number)
             self._note_stopped(self._loop.number, "the program began to profile itself, so a window ended early")
 
-    def note_profiler(self, profiler: object) -> None:
+    def note_profiler(self, profiler: object, *_: object) -> None:
         is_ours = self._window is not None and self._window.is_starting and self._window.is_opener
         if is_ours:
             return
@@ -253,22 +253,11 @@ def start(session: Session) -> None:
         if session.options.triggers:
             session.subscribe(loop.light.steps.listeners, "windows", windows.note_light)
         session.on_end("windows", windows.end)
-        session.undo_at_end([_watch_profilers(windows, loop, session.shell)])
-
-
-def _watch_profilers(windows: Windows, loop: Loop, shell: Shell) -> Undo:
-    original = torch.autograd.profiler.profile.__init__
-    begins = shell.guarded("windows", windows.yield_to_program)
-    note = shell.guarded("windows", windows.note_profiler)
-
-    @functools.wraps(original)
-    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
-        if loop.thread.is_training_thread or windows.is_opener:
-            begins()
-        original(self, *args, **kwargs)
-        note(self)
-
-    return replace(torch.autograd.profiler.profile, "__init__", construct)
+        begins, noted = (
+            session.shell.guarded("windows", one) for one in (windows.yield_to_program, windows.note_profiler)
+        )
+        profile = torch.autograd.profiler.profile
+        session.undo_at_end([call_before(profile, "__init__", begins), call_after(profile, "__init__", noted)])
 
 
 def _data_ms(record: StepRecord | None) -> float:
