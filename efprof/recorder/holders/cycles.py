@@ -8,9 +8,6 @@ import functools
 import gc
 import time
 
-import msgspec
-
-from efprof.artifacts.files import write_atomically
 from efprof.artifacts.holders import CYCLES_FILE, CollectedGarbage, LargeCollection
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Budget
@@ -73,8 +70,7 @@ class Cycles:
     def write(self) -> None:
         if self._loop.steps.num_finished:
             self._write_at = 2 * self._found.num_large
-            content = msgspec.json.format(msgspec.json.encode(self._found))
-            write_atomically(self._folder.path / CYCLES_FILE, content)
+            self._folder.write_json(CYCLES_FILE, self._found)
 
     def _start(self) -> None:
         loop = self._loop

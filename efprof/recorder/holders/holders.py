@@ -13,10 +13,8 @@ from time import perf_counter_ns, thread_time_ns
 from typing import Any
 from weakref import WeakSet
 
-import msgspec
-
 from efprof.artifacts.events import HoldersCounted
-from efprof.artifacts.files import no_garbage_collection, write_atomically
+from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.holders import Container, Count, Counted, Moment, Watch, Watched
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Budget
@@ -59,82 +57,25 @@ MAX_SHARE = 0.4
 """Of the time that is left, for one variable: several data sets in memory must not take it all."""
 
 
-class HolderFiles:
-    """Writes each count and each watch to a file of its own, and tells of the counts."""
-
-    def __init__(self, folder: RankFolder, note: Note) -> None:
-        self._folder, self._note = folder, note
-        self._num_counts = self.num_watches = 0
-
-    def write_count(self, count: Count) -> None:
-        self._num_counts += 1
-        self._write(f"holders-{self._num_counts}.json", count)
-
-    def note_count(self, step: int, seconds: float) -> None:
-        self._note(HoldersCounted(step=step, file=f"holders-{self._num_counts}.json", seconds=seconds))
-
-    def write_watch(self, watch: Watch) -> None:
-        self.num_watches += 1
-        self._write(f"watch-{self.num_watches}.json", watch)
-
-    def _write(self, name: str, told: Count | Watch) -> None:
-        write_atomically(self._folder.path / name, msgspec.json.format(msgspec.json.encode(told)))
-
-
-class Watches:
-    """At most one is open; it ends with the step in which enough was seen, or before the next count."""
-
-    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, files: HolderFiles, guard: Guard) -> None:
-        self._loop, self._sites, self._budget, self._files, self._guard = loop, sites, budget, files, guard
-        self.open: GrowthWatch | None = None
-
-    def begin(self, things: list[WatchedValue], states: list[State], step: int) -> None:
-        watch = GrowthWatch(self._sites, things, states, self._guard)
-        why_not = watch.begin(sys._getframe(), max(MIN_WATCHED_STEPS, step // WATCHED_PART))
-        if why_not is None:
-            self.open = watch
-            self._loop.light.steps.watch = self._guard(self.go_on)
-        else:
-            watch.end()
-            if not self._files.num_watches:
-                self._files.write_watch(Watch(watched=[], why_not=why_not))
-
-    def go_on(self, _: int = 0, *, is_last: bool = False) -> None:
-        if self.open is not None:
-            self._loop.mark_interrupted()
-            if self.open.step_ended() or is_last:
-                self.stop()
-
-    def stop(self) -> None:
-        if (watch := self._let_go()) is not None:
-            watch.end()
-            self._budget.spend("watches", watch.spent_ns)
-            self._files.write_watch(watch.result())
-
-    def abandon(self) -> None:
-        """The collector is stopped, maybe within a line that is watched; or this is a forked child."""
-        if (watch := self._let_go()) is not None:
-            watch.stop()
-
-    def _let_go(self) -> GrowthWatch | None:
-        watch, self.open, self._loop.light.steps.watch = self.open, None, None
-        return watch
-
-
 class Holders:
-    """Counts when it is time, and has watched what grew since the last count."""
+    """Counts when it is time, and watches what grew since the last count.
+
+    At most one watch is open; it ends with the step in which enough was seen, or before the next count.
+    """
 
     def __init__(
-        self, *, loop: Loop, sites: Sites, budget: Budget, files: HolderFiles, watches: Watches, is_asked_for: bool
+        self, *, loop: Loop, sites: Sites, budget: Budget, folder: RankFolder, note: Note, guard: Guard, is_asked: bool
     ) -> None:
-        self._loop, self._sites, self._budget, self._files, self._watches = loop, sites, budget, files, watches
-        self._is_asked_for = is_asked_for
+        """Where it `is_asked` for, counts and watches are taken whatever they cost."""
+        self._loop, self._sites, self._budget, self._folder, self._note = loop, sites, budget, folder, note
+        self._guard, self._is_asked = guard, is_asked
         self._due = FIRST_COUNT
         self._cost_ns = FIRST_COST_NS
-        self._num_restarts = 0
+        self._num_counts = self._num_watches = self._num_restarts = 0
         self._containers = GrownContainers()
         self._sizes: dict[Key, tuple[int, int, int]] = {}
         """Of each holder at the last count: bytes, nodes of graphs and length."""
+        self._watch: GrowthWatch | None = None
         self._iterators: WeakSet[Any] = WeakSet()
         """Of loaders, those that are not over: a loader that a `for` statement builds lives no longer than that."""
         self._loader: int | None = None
@@ -143,9 +84,9 @@ class Holders:
     def finish(self, record: StepRecord, *, is_over: bool) -> None:
         self._loader = record.loader
         is_traced = record.window is not None
-        if self._watches.open is not None:
-            record.window = record.window or f"watch-{self._files.num_watches + 1}"
-            self._watches.go_on(is_last=is_traced)
+        if self._watch is not None:
+            record.window = record.window or f"watch-{self._num_watches + 1}"
+            self._go_on_watching(is_last=is_traced)
         # A profiler's window would note everything that a count does; once the program ends, its functions are over.
         elif not is_traced and record.step + 1 >= self._due and not is_over:
             self.count("step", record.step)
@@ -168,14 +109,14 @@ class Holders:
 
     def end(self) -> None:
         num_steps = self._loop.num_steps
-        self._watches.stop()
-        if num_steps >= FIRST_COUNT or (self._is_asked_for and num_steps):
+        self._stop_watching()
+        if num_steps >= FIRST_COUNT or (self._is_asked and num_steps):
             self.count("end", num_steps - 1)
 
     def count(self, moment: Moment, step: int) -> None:
-        if not (self._is_asked_for or moment == "end" or self._budget.affords_count(self._cost_ns)):
+        if not (self._is_asked or moment == "end" or self._budget.affords_count(self._cost_ns)):
             return
-        self._watches.stop()
+        self._stop_watching()
         began, computed = perf_counter_ns(), thread_time_ns()
         holder_count = HolderCount(self._sites, self._containers.note_container, list(self._iterators))
         try:
@@ -184,7 +125,8 @@ class Holders:
             count = self._write_count(holder_count, moment, step)
             self._cost_ns = thread_time_ns() - computed  # other programs on the machine make it no dearer
             self._budget.spend("counts", self._cost_ns)
-            self._files.note_count(step, (perf_counter_ns() - began) / 1e9)
+            seconds = (perf_counter_ns() - began) / 1e9
+            self._note(HoldersCounted(step=step, file=f"holders-{self._num_counts}.json", seconds=seconds))
             if moment == "step":
                 self._watch_what_grew(holder_count.held, count.containers, step)
                 while self._due <= step + 1:
@@ -207,13 +149,48 @@ class Holders:
             containers=self._containers.listed(self._sites),
             is_partial=holder_count.is_partial,
         )
-        self._files.write_count(count)
+        self._num_counts += 1
+        self._folder.write_json(f"holders-{self._num_counts}.json", count)
         return count
 
     def _watch_what_grew(self, counted: dict[Key, Held], containers: list[Container], step: int) -> None:
         things, states = self._things(counted, containers)
-        if things and (self._is_asked_for or self._budget.affords_count(MAX_NS)):
-            self._watches.begin(things, states, step)
+        if not things or not (self._is_asked or self._budget.affords_count(MAX_NS)):
+            return
+        watch = GrowthWatch(self._sites, things, states, self._guard)
+        why_not = watch.begin(sys._getframe(), max(MIN_WATCHED_STEPS, step // WATCHED_PART))
+        if why_not is None:
+            self._watch = watch
+            self._loop.light.steps.watch = self._guard(self._go_on_watching)
+        else:
+            watch.end()
+            if not self._num_watches:
+                self._write_watch(Watch(watched=[], why_not=why_not))
+
+    def _go_on_watching(self, _: int = 0, *, is_last: bool = False) -> None:
+        if self._watch is not None:
+            self._loop.mark_interrupted()
+            if self._watch.step_ended() or is_last:
+                self._stop_watching()
+
+    def _stop_watching(self) -> None:
+        if (watch := self._let_go()) is not None:
+            watch.end()
+            self._budget.spend("watches", watch.spent_ns)
+            self._write_watch(watch.result())
+
+    def abandon_watch(self) -> None:
+        """The collector is stopped, maybe within a line that is watched; or this is a forked child."""
+        if (watch := self._let_go()) is not None:
+            watch.stop()
+
+    def _let_go(self) -> GrowthWatch | None:
+        watch, self._watch, self._loop.light.steps.watch = self._watch, None, None
+        return watch
+
+    def _write_watch(self, watch: Watch) -> None:
+        self._num_watches += 1
+        self._folder.write_json(f"watch-{self._num_watches}.json", watch)
 
     def _things(self, counted: dict[Key, Held], listed: list[Container]) -> tuple[list[WatchedValue], list[State]]:
         """What grew since the last count: holders, and containers that are not those of one of them."""
@@ -327,18 +304,17 @@ class HolderCount:
 def start(session: Session) -> None:
     if session.options.holders is False:
         return
-    loop, sites, budget = session.loop, session.sites, session.budget
-    files = HolderFiles(session.rank_folder, session.note)
-    guard = functools.partial(session.shell.guarded, "holders")
-    watches = Watches(loop=loop, sites=sites, budget=budget, files=files, guard=guard)
-    is_asked_for = bool(session.options.holders)
-    holders = Holders(loop=loop, sites=sites, budget=budget, files=files, watches=watches, is_asked_for=is_asked_for)
+    loop, sites, budget, folder = session.loop, session.sites, session.budget, session.rank_folder
+    guard, is_asked = functools.partial(session.shell.guarded, "holders"), bool(session.options.holders)
+    holders = Holders(
+        loop=loop, sites=sites, budget=budget, folder=folder, note=session.note, guard=guard, is_asked=is_asked
+    )
 
     def finish(_: object, record: StepRecord) -> None:
         holders.finish(record, is_over=session.is_ended)
 
-    session.shell.when_stopped("holders", watches.abandon)
-    os.register_at_fork(after_in_child=watches.abandon)
+    session.shell.when_stopped("holders", holders.abandon_watch)
+    os.register_at_fork(after_in_child=holders.abandon_watch)
     session.subscribe(loop.step_ended, "holders", finish)
     session.on_end("holders", holders.end)
     session.subscribe(loop.loader_ended, "holders", holders.loader_ended)

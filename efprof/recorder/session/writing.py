@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from efprof.artifacts.events import EVENTS_FILE, TrainingRaised
+from efprof.artifacts.files import write_atomically
 from efprof.artifacts.runs import PROCESS_FILE, Process, attempt_folder, list_attempts, read_process
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 
@@ -84,6 +85,10 @@ class RankFolder:
         for append, line in self._waiting:
             append(line)
         self._waiting.clear()
+
+    def write_json(self, name: str, record: msgspec.Struct) -> None:
+        """One whole file, in the place of one of that name."""
+        write_atomically(self.path / name, msgspec.json.format(msgspec.json.encode(record)))
 
     def keeps_waiting(self, record: msgspec.Struct) -> bool:
         """Whether this record is no reason to make the folder yet: no step, nor the error that ended the training."""

@@ -40,10 +40,9 @@ WINDOW = "memory-out-of-memory"
 class CudaMemory:
     """At most one window is open, and none beside a profiler's; each is written as soon as it closes."""
 
-    def __init__(
-        self, options: Options, *, loop: Loop, requests: WindowRequests, history: "CudaHistory", files: "MemoryFiles"
-    ) -> None:
-        self._options, self._loop, self._requests, self._history, self._files = options, loop, requests, history, files
+    def __init__(self, options: Options, *, loop: Loop, requests: WindowRequests, files: "MemoryFiles") -> None:
+        self._options, self._loop, self._requests, self._files = options, loop, requests, files
+        self._history = files.history
         self._wanted = [(start, end, "schedule") for start, end in options.memory_steps]
         self._peaks = MemoryPeaks() if "memory-peak" in options.triggers else None
         self._is_ready = self._is_over = False
@@ -170,23 +169,27 @@ class CudaMemory:
 def start(session: Session) -> None:
     if not hasattr(torch._C, "_cuda_record_memory_history"):
         return
-    options, loop, guarded, history = session.options, session.loop, session.shell.guarded, CudaHistory()
-    files = MemoryFiles(history, loop=loop, folder=session.rank_folder, note=session.note)
+    options, loop, guarded = session.options, session.loop, session.shell.guarded
+    files = MemoryFiles(CudaHistory(), loop=loop, folder=session.rank_folder, note=session.note)
     if options.memory_steps or options.memory_ring or "memory-peak" in options.triggers:
-        requests = session.window_requests
-        memory = CudaMemory(options, loop=loop, requests=requests, history=history, files=files)
+        memory = CudaMemory(options, loop=loop, requests=session.window_requests, files=files)
         subscribe(session, memory)
         torch.cuda._lazy_call(guarded("cuda_memory", memory.cuda_began))  # type: ignore[no-untyped-call]
-    failures = MemoryFailures(files, loop=loop, endings=session.endings, note=session.note)
-    observer = OutOfMemoryObserver(failures)
-    observe = guarded("out_of_memory", observer.observe)
+    failures = [MemoryFailures(files, loop=loop, endings=session.endings, note=session.note)]
+    # Empty once the recording is over: torch cannot detach an observer, which then does nothing, and holds nothing.
+
+    def add(*failure: int) -> None:
+        for one in failures:
+            one.add(*failure)
+
+    observe = guarded("out_of_memory", add)
 
     def attach() -> None:
-        if observer.failures is not None and why_backend_has_none() is None:
+        if failures and why_backend_has_none() is None:
             torch._C._cuda_attach_out_of_memory_observer(observe)  # type: ignore[attr-defined]
 
     torch.cuda._lazy_call(guarded("out_of_memory", attach))  # type: ignore[no-untyped-call]
-    session.on_end("out_of_memory", observer.end)
+    session.on_end("out_of_memory", lambda: failures.pop().tell())
 
 
 def subscribe(session: Session, memory: CudaMemory) -> None:
@@ -242,7 +245,7 @@ class MemoryFiles:
     """Writes what the history has at the end of a window, and tells of windows."""
 
     def __init__(self, history: CudaHistory, *, loop: Loop, folder: RankFolder, note: Note) -> None:
-        self._history, self._loop, self._folder, self._note = history, loop, folder, note
+        self.history, self._loop, self._folder, self._note = history, loop, folder, note
 
     def note_opened(self, step: int, window: str, why: str) -> None:
         self._note(WindowOpened(step=step, window=window, why=why))
@@ -250,7 +253,7 @@ class MemoryFiles:
     def write(self, window: str, step: int) -> float:
         """Close a window with this step; the seconds that it took."""
         start, path = time.perf_counter(), self._folder.path / f"{window}.pickle"
-        is_whole = self._history.write(path)
+        is_whole = self.history.write(path)
         seconds = time.perf_counter() - start
         self._note(WindowClosed(step=step, window=window, seconds=seconds, files=[path.name]))
         if not is_whole:
@@ -275,25 +278,8 @@ def _takes(function: Callable[..., Any], argument: str) -> bool:
     return argument in inspect.signature(function).parameters
 
 
-class OutOfMemoryObserver:
-    """Called by the allocator, in whichever thread asked for memory. torch cannot detach it: it goes quiet instead."""
-
-    def __init__(self, failures: "MemoryFailures") -> None:
-        self.failures: MemoryFailures | None = failures
-        """None once the recording is over: then it does nothing, and holds nothing."""
-
-    def observe(self, *failure: int) -> None:
-        if (failures := self.failures) is not None:
-            failures.add(*failure)
-
-    def end(self) -> None:
-        failures, self.failures = self.failures, None
-        if failures is not None:
-            failures.tell()
-
-
 class MemoryFailures:
-    """Memory that a device could not give.
+    """Memory that a device could not give, told by the allocator in whichever thread asked for it.
 
     Most of these failures a program survives, as when cuDNN tries work spaces: one snapshot is taken of all that.
     """

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
+from efprof.artifacts.events import CollectorStopped, DeviceOutOfMemory, WindowClosed, WindowOpened
 from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.model import BOUNDARIES
 from efprof.recorder.session.options import StepRange
@@ -17,9 +17,7 @@ from efprof.recorder.session.session import Session
 from efprof.recorder.windows.cuda_memory import (
     CudaHistory,
     CudaMemory,
-    MemoryFailures,
     MemoryFiles,
-    OutOfMemoryObserver,
     subscribe,
 )
 from tests.recorder.recording import Recorded, open_session, record_here
@@ -51,13 +49,9 @@ class PretendedHistory(CudaHistory):
         return super().write(path)
 
 
-def files_of(session: Session, history: CudaHistory) -> MemoryFiles:
-    return MemoryFiles(history, loop=session.loop, folder=session.rank_folder, note=session.note)
-
-
 def subscribed(session: Session, history: CudaHistory) -> CudaMemory:
-    files, requests = files_of(session, history), session.window_requests
-    memory = CudaMemory(session.options, loop=session.loop, requests=requests, history=history, files=files)
+    files = MemoryFiles(history, loop=session.loop, folder=session.rank_folder, note=session.note)
+    memory = CudaMemory(session.options, loop=session.loop, requests=session.window_requests, files=files)
     subscribe(session, memory)
     return memory
 
@@ -211,15 +205,13 @@ def _pretend_growth_at(*numbers: int) -> Callable[[object, StepRecord], None]:
 
 
 def test_the_observer_is_quiet_after_the_recording(tmp_path: Path) -> None:
-    session = open_session(tmp_path)
-    session.start()
-    files = files_of(session, PretendedHistory())
-    failures = MemoryFailures(files, loop=session.loop, endings=session.endings, note=session.note)
-    observer = OutOfMemoryObserver(failures)
-    session.end()
-    observer.end()
-    observer.observe(0, 1, 1, 0)
-    assert Recorded(folder=tmp_path).events(WindowOpened) == []
+    with SimulatedCuda().in_place() as cuda:
+        cuda.initialize()
+        recorded = record_here(tmp_path, lambda: train_plainly(2), memory_steps=())
+        (observe,) = cuda.observers
+        observe(0, 1, 1, 0)
+    assert recorded.events(WindowOpened) == []
+    assert recorded.events(DeviceOutOfMemory) == []
 
 
 def statistic(current: int) -> dict[str, dict[str, int]]:
