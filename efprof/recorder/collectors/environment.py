@@ -21,14 +21,10 @@ import torch
 import efprof
 from efprof.artifacts.readings import DEVICE_USE_FILE, DeviceUse
 from efprof.artifacts.run_file import Device, change_run_file
-from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.launch.machine import driver_version
-from efprof.recorder.loop.device import DeviceClock, TrainingDevice
-from efprof.recorder.loop.loop import Loop
+from efprof.recorder.loop.device import DeviceClock
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.shell import Shell
-from efprof.recorder.session.writing import LineWriter
 
 NAMED_PACKAGES = ("numpy", "transformers", "accelerate", "lightning", "pytorch_lightning", "datasets", "torchvision")
 """Packages whose version can explain a difference between two runs, where the program has imported them."""
@@ -51,9 +47,9 @@ def start(session: Session) -> None:
         if found == written:
             return
         written = found
-        memory.choose_again()
+        source = memory.choose()
         if session.rank_folder.path.name == "rank0":
-            _write(session.run_folder, device.index, memory.choose())
+            _write(session.run_folder, device.index, source)
 
     def note_device(step: OpenStep, losses: object, _: object) -> None:
         if step.num_backwards == 1 and device.see(losses):
@@ -63,11 +59,9 @@ def start(session: Session) -> None:
     session.subscribe(loop.step_began, "environment", write_once)
     session.subscribe(loop.backward_began, "environment", note_device)
     if torch.version.cuda is not None or torch.version.hip is not None:
-        read = _use_reader(loop, device, session.budget, session.lines(DEVICE_USE_FILE))
-        times = functools.partial(_time_stages, loop, device, session.shell)
-        use = functools.partial(session.subscribe, loop.step_ended, "device_use", read)
-        for collector, begin in (("device_times", times), ("device_use", use)):
-            torch.cuda._lazy_call(session.shell.guarded(collector, begin))  # type: ignore[no-untyped-call]
+        for collector, begin in (("device_times", _time_stages), ("device_use", _read_use)):
+            began: Any = session.shell.guarded(collector, functools.partial(begin, session))
+            torch.cuda._lazy_call(began)  # type: ignore[no-untyped-call]
 
 
 def _write(run_folder: Path, used: int | None, source: str) -> None:
@@ -145,13 +139,14 @@ def _allocator_settings() -> str:
     return str(text) or "none: its defaults"
 
 
-def _time_stages(loop: Loop, device: TrainingDevice, shell: Shell) -> None:
-    loop.thread.asks_capturing = shell.guarded("captures", torch.cuda.is_current_stream_capturing)
-    loop.steps.clock = DeviceClock(device, functools.partial(shell.guarded, "device_times"))
+def _time_stages(session: Session) -> None:
+    session.loop.thread.asks_capturing = session.shell.guarded("captures", torch.cuda.is_current_stream_capturing)
+    session.loop.steps.clock = DeviceClock(session.device, functools.partial(session.shell.guarded, "device_times"))
 
 
-def _use_reader(loop: Loop, device: TrainingDevice, budget: Budget, lines: LineWriter) -> Callable[..., None]:
-    due = 0
+def _read_use(session: Session) -> None:
+    loop, device, budget = session.loop, session.device, session.budget
+    lines, due = session.lines(DEVICE_USE_FILE), 0
 
     def read(*_: object) -> None:
         nonlocal due
@@ -166,4 +161,4 @@ def _use_reader(loop: Loop, device: TrainingDevice, budget: Budget, lines: LineW
             lines.write(DeviceUse(step=step, device=index, used_bytes=total - free, reserved_bytes=reserved))
             budget.spend("device use", perf_counter_ns() - began)
 
-    return read
+    session.subscribe(loop.step_ended, "device_use", read)

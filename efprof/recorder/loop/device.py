@@ -76,25 +76,23 @@ class Memory:
     """
 
     def __init__(self, device: TrainingDevice | None = None) -> None:
-        self._device = device or TrainingDevice()
+        self.device = device or TrainingDevice()
         self._source: tuple[str, MemoryReader] | None = None
         self.is_collecting = False
         """Whether the recorder itself has garbage collected, which tells nothing of the program's."""
 
-    def choose_again(self) -> None:
-        self._source = None
-
     def choose(self) -> str:
-        self._source = self._source or _best_source(self._device)
+        """Choose it now, or anew; its name."""
+        self._source = _best_source(self.device)
         return self._source[0]
 
     def read(self) -> tuple[int, ...]:
-        self._source = self._source or _best_source(self._device)
+        self._source = self._source or _best_source(self.device)
         return self._source[1]()
 
     def highest_mark(self) -> int | None:
         """The CUDA allocator's own, since the program set it back last; None where it has none, or there is none."""
-        stats = self._device.statistics()
+        stats = self.device.statistics()
         return stats["allocated_bytes"]["all"]["peak"] if stats else None
 
 

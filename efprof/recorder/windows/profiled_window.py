@@ -15,7 +15,7 @@ import torch
 
 from efprof.artifacts.files import no_garbage_collection
 from efprof.recorder.hooks.patching import MethodWrapper, Undo, replace
-from efprof.recorder.loop.device import Memory, TrainingDevice
+from efprof.recorder.loop.device import Memory
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import RankFolder
@@ -44,47 +44,11 @@ class Planned(NamedTuple):
     is_lean: bool = False
 
 
-class WindowFiles:
-    """Writes what a profiler saw: the trace, the lines of its calls, and what they allocated."""
-
-    def __init__(self, folder: RankFolder, sites: Sites, device: TrainingDevice) -> None:
-        self._folder, self._sites, self._device = folder, sites, device
-
-    def write_trace(self, profiler: torch.profiler.profile, name: str) -> list[str]:
-        path = self._folder.path / f"{name}.json.gz"
-        raw, whole = path.with_name(f".{path.name}.raw.json"), path.with_name(f".{path.name}.part")
-        try:
-            profiler.export_chrome_trace(str(raw))
-            trace = raw.read_bytes() if raw.exists() else b""
-            if not trace.rstrip().endswith(b"}"):  # the profiler's library only logs that it could not write
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            whole.write_bytes(gzip.compress(trace, compresslevel=1, mtime=0))
-            whole.rename(path)
-        finally:
-            for temporary in path.parent.glob(f".{path.name}.*"):  # the profiler's library has one of its own
-                temporary.unlink(missing_ok=True)
-        return [path.name]
-
-    def write(self, profiler: torch.profiler.profile, name: str, number: int) -> list[str]:
-        folder = self._folder.path
-        results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
-        calls = CallSites(self._sites)
-        device = self._device.index  # the one whose memory every step is read from; None where that is the host
-        events = WindowEvents(calls, None if device is None else torch.device("cuda", device))
-        events.walk(results.experimental_event_tree())
-        lines = folder / f"sites-{number}.parquet"
-        calls.write(lines)
-        traces = self.write_trace(profiler, name)
-        allocations = folder / f"allocations-{number}.parquet"
-        events.write_allocations(allocations)
-        return [*traces, lines.name, allocations.name]
-
-
 class ProfiledWindow:
     """One window, from the step `first` to the one before that which its plan ends at."""
 
     def __init__(
-        self, planned: Planned, *, number: int, first: int, loop: Loop, memory: Memory, files: WindowFiles
+        self, planned: Planned, *, number: int, first: int, loop: Loop, memory: Memory, folder: RankFolder, sites: Sites
     ) -> None:
         self.name = f"{'lean' if planned.is_lean else 'trace'}-{number}"
         self.is_lean = planned.is_lean
@@ -94,7 +58,8 @@ class ProfiledWindow:
         self.is_starting = False
         self.is_shared = False
         self.start_seconds = 0.0
-        self._loop, self._memory, self._files, self._number = loop, memory, files, number
+        self._loop, self._memory, self._folder, self._sites = loop, memory, folder, sites
+        self._number = number
         self._profiler: torch.profiler.profile | None = None
         self._opener: threading.Thread | None = None
         """The thread that started it, and the only one that can read it: torch crashes where another one does."""
@@ -138,9 +103,7 @@ class ProfiledWindow:
         profiler = self._stop()
         try:
             with no_garbage_collection():
-                if self.is_lean:
-                    return self._files.write_trace(profiler, self.name)
-                return self._files.write(profiler, self.name, self._number)
+                return self._write(profiler)
         finally:
             profiler.profiler = None
             if gc.isenabled() and not self.is_lean:
@@ -182,6 +145,37 @@ class ProfiledWindow:
             torch._C._autograd._prepare_profiler(own.config(), own.kineto_activities)
         profiler.stop()
         return profiler
+
+    def _write_trace(self, profiler: torch.profiler.profile) -> list[str]:
+        path = self._folder.path / f"{self.name}.json.gz"
+        raw, whole = path.with_name(f".{path.name}.raw.json"), path.with_name(f".{path.name}.part")
+        try:
+            profiler.export_chrome_trace(str(raw))
+            trace = raw.read_bytes() if raw.exists() else b""
+            if not trace.rstrip().endswith(b"}"):  # the profiler's library only logs that it could not write
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            whole.write_bytes(gzip.compress(trace, compresslevel=1, mtime=0))
+            whole.rename(path)
+        finally:
+            for temporary in path.parent.glob(f".{path.name}.*"):  # the profiler's library has one of its own
+                temporary.unlink(missing_ok=True)
+        return [path.name]
+
+    def _write(self, profiler: torch.profiler.profile) -> list[str]:
+        """Write the trace, and of a full window the lines of its calls and what they allocated."""
+        if self.is_lean:
+            return self._write_trace(profiler)
+        results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
+        calls = CallSites(self._sites)
+        device = self._memory.device.index  # the one whose memory every step is read from; None where that is the host
+        events = WindowEvents(calls, None if device is None else torch.device("cuda", device))
+        events.walk(results.experimental_event_tree())
+        lines = self._folder.path / f"sites-{self._number}.parquet"
+        calls.write(lines)
+        traces = self._write_trace(profiler)
+        allocations = self._folder.path / f"allocations-{self._number}.parquet"
+        events.write_allocations(allocations)
+        return [*traces, lines.name, allocations.name]
 
 
 def is_profiling() -> bool:

@@ -1,9 +1,11 @@
 """Opens windows of torch.profiler for a few steps at a time; allocations with their lines come with it."""
 
+import functools
 import gc
 import os
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,13 +16,12 @@ from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import LightStep
 from efprof.recorder.hooks.patching import call_after, call_before
-from efprof.recorder.loop.device import Memory
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, Options, StepRange
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note
-from efprof.recorder.windows.profiled_window import Planned, ProfiledWindow, WindowFiles, is_profiling, is_running
+from efprof.recorder.windows.profiled_window import Planned, ProfiledWindow, is_profiling, is_running
 from efprof.recorder.windows.triggers import TRIGGERED_STEPS, Triggers, WindowRequests
 
 MAX_DATA_MS = 20.0
@@ -43,10 +44,10 @@ class Windows:
     """At most one window is open; each is written as soon as it closes, so that a crash costs one at most."""
 
     def __init__(
-        self, options: Options, *, loop: Loop, memory: Memory, requests: WindowRequests, files: WindowFiles, note: Note
+        self, options: Options, *, loop: Loop, requests: WindowRequests, make: Callable[..., ProfiledWindow], note: Note
     ) -> None:
-        self._loop, self._memory, self._requests, self._files, self._note = loop, memory, requests, files, note
-        self._options = options
+        """`make` a window, given its plan, its number and its first step."""
+        self._options, self._loop, self._requests, self._make, self._note = options, loop, requests, make, note
         self._planned = {start: Planned(end) for start, end in options.trace_steps if end > start}
         self._triggers = Triggers(options.triggers, requests.asked)
         self._window: ProfiledWindow | None = None
@@ -176,8 +177,7 @@ class Windows:
             self._count += 1
             self._planned = {start: one for start, one in self._planned.items() if not one.is_lean}
         self._loop.sampling.want(step.number, planned.end)
-        loop, memory, files = self._loop, self._memory, self._files
-        window = ProfiledWindow(planned, number=self._count, first=step.number, loop=loop, memory=memory, files=files)
+        window = self._make(planned, number=self._count, first=step.number)
         self._note(WindowOpened(step=step.number, window=window.name, why=planned.why))
         with ExitStack() as interrupted:  # by Ctrl-C most of all: one left on takes more memory with every step
             interrupted.callback(self._discard, window, step.number)
@@ -241,10 +241,9 @@ class Windows:
 def start(session: Session) -> None:
     if session.options.trace_steps or session.options.triggers:
         loop, requests = session.loop, session.window_requests
-        files = WindowFiles(session.rank_folder, session.sites, session.device)
-        windows = Windows(
-            session.options, loop=loop, memory=session.memory, requests=requests, files=files, note=session.note
-        )
+        folder, sites = session.rank_folder, session.sites
+        make = functools.partial(ProfiledWindow, loop=loop, memory=session.memory, folder=folder, sites=sites)
+        windows = Windows(session.options, loop=loop, requests=requests, make=make, note=session.note)
         loop.sampling.is_asked = requests.are_waiting
         session.subscribe(loop.step_began, "windows", windows.begin)
         session.subscribe(loop.fetched, "windows", windows.begin_after_fetch)
