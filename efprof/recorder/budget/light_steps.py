@@ -189,7 +189,8 @@ class LightSteps:
             )
             self._write(line)
             if self._on_device:
-                self._ask_device(line)
+                answer = self.send([loss for _, loss in self._on_device])
+                self._late.append(_LateLosses(line, [place for place, _ in self._on_device], answer))
             self._rows, self._on_device, self._num_told = [], [], 0
         self._written_ns = perf_counter_ns()
         self.clocked_ns += self._written_ns - entered
@@ -219,10 +220,6 @@ class LightSteps:
         values = [loss for loss in losses if not isinstance(loss, OnDevice)]
         self._on_device += [(place, loss) for loss in losses if isinstance(loss, OnDevice)]
         return sum(values) if values else None
-
-    def _ask_device(self, line: LightLine) -> None:
-        answer = self.send([loss for _, loss in self._on_device])
-        self._late.append(_LateLosses(line, [place for place, _ in self._on_device], answer))
 
 
 class LightLoop:

@@ -4,7 +4,6 @@ Where there are any when step 1 begins, every call of torch's functions is looke
 which stretches of such a tensor are read, and from which line. No operation runs differently for it.
 """
 
-import functools
 import gc
 import sys
 import weakref
@@ -144,7 +143,7 @@ class DataWatch:
 
 
 def start(session: Session) -> None:
-    watch = DataWatch(session.sites, functools.partial(session.shell.guarded, "device_data"), session.note)
+    watch = DataWatch(session.sites, session.shell.guard("device_data"), session.note)
     session.subscribe(session.loop.step_began, "device_data", watch.step_began)
     session.undo_at_end([watch.end])  # also where the collector was stopped by an error
 

@@ -141,7 +141,7 @@ def _allocator_settings() -> str:
 
 def _time_stages(session: Session) -> None:
     session.loop.thread.asks_capturing = session.shell.guarded("captures", torch.cuda.is_current_stream_capturing)
-    session.loop.steps.clock = DeviceClock(session.device, functools.partial(session.shell.guarded, "device_times"))
+    session.loop.steps.clock = DeviceClock(session.device, session.shell.guard("device_times"))
 
 
 def _read_use(session: Session) -> None:

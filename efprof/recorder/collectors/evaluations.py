@@ -5,7 +5,6 @@ are off or a module that the program put in evaluation mode still is. That needs
 evaluations without a DataLoader, and those that build graphs all the same.
 """
 
-import functools
 import sys
 import time
 from collections.abc import Callable
@@ -166,7 +165,7 @@ class Evaluations:
 
 
 def start(session: Session) -> None:
-    guard = functools.partial(session.shell.guarded, "evaluations")
+    guard = session.shell.guard("evaluations")
     loop, lines = session.loop, session.lines(EVALUATIONS_FILE)
     evaluations = loop.evaluations = Evaluations(
         loop=loop, memory=session.memory, sites=session.sites, budget=session.budget, lines=lines, guard=guard

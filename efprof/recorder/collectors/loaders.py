@@ -34,27 +34,23 @@ def start(session: Session) -> None:
     def note(loader: Any, *_: object) -> None:
         nonlocal num_built
         if session.loop.thread.is_training_thread and loader not in session.loop.loader_numbers:
-            site = session.sites.of_caller(sys._getframe())
             session.loop.loader_numbers[loader] = num_built
-            session.note(_event(session.loop.number, num_built, loader, site))
+            event = LoaderBuilt(
+                step=session.loop.number,
+                loader=num_built,
+                site=session.sites.of_caller(sys._getframe()),
+                num_workers=loader.num_workers,
+                batch_size=loader.batch_size,
+                persistent_workers=loader.persistent_workers,
+                num_batches=_num_batches(loader),
+            )
+            session.note(event)
             num_built += 1
 
     feed = IteratorFeed(loop=session.loop, sites=session.sites, budget=session.budget, shell=session.shell)
     session.undo_at_end([call_after(DataLoader, "__init__", session.shell.guarded("loaders", note)), feed.stop])
     session.subscribe(session.loop.backward_began, "iterators", feed.look)
     session.subscribe(session.loop.loader_began, "loaders", note)  # it may have been built before the recording began
-
-
-def _event(step: int, number: int, loader: Any, site: str | None) -> LoaderBuilt:
-    return LoaderBuilt(
-        step=step,
-        loader=number,
-        site=site,
-        num_workers=loader.num_workers,
-        batch_size=loader.batch_size,
-        persistent_workers=loader.persistent_workers,
-        num_batches=_num_batches(loader),
-    )
 
 
 def _num_batches(loader: Any) -> int | None:

@@ -17,6 +17,7 @@ from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.launch.machine import descendants_of, describe_host
 from efprof.recorder.loop.loop import Loop
+from efprof.recorder.loop.training_thread import NO_THREAD
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note
 from efprof.recorder.session.sites import Sites
@@ -31,8 +32,9 @@ class ReadyThreads:
         self._due, self._cost_ns = FIRST_STEP, 1_000_000
         self._last_ns, self._last = 0, dict[str, tuple[int, int]]()
 
-    def set_by_user(self) -> None:
-        self._site = self._sites.of_caller(sys._getframe()) or self._site
+    def set_by_user(self, *_: object) -> None:
+        if self._loop.thread.ident != NO_THREAD:  # as it is in a data worker, where torch sets one thread
+            self._site = self._sites.of_caller(sys._getframe()) or self._site
 
     def finish(self, *_: object) -> None:
         began, step = time.perf_counter_ns(), self._loop.number
@@ -64,13 +66,8 @@ def start(session: Session) -> None:
     if not any(ran for ran, _ in times_of_threads().values()):
         return
     threads = ReadyThreads(loop=session.loop, sites=session.sites, budget=session.budget, note=session.note)
-
-    def set_by_user(*_: object) -> None:
-        if not session.is_ended:  # as it is in a data worker, where torch sets one thread
-            threads.set_by_user()
-
-    guarded = session.shell.guarded("ready_threads", set_by_user)
-    session.undo_at_end([call_before(torch, "set_num_threads", guarded)])
+    set_by_user = session.shell.guarded("ready_threads", threads.set_by_user)
+    session.undo_at_end([call_before(torch, "set_num_threads", set_by_user)])
     session.subscribe(session.loop.step_ended, "ready_threads", threads.finish)
 
 

@@ -4,7 +4,6 @@ Also around the first restarts of the loader that feeds the training, so that wh
 and at the end. As far as the budget goes; with `--holders` regardless of it, with `--no-holders` never.
 """
 
-import functools
 import os
 import sys
 import time
@@ -305,7 +304,7 @@ def start(session: Session) -> None:
     if session.options.holders is False:
         return
     loop, sites, budget, folder = session.loop, session.sites, session.budget, session.rank_folder
-    guard, is_asked = functools.partial(session.shell.guarded, "holders"), bool(session.options.holders)
+    guard, is_asked = session.shell.guard("holders"), bool(session.options.holders)
     holders = Holders(
         loop=loop, sites=sites, budget=budget, folder=folder, note=session.note, guard=guard, is_asked=is_asked
     )

@@ -89,7 +89,10 @@ class ModuleCalls:
         def prepare_once() -> None:
             if not undo:
                 module = importlib.import_module(COMPILER).OptimizedModule  # of it is what is made of any module
-                undo.append(replace(module, "__call__", self._watched_module(module.__call__)))
+                call = self._around(
+                    module.__call__, lambda args: self._before(args[0], None), lambda args, _: self._after(args[0])
+                )
+                undo.append(replace(module, "__call__", call))
                 undo.append(_watch_compiler(self._shell, self._shell.guarded("loop", self._compilation_began)))
 
         prepare, original = self._shell.guarded("compilation", prepare_once), torch.compile
@@ -119,9 +122,6 @@ class ModuleCalls:
         return self._around(
             compiled, lambda _: functions.began(function), lambda _, result: functions.ended(function, result)
         )
-
-    def _watched_module(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        return self._around(original, lambda args: self._before(args[0], None), lambda args, _: self._after(args[0]))
 
     def _around(
         self, original: Callable[..., Any], began: Callable[[Any], None], ended: Callable[[Any, object], None]

@@ -5,7 +5,6 @@ they are gone, others, or the same, and then that pass adds to them. Before its 
 clipping. On a device nobody waits for an answer.
 """
 
-import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, islice
@@ -190,7 +189,7 @@ class ClearingWatch:
 
 
 def start(session: Session) -> None:
-    loop, guard = session.loop, functools.partial(session.shell.guarded, COLLECTOR)
+    loop, guard = session.loop, session.shell.guard(COLLECTOR)
     watch = ClearingWatch(loop=loop, sites=session.sites, send=session.late_values.send, note=session.note, guard=guard)
     session.subscribe(loop.backward_began, COLLECTOR, _quietly(watch.note_backward))
     session.subscribe(loop.backward_ended, COLLECTOR, _quietly(watch.note_end))

@@ -28,11 +28,12 @@ def start(session: Session) -> None:
     def watch() -> None:
         session.undo_at_end(_watch_scalers(session.loop, session.shell))
 
-    def note_built(scaler: Any) -> None:
-        session.note(_event(session.loop.number, scaler, session.sites.of_caller(sys._getframe())))
+    def note_found(scaler: Any, site: str | None = None) -> None:
+        scale, interval = float(scaler._init_scale), int(scaler._growth_interval)
+        session.note(ScalerBuilt(step=session.loop.number, site=site, init_scale=scale, growth_interval=interval))
 
-    def note_found(scaler: Any) -> None:
-        session.note(_event(session.loop.number, scaler, None))
+    def note_built(scaler: Any) -> None:
+        note_found(scaler, session.sites.of_caller(sys._getframe()))
 
     watched = session.shell.guarded("loss_scaling", watch)
     built, found = (session.shell.guarded("scalers", note) for note in (note_built, note_found))
@@ -41,15 +42,6 @@ def start(session: Session) -> None:
         found(scaler)
     for name, note in {"__init__": built, "__setstate__": found}.items():
         session.undo_at_end([call_after(kind, name, functools.partial(_tell, watched, note))])
-
-
-def _event(step: int, scaler: Any, site: str | None) -> ScalerBuilt:
-    return ScalerBuilt(
-        step=step,
-        site=site,
-        init_scale=float(scaler._init_scale),
-        growth_interval=int(scaler._growth_interval),
-    )
 
 
 def _tell(watch: Callable[[], None], note: Callable[[Any], None], scaler: Any, *_: object) -> None:

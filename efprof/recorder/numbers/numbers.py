@@ -3,7 +3,6 @@ without waiting.
 """
 
 import contextlib
-import functools
 import math
 import sys
 import weakref
@@ -211,7 +210,7 @@ class Numbers:
 
 def start(session: Session) -> None:
     loop, send = session.loop, session.late_values.send
-    guard = functools.partial(session.shell.guarded, "numbers")
+    guard = session.shell.guard("numbers")
 
     def tell(event: NonFiniteSeen) -> None:
         session.window_requests.ask("non-finite")

@@ -1,7 +1,6 @@
 """Starts and stops the collectors inside the training process; the run folder is complete whatever happens."""
 
 import atexit
-import functools
 import importlib
 import os
 import pkgutil
@@ -62,9 +61,9 @@ class Session:
         self.options = options
         self.run_folder = options.run_folder
         self.shell = shell
-        self.device = TrainingDevice(functools.partial(shell.guarded, "device_memory"))
+        self.device = TrainingDevice(shell.guard("device_memory"))
         self.memory = Memory(self.device)
-        self.late_values = LateValues(functools.partial(shell.guarded, "device_numbers"))
+        self.late_values = LateValues(shell.guard("device_numbers"))
         self.sites = Sites(options.root, LineWriter(folder, SOURCES_FILE))
         sampling = Sampling(options.overhead)
         self.budget = Budget(options.overhead, sampling.taken_share)

@@ -1,6 +1,7 @@
 """What stands between the recorder and the training: an error in here never reaches the user's program."""
 
 import errno
+import functools
 import sys
 import traceback
 from collections.abc import Callable
@@ -73,6 +74,9 @@ class Shell:
 
         self._guard = call.__code__
         return call
+
+    def guard(self, collector: str) -> Guard:
+        return functools.partial(self.guarded, collector)
 
     def reraise_later(self, function: Callable[..., None]) -> Callable[..., None]:
         """`function`, for where Python would print an error and go on: the program gets it from what is guarded next.
