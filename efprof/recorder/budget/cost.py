@@ -3,18 +3,20 @@
 from efprof.artifacts.events import OtherThreadTrained, RecordingCost, StepsWithoutOptimizer
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import ALLOWANCE_NS, EARLY_STEPS, Budget, LightStep
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Note
 
 
 class Cost:
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
-        self._steps_ns = self.num_full = 0
+    def __init__(self, budget: Budget, loop: Loop, note: Note) -> None:
+        self._budget, self._loop, self._note = budget, loop, note
+        self._steps_ns = self._num_full = 0
 
     def add_full(self, step: OpenStep, _: StepRecord) -> None:
         self._add(step.number, step.recorder_ns)
-        self.num_full += 1
+        self._num_full += 1
 
     def add_light(self, steps: list[LightStep]) -> None:
         for step in steps:
@@ -27,24 +29,23 @@ class Cost:
         else:
             self._steps_ns += cost_ns
 
-    def event(self, step: int) -> RecordingCost:
+    def note(self) -> None:
+        if not self._num_full:
+            return
         spent = {"steps": self._steps_ns, **self._budget.spent_ns}
-        return RecordingCost(
-            step=step,
+        event = RecordingCost(
+            step=self._loop.number,
             allowance_s=ALLOWANCE_NS / 1e9,
             share=self._budget.share,
             seconds={what: ns / 1e9 for what, ns in spent.items()},
-            num_full_steps=self.num_full,
+            num_full_steps=self._num_full,
         )
+        self._note(event)
 
 
 def start(session: Session) -> None:
     """Listen to the ends of all steps, and to such updates: the first is told, and at the end how many there were."""
-    cost, thread = Cost(session.budget), session.loop.thread
-
-    def note_cost() -> None:
-        if cost.num_full:
-            session.note(cost.event(session.loop.number))
+    cost, thread = Cost(session.budget, session.loop, session.note), session.loop.thread
 
     def note_manual(step: OpenStep) -> None:
         session.note(StepsWithoutOptimizer(step=step.number))
@@ -56,7 +57,7 @@ def start(session: Session) -> None:
 
     session.subscribe(session.loop.step_ended, "cost", cost.add_full)
     session.subscribe(session.loop.light.steps.listeners, "cost", cost.add_light)
-    session.on_end("cost", note_cost)
+    session.on_end("cost", cost.note)
     session.subscribe(session.loop.steps.manual_updates_found, "unrecorded_updates", note_manual)
     session.subscribe(thread.updated_elsewhere, "unrecorded_updates", note_other)
     session.on_end("unrecorded_updates", note_other)

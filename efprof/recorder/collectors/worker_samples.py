@@ -97,7 +97,7 @@ class SampledLoop:
     def _started(self, folder: RankFolder, shell: Shell) -> "Sampler":
         assert self.loader is not None
         files = WorkerFiles(folder, self._trained_by)
-        sites = Sites(Path(self._root), files)
+        sites = Sites(Path(self._root), files.write)
         sites.own_package = self._own_package
         sampler = Sampler(self.loader, sites, files)
         sampler.start(shell)

@@ -87,9 +87,6 @@ class OpenStep:
     def has_gradients(self) -> bool:
         return self.num_backwards > 0 or self.num_gradient_calls > 0
 
-    def add_late(self, arrives: Callable[[], bool]) -> None:
-        self.late.append(arrives)
-
 
 def count_call(calls: dict[tuple[str, str], SiteCalls], site: str, call: str, spent_ns: int) -> None:
     called = calls.setdefault((site, call), SiteCalls(site=site, call=call, count=0, us=0.0))

@@ -217,7 +217,7 @@ class Steps:
         record = record_of(step, at, time.process_time_ns() - step.start_cpu_ns, self._resident.read())
         if step.device_marks:
             assert self.clock is not None
-            step.add_late(self.clock.reader(record, step.device_marks))
+            step.late.append(self.clock.reader(record, step.device_marks))
         add_passes(record, [((began - step.start_ns) / 1000, (end - step.start_ns) / 1000) for _, began, end in passes])
         if step.window is None:
             self._sampling.note_full(step.number, at - step.start_ns, step.recorder_ns)

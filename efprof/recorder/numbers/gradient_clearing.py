@@ -170,7 +170,7 @@ class ClearingWatch:
             return values != []
 
         guarded = self._guard(arrives)
-        step.add_late(lambda: guarded() is not False)
+        step.late.append(lambda: guarded() is not False)
 
     def _tell(
         self, step: OpenStep, watched: Watched, outcome: Outcome, site: str | None = None, adding: Sequence[Pass] = ()

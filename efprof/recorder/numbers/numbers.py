@@ -172,7 +172,7 @@ class Numbers:
         if opened.device_losses or opened.device_norms or isinstance(scale, OnDevice):
             late = late_numbers(record, opened, self._send, self._note_late)
             fill = self._guard(late)
-            step.add_late(lambda: fill() is not False)
+            step.late.append(lambda: fill() is not False)
 
     def _count_bad(self, step: OpenStep, gradients: list[torch.Tensor], norm: float) -> None:
         opened = step.numbers

@@ -12,9 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Any, Final
 
 import torch
@@ -142,17 +140,15 @@ def watch_child_processes(end: Callable[[], None], begin_anew: Callable[[], Call
         end_own = end if not is_forked else None if (module or "").startswith(SERVING) else begin_anew()
         if end_own is None or multiprocessing.parent_process() is None:
             return _run(self)
-        with ExitStack() as ending:
-            ending.callback(end_own)
-            ending.push(_keep_error)
+        try:
             return _run(self)
+        except BaseException as error:  # torch.multiprocessing makes an exit of it
+            sys.last_value = origin_of(error)  # where `ExitWatcher.tell` looks for what ended the program
+            raise
+        finally:
+            end_own()
 
     return replace(BaseProcess, "run", run)
-
-
-def _keep_error(_: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-    if error is not None:  # torch.multiprocessing makes an exit of it
-        sys.last_value = origin_of(error)  # where `ExitWatcher.tell` looks for what ended the program
 
 
 def _out_of_memory_behind(error: BaseException) -> BaseException | None:

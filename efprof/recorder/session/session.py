@@ -64,7 +64,7 @@ class Session:
         self.device = TrainingDevice(shell.guard("device_memory"))
         self.memory = Memory(self.device)
         self.late_values = LateValues(shell.guard("device_numbers"))
-        self.sites = Sites(options.root, LineWriter(folder, SOURCES_FILE))
+        self.sites = Sites(options.root, LineWriter(folder, SOURCES_FILE).write)
         sampling = Sampling(options.overhead)
         self.budget = Budget(options.overhead, sampling.taken_share)
         self.window_requests = WindowRequests(self.budget, sampling)

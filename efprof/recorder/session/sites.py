@@ -7,11 +7,11 @@ import site
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 from efprof.artifacts.run_file import SourceText
 from efprof.recorder.session.redaction import without_secrets
@@ -23,19 +23,13 @@ TYPED_IN = ("<ipython-input-", "<stdin>")
 """What Python calls code that is in no file, but the user's: an IPython prompt's, or piped into Python."""
 
 
-class SourceWriter(Protocol):
-    """Where the texts of files go."""
-
-    def write(self, record: SourceText) -> None: ...
-
-
 class Sites:
     """Tells user code from libraries, names places in it, and keeps the text of each file it names."""
 
-    def __init__(self, root: Path, sources: SourceWriter) -> None:
+    def __init__(self, root: Path, keep: Callable[[SourceText], None]) -> None:
         self._root = f"{os.path.realpath(root)}{os.sep}"
         self._start = os.getcwd()  # noqa: PTH109 - what Python calls files is relative to it, wherever the program goes
-        self._sources = sources
+        self._keep = keep
         self.own_package = _package_that_runs()
         self._is_user: dict[str, bool] = {}
         self._names: dict[str, str] = {}
@@ -68,7 +62,7 @@ class Sites:
             if self.is_user_file(path):
                 text = _text_of(Path(self._start) / path) or _typed_text(path)
                 if text is not None:
-                    self._sources.write(SourceText(file=name, text=without_secrets(text)))
+                    self._keep(SourceText(file=name, text=without_secrets(text)))
         return name
 
     def keep_all(self) -> None:

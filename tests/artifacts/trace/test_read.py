@@ -72,7 +72,7 @@ def test_times_since_1970_are_exact_where_a_float_no_longer_tells_them_apart(sta
 @settings(max_examples=10, deadline=None)
 def test_a_call_finds_its_line_again(start_ns: int) -> None:
     with tempfile.TemporaryDirectory() as root:
-        sites = CallSites(Sites(Path(root), LineWriter(RankFolder(Path(root)), "sources.jsonl")))
+        sites = CallSites(Sites(Path(root), LineWriter(RankFolder(Path(root)), "sources.jsonl").write))
         caller = SimpleNamespace(file_name=f"{root}/train.py", line_number=3, function_name="train")
         sites.note(SimpleNamespace(start_time_ns=BASE_NS + start_ns), caller)
         sites.write(Path(root) / "sites-1.parquet")

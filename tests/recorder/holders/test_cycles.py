@@ -87,7 +87,7 @@ class Watched:
 
 
 def look(tmp_path: Path) -> list[Cycle]:
-    return look_at_garbage(2, Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
+    return look_at_garbage(2, Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl").write))
 
 
 def close_over_itself() -> None:

@@ -43,7 +43,7 @@ class Window:
 
 
 def count(tmp_path: Path) -> dict[tuple[str, str], Counted]:
-    sites = Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl"))
+    sites = Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl").write)
     return {key: held.counted for key, held in HolderCount(sites).count().items()}
 
 

@@ -29,7 +29,9 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def count(tmp_path: Path) -> HolderCount:
-    holder_count = HolderCount(Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
+    holder_count = HolderCount(
+        Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl").write)
+    )
     holder_count.count()
     return holder_count
 

@@ -80,7 +80,7 @@ def test_a_token_in_a_source_file_is_hidden(tmp_path: Path) -> None:
     source = tmp_path / "train.py"
     source.write_text('login("hf_abcdefghijklmnopqrstuvwx")\nloss.backward()\n')
     folder = RankFolder(tmp_path)
-    assert Sites(tmp_path, LineWriter(folder, "sources.jsonl")).file(str(source)) == "train.py"
+    assert Sites(tmp_path, LineWriter(folder, "sources.jsonl").write).file(str(source)) == "train.py"
     assert read_sources(folder.path) == {"train.py": [f'login("{HIDDEN}")', "loss.backward()"]}
 
 

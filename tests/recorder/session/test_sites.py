@@ -19,7 +19,7 @@ from efprof.recorder.session.writing import LineWriter, RankFolder
 
 
 def make_sites(root: Path) -> Sites:
-    return Sites(root, LineWriter(RankFolder(root), "sources.jsonl"))
+    return Sites(root, LineWriter(RankFolder(root), "sources.jsonl").write)
 
 
 def test_libraries_python_and_efprof_are_not_the_users(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> tuple[AllocationEvent, .
         train(model)
     results: Any = profiler.profiler.kineto_results
     folder = tmp_path_factory.mktemp("device")
-    sites = Sites(HERE.parents[3], LineWriter(RankFolder(folder), "sources.jsonl"))
+    sites = Sites(HERE.parents[3], LineWriter(RankFolder(folder), "sources.jsonl").write)
     found = WindowEvents(CallSites(sites), torch.device("cuda", 0))
     found.walk(on_device(results.experimental_event_tree()))
     path = folder / "allocations-1.parquet"

@@ -334,5 +334,5 @@ def test_code_that_is_freed_within_a_window_costs_its_name_alone(tmp_path: Path)
         def file_name(self) -> str:
             return b"\xe0\xe0".decode()
 
-    sites = Sites(tmp_path, LineWriter(RankFolder(tmp_path), "sources.jsonl"))
+    sites = Sites(tmp_path, LineWriter(RankFolder(tmp_path), "sources.jsonl").write)
     assert CallSites(sites).note(SimpleNamespace(start_time_ns=5), Freed()) == "?:0:?"
