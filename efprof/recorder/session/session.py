@@ -42,11 +42,8 @@ MAX_WAIT_S = 5.0
 
 def collector_candidates() -> list[str]:
     """Every module in the recorder's other folders, by its last name; a collector is one that has `start`."""
-    found: list[str] = []
-    for folder in pkgutil.iter_modules(recorder.__path__):
-        if folder.ispkg and folder.name not in WITHOUT_COLLECTORS:
-            package = importlib.import_module(f"{recorder.__name__}.{folder.name}")
-            found += [f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
+    modules = pkgutil.walk_packages(recorder.__path__, f"{recorder.__name__}.")
+    found = [one.name for one in modules if not one.ispkg and one.name.split(".")[-2] not in WITHOUT_COLLECTORS]
     return sorted(found, key=_last_name)
 
 

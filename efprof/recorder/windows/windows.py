@@ -108,9 +108,11 @@ class Windows:
 
     def yield_to_program(self, *_: object) -> None:
         """The program starts a profiler of its own, which would raise while ours is on."""
-        is_in_thread = self._loop.thread.is_training_thread or self.is_opener
-        if self._window is not None and not self._window.is_starting and is_in_thread:
-            self._close(self._window, self._loop.number)
+        window = self._window
+        if window is None or window.is_starting:
+            return
+        if self._loop.thread.is_training_thread or window.is_opener:
+            self._close(window, self._loop.number)
             self._note_stopped(self._loop.number, "the program began to profile itself, so a window ended early")
 
     def note_profiler(self, profiler: object, *_: object) -> None:
@@ -126,11 +128,6 @@ class Windows:
             self._close(self._window, self._loop.number)
         if self._window is not None:
             self._window.turn_off()  # torch would crash as the process ends
-
-    @property
-    def is_opener(self) -> bool:
-        """Whether it was the calling thread that opened the window that is on."""
-        return self._window is not None and self._window.is_opener
 
     def _postpone(self, number: int) -> None:
         planned = self._planned.get(number)
