@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.events import CollectorStopped, LoaderBuilt
 from efprof.artifacts.steps import StepRecord
 from tests.recorder.light import record_both_ways, told
 from tests.recorder.recording import PLAIN, record_here, stages
-from tests.recorder.training import BATCH, Loader, error_of, make_loader, make_training, train_step
+from tests.recorder.training import BATCH, Loader, error_of, make_loader, make_training, train_plainly, train_step
 
 FEW, MANY = 12, 80
 """Steps: those of a short run are all in full, most of a long one are light."""
@@ -193,3 +193,12 @@ def test_clipping_that_another_tool_has_wrapped_is_recorded_under_whatever_name(
     steps = record_here(tmp_path, train_clipped).steps
     assert [stages(step)[-4:] for step in steps] == [["forward", "backward", "optimizer", "optimizer"]] * 4
     assert torch.nn.utils.clip_grad_norm_ is wrapped
+
+
+def test_a_loader_that_could_not_be_made_is_not_told_of(tmp_path: Path) -> None:
+    def train() -> None:
+        with pytest.raises(ValueError, match="batch_size"):
+            torch.utils.data.DataLoader([BATCH], batch_size=-1)  # type: ignore[arg-type]
+        train_plainly(2)
+
+    assert len(record_here(tmp_path, train).events(LoaderBuilt)) == 1
