@@ -7,7 +7,7 @@ from typing import Final, get_args
 
 from efprof.model import Comparison, FindingChange, MetricChange, Presence, RunIdentity, Verdict
 from efprof.report.text_forms import code, escape, prose, table
-from efprof.report.verdict import revision
+from efprof.report.verdict import FOREIGN, revision
 from efprof.report.wording import one_line, shorten, shorten_path, show
 from efprof.units import format_change, format_count, format_factor, format_signed_percent
 
@@ -81,9 +81,10 @@ def findings_by_change(comparison: Comparison) -> tuple[tuple[str, tuple[Finding
 
 
 def side_phrase(run: RunIdentity) -> str:
-    """A side in a few words: its name, revision, steps and run id."""
-    items = (run.name, revision(run), format_count(run.num_steps, "step"), run.ended.replace("_", " "), run.run_id)
-    return ", ".join(one_line(item) for item in items if item)
+    """A side in a few words: its name, revision, steps, end and run id, what is known of them."""
+    ended = "" if run.ended == FOREIGN else run.ended.replace("_", " ")
+    items = (run.name, revision(run), format_count(run.num_steps, "step"), ended, run.run_id)
+    return ", ".join(dict.fromkeys(one_line(item) for item in items if item))
 
 
 def render_comparison_text(comparison: Comparison) -> str:
@@ -141,7 +142,7 @@ def _details(comparison: Comparison, by_word: dict[Verdict, list[MetricChange]])
         ("Better all the same", _named(by_word["better"]) if by_word["worse"] else ""),
         ("Worse without a gate", by_name["worse"]),
         ("Better without a gate", by_name["better"]),
-        ("Unclear", ", ".join(metric.label for metric in by_word["unclear"])),
+        ("Unclear", _named(by_word["unclear"])),
         ("Findings", ", ".join(f"{len(found)} {change}" for change, found in findings_by_change(comparison))),
     )
     return (f"{what}: {named}." for what, named in parts if named)
