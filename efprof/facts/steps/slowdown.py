@@ -131,16 +131,11 @@ class Slowdown:
             return "nearly all of it came at once, as where another phase of the training begins"
         if self.device_share < MIN_WORK_SHARE:
             return "the device took no longer: its host had only run ahead of it"
-        if not is_gpu and not self._is_more_work:
+        # By as many milliseconds, or by the same factor: on a machine that stays busy all work takes longer.
+        before, more_ms = self.early.cpu_ms, self.late.cpu_ms - self.early.cpu_ms
+        if not is_gpu and more_ms < MIN_WORK_SHARE * min(self.growth_ms, before * (self.ratio - 1)):
             return "the process did no more work: its machine was busy"
         return ""
-
-    @property
-    def _is_more_work(self) -> bool:
-        """By as many milliseconds, or by the same factor: on a machine that stays busy all work takes longer."""
-        before, after = self.early.cpu_ms, self.late.cpu_ms
-        is_as_much = after - before >= MIN_WORK_SHARE * self.growth_ms
-        return is_as_much or after >= before * (1 + MIN_WORK_SHARE * (self.ratio - 1))
 
 
 def _part(times: Sequence[StepTime]) -> Part:
