@@ -43,7 +43,9 @@ class SkippedSteps:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Read steps and events; raises NotRecorded without a finished step."""
-        first_bad, scaler = run.get(NonFinite).first_step, _scaler(run)
+        first_bad, events = run.get(NonFinite).first_step, events_of(run.rank_folder, ScalerBuilt)
+        built = {(one.site, one.init_scale, one.growth_interval): one for one in events}
+        scaler = next(iter(built.values())) if len(built) == 1 else None
         times = [time for time in run.get(StepTimes).every if first_bad is None or time.step < first_bad]
         after = _seen(times[SEARCH_STEPS:])
         late = after[len(after) // 2 :]
@@ -77,9 +79,10 @@ class SkippedSteps:
         """(as it is, as it should be) of each setting of the scaler that let this happen; none that is not known."""
         if self.scaler is None:
             return {}
-        old = self.scaler
+        old, lowest = self.scaler, self.lowest_scale
+        fitting = 2.0 ** math.floor(math.log2(lowest)) if lowest > 0 else 0.0  # to multiply by it is exact
         pairs = {
-            "init_scale": (old.init_scale, min(old.init_scale, _power_of_two_below(self.lowest_scale))),
+            "init_scale": (old.init_scale, min(old.init_scale, fitting)),
             "growth_interval": (old.growth_interval, max(old.growth_interval, MIN_INTERVAL)),
         }
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
@@ -97,11 +100,6 @@ def how_skips_are_known() -> Narrative:
     )
 
 
-def _power_of_two_below(scale: float) -> float:
-    """Multiplying by it is exact."""
-    return 2.0 ** math.floor(math.log2(scale)) if scale > 0 else 0.0
-
-
 def _seen(times: Sequence[StepTime]) -> list[StepTime]:
     """Those of which a skip would be known: an optimizer that skips on the device tells of it in full steps alone."""
     light = [time for time in times if not time.record.is_full]
@@ -114,8 +112,3 @@ def _typical_ms(skipped: Sequence[StepTime]) -> float:
     """The median, of those that nothing else made longer where there are any."""
     plain = [time.total_ms for time in skipped if time.record.window is None and not time.record.has_pause]
     return statistics.median(plain or [time.total_ms for time in skipped] or [0.0])
-
-
-def _scaler(run: Run) -> ScalerBuilt | None:
-    built = events_of(run.rank_folder, ScalerBuilt)
-    return built[-1] if len({(one.site, one.init_scale, one.growth_interval) for one in built}) == 1 else None

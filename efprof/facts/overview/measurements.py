@@ -150,11 +150,6 @@ def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
     return kept / num_batches if 0 < MIN_RISING * num_batches <= num_rising and kept >= MIN_KEPT else None
 
 
-def as_number(value: float | str | None) -> float | None:
-    """A recorded loss or norm as a float: NaN and Inf are spelled as strings in JSON."""
-    return None if value is None else float(value)
-
-
 def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
     """One row per boundary that was recorded, in the step's order; a step may pass a boundary several times."""
     allocated: dict[str, list[int]] = {}
@@ -239,8 +234,8 @@ def _sample(time: StepTime, start_ns: int, slow_ms: float) -> StepSample:
         is_slow=record.window is None and time.total_ms > slow_ms,
         num_micro_batches=record.micro_batches,
         samples=record.samples,
-        loss=as_number(record.loss),
-        gradient_norm=as_number(record.gradient_norm),
+        loss=None if record.loss is None else float(record.loss),  # NaN and Inf are spelled as texts in JSON
+        gradient_norm=None if record.gradient_norm is None else float(record.gradient_norm),
         num_gradients=record.num_gradients,
         gradient_bytes=record.gradient_bytes,
         num_nan=record.num_nan,

@@ -44,10 +44,6 @@ class LoaderLine:
     interval: tuple[float, float] | None
     inside: str | None
 
-    @property
-    def is_worth_it(self) -> bool:
-        return self.blame is not None and (self.interval[0] if self.interval else self.share) >= MIN_SHARE
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderLines:
@@ -60,8 +56,10 @@ class LoaderLines:
     @property
     def slowest(self) -> LoaderLine | None:
         """The user's line that takes most, where it takes enough and the wait is for what it does."""
-        is_waited_for = self.busy_share is None or self.busy_share >= MIN_BUSY
-        return next((line for line in self.lines if line.is_worth_it), None) if is_waited_for else None
+        if self.busy_share is not None and self.busy_share < MIN_BUSY:
+            return None
+        least = ((line, line.interval[0] if line.interval else line.share) for line in self.lines if line.blame)
+        return next((line for line, share in least if share >= MIN_SHARE), None)
 
     @property
     def sentence(self) -> str:

@@ -114,13 +114,10 @@ class RankTimes:
         errors = tuple(str(one) for one in read if isinstance(one, UnreadableInput))
         if not found and not errors:
             raise NotRecorded("no rank recorded a trace with a step; record the run without '--windows none'.")
-        return cls(ranks=dict(sorted(_numbered(found).items())), errors=errors)
-
-
-def _numbered(found: dict[int, OneRank]) -> dict[int, OneRank]:
-    """Each by the rank that its trace names; by its place where one names none, or two the same."""
-    told = {one.told_rank: one for one in found.values() if one.told_rank is not None}
-    return told if len(told) == len(found) else found
+        # Each by the rank that its trace names; by its place where one names none, or two the same.
+        told = {one.told_rank: one for one in found.values() if one.told_rank is not None}
+        ranks = told if len(told) == len(found) else found
+        return cls(ranks=dict(sorted(ranks.items())), errors=errors)
 
 
 def _work(run: Run, folder: Path, num_works: int) -> tuple[str, Callable[[], OneRank | None]]:
