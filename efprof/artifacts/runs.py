@@ -141,13 +141,9 @@ def _matches(name: str, runs: list[tuple[Path, RunFile]]) -> list[Path]:
     by_id = [path for path, run in runs if run.run_id.startswith(name)]
     by_name = [path for path, run in runs if run.name == name]
     by_branch = [path for path, run in runs if run.git and run.git.branch == name]
-    by_commit = [path for path, run in runs if _is_at_commit(run, name.lower())]
+    commits = [(path, (run.git and run.git.commit) or "") for path, run in runs if len(name) >= MIN_COMMIT_LETTERS]
+    by_commit = [path for path, commit in commits if commit.startswith(name.lower())]
     return (by_id if len(by_id) == 1 else []) or by_name or by_branch or by_commit
-
-
-def _is_at_commit(run: RunFile, name: str) -> bool:
-    commit = run.git.commit if run.git else None
-    return commit is not None and len(name) >= MIN_COMMIT_LETTERS and commit.startswith(name)
 
 
 def _why_not_found(name: str, runs: list[tuple[Path, RunFile]]) -> str:
