@@ -206,6 +206,9 @@ def _metric(name: str, label: str, unit: str, samples: Sequence[float], budget: 
 def _timeline(times: StepTimes) -> Timeline:
     start_ns = times.every[0].record.started_ns
     slow_ms = SLOW_FACTOR * times.median_ms() if times.steady else math.inf
+    windows = groupby(times.every, key=lambda time: time.record.window)
+    stretches = [(name, [time.step for time in steps]) for name, steps in windows if name is not None]
+    recorded = {"memory": "memory history", "watch": "watched lines"}
     return Timeline(
         steps=tuple(_sample(time, start_ns, slow_ms) for time in times.every),
         memory=tuple(
@@ -219,7 +222,9 @@ def _timeline(times: StepTimes) -> Timeline:
             for time in times.every
             for each in time.record.memory
         ),
-        windows=_windows(times.every),
+        windows=tuple(
+            (steps[0], steps[-1], recorded.get(name.partition("-")[0], "profiler")) for name, steps in stretches
+        ),
     )
 
 
@@ -241,19 +246,6 @@ def _sample(time: StepTime, start_ns: int, slow_ms: float) -> StepSample:
         num_nan=record.num_nan,
         num_inf=record.num_inf,
         scaler_scale=record.scaler_scale,
-    )
-
-
-def _windows(every: Sequence[StepTime]) -> tuple[tuple[int, int, str], ...]:
-    """(first step, last step, what was recorded) of each stretch of steps with the same window."""
-    stretches = [
-        (name, [time.step for time in steps]) for name, steps in groupby(every, key=lambda time: time.record.window)
-    ]
-    recorded = {"memory": "memory history", "watch": "watched lines"}
-    return tuple(
-        (steps[0], steps[-1], recorded.get(name.partition("-")[0], "profiler"))
-        for name, steps in stretches
-        if name is not None
     )
 
 
