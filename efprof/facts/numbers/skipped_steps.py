@@ -25,8 +25,9 @@ class SkippedSteps:
 
     `num_steps` are those of which a skip would be known, `num_skipped` those that were, `late_share` how many of their
     second half. `scales` are those after all full steps, none where nothing was scaled.
-    `skipped_ms` is the typical length of a skipped step, `saved_ms` what skipping took of each step on average, less
-    what a scale that is too large takes where it is tried once in `MIN_INTERVAL` steps.
+    `skipped_ms` is the median skipped step, of those that nothing else made longer where there are any; `saved_ms` what
+    skipping took of each step on average, less what a scale that is too large takes where it is tried once in
+    `MIN_INTERVAL` steps.
     `scaler` is None where none, or several that differ, were seen to be made; `site` is its line, or that of backward.
     """
 
@@ -51,7 +52,8 @@ class SkippedSteps:
         late = after[len(after) // 2 :]
         skipped = [time for time in after if time.record.is_skipped]
         scales = tuple(scale for time in times if (scale := time.record.scaler_scale) is not None)
-        skipped_ms = _typical_ms(skipped)
+        plain = [time.total_ms for time in skipped if time.record.window is None and not time.record.has_pause]
+        skipped_ms = statistics.median(plain or [time.total_ms for time in skipped] or [0.0])
         low_ms, high_ms = mean_interval([skipped_ms * time.record.is_skipped for time in after] or [0.0])
         lost_ms, tried_ms = skipped_ms * len(skipped) / max(1, len(after)), skipped_ms / MIN_INTERVAL
         return cls(
@@ -106,9 +108,3 @@ def _seen(times: Sequence[StepTime]) -> list[StepTime]:
     is_told_of_all = any(time.record.is_skipped for time in light)
     has_skipped = any(time.record.is_skipped for time in times)
     return [time for time in times if is_told_of_all or not has_skipped or time.record.is_full]
-
-
-def _typical_ms(skipped: Sequence[StepTime]) -> float:
-    """The median, of those that nothing else made longer where there are any."""
-    plain = [time.total_ms for time in skipped if time.record.window is None and not time.record.has_pause]
-    return statistics.median(plain or [time.total_ms for time in skipped] or [0.0])
