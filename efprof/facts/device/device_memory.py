@@ -10,7 +10,7 @@ from typing import Final, Self
 from efprof.artifacts.snapshot import Entry, Frames, read_snapshot
 from efprof.facts.allocator.history import History, devices_of, history_of
 from efprof.facts.allocator.layout import Instant, fullest_index, play_to
-from efprof.facts.allocator.replay import POSSIBLE_CAUSE, Replay, Replayer
+from efprof.facts.allocator.replay import Replay, Replayer
 from efprof.facts.allocator.settings import is_small
 from efprof.facts.allocator.what_if import Trial, WhatIf, best_of, try_configurations, worth_a_try
 from efprof.facts.device.device_lines import DeviceLines, lines_over_time
@@ -128,6 +128,10 @@ class DeviceHistory:
         """The last request that the device could not serve; None where it served all."""
 
     @property
+    def why_not_trusted(self) -> str:
+        return self.replay.why_not_trusted(f"device {self.history.device} in {self.file}")
+
+    @property
     def rank(self) -> str:
         """The folder of its rank; empty where there is one alone."""
         return self.file.rpartition("/")[0]
@@ -219,7 +223,7 @@ class DeviceMemory:
                     reasons.setdefault((rank, device), f"{name} tells nothing of device {device}: {error}")
         if not found:
             raise next(iter(errors.values()), None) or NotRecorded(next(iter(reasons.values())))
-        not_trusted = [_why_not_trusted(one) for one in found.values() if not one.replay.is_trusted]
+        not_trusted = [one.why_not_trusted for one in found.values() if not one.replay.is_trusted]
         not_replayed = [reason for place, reason in reasons.items() if place not in found]
         return cls(devices=tuple(found.values()), not_replayed=(*errors, *not_trusted, *not_replayed))
 
@@ -228,7 +232,7 @@ class DeviceMemory:
         """Those that the model places as they were; raises NotRecorded where there is none."""
         trusted = tuple(device for device in self.devices if device.replay.is_trusted)
         if not trusted:
-            raise NotRecorded(_why_not_trusted(max(self.devices, key=lambda device: device.replay.match_share)))
+            raise NotRecorded(max(self.devices, key=lambda device: device.replay.match_share).why_not_trusted)
         return trusted
 
 
@@ -243,14 +247,6 @@ def _name_of(path: Path, *, num_ranks: int) -> str:
     if path.is_symlink():
         return path.readlink().name
     return f"{path.parent.name}/{path.name}" if num_ranks > 1 else path.name
-
-
-def _why_not_trusted(device: DeviceHistory) -> str:
-    place = f"device {device.history.device} in {device.file}"
-    return (
-        f"The allocator's model places {device.replay.match_share:.1%} of {place} as it was, too little to say "
-        f"anything of it. {POSSIBLE_CAUSE}"
-    )
 
 
 def snapshot_paths(run: Run) -> list[Path]:
