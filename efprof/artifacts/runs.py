@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +34,7 @@ def runs_folder() -> Path:
 
 def list_runs() -> list[tuple[Path, RunFile]]:
     """Every readable run, the newest first."""
-    runs = [(path, run) for path, run in _read_all() if isinstance(run, RunFile)]
-    return sorted(runs, key=lambda entry: _when(*entry), reverse=True)
+    return [(path, run) for path, run in _newest_first() if isinstance(run, RunFile)]
 
 
 def find_run(name: str | None) -> Path:
@@ -46,7 +44,7 @@ def find_run(name: str | None) -> Path:
     None and `latest` mean the newest run. Raises UnreadableInput where there is none, or where it cannot be read.
     """
     if name is None or name == LATEST:
-        found = sorted(_read_all(), key=lambda entry: _when(*entry), reverse=True)
+        found = _newest_first()
         if not found:
             raise UnreadableInput(f"{runs_folder()} holds no runs; record one with 'efprof record -- COMMAND'.")
         path, run = found[0]
@@ -115,17 +113,15 @@ def read_process(rank_folder: Path) -> Process | None:
         return None
 
 
-def _read_all() -> Iterator[tuple[Path, RunFile | UnreadableInput]]:
+def _newest_first() -> list[tuple[Path, RunFile | UnreadableInput]]:
     """Every folder of the store with its run file, or why that cannot be read."""
-    folder = runs_folder()
-    if not folder.is_dir():
-        return
-    for path in folder.iterdir():
-        if path.is_dir():
-            try:
-                yield path, read_run_file(path)
-            except UnreadableInput as error:
-                yield path, error
+    found: list[tuple[Path, RunFile | UnreadableInput]] = []
+    for path in filter(Path.is_dir, runs_folder().glob("*")):
+        try:
+            found.append((path, read_run_file(path)))
+        except UnreadableInput as error:
+            found.append((path, error))
+    return sorted(found, key=lambda entry: _when(*entry), reverse=True)
 
 
 def _when(path: Path, run: RunFile | UnreadableInput) -> tuple[str, str]:
