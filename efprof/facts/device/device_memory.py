@@ -206,7 +206,13 @@ class DeviceMemory:
         found: dict[tuple[str, int], DeviceHistory] = {}
         reasons: dict[tuple[str, int], str] = {}
         errors: dict[str, UnreadableInput] = {}
-        for path in snapshot_paths(run):
+        ranks = run.rank_folders or (run.rank_folder,)
+        paths = [path for rank in ranks for path in sorted(rank.glob("memory-*.pickle"), key=_order)]
+        if not paths:
+            raise NotRecorded(
+                "memory-<n>.pickle is missing; record the run on a CUDA device, without '--windows none'."
+            )
+        for path in paths:
             rank, name = path.parent.name, _name_of(path, num_ranks=len(run.rank_folders))
             try:
                 snapshot = read_snapshot(path)
@@ -249,18 +255,7 @@ def _name_of(path: Path, *, num_ranks: int) -> str:
     return f"{path.parent.name}/{path.name}" if num_ranks > 1 else path.name
 
 
-def snapshot_paths(run: Run) -> list[Path]:
-    """A failure's first, then the latest; raises NotRecorded where there is none."""
-    paths = [
-        path
-        for rank in run.rank_folders or (run.rank_folder,)
-        for path in sorted(rank.glob("memory-*.pickle"), key=_order)
-    ]
-    if not paths:
-        raise NotRecorded("memory-<n>.pickle is missing; record the run on a CUDA device, without '--windows none'.")
-    return paths
-
-
 def _order(path: Path) -> tuple[bool, int]:
+    """A failure's first, then the latest."""
     number = re.search(r"\d+$", path.stem)
     return number is not None, -int(number[0]) if number else 0
