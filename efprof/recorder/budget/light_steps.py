@@ -1,8 +1,8 @@
 """Steps of which only the loss and the instant of the update are taken, and when the next one is recorded in full.
 
-A step is over when an optimizer that has stepped in it steps again, or after a pass of its own one that did not come
-next in the last full step; where none steps, after as many backward passes as that step had; where the program marks
-its steps, at a mark.
+A step is over when an optimizer that has stepped in it steps again, or after a pass of its own one that no full
+step had or, where no loader tells, that did not come next in the last; where none steps, after as many backward passes
+as that step had; where the program marks its steps, at a mark.
 """
 
 import time
@@ -68,6 +68,8 @@ class LightSteps:
         """The optimizers that stepped in the open step, by `id`."""
         self.number = 0
         self._round: list[int] = []
+        self._known: list[int] = []
+        """The optimizers of a program whose batches divide its steps: one may step in some steps alone."""
         self.is_interrupted = False
         """Whether something else was done in this step: its length tells nothing of the others."""
         self._write = write
@@ -104,6 +106,7 @@ class LightSteps:
     def begin(self, step: OpenStep, loop: Steps) -> None:
         """This step, which began as a full one, is light."""
         self._round = loop.last_stepped
+        self._known = loop.cycle.order if loop.is_fed else []
         self.number, self._start_ns, self._update_ns = step.number, step.start_ns, step.start_ns
         self._site, self._loader, self._passes_by_hand = loop.last_site, loop.last_loader, loop.passes_by_hand
         self.stepped, self.waiting, self._losses = [], [], []
@@ -132,8 +135,8 @@ class LightSteps:
     def updated(self, optimizer: int, is_skipped: bool = False) -> None:
         entered = perf_counter_ns()
         stepped, waiting, num_more = self.stepped, self.waiting, self._num_more
-        may_end = stepped and self._round and (waiting or num_more)
-        if optimizer in stepped or (may_end and self._round[len(stepped) :][:1] != [optimizer]):
+        is_new = stepped and self._round and (waiting or num_more) and optimizer not in self._known
+        if optimizer in stepped or (is_new and self._round[len(stepped) :][:1] != [optimizer]):
             self.close()
         stepped.append(optimizer)
         if waiting or num_more:
