@@ -119,6 +119,17 @@ def train_another_now_and_then() -> None:
             optimizer.zero_grad()
 
 
+def mark_several_updates() -> None:
+    model, optimizer = make_training()
+    efprof.step()
+    for batch in make_loader(NUM_STEPS):
+        for _ in range(2):
+            error_of(model, *batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        efprof.step()
+
+
 def go_back_within_a_pass() -> None:
     """As a reentrant checkpoint does; the slope of the inputs is asked for beside."""
     model, optimizer = make_training()
@@ -141,6 +152,7 @@ def give_arguments_by_place() -> None:
 LOOPS = (
     train_plainly, make_optimizers_anew, accumulate, train_without_a_loader, scale_losses, go_back_by_closures,
     descend_by_hand, go_back_within_a_pass, give_arguments_by_place, mark_steps, train_another_now_and_then,
+    mark_several_updates,
 )  # fmt: skip
 
 
