@@ -1,8 +1,8 @@
 """Steps of which only the loss and the instant of the update are taken, and when the next one is recorded in full.
 
-A step is over when an optimizer steps more often than in the last full step, or after a pass of its own one that no
-full step had or, where no loader tells, that did not come next in the last; where none steps, after as many backward
-passes as that step had; where the program marks its steps, at a mark.
+A step is over when an optimizer steps more often than in the last full step, or after a pass of its own one that came
+next in no full step; where none steps, after as many backward passes as the last full step had; where the program marks
+its steps, at a mark.
 """
 
 import time
@@ -68,8 +68,7 @@ class LightSteps:
         """The optimizers that stepped in the open step, by `id`."""
         self.number = 0
         self._round: list[int] = []
-        self._known: list[int] = []
-        """The optimizers of a program whose batches or marks divide its steps: one may step in some steps alone."""
+        self._successions: set[tuple[int, int]] = set()
         self.is_interrupted = False
         """Whether something else was done in this step: its length tells nothing of the others."""
         self._write = write
@@ -105,8 +104,8 @@ class LightSteps:
 
     def begin(self, step: OpenStep, loop: Steps) -> None:
         """This step, which began as a full one, is light."""
-        self._round = loop.last_stepped
-        self._known = loop.cycle.order if loop.is_fed or loop.has_marks else []
+        self._round = loop.last_stepped if loop.has_marks else [*dict.fromkeys(loop.last_stepped)]
+        self._successions = loop.successions
         self.number, self._start_ns, self._update_ns = step.number, step.start_ns, step.start_ns
         self._site, self._loader, self._passes_by_hand = loop.last_site, loop.last_loader, loop.passes_by_hand
         self.stepped, self.waiting, self._losses = [], [], []
@@ -135,9 +134,9 @@ class LightSteps:
     def updated(self, optimizer: int, is_skipped: bool = False) -> None:
         entered = perf_counter_ns()
         stepped, waiting, num_more = self.stepped, self.waiting, self._num_more
-        is_new = stepped and self._round and (waiting or num_more) and optimizer not in self._known
+        may_end = stepped and self._round and (waiting or num_more)
         is_again = optimizer in stepped and stepped.count(optimizer) >= self._round.count(optimizer)
-        if is_again or (is_new and self._round[len(stepped) :][:1] != [optimizer]):
+        if is_again or (may_end and (stepped[-1], optimizer) not in self._successions):
             self.close()
         stepped.append(optimizer)
         if waiting or num_more:

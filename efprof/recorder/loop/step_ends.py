@@ -24,31 +24,31 @@ class OptimizerCycle:
     """
 
     def __init__(self) -> None:
-        self.order: list[int] = []
+        self._order: list[int] = []
         self._last: int | None = None
         self.is_strict = True
         self._has_repeated = self._is_on_trial = False
 
     def stepped(self, optimizer: int) -> None:
-        if optimizer not in self.order:
-            self.order.append(optimizer)
+        if optimizer not in self._order:
+            self._order.append(optimizer)
             self._is_on_trial = self._has_repeated
         elif self.is_alone:
             self._has_repeated = True
         elif self._last is not None:
-            following = self.order[(self.order.index(self._last) + 1) % len(self.order)]
+            following = self._order[(self._order.index(self._last) + 1) % len(self._order)]
             self.is_strict &= optimizer == following
-            self._is_on_trial &= optimizer != self.order[-1]
+            self._is_on_trial &= optimizer != self._order[-1]
         self._last = optimizer
 
     def is_complete(self, stepped: list[int]) -> bool:
         """Whether a step in which these optimizers stepped, in this order, has seen the last of the round."""
         is_alternating = self.is_strict and not (self.is_alone or self._is_on_trial)
-        return not is_alternating or stepped[-1] == self.order[-1]
+        return not is_alternating or stepped[-1] == self._order[-1]
 
     @property
     def is_alone(self) -> bool:
-        return len(self.order) < 2
+        return len(self._order) < 2
 
 
 class TrainerModules:
