@@ -212,6 +212,7 @@ def error_phrase(run: RunIdentity) -> str:
 
 def _order(finding: Finding, median: float | None, peak: int | None) -> tuple[float, ...]:
     step_ms, num_bytes = finding.gain.step_ms or 0.0, finding.gain.peak_bytes or 0
+    median = finding.gain.late_step_ms or median
     largest_share = max(step_ms / median if median else 0.0, num_bytes / peak if peak else 0.0)
     return SEVERITY_ORDER[finding.severity], -largest_share, -step_ms, -num_bytes
 

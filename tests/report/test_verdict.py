@@ -105,6 +105,10 @@ def test_severity_comes_before_gain_and_gains_of_different_kinds_are_compared_as
     large = dataclasses.replace(memory_finding(), severity="medium")
     assert ranked_headlines(large, small) == [small.headline, large.headline]
     assert ranked_headlines(time_finding(), memory_finding()) == [memory_finding().headline, time_finding().headline]
+    of_step = dataclasses.replace(time_finding(), gain=Gain(basis="model", explanation="", step_ms=1e6))
+    of_late = dataclasses.replace(time_finding(), gain=dataclasses.replace(of_step.gain, late_step_ms=1e9))
+    assert ranked_headlines(of_step, memory_finding())[0] == of_step.headline
+    assert ranked_headlines(of_late, memory_finding())[0] == memory_finding().headline, "of a late step it is little"
 
 
 def test_why_the_run_ended_comes_before_everything() -> None:

@@ -82,9 +82,10 @@ def _about_foreign(run: Run) -> Iterator[str]:
         yield FOREIGN.format(what="time", missing="its memory, its numbers and its exact lines")
     if traces.ranks:
         yield from traces.errors
-    sizes = {one.distributed.get("world_size") for one in traces.ranks.values()}
-    (size,) = sizes if len(sizes) == 1 and len(traces.ranks) > 1 else (None,)
-    if isinstance(size, int) and (num := size - len(traces.ranks)) > 0:
+    told = [one.distributed.get("world_size") for one in traces.ranks.values()]
+    sizes = {size for size in told if isinstance(size, int)}  # in a file from elsewhere it may be anything
+    (size,) = sizes if len(sizes) == 1 and len(told) > 1 else (0,)
+    if (num := size - len(told)) > 0:
         named = ", ".join(map(str, islice((rank for rank in count() if rank not in traces.ranks), min(num, MAX_NAMED))))
         yield f"Of {size} ranks {num} have no trace here that can be read: {named}{', ...' * (num > MAX_NAMED)}."
 

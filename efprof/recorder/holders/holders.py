@@ -14,6 +14,7 @@ from typing import Any
 from weakref import WeakSet
 
 import msgspec
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.artifacts.events import HoldersCounted
 from efprof.artifacts.files import no_garbage_collection, write_atomically
@@ -135,7 +136,7 @@ class Holders:
         self._containers = GrownContainers()
         self._sizes: dict[Key, tuple[int, int, int]] = {}
         """Of each holder at the last count: bytes, nodes of graphs and length."""
-        self._iterators: WeakSet[Any] = WeakSet()
+        self._iterators: WeakSet[_BaseDataLoaderIter] = WeakSet()
         """Of loaders, those that are not over: a loader that a `for` statement builds lives no longer than that."""
         self._loader: int | None = None
         self._is_loader_over = False
@@ -159,7 +160,8 @@ class Holders:
             self.count("loader_ended", self._loop.number - 1)
 
     def loader_started(self, _: Any, iterator: Any) -> None:
-        self._iterators.add(iterator)
+        if isinstance(iterator, _BaseDataLoaderIter):  # of a loader that makes its own there may be no weak reference
+            self._iterators.add(iterator)
 
     def loader_began(self, loader: Any) -> None:
         if self._is_loader_over and self._loop.loader_numbers.get(loader) == self._loader:
