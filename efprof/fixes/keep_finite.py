@@ -26,6 +26,9 @@ _NO_SPREAD = (
 ADVICE = {"softmax": _NO_SCORE, "logsoftmax": _NO_SCORE, "std": _NO_SPREAD, "var": _NO_SPREAD}
 """What no clamp of an operand can mend."""
 
+MODULES = frozenset({"torch", "F", "functional", "linalg", "nn", "special"})
+"""What a function is called of; anything else that a method is called of is a tensor."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
@@ -128,20 +131,11 @@ def _operand(node: ast.expr, remedy: Remedy) -> ast.expr | None:
         return None
     match node.func:
         case ast.Attribute(value=receiver, attr=name) if name in remedy.names:
-            operands = node.args if _is_module(receiver) else [receiver, *node.args]
+            is_module = set(ast.unparse(receiver).split(".")) <= MODULES
+            operands = node.args if is_module else [receiver, *node.args]
         case ast.Name(id=name) if name in remedy.names:
             operands = node.args
         case _:
             return None
     place = int(remedy.is_second)
     return operands[place] if place < len(operands) else None
-
-
-def _is_module(receiver: ast.expr) -> bool:
-    """Whether a call's receiver is torch or a module of it, not a tensor."""
-    match receiver:
-        case ast.Name(id=name):
-            return name in ("torch", "F", "functional", "linalg", "nn", "special")
-        case ast.Attribute(value=inner):
-            return _is_module(inner)
-    return False
