@@ -17,13 +17,12 @@ from efprof.model import (
     Presence,
     Report,
     RunIdentity,
+    Severity,
     nearest_to,
 )
 
 EQUAL_ENVIRONMENT = ("cpu", "python", "torch", "cuda")
 """The machine and the versions that set its pace, by their names in a run's environment."""
-
-_SEVERITIES = ("high", "medium", "low")
 
 
 def compare_reports(
@@ -71,8 +70,7 @@ def find_differences(base: Report, head: Report) -> tuple[str, ...]:
         for entries, report in zip(pairs, (base, head), strict=True):
             entries |= _entries_of_training(report)
     names = dict.fromkeys([*pairs[0], *pairs[1]])
-    missing = "none"
-    differing = [(name, *(entries.get(name, missing) for entries in pairs)) for name in names]
+    differing = [(name, *(entries.get(name, "none") for entries in pairs)) for name in names]
     return tuple(f"{name}: {old} in base, {new} in head" for name, old, new in differing if old != new)
 
 
@@ -82,7 +80,7 @@ def compare_findings(base: Report, head: Report) -> tuple[FindingChange, ...]:
     A finding is `unchecked` where the other run lacks what its audit needs: nobody knows whether it is there.
     """
     of_base, of_head = _by_key(base), _by_key(head)
-    found = sorted((of_base | of_head).items(), key=lambda item: _SEVERITIES.index(item[1][1].severity))
+    found = sorted((of_base | of_head).items(), key=lambda item: get_args(Severity).index(item[1][1].severity))
     changes = []
     for key, (audit, finding) in found:
         change: Presence = "kept" if key in of_base and key in of_head else "gone" if key in of_base else "added"
