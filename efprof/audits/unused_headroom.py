@@ -50,7 +50,8 @@ def unused_headroom(run: Run) -> Examination:
 
 
 def _finding(run: Run, headroom: Headroom) -> Finding:
-    blame = _blame(run, headroom)
+    site = headroom.loader.site if headroom.loader is not None else None
+    blame = run.get(Sources).line(site) if site is not None else backward_line(run)
     old, new = headroom.micro_batch, headroom.largest_micro_batch
     return Finding(
         blame=blame,
@@ -64,13 +65,6 @@ def _finding(run: Run, headroom: Headroom) -> Finding:
         evidence=headroom_evidence(headroom),
         severity="low",
     )
-
-
-def _blame(run: Run, headroom: Headroom) -> SourceLine:
-    """The line that builds the loader, else the one that runs backward."""
-    if headroom.loader is not None and headroom.loader.site is not None:
-        return run.get(Sources).line(headroom.loader.site)
-    return backward_line(run)
 
 
 def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:
