@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import PurePath
 from typing import get_args
 
@@ -45,16 +44,14 @@ def compare_reports(
             raise NotComparable(
                 f"{side} ({report.run.run_id}) holds no finished step: record a run that gets through one."
             )
-    if budgets:
-        known = dict.fromkeys(metric.name for side in (base, head) for metric in side.measurements.metrics)
-        for name in budgets:
-            if name not in known:
-                raise EfprofError(f"--budget: there is no metric '{name}'; {nearest_to(name, known)}")
-        base, head = _with_budgets(base, budgets), _with_budgets(head, budgets)
+    known = dict.fromkeys(metric.name for side in (base, head) for metric in side.measurements.metrics)
+    for name in budgets or ():
+        if name not in known:
+            raise EfprofError(f"--budget: there is no metric '{name}'; {nearest_to(name, known)}")
     return Comparison(
         base=base.run,
         head=head.run,
-        metrics=compare_metrics(base, head),
+        metrics=compare_metrics(base, head, budgets or {}),
         findings=compare_findings(base, head),
         differences=differences,
     )
@@ -102,12 +99,6 @@ def compare_findings(base: Report, head: Report) -> tuple[FindingChange, ...]:
             )
         )
     return tuple(sorted(changes, key=lambda one: get_args(Presence).index(one.change)))
-
-
-def _with_budgets(report: Report, budgets: Mapping[str, float]) -> Report:
-    measurements = report.measurements
-    metrics = tuple(replace(each, budget=budgets.get(each.name, each.budget)) for each in measurements.metrics)
-    return replace(report, measurements=replace(measurements, metrics=metrics))
 
 
 def _entries(run: RunIdentity) -> dict[str, str]:
