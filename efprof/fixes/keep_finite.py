@@ -35,7 +35,7 @@ class Remedy:
     """What keeps one operation finite: the clamp to put behind its operand, and the rule in words.
 
     `names` are the functions and methods that call the operation, `operator` its operator in the source;
-    `is_second` says that the endangered operand is the right one; `caution` what to check first.
+    `is_second` says that the endangered operand is the right one.
     """
 
     clamp: str
@@ -43,7 +43,6 @@ class Remedy:
     names: frozenset[str]
     operator: type[ast.operator] | None = None
     is_second: bool = False
-    caution: str = ""
 
 
 def keep_operand_finite(operation: str, dtype: str, file: SourceFile, line: int | None) -> Fix:
@@ -53,7 +52,7 @@ def keep_operand_finite(operation: str, dtype: str, file: SourceFile, line: int 
         usual = f"Keep the operands of {operation} where it is finite in {dtype}."
         return Fix.by_hand(ADVICE.get(operation, usual))
     edit = None if line is None else clamp_operand(file, line, remedy)
-    return Fix.by(edit, "review", f"In {dtype}, {remedy.rule}{remedy.caution}.")
+    return Fix.by(edit, "review", f"In {dtype}, {remedy.rule}.")
 
 
 def keep_data_finite(step: int) -> Fix:
@@ -88,11 +87,10 @@ def find_remedy(operation: str, dtype: str) -> Remedy | None:
         case "div" | "reciprocal":
             return Remedy(
                 clamp=f".clamp_min({least})",
-                rule=f"keep the denominator above {least}",
+                rule=f"keep the denominator above {least}; where it may be negative, bound its absolute value instead",
                 names=frozenset({"div", "div_", "divide", "true_divide", "reciprocal"}),
                 operator=ast.Div,
                 is_second=operation == "div",
-                caution="; where it may be negative, bound its absolute value instead",
             )
     return None
 
