@@ -69,9 +69,9 @@ def find_remedy(operation: str, dtype: str) -> Remedy | None:
     least, largest = (f"{limit.get(dtype, limit['float32']):g}" for limit in limits)
     names = frozenset({operation, f"{operation}_"})
     match operation:
-        case "log" | "log2" | "log10" | "sqrt" | "rsqrt":
-            rule = f"keep what {operation} is given above {least}"
-            return Remedy(clamp=f".clamp_min({least})", rule=rule, names=names)
+        case "log" | "log2" | "log10" | "sqrt" | "rsqrt" | "pow":
+            rule, operator = f"keep what {operation} is given above {least}", ast.Pow if operation == "pow" else None
+            return Remedy(clamp=f".clamp_min({least})", rule=rule, names=names, operator=operator)
         case "exp" | "expm1" | "exp2" | "sinh" | "cosh":
             rule = f"keep what {operation} is given below {largest}"
             return Remedy(clamp=f".clamp_max({largest})", rule=rule, names=names)
@@ -80,10 +80,6 @@ def find_remedy(operation: str, dtype: str) -> Remedy | None:
             rule = f"keep what {operation} is given within {most} of zero"
             names = frozenset({operation, f"arc{operation[1:]}"})
             return Remedy(clamp=f".clamp(-{most}, {most})", rule=rule, names=names)
-        case "pow":
-            names = frozenset({"pow", "pow_", "float_power"})
-            rule = f"keep the base above {least}"
-            return Remedy(clamp=f".clamp_min({least})", rule=rule, names=names, operator=ast.Pow)
         case "div" | "reciprocal":
             return Remedy(
                 clamp=f".clamp_min({least})",
