@@ -53,7 +53,8 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
 
 def _why(found: NonFinite, cause: NonFiniteCause) -> str:
     if cause.mechanism == "explosion":
-        return f" because gradients exploded to {found.explosion:.0f} times their usual norm"
+        times = float(f"{found.explosion:.2g}")
+        return f" because gradients exploded to {times:,.6g} times their usual norm"
     if cause.operation is None:
         return ""
     one = cause.operation

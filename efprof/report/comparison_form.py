@@ -6,7 +6,7 @@ from typing import Final
 
 from efprof.model import Comparison, FindingChange, MetricChange, Presence, RunIdentity, Verdict
 from efprof.report.text_forms import code, escape, prose, table
-from efprof.report.verdict import revision
+from efprof.report.verdict import FOREIGN, revision
 from efprof.report.wording import one_line, shorten, shorten_path, show
 from efprof.units import format_change, format_count
 
@@ -27,12 +27,13 @@ def comparison_verdict(comparison: Comparison) -> tuple[Verdict, str]:
     """
     metrics = [metric for metric in comparison.metrics if metric.budget is not None] or comparison.metrics
     given = {metric.verdict for metric in metrics}
-    if "worse" in given or "better" in given:
-        word: Verdict = "worse" if "worse" in given else "better"
-        return word, f"Head is {word} than base: {_named(metric for metric in metrics if metric.verdict == word)}."
     if given == {"same"}:
         return "same", "Head is the same as base within what these runs can tell."
-    return "unclear", "These runs cannot tell whether head differs from base."
+    word: Verdict = "worse" if "worse" in given else "better" if "better" in given else "unclear"
+    measured = [metric for metric in metrics if not math.isnan(metric.base_median + metric.head_median)]
+    named = _named(metric for metric in measured if metric.verdict == word)
+    said = "These runs cannot tell whether head differs from base" if word == "unclear" else f"Head is {word} than base"
+    return word, f"{said}: {named}." if named else f"{said}."
 
 
 def metric_cells(metric: MetricChange) -> tuple[str, str, str, str, str, str]:
@@ -66,9 +67,10 @@ def findings_by_change(comparison: Comparison) -> tuple[tuple[str, tuple[Finding
 
 
 def side_phrase(run: RunIdentity) -> str:
-    """A side in a few words: its name, revision, steps and run id."""
-    items = (run.name, revision(run), format_count(run.num_steps, "step"), run.ended.replace("_", " "), run.run_id)
-    return ", ".join(one_line(item) for item in items if item)
+    """A side in a few words: its name, revision, steps, end and run id, what is known of them."""
+    ended = "" if run.ended == FOREIGN else run.ended.replace("_", " ")
+    items = (run.name, revision(run), format_count(run.num_steps, "step"), ended, run.run_id)
+    return ", ".join(dict.fromkeys(one_line(item) for item in items if item))
 
 
 def render_comparison_text(comparison: Comparison) -> str:

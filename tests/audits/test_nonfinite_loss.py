@@ -124,8 +124,12 @@ def test_without_a_window_the_operation_is_named_and_without_a_suspect_nothing_c
     assert "40 of 60 steps" in finding.gain.explanation
 
 
-def test_an_explosion_is_clipped_at_the_norm_before_it(tmp_path: Path) -> None:
-    norms = [0.4] * 15 + [3.0, 40.0, 900.0, 4e5, 7e9]
+@pytest.mark.parametrize(
+    "norms",
+    [[0.5] + [0.4] * 14 + [3.0, 40.0, 900.0, 4e5, 7e9], [0.4 * 4.0**step for step in range(FIRST_BAD)]],
+    ids=["after good steps", "from the first step on"],
+)
+def test_an_explosion_is_clipped_at_the_norm_before_it(norms: list[float], tmp_path: Path) -> None:
     exploding = [
         make_step(step, backward_site=BACKWARD, gradient_norm=norms[step] if step < FIRST_BAD else "inf")
         for step in range(40)

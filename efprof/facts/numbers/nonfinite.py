@@ -86,12 +86,12 @@ class NonFinite:
 
     @property
     def usual_norm(self) -> float | None:
-        """The median gradient norm of the steps before the last good ones; of a run that was too short, its first.
+        """The median gradient norm of the steps before the last good ones; of few, or of such as only grew, the first.
 
         None where there are fewer than two: a model's first gradients are among its largest, unless they explode.
         """
         earlier = self.norms[:-LAST_GOOD_STEPS]
-        if len(earlier) >= MIN_STEPS_BEFORE:
+        if len(earlier) >= MIN_STEPS_BEFORE and list(earlier) != sorted(earlier):
             return statistics.median(earlier)
         return self.norms[0] if len(self.norms) > 1 else None
 
