@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import pkgutil
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -106,8 +107,5 @@ def _tried(function: Callable[[], T]) -> T | Exception:
 
 def _where(error: Exception) -> str:
     """The error with the place it came from, for a report to its author."""
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    line = f" ({place.tb_frame.f_code.co_filename}:{place.tb_lineno})" if place else ""
-    return f"{type(error).__name__}: {error}{line}"
+    innermost = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({innermost.filename}:{innermost.lineno})"

@@ -178,5 +178,5 @@ def test_a_smaller_device_runs_out_and_a_setting_that_torch_would_refuse_is_refu
     (device,) = json.loads(run(allocator, "what-if", snapshot, *words).output)["devices"]
     assert device["predictions"][0]["out_of_memory"] is True
     assert device["predictions"][0]["peak_reserved_bytes"] <= 64 * 1024**2
-    with pytest.raises(EfprofError, match=r"--conf 'expandable_segment:True': .*did you mean 'expandable_segments'"):
+    with pytest.raises(EfprofError, match=r"'expandable_segment' is no setting .*did you mean 'expandable_segments'"):
         run(allocator, "what-if", snapshot, "--conf", "expandable_segment:True")

@@ -169,7 +169,7 @@ def backward_line(run: Run) -> SourceLine:
     """The line of the loop that calls backward; raises ThinEvidence where none was recorded."""
     site = run.get(StepTimes).backward_site
     if site is None:
-        raise ThinEvidence("memory grows, and no line of the training loop was recorded to point at.")
+        raise ThinEvidence("no line of the training loop was recorded to point at.")
     return run.get(Sources).line(site)
 
 

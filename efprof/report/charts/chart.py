@@ -75,13 +75,10 @@ class Band:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """Layers over one pair of axes; `marks` are vertical lines.
-
-    `y_range` is what the y axis shows at first; `has_zero` begins it at zero, as amounts need and a loss does not.
-    """
+    """Layers over one pair of axes; `marks` are vertical lines, `y_range` is what the y axis shows at first."""
 
     title: str
-    caption: str
+    caption: str = ""
     x_label: str
     y_label: str
     y_unit: str
@@ -89,7 +86,6 @@ class Chart:
     bands: tuple[Band, ...] = ()
     marks: tuple[tuple[float, str], ...] = ()
     y_range: tuple[float, float] | None = None
-    has_zero: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,12 +108,7 @@ def scale_for(values: Iterable[float | None], unit: str) -> AxisScale:
             factors = [(MANY_MINUTES_MS, 60_000.0, "min"), (1000.0, 1000.0, "s"), (1.0, 1.0, "ms")]
             factor, name = next(((f, n) for least, f, n in factors if top >= least), (0.001, "us"))
             return AxisScale(factor=factor, unit=name)
-        case "percent":
-            return AxisScale(factor=1, unit="%")
-        case "count" | "ratio":
-            return AxisScale(factor=1, unit="")
-        case _:
-            return AxisScale(factor=1, unit=unit)
+    return AxisScale(factor=1, unit={"percent": "%", "count": "", "ratio": ""}.get(unit, unit))
 
 
 def axis_label(label: str, unit: str) -> str:
@@ -160,11 +151,6 @@ def thin(values: Sequence[float | None], limit: int = MAX_POINTS) -> list[int]:
         if seen:
             kept |= {min(seen, key=lambda i: values[i] or 0.0), max(seen, key=lambda i: values[i] or 0.0)}
     return sorted(kept)
-
-
-def thinned_caption(num_drawn: int, num_all: int) -> str:
-    """Says that points were left out; empty where none was."""
-    return f" Drawn from {num_drawn:,} of {num_all:,} samples, highs and lows kept." if num_drawn < num_all else ""
 
 
 def has_curve(chart: Chart) -> bool:
