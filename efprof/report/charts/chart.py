@@ -75,10 +75,13 @@ class Band:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """Layers over one pair of axes; `marks` are vertical lines, `y_range` is what the y axis shows at first."""
+    """Layers over one pair of axes; `marks` are vertical lines.
+
+    `y_range` is what the y axis shows at first; `has_zero` begins it at zero, as amounts need and a loss does not.
+    """
 
     title: str
-    caption: str = ""
+    caption: str
     x_label: str
     y_label: str
     y_unit: str
@@ -86,6 +89,7 @@ class Chart:
     bands: tuple[Band, ...] = ()
     marks: tuple[tuple[float, str], ...] = ()
     y_range: tuple[float, float] | None = None
+    has_zero: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +155,11 @@ def thin(values: Sequence[float | None], limit: int = MAX_POINTS) -> list[int]:
         if seen:
             kept |= {min(seen, key=lambda i: values[i] or 0.0), max(seen, key=lambda i: values[i] or 0.0)}
     return sorted(kept)
+
+
+def thinned_caption(num_drawn: int, num_all: int) -> str:
+    """Says that points were left out; empty where none was."""
+    return f" Drawn from {num_drawn:,} of {num_all:,} samples, highs and lows kept." if num_drawn < num_all else ""
 
 
 def has_curve(chart: Chart) -> bool:

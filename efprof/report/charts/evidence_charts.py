@@ -15,6 +15,7 @@ from efprof.report.charts.chart import (
     scale_for,
     scaled,
     thin,
+    thinned_caption,
 )
 from efprof.report.wording import shorten_path
 
@@ -25,10 +26,13 @@ MIN_BAND: Final = 1 / 1000
 """Of the picture's width: a narrower band is thinner than a pixel."""
 
 BAND_ROOM: Final = 1.2
-"""How much higher than its stack a picture is: for the strip of stages, and their names below it."""
+"""How much higher than its curves a picture with stages is: for their strip, and their names below it."""
 
 MAX_NOTE: Final = 44
 """Letters of a note that fit on a phone: a longer one begins with a path, whose end says which file it is."""
+
+MAX_FLATNESS: Final = 0.8
+"""Curves whose lowest point is higher than this share of the highest look flat above a zero."""
 
 
 def series_chart(series: Series) -> Chart:
@@ -39,16 +43,25 @@ def series_chart(series: Series) -> Chart:
         _series_layer(series, line, colour, x_scale, y_scale)
         for line, colour in zip(series.lines, _colours(series.lines), strict=True)
     )
+    num_drawn, num_all = sum(len(layer.x) for layer in layers), sum(len(line.x) for line in series.lines)
     return Chart(
         title=series.title,
+        caption=thinned_caption(num_drawn, num_all).strip(),
         x_label=axis_label(series.x_label, x_scale.unit),
         y_label=axis_label(series.y_label, y_scale.unit),
         y_unit=y_scale.unit,
         layers=layers,
         bands=tuple(_bands(series, x_scale)),
         marks=tuple((at / x_scale.factor, label) for at, label in series.marks),
-        y_range=(0.0, BAND_ROOM * _top(series) / y_scale.factor) if series.is_stacked else None,
+        y_range=(0.0, BAND_ROOM * _top(series) / y_scale.factor) if series.bands else None,
+        has_zero=series.is_stacked or not _is_flat([y for line in series.lines for y in line.y]),
     )
+
+
+def _is_flat(values: Sequence[float]) -> bool:
+    """Whether the values change so little above zero that their change would not be seen."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > MAX_FLATNESS * max(finite) > 0
 
 
 def _colours(lines: Sequence[SeriesLine]) -> Iterator[str]:
@@ -94,8 +107,8 @@ def _bands(series: Series, x_scale: AxisScale) -> Iterator[Band]:
 
 
 def _top(series: Series) -> float:
-    """The highest that a stack, or a curve over it, reaches."""
-    above = [y for line in series.lines if line.is_over_stack for y in line.y]
-    stack = [line.y for line in series.lines if not line.is_over_stack]
-    heights = [*above, *map(sum, zip(*stack, strict=True))]
+    """The highest that its curves, or all of a stack together, reach."""
+    curves = [line.y for line in series.lines if line.is_over_stack or not series.is_stacked]
+    stack = [line.y for line in series.lines if series.is_stacked and not line.is_over_stack]
+    heights = [*(y for curve in curves for y in curve), *map(sum, zip(*stack, strict=True))]
     return max((height for height in heights if math.isfinite(height)), default=0.0) or 1.0

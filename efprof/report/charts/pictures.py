@@ -43,6 +43,7 @@ def figure_of(chart: Chart) -> Figure:
     notes += [_top_note(at, label, "var(--alert)", is_left=at > middle) for at, label in chart.marks]
     if len(chart.layers) == 1:
         layout["showlegend"], layout["margin"]["t"] = False, 14
+    layout["yaxis"]["rangemode"] = "tozero" if chart.has_zero else "normal"
     if chart.y_range is not None:
         layout["yaxis"]["range"] = [*map(_rounded, chart.y_range)]
     if any(layer.kind == "stack" for layer in chart.layers):
@@ -97,8 +98,7 @@ def draw(axes: Any, chart: Chart, palette: Mapping[str, str]) -> None:
     for layer in chart.layers:
         bottom = _draw_layer(axes, layer, palette[layer.colour], bottom)
     axes.set(xlabel=chart.x_label, ylabel=chart.y_label, xlim=x_range(chart))
-    if chart.y_range is not None:
-        axes.set_ylim(*chart.y_range)
+    axes.set_ylim(*(chart.y_range or (0 if chart.has_zero else None, None)))
     if len(chart.layers) > 1:
         axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
 

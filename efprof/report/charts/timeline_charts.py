@@ -19,6 +19,7 @@ from efprof.report.charts.chart import (
     scale_for,
     scaled,
     thin,
+    thinned_caption,
 )
 from efprof.report.charts.evidence_charts import series_chart
 from efprof.report.wording import show, source_phrase
@@ -57,9 +58,10 @@ def memory_chart(measurements: Measurements) -> Chart | None:
         layers.append(Layer(kind="line", label="reserved", colour="muted", x=x, y=reserved, notes=notes))
     layers.append(Layer(kind="line", label="allocated", colour="text", x=x, y=allocated, notes=notes))
     source = source_phrase(measurements.memory_source)
+    caption = f"Read from {source} at stage boundaries; what lies between steps has no colour."
     return Chart(
         title="Memory over time",
-        caption=f"Read from {source} at stage boundaries; what lies between steps has no colour.",
+        caption=caption + thinned_caption(len(kept), len(samples)),
         x_label=axis_label("time since the first step", clock.unit),
         y_label=axis_label("memory", scale.unit),
         y_unit=scale.unit,
@@ -190,6 +192,12 @@ def _slow_marks(slow: Sequence[StepSample], factor: float, y_top: float | None) 
 
 def _time_caption(groups: Sequence[Sequence[StepSample]], steps: Sequence[StepSample], y_top: float | None) -> str:
     parts = ["Stages and the recorder's own time on top of each other."]
+    num_full = sum(bool(step.stage_ms) for step in steps)
+    if num_full < len(steps):
+        parts.append(
+            f"Stages are known of the {num_full:,} of {format_count(len(steps), 'step')} that were recorded in full; "
+            "the line is the length of every step."
+        )
     if len(groups[0]) > 1:
         parts.append(f"Each bar is the mean of {len(groups[0])} steps.")
     if y_top is not None:
@@ -207,4 +215,4 @@ def _number_chart(label: str, stage: str, steps: Sequence[StepSample], values: S
     line = SeriesLine(label=label, x=tuple(float(at) for at, _ in seen), y=tuple(y for _, y in seen), stage=stage)
     marks = ((float(broken[0]), "not finite"),) if broken else ()
     chart = series_chart(Series(title=label.capitalize(), y_label=label, y_unit="", lines=(line,), marks=marks))
-    return replace(chart, caption=caption)
+    return replace(chart, caption=" ".join(filter(None, (caption, chart.caption))))
