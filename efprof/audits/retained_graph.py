@@ -1,5 +1,6 @@
 """A variable that keeps tensors together with the autograd graphs that made them."""
 
+import dataclasses
 from functools import partial
 
 from efprof.facts.growth.leaks import Leak, Leaks, leak_finding
@@ -15,6 +16,10 @@ from efprof.fixes.keep_less import (
     without_traceback,
 )
 from efprof.model import Examination, Finding
+from efprof.units import format_bytes
+
+MIN_LEFT_SHARE = 0.1
+"""Of the growth: what detaching leaves of it is told from there on; less is lost among what is rounded."""
 
 
 def retained_graph(run: Run) -> Examination:
@@ -53,4 +58,18 @@ def _finding(run: Run, leak: Leak) -> Finding:
         entry=main.entry,
         how=CLONED if main.is_view else DETACHED,
     )
-    return leak_finding(run, leak, fix, left_per_step=sum(one.value_rate for one in leak.kept))
+    left = sum(one.value_rate for one in leak.kept)
+    fix = dataclasses.replace(fix, summary=fix.summary + _what_is_left(leak, left))
+    return leak_finding(run, leak, fix, left_per_step=left)
+
+
+def _what_is_left(leak: Leak, left: float) -> str:
+    """What detaching does not give back: the tensors, from a tenth of the growth on."""
+    if leak.kept[0].is_view:
+        return " `.detach()` alone would keep the larger memory that the tensor is a part of; `.item()` keeps a number."
+    if left < MIN_LEFT_SHARE * leak.rate.slope:
+        return ""
+    return (
+        f" That leaves the tensors themselves, {format_bytes(min(left, leak.rate.slope))} of "
+        f"{format_bytes(leak.rate.slope)} per step: bound `{leak.kept[0].name}` as well, or keep numbers (`.item()`)."
+    )

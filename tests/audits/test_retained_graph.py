@@ -47,6 +47,7 @@ def test_it_predicts_nothing_of_the_tensors_that_detaching_leaves(tmp_path: Path
                                           graph_bytes=n * MIB // 2, **half),
     )  # fmt: skip
     assert finding.gain.peak_bytes == pytest.approx(59 * MIB / 2, rel=0.02)
+    assert "leaves the tensors themselves, 512 KiB of 1.00 MiB per step" in finding.fix.summary
 
 
 def test_counts_alone_are_evidence_where_memory_shows_no_trend(tmp_path: Path) -> None:
@@ -100,6 +101,7 @@ def test_a_copy_is_kept_of_a_large_storage(tmp_path: Path) -> None:
     """`F.mse_loss` gives a number whose storage is the whole elementwise result."""
     finding = finding_of(tmp_path, holder=lambda n: graphs(n, tensor_bytes=MIB * n, value_bytes=4 * n, graph_bytes=0))
     assert "history.append(loss.detach().clone())" in str(finding.fix.changes)
+    assert "`.item()`" in finding.fix.summary
 
 
 def test_a_running_total_on_an_attribute_is_cut_at_the_line_that_binds_it(tmp_path: Path) -> None:
