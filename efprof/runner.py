@@ -107,5 +107,5 @@ def _tried(function: Callable[[], T]) -> T | Exception:
 
 def _where(error: Exception) -> str:
     """The error with the place it came from, for a report to its author."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+    innermost = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({innermost.filename}:{innermost.lineno})"

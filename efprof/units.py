@@ -64,16 +64,8 @@ def format_about(count: float) -> str:
 
 def format_change(effect: float) -> str:
     """A relative change with its sign: `+3.1 %`; what more than doubles as a factor: `27.1x`."""
-    return format_factor(effect) if effect > 1 else format_signed_percent(effect)
-
-
-def format_factor(effect: float) -> str:
-    """A relative change as a factor: `27.1x`."""
-    return f"{effect + 1:,.{0 if effect >= 99 else 1}f}x"
-
-
-def format_signed_percent(effect: float) -> str:
-    """A relative change as a percentage with its sign: `+3.1 %`."""
+    if effect > 1:
+        return f"{effect + 1:,.{0 if effect >= 99 else 1}f}x"
     percent = round(effect * 100, 1)
     return f"{percent:+.1f} %" if percent else "0.0 %"
 

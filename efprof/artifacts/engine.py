@@ -54,7 +54,7 @@ def in_processes(works: Sequence[tuple[str, Work[R]]], num_processes: int) -> li
             while todo and len(running) < num_processes:
                 place, retries = todo.popleft()
                 ours, theirs = Pipe(duplex=False)
-                running[ours] = started(_answer, works[place][1], theirs), place, retries
+                running[ours] = started(_do, works[place][1], theirs.send), place, retries
                 theirs.close()
             for ready in wait(list(running)):
                 assert isinstance(ready, Connection)
@@ -85,10 +85,6 @@ def started(work: Callable[..., None], *arguments: object) -> BaseProcess:
     return process
 
 
-def _answer(work: Work[Any], answer: Connection) -> None:
-    _do(work, lambda result: answer.send((result,)))
-
-
 def _how_it_ended(exit_code: int) -> str:
     if exit_code == -signal.SIGALRM:
         return "took too long"
@@ -116,10 +112,9 @@ def _checked(result: R | RuntimeError) -> R:
 def _received(answer: Connection) -> tuple[Any] | None:
     """None where the process ended before all of its answer was sent."""
     try:
-        received: tuple[Any] = answer.recv()
+        return (answer.recv(),)
     except (EOFError, OSError):
         return None
-    return received
 
 
 def _on_dask(works: Sequence[tuple[str, Work[R]]], engine: str) -> list[R | UnreadableInput]:

@@ -18,7 +18,7 @@ TRACE_NAME = re.compile(r".+\.json(\.gz)?", re.IGNORECASE)
 def is_foreign(path: Path) -> bool:
     """Whether this is a snapshot or a trace, or a folder of them that is no run."""
     if path.is_file():
-        return _is_snapshot(path) or is_trace(path)
+        return _has_snapshot_name(path) or _begins_as_pickle(path) or is_trace(path)
     return path.is_dir() and not (path / RUN_FILE).exists() and bool(_files_in(path))
 
 
@@ -70,10 +70,6 @@ def _files_in(folder: Path) -> list[Path]:
     files = [path for path in files if _has_snapshot_name(path) or (is_trace(path) and begins_as_trace(path))]
     parts = {path: re.split(r"(\d+)", path.name) for path in files}
     return sorted(files, key=lambda path: [int(part) if part.isdecimal() else part for part in parts[path]])
-
-
-def _is_snapshot(path: Path) -> bool:
-    return _has_snapshot_name(path) or _begins_as_pickle(path)
 
 
 def _has_snapshot_name(path: Path) -> bool:

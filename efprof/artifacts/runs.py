@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +34,7 @@ def runs_folder() -> Path:
 
 def list_runs() -> list[tuple[Path, RunFile]]:
     """Every readable run, the newest first."""
-    runs = [(path, run) for path, run in _read_all() if isinstance(run, RunFile)]
-    return sorted(runs, key=lambda entry: _when(*entry), reverse=True)
+    return [(path, run) for path, run in _newest_first() if isinstance(run, RunFile)]
 
 
 def find_run(name: str | None) -> Path:
@@ -46,7 +44,7 @@ def find_run(name: str | None) -> Path:
     None and `latest` mean the newest run. Raises UnreadableInput where there is none, or where it cannot be read.
     """
     if name is None or name == LATEST:
-        found = sorted(_read_all(), key=lambda entry: _when(*entry), reverse=True)
+        found = _newest_first()
         if not found:
             raise UnreadableInput(f"{runs_folder()} holds no runs; record one with 'efprof record -- COMMAND'.")
         path, run = found[0]
@@ -115,17 +113,15 @@ def read_process(rank_folder: Path) -> Process | None:
         return None
 
 
-def _read_all() -> Iterator[tuple[Path, RunFile | UnreadableInput]]:
+def _newest_first() -> list[tuple[Path, RunFile | UnreadableInput]]:
     """Every folder of the store with its run file, or why that cannot be read."""
-    folder = runs_folder()
-    if not folder.is_dir():
-        return
-    for path in folder.iterdir():
-        if path.is_dir():
-            try:
-                yield path, read_run_file(path)
-            except UnreadableInput as error:
-                yield path, error
+    found: list[tuple[Path, RunFile | UnreadableInput]] = []
+    for path in filter(Path.is_dir, runs_folder().glob("*")):
+        try:
+            found.append((path, read_run_file(path)))
+        except UnreadableInput as error:
+            found.append((path, error))
+    return sorted(found, key=lambda entry: _when(*entry), reverse=True)
 
 
 def _when(path: Path, run: RunFile | UnreadableInput) -> tuple[str, str]:
@@ -141,13 +137,9 @@ def _matches(name: str, runs: list[tuple[Path, RunFile]]) -> list[Path]:
     by_id = [path for path, run in runs if run.run_id.startswith(name)]
     by_name = [path for path, run in runs if run.name == name]
     by_branch = [path for path, run in runs if run.git and run.git.branch == name]
-    by_commit = [path for path, run in runs if _is_at_commit(run, name.lower())]
+    commits = [(path, (run.git and run.git.commit) or "") for path, run in runs if len(name) >= MIN_COMMIT_LETTERS]
+    by_commit = [path for path, commit in commits if commit.startswith(name.lower())]
     return (by_id if len(by_id) == 1 else []) or by_name or by_branch or by_commit
-
-
-def _is_at_commit(run: RunFile, name: str) -> bool:
-    commit = run.git.commit if run.git else None
-    return commit is not None and len(name) >= MIN_COMMIT_LETTERS and commit.startswith(name)
 
 
 def _why_not_found(name: str, runs: list[tuple[Path, RunFile]]) -> str:

@@ -126,7 +126,11 @@ def read_snapshot(path: Path) -> Snapshot:
     except DAMAGED as error:
         raise UnreadableInput(f"{path} is no whole pickle ({type(error).__name__}); {WHAT_TO_GIVE}.") from None
     for segment in snapshot.segments:
-        _place_blocks(segment)
+        address = segment.address
+        for block in segment.blocks:
+            if block.address is None:  # old files give none: each block follows the one before
+                block.address = address
+            address += block.size
     return snapshot
 
 
@@ -147,12 +151,3 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, _: object) -> NoReturn:
         raise _Forbidden("an object outside of it")
-
-
-def _place_blocks(segment: Segment) -> None:
-    """Old files give no addresses of blocks: each follows the one before."""
-    address = segment.address
-    for block in segment.blocks:
-        if block.address is None:
-            block.address = address
-        address += block.size

@@ -12,11 +12,12 @@ from efprof.facts.device.allocation_retries import (
     retry_trials,
 )
 from efprof.facts.device.headroom import smaller_micro_batch
+from efprof.facts.growth.leaks import backward_line
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, within_idle
 from efprof.fixes.settings import set_allocator
-from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
+from efprof.model import Examination, Finding, Fix, Gain, SourceLine
 from efprof.units import format_share, format_value
 
 MIN_STEPS = 3
@@ -75,12 +76,9 @@ def _blame(run: Run, retries: AllocationRetries, sites: Counter[str | None]) -> 
     known = [site for site, _ in sites.most_common() if site is not None]
     if known:
         return run.get(Sources).line(known[0]), "most often it was this line that asked"
-    backward = run.get(StepTimes).backward_site
-    if backward is None:
-        raise ThinEvidence(f"the allocator retried {retries.num_retries} times, and no line of the loop was recorded.")
     is_backward = retries.by_stage[0][0] == "backward"
     said = "this line runs that stage" if is_backward else "of that stage no line is known: this runs backward"
-    return run.get(Sources).line(backward), said
+    return backward_line(run), said
 
 
 def _gain(retries: AllocationRetries) -> Gain:

@@ -44,7 +44,12 @@ def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
         headline="One line's gradient makes the peak of memory",
         message=f"Backward of this line ({made.operation} {where}) raises memory by {format_bytes(jump.jump_bytes)}, "
         f"{format_share(jump.jump_bytes / jump.peak_bytes)} of the window's peak.",
-        fix=_fix(num_chunks),
+        fix=Fix.by_hand(
+            f"Do the work of this line in {num_chunks} parts along the batch, with the layer that makes its largest "
+            "input, each checkpointed: `loss = sum(checkpoint(part_of_loss, inputs, targets, use_reentrant=False) for "
+            f"inputs, targets in zip(all_inputs.chunk({num_chunks}), all_targets.chunk({num_chunks}))) / "
+            "all_targets.numel()`, where `part_of_loss` does what this line does and sums instead of averaging."
+        ),
         gain=Gain(
             basis="replay",
             explanation="the recorded allocations replayed with what this line makes, and its largest input, in "
@@ -57,14 +62,4 @@ def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
             how_jump_is_known(jump, made),
         ),
         severity="high" if saved >= HIGH_SHARE * jump.peak_bytes else "medium",
-    )
-
-
-def _fix(num_chunks: int) -> Fix:
-    """What to write instead of the blamed line; a person must say what is split along which dimension."""
-    return Fix.by_hand(
-        f"Do the work of this line in {num_chunks} parts along the batch, with the layer that makes its largest input, "
-        "each checkpointed: `loss = sum(checkpoint(part_of_loss, inputs, targets, use_reentrant=False) for inputs, "
-        f"targets in zip(all_inputs.chunk({num_chunks}), all_targets.chunk({num_chunks}))) / all_targets.numel()`, "
-        "where `part_of_loss` does what this line does and sums instead of averaging."
     )

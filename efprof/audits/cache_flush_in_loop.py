@@ -42,13 +42,14 @@ def cache_flush_in_loop(run: Run) -> Examination:
 def _finding(run: Run, line: StallLine) -> Finding:
     gain = Gain.of_step("the time inside the calls; what asking the driver again takes comes on top", line.step_ms)
     gain, step_ms = within_idle(run, gain), max(1e-9, run.get(StepTimes).median_ms())
-    share = (gain.step_ms or 0.0) / step_ms
+    share, flushed = (gain.step_ms or 0.0) / step_ms, what_flushes_give_back(run)
+    given_back = "" if flushed is None else f"; in the recorded stretch it gave {format_bytes(flushed)} back each time"
     return Finding(
         blame=line.blame,
         category="time",
         headline="The allocator's cache is emptied in the loop",
         message=f"This line empties the cache {format_value(round(line.count_per_step, 1), 'count')} times per step, "
-        f"which takes {format_ms(line.step_ms)} of it ({format_share(line.step_ms / step_ms)}){_given_back(run)}.",
+        f"which takes {format_ms(line.step_ms)} of it ({format_share(line.step_ms / step_ms)}){given_back}.",
         fix=Fix.by(
             delete_statement(run.get(Sources).file(line.blame.file), line.blame.line),
             "safe",
@@ -64,8 +65,3 @@ def _finding(run: Run, line: StallLine) -> Finding:
         ),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )
-
-
-def _given_back(run: Run) -> str:
-    flushed = what_flushes_give_back(run)
-    return "" if flushed is None else f"; in the recorded stretch it gave {format_bytes(flushed)} back each time"

@@ -45,7 +45,7 @@ def growing_host_memory(run: Run) -> Examination:
 
 def _finding(run: Run, growth: HostGrowth) -> Finding:
     main, limits = growth.containers[0], host_limits(run)
-    trend = growth.fit.trend
+    trend, rise_bytes = growth.fit.trend, growth.fit.rise_until(growth.fit.steps[-1], growth.fit.trend.slope)
     most = limits.most_kept(max(main.rate.slope, trend.slope))
     rate = f"{format_bytes(trend.slope)} per step{in_brackets(format_interval(trend.low, trend.high, 'bytes'))}"
     what = "memory outside of tensors" if growth.is_heap_read else "memory on the host"
@@ -59,7 +59,7 @@ def _finding(run: Run, growth: HostGrowth) -> Finding:
         fix=Fix.by_hand(
             f"Bound `{main.name}` {WAYS_TO_BOUND}. What {most:,} steps put into it takes 1 % of the host's memory."
         ),
-        gain=Gain.none(f"{format_bytes(growth.fit.rise_bytes)} of host memory over the recorded steps"),
+        gain=Gain.none(f"{format_bytes(rise_bytes)} of host memory over the recorded steps"),
         evidence=host_growth_evidence(run),
         severity=limits.severity(trend.slope),
     )

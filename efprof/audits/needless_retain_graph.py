@@ -50,14 +50,13 @@ def _finding(run: Run, found: NeedlessGraph) -> Finding:
             peak_bytes_interval=(0.0, float(kept)),
         )
     share = found.share if found.reaches_next_step else 0.0
-    is_of_gradients, file = found.argument == "create_graph", sources.file(blame.file)
     return Finding(
         blame=blame,
         category="memory",
         headline="Backward keeps a graph that nobody goes through again",
         message=f"`{found.argument}=True` makes this backward keep {format_bytes(kept)} {until}, and no later call "
         "goes through that graph.",
-        fix=drop_graph(file, blame.line, told=found.argument, is_graph_of_gradients=is_of_gradients),
+        fix=drop_graph(sources.file(blame.file), blame.line, found.argument),
         gain=gain,
         evidence=(found.how,),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",

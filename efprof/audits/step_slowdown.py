@@ -63,7 +63,8 @@ def step_slowdown(run: Run) -> Examination:
 def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
     times = run.get(StepTimes)
     saved_ms, low, high = (slowdown.device_share * ms for ms in (slowdown.saved_ms, *slowdown.saved_interval_ms))
-    basis = "the median step of the last third less that of the first eighth"
+    on_device = ", as far as the device takes longer too" if slowdown.device_share < 1 else ""
+    basis = f"the median step of the last third less that of the first eighth{on_device}"
     return Finding(
         blame=lines.line.blame if lines.line else _stage_line(run, slowdown),
         category="time",

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from efprof.facts.device.headroom import Headroom, headroom_evidence
+from efprof.facts.growth.leaks import backward_line
 from efprof.facts.growth.memory_growth import MemoryGrowth
 from efprof.facts.run.run import Run
 from efprof.facts.run.user_settings import UserSettings
@@ -49,7 +50,8 @@ def unused_headroom(run: Run) -> Examination:
 
 
 def _finding(run: Run, headroom: Headroom) -> Finding:
-    blame = _blame(run, headroom)
+    site = headroom.loader.site if headroom.loader is not None else None
+    blame = run.get(Sources).line(site) if site is not None else backward_line(run)
     old, new = headroom.micro_batch, headroom.largest_micro_batch
     return Finding(
         blame=blame,
@@ -63,16 +65,6 @@ def _finding(run: Run, headroom: Headroom) -> Finding:
         evidence=headroom_evidence(headroom),
         severity="low",
     )
-
-
-def _blame(run: Run, headroom: Headroom) -> SourceLine:
-    """The line that builds the loader, else the one that runs backward."""
-    if headroom.loader is not None and headroom.loader.site is not None:
-        return run.get(Sources).line(headroom.loader.site)
-    site = run.get(StepTimes).backward_site
-    if site is None:
-        raise ThinEvidence("most of the device is unused, and no line of the loop was recorded to point at.")
-    return run.get(Sources).line(site)
 
 
 def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:

@@ -49,16 +49,13 @@ def _finding(run: Run, memory: WorkerMemory) -> Finding:
     assert held is not None
     all_bytes, host = format_bytes(num_workers * copied), run.run_file.host
     share = num_workers * max(copied, memory.object_bytes) / host.total_bytes if host and host.total_bytes else 0.0
-    who, in_all = (
-        (f"Each of {num_workers} data workers", f", {all_bytes} in all") if num_workers > 1 else ("The data worker", "")
-    )
     what = f"the {held.type} of {held.length:,} `{held.element_type}` objects `{held.path}`"
     return Finding(
         blame=memory.blame(run),
         category="memory",
         headline=f"Each data worker copies `{held.path}`",
-        message=f"{who} copies {what}: by step {memory.last_step:,}, {format_bytes(copied)} that it shared with the "
-        f"training process had become its own{in_all}.",
+        message=f"Each data worker copies {what}: by step {memory.last_step:,}, {format_bytes(copied)} that it shared "
+        f"with the training process had become its own, {all_bytes} in all.",
         fix=Fix.by_hand(
             f"Keep in `{held.path.rpartition('.')[2]}` what its entries hold in arrays, one per field (NumPy), "
             "texts as their bytes and offsets, or read each item in `__getitem__`."

@@ -40,19 +40,6 @@ def parse_size(context: click.Context, option: click.Parameter, text: str | None
     return num_bytes
 
 
-def check_settings(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """As they are; raises BadConfiguration where torch would refuse one."""
-    del context, option
-    from efprof.facts.allocator.settings import BadConfiguration, parse_configuration
-
-    for text in texts:
-        try:
-            parse_configuration(text)
-        except BadConfiguration as error:
-            raise BadConfiguration(f"--conf '{text}': {error}") from None
-    return texts
-
-
 @click.group()
 def allocator() -> None:
     """Replay a snapshot of CUDA's caching allocator, and try other settings on it.
@@ -79,7 +66,6 @@ def replay(file: Path, is_json: bool) -> None:
     "configurations",
     multiple=True,
     metavar="SETTINGS",
-    callback=check_settings,
     help="As PYTORCH_CUDA_ALLOC_CONF spells them; can be repeated. Default: those that are worth a try.",
 )
 @click.option(

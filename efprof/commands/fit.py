@@ -70,8 +70,7 @@ def render_result(found: "Fitted", budget: int) -> str:
 
     if not found.largest:
         return f"No batch size that was tried stays below {format_bytes(budget)}."
-    peaks = {run.batch: run.peak_bytes for run in found.runs}
-    peak = peaks[found.largest]
+    peak = next(run.peak_bytes for run in found.runs if run.batch == found.largest)
     assert peak is not None
     lines = [f"Largest that ran below {format_bytes(budget)}: {found.largest:,} (peak {format_bytes(peak)})."]
     if found.model is None and sum(run.peak_bytes is not None for run in found.runs) > 1:

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import PurePath
 from typing import get_args
 
@@ -17,13 +16,12 @@ from efprof.model import (
     Presence,
     Report,
     RunIdentity,
+    Severity,
     nearest_to,
 )
 
 EQUAL_ENVIRONMENT = ("cpu", "python", "torch", "cuda")
 """The machine and the versions that set its pace, by their names in a run's environment."""
-
-_SEVERITIES = ("high", "medium", "low")
 
 
 def compare_reports(
@@ -46,16 +44,14 @@ def compare_reports(
             raise NotComparable(
                 f"{side} ({report.run.run_id}) holds no finished step: record a run that gets through one."
             )
-    if budgets:
-        known = dict.fromkeys(metric.name for side in (base, head) for metric in side.measurements.metrics)
-        for name in budgets:
-            if name not in known:
-                raise EfprofError(f"--budget: there is no metric '{name}'; {nearest_to(name, known)}")
-        base, head = _with_budgets(base, budgets), _with_budgets(head, budgets)
+    known = dict.fromkeys(metric.name for side in (base, head) for metric in side.measurements.metrics)
+    for name in budgets or ():
+        if name not in known:
+            raise EfprofError(f"--budget: there is no metric '{name}'; {nearest_to(name, known)}")
     return Comparison(
         base=base.run,
         head=head.run,
-        metrics=compare_metrics(base, head),
+        metrics=compare_metrics(base, head, budgets or {}),
         findings=compare_findings(base, head),
         differences=differences,
     )
@@ -71,8 +67,7 @@ def find_differences(base: Report, head: Report) -> tuple[str, ...]:
         for entries, report in zip(pairs, (base, head), strict=True):
             entries |= _entries_of_training(report)
     names = dict.fromkeys([*pairs[0], *pairs[1]])
-    missing = "none"
-    differing = [(name, *(entries.get(name, missing) for entries in pairs)) for name in names]
+    differing = [(name, *(entries.get(name, "none") for entries in pairs)) for name in names]
     return tuple(f"{name}: {old} in base, {new} in head" for name, old, new in differing if old != new)
 
 
@@ -82,7 +77,7 @@ def compare_findings(base: Report, head: Report) -> tuple[FindingChange, ...]:
     A finding is `unchecked` where the other run lacks what its audit needs: nobody knows whether it is there.
     """
     of_base, of_head = _by_key(base), _by_key(head)
-    found = sorted((of_base | of_head).items(), key=lambda item: _SEVERITIES.index(item[1][1].severity))
+    found = sorted((of_base | of_head).items(), key=lambda item: get_args(Severity).index(item[1][1].severity))
     changes = []
     for key, (audit, finding) in found:
         change: Presence = "kept" if key in of_base and key in of_head else "gone" if key in of_base else "added"
@@ -104,12 +99,6 @@ def compare_findings(base: Report, head: Report) -> tuple[FindingChange, ...]:
             )
         )
     return tuple(sorted(changes, key=lambda one: get_args(Presence).index(one.change)))
-
-
-def _with_budgets(report: Report, budgets: Mapping[str, float]) -> Report:
-    measurements = report.measurements
-    metrics = tuple(replace(each, budget=budgets.get(each.name, each.budget)) for each in measurements.metrics)
-    return replace(report, measurements=replace(measurements, metrics=metrics))
 
 
 def _entries(run: RunIdentity) -> dict[str, str]:

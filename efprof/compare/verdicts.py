@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy
@@ -107,13 +107,14 @@ def block_deviation(samples_ms: Sequence[float], estimate: Estimator) -> float |
     return statistics.stdev(math.log(max(SMALLEST_MS, estimate(block.tolist()))) for block in blocks)
 
 
-def compare_metrics(base: Report, head: Report) -> tuple[MetricChange, ...]:
+def compare_metrics(base: Report, head: Report, budgets: Mapping[str, float]) -> tuple[MetricChange, ...]:
     """Every metric that either run has, in the order of the base; a time that gates in two ways."""
     of_base, of_head = _by_name(base), _by_name(head)
     num_steps = base.run.num_steps, head.run.num_steps
     changes = []
     for name in dict.fromkeys([*of_base, *of_head]):
         metric = of_head.get(name) or of_base[name]
+        metric = replace(metric, budget=budgets.get(name, metric.budget))
         sides = _finite(of_base.get(name)), _finite(of_head.get(name))
         is_shown = metric.unit == "ms" and metric.budget is None
         ways = MEDIAN if is_shown else STATISTICS.get(metric.unit, MEDIAN)

@@ -92,17 +92,12 @@ def _is_enough(rank: Path) -> bool:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Politely first: the recorder passes the signal on and closes its files."""
+    """Politely first: the recorder passes the signal on and closes its files; then data workers that outlive it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            break
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(SECONDS_TO_END)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # data workers that outlive their training
-    process.wait()
 
 
 def _peak_bytes(run: Run) -> int | None:

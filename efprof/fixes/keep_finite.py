@@ -26,13 +26,16 @@ _NO_SPREAD = (
 ADVICE = {"softmax": _NO_SCORE, "logsoftmax": _NO_SCORE, "std": _NO_SPREAD, "var": _NO_SPREAD}
 """What no clamp of an operand can mend."""
 
+MODULES = frozenset({"torch", "F", "functional", "linalg", "nn", "special"})
+"""What a function is called of; anything else that a method is called of is a tensor."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
     """What keeps one operation finite: the clamp to put behind its operand, and the rule in words.
 
     `names` are the functions and methods that call the operation, `operator` its operator in the source;
-    `is_second` says that the endangered operand is the right one; `caution` what to check first.
+    `is_second` says that the endangered operand is the right one.
     """
 
     clamp: str
@@ -40,7 +43,6 @@ class Remedy:
     names: frozenset[str]
     operator: type[ast.operator] | None = None
     is_second: bool = False
-    caution: str = ""
 
 
 def keep_operand_finite(operation: str, dtype: str, file: SourceFile, line: int | None) -> Fix:
@@ -50,7 +52,7 @@ def keep_operand_finite(operation: str, dtype: str, file: SourceFile, line: int 
         usual = f"Keep the operands of {operation} where it is finite in {dtype}."
         return Fix.by_hand(ADVICE.get(operation, usual))
     edit = None if line is None else clamp_operand(file, line, remedy)
-    return Fix.by(edit, "review", f"In {dtype}, {remedy.rule}{remedy.caution}.")
+    return Fix.by(edit, "review", f"In {dtype}, {remedy.rule}.")
 
 
 def keep_data_finite(step: int) -> Fix:
@@ -67,9 +69,9 @@ def find_remedy(operation: str, dtype: str) -> Remedy | None:
     least, largest = (f"{limit.get(dtype, limit['float32']):g}" for limit in limits)
     names = frozenset({operation, f"{operation}_"})
     match operation:
-        case "log" | "log2" | "log10" | "sqrt" | "rsqrt":
-            rule = f"keep what {operation} is given above {least}"
-            return Remedy(clamp=f".clamp_min({least})", rule=rule, names=names)
+        case "log" | "log2" | "log10" | "sqrt" | "rsqrt" | "pow":
+            rule, operator = f"keep what {operation} is given above {least}", ast.Pow if operation == "pow" else None
+            return Remedy(clamp=f".clamp_min({least})", rule=rule, names=names, operator=operator)
         case "exp" | "expm1" | "exp2" | "sinh" | "cosh":
             rule = f"keep what {operation} is given below {largest}"
             return Remedy(clamp=f".clamp_max({largest})", rule=rule, names=names)
@@ -78,18 +80,13 @@ def find_remedy(operation: str, dtype: str) -> Remedy | None:
             rule = f"keep what {operation} is given within {most} of zero"
             names = frozenset({operation, f"arc{operation[1:]}"})
             return Remedy(clamp=f".clamp(-{most}, {most})", rule=rule, names=names)
-        case "pow":
-            names = frozenset({"pow", "pow_", "float_power"})
-            rule = f"keep the base above {least}"
-            return Remedy(clamp=f".clamp_min({least})", rule=rule, names=names, operator=ast.Pow)
         case "div" | "reciprocal":
             return Remedy(
                 clamp=f".clamp_min({least})",
-                rule=f"keep the denominator above {least}",
+                rule=f"keep the denominator above {least}; where it may be negative, bound its absolute value instead",
                 names=frozenset({"div", "div_", "divide", "true_divide", "reciprocal"}),
                 operator=ast.Div,
                 is_second=operation == "div",
-                caution="; where it may be negative, bound its absolute value instead",
             )
     return None
 
@@ -128,20 +125,11 @@ def _operand(node: ast.expr, remedy: Remedy) -> ast.expr | None:
         return None
     match node.func:
         case ast.Attribute(value=receiver, attr=name) if name in remedy.names:
-            operands = node.args if _is_module(receiver) else [receiver, *node.args]
+            is_module = set(ast.unparse(receiver).split(".")) <= MODULES
+            operands = node.args if is_module else [receiver, *node.args]
         case ast.Name(id=name) if name in remedy.names:
             operands = node.args
         case _:
             return None
     place = int(remedy.is_second)
     return operands[place] if place < len(operands) else None
-
-
-def _is_module(receiver: ast.expr) -> bool:
-    """Whether a call's receiver is torch or a module of it, not a tensor."""
-    match receiver:
-        case ast.Name(id=name):
-            return name in ("torch", "F", "functional", "linalg", "nn", "special")
-        case ast.Attribute(value=inner):
-            return _is_module(inner)
-    return False

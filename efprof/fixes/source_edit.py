@@ -81,14 +81,7 @@ def written_arguments(call: ast.Call | None) -> dict[str, ast.expr]:
 
 def text_of(file: SourceFile, expression: ast.expr | ast.keyword) -> str:
     """The expression, or the named argument, as the user wrote it, its line breaks kept."""
-    lines = file.lines
-    first, last = expression.lineno, expression.end_lineno or expression.lineno
-    if first == last:
-        content = lines[first - 1].encode()
-        return content[expression.col_offset : expression.end_col_offset].decode()
-    _, head = _cut(lines[first - 1], expression.col_offset)
-    tail, _ = _cut(lines[last - 1], expression.end_col_offset or 0)
-    return "\n".join((head, *lines[first : last - 1], tail))
+    return ast.get_source_segment("\n".join(file.lines), expression) or ""
 
 
 def as_receiver(file: SourceFile, expression: ast.expr) -> str:

@@ -29,7 +29,7 @@ TENSOR_METHODS = frozenset(
 """Of methods by these names it is not known that they are a module's or the user's own."""
 
 
-def drop_graph(file: SourceFile, line: int, *, told: str, is_graph_of_gradients: bool) -> Fix:
+def drop_graph(file: SourceFile, line: int, told: str) -> Fix:
     """Take `told` out; an edit where the line has one call of backward, given such arguments as a plain `True`."""
     every = [node for node in ast.walk(file.tree) if isinstance(node, ast.Call) and called_name(node) in BACKWARD_NAMES]
     calls = [call for call in every if call.lineno <= line <= (call.end_lineno or call.lineno)]
@@ -38,7 +38,7 @@ def drop_graph(file: SourceFile, line: int, *, told: str, is_graph_of_gradients:
     edit = _without(file, calls[0], given) if is_plain else None
     dropped = " and ".join(f"`{one.arg}=True`" for one in given) if is_plain else f"`{told}=True`"
     summary = f"Drop {dropped}: backward then releases the graph as it goes."
-    return Fix.by(edit, "review" if is_graph_of_gradients else "safe", summary)
+    return Fix.by(edit, "review" if told == "create_graph" else "safe", summary)
 
 
 def clear_gradients(steps: Sequence[SourceLine | None], file: Callable[[str], SourceFile]) -> Fix:

@@ -27,8 +27,6 @@ from efprof.model.evidence import (
 from efprof.model.finding import (
     Applicability,
     AuditResult,
-    AuditStatus,
-    Category,
     Change,
     CodeEdit,
     ConfigurationValue,
@@ -41,7 +39,6 @@ from efprof.model.finding import (
     SourceFile,
     SourceLine,
     called_name,
-    parsed,
 )
 from efprof.model.report import (
     BOUNDARIES,

@@ -1,15 +1,14 @@
 """What a comparison says, in the words that every rendering of it shares; in plain text and in Markdown."""
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final, get_args
+from collections.abc import Iterable
+from typing import Final
 
 from efprof.model import Comparison, FindingChange, MetricChange, Presence, RunIdentity, Verdict
 from efprof.report.text_forms import code, escape, prose, table
 from efprof.report.verdict import FOREIGN, revision
 from efprof.report.wording import one_line, shorten, shorten_path, show
-from efprof.units import format_change, format_count, format_factor, format_signed_percent
+from efprof.units import format_change, format_count
 
 CHANGES: Final[tuple[Presence, ...]] = ("added", "unchecked", "gone", "kept")
 TABLE_CAPTION: Final = (
@@ -21,32 +20,20 @@ MAX_LOCATION: Final = 60
 COLUMNS: Final = ("Metric", "Base", "Head", "Change", "Verdict", "What it rests on")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ComparisonVerdict:
-    """One word, and the sentences under it."""
-
-    word: Verdict
-    headline: str
-    details: tuple[str, ...]
-
-
-def comparison_verdict(comparison: Comparison) -> ComparisonVerdict:
-    """Worse if any metric is; better only if one is and none is worse; same only if every metric is.
+def comparison_verdict(comparison: Comparison) -> tuple[Verdict, str]:
+    """One word and its sentence: worse if any metric is; better only if one is and none is worse; same only if all are.
 
     Metrics that gate decide; the others only where no metric gates.
     """
     metrics = [metric for metric in comparison.metrics if metric.budget is not None] or comparison.metrics
-    word: Verdict
-    by_word = {word: [metric for metric in metrics if metric.verdict == word] for word in get_args(Verdict)}
-    word = "unclear"
-    if by_word["worse"] or comparison.is_failed:
-        word = "worse"
-    elif by_word["better"]:
-        word = "better"
-    elif metrics and len(by_word["same"]) == len(metrics):
-        word = "same"
-    headline = f"{_sentence(word, _named(by_word[word]))}."
-    return ComparisonVerdict(word=word, headline=headline, details=tuple(_details(comparison, by_word)))
+    given = {metric.verdict for metric in metrics}
+    if given == {"same"}:
+        return "same", "Head is the same as base within what these runs can tell."
+    word: Verdict = "worse" if "worse" in given else "better" if "better" in given else "unclear"
+    measured = [metric for metric in metrics if not math.isnan(metric.base_median + metric.head_median)]
+    named = _named(metric for metric in measured if metric.verdict == word)
+    said = "These runs cannot tell whether head differs from base" if word == "unclear" else f"Head is {word} than base"
+    return word, f"{said}: {named}." if named else f"{said}."
 
 
 def metric_cells(metric: MetricChange) -> tuple[str, str, str, str, str, str]:
@@ -69,9 +56,8 @@ def change_with_interval(metric: MetricChange) -> str:
         return "none" if metric.base_median == metric.head_median else "no ratio"
     if metric.interval is None:
         return format_change(metric.effect)
-    write = format_factor if metric.effect > 1 else format_signed_percent
     low, high = metric.interval
-    return f"{write(metric.effect)} ({write(low)} to {write(high)})"
+    return f"{format_change(metric.effect)} ({format_change(low)} to {format_change(high)})"
 
 
 def findings_by_change(comparison: Comparison) -> tuple[tuple[str, tuple[FindingChange, ...]], ...]:
@@ -89,10 +75,9 @@ def side_phrase(run: RunIdentity) -> str:
 
 def render_comparison_text(comparison: Comparison) -> str:
     """The headline, the metrics in columns, the findings that came and went; no colour."""
-    verdict = comparison_verdict(comparison)
+    word, headline = comparison_verdict(comparison)
     lines = [
-        f"{verdict.word.upper()}: {verdict.headline}",
-        *verdict.details,
+        f"{word.upper()}: {headline}",
         f"base   {side_phrase(comparison.base)}",
         f"head   {side_phrase(comparison.head)}",
         *(f"Compared although they differ: {one_line(difference)}" for difference in comparison.differences),
@@ -110,8 +95,8 @@ def render_comparison_text(comparison: Comparison) -> str:
 
 def render_comparison_markdown(comparison: Comparison) -> str:
     """The same as a Markdown comment fits a pull request."""
-    verdict = comparison_verdict(comparison)
-    parts = [f"## efprof: {verdict.word}", escape(verdict.headline), escape(" ".join(verdict.details))]
+    word, headline = comparison_verdict(comparison)
+    parts = [f"## efprof: {word}", escape(headline)]
     parts.append(f"- base: {escape(side_phrase(comparison.base))}\n- head: {escape(side_phrase(comparison.head))}")
     if comparison.differences:
         parts.append("Compared although they differ: " + "; ".join(escape(one) for one in comparison.differences) + ".")
@@ -122,30 +107,6 @@ def render_comparison_markdown(comparison: Comparison) -> str:
             rows = "\n".join(f"- {prose(f.headline)}, {code(f.location)}: {prose(f.message)}" for f in findings)
             parts.append(f"### Findings {change}\n\n{rows}")
     return "\n\n".join(parts) + "\n"
-
-
-def _sentence(word: Verdict, named: str) -> str:
-    if word == "same":
-        return "Head is the same as base within what these runs can tell"
-    if word == "unclear":
-        return "These runs cannot tell whether head differs from base"
-    return f"Head is {word} than base: {named}" if named else "Head is over its budget"
-
-
-def _details(comparison: Comparison, by_word: dict[Verdict, list[MetricChange]]) -> Iterator[str]:
-    """What the headline leaves out."""
-    gated = [metric.name for metric in comparison.metrics if metric.budget is not None]
-    ungated = [metric for metric in comparison.metrics if gated and metric.budget is None]
-    by_name = {word: _named(metric for metric in ungated if metric.verdict == word) for word in ("worse", "better")}
-    parts = (
-        ("Over budget", ", ".join(metric.label for metric in comparison.metrics if metric.is_over_budget)),
-        ("Better all the same", _named(by_word["better"]) if by_word["worse"] else ""),
-        ("Worse without a gate", by_name["worse"]),
-        ("Better without a gate", by_name["better"]),
-        ("Unclear", _named(by_word["unclear"])),
-        ("Findings", ", ".join(f"{len(found)} {change}" for change, found in findings_by_change(comparison))),
-    )
-    return (f"{what}: {named}." for what, named in parts if named)
 
 
 def _named(metrics: Iterable[MetricChange]) -> str:

@@ -48,9 +48,8 @@ def render_json(report: Report) -> str:
 
 def render_comparison_json(comparison: Comparison) -> str:
     """The comparison as indented JSON, ending in a newline."""
-    verdict = comparison_verdict(comparison)
-    form = _plain(comparison)
-    return _encode({**form, "verdict": verdict.word, "headline": verdict.headline, "is_failed": comparison.is_failed})
+    word, headline = comparison_verdict(comparison)
+    return _encode({**_plain(comparison), "verdict": word, "headline": headline, "is_failed": comparison.is_failed})
 
 
 def _metric(metric: Metric) -> dict[str, Any]:

@@ -3,19 +3,15 @@
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Final
 
 from efprof.model import BOUNDARIES, STAGES, Measurements, Metric, Number, Numbers, StageDelta, StallLine, Table
 from efprof.report.wording import show
-
-MAX_STALLS: Final = 20
-"""The most expensive come first; what follows costs next to nothing."""
 
 
 def stall_table(stalls: Sequence[StallLine]) -> Table:
     """Calls that made steps wait, averages over the steps."""
     columns = {"Call": "", "Line": "", "Calls per step": "count", "Time per step": "ms"}
-    rows = ((f"`{one.call}`", f"`{one.blame}`", one.count_per_step, one.step_ms) for one in stalls[:MAX_STALLS])
+    rows = ((f"`{one.call}`", f"`{one.blame}`", one.count_per_step, one.step_ms) for one in stalls)
     return Table.of("Calls that make a step wait", columns, rows)
 
 

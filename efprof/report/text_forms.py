@@ -30,7 +30,7 @@ MAX_FINDINGS: Final = 4
 """Two lines each: with the twelve other lines there can be, the summary stays within twenty."""
 MAX_WARNINGS: Final = 1
 MAX_WIDTH: Final = 240
-"""Two lines of a wide terminal: past that a line hides its neighbours."""
+"""Of a sentence, two lines of a wide terminal: past that it hides its neighbours."""
 VERDICT_WIDTH: Final = 2 * MAX_WIDTH
 """What one came for: who filled memory, and what to do, come last in a long sentence."""
 PATH_WIDTH: Final = 60
@@ -118,18 +118,13 @@ def _verdict_lines(report: Report) -> list[str]:
     verdict = describe_verdict(report)
     where = ""
     if verdict.blame is not None:
-        where = f"   {shorten_path(str(verdict.blame), PATH_WIDTH)}   {one_line(verdict.blame.text)}"
-    lines = [f"Verdict  {verdict.verdict}", f"Why      {verdict.why}{where}", f"Next     {verdict.next}"]
-    lines += [f"         {command}" for command in verdict.commands]
-    return [_cut(line.rstrip(), VERDICT_WIDTH) for line in lines]
-
-
-def _cut(line: str, width: int = MAX_WIDTH) -> str:
-    """The line cut to this width, after a word: no number loses digits. Label and indentation stay."""
-    if len(line) <= width:
-        return line
-    whole_words = line[: width - 3].rpartition(" ")[0].rstrip(" ,;:")
-    return (whole_words if len(whole_words) > width // 2 else line[: width - 3]) + "..."
+        where = f"   {shorten_path(str(verdict.blame), PATH_WIDTH)}   {shorten(verdict.blame.text, MAX_WIDTH)}".rstrip()
+    return [
+        f"Verdict  {shorten(verdict.verdict, VERDICT_WIDTH)}",
+        f"Why      {shorten(verdict.why, VERDICT_WIDTH)}{where}",
+        f"Next     {shorten(verdict.next, VERDICT_WIDTH)}",
+        *(f"         {shorten(command, VERDICT_WIDTH)}" for command in verdict.commands),
+    ]
 
 
 def _finding_lines(ranked: tuple[RankedFinding, ...]) -> list[str]:
@@ -137,8 +132,8 @@ def _finding_lines(ranked: tuple[RankedFinding, ...]) -> list[str]:
     for item in ranked[:MAX_FINDINGS]:
         finding = item.finding
         where = shorten_path(str(finding.blame), PATH_WIDTH)
-        title = f"{item.rank:3}  {finding.severity.upper():6}  {one_line(finding.headline)}"
-        lines += [_cut(title), _cut(f"{'':13}{where}   {item.gain}")]
+        lines.append(f"{item.rank:3}  {finding.severity.upper():6}  {shorten(finding.headline, MAX_WIDTH)}")
+        lines.append(f"{'':13}{where}   {shorten(item.gain, MAX_WIDTH)}")
     if len(ranked) > MAX_FINDINGS:
         lines.append(f"     and {len(ranked) - MAX_FINDINGS} more in the page")
     return lines

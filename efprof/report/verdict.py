@@ -4,9 +4,9 @@ import shlex
 import statistics
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
-from efprof.model import Finding, Report, RunIdentity, Severity, SourceLine
+from efprof.model import Category, Finding, Report, RunIdentity, Severity, SourceLine
 from efprof.report.wording import (
     anchor_of,
     device_phrase,
@@ -21,17 +21,12 @@ from efprof.units import format_count, format_share, in_brackets
 
 MAX_UNREAD_SHARE: Final = 0.1
 """Of the run: memory that was last read before that is told of up to that step only."""
-SEVERITY_ORDER: Final[dict[Severity, int]] = {"high": 0, "medium": 1, "low": 2}
-
-Tone = Literal["high", "medium", "low", "none"]
-
-CATEGORIES: Final = ("memory", "time", "numbers")
 FOREIGN: Final = "unknown"
 """How a run ended of which there is only a file that something else wrote."""
 BELOW: Final = "; what was recorded until then is below."
 ENDINGS: Final[dict[str, tuple[str, str]]] = {
     "raised": ("The run stopped with an error of its own", f"Read what the program itself said last{BELOW}"),
-    "out_of_memory": ("The run ran out of memory", f"Read what the program itself said last{BELOW}"),
+    "out_of_memory": ("The run ran out of memory", f"Ask for less memory{BELOW}"),
     "killed": (
         "The run was killed from outside",
         "Ask the log of the scheduler or the system, which kills a program when the machine's memory runs out" + BELOW,
@@ -111,7 +106,7 @@ class VerdictLines:
     blame: SourceLine | None
     next: str
     commands: tuple[str, ...]
-    tone: Tone
+    tone: Severity | Literal["none"]
 
 
 def describe_verdict(report: Report) -> VerdictLines:
@@ -136,7 +131,7 @@ def counts_phrase(report: Report) -> str:
     statuses = Counter(audit.status for audit in report.audits)
     categories = Counter(finding.category for audit in report.audits for finding in audit.findings)
     passed = format_count(statuses["passed"], "check")
-    kinds = ", ".join(f"{name} {categories[name]}" for name in CATEGORIES if categories[name])
+    kinds = ", ".join(f"{name} {categories[name]}" for name in get_args(Category) if categories[name])
     broke = f", {statuses['errored']} broke" if statuses["errored"] else ""
     return (
         f"{format_count(categories.total(), 'finding')}{in_brackets(kinds)}; {passed} passed, "
@@ -212,8 +207,9 @@ def error_phrase(run: RunIdentity) -> str:
 
 def _order(finding: Finding, median: float | None, peak: int | None) -> tuple[float, ...]:
     step_ms, num_bytes = finding.gain.step_ms or 0.0, finding.gain.peak_bytes or 0
+    median = finding.gain.late_step_ms or median
     largest_share = max(step_ms / median if median else 0.0, num_bytes / peak if peak else 0.0)
-    return SEVERITY_ORDER[finding.severity], -largest_share, -step_ms, -num_bytes
+    return get_args(Severity).index(finding.severity), -largest_share, -step_ms, -num_bytes
 
 
 def _leading_finding(run: RunIdentity, ranked: tuple[RankedFinding, ...]) -> RankedFinding | None:
@@ -277,9 +273,6 @@ def _why_without_lead(report: Report, ending: str, num_looked: int) -> str:
 
 def _next_without_lead(report: Report, *, can_tell: bool) -> str:
     run = report.run
-    if run.ended == "out_of_memory" and report.measurements.stage_deltas:
-        where = "at that line" if run.error is not None and run.error.blame is not None else "at the largest jump"
-        return f"Ask for less memory {where}; the stage deltas below show what was in use until then."
     if run.ended != "finished":
         return ENDINGS.get(run.ended, ("", ""))[1]
     if not run.num_steps:

@@ -32,9 +32,12 @@ def printable(text: str) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """At most `limit` characters of the text on one line, its end cut."""
+    """At most `limit` characters of the text on one line, its end cut after a word: no number loses digits."""
     line = one_line(text)
-    return line if len(line) <= limit else line[: limit - 3].rstrip() + "..."
+    if len(line) <= limit:
+        return line
+    whole_words = line[: limit - 3].rpartition(" ")[0].rstrip(" ,;:")
+    return (whole_words if len(whole_words) > limit // 2 else line[: limit - 3]) + "..."
 
 
 def shorten_path(path: str, limit: int) -> str:

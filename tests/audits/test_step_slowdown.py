@@ -198,6 +198,7 @@ def on_a_device(steps, device_ms):
 def test_no_more_is_claimed_than_the_device_took_longer_and_nothing_where_it_did_not(tmp_path):
     steps = on_a_device(steps_with(backward_ms=lambda s: 8 + 0.2 * s), lambda step: 40.0 + 0.18 * step)
     (finding,) = examine(tmp_path / "run", steps, devices=[GPU]).findings
+    assert finding.gain.explanation.endswith("as far as the device takes longer too")
     assert finding.gain.step_ms == pytest.approx(0.18 * (101 - 12.5), rel=0.03)
     low, high = finding.gain.step_ms_interval
     assert low <= finding.gain.step_ms <= high

@@ -66,6 +66,8 @@ def test_ranks_that_are_missing_are_named(tmp_path: Path) -> None:
     paths += [write(tmp_path / f"{rank}.json", *step(), rank=rank, world_size=5) for rank in (2, 4)]
     assert "can be read" not in run(report, *paths, "--format", "markdown").output
     assert "can be read" not in run(report, paths[0], "--format", "markdown").output, "one rank alone was chosen"
+    odd = [write(tmp_path / f"odd-{rank}.json", *step(), rank=rank, world_size=[5]) for rank in (0, 1)]
+    assert "can be read" not in run(report, *odd, "--format", "markdown").output
 
 
 def test_a_broken_trace_alone_is_refused_by_its_name(tmp_path: Path) -> None:

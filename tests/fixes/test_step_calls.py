@@ -129,7 +129,7 @@ def test_a_step_that_is_not_plain_to_see_is_cleared_by_a_person(text: str) -> No
 def drop(text: str) -> Fix:
     """The fix of the call that begins on the first line of this source."""
     source = SourceFile("train.py", text.split("\n"))
-    return drop_graph(source, 1, told="retain_graph", is_graph_of_gradients=False)
+    return drop_graph(source, 1, "retain_graph")
 
 
 def dropped(text: str, fix: Fix) -> str:

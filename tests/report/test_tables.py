@@ -6,7 +6,7 @@ import json
 from efprof.model import STAGES, Metric, Report, SourceLine, StallLine
 from efprof.report.json_form import render_json
 from efprof.report.page.html import render_html
-from efprof.report.tables import MAX_STALLS, device_table, largest_jump_sentence, stall_table
+from efprof.report.tables import device_table, largest_jump_sentence, stall_table
 from tests.report.report_sample import HOSTILE, MIB, make_measurements, make_report
 
 
@@ -29,9 +29,8 @@ def make_stall(call: str = "gc.collect", step_ms: float = 21.25) -> StallLine:
     return StallLine(blame=blame, call=call, count_per_step=0.5, step_ms=step_ms)
 
 
-def test_the_page_has_the_calls_that_cost_most_and_json_has_them_all() -> None:
+def test_page_and_json_have_the_calls_that_make_a_step_wait() -> None:
     assert stall_table([make_stall()]).rows == (("`gc.collect`", "`train.py:12`", 0.5, 21.25),)
-    assert len(stall_table([make_stall(step_ms=float(1000 - number)) for number in range(100)]).rows) == MAX_STALLS
     report = report_with(stalls=(make_stall(HOSTILE), make_stall()))
     page = render_html(report)
     assert "Calls that make a step wait" in page

@@ -64,7 +64,7 @@ def test_no_cause_is_looked_for_in_an_interrupted_run_nor_a_finding_about_time_f
     lines = describe_verdict(ended("out_of_memory", audits=(audit,)))
     assert lines.blame is None
     assert time_finding().message not in lines.verdict
-    assert "stage deltas" in lines.next
+    assert lines.next.startswith("Ask for less memory")
 
 
 def test_a_clean_run_says_what_was_looked_at_and_a_run_that_none_could_look_at_is_not_clean() -> None:
@@ -105,6 +105,10 @@ def test_severity_comes_before_gain_and_gains_of_different_kinds_are_compared_as
     large = dataclasses.replace(memory_finding(), severity="medium")
     assert ranked_headlines(large, small) == [small.headline, large.headline]
     assert ranked_headlines(time_finding(), memory_finding()) == [memory_finding().headline, time_finding().headline]
+    of_step = dataclasses.replace(time_finding(), gain=Gain(basis="model", explanation="", step_ms=1e6))
+    of_late = dataclasses.replace(time_finding(), gain=dataclasses.replace(of_step.gain, late_step_ms=1e9))
+    assert ranked_headlines(of_step, memory_finding())[0] == of_step.headline
+    assert ranked_headlines(of_late, memory_finding())[0] == memory_finding().headline, "of a late step it is little"
 
 
 def test_why_the_run_ended_comes_before_everything() -> None:
@@ -136,9 +140,9 @@ def test_the_error_that_ended_a_run_is_its_why_and_its_line_the_blame_before_a_f
     assert lines.blame == LINE
 
 
-def test_a_run_that_goes_on_is_not_called_sound_and_memory_that_ran_out_points_to_its_line() -> None:
+def test_a_run_that_goes_on_is_not_called_sound_and_one_that_ran_out_of_memory_is_to_take_less() -> None:
     lines = describe_verdict(clean(run=make_run(ended="running", exit_code=None)))
     assert lines.tone != "none"
     assert "Report again when it has ended" in lines.next
     lines = describe_verdict(clean(run=make_run(ended="out_of_memory", exit_code=1, error=ERROR)))
-    assert lines.next.startswith("Ask for less memory at that line")
+    assert lines.next.startswith("Ask for less memory;")

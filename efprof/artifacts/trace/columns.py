@@ -96,13 +96,6 @@ class Trace:
         dense = {name: column[order] for name, column in dense.items()}
         return replace(self, sparse=_reordered(self.sparse, order), **dense)
 
-    @property
-    def num_bytes(self) -> int:
-        """What it takes at rest."""
-        arrays = [getattr(self, name) for name in DENSE]
-        arrays += [array for pair in self.sparse.values() for array in pair]
-        return sum(array.nbytes for array in arrays)
-
 
 DENSE: Final = ("phase", "category", "lane", "id", "start_ns", "duration_ns", "name_code")
 

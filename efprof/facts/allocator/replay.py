@@ -13,12 +13,6 @@ from efprof.model import NotRecorded
 MADE_UP = 1 << 60
 """Addresses from here on are of no driver."""
 
-POSSIBLE_CAUSE = (
-    "The allocator's settings may have been changed while the program ran, segment events may be missing from the "
-    "history, as where `skip_actions` leaves them out, or the addresses of an expandable segment ran out."
-)
-"""Of a low share of equal addresses."""
-
 MIN_TRUST = 0.99
 """Of addresses and segments that must be equal before a prediction is made."""
 
@@ -43,6 +37,15 @@ class Replay:
     def is_trusted(self) -> bool:
         """Whether the model knows this program's allocator well enough to predict anything."""
         return self.match_share >= MIN_TRUST
+
+    def why_not_trusted(self, what: str) -> str:
+        """Of `what` nothing is said, and possible causes."""
+        return (
+            f"The allocator's model places {self.match_share:.1%} of {what} as it was, too little to say anything of "
+            "it. The allocator's settings may have been changed while the program ran, segment events may be missing "
+            "from the history, as where `skip_actions` leaves them out, or the addresses of an expandable segment ran "
+            "out."
+        )
 
 
 def replay(history: History) -> Replay:

@@ -7,7 +7,7 @@ from typing import Any
 
 from efprof.artifacts.snapshot import read_snapshot
 from efprof.facts.allocator.history import devices_of, history_of
-from efprof.facts.allocator.replay import POSSIBLE_CAUSE, Replay, replay
+from efprof.facts.allocator.replay import Replay, replay
 from efprof.facts.allocator.what_if import Trial, WhatIf, best_of, try_configurations, worth_a_try
 from efprof.model import NotRecorded
 
@@ -68,10 +68,7 @@ def predict_file(
             history = history_of(snapshot, device)
             result = replay(history)
             if not result.is_trusted:
-                raise NotRecorded(
-                    f"The model places {result.match_share:.1%} of its blocks and segments where they were; below 99 % "
-                    f"it predicts nothing. {POSSIBLE_CAUSE}"
-                )
+                raise NotRecorded(result.why_not_trusted(f"device {device}"))
         except NotRecorded as error:
             devices.append(NotReplayable(device=device, reason=_sentence(error)))
             continue

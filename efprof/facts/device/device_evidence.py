@@ -257,7 +257,9 @@ def _totals(layouts: Sequence[SegmentLayout]) -> tuple[tuple[StretchState, int],
 
 
 def _row(group: list[SegmentLayout], owners: Owners, pixel_bytes: int) -> SegmentRow:
-    sizes = f"{format_bytes(group[-1].num_bytes)} to {format_bytes(group[0].num_bytes)}"
+    largest, sizes = group[0], f"{format_bytes(group[-1].num_bytes)} to {format_bytes(group[0].num_bytes)}"
+    kind = "mapped stretch of an expandable segment" if largest.is_expandable else "segment"
+    alone = f"{kind} for {'small' if largest.is_small else 'large'} blocks"
     stretches = (
         Stretch(
             state=piece.state, num_bytes=piece.num_bytes, owner=None if piece.state in FREE else owners[_place(piece)]
@@ -266,7 +268,7 @@ def _row(group: list[SegmentLayout], owners: Owners, pixel_bytes: int) -> Segmen
         for piece in layout.pieces
     )
     return SegmentRow(
-        label=f"{len(group):,} segments of {sizes}" if len(group) > 1 else _kind(group[0]),
+        label=f"{len(group):,} segments of {sizes}" if len(group) > 1 else alone,
         num_bytes=_bytes_of(group),
         num_segments=len(group),
         stretches=tuple(_merge_short(stretches, pixel_bytes)),
@@ -275,11 +277,6 @@ def _row(group: list[SegmentLayout], owners: Owners, pixel_bytes: int) -> Segmen
 
 def _bytes_of(group: list[SegmentLayout]) -> int:
     return sum(layout.num_bytes for layout in group)
-
-
-def _kind(layout: SegmentLayout) -> str:
-    stretch = "mapped stretch of an expandable segment" if layout.is_expandable else "segment"
-    return f"{stretch} for {'small' if layout.is_small else 'large'} blocks"
 
 
 def _merge_short(stretches: Iterable[Stretch], pixel_bytes: int) -> Iterator[Stretch]:

@@ -10,7 +10,7 @@ from typing import Final, Self
 from efprof.artifacts.snapshot import Entry, Frames, read_snapshot
 from efprof.facts.allocator.history import History, devices_of, history_of
 from efprof.facts.allocator.layout import Instant, fullest_index, play_to
-from efprof.facts.allocator.replay import POSSIBLE_CAUSE, Replay, Replayer
+from efprof.facts.allocator.replay import Replay, Replayer
 from efprof.facts.allocator.settings import is_small
 from efprof.facts.allocator.what_if import Trial, WhatIf, best_of, try_configurations, worth_a_try
 from efprof.facts.device.device_lines import DeviceLines, lines_over_time
@@ -128,6 +128,10 @@ class DeviceHistory:
         """The last request that the device could not serve; None where it served all."""
 
     @property
+    def why_not_trusted(self) -> str:
+        return self.replay.why_not_trusted(f"device {self.history.device} in {self.file}")
+
+    @property
     def rank(self) -> str:
         """The folder of its rank; empty where there is one alone."""
         return self.file.rpartition("/")[0]
@@ -202,7 +206,13 @@ class DeviceMemory:
         found: dict[tuple[str, int], DeviceHistory] = {}
         reasons: dict[tuple[str, int], str] = {}
         errors: dict[str, UnreadableInput] = {}
-        for path in snapshot_paths(run):
+        ranks = run.rank_folders or (run.rank_folder,)
+        paths = [path for rank in ranks for path in sorted(rank.glob("memory-*.pickle"), key=_order)]
+        if not paths:
+            raise NotRecorded(
+                "memory-<n>.pickle is missing; record the run on a CUDA device, without '--windows none'."
+            )
+        for path in paths:
             rank, name = path.parent.name, _name_of(path, num_ranks=len(run.rank_folders))
             try:
                 snapshot = read_snapshot(path)
@@ -219,7 +229,7 @@ class DeviceMemory:
                     reasons.setdefault((rank, device), f"{name} tells nothing of device {device}: {error}")
         if not found:
             raise next(iter(errors.values()), None) or NotRecorded(next(iter(reasons.values())))
-        not_trusted = [_why_not_trusted(one) for one in found.values() if not one.replay.is_trusted]
+        not_trusted = [one.why_not_trusted for one in found.values() if not one.replay.is_trusted]
         not_replayed = [reason for place, reason in reasons.items() if place not in found]
         return cls(devices=tuple(found.values()), not_replayed=(*errors, *not_trusted, *not_replayed))
 
@@ -228,7 +238,7 @@ class DeviceMemory:
         """Those that the model places as they were; raises NotRecorded where there is none."""
         trusted = tuple(device for device in self.devices if device.replay.is_trusted)
         if not trusted:
-            raise NotRecorded(_why_not_trusted(max(self.devices, key=lambda device: device.replay.match_share)))
+            raise NotRecorded(max(self.devices, key=lambda device: device.replay.match_share).why_not_trusted)
         return trusted
 
 
@@ -245,26 +255,7 @@ def _name_of(path: Path, *, num_ranks: int) -> str:
     return f"{path.parent.name}/{path.name}" if num_ranks > 1 else path.name
 
 
-def _why_not_trusted(device: DeviceHistory) -> str:
-    place = f"device {device.history.device} in {device.file}"
-    return (
-        f"The allocator's model places {device.replay.match_share:.1%} of {place} as it was, too little to say "
-        f"anything of it. {POSSIBLE_CAUSE}"
-    )
-
-
-def snapshot_paths(run: Run) -> list[Path]:
-    """A failure's first, then the latest; raises NotRecorded where there is none."""
-    paths = [
-        path
-        for rank in run.rank_folders or (run.rank_folder,)
-        for path in sorted(rank.glob("memory-*.pickle"), key=_order)
-    ]
-    if not paths:
-        raise NotRecorded("memory-<n>.pickle is missing; record the run on a CUDA device, without '--windows none'.")
-    return paths
-
-
 def _order(path: Path) -> tuple[bool, int]:
+    """A failure's first, then the latest."""
     number = re.search(r"\d+$", path.stem)
     return number is not None, -int(number[0]) if number else 0

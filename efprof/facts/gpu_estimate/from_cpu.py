@@ -15,7 +15,6 @@ from typing import Final
 
 from efprof.artifacts.snapshot import Entry
 from efprof.artifacts.steps import StepRecord
-from efprof.facts.allocator.history import History
 from efprof.facts.allocator.settings import AllocatorSettings, rounded_bytes
 from efprof.facts.peak.live_memory import LiveWindow, readings_before
 
@@ -139,11 +138,6 @@ def peak_allocated_bytes(entries: Iterable[Entry], settings: AllocatorSettings) 
         else:
             now -= in_use.pop(entry.addr)
     return peak
-
-
-def history_from(entries: list[Entry]) -> History:
-    """Of a device that nobody recorded, under torch's default settings."""
-    return History(device=0, entries=entries, settings=AllocatorSettings())
 
 
 def _play_once(

@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+from efprof.facts.allocator.history import History
 from efprof.facts.allocator.replay_results import form_of_trial
 from efprof.facts.allocator.settings import AllocatorSettings, parse_configuration
 from efprof.facts.allocator.what_if import Trial, WhatIf, best_of, warnings_about, worth_a_try
 from efprof.facts.gpu_estimate.from_cpu import (
     AllocationTrace,
     OlderMemory,
-    history_from,
     older_memory,
     passage_of,
     peak_allocated_bytes,
@@ -56,8 +55,9 @@ class GpuEstimate:
         self.window_names = tuple(names)
         self.older = older
         entries = play(passages, older.first, older.states, num_rounds=NUM_ROUNDS)
-        self.what_if = WhatIf(history_from(entries))
-        self.peak_allocated_bytes = peak_allocated_bytes(entries, AllocatorSettings())
+        default = AllocatorSettings()
+        self.what_if = WhatIf(History(device=0, entries=entries, settings=default))
+        self.peak_allocated_bytes = peak_allocated_bytes(entries, default)
         """The most in use at once, rounded as by the device's default settings: no setting reserves less."""
 
     @classmethod
@@ -74,10 +74,6 @@ class GpuEstimate:
         passages = [passage_of(window) for window in windows]
         records = [time.record for time in run.get(StepTimes).every]
         return cls(passages, older_memory(records, windows, passages), names=[window.name for window in windows])
-
-    @cached_property
-    def default(self) -> Trial:
-        return self.under("")
 
     def under(self, configuration: str) -> Trial:
         """The likely outcome, the upper end with what the process held besides; raises BadConfiguration.
@@ -106,7 +102,7 @@ class GpuEstimate:
 def gpu_overview(run: Run) -> tuple[Evidence, ...]:
     """What a report says of it; raises NotRecorded without an allocation window, or where the run was on CUDA."""
     estimate = run.get(GpuEstimate)
-    default = estimate.default.outcome
+    default = estimate.under("").outcome
     ends = default.peak_reserved_low_bytes, default.peak_reserved_high_bytes
     numbers = Numbers.of(
         "Played by the model of CUDA's caching allocator, under its default settings",

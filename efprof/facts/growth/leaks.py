@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from efprof.artifacts.steps import read_steps
 from efprof.facts.growth.kept import MAX_SHOWN, Kind, RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_gain, growth_words
@@ -12,7 +11,7 @@ from efprof.facts.growth.trend import Fit, Trend
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.facts.source.sources import Sources, definition_of
-from efprof.facts.steps.step_times import usual_backward_site
+from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence
 from efprof.units import format_bytes, format_count, format_interval, in_brackets
 
@@ -168,9 +167,9 @@ def place_to_blame(run: Run, kept: RetainedTensors) -> SourceLine:
 
 def backward_line(run: Run) -> SourceLine:
     """The line of the loop that calls backward; raises ThinEvidence where none was recorded."""
-    site = usual_backward_site(read_steps(run.rank_folder)[0])
+    site = run.get(StepTimes).backward_site
     if site is None:
-        raise ThinEvidence("memory grows, and no line of the training loop was recorded to point at.")
+        raise ThinEvidence("no line of the training loop was recorded to point at.")
     return run.get(Sources).line(site)
 
 

@@ -86,13 +86,8 @@ class Fit:
         end = "" if self.read_until is None else f", none of them later than step {self.read_until:,}"
         return f"after {len(self.steps):,} of {self.num_steps:,} steps{end}"
 
-    @property
-    def rise_bytes(self) -> float:
-        """What growth added up to the last step that was read, and no more than the rise that was measured."""
-        return self.rise_until(self.steps[-1], self.trend.slope)
-
     def rise_until(self, step: int, slope: float) -> float:
-        """The same up to a step, at a slope."""
+        """What growth at that slope added up to a step, and no more than the rise that was measured."""
         return min(slope * (step - self.steps[0]), max(self.sizes) - min(self.sizes))
 
 

@@ -71,7 +71,9 @@ class NonFiniteCause:
         sources, why = run.get(Sources), ""
         sites: dict[int, tuple[str, ...]] = {}
         try:
-            operations = forward_operations(run)
+            records = [record for record in read_steps(run.rank_folder)[0] if record.sequence is not None]
+            traces = map(read_window, trace_paths(run.rank_folder))
+            operations = [one for trace in traces for one in _operations(trace, records, sources)]
             sites = {index: sites_of_node(operations, one.node, one.offset) for index, one in enumerate(suspects)}
         except NotRecorded as absent:
             why = str(absent)
@@ -136,13 +138,6 @@ class ForwardOperation:
     name: str
     offset: int
     sites: tuple[str, ...]
-
-
-def forward_operations(run: Run) -> list[ForwardOperation]:
-    """Those of every step that a profiler window recorded; raises NotRecorded where there is no trace."""
-    records = [record for record in read_steps(run.rank_folder)[0] if record.sequence is not None]
-    traces = map(read_window, trace_paths(run.rank_folder))
-    return [found for trace in traces for found in _operations(trace, records, run.get(Sources))]
 
 
 def sites_of_node(operations: Sequence[ForwardOperation], node: str, offset: int) -> tuple[str, ...]:

@@ -25,8 +25,9 @@ class SkippedSteps:
 
     `num_steps` are those of which a skip would be known, `num_skipped` those that were, `late_share` how many of their
     second half. `scales` are those after all full steps, none where nothing was scaled.
-    `skipped_ms` is the typical length of a skipped step, `saved_ms` what skipping took of each step on average, less
-    what a scale that is too large takes where it is tried once in `MIN_INTERVAL` steps.
+    `skipped_ms` is the median skipped step, of those that nothing else made longer where there are any; `saved_ms` what
+    skipping took of each step on average, less what a scale that is too large takes where it is tried once in
+    `MIN_INTERVAL` steps.
     `scaler` is None where none, or several that differ, were seen to be made; `site` is its line, or that of backward.
     """
 
@@ -43,13 +44,16 @@ class SkippedSteps:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Read steps and events; raises NotRecorded without a finished step."""
-        first_bad, scaler = run.get(NonFinite).first_step, _scaler(run)
+        first_bad, events = run.get(NonFinite).first_step, events_of(run.rank_folder, ScalerBuilt)
+        built = {(one.site, one.init_scale, one.growth_interval): one for one in events}
+        scaler = next(iter(built.values())) if len(built) == 1 else None
         times = [time for time in run.get(StepTimes).every if first_bad is None or time.step < first_bad]
         after = _seen(times[SEARCH_STEPS:])
         late = after[len(after) // 2 :]
         skipped = [time for time in after if time.record.is_skipped]
         scales = tuple(scale for time in times if (scale := time.record.scaler_scale) is not None)
-        skipped_ms = _typical_ms(skipped)
+        plain = [time.total_ms for time in skipped if time.record.window is None and not time.record.has_pause]
+        skipped_ms = statistics.median(plain or [time.total_ms for time in skipped] or [0.0])
         low_ms, high_ms = mean_interval([skipped_ms * time.record.is_skipped for time in after] or [0.0])
         lost_ms, tried_ms = skipped_ms * len(skipped) / max(1, len(after)), skipped_ms / MIN_INTERVAL
         return cls(
@@ -77,9 +81,10 @@ class SkippedSteps:
         """(as it is, as it should be) of each setting of the scaler that let this happen; none that is not known."""
         if self.scaler is None:
             return {}
-        old = self.scaler
+        old, lowest = self.scaler, self.lowest_scale
+        fitting = 2.0 ** math.floor(math.log2(lowest)) if lowest > 0 else 0.0  # to multiply by it is exact
         pairs = {
-            "init_scale": (old.init_scale, min(old.init_scale, _power_of_two_below(self.lowest_scale))),
+            "init_scale": (old.init_scale, min(old.init_scale, fitting)),
             "growth_interval": (old.growth_interval, max(old.growth_interval, MIN_INTERVAL)),
         }
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
@@ -97,25 +102,9 @@ def how_skips_are_known() -> Narrative:
     )
 
 
-def _power_of_two_below(scale: float) -> float:
-    """Multiplying by it is exact."""
-    return 2.0 ** math.floor(math.log2(scale)) if scale > 0 else 0.0
-
-
 def _seen(times: Sequence[StepTime]) -> list[StepTime]:
     """Those of which a skip would be known: an optimizer that skips on the device tells of it in full steps alone."""
     light = [time for time in times if not time.record.is_full]
     is_told_of_all = any(time.record.is_skipped for time in light)
     has_skipped = any(time.record.is_skipped for time in times)
     return [time for time in times if is_told_of_all or not has_skipped or time.record.is_full]
-
-
-def _typical_ms(skipped: Sequence[StepTime]) -> float:
-    """The median, of those that nothing else made longer where there are any."""
-    plain = [time.total_ms for time in skipped if time.record.window is None and not time.record.has_pause]
-    return statistics.median(plain or [time.total_ms for time in skipped] or [0.0])
-
-
-def _scaler(run: Run) -> ScalerBuilt | None:
-    built = events_of(run.rank_folder, ScalerBuilt)
-    return built[-1] if len({(one.site, one.init_scale, one.growth_interval) for one in built}) == 1 else None

@@ -150,11 +150,6 @@ def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
     return kept / num_batches if 0 < MIN_RISING * num_batches <= num_rising and kept >= MIN_KEPT else None
 
 
-def as_number(value: float | str | None) -> float | None:
-    """A recorded loss or norm as a float: NaN and Inf are spelled as strings in JSON."""
-    return None if value is None else float(value)
-
-
 def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
     """One row per boundary that was recorded, in the step's order; a step may pass a boundary several times."""
     allocated: dict[str, list[int]] = {}
@@ -211,6 +206,9 @@ def _metric(name: str, label: str, unit: str, samples: Sequence[float], budget: 
 def _timeline(times: StepTimes) -> Timeline:
     start_ns = times.every[0].record.started_ns
     slow_ms = SLOW_FACTOR * times.median_ms() if times.steady else math.inf
+    windows = groupby(times.every, key=lambda time: time.record.window)
+    stretches = [(name, [time.step for time in steps]) for name, steps in windows if name is not None]
+    recorded = {"memory": "memory history", "watch": "watched lines"}
     return Timeline(
         steps=tuple(_sample(time, start_ns, slow_ms) for time in times.every),
         memory=tuple(
@@ -224,7 +222,9 @@ def _timeline(times: StepTimes) -> Timeline:
             for time in times.every
             for each in time.record.memory
         ),
-        windows=_windows(times.every),
+        windows=tuple(
+            (steps[0], steps[-1], recorded.get(name.partition("-")[0], "profiler")) for name, steps in stretches
+        ),
     )
 
 
@@ -239,26 +239,13 @@ def _sample(time: StepTime, start_ns: int, slow_ms: float) -> StepSample:
         is_slow=record.window is None and time.total_ms > slow_ms,
         num_micro_batches=record.micro_batches,
         samples=record.samples,
-        loss=as_number(record.loss),
-        gradient_norm=as_number(record.gradient_norm),
+        loss=None if record.loss is None else float(record.loss),  # NaN and Inf are spelled as texts in JSON
+        gradient_norm=None if record.gradient_norm is None else float(record.gradient_norm),
         num_gradients=record.num_gradients,
         gradient_bytes=record.gradient_bytes,
         num_nan=record.num_nan,
         num_inf=record.num_inf,
         scaler_scale=record.scaler_scale,
-    )
-
-
-def _windows(every: Sequence[StepTime]) -> tuple[tuple[int, int, str], ...]:
-    """(first step, last step, what was recorded) of each stretch of steps with the same window."""
-    stretches = [
-        (name, [time.step for time in steps]) for name, steps in groupby(every, key=lambda time: time.record.window)
-    ]
-    recorded = {"memory": "memory history", "watch": "watched lines"}
-    return tuple(
-        (steps[0], steps[-1], recorded.get(name.partition("-")[0], "profiler"))
-        for name, steps in stretches
-        if name is not None
     )
 
 

@@ -8,7 +8,6 @@ from efprof.artifacts.events import (
     WHOLE_RECORDING,
     CollectorStopped,
     DeviceOutOfMemory,
-    Event,
     OtherThreadTrained,
     RecordingEnded,
     StepsWithoutOptimizer,
@@ -58,12 +57,13 @@ def warnings_of(run: Run) -> tuple[str, ...]:
         events, num_torn_events = read_events(run.rank_folder)
     except NotRecorded:
         return _without_steps(run)
+    failed = [event.num_failed + event.num_rejected for event in events if isinstance(event, DeviceOutOfMemory)]
     return (
         *_about_other_attempts(run),
         *_about_stops(run),
         *(WITHOUT_OPTIMIZER for event in events if isinstance(event, StepsWithoutOptimizer)),
         *[OTHER_THREAD][: any(isinstance(event, OtherThreadTrained) for event in events)],
-        *_about_out_of_memory(run, events),
+        *([SURVIVED.format(num=failed[-1])] if failed and catches_out_of_memory(run) else ()),
         *_about_torn_lines("steps.jsonl", times.num_torn),
         *_about_torn_lines("events.jsonl", num_torn_events),
         *_about_broken_windows(run),
@@ -82,9 +82,10 @@ def _about_foreign(run: Run) -> Iterator[str]:
         yield FOREIGN.format(what="time", missing="its memory, its numbers and its exact lines")
     if traces.ranks:
         yield from traces.errors
-    sizes = {one.distributed.get("world_size") for one in traces.ranks.values()}
-    (size,) = sizes if len(sizes) == 1 and len(traces.ranks) > 1 else (None,)
-    if isinstance(size, int) and (num := size - len(traces.ranks)) > 0:
+    told = [one.distributed.get("world_size") for one in traces.ranks.values()]
+    sizes = {size for size in told if isinstance(size, int)}  # in a file from elsewhere it may be anything
+    (size,) = sizes if len(sizes) == 1 and len(told) > 1 else (0,)
+    if (num := size - len(told)) > 0:
         named = ", ".join(map(str, islice((rank for rank in count() if rank not in traces.ranks), min(num, MAX_NAMED))))
         yield f"Of {size} ranks {num} have no trace here that can be read: {named}{', ...' * (num > MAX_NAMED)}."
 
@@ -114,11 +115,6 @@ def _how_it_ended(attempt: Attempt) -> str:
         if not ends or ends[-1].signal is not None:
             return f"was ended by {ends[-1].signal}" if ends else "was killed"
     return "came to its end"
-
-
-def _about_out_of_memory(run: Run, events: list[Event]) -> list[str]:
-    told = [event.num_failed + event.num_rejected for event in events if isinstance(event, DeviceOutOfMemory)]
-    return [SURVIVED.format(num=told[-1])] if told and catches_out_of_memory(run) else []
 
 
 def _without_steps(run: Run) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, StageStretch, sites_of
 from efprof.facts.run.run import Run
@@ -31,11 +31,8 @@ MAX_INCOMING_SHARE = 0.05
 that reduces to a number, such as a loss, gets almost none."""
 
 
-class _Origin(NamedTuple):
-    """The user's line and the modules within it that an event belongs to."""
-
-    site: str
-    modules: tuple[str, ...]
+Origin = tuple[str, tuple[str, ...]]
+"""The user's line and the modules within it that an event belongs to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,16 +149,16 @@ def _largest(window: LiveWindow, stretch: StageStretch, at_peak: list[int], sour
     """Of the operation that has most of these blocks; None where the user has none."""
     events, released_at = window.events, window.released_at
     origins = [
-        None if site is None else _Origin(site, event.modules)
+        None if site is None else (site, event.modules)
         for site, event in zip(sites_of(window, sources), events, strict=True)
     ]
-    sizes: Counter[_Origin] = Counter()
+    sizes: Counter[Origin] = Counter()
     for block in at_peak:
         if (made_by := origins[block]) is not None:
             sizes[made_by] += events[block].num_bytes
     if not sizes:
         return None
-    origin = min(sizes, key=lambda one: (-sizes[one], one))
+    origin = site, modules = min(sizes, key=lambda one: (-sizes[one], one))
     there = [block for block in at_peak if origins[block] == origin]
     largest = max(there, key=lambda block: events[block].num_bytes)
     bounds = [(one.first, one.end) for one in window.stretches if one.stage == "backward"]
@@ -176,8 +173,8 @@ def _largest(window: LiveWindow, stretch: StageStretch, at_peak: list[int], sour
     ]
     as_large = [block for block in made if events[block].num_bytes == events[largest].num_bytes]
     return Temporaries(
-        site=origin.site,
-        module=origin.modules[-1] if origin.modules else "",
+        site=site,
+        module=modules[-1] if modules else "",
         operation=events[largest].operation,
         num_bytes=sizes[origin],
         inner_bytes=_bytes_of(window, [block for block in there if origins[released_at[block]] == origin]),

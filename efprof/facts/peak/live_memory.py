@@ -1,7 +1,7 @@
 """Allocation windows replayed: how many bytes were alive at every instant, which blocks those were, and what for."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal, Self
@@ -170,20 +170,17 @@ def window_peaks(run: Run) -> tuple[int, ...]:
 
 
 def windows_placed(run: Run) -> list[tuple[LiveWindow, int | None]]:
-    """Each window with the bytes that were there when it began, None where those are not known; raises NotRecorded."""
-    records = read_steps(run.rank_folder)[0]
-    return [(window, bytes_before(window, records)) for window in run.get(LiveMemory).windows]
+    """Each window with the bytes that were there when it began, None where those are not known; raises NotRecorded.
 
-
-def bytes_before(window: LiveWindow, records: Sequence[StepRecord]) -> int | None:
-    """A window counts from zero; a boundary within it, at which both are known, tells what was there besides.
-
-    The last one up to the peak: what is older than the window may have been freed by then, which no event of it tells.
+    A window counts from zero; a boundary within it, at which both are known, tells what was there besides. The last one
+    up to the peak: what is older than the window may have been freed by then, which no event of it tells.
     """
-    told = readings_before(window, records)
-    if not told:
-        return None
-    return max((one for one in told if one[0] <= window.peak_index), default=min(told))[1]
+    records, placed = read_steps(run.rank_folder)[0], list[tuple[LiveWindow, int | None]]()
+    for window in run.get(LiveMemory).windows:
+        told = readings_before(window, records)
+        last = max((one for one in told if one[0] <= window.peak_index), default=min(told, default=None))
+        placed.append((window, None if last is None else last[1]))
+    return placed
 
 
 def readings_before(window: LiveWindow, records: Iterable[StepRecord]) -> list[tuple[int, int]]:

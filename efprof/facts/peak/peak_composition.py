@@ -13,6 +13,7 @@ from efprof.facts.peak.peak_regions import peak_checkpointed, regions_of
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure
 from efprof.facts.source.sources import Sources, place_of
+from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, NotRecorded, Table, ThinEvidence
 from efprof.units import format_bytes, format_ms
 
@@ -195,9 +196,8 @@ def _checkpointing(
 ) -> Iterable[PeakReduction]:
     sources = run.get(Sources)
     records = read_steps(run.rank_folder)[0]
-    loop_site = next((record.backward_site for record in reversed(records) if record.backward_site), None)
     chains, share = chains_of(window, sources), _share_outside(records, window)
-    for region in regions_of(window, categories, chains, sources, loop_site):
+    for region in regions_of(window, categories, chains, sources, run.get(StepTimes).backward_site):
         times = round(len(region.calls) / region.num_steps)
         often = f", run {times} times a step" if times > 1 else ""
         yield PeakReduction(

@@ -57,12 +57,18 @@ class UserSettings:
             for one in _settings(run.run_file.configuration)
             if not any(map(OTHER_LOOPS.fullmatch, _words(one.name)))
         ]
-        batches = [one for one in settings if samples and _is_micro_batch_size(one.name)]
+        words = {one.name: set(_words(one.name.rpartition(".")[2])) for one in settings}
+        batches = [one for one in settings if words[one.name] <= BATCH_WORDS and words[one.name] & BATCHES]
+        accumulations = [one for one in settings if words[one.name] <= ACCUMULATION_WORDS]
         return cls(
             samples=samples,
             micro_batches=parts,
-            micro_batch=_only(one for one in batches if one.old == str(samples // parts)),
-            accumulation=_only(one for one in settings if _is_accumulation(one.name) and one.old == str(parts)),
+            micro_batch=_only(one for one in batches if samples and one.old == str(samples // parts)),
+            accumulation=_only(
+                one
+                for one in accumulations
+                if (words[one.name] & ACCUMULATIONS or {"grad", "acc"} <= words[one.name]) and one.old == str(parts)
+            ),
             checkpointing=_only(change for one in settings if (change := _checkpointing(one)) is not None),
         )
 
@@ -96,16 +102,6 @@ def _settings(configuration: Mapping[str, str]) -> Iterator[ConfigurationValue]:
 def _words(name: str) -> list[str]:
     """`optim.gradAccum_steps` in words: optim, grad, accum, steps."""
     return re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
-
-
-def _is_micro_batch_size(name: str) -> bool:
-    words = set(_words(name.rpartition(".")[2]))
-    return words <= BATCH_WORDS and bool(words & BATCHES)
-
-
-def _is_accumulation(name: str) -> bool:
-    words = set(_words(name.rpartition(".")[2]))
-    return words <= ACCUMULATION_WORDS and bool(words & ACCUMULATIONS or {"grad", "acc"} <= words)
 
 
 def _checkpointing(setting: ConfigurationValue) -> ConfigurationValue | None:

@@ -78,6 +78,8 @@ class Slowdown:
         steady, own_ms = times.at_least(MIN_STEPS), times.own_ms
         third = len(steady) // 3
         total_ms = [time.total_ms for time in steady]
+        levels = [_typical(block) for block in np.array_split(np.array(total_ms), NUM_BLOCKS)]
+        rises = [later - earlier for earlier, later in zip(levels, levels[2:], strict=False)]
         first, last = own_ms[: len(own_ms) // NUM_BLOCKS], own_ms[-(len(own_ms) // 3) :]
         return cls(
             early=_part(steady[:third]),
@@ -86,7 +88,7 @@ class Slowdown:
             last_ms=float(np.median(last)),
             saved_ms=max(0.0, float(np.median(last) - np.median(first))),
             saved_interval_ms=quantile_change_intervals(first, last, 0.5)[1],
-            sudden_share=_sudden_share(total_ms),
+            sudden_share=max(rises) / (max(levels) - min(levels) or 1.0),
         )
 
     @property
@@ -131,16 +133,11 @@ class Slowdown:
             return "nearly all of it came at once, as where another phase of the training begins"
         if self.device_share < MIN_WORK_SHARE:
             return "the device took no longer: its host had only run ahead of it"
-        if not is_gpu and not self._is_more_work:
+        # By as many milliseconds, or by the same factor: on a machine that stays busy all work takes longer.
+        before, more_ms = self.early.cpu_ms, self.late.cpu_ms - self.early.cpu_ms
+        if not is_gpu and more_ms < MIN_WORK_SHARE * min(self.growth_ms, before * (self.ratio - 1)):
             return "the process did no more work: its machine was busy"
         return ""
-
-    @property
-    def _is_more_work(self) -> bool:
-        """By as many milliseconds, or by the same factor: on a machine that stays busy all work takes longer."""
-        before, after = self.early.cpu_ms, self.late.cpu_ms
-        is_as_much = after - before >= MIN_WORK_SHARE * self.growth_ms
-        return is_as_much or after >= before * (1 + MIN_WORK_SHARE * (self.ratio - 1))
 
 
 def _part(times: Sequence[StepTime]) -> Part:
@@ -158,10 +155,3 @@ def _part(times: Sequence[StepTime]) -> Part:
 
 def _typical(values: Sequence[float] | np.ndarray[Any, Any]) -> float:
     return float(np.quantile(values, TYPICAL))
-
-
-def _sudden_share(totals_ms: Sequence[float]) -> float:
-    levels = [_typical(block) for block in np.array_split(np.array(totals_ms), NUM_BLOCKS)]
-    rise = max(levels) - min(levels)
-    steps = [later - earlier for earlier, later in zip(levels, levels[2:], strict=False)]
-    return max(steps) / rise if rise else 0.0

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -93,8 +93,9 @@ class StepTimes:
 
     @property
     def backward_site(self) -> str | None:
-        """The line that runs backward, in most steady steps; None where none was recorded."""
-        return usual_backward_site(time.record for time in self.steady)
+        """The line that runs backward, in most steps; None where none was recorded."""
+        sites = Counter(time.record.backward_site for time in self.every if time.record.backward_site)
+        return next((site for site, _ in sites.most_common(1)), None)
 
     def at_least(self, num_steps: int) -> tuple[StepTime, ...]:
         """The steady steps; raises ThinEvidence where there are fewer."""
@@ -109,12 +110,6 @@ class StepTimes:
         """The median steady step; raises ThinEvidence where there is none."""
         self.at_least(1)
         return statistics.median(self.steady_ms)
-
-
-def usual_backward_site(records: Iterable[StepRecord]) -> str | None:
-    """The line that runs backward in most of them; None where none was recorded."""
-    sites = Counter(record.backward_site for record in records if record.backward_site)
-    return next((site for site, _ in sites.most_common(1)), None)
 
 
 def within_idle(run: Run, gain: Gain) -> Gain:

@@ -11,8 +11,8 @@ import numpy as np
 from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.facts.time.call_paths import ON_DEVICE, by_launch
-from efprof.facts.time.device_lanes import kind_of, kind_of_collective, overlap_ns, union
+from efprof.facts.time.call_paths import by_launch
+from efprof.facts.time.device_lanes import kind_of, kind_of_collective, on_device_between, overlap_ns, union
 from efprof.facts.time.launching_lines import LaunchingLine, launching_line
 from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.time_use import TimeUse
@@ -112,8 +112,7 @@ class ExposedCommunication:
 def collectives_of(window: TraceWindow) -> tuple[Collective, ...]:
     """Those that overlap the window's steps, in the order they began."""
     trace, start_ns, end_ns = window.trace, window.steps[0][0], window.steps[-1][1]
-    inside = (trace.start_ns < end_ns) & (trace.end_ns > start_ns)
-    events = np.flatnonzero(trace.is_of(*ON_DEVICE) & inside)
+    events = on_device_between(trace, start_ns, end_ns)
     is_collective = np.array([kind_of(trace, event) == "communication" for event in events.tolist()], bool)
     others = events[~is_collective]
     busy = union(trace.start_ns[others], trace.end_ns[others])

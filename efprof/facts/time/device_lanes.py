@@ -92,7 +92,7 @@ def _kind_of_name(text: str, category: str) -> DeviceKind:
 
 def device_use(trace: Trace, start_ns: int, end_ns: int) -> DeviceUse | None:
     """How the devices were used between two instants; None where nothing of a device was recorded."""
-    events = _on_device(trace, start_ns, end_ns)
+    events = on_device_between(trace, start_ns, end_ns)
     if not len(events):
         return None
     kinds = np.array([kind_of(trace, event) for event in events.tolist()])
@@ -115,7 +115,7 @@ def device_use(trace: Trace, start_ns: int, end_ns: int) -> DeviceUse | None:
 
 def idle_gaps(trace: Trace, start_ns: int, end_ns: int) -> list[IdleGap]:
     """Where no stream has anything to do, in order, and whether the host had launched what came next."""
-    events = _on_device(trace, start_ns, end_ns)
+    events = on_device_between(trace, start_ns, end_ns)
     launched = by_launch(trace, trace.end_ns)
     gaps, free_ns = list[IdleGap](), start_ns
     columns = (events, trace.id[events], trace.start_ns[events], trace.end_ns[events])
@@ -165,5 +165,6 @@ def overlap_ns(spans: Spans, start_ns: int, end_ns: int) -> int:
     return int((np.minimum(ends, end_ns) - np.maximum(starts, start_ns)).sum())
 
 
-def _on_device(trace: Trace, start_ns: int, end_ns: int) -> Array:
+def on_device_between(trace: Trace, start_ns: int, end_ns: int) -> Array:
+    """The places of what the device does between two instants, in order of its start."""
     return np.flatnonzero(trace.is_of(*ON_DEVICE) & (trace.start_ns < end_ns) & (trace.end_ns > start_ns))

@@ -11,8 +11,8 @@ import numpy as np
 
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.facts.time.call_paths import HOST, LAUNCHES, ON_DEVICE
-from efprof.facts.time.device_lanes import IdleGap, Spans, length, overlap_ns, union
+from efprof.facts.time.call_paths import HOST, LAUNCHES
+from efprof.facts.time.device_lanes import IdleGap, Spans, length, on_device_between, overlap_ns, union
 from efprof.facts.time.launching_lines import LaunchingLine, launching_line
 from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.time_use import TimeUse
@@ -120,8 +120,7 @@ def _host_waits(window: TraceWindow, start_ns: int, end_ns: int) -> Spans:
 def _launched(window: TraceWindow, start_ns: int, end_ns: int) -> list[tuple[int, CallPath]]:
     """How long the device works on each launch in the stretch, and the path it was made from."""
     trace = window.trace
-    inside = (trace.start_ns < end_ns) & (trace.end_ns > start_ns)
-    work = np.flatnonzero(trace.is_of(*ON_DEVICE) & inside).tolist()
+    work = on_device_between(trace, start_ns, end_ns).tolist()
     found = ((int(trace.duration_ns[event]), window.paths.of_event.get(event)) for event in work)
     return [(length_ns, path) for length_ns, path in found if path is not None]
 

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Final, NamedTuple
+from typing import Final
 
 from efprof.artifacts.events import LoaderBuilt
 from efprof.artifacts.readings import read_worker_samples
@@ -31,29 +31,18 @@ MAX_ROWS: Final = 6
 MAX_TEXT: Final = 60
 
 
-class Place(NamedTuple):
-    """A line, or a function's own code; None is what a library does for no line of the user's."""
-
-    site: str | None
-    is_function: bool = False
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderLine:
     """One of them and its share of the time, with an interval of 95 % where it was sampled.
 
-    `inside` is the function of a library that was met most often below it.
+    `blame` is None for what a library does for no line of the user's. `inside` is the function of a library that was
+    met most often below it.
     """
 
     blame: SourceLine | None
-    is_function: bool
     share: float
     interval: tuple[float, float] | None
     inside: str | None
-
-    @property
-    def is_worth_it(self) -> bool:
-        return self.blame is not None and (self.interval[0] if self.interval else self.share) >= MIN_SHARE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +56,10 @@ class LoaderLines:
     @property
     def slowest(self) -> LoaderLine | None:
         """The user's line that takes most, where it takes enough and the wait is for what it does."""
-        is_waited_for = self.busy_share is None or self.busy_share >= MIN_BUSY
-        return next((line for line in self.lines if line.is_worth_it), None) if is_waited_for else None
+        if self.busy_share is not None and self.busy_share < MIN_BUSY:
+            return None
+        least = ((line, line.interval[0] if line.interval else line.share) for line in self.lines if line.blame)
+        return next((line for line, share in least if share >= MIN_SHARE), None)
 
     @property
     def sentence(self) -> str:
@@ -80,9 +71,8 @@ class LoaderLines:
         low, high = line.interval or (line.share, line.share)
         chance = in_brackets(format_interval(100 * low, 100 * high, "percent"))
         text = line.blame.text[:MAX_TEXT] + "..." * (len(line.blame.text) > MAX_TEXT)
-        own = "the own code of " if line.is_function else ""
         within = f", inside {line.inside}" if line.inside else ""
-        return f" {format_share(line.share)}{chance} of {whose} goes to {own}{line.blame} `{text}`{within}."
+        return f" {format_share(line.share)}{chance} of {whose} goes to {line.blame} `{text}`{within}."
 
     def evidence(self, sources: Sources) -> tuple[Evidence, ...]:
         """The slowest line with those around it, all lines by their shares, and how they are known."""
@@ -108,7 +98,8 @@ class LoaderLines:
 
 NARRATIVE_OF_WINDOWS: Final = Narrative.of(
     "The training process makes the batches itself, so the windows of the profiler have the time of their lines. The "
-    "profiler slows Python functions more than long operators."
+    "profiler slows Python functions more than long operators. A line that defines a function stands for what its own "
+    "code takes, outside of its calls."
 )
 
 
@@ -130,16 +121,16 @@ def lines_of_loader(run: Run, loader: LoaderBuilt, wait_ms: float) -> LoaderLine
 
 
 def _of_workers(run: Run, loader: LoaderBuilt) -> LoaderLines | None:
-    found: Counter[Place] = Counter()
-    inside: dict[Place, Counter[str | None]] = defaultdict(Counter)
-    num_idle, sites = 0, _FirstSites()
+    found: Counter[str | None] = Counter()
+    inside: dict[str | None, Counter[str | None]] = defaultdict(Counter)
+    num_idle, known = 0, dict[str, str]()
     for samples in read_worker_samples(run.rank_folder):
         if samples.loader == loader.loader:
             num_idle += samples.num_idle
             for line in samples.lines:
-                place = Place(sites.of(line.site))
-                found[place] += line.num_samples
-                inside[place][line.inside] += line.num_samples
+                site = line.site and known.setdefault(place_of(line.site), line.site)  # whatever calls its function
+                found[site] += line.num_samples
+                inside[site][line.inside] += line.num_samples
     total = found.total()
     if total < MIN_SAMPLES:
         return None
@@ -149,46 +140,38 @@ def _of_workers(run: Run, loader: LoaderBuilt) -> LoaderLines | None:
 
 def _of_windows(run: Run, wait_ms: float) -> LoaderLines | None:
     """What all paths of the loader have in common leads to it; what is below is the data set's."""
-    windows, sites = run.get(TraceWindows).windows, _FirstSites()
-    paths: list[tuple[list[Place], int]] = []
+    windows, known = run.get(TraceWindows).windows, dict[str, str]()
+    paths: list[tuple[list[str], int]] = []
     for path in (path for window in windows for path in window.paths.root.walk()):
         if path.stage == "data" and path.own_ns > 0:
-            parts = [part for part in path.parts() if part.kind in ("line", "function")]
-            paths.append(([Place(sites.of(part.text), part.kind == "function") for part in parts], path.own_ns))
+            sites = [part.text for part in path.parts() if part.kind in ("line", "function")]
+            paths.append(([known.setdefault(place_of(site), site) for site in sites], path.own_ns))
     num_steps = sum(len(window.steps) for window in windows)
     if not paths or sum(own_ns for _, own_ns in paths) / 1e6 < MIN_SEEN * wait_ms * num_steps:
         return None
-    shared = takewhile(lambda places: len(set(places)) == 1, zip(*(places for places, _ in paths), strict=False))
+    shared = takewhile(lambda places: len(set(places)) == 1, zip(*(sites for sites, _ in paths), strict=False))
     num_leading = len(list(shared))
-    found: Counter[Place] = Counter()
-    for places, own_ns in paths:
-        found[places[-1] if len(places) > num_leading else Place(None)] += own_ns
+    found: Counter[str | None] = Counter()
+    for sites, own_ns in paths:
+        found[sites[-1] if len(sites) > num_leading else None] += own_ns
     return LoaderLines(lines=_ranked(run.get(Sources), found, {}, num_samples=None), busy_share=None)
 
 
-class _FirstSites:
-    """One line is one place, however the functions are called that share it."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, str] = {}
-
-    def of(self, site: str | None) -> str | None:
-        return None if site is None else self._known.setdefault(place_of(site), site)
-
-
 def _ranked(
-    sources: Sources, found: Counter[Place], inside: Mapping[Place, Counter[str | None]], num_samples: int | None
+    sources: Sources,
+    found: Counter[str | None],
+    inside: Mapping[str | None, Counter[str | None]],
+    num_samples: int | None,
 ) -> tuple[LoaderLine, ...]:
     total = found.total()
     return tuple(
         LoaderLine(
-            blame=None if place.site is None else sources.line(place.site),
-            is_function=place.is_function,
+            blame=None if site is None else sources.line(site),
             share=number / total,
             interval=None if num_samples is None else binomial_interval(number, num_samples),
-            inside=inside[place].most_common(1)[0][0] if place in inside else None,
+            inside=inside[site].most_common(1)[0][0] if site in inside else None,
         )
-        for place, number in sorted(found.items(), key=lambda one: (-one[1], str(one[0])))
+        for site, number in sorted(found.items(), key=lambda one: (-one[1], str(one[0])))
     )
 
 
@@ -201,6 +184,5 @@ def binomial_interval(number: int, total: int) -> tuple[float, float]:
 
 
 def _row(line: LoaderLine) -> tuple[str | float, ...]:
-    own = "the own code of " if line.is_function else ""
-    named = "no line of yours" if line.blame is None else f"{own}{line.blame} {line.blame.text[:MAX_TEXT]}"
+    named = "no line of yours" if line.blame is None else f"{line.blame} {line.blame.text[:MAX_TEXT]}"
     return named, line.inside or "", 100 * line.share, *(100 * end for end in line.interval or ())

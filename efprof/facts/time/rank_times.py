@@ -13,7 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Final, Literal, Self
 
@@ -114,13 +113,10 @@ class RankTimes:
         errors = tuple(str(one) for one in read if isinstance(one, UnreadableInput))
         if not found and not errors:
             raise NotRecorded("no rank recorded a trace with a step; record the run without '--windows none'.")
-        return cls(ranks=dict(sorted(_numbered(found).items())), errors=errors)
-
-
-def _numbered(found: dict[int, OneRank]) -> dict[int, OneRank]:
-    """Each by the rank that its trace names; by its place where one names none, or two the same."""
-    told = {one.told_rank: one for one in found.values() if one.told_rank is not None}
-    return told if len(told) == len(found) else found
+        # Each by the rank that its trace names; by its place where one names none, or two the same.
+        told = {one.told_rank: one for one in found.values() if one.told_rank is not None}
+        ranks = told if len(told) == len(found) else found
+        return cls(ranks=dict(sorted(ranks.items())), errors=errors)
 
 
 def _work(run: Run, folder: Path, num_works: int) -> tuple[str, Callable[[], OneRank | None]]:
@@ -173,22 +169,21 @@ def _spent_ms(windows: tuple[TraceWindow, ...]) -> dict[tuple[Where, str, str], 
     found: defaultdict[tuple[Where, str, str], float] = defaultdict(float)
     num_steps = sum(len(window.steps) for window in windows)
     for window in windows:
-        for where, path, spent_ns in chain(_on_host(window), _on_device(window)):
+        for where, path, spent_ns in _spent(window):
             line = path.nearest("line", "function")
             for site in {"", line.text if line is not None else ""}:
                 found[where, path.stage, site] += spent_ns / 1e6 / num_steps
     return dict(found)
 
 
-def _on_host(window: TraceWindow) -> Iterator[tuple[Where, CallPath, int]]:
-    return (("host", path, path.own_ns) for path in window.paths.root.walk() if path.above is not None)
-
-
-def _on_device(window: TraceWindow) -> Iterator[tuple[Where, CallPath, int]]:
+def _spent(window: TraceWindow) -> Iterator[tuple[Where, CallPath, int]]:
+    for path in window.paths.root.walk():
+        if path.above is not None:
+            yield "host", path, path.own_ns
     for event in np.flatnonzero(window.trace.is_of(*ON_DEVICE)).tolist():
-        path = window.paths.of_event.get(event)
-        if path is not None and kind_of(window.trace, event) != "communication":
-            yield "device", path, int(window.trace.duration_ns[event])
+        launched_by = window.paths.of_event.get(event)
+        if launched_by is not None and kind_of(window.trace, event) != "communication":
+            yield "device", launched_by, int(window.trace.duration_ns[event])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

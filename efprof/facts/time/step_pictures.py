@@ -33,8 +33,6 @@ CUDA: Final = 1
 """torch's number for the type of a CUDA or ROCm device; the host's is 0."""
 
 Weight = Callable[[CallPath], int]
-Placed = tuple[CallPath, int, int]
-"""A path, where its bar begins in nanoseconds, and in which row."""
 
 
 def nested_bars(
@@ -62,8 +60,10 @@ def nested_bars(
     return Intervals(title=title, caption=caption, span_ms=whole_ns * scale, rows=shown)
 
 
-def _side_by_side(paths: Sequence[CallPath], spent: dict[int, int], start_ns: int = 0, row: int = 0) -> list[Placed]:
-    """The last one first, for who takes them from the end."""
+def _side_by_side(
+    paths: Sequence[CallPath], spent: dict[int, int], start_ns: int = 0, row: int = 0
+) -> list[tuple[CallPath, int, int]]:
+    """Each path, where its bar begins and in which row; the last one first, for who takes them from the end."""
     starts = accumulate((spent[id(path)] for path in paths), initial=start_ns)
     return [(path, begin_ns, row) for path, begin_ns in zip(paths, starts, strict=False)][::-1]
 

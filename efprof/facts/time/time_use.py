@@ -13,11 +13,11 @@ from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import ON_DEVICE, by_launch
-from efprof.facts.time.device_lanes import DeviceUse, kind_of
+from efprof.facts.time.device_lanes import DeviceUse, kind_of, on_device_between
 from efprof.facts.time.launching_lines import what_tells_lines
 from efprof.facts.time.lean_times import timed_window
 from efprof.facts.time.path_tree import CallPath
-from efprof.facts.time.rank_times import OneRank, RankTimes
+from efprof.facts.time.rank_times import RankTimes
 from efprof.facts.time.step_pictures import nested_bars, one_step
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import Evidence, Narrative, Numbers, SourceLine, Table, UnreadableInput
@@ -169,7 +169,7 @@ def kernel_table(use: TimeUse) -> Table | None:
     on_device = np.flatnonzero(trace.is_of(*ON_DEVICE))
     kernels = on_device[[event in use.window.paths.of_event for event in on_device.tolist()]]
     if not len(kernels):  # where no launch was recorded, by when they ran
-        kernels = on_device[(trace.start_ns[on_device] < steps[-1][1]) & (trace.end_ns[on_device] > steps[0][0])]
+        kernels = on_device_between(trace, steps[0][0], steps[-1][1])
     if not len(kernels):
         return None
     codes = trace.name_code[kernels]
@@ -212,18 +212,16 @@ def _rank_table(run: Run) -> Table | None:
     ranks = run.get(RankTimes).ranks if run.is_foreign else {}
     if len(ranks) < 2:
         return None
-    rows = (_rank_row(rank, one) for rank, one in ranks.items())
+    rows: list[tuple[str | float, ...]] = []
+    for rank, one in ranks.items():
+        num_steps, use, spent = len(one.steps_ns), one.device, tuple[str | float, ...](("",) * 5)
+        if use is not None:
+            communicates, idle_ns = use.kind_ns["communication"], use.span_ns - use.busy_ns
+            spent_ns = (use.busy_ns, use.kind_ns["compute"], communicates, use.exposed_ns, idle_ns)
+            spent = tuple(part / 1e6 / num_steps for part in spent_ns)
+        rows.append((str(rank), float(num_steps), one.step_ms, *spent))
     times = dict.fromkeys(("Step", "Busy", "Computes", "Communicates", "Nothing else runs", "Idle"), "ms")
     return Table.of("Ranks, per step", {"Rank": "", "Steps": "count"} | times, rows)
-
-
-def _rank_row(rank: int, one: OneRank) -> tuple[str | float, ...]:
-    num_steps, use = len(one.steps_ns), one.device
-    if use is None:
-        return (str(rank), float(num_steps), one.step_ms, "", "", "", "", "")
-    communicates = use.kind_ns["communication"]
-    spent = (use.busy_ns, use.kind_ns["compute"], communicates, use.exposed_ns, use.span_ns - use.busy_ns)
-    return (str(rank), float(num_steps), one.step_ms, *(part / 1e6 / num_steps for part in spent))
 
 
 def _device_numbers(use: TimeUse) -> Numbers | None:

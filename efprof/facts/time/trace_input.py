@@ -64,12 +64,9 @@ class TraceInput:
     @property
     def bound(self) -> Gain:
         """What is known to be lost where the trace cannot be replayed."""
-        return Gain(
-            basis="measured bound",
-            explanation="the time inside the loader in which the device had nothing to do",
-            step_ms=statistics.median(self.lost_ms),
-            step_ms_interval=(min(self.lost_ms), max(self.lost_ms)) if len(self.lost_ms) > 1 else None,
-        )
+        why, lost_ms = "the time inside the loader in which the device had nothing to do", self.lost_ms
+        interval = (min(lost_ms), max(lost_ms)) if len(lost_ms) > 1 else None
+        return Gain.of_step(why, statistics.median(lost_ms), interval)
 
     def examination(self, replayed: Callable[[], tuple[Gain, str]]) -> Examination:
         """Whether the steps wait for their batches; a trace does not tell how many processors there are.
@@ -82,12 +79,9 @@ class TraceInput:
         looked_at = f"{steps} of a trace, {share} of the time inside the loader"
         if (self.bound.step_ms or 0.0) < max(MIN_MS, MIN_SHARE * self.window.step_ms):
             return Examination(looked_at=looked_at)
-        return Examination(looked_at=looked_at, findings=(self._finding(*replayed()),))
-
-    def _finding(self, gain: Gain, why_bound: str) -> Finding:
+        gain, why_bound = replayed()
         how = "more of them" if self.has_workers else "num_workers: 0 -> 2 or more, one for each free processor"
-        share = format_share(self.typical_ms / self.window.step_ms)
-        return Finding(
+        finding = Finding(
             blame=self.blame,
             category="time",
             headline="Training waits for its data",
@@ -97,6 +91,7 @@ class TraceInput:
             evidence=(self._narrative(why_bound),),
             severity="high" if (gain.step_ms or 0.0) >= HIGH_SHARE * self.window.step_ms else "medium",
         )
+        return Examination(looked_at=looked_at, findings=(finding,))
 
     def _narrative(self, why_bound: str) -> Narrative:
         return Narrative.of(

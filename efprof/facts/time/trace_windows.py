@@ -265,15 +265,11 @@ def user_frame(name: str, own_packages: frozenset[str] = frozenset()) -> str | N
     path = frame["file"].replace("\\", "/")
     installed = INSTALLED.match(path)
     file = path[installed.end() :] if installed else path.removeprefix("./")
-    package = file.split("/")[0].removesuffix(".py")
-    is_library = bool(installed) or package in LIBRARIES or _is_of_python(file)
+    first, *inner = file.split("/")
+    package = first.removesuffix(".py")
+    # A folder may have the name of a module of Python's: it is Python's own only if that is a folder too.
+    is_of_python = package in sys.stdlib_module_names and (not inner or (Path(os.__file__).parent / package).is_dir())
+    is_library = bool(installed) or package in LIBRARIES or is_of_python
     if is_library and package not in own_packages:
         return None
     return f"{file}:{frame['line']}:{frame['function']}"
-
-
-def _is_of_python(file: str) -> bool:
-    """Whether it is of Python's own library: of a folder of that name, only if Python's has that folder too."""
-    first, *inner = file.split("/")
-    name = first.removesuffix(".py")
-    return name in sys.stdlib_module_names and (not inner or (Path(os.__file__).parent / name).is_dir())

@@ -1,7 +1,7 @@
 """Steps of which only the loss and the instant of the update are taken, and when the next one is recorded in full.
 
-A step is over when an optimizer that has stepped in it steps again, or after a pass of its own one that did not come
-next in the last full step; where none steps, after as many backward passes as that step had; where the program marks
+A step is over when an optimizer steps more often than in the last full step, or after a pass of its own one that came
+next in no full step; where none steps, after as many backward passes as the last full step had; where the program marks
 its steps, at a mark.
 """
 
@@ -68,6 +68,7 @@ class LightSteps:
         """The optimizers that stepped in the open step, by `id`."""
         self.number = 0
         self._round: list[int] = []
+        self._successions: set[tuple[int, int]] = set()
         self.is_interrupted = False
         """Whether something else was done in this step: its length tells nothing of the others."""
         self._write = write
@@ -103,7 +104,8 @@ class LightSteps:
 
     def begin(self, step: OpenStep, loop: Steps) -> None:
         """This step, which began as a full one, is light."""
-        self._round = loop.last_stepped
+        self._round = loop.last_stepped if loop.has_marks else [*dict.fromkeys(loop.last_stepped)]
+        self._successions = loop.successions
         self.number, self._start_ns, self._update_ns = step.number, step.start_ns, step.start_ns
         self._site, self._loader, self._passes_by_hand = loop.last_site, loop.last_loader, loop.passes_by_hand
         self.stepped, self.waiting, self._losses = [], [], []
@@ -133,7 +135,8 @@ class LightSteps:
         entered = perf_counter_ns()
         stepped, waiting, num_more = self.stepped, self.waiting, self._num_more
         may_end = stepped and self._round and (waiting or num_more)
-        if optimizer in stepped or (may_end and self._round[len(stepped) :][:1] != [optimizer]):
+        is_again = optimizer in stepped and stepped.count(optimizer) >= self._round.count(optimizer)
+        if is_again or (may_end and (stepped[-1], optimizer) not in self._successions):
             self.close()
         stepped.append(optimizer)
         if waiting or num_more:
@@ -267,7 +270,7 @@ class LightLoop:
     def after_update(self) -> None:
         if self.steps.number + 1 >= self._sampling.look_at:
             self._look_ahead()
-        if not self.is_burst_due:
+        if not self.is_burst_due or self._steps.has_marks:
             return
         self._num_overdue += 1
         is_whole = not self._steps.is_fed and self.steps.stepped == self._steps.last_stepped

@@ -12,6 +12,8 @@ from time import perf_counter_ns, thread_time_ns
 from typing import Any
 from weakref import WeakSet
 
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
 from efprof.artifacts.events import HoldersCounted
 from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.holders import Container, Count, Counted, Moment, Watch, Watched
@@ -75,7 +77,7 @@ class Holders:
         self._sizes: dict[Key, tuple[int, int, int]] = {}
         """Of each holder at the last count: bytes, nodes of graphs and length."""
         self._watch: GrowthWatch | None = None
-        self._iterators: WeakSet[Any] = WeakSet()
+        self._iterators: WeakSet[_BaseDataLoaderIter] = WeakSet()
         """Of loaders, those that are not over: a loader that a `for` statement builds lives no longer than that."""
         self._loader: int | None = None
         self._is_loader_over = False
@@ -99,7 +101,8 @@ class Holders:
             self.count("loader_ended", self._loop.number - 1)
 
     def loader_started(self, _: Any, iterator: Any) -> None:
-        self._iterators.add(iterator)
+        if isinstance(iterator, _BaseDataLoaderIter):  # of a loader that makes its own there may be no weak reference
+            self._iterators.add(iterator)
 
     def loader_began(self, loader: Any) -> None:
         if self._is_loader_over and self._loop.loader_numbers.get(loader) == self._loader:

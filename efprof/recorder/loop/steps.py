@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -62,6 +63,8 @@ class Steps:
         self.is_disturbed = False
         self.last_stepped: list[int] = []
         """The optimizers that stepped in the last full step, by `id`, in their order."""
+        self.successions: set[tuple[int, int]] = set()
+        """Of two optimizers that stepped one after the other in any full step: one may do so now and then."""
         self.last_site: str | None = None
         self.last_loader: int | None = None
         self.passes_by_hand = 0
@@ -242,6 +245,7 @@ class Steps:
         )
         self.can_switch_to_light &= step.num_backwards > 0 or not is_by_hand
         self.last_stepped, self.passes_by_hand = step.stepped, passes
+        self.successions.update(pairwise(step.stepped))
         self.was_fed = step.batches.num_fetches > 0
         self.last_site, self.last_loader = step.backward_site, step.batches.loader
 

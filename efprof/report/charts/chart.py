@@ -112,12 +112,7 @@ def scale_for(values: Iterable[float | None], unit: str) -> AxisScale:
             factors = [(MANY_MINUTES_MS, 60_000.0, "min"), (1000.0, 1000.0, "s"), (1.0, 1.0, "ms")]
             factor, name = next(((f, n) for least, f, n in factors if top >= least), (0.001, "us"))
             return AxisScale(factor=factor, unit=name)
-        case "percent":
-            return AxisScale(factor=1, unit="%")
-        case "count" | "ratio":
-            return AxisScale(factor=1, unit="")
-        case _:
-            return AxisScale(factor=1, unit=unit)
+    return AxisScale(factor=1, unit={"percent": "%", "count": "", "ratio": ""}.get(unit, unit))
 
 
 def axis_label(label: str, unit: str) -> str:

@@ -27,39 +27,33 @@ PLOTLY: Final = Path(__file__).parent / "plotly" / "plotly-cartesian.min.js.gz"
 """plotly.js with the traces that have an x and a y axis, as npm has it, compressed: `make plotly` renews it."""
 
 
-OWN_FILES: Final = {
-    "style": ("style.css", "device.css"),
-    "script": ("page.js", "device.js"),
-    "theme_script": ("theme.js",),
-}
-"""Our own style and scripts go in as they are: they hold nothing from outside."""
-
-
 def render_html(report: Report, *, is_static: bool = False) -> str:
     """The page of a run; one that is static has still pictures, which need no JavaScript."""
     measurements = report.measurements
     timeline = measurements.timeline
-    return _rendered(
-        "report.html",
-        is_static,
-        title=f"efprof {report.run.name} {report.run.run_id}",
-        header=verdict.header_items(report.run),
-        report=report,
-        is_foreign=report.run.ended == verdict.FOREIGN,
-        lines=verdict.describe_verdict(report),
-        counts=verdict.counts_phrase(report),
-        overhead=verdict.overhead_phrase(report),
-        cards=rank_findings(report),
-        device=device_evidence(report),
-        memory_chart=timeline_charts.memory_chart(measurements),
-        window_chart=window_chart(report),
-        time_chart=timeline_charts.time_chart(timeline, median_step_ms(report)),
-        number_charts=timeline_charts.number_charts(timeline.steps),
-        totals=tables.totals(measurements),
-        device_times=tables.device_table(measurements.metrics),
-        stalls=tables.stall_table(measurements.stalls),
-        stages=tables.stage_table(measurements.stage_deltas),
-        largest_jump=tables.largest_jump_sentence(measurements.stage_deltas),
+    return (
+        _environment(is_static)
+        .get_template("report.html")
+        .render(
+            title=f"efprof {report.run.name} {report.run.run_id}",
+            header=verdict.header_items(report.run),
+            report=report,
+            is_foreign=report.run.ended == verdict.FOREIGN,
+            lines=verdict.describe_verdict(report),
+            counts=verdict.counts_phrase(report),
+            overhead=verdict.overhead_phrase(report),
+            cards=rank_findings(report),
+            device=device_evidence(report),
+            memory_chart=timeline_charts.memory_chart(measurements),
+            window_chart=window_chart(report),
+            time_chart=timeline_charts.time_chart(timeline, median_step_ms(report)),
+            number_charts=timeline_charts.number_charts(timeline.steps),
+            totals=tables.totals(measurements),
+            device_times=tables.device_table(measurements.metrics),
+            stalls=tables.stall_table(measurements.stalls),
+            stages=tables.stage_table(measurements.stage_deltas),
+            largest_jump=tables.largest_jump_sentence(measurements.stage_deltas),
+        )
     )
 
 
@@ -67,20 +61,22 @@ def render_comparison_html(comparison: Comparison, head_report: Report, *, is_st
     """The page of a comparison, with the added findings in full."""
     added = {finding.key for finding in comparison.findings if finding.change == "added"}
     cards = [item for item in rank_findings(head_report) if item.key in added]
-    return _rendered(
-        "comparison.html",
-        is_static,
-        title=f"efprof {comparison.base.name} compared with {comparison.head.name}",
-        header=("comparison", f"base {comparison.base.run_id}", f"head {comparison.head.run_id}"),
-        comparison=comparison,
-        verdict=comparison_form.comparison_verdict(comparison),
-        columns=comparison_form.COLUMNS,
-        caption=comparison_form.TABLE_CAPTION,
-        metrics=[(metric, comparison_form.metric_cells(metric)) for metric in comparison.metrics],
-        sides=(("base", comparison.base), ("head", comparison.head)),
-        findings=comparison_form.findings_by_change(comparison),
-        cards=cards,
-        anchors={card.key: card.anchor for card in cards},
+    return (
+        _environment(is_static)
+        .get_template("comparison.html")
+        .render(
+            title=f"efprof {comparison.base.name} compared with {comparison.head.name}",
+            header=("comparison", f"base {comparison.base.run_id}", f"head {comparison.head.run_id}"),
+            comparison=comparison,
+            verdict=comparison_form.comparison_verdict(comparison),
+            columns=comparison_form.COLUMNS,
+            caption=comparison_form.TABLE_CAPTION,
+            metrics=[(metric, comparison_form.metric_cells(metric)) for metric in comparison.metrics],
+            sides=(("base", comparison.base), ("head", comparison.head)),
+            findings=comparison_form.findings_by_change(comparison),
+            cards=cards,
+            anchors={card.key: card.anchor for card in cards},
+        )
     )
 
 
@@ -129,10 +125,6 @@ def diff_of(change: Change) -> tuple[list[str], list[str]]:
     return shown[: len(old)], shown[len(old) :] if new else []
 
 
-def _rendered(template: str, is_static: bool, /, **content: Any) -> str:
-    return _environment(is_static).get_template(template).render(**content)
-
-
 @functools.cache
 def _environment(is_static: bool) -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -166,7 +158,9 @@ def _environment(is_static: bool) -> jinja2.Environment:
     environment.globals |= {
         "is_static": is_static,
         "palettes": (LIGHT, DARK),
-        **{name: Markup("".join(map(_own_text, files))) for name, files in OWN_FILES.items()},
+        "style": _own_text("style.css", "device.css"),
+        "script": _own_text("page.js", "device.js"),
+        "theme_script": _own_text("theme.js"),
         "line_pixels": segment_picture.LINE_PIXELS,
         "applicability": wording.APPLICABILITY_PHRASES,
         "plotly": _compressed_plotly,
@@ -185,8 +179,9 @@ def _prose(text: str) -> Markup:
     return Markup("").join(Markup("<code>{}</code>").format(piece) if is_code else piece for piece, is_code in pieces)
 
 
-def _own_text(name: str) -> str:
-    return (TEMPLATES / name).read_text(encoding="utf-8")
+def _own_text(*names: str) -> Markup:
+    """Our own style and scripts go in as they are: they hold nothing from outside."""
+    return Markup("".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names))
 
 
 def _script_json(content: Any) -> Markup:

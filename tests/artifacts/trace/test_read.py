@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from efprof.artifacts.trace import read
 from efprof.artifacts.trace.blocks import TraceText, excerpt
-from efprof.artifacts.trace.columns import ABSENT, Trace
+from efprof.artifacts.trace.columns import ABSENT, DENSE, Trace
 from efprof.artifacts.trace.events import LAST_US, Decoder
 from efprof.artifacts.trace.read import read_here, read_trace, read_window
 from efprof.model import UnreadableInput
@@ -304,4 +304,5 @@ def test_real_traces_lose_no_event_and_no_nanosecond(path: Path) -> None:
     assert sum(trace.duration_ns.tolist()) == sum(
         round(event.get("dur", Decimal(0)) * 1000) for event in raw["traceEvents"]
     )
-    assert trace.num_bytes <= 64 * len(trace)
+    arrays = [getattr(trace, name) for name in DENSE] + [array for pair in trace.sparse.values() for array in pair]
+    assert sum(array.nbytes for array in arrays) <= 64 * len(trace)

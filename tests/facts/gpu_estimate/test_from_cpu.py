@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from efprof.artifacts.allocations import AllocationEvent, AllocationWindow
 from efprof.artifacts.steps import StepRecord
+from efprof.facts.allocator.history import History
 from efprof.facts.allocator.settings import MIB, AllocatorSettings, parse_configuration
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.gpu_estimate.from_cpu import (
     AllocationTrace,
-    history_from,
     older_memory,
     passage_of,
     peak_allocated_bytes,
@@ -187,7 +187,7 @@ def test_no_less_is_reserved_than_was_in_use_and_more_rounds_never_lower_it(
     peaks = []
     for num_rounds in (1, 2, 4):
         entries = play(windows, first, states, num_rounds=num_rounds)
-        program = WhatIf(history_from(entries))
+        program = WhatIf(History(device=0, entries=entries, settings=AllocatorSettings()))
         peaks.append(program.run(settings).peak_reserved_low_bytes)
         assert peaks[-1] >= peak_allocated_bytes(entries, settings)
     assert peaks == sorted(peaks)

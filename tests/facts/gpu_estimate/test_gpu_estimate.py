@@ -21,12 +21,12 @@ def test_the_peak_of_one_step_is_as_worked_out_by_hand(tmp_path: Path) -> None:
     """
     run = one_step_run(tmp_path)
     estimate = run.get(GpuEstimate)
-    outcome = estimate.default.outcome
+    outcome = estimate.under("").outcome
     assert outcome.peak_reserved_bytes == (12 + 20 + 30 + 30) * MIB
     assert outcome.calls.num_taken == 4
     assert estimate.peak_allocated_bytes == (12 + 24 + 4 + 12 + 30) * MIB
     assert outcome.peak_reserved_high_bytes > (92 + 300 - 12 - 24 - 16) * MIB
-    for one in (estimate.default, estimate.under("expandable_segments:True")):
+    for one in (estimate.under(""), estimate.under("expandable_segments:True")):
         assert (
             one.outcome.peak_reserved_low_bytes
             <= one.outcome.peak_reserved_bytes
@@ -38,8 +38,8 @@ def test_the_peak_of_one_step_is_as_worked_out_by_hand(tmp_path: Path) -> None:
     (numbers,) = [one for one in gpu_overview(run) if isinstance(one, Numbers)]
     assert numbers.numbers[0].value == outcome.peak_reserved_bytes, "the report says what the command says"
     assert numbers.numbers[0].interval == (
-        estimate.default.outcome.peak_reserved_low_bytes,
-        estimate.default.outcome.peak_reserved_high_bytes,
+        estimate.under("").outcome.peak_reserved_low_bytes,
+        estimate.under("").outcome.peak_reserved_high_bytes,
     )
 
 
@@ -80,7 +80,7 @@ EVERY_RECORDING = [
 @pytest.mark.parametrize("folder", EVERY_RECORDING)
 def test_every_recording_is_estimated_and_settles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     estimate = open_run(folder).get(GpuEstimate)
-    default = estimate.default
+    default = estimate.under("")
     assert estimate.peak_allocated_bytes <= default.outcome.peak_reserved_bytes
     assert (
         default.outcome.peak_reserved_low_bytes
@@ -90,10 +90,10 @@ def test_every_recording_is_estimated_and_settles(folder: Path, monkeypatch: pyt
     assert default.outcome.peak_reserved_high_bytes >= (estimate.older.boundary_bytes or 0)
     monkeypatch.setattr(gpu_estimate, "NUM_ROUNDS", NUM_ROUNDS + 1)
     longer = open_run(folder).get(GpuEstimate)  # a seventh round must add nothing
-    assert longer.default.outcome.peak_reserved_bytes == default.outcome.peak_reserved_bytes
+    assert longer.under("").outcome.peak_reserved_bytes == default.outcome.peak_reserved_bytes
 
 
 def test_the_large_logits_are_what_a_gpu_would_have_to_reserve_for() -> None:
     """Three times 512 x 20,000 numbers of 4 bytes, of 39 MiB each, and one segment of 20 for the rest."""
-    default = open_run(RUNS / "backward_peak-sick").get(GpuEstimate).default
+    default = open_run(RUNS / "backward_peak-sick").get(GpuEstimate).under("")
     assert 3 * 39 * MIB < default.outcome.peak_reserved_bytes < 4 * 39 * MIB

@@ -100,18 +100,18 @@ ITEM = ("data.py(2): __getitem__", 1, 5, "torch/utils/data/_utils/fetch.py:50:fe
 def test_without_workers_a_window_has_the_lines_below_the_one_that_asks(tmp_path):
     rotate = ("<built-in method rotate>", 1.5, 3.5, ROTATE)
     found = window(tmp_path, NEXT, ITEM, rotate)
-    shares = [(line.blame and str(line.blame), line.is_function, line.share) for line in found.lines]
+    shares = [(line.blame and str(line.blame), line.share) for line in found.lines]
     assert shares == [
-        ("data.py:4", False, pytest.approx(3.5 / 6)),
-        ("data.py:2", True, pytest.approx(1.5 / 6)),
-        (None, False, pytest.approx(1 / 6)),
+        ("data.py:4", pytest.approx(3.5 / 6)),
+        ("data.py:2", pytest.approx(1.5 / 6)),
+        (None, pytest.approx(1 / 6)),
     ]
-    assert found.sentence == (" 58 % of a profiled fetch goes to data.py:4 `image = image.rotate(self.angle(index))`.")
+    assert found.sentence == " 58 % of a profiled fetch goes to data.py:4 `image = image.rotate(self.angle(index))`."
     assert [line.interval for line in found.lines] == [None] * 3
 
 
-def test_a_function_s_own_code_is_called_that(tmp_path):
-    assert "goes to the own code of data.py:2 `def __getitem__" in window(tmp_path, NEXT, ITEM).sentence
+def test_a_function_s_own_code_is_told_by_the_line_that_defines_it(tmp_path):
+    assert "goes to data.py:2 `def __getitem__" in window(tmp_path, NEXT, ITEM).sentence
 
 
 def test_a_window_that_left_the_fetch_out_tells_nothing(tmp_path):

@@ -108,6 +108,28 @@ def mark_steps() -> None:
         efprof.step()
 
 
+def train_another_now_and_then() -> None:
+    """As a generator after every third step of its critic, and a pass of its own."""
+    model, often = make_training()
+    rarely = sgd(model)
+    for number, batch in enumerate(make_loader(NUM_STEPS)):
+        for optimizer in (often, rarely)[: 1 + (number % 3 == 2)]:
+            error_of(model, *batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def mark_several_updates() -> None:
+    model, optimizer = make_training()
+    efprof.step()
+    for batch in make_loader(NUM_STEPS):
+        for _ in range(2):
+            error_of(model, *batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        efprof.step()
+
+
 def go_back_within_a_pass() -> None:
     """As a reentrant checkpoint does; the slope of the inputs is asked for beside."""
     model, optimizer = make_training()
@@ -129,7 +151,8 @@ def give_arguments_by_place() -> None:
 
 LOOPS = (
     train_plainly, make_optimizers_anew, accumulate, train_without_a_loader, scale_losses, go_back_by_closures,
-    descend_by_hand, go_back_within_a_pass, give_arguments_by_place, mark_steps,
+    descend_by_hand, go_back_within_a_pass, give_arguments_by_place, mark_steps, train_another_now_and_then,
+    mark_several_updates,
 )  # fmt: skip
 
 

@@ -113,6 +113,7 @@ def fed_line(begin_folder: Path) -> int:
     [
         (programs.DICT_IN_HELPER, "__main__.cache", "dict"),
         (programs.DATA_SET, "Cached.cache", "dict"),
+        (programs.ITERATOR_OF_ITS_OWN, "__main__.cache", "dict"),
         (programs.HOOK_WITH_ALIAS, "Taps.d['last']", "list"),
         (programs.CALLBACK_DEQUE, "Callback.recent", "deque"),
         (programs.BUFFERS, "Sequential._buffers", "dict"),

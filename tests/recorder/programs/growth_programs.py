@@ -71,6 +71,19 @@ for x in torch.utils.data.DataLoader(Cached()):
 """No variable has the loader, nor its data set."""
 
 
+ITERATOR_OF_ITS_OWN = DICT_IN_HELPER.replace(
+    "\nmodel =",
+    """
+class Rows(torch.utils.data.DataLoader):
+    def _get_iterator(self):
+        return iter([1, 2])
+
+list(Rows([1]))
+model =""",
+)
+"""To what a loader gives for an iterator there may be no weak reference."""
+
+
 HOOK_WITH_ALIAS = program(
     "pass",
     before="""
