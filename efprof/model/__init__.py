@@ -27,6 +27,7 @@ from efprof.model.evidence import (
 from efprof.model.finding import (
     Applicability,
     AuditResult,
+    Category,
     Change,
     CodeEdit,
     ConfigurationValue,
