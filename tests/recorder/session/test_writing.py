@@ -203,8 +203,8 @@ def test_the_first_attempt_to_train_keeps_the_number_that_the_launcher_gives_it(
 def test_a_second_launch_in_the_same_run_comes_after_the_attempts_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: int
 ) -> None:
-    write_process(tmp_path / "rank0", pid=dead, group="1.0")
-    write_process(tmp_path / "attempt1" / "rank0", pid=dead, group="1.1")
+    write_process(tmp_path / "rank0", pid=dead, group="0.0")
+    write_process(tmp_path / "attempt1" / "rank0", pid=dead, group="0.1")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     monkeypatch.setenv("RANK", "1")
     assert claim(tmp_path) == "attempt2/rank1"
