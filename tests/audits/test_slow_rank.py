@@ -220,4 +220,4 @@ def test_a_recorded_training_of_two_processes_is_blamed_on_what_one_of_them_does
     (finding,) = slow_rank(open_run(folder)).findings
     assert (str(finding.blame), finding.blame.text) == ("train.py:11", "time.sleep(0.06)")
     assert "for rank 1" in finding.message
-    assert finding.gain.step_ms == pytest.approx(60, rel=0.5)
+    assert finding.gain.step_ms > 30  # which sleeps for 60 ms at least
