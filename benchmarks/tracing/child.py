@@ -8,11 +8,16 @@ from pathlib import Path
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
 
+SETTLED_S = 0.2
+"""After its imports: on a free processor the threads of NumPy's BLAS are busy for 30 ms first, with nothing."""
+
+
 def measured(load: Callable[[], tuple[int, int]]) -> None:
     """Run what gives a number of events and of bytes at rest, and print what it took beyond imports.
 
     The peak is this program's own: `ru_maxrss` counts what the parent had before it started this one.
     """
+    time.sleep(SETTLED_S)
     cpu_s, busy_s, start = _cpu_s(), _busy_s(), time.perf_counter()
     num_events, num_bytes = load()
     wall_s, cpu_s, busy_s = time.perf_counter() - start, _cpu_s() - cpu_s, _busy_s() - busy_s
