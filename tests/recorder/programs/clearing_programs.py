@@ -1,5 +1,6 @@
 """Training loops that clear their gradients in every way there is, and some that do not."""
 
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -153,6 +154,7 @@ def of_ranks(*, clears: bool) -> None:
             loss_of(model).backward()
             optimizer.step()
     finally:
+        time.sleep(0.5)  # gloo's threads let go of the last tensors, for which they need the lock that the end holds
         torch.distributed.destroy_process_group()
 
 
