@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
-
 SETTLED_S = 0.2
 """After its imports: on a free processor the threads of NumPy's BLAS are busy for 30 ms first, with nothing."""
 
