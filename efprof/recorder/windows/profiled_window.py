@@ -23,7 +23,9 @@ from efprof.recorder.windows.allocation_rows import CallSites, WindowEvents
 
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 
-OTHERS = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "getitem", "setitem")
+OTHERS = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert")
+"""Not `getitem` and `setitem`: with these Python fills C slots of a sequence too and never empties them, and
+`torch.tensor([a tensor of no dimension])` raises from then on."""
 
 OPERATORS = (
     *(f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i")),
