@@ -59,6 +59,14 @@ class WindowClosed(Event, tag="window_closed"):
     files: list[str]
 
 
+class WindowLeftOut(Event, tag="window_left_out"):
+    """A window with lines was to open at this step, too large or too dear: one step of it has so many events."""
+
+    num_events: int
+    seconds: float
+    """Of CPU time, as reckoned, that it would take."""
+
+
 class SuspectOperation(msgspec.Struct, kw_only=True):
     """The autograd node in which a non-finite value was born, by walking the graph before backward freed it.
 

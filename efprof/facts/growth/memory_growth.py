@@ -67,12 +67,12 @@ def _read(records: Sequence[StepRecord], counted_after: Container[int]) -> tuple
     """What each step whose memory was read leaves allocated after the optimizer, and what it needed.
 
     That is, at its highest boundary above what it found and left. A count of holders is as a window: on a CPU up to
-    200 KiB of it stay with the process. To watch lines takes time, and no memory.
+    200 KiB of it stay with the process. To watch lines and count calls takes time, and no memory.
     """
     samples: list[Point | None] = []
     within: list[int] = []
     for record in records:
-        is_in_window = record.window is not None and not record.window.startswith("watch")
+        is_in_window = record.window is not None and not record.window.startswith(("watch", "calls"))
         sizes = [here.allocated_bytes for here in record.memory]
         left = [here.allocated_bytes for here in record.memory if here.boundary == "post_optimizer_step"][-1:]
         if left and not is_in_window:

@@ -208,7 +208,7 @@ def _timeline(times: StepTimes) -> Timeline:
     slow_ms = SLOW_FACTOR * times.median_ms() if times.steady else math.inf
     windows = groupby(times.every, key=lambda time: time.record.window)
     stretches = [(name, [time.step for time in steps]) for name, steps in windows if name is not None]
-    recorded = {"memory": "memory history", "watch": "watched lines"}
+    recorded = {"memory": "memory history", "watch": "watched lines", "calls": "counted calls"}
     return Timeline(
         steps=tuple(_sample(time, start_ns, slow_ms) for time in times.every),
         memory=tuple(

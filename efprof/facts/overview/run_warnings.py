@@ -1,16 +1,18 @@
 """What a reader must know before trusting a report: lines lost, collectors that stopped, attempts left out."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count, islice
 
 from efprof.artifacts.events import (
     WHOLE_RECORDING,
     CollectorStopped,
     DeviceOutOfMemory,
+    Event,
     OtherThreadTrained,
     RecordingEnded,
     StepsWithoutOptimizer,
+    WindowLeftOut,
     events_of,
     read_events,
 )
@@ -61,6 +63,7 @@ def warnings_of(run: Run) -> tuple[str, ...]:
     return (
         *_about_other_attempts(run),
         *_about_stops(run),
+        *_about_windows_left_out(run, events),
         *(WITHOUT_OPTIMIZER for event in events if isinstance(event, StepsWithoutOptimizer)),
         *[OTHER_THREAD][: any(isinstance(event, OtherThreadTrained) for event in events)],
         *([SURVIVED.format(num=failed[-1])] if failed and catches_out_of_memory(run) else ()),
@@ -149,6 +152,16 @@ def _about_stops(run: Run) -> Iterator[str]:
         what = "Recording" if event.collector == WHOLE_RECORDING else f"The collector '{event.collector}'"
         when = f" at step {event.step}" if event.step >= 0 else ""  # the recorder's shell does not know the step
         yield f"{where}{what} stopped{when} ({event.reason}); training went on without it."
+
+
+def _about_windows_left_out(run: Run, events: Iterable[Event]) -> Iterator[str]:
+    left_out = next((event for event in events if isinstance(event, WindowLeftOut)), None)
+    if left_out is not None and not any(run.rank_folder.glob("sites-*.parquet")):  # a long run affords one later
+        first, seconds = left_out.step, round(left_out.seconds)
+        yield (
+            f"About {left_out.num_events:,} events per step were too many for a profiler window with lines. "
+            f"'efprof record --trace-steps {first}:{first + 1}' records one, in about {seconds} s of CPU time."
+        )
 
 
 def _about_broken_windows(run: Run) -> Iterator[str]:

@@ -112,7 +112,7 @@ class RankTimes:
         found |= {place: one for place, one in zip(others, read, strict=True) if isinstance(one, OneRank)}
         errors = tuple(str(one) for one in read if isinstance(one, UnreadableInput))
         if not found and not errors:
-            raise NotRecorded("no rank recorded a trace with a step; record the run without '--windows none'.")
+            raise NotRecorded("no rank recorded a trace with a step; record the run with '--trace-steps 5:7'.")
         # Each by the rank that its trace names; by its place where one names none, or two the same.
         told = {one.told_rank: one for one in found.values() if one.told_rank is not None}
         ranks = told if len(told) == len(found) else found

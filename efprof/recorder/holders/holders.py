@@ -89,7 +89,7 @@ class Holders:
             record.window = record.window or f"watch-{self._num_watches + 1}"
             self._go_on_watching(is_last=is_traced)
         # A profiler's window would note everything that a count does; once the program ends, its functions are over.
-        elif not is_traced and record.step + 1 >= self._due and not is_over:
+        elif not is_traced and record.step + 1 >= self._due and not is_over and not self._loop.has_compiled:
             self.count("step", record.step)
 
     def loader_ended(self, _: Any, number: int | None) -> None:
@@ -108,6 +108,11 @@ class Holders:
         if self._is_loader_over and self._loop.loader_numbers.get(loader) == self._loader:
             self._is_loader_over = False
             self.count("loader_began", self._loop.number - 1)
+
+    def compilation_began(self) -> None:
+        """A compiler runs a million of lines, each of them longer while it is watched."""
+        if self._watch is not None:
+            self._watch.stop()
 
     def end(self) -> None:
         num_steps = self._loop.num_steps
@@ -319,6 +324,7 @@ def start(session: Session) -> None:
     os.register_at_fork(after_in_child=holders.abandon_watch)
     session.subscribe(loop.step_ended, "holders", finish)
     session.on_end("holders", holders.end)
+    session.subscribe(loop.compilation_began, "holders", holders.compilation_began)
     session.subscribe(loop.loader_ended, "holders", holders.loader_ended)
     session.subscribe(loop.loader_started, "holders", holders.loader_started)
     session.subscribe(loop.loader_began, "holders", holders.loader_began)

@@ -93,7 +93,13 @@ class ModuleCalls:
                     module.__call__, lambda args: self._before(args[0], None), lambda args, _: self._after(args[0])
                 )
                 undo.append(replace(module, "__call__", call))
-                undo.append(_watch_compiler(self._shell, self._shell.guarded("loop", self._compilation_began)))
+                undo.append(
+                    _watch_compiler(
+                        self._shell,
+                        self._shell.guarded("loop", self._compilation_began),
+                        self._shell.guarded("loop", self._loop.note_compilation),
+                    )
+                )
 
         prepare, original = self._shell.guarded("compilation", prepare_once), torch.compile
 
@@ -163,7 +169,7 @@ class ModuleCalls:
             self._take_hooks_out()
 
 
-def _watch_compiler(shell: Shell, compilation_began: Callable[[], None]) -> Undo:
+def _watch_compiler(shell: Shell, of_python: Callable[[], None], of_any: Callable[[], None]) -> Undo:
     handler = importlib.import_module("torch._dynamo.callback").callback_handler
     keep_out = shell.guarded("compilation", keep_out_of_graphs)
     is_out = False
@@ -173,8 +179,9 @@ def _watch_compiler(shell: Shell, compilation_began: Callable[[], None]) -> Undo
         if not is_out:
             is_out = True
             keep_out(keep_out.__code__)  # not before: now all hooks are in place
+        of_any()
         if _is_of_python(*details):
-            compilation_began()
+            of_python()
 
     watch = functools.partial(handler.register_start_callback, began)
     watch()

@@ -7,7 +7,7 @@ What happens between those calls is the stage `other`; where a step begins is `S
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,6 +22,9 @@ from efprof.recorder.loop.step_ends import TrainerModules
 from efprof.recorder.loop.steps import Listener, StageClock, Steps, is_in_forward
 from efprof.recorder.loop.training_thread import TrainingThread
 from efprof.recorder.numbers.step_numbers import ScaledLosses
+
+QUIET_STEPS: Final = 2
+"""Steps that must have compiled nothing before one is looked at closely: a compiler makes a million calls."""
 
 
 class Loop:
@@ -58,11 +61,15 @@ class Loop:
         self.has_closure = False
         """Whether an optimizer is running that computes its gradients itself, by calling back."""
         self.num_updates = 0
+        self.compiled_at = -QUIET_STEPS - 1
+        """The step in which `torch.compile` last began to compile something."""
         self.step_began = self.steps.began
         self.step_dropped = self.steps.dropped
         self.step_ended = self.steps.ended
         self.step_ended.append(self.thread.note_step)
         self.fetched: list[Listener] = []
+        self.forward_called: list[Callable[[], None]] = []
+        self.compilation_began: list[Callable[[], None]] = []
         self.backward_began: list[Listener] = []
         self.backward_called: list[Listener] = []
         self.backward_ended: list[Callable[[], None]] = []
@@ -75,7 +82,17 @@ class Loop:
         self._trained: int | None = None
         """The outermost module that gradients were computed for last, by its `id`."""
 
-    # What the rest of the recorder asks.
+    # What the rest of the recorder asks, and tells.
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether something was compiled in this step or in one of the two before it."""
+        return self.number - self.compiled_at <= QUIET_STEPS
+
+    def note_compilation(self) -> None:
+        self.compiled_at = self.number
+        for listener in self.compilation_began:
+            listener()
 
     @property
     def step(self) -> OpenStep | None:
@@ -107,6 +124,7 @@ class Loop:
         for listeners in (
             self.step_began, self.fetched, self.step_dropped, self.backward_began, self.backward_called, self.clipped,
             self.optimizer_began, self.backward_ended, self.loader_began, self.loader_started, self.loader_ended,
+            self.forward_called, self.compilation_began,
         ):  # fmt: skip
             listeners.clear()  # the end may come within an entry point, which goes on
 
@@ -165,6 +183,8 @@ class Loop:
         is_within = self._depth > 1 or (self.clock.stage is not None and self.clock.opener not in ("user", "optimizer"))
         if is_within or self.thread.is_capturing:  # nothing of ours may get into the graph
             return
+        for listener in self.forward_called:
+            listener()
         entered = perf_counter_ns()
         if not torch.is_grad_enabled():
             if module is not None and not module.training and id(module) == self._trained:

@@ -1,5 +1,6 @@
 """A profiler window's allocations, each with the Python stack and the operation it came from, and its calls' lines."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,11 +63,13 @@ class WindowEvents:
         self._rows: list[_Row] = []
         self._forward: dict[int, _Context] = {}
 
-    def walk(self, roots: list[Any]) -> None:
+    def walk(self, roots: list[Any], most: int = sys.maxsize) -> int:
+        """Go through all events, or one more than `most`; how many these were."""
         kind, index = self._place
-        todo = [(root, _Context()) for root in reversed(roots)]
-        while todo:
+        todo, num_events = [(root, _Context()) for root in reversed(roots)], 0
+        while todo and num_events <= most:
             event, around = todo.pop()
+            num_events += 1
             fields = event.extra_fields
             if hasattr(fields, "alloc_size"):
                 if fields.device.type == kind and index in {None, fields.device.index}:
@@ -77,6 +80,7 @@ class WindowEvents:
                 continue
             context = self._inside(event, fields, around)
             todo.extend((child, context) for child in reversed(event.children))
+        return num_events
 
     def write_allocations(self, path: Path) -> None:
         rows, nowhere = sorted(self._rows, key=lambda row: row.time_ns), _Context()

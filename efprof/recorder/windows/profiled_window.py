@@ -6,6 +6,7 @@ import functools
 import gc
 import gzip
 import os
+import shutil
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import RankFolder
 from efprof.recorder.windows.allocation_rows import CallSites, WindowEvents
+from efprof.recorder.windows.step_events import MAX_EVENTS
 
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 
@@ -38,12 +40,24 @@ after it is freed (pytorch PR 187483 waits for such threads, though not for thes
 once in several hundred."""
 
 
+LONGEST_END = 64
+"""Bytes from which it shows whether a trace is whole."""
+
+COPIED_BYTES = 1 << 20
+
+
 class Planned(NamedTuple):
-    """A window that is to open: up to which step, and why. A lean one has only operators."""
+    """A window that is to open: up to which step, and why."""
 
     end: int
     why: str = "schedule"
     is_lean: bool = False
+    """Whether it has only operators."""
+    is_alone: bool = True
+    """Whether no full one stands before it, which a lean one has its name from."""
+    skips_fetch: bool = False
+    num_events: int = 0
+    """As reckoned; 0 where the user asked for it, whatever its size."""
 
 
 class ProfiledWindow:
@@ -52,11 +66,14 @@ class ProfiledWindow:
     def __init__(
         self, planned: Planned, *, number: int, first: int, loop: Loop, memory: Memory, folder: RankFolder, sites: Sites
     ) -> None:
-        self.name = f"{'lean' if planned.is_lean else 'trace'}-{number}"
+        self.name = f"{'trace' if planned.is_alone else 'lean'}-{number}"
+        self.planned = planned
         self.is_lean = planned.is_lean
         self.first = first
         self.end = planned.end
         self.why = planned.why
+        self.num_events = 0
+        """That it had, once it is written."""
         self.is_starting = False
         self.is_shared = False
         self.start_seconds = 0.0
@@ -100,24 +117,27 @@ class ProfiledWindow:
 
     def write(self) -> list[str]:
         """Turn the profiler off, write the window's files with the garbage collector off, and give back what the
-        profiler held; the files' names.
+        profiler held; the files' names: none where it has more events than was reckoned, and than a window may have.
         """
         profiler = self._stop()
         try:
             with no_garbage_collection():
                 return self._write(profiler)
         finally:
-            profiler.profiler = None
-            if gc.isenabled() and not self.is_lean:
-                self._memory.is_collecting = True
-                gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay, of a lean one few
-                self._memory.is_collecting = False
+            self._give_back(profiler)
 
     def discard(self) -> None:
         if not self.is_opener:
             self.turn_off()
         elif torch._C._autograd._profiler_enabled():  # not where its start failed
-            self._stop().profiler = None
+            self._give_back(self._stop())
+
+    def _give_back(self, profiler: torch.profiler.profile) -> None:
+        profiler.profiler = None
+        if gc.isenabled() and not self.is_lean:
+            self._memory.is_collecting = True
+            gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay, of a lean one few
+            self._memory.is_collecting = False
 
     def take_operators_out(self) -> None:
         while self._operators:
@@ -153,10 +173,13 @@ class ProfiledWindow:
         raw, whole = path.with_name(f".{path.name}.raw.json"), path.with_name(f".{path.name}.part")
         try:
             profiler.export_chrome_trace(str(raw))
-            trace = raw.read_bytes() if raw.exists() else b""
-            if not trace.rstrip().endswith(b"}"):  # the profiler's library only logs that it could not write
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            whole.write_bytes(gzip.compress(trace, compresslevel=1, mtime=0))
+            with raw.open("rb") as trace, whole.open("wb") as packed:
+                trace.seek(-min(raw.stat().st_size, LONGEST_END), os.SEEK_END)
+                if not trace.read().rstrip().endswith(b"}"):  # the profiler's library only logs that it could not write
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                trace.seek(0)
+                with gzip.GzipFile("", "wb", compresslevel=1, fileobj=packed, mtime=0) as file:
+                    shutil.copyfileobj(trace, file, COPIED_BYTES)
             whole.rename(path)
         finally:
             for temporary in path.parent.glob(f".{path.name}.*"):  # the profiler's library has one of its own
@@ -165,13 +188,17 @@ class ProfiledWindow:
 
     def _write(self, profiler: torch.profiler.profile) -> list[str]:
         """Write the trace, and of a full window the lines of its calls and what they allocated."""
-        if self.is_lean:
-            return self._write_trace(profiler)
         results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
+        most = MAX_EVENTS if self.planned.num_events else sys.maxsize
+        if self.is_lean:
+            self.num_events = len(results.events())
+            return self._write_trace(profiler) if self.num_events <= most else []
         calls = CallSites(self._sites)
         device = self._memory.device.index  # the one whose memory every step is read from; None where that is the host
         events = WindowEvents(calls, None if device is None else torch.device("cuda", device))
-        events.walk(results.experimental_event_tree())
+        self.num_events = events.walk(results.experimental_event_tree(), most)
+        if self.num_events > most:
+            return []
         lines = self._folder.path / f"sites-{self._number}.parquet"
         calls.write(lines)
         traces = self._write_trace(profiler)

@@ -30,9 +30,10 @@ MIN_PEAK_RISE_BYTES: Final = 1024**2
 
 TRIGGERED_STEPS: Final = 2
 
-MIN_WINDOW_NS: Final = 500_000_000
-MIN_LEAN_NS: Final = 100_000_000
-"""What a window costs at least, and a lean one; how much it is on this machine, the first one shows."""
+ASKED_FOR: Final = "SIGUSR1 asked for it"
+
+MIN_COST_NS: Final = 200_000_000
+"""Of a window, before a step was counted."""
 
 MIN_DISTANCE: Final = 10
 """Steps between windows: closer ones would tell the same, and be measured in each other's wake."""
@@ -98,8 +99,8 @@ class WindowRequests:
 
     def __init__(self, budget: Budget, sampling: Sampling) -> None:
         self.asked: list[str] = []
-        self.cost_ns = {False: MIN_WINDOW_NS, True: MIN_LEAN_NS}
-        """What the last profiler window cost, and the last lean one: the next may begin where as much is left."""
+        self.cost_ns = MIN_COST_NS
+        """Of the smallest window: one is granted where as much is left."""
         self._budget = budget
         self._sampling = sampling
 
@@ -112,8 +113,9 @@ class WindowRequests:
         """Whether one is asked for that may open: the budget stands against all but those that a person asks for."""
         return bool(self.asked) and ("signal" in self.asked or self.are_affordable())
 
-    def are_affordable(self, *, is_lean: bool = False) -> bool:
-        return self._budget.affords(self.cost_ns[is_lean])
+    def are_affordable(self, cost_ns: int | None = None) -> bool:
+        """What costs so much, or the smallest window."""
+        return self._budget.affords(self.cost_ns if cost_ns is None else cost_ns)
 
     def spend(self, cost_ns: int) -> None:
         """A window took so much."""
@@ -126,7 +128,7 @@ class Triggers:
     def __init__(self, wanted: Sequence[Trigger], requests: list[str]) -> None:
         self.requests = requests
         self._left: dict[str, int] = {kind: MAX_WINDOWS[kind] for kind in wanted}
-        self._why = {"non-finite": "a loss or gradient was not finite", "signal": "SIGUSR1 asked for it"}
+        self._why = {"non-finite": "a loss or gradient was not finite", "signal": ASKED_FOR}
         self._slow = SlowSteps() if "slow-step" in wanted else None
         self._peaks = MemoryPeaks() if "memory-peak" in wanted else None
         self._counts_from = NUM_FIRST_STEPS
@@ -135,7 +137,9 @@ class Triggers:
     def note(self, record: StepRecord) -> None:
         number = record.step
         if record.window is not None:
-            self._counts_from, self._clear_from = number + 2, number + 1 + MIN_DISTANCE
+            self._counts_from = number + 2
+        if record.window is not None and not record.window.startswith("calls"):
+            self._clear_from = number + 1 + MIN_DISTANCE
         counts = number >= self._counts_from
         self.note_length(number, record.total_us)
         if self._peaks is not None and record.memory:

@@ -5,35 +5,36 @@ import gc
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.torch_version import TorchVersion
 
-from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
+from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowLeftOut, WindowOpened
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import LightStep
 from efprof.recorder.hooks.patching import call_after, call_before
-from efprof.recorder.loop.loop import Loop
+from efprof.recorder.loop.loop import QUIET_STEPS, Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, Options, StepRange
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note
 from efprof.recorder.windows.profiled_window import Planned, ProfiledWindow, is_profiling, is_running
-from efprof.recorder.windows.triggers import TRIGGERED_STEPS, Triggers, WindowRequests
+from efprof.recorder.windows.step_events import MAX_EVENTS, StepEvents
+from efprof.recorder.windows.triggers import ASKED_FOR, TRIGGERED_STEPS, Triggers, WindowRequests
 
-MAX_DATA_MS = 20.0
-"""A step that fetched its batch for longer did so in Python, in this process: the profiler would record every call
-of it (half a million for one batch of text, 25 s to write, measured). Such a window starts after the fetch."""
+POSTPONED_STEPS: Final = 100
+"""A window that the budget does not allow yet is tried again so many steps later."""
 
-POSTPONED_STEPS = 100
-"""A scheduled window that the budget does not allow yet is tried again so many steps later."""
-
-LEAN_DISTANCE = 2
+LEAN_DISTANCE: Final = 2
 """Steps between a scheduled window and the lean one after it: what the first one left behind is over by then, and an
 even distance keeps loops in step that do something every second time."""
+
+MAX_STRETCH: Final = 3
+MAX_EXCESS_NS: Final = 500_000_000
+"""A window that takes so many times the CPU time that was reckoned, and so much more, holds something else."""
 
 SEVERAL_THREADS = "several threads make the steps, and a window sees one alone"
 ANOTHER_PROFILES = "another thread began to profile itself in a window, so that window is the last, and left out"
@@ -41,7 +42,11 @@ GRAPHS_CRASH = "the program captures CUDA graphs, with which the profiler of CUD
 
 
 class Windows:
-    """At most one window is open; each is written as soon as it closes, so that a crash costs one at most."""
+    """At most one window is open; each is written as soon as it closes, so that a crash costs one at most.
+
+    What the user asks for opens whatever its size. Any other window is reckoned from the step before it, whose calls
+    are counted: it gets shorter, or lean, or waits, until it is no larger than MAX_EVENTS and the budget allow.
+    """
 
     def __init__(
         self, options: Options, *, loop: Loop, requests: WindowRequests, make: Callable[..., ProfiledWindow], note: Note
@@ -51,16 +56,19 @@ class Windows:
         self._planned = {start: Planned(end) for start, end in options.trace_steps if end > start}
         self._triggers = Triggers(options.triggers, requests.asked)
         self._window: ProfiledWindow | None = None
+        self._opened_ns = 0
+        """By the thread's CPU time."""
         self._programs = weakref.WeakValueDictionary[int, Any]()
         """The program's own profilers, by their `id`. Torch says of the calling thread alone whether one is on, and
         crashes where one stops after another that was on beside it in another thread."""
         self._may_open = True
-        self._count = 0
-        self._last: StepRecord | None = None
+        self._count = self._num_counts = 0
+        self._events = StepEvents()
+        self._has_left_out = False
         self._is_asked_for = options.trace_steps != DEFAULT_TRACE_STEPS
-        """Whether the user named the steps: then no budget stands against them."""
+        """Whether the user named the steps: then neither size nor budget stands against them."""
         for start, planned in self._planned.items():
-            loop.sampling.want(start, planned.end)
+            loop.sampling.want(start - 1, planned.end)
 
     def begin(self, step: OpenStep) -> None:
         if not self._may_open:
@@ -68,24 +76,44 @@ class Windows:
         if self._window is None and self._may_open:
             if step.window is None and self._requests.are_waiting():
                 self._plan_triggered(step.number)
-            self._postpone(step.number)
-            if step.number in self._planned and _data_ms(self._last) <= MAX_DATA_MS:
+            planned = self._due(step.number)
+            if planned is not None and not planned.skips_fetch:
                 self._loop.mark_interrupted()
-                self._open(step, self._planned[step.number])
+                self._open(step, planned)
+            elif planned is None and self._is_worth_counting(step.number) and self._events.begin():
+                self._num_counts += 1
+                step.window = f"calls-{self._num_counts}"
         if self._window is not None:
             step.window = self._window.name
 
-    def begin_after_fetch(self, step: OpenStep) -> None:
-        """Open a window of this one step, less the fetch that was too long to be in it."""
-        if self._window is None and step.number in self._planned and step.window is None:
-            planned = self._planned[step.number]
-            self._open(step, planned._replace(end=step.number + 1, why=f"{planned.why}, without the data stage"))
+    def fetch_ended(self, step: OpenStep) -> None:
+        """Where the fetch was too large to be in it, the window opens after it."""
+        self._events.fetch_ended()
+        planned = self._planned.get(step.number)
+        if self._window is None and step.window is None and planned is not None and planned.skips_fetch:
+            self._open(step, planned)
             step.window = self._window.name if self._window is not None else None
 
+    def forward_began(self) -> None:
+        """Drop a window in which far more runs than was reckoned, as an evaluation does."""
+        window = self._window
+        if window is None or not window.planned.num_events or not window.is_opener:
+            return
+        reckoned = self._cost_of(window.planned) + self._own_ns(window, window.end)
+        if time.thread_time_ns() - self._opened_ns > MAX_STRETCH * reckoned + MAX_EXCESS_NS:
+            self._try_again(window, self._loop.number)
+
+    def compilation_began(self) -> None:
+        """Nothing of it goes into a window: it would be a million calls of the compiler's."""
+        self._events.stop()
+        window = self._window
+        if window is not None and window.planned.num_events and window.is_opener and not window.is_starting:
+            self._try_again(window, self._loop.number)
+
     def finish(self, _: object, record: StepRecord) -> None:
-        if self._window is not None:
-            self._requests.spend(round(record.total_us * 1000))
-        self._last = record
+        if self._events.is_counting:
+            self._events.end(record.step)
+            self._requests.cost_ns = self._cost_of(self._reckoned(Planned(1, is_lean=True), 0))
         self._triggers.note(record)
         if self._window is not None and record.step + 1 >= self._window.end:
             self._close(self._window, record.step)
@@ -97,13 +125,14 @@ class Windows:
 
     def drop(self, step: OpenStep) -> None:
         """What was fetched fed an evaluation, which may be long: keep the steps so far, or wait for the next one."""
+        self._events.stop()
         window = self._window
         if window is None:
             return
         if step.number > window.first or window.is_shared or not window.is_opener:
             self._close(window, max(step.number - 1, window.first))
             return
-        self._planned[step.number + 1] = Planned(window.end + 1, window.why, window.is_lean)
+        self._planned[step.number + 1] = window.planned._replace(end=window.end + 1)
         self._discard(window, step.number)
 
     def yield_to_program(self, *_: object) -> None:
@@ -124,32 +153,109 @@ class Windows:
             self._window.is_shared = True
 
     def end(self) -> None:
+        self._events.stop()
         if self._window is not None:
             self._close(self._window, self._loop.number)
         if self._window is not None:
             self._window.turn_off()  # torch would crash as the process ends
 
-    def _postpone(self, number: int) -> None:
-        planned = self._planned.get(number)
-        if planned is None or planned.why != "schedule" or self._is_asked_for:
-            return
-        if not self._requests.are_affordable(is_lean=planned.is_lean):
-            del self._planned[number]
-            self._plan(number + POSTPONED_STEPS, planned.end + POSTPONED_STEPS, is_lean=planned.is_lean)
+    def abandon_count(self) -> None:
+        """This is a forked child."""
+        self._events.stop()
 
-    def _plan(self, start: int, end: int, *, is_lean: bool) -> None:
+    # When, and how large.
+
+    def _due(self, number: int) -> Planned | None:
+        """What opens at this step, no larger than it may be; what may not open yet is put off."""
+        planned = self._planned.get(number)
+        if planned is None or self._is_asked(planned):
+            return planned
+        num_steps = self._loop.compiled_at + QUIET_STEPS + 1 - number
+        if num_steps > 0:
+            self._put_off(number, num_steps)
+        elif self._is_program_profiling():
+            return planned
+        elif not self._events.are_known(number):
+            self._put_off(number, 1)
+        else:
+            return self._fitted(number, planned)
+        return None
+
+    def _is_asked(self, planned: Planned) -> bool:
+        return planned.why == ASKED_FOR or (self._is_asked_for and planned.why == "schedule")
+
+    def _is_worth_counting(self, number: int) -> bool:
+        planned = self._planned.get(number + 1)
+        if planned is None or self._is_asked(planned) or self._is_program_profiling():
+            return False
+        return not (planned.is_lean and self._events.are_known(number + 1))
+
+    def _fitted(self, number: int, planned: Planned) -> Planned | None:
+        """The plan, as much smaller as it has to be."""
+        choices = [self._reckoned(choice, number) for choice in self._choices(planned, number)]
+        for choice in choices:
+            if choice.num_events <= MAX_EVENTS and self._requests.are_affordable(self._cost_of(choice)):
+                if choice.is_lean and not planned.is_lean:
+                    self._note_left_out(number, choices[1])
+                self._planned[number] = choice
+                return choice
+        self._note_left_out(number, choices[1])
+        self._put_off(number, POSTPONED_STEPS)
+        return None
+
+    def _choices(self, planned: Planned, number: int) -> Iterator[Planned]:
+        one = planned._replace(end=number + 1)
+        yield planned
+        yield one
+        if planned.is_lean:
+            return
+        if self._events.has_fetch:
+            yield one._replace(skips_fetch=True, why=f"{planned.why}, without the data stage")
+        yield planned._replace(is_lean=True, why=f"{planned.why}, without lines")
+        yield one._replace(is_lean=True, why=f"{planned.why}, without lines")
+
+    def _reckoned(self, planned: Planned, number: int) -> Planned:
+        num_steps = planned.end - number
+        num_events = self._events.in_window(num_steps, is_lean=planned.is_lean, skips_fetch=planned.skips_fetch)
+        return planned._replace(num_events=max(1, num_events))
+
+    def _cost_of(self, planned: Planned) -> int:
+        return self._events.cost_ns(planned.num_events, is_lean=planned.is_lean)
+
+    def _own_ns(self, window: ProfiledWindow, end: int) -> int:
+        return self._events.own_ns(end - window.first, skips_fetch=window.planned.skips_fetch)
+
+    def _note_left_out(self, number: int, one_step: Planned) -> None:
+        if not (self._has_left_out or one_step.is_lean):
+            self._has_left_out = True
+            seconds = self._cost_of(one_step) / 1e9
+            self._note(WindowLeftOut(step=number, num_events=one_step.num_events, seconds=seconds))
+
+    def _put_off(self, number: int, num_steps: int) -> None:
+        planned = self._planned.pop(number)
+        self._plan(number + num_steps, planned._replace(end=planned.end + num_steps))
+
+    def _try_again(self, window: ProfiledWindow, number: int) -> None:
+        """Drop what the open window has, and open it anew once nothing was compiled for two steps."""
+        self._discard(window, number)
+        start = number + QUIET_STEPS + 1
+        self._plan(start, window.planned._replace(end=start + window.end - window.first))
+
+    def _plan(self, start: int, planned: Planned) -> None:
         """There, or so much later that it is clear of the allocator's history."""
-        while any(start < memory_end and memory_start < end for memory_start, memory_end in self._memory_steps()):
-            start, end = start + POSTPONED_STEPS, end + POSTPONED_STEPS
+        while any(
+            start < memory_end and memory_start < planned.end for memory_start, memory_end in self._memory_steps()
+        ):
+            start, planned = start + POSTPONED_STEPS, planned._replace(end=planned.end + POSTPONED_STEPS)
         if start not in self._planned or self._planned[start].is_lean:  # a full one is not lost to a lean one
-            self._planned[start] = Planned(end, is_lean=is_lean)
-        self._loop.sampling.want(start, end)
+            self._planned[start] = planned
+        self._loop.sampling.want(start - 1, planned.end)
 
     def _plan_lean(self, window: ProfiledWindow, last: int) -> None:
         """As many steps as the scheduled window had, soon after it, to read times from that it did not bend."""
         if window.why.startswith("schedule") and not (window.is_lean or self._is_asked_for):
             start = last + 1 + LEAN_DISTANCE
-            self._plan(start, start + last + 1 - window.first, is_lean=True)
+            self._plan(start, Planned(start + last + 1 - window.first, is_lean=True, is_alone=False))
 
     def _plan_triggered(self, number: int) -> None:
         """At this step, where it may be; otherwise the request waits."""
@@ -170,15 +276,15 @@ class Windows:
             reason = "the program was profiling itself when a window was due, so that window was left out"
             self._note_stopped(step.number, reason)
             return
-        if not planned.is_lean:  # a lean one has its number: one that still waits would have the wrong one
+        if planned.is_alone:  # a lean one has its number: one that still waits would have the wrong one
             self._count += 1
-            self._planned = {start: one for start, one in self._planned.items() if not one.is_lean}
+            self._planned = {start: one for start, one in self._planned.items() if one.is_alone}
         self._loop.sampling.want(step.number, planned.end)
         window = self._make(planned, number=self._count, first=step.number)
         self._note(WindowOpened(step=step.number, window=window.name, why=planned.why))
         with ExitStack() as interrupted:  # by Ctrl-C most of all: one left on takes more memory with every step
             interrupted.callback(self._discard, window, step.number)
-            self._window = window
+            self._window, self._opened_ns = window, time.thread_time_ns()
             window.start()
             interrupted.pop_all()
 
@@ -201,6 +307,7 @@ class Windows:
     def _discard(self, window: ProfiledWindow, number: int) -> None:
         self._window = None
         window.discard()
+        self._spend(window, number)
         self._note_closed(window, number, window.start_seconds, [])
 
     def _give_up(self, number: int, reason: str) -> None:
@@ -222,14 +329,27 @@ class Windows:
             else:
                 window.end = last + 2
             return
+        if window.planned.num_events and self._loop.compiled_at >= window.first:  # in another thread
+            self._try_again(window, last)
+            return
         self._window = None
         start = time.perf_counter()
         files = window.write()
         seconds = window.start_seconds + time.perf_counter() - start
-        self._requests.cost_ns[window.is_lean] = cost_ns = round(seconds * 1e9)
-        self._requests.spend(cost_ns)
+        self._spend(window, last)
         self._note_closed(window, last, seconds, files)
-        self._plan_lean(window, last)
+        if files:
+            self._plan_lean(window, last)
+
+    def _spend(self, window: ProfiledWindow, last: int) -> None:
+        """What passed since it opened, less what its steps take by themselves: by the thread's CPU time, since other
+        programs on the machine make it no dearer.
+        """
+        cost_ns = time.thread_time_ns() - self._opened_ns
+        if window.planned.num_events:
+            cost_ns = max(0, cost_ns - self._own_ns(window, last + 1))
+            self._events.learn(window.num_events, cost_ns, is_lean=window.is_lean)
+        self._requests.spend(cost_ns)
 
     def _note_closed(self, window: ProfiledWindow, last: int, seconds: float, files: list[str]) -> None:
         self._note(WindowClosed(step=last, window=window.name, seconds=seconds, files=files))
@@ -243,19 +363,17 @@ def start(session: Session) -> None:
         windows = Windows(session.options, loop=loop, requests=requests, make=make, note=session.note)
         loop.sampling.is_asked = requests.are_waiting
         session.subscribe(loop.step_began, "windows", windows.begin)
-        session.subscribe(loop.fetched, "windows", windows.begin_after_fetch)
+        session.subscribe(loop.fetched, "windows", windows.fetch_ended)
+        session.subscribe(loop.forward_called, "windows", windows.forward_began)
+        session.subscribe(loop.compilation_began, "windows", windows.compilation_began)
         session.subscribe(loop.step_dropped, "windows", windows.drop)
         session.subscribe(loop.step_ended, "windows", windows.finish)
         if session.options.triggers:
             session.subscribe(loop.light.steps.listeners, "windows", windows.note_light)
         session.on_end("windows", windows.end)
+        os.register_at_fork(after_in_child=windows.abandon_count)
         begins, noted = (
             session.shell.guarded("windows", one) for one in (windows.yield_to_program, windows.note_profiler)
         )
         profile = torch.autograd.profiler.profile
         session.undo_at_end([call_before(profile, "__init__", begins), call_after(profile, "__init__", noted)])
-
-
-def _data_ms(record: StepRecord | None) -> float:
-    spans = [] if record is None else record.spans
-    return sum(span.end_us - span.start_us for span in spans if span.stage == "data") / 1000

@@ -333,6 +333,35 @@ def test_a_forked_child_is_not_traced(begin: Begin) -> None:
     assert [change.times for change in changes_of(recorded, "train.kept")] == [2]
 
 
+COMPILES = """
+import sys
+
+import torch
+from efprof.recorder.session import current
+
+weight, kept, traced = torch.nn.Parameter(torch.ones(3)), [], []
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for number in range(80):
+    traced.append(sys.gettrace() is not None)
+    loss = weight.sum()
+    kept.append(loss)
+    optimizer.zero_grad()
+    loss.backward()
+    if number in (18, 40):
+        current.session.loop.note_compilation()
+    optimizer.step()
+print(*(number for number, is_traced in enumerate(traced) if is_traced))
+"""
+
+
+def test_counts_wait_for_two_steps_that_compile_nothing_and_a_watch_ends_where_one_does(begin: Begin) -> None:
+    """What is compiled is as the hook of the compiler tells it."""
+    recorded = record(begin, COMPILES)
+    counted = [event.step for event in recorded.events(HoldersCounted)]
+    assert counted[:2] == [20, 39], "the first was due after step 19"
+    assert (recorded.folder.parent / "output").read_text() == "40\n", "two steps, where nothing is compiled"
+
+
 def test_a_watch_that_raises_costs_a_sentence_and_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: GrowthWatch, *_: object) -> None:
         if sys.gettrace() is not None:

@@ -173,8 +173,8 @@ def train_with(before_update: Callable[[int], object], num_steps: int) -> None:
 
 
 def windowed(recorded: Recorded) -> list[int]:
-    """The steps in a profiler's window; those whose lines were watched are in none."""
-    return [step.step for step in recorded.steps if step.window and not step.window.startswith("watch")]
+    """The steps in a profiler's window; those whose lines were watched, or calls counted, are in none."""
+    return [step.step for step in recorded.steps if step.window and step.window.startswith("trace")]
 
 
 def test_a_slow_step_opens_one_window_of_two_steps_after_it(tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ def test_a_slow_step_opens_one_window_of_two_steps_after_it(tmp_path: Path) -> N
 
     recorded = record_triggered(tmp_path, lambda _: train_with(dawdle, 50), ("slow-step",))
     (opened,) = recorded.events(WindowOpened)
-    assert opened.step <= 26, "a busy machine may have made an earlier step slow"
-    assert opened.why.startswith(f"step {opened.step - 1} took ")
+    assert opened.step <= 27, "a busy machine may have made an earlier step slow"
+    assert opened.why.startswith(f"step {opened.step - 2} took "), "in between a step's calls are counted"
     assert opened.why.endswith(" times the median")
     assert windowed(recorded) == [opened.step, opened.step + 1]
     (closed,) = recorded.events(WindowClosed)
@@ -239,9 +239,11 @@ def test_no_trigger_interrupts_a_program_that_profiles_itself(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("trigger", "why"), [("non-finite", "a loss or gradient was not finite"), ("signal", "SIGUSR1 asked for it")]
+    ("trigger", "why", "first"),
+    [("non-finite", "a loss or gradient was not finite", 122), ("signal", "SIGUSR1 asked for it", 121)],
+    ids=["non-finite, after a step whose calls are counted", "signal"],
 )
-def test_light_steps_end_for_a_window_that_is_asked_for(tmp_path: Path, trigger: Trigger, why: str) -> None:
+def test_light_steps_end_for_a_window_that_is_asked_for(tmp_path: Path, trigger: Trigger, why: str, first: int) -> None:
     def train(_: Session) -> None:
         model, optimizer = make_training()
         for number, batch in enumerate(make_loader(200)):
@@ -254,5 +256,5 @@ def test_light_steps_end_for_a_window_that_is_asked_for(tmp_path: Path, trigger:
             optimizer.step()
 
     recorded = record_triggered(tmp_path, train, (trigger,))
-    assert [(event.step, event.why) for event in recorded.events(WindowOpened)] == [(121, why)]
-    assert windowed(recorded) == [121, 122]
+    assert [(event.step, event.why) for event in recorded.events(WindowOpened)] == [(first, why)]
+    assert windowed(recorded) == [first, first + 1]

@@ -85,7 +85,7 @@ def with_lean(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 def test_a_scheduled_window_is_followed_by_a_lean_one_without_stacks_shapes_and_memory(with_lean: Recorded) -> None:
     windows = {step.step: step.window for step in with_lean.steps if step.window}
-    assert windows == {5: "trace-1", 6: "trace-1", 9: "lean-1", 10: "lean-1"}
+    assert windows == {4: "calls-1", 5: "trace-1", 6: "trace-1", 9: "lean-1", 10: "lean-1"}
     assert [event.files for event in with_lean.events(WindowClosed) if event.window == "lean-1"] == [["lean-1.json.gz"]]
     lean = read_trace(lean_paths(with_lean.rank)["trace-1"])
     assert lean.named("aten::addmm")
@@ -106,12 +106,13 @@ def test_the_time_of_lines_is_that_of_the_lean_window_and_adds_up_to_its_steps(w
 def test_a_window_that_is_put_off_comes_before_a_lean_one_at_the_same_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned, affordable = ((2, 3), (3, 4)), iter([True, False, True])
+    planned, affordable = ((2, 3), (3, 4)), iter([True, *[False] * 5, True])
     monkeypatch.setattr("efprof.recorder.windows.windows.DEFAULT_TRACE_STEPS", planned)
     monkeypatch.setattr("efprof.recorder.windows.windows.POSTPONED_STEPS", 2)
-    monkeypatch.setattr(WindowRequests, "are_affordable", lambda _, *, is_lean: next(affordable))
+    monkeypatch.setattr(WindowRequests, "are_affordable", lambda *_: next(affordable))
     recorded = record_here(tmp_path, lambda: train_plainly(7), windows=planned)
-    assert {step.step: step.window for step in recorded.steps if step.window} == {2: "trace-1", 5: "trace-2"}
+    windows = {step.step: step.window for step in recorded.steps if step.window}
+    assert windows == {1: "calls-1", 2: "trace-1", 4: "calls-2", 5: "trace-2"}
 
 
 def test_a_call_from_the_users_code_has_the_line_that_made_it(recorded: Recorded) -> None:

@@ -1,0 +1,256 @@
+"""How large a window is that nobody asked for: reckoned from the step before it, smaller where it has to be."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from efprof.artifacts.events import RecordingCost, WindowClosed, WindowLeftOut, WindowOpened
+from efprof.artifacts.trace.read import read_trace
+from efprof.facts.overview.run_warnings import warnings_of
+from efprof.facts.run.run import open_run
+from efprof.recorder.session.options import DEFAULT_TRACE_STEPS
+from efprof.recorder.session.session import Session
+from efprof.recorder.windows import profiled_window, step_events, windows
+from efprof.recorder.windows.step_events import MAX_EVENTS, StepEvents
+from tests.recorder.recording import Recorded, record_here, running_session
+from tests.recorder.training import make_loader, make_training, train_plainly, train_step
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*kineto.*:UserWarning")
+
+TOO_MANY = MAX_EVENTS + 1
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets what is reckoned of a window."""
+
+    def set_sizes(reckon: Callable[[int, bool, bool], int]) -> None:
+        monkeypatch.setattr(
+            StepEvents, "in_window", lambda _, steps, *, is_lean, skips_fetch: reckon(steps, is_lean, skips_fetch)
+        )
+
+    return set_sizes
+
+
+def record_scheduled(folder: Path, num_steps: int = 12) -> Recorded:
+    return record_here(folder, lambda: train_plainly(num_steps), windows=DEFAULT_TRACE_STEPS)
+
+
+def windows_of(recorded: Recorded) -> dict[int, str]:
+    return {step.step: step.window for step in recorded.steps if step.window and not step.window.startswith("calls")}
+
+
+def call_often(times: int) -> int:
+    return sum(map(call_nothing, range(times)))
+
+
+def call_nothing(number: int) -> int:
+    return number
+
+
+def test_calls_of_python_and_operators_are_reckoned_as_events() -> None:
+    events, weight = StepEvents(), torch.ones(2, requires_grad=True)
+    assert events.begin()
+    call_often(1000)
+    for _ in range(100):
+        (weight * 2).sum().backward()
+    events.end(7)
+    full = events.in_window(1, is_lean=False, skips_fetch=False)
+    lean = events.in_window(1, is_lean=True, skips_fetch=False)
+    with torch.profiler.profile(with_stack=True, profile_memory=True) as profiler:
+        call_often(1000)
+        for _ in range(100):
+            (weight * 2).sum().backward()
+    assert len(profiler.profiler.kineto_results.events()) == pytest.approx(full, rel=0.5)
+    assert 1000 < lean < full - 1000
+    assert events.in_window(2, is_lean=True, skips_fetch=False) == 2 * lean
+
+
+def test_what_a_fetch_calls_is_known_apart() -> None:
+    events = StepEvents()
+    events.begin()
+    call_often(5000)
+    events.fetch_ended()
+    call_often(100)
+    events.end(7)
+    assert events.has_fetch
+    assert events.in_window(1, is_lean=False, skips_fetch=False) > 5000
+    assert events.in_window(1, is_lean=False, skips_fetch=True) < 1000
+
+
+def test_a_count_ends_with_its_step_or_where_there_are_more_calls_than_a_window_may_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events = StepEvents()
+    events.begin()
+    events.end(7)
+    assert sys.getprofile() is None
+    monkeypatch.setattr(step_events, "MAX_EVENTS", 100)
+    events.begin()
+    call_often(200)
+    assert sys.getprofile() is None
+    events.end(8)
+    assert events.in_window(1, is_lean=False, skips_fetch=False) > 100
+
+
+def test_the_programs_own_profile_function_is_left_alone() -> None:
+    events = StepEvents()
+    sys.setprofile(own := lambda *_: None)
+    try:
+        assert not events.begin()
+        events.stop()
+        assert sys.getprofile() is own
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_child_that_is_forked_while_calls_are_counted_counts_none(tmp_path: Path) -> None:
+    states = list[int]()
+
+    def train() -> None:
+        model, optimizer = make_training()
+        for batch in make_loader(8):
+            if sys.getprofile() is not None and not torch._C._autograd._profiler_enabled():
+                child = os.fork()
+                if not child:
+                    os._exit(0 if sys.getprofile() is None else 1)
+                states.append(os.waitpid(child, 0)[1])
+            train_step(model, optimizer, *batch)
+
+    record_here(tmp_path, train, windows=DEFAULT_TRACE_STEPS)
+    assert states == [0]
+
+
+def test_the_step_before_a_scheduled_window_is_counted(tmp_path: Path) -> None:
+    recorded = record_scheduled(tmp_path)
+    assert {step.step: step.window for step in recorded.steps if step.window} == {
+        4: "calls-1", 5: "trace-1", 6: "trace-1", 9: "lean-1", 10: "lean-1",
+    }  # fmt: skip
+
+
+def test_a_window_of_too_many_events_is_one_step_long(tmp_path: Path, sizes: Callable[..., None]) -> None:
+    sizes(lambda steps, *_: 10 if steps == 1 else TOO_MANY)
+    assert windows_of(record_scheduled(tmp_path)) == {5: "trace-1", 8: "lean-1"}
+
+
+def test_a_step_whose_fetch_is_too_large_is_traced_from_its_end_on(tmp_path: Path, sizes: Callable[..., None]) -> None:
+    sizes(lambda _, is_lean, skips_fetch: 10 if skips_fetch or is_lean else TOO_MANY)
+    recorded = record_scheduled(tmp_path)
+    assert windows_of(recorded) == {5: "trace-1", 8: "lean-1"}
+    assert recorded.events(WindowOpened)[0].why == "schedule, without the data stage"
+    assert not read_trace(recorded.rank / "trace-1.json.gz").named("enumerate(DataLoader)#_SingleProcessDataLoaderIter")
+
+
+def test_where_only_operators_fit_the_window_has_no_lines_and_the_report_says_how_to_get_them(
+    tmp_path: Path, sizes: Callable[..., None]
+) -> None:
+    sizes(lambda _, is_lean, __: 10 if is_lean else 412_310)
+    recorded = record_scheduled(tmp_path)
+    assert windows_of(recorded) == {5: "trace-1", 6: "trace-1"}
+    assert [closed.files for closed in recorded.events(WindowClosed)] == [["trace-1.json.gz"]]
+    (told,) = (one for one in warnings_of(open_run(tmp_path)) if "profiler window" in one)
+    assert "About 412,310 events per step" in told
+    assert "--trace-steps 5:6'" in told
+
+
+def test_a_step_too_large_for_any_window_is_not_traced_and_the_report_says_so(
+    tmp_path: Path, sizes: Callable[..., None]
+) -> None:
+    sizes(lambda *_: 5_000_000)
+    recorded = record_scheduled(tmp_path)
+    assert windows_of(recorded) == {}
+    assert [event.step for event in recorded.events(WindowLeftOut)] == [5]
+    assert any("About 5,000,000 events per step" in one for one in warnings_of(open_run(tmp_path)))
+
+
+def test_a_window_dearer_than_the_allowance_is_not_opened(tmp_path: Path, sizes: Callable[..., None]) -> None:
+    sizes(lambda *_: MAX_EVENTS)  # 6.6 s, 2.4 s without lines, where windows may take 1.5 s
+    recorded = record_scheduled(tmp_path)
+    assert windows_of(recorded) == {}
+    assert recorded.events(WindowLeftOut)
+
+
+def test_a_window_that_is_asked_for_opens_whatever_its_size(tmp_path: Path, sizes: Callable[..., None]) -> None:
+    sizes(lambda *_: 5_000_000)
+    recorded = record_here(tmp_path, lambda: train_plainly(8), windows=((5, 7),))
+    assert {step.step: step.window for step in recorded.steps if step.window} == {5: "trace-1", 6: "trace-1"}
+    assert recorded.events(WindowClosed)[0].files
+
+
+@pytest.mark.parametrize("is_lean", [False, True], ids=["full", "lean"])
+def test_a_window_that_has_more_events_than_was_reckoned_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: Callable[..., None], is_lean: bool
+) -> None:
+    sizes(lambda _, lean, __: 10 if lean == is_lean else TOO_MANY)
+    monkeypatch.setattr(profiled_window, "MAX_EVENTS", 20)
+    recorded = record_scheduled(tmp_path)
+    assert [closed.files for closed in recorded.events(WindowClosed)] == [[]]
+    assert sorted(tmp_path.rglob("*trace*")) == []
+
+
+def test_an_evaluation_in_a_window_ends_it_and_it_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "MAX_EXCESS_NS", 200_000_000)
+
+    def train() -> None:
+        model, optimizer = make_training()
+        for number, batch in enumerate(make_loader(16)):
+            if number == 5:
+                end = time.thread_time() + 1.2
+                while time.thread_time() < end:
+                    pass
+                with torch.no_grad():
+                    model(batch[0])
+            train_step(model, optimizer, *batch)
+
+    recorded = record_here(tmp_path, train, windows=DEFAULT_TRACE_STEPS)
+    assert [(closed.step, bool(closed.files)) for closed in recorded.events(WindowClosed)][:2] == [
+        (5, False),
+        (9, True),
+    ]
+    assert windows_of(recorded)[8] == "trace-2"
+
+
+def train_and_compile(session: Session, *compiled: int) -> None:
+    """As if something were compiled within these steps."""
+    model, optimizer = make_training()
+    for number, batch in enumerate(make_loader(16)):
+        if number in compiled:
+            session.loop.note_compilation()
+        train_step(model, optimizer, *batch)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "expected"),
+    [
+        ((0, 1, 2), {5: "trace-1", 6: "trace-1", 9: "lean-1", 10: "lean-1"}),
+        ((3,), {6: "trace-1", 7: "trace-1", 10: "lean-1", 11: "lean-1"}),
+        ((4, 6), {9: "trace-1", 10: "trace-1", 13: "lean-1", 14: "lean-1"}),
+        ((6,), {5: "trace-1", 6: "trace-1", 9: "trace-2", 10: "trace-2", 13: "lean-2", 14: "lean-2"}),
+    ],
+    ids=["long before", "two steps before", "again while it waits", "within the window, which is dropped"],
+)
+def test_no_window_is_open_while_code_is_compiled_or_two_steps_after_it(
+    tmp_path: Path, compiled: tuple[int, ...], expected: dict[int, str]
+) -> None:
+    with running_session(tmp_path, DEFAULT_TRACE_STEPS) as session:
+        train_and_compile(session, *compiled)
+    recorded = Recorded(folder=tmp_path)
+    assert windows_of(recorded) == expected
+    dropped = {expected[step] for step in compiled if step in expected}
+    written = {closed.window for closed in recorded.events(WindowClosed) if closed.files}
+    assert written == {*expected.values()} - dropped
+
+
+def test_the_account_holds_what_windows_took_beside_their_steps(tmp_path: Path) -> None:
+    began = time.thread_time()
+    recorded = record_scheduled(tmp_path, 60)
+    (cost,) = recorded.events(RecordingCost)
+    assert 0 < cost.seconds["windows"] < time.thread_time() - began
