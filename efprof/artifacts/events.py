@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, Union
 import msgspec
 
 from efprof.artifacts.files import read_lines
+from efprof.model import RecorderPart
 
 EVENTS_FILE = "events.jsonl"
 
@@ -125,6 +126,7 @@ class TrainingRaised(Event, tag="training_raised"):
     message: str
     stage: str | None
     sites: list[str]
+    recorder_part: RecorderPart = "possible"
 
 
 class StepInterrupted(Event, tag="step_interrupted"):

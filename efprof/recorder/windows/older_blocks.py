@@ -15,7 +15,8 @@ def start_without_line(start: Callable[[], None]) -> None:
     torch counts such blocks in each process and logs the first of every 1,000. A training frees few of them in its
     windows: 1 to 22, measured on seven programs.
     """
-    block = torch.UntypedStorage(1)  # by no operator: a mode of the program's would see one
+    # By no operator: a mode of the program's would see one.
+    block = torch.UntypedStorage(1)  # type: ignore[no-untyped-call]
     try:
         level = ctypes.c_int.in_dll(ctypes.CDLL(torch._C.__file__), "FLAGS_caffe2_log_level")
     except (OSError, ValueError):  # a torch that is built in another way
