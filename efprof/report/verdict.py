@@ -208,7 +208,7 @@ def error_phrase(run: RunIdentity) -> str:
 def recorder_hint(run: RunIdentity) -> str:
     """What tells whether the recorder has part in the error; empty where it cannot have."""
     error = run.error
-    if error is None or error.recorder_part in ("none", "apart"):
+    if error is None or error.recorder_part == "none":
         return ""
     where = f" at {error.blame}" if error.blame else ""
     is_its_own = "is" if error.recorder_part == "certain" else "may be"

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import torch
 
@@ -37,12 +37,6 @@ OUT_OF_MEMORY_MESSAGES: Final = ("memory: you tried to allocate", "error: out of
 it was no tensor of torch's that was asked for: an AcceleratorError, before torch 2.8 a plain RuntimeError."""
 
 RECORDER: Final = f"{Path(__file__).parents[1]}{os.sep}"
-
-PARTS: Final = get_args(RecorderPart)
-
-RAISE: Final = dis.opmap["RAISE_VARARGS"]
-CALLS: Final = {code for name, code in dis.opmap.items() if name.startswith("CALL")}
-"""The innermost frame is at one where the error came of a function in C, of torch's or the program's."""
 
 
 def origin_of(error: BaseException) -> BaseException | None:
@@ -111,7 +105,8 @@ class ExitWatcher:
             site, is_for_tensor = at[-1] if at else None, not isinstance(out_of_memory, MemoryError)
             events.append(OutOfMemory(at_ns=now, step=number, message=told, site=site, is_for_tensor=is_for_tensor))
         kind, message, sites = type(error).__name__, without_secrets(str(error)), self._sites_of(error)
-        part = "none" if out_of_memory else max((self._part_in(one) for one in _causes(error)), key=PARTS.index)
+        *_, first = _causes(error)
+        part = "none" if out_of_memory else self._part_in(first)
         events.append(
             TrainingRaised(
                 at_ns=now, step=number, error=kind, message=message, stage=stage, sites=sites, recorder_part=part
@@ -121,17 +116,18 @@ class ExitWatcher:
 
     def _part_in(self, error: BaseException) -> RecorderPart:
         """The recorder's, as far as the traceback tells, from the outermost frame to the innermost."""
-        if isinstance(error, KeyboardInterrupt | SystemExit) or user_file_of(type(error), self._sites):
+        if user_file_of(type(error), self._sites):
             return "none"
         part: RecorderPart = "apart"
         trace = error.__traceback__
         while trace is not None:
             code = trace.tb_frame.f_code
-            operation = code.co_code[trace.tb_lasti]
+            operation = dis.opname[code.co_code[trace.tb_lasti]]
             if self._sites.is_user_code(code):
-                part = "none" if operation == RAISE else "apart"
+                part = "none" if operation == "RAISE_VARARGS" else "apart"
             elif code.co_filename.startswith(RECORDER):
-                part = "possible" if operation in CALLS else "certain"
+                # At a call it came of a function in C, of torch's or the program's.
+                part = "possible" if operation.startswith("CALL") else "certain"
             elif part == "certain":
                 part = "possible"
             trace = trace.tb_next

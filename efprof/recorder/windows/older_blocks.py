@@ -19,7 +19,7 @@ def start_without_line(start: Callable[[], None]) -> None:
     block = torch.UntypedStorage(1)  # type: ignore[no-untyped-call]
     try:
         level = ctypes.c_int.in_dll(ctypes.CDLL(torch._C.__file__), "FLAGS_caffe2_log_level")
-    except (OSError, ValueError):  # a torch that is built in another way
+    except ValueError:  # a torch that is built in another way
         level = ctypes.c_int()
     start()
     before, level.value = level.value, max(level.value, ERROR)
