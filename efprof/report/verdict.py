@@ -212,7 +212,7 @@ def recorder_hint(run: RunIdentity) -> str:
         return ""
     where = f" at {error.blame}" if error.blame else ""
     is_its_own = "is" if error.recorder_part == "certain" else "may be"
-    return f"Try `efprof record --windows none`: the {error.kind}{where} {is_its_own} the recorder's own."
+    return f"Try `efprof record --windows none`, or no efprof: the {error.kind}{where} {is_its_own} the recorder's own."
 
 
 def _order(finding: Finding, median: float | None, peak: int | None) -> tuple[float, ...]:

@@ -153,7 +153,7 @@ def test_the_error_that_ended_a_run_is_its_why_and_its_line_the_blame_before_a_f
 
 @pytest.mark.parametrize(("part", "word"), [("possible", "may be"), ("certain", "is")])
 def test_an_error_that_the_recorder_may_have_part_in_is_told_with_what_to_try(part: RecorderPart, word: str) -> None:
-    hint = f"Try `efprof record --windows none`: the ValueError at train.py:22 {word} the recorder's own."
+    hint = f"Try `efprof record --windows none`, or no efprof: the ValueError at train.py:22 {word} the recorder's own."
     run = make_run(ended="raised", exit_code=1, error=dataclasses.replace(ERROR, recorder_part=part))
     assert describe_verdict(clean(run=run)).next == hint
     lead = describe_verdict(make_report(run=run))
