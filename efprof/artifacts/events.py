@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, Union
 import msgspec
 
 from efprof.artifacts.files import read_lines
+from efprof.model import RecorderPart
 
 EVENTS_FILE = "events.jsonl"
 
@@ -133,6 +134,7 @@ class TrainingRaised(Event, tag="training_raised"):
     message: str
     stage: str | None
     sites: list[str]
+    recorder_part: RecorderPart = "possible"
 
 
 class StepInterrupted(Event, tag="step_interrupted"):
@@ -254,7 +256,8 @@ class ThreadsReady(Event, tag="threads_ready"):
 
     They ran, or were `waiting` for a core; those of `children` count in both. `cores` names the machine and the cores
     that the process may run on, for `num_cores` of time at once. torch cuts an operation into `num_threads`, which the
-    user's line `site` set last; None where none did.
+    user's line `site` set last; None where none did. `busy`, with all programs and other virtual machines, and
+    `own`, with this process and its children, are shares of these cores' time since the first reading.
     """
 
     cores: str
@@ -264,6 +267,9 @@ class ThreadsReady(Event, tag="threads_ready"):
     ready: float
     waiting: float
     children: float
+    children_waiting: float = 0.0
+    busy: float = 0.0
+    own: float = 0.0
 
 
 _REQUEST = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate|Requested +:) (\d+(?:\.\d*)?) ([KMGTPE]iB|bytes)")

@@ -43,10 +43,11 @@ def input_stall(run: Run) -> Examination:
         trace_input = run.get(TraceInput)
         what = "with batches that are there when asked for"
         return trace_input.examination(lambda: gain_or_bound(run, trace_input.events, trace_input.bound, what))
-    times = run.get(StepTimes)
-    num_steps = len(times.at_least(MIN_STEPS))
+    num_steps = len(run.get(StepTimes).at_least(MIN_STEPS))
     waits = run.get(InputWaits)
     looked_at = f"{num_steps} steps, which waited {format_share(waits.data_ms / waits.step_ms)} of their time for data"
+    if _is_stalled(waits.alone) != _is_stalled(waits):
+        raise ThinEvidence(f"Unclear: {looked_at}, but other programs held {format_share(waits.others)} of the cores.")
     if not _is_stalled(waits) and waits.restart_ms < MIN_SHARE * (waits.step_ms + waits.restart_ms):
         return Examination(looked_at=looked_at)
     if waits.loader is None or waits.loader.site is None:
@@ -71,7 +72,7 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     workers, wanted, share = waits.best_workers, waits.wanted_workers, waits.data_ms / waits.step_ms
     interval = in_brackets(format_interval(*waits.data_interval_ms, "ms"))
     message = f"Each step waits {format_ms(waits.data_ms)}{interval} for its data, {format_share(share)} of its time"
-    certain_share = waits.data_interval_ms[0] / waits.step_ms
+    certain_share = min(waits.data_interval_ms[0] / waits.step_ms, waits.alone.data_ms / waits.alone.step_ms)
     if not waits.can_win:
         summary = f"Make a batch cheaper: none of the {waits.num_cpus} processors is free for another worker."
         gain = Gain.of_step("the whole wait", waits.data_ms)

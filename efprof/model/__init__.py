@@ -53,6 +53,7 @@ from efprof.model.report import (
     MetricChange,
     Overhead,
     Presence,
+    RecorderPart,
     Report,
     RunError,
     RunIdentity,

@@ -173,6 +173,11 @@ class Measurements:
     """Sentences computed from them: their time, their peak beside training's, what their batches leave behind."""
 
 
+RecorderPart = Literal["none", "apart", "possible", "certain"]
+"""The recorder's part in an error: it cannot have any; none of its code stood where it was raised; some did; its code
+raised it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunError:
     """The exception that ended a run, at step `step`; `blame` is the innermost line of the user's that it passed."""
@@ -182,6 +187,7 @@ class RunError:
     step: int
     stage: str | None
     blame: SourceLine | None
+    recorder_part: RecorderPart = "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,7 @@ FOREIGN: Final = "unknown"
 """How a run ended of which there is only a file that something else wrote."""
 BELOW: Final = "; what was recorded until then is below."
 ENDINGS: Final[dict[str, tuple[str, str]]] = {
-    "raised": ("The run stopped with an error of its own", f"Read what the program itself said last{BELOW}"),
+    "raised": ("The run stopped with an error", f"Read what the program itself said last{BELOW}"),
     "out_of_memory": ("The run ran out of memory", f"Ask for less memory{BELOW}"),
     "killed": (
         "The run was killed from outside",
@@ -120,7 +120,7 @@ def describe_verdict(report: Report) -> VerdictLines:
         verdict=one_line(f"{ending} {finding.message}"),
         why=one_line(finding.headline),
         blame=finding.blame,
-        next=one_line(finding.fix.summary),
+        next=one_line(f"{finding.fix.summary} {recorder_hint(report.run)}"),
         commands=_proving_commands(report.run),
         tone="high" if ending else finding.severity,
     )
@@ -205,6 +205,16 @@ def error_phrase(run: RunIdentity) -> str:
     return f"{error.kind} in {stage}step {error.step:,}{f': {message}' if message else ''}"
 
 
+def recorder_hint(run: RunIdentity) -> str:
+    """What tells whether the recorder has part in the error; empty where it cannot have."""
+    error = run.error
+    if error is None or error.recorder_part == "none":
+        return ""
+    where = f" at {error.blame}" if error.blame else ""
+    is_its_own = "is" if error.recorder_part == "certain" else "may be"
+    return f"Try `efprof record --windows none`, or no efprof: the {error.kind}{where} {is_its_own} the recorder's own."
+
+
 def _order(finding: Finding, median: float | None, peak: int | None) -> tuple[float, ...]:
     step_ms, num_bytes = finding.gain.step_ms or 0.0, finding.gain.peak_bytes or 0
     median = finding.gain.late_step_ms or median
@@ -274,7 +284,7 @@ def _why_without_lead(report: Report, ending: str, num_looked: int) -> str:
 def _next_without_lead(report: Report, *, can_tell: bool) -> str:
     run = report.run
     if run.ended != "finished":
-        return ENDINGS.get(run.ended, ("", ""))[1]
+        return recorder_hint(run) or ENDINGS.get(run.ended, ("", ""))[1]
     if not run.num_steps:
         return "Record a program that trains with PyTorch: a step counts once an optimizer has stepped."
     if not can_tell:

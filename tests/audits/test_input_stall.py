@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from efprof.artifacts.events import ThreadsReady
 from efprof.artifacts.readings import WORKER_SAMPLES_FILE, SampledLine, WorkerSamples
 from efprof.audits.input_stall import input_stall
 from efprof.facts.input.input_waits import HANDOVER_MS, InputWaits
@@ -20,12 +21,18 @@ def main(workers):
 """
 
 
-def examine(folder, *, steps=40, loader=None, num_cpus=8, source=SOURCE, **fields):
+def counted(**fields):
+    """Of a training with one thread, beside other programs that have half of two cores."""
+    usual = {"cores": "0f3a [0, 1]", "num_cores": 2, "num_threads": 1, "site": None, "ready": 2.0, "waiting": 0.0}
+    return ThreadsReady(step=40, **usual | {"children": 1.0, "busy": 1.0, "own": 0.5} | fields)
+
+
+def examine(folder, *, steps=40, loader=None, num_cpus=8, source=SOURCE, counts=(), **fields):
     """A run whose step takes 14.5 ms besides its data."""
     run = write_run(
         folder,
         steps=make_steps(steps, **{"loader": 1, "cpu_us": 14_500.0, **fields}),
-        events=[loader_built(**(loader or {}))],
+        events=[loader_built(**(loader or {})), *counts],
         sources={"train.py": source},
         num_cpus=num_cpus,
     )
@@ -99,6 +106,34 @@ def test_waits_that_are_not_those_of_epochs_are_silent(tmp_path):
     assert examination.findings == ()
 
 
+@pytest.mark.parametrize(
+    ("num_workers", "data_ms", "counts"),
+    [
+        (1, 40.0, counted(waiting=0.5, children_waiting=0.4)),  # alone it needs 32.7 ms for a batch, and trains for 9
+        (1, 40.0, counted(waiting=0.9, children_waiting=0.9, busy=0.75, own=0.25)),  # others left a quarter over
+        (1, 40.0, counted(waiting=0.9, children_waiting=0.9, own=0.95)),  # its own threads have the cores
+        (0, 40.0, counted(waiting=0.5)),  # both parts of the step take longer
+    ],
+)
+def test_a_wait_for_work_is_told_beside_other_programs_too(tmp_path, num_workers, data_ms, counts):
+    loader = {"num_workers": num_workers}
+    (finding,) = examine(tmp_path / "run", data_ms=data_ms, loader=loader, counts=[counts]).findings
+    assert finding.severity == "high"
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "data_ms", "counts"),
+    [
+        (1, 40.0, counted(waiting=0.8, children_waiting=0.8)),  # of 54.5 ms it worked for 10.9
+        (1, 4.0, counted(waiting=0.9)),  # of 18.5 ms the training worked for 1.9: alone it would wait for the worker
+        (0, 40.0, counted(num_threads=2, waiting=0.5)),  # a fetch's threads may have waited for each other
+    ],
+)
+def test_a_verdict_that_other_programs_may_have_decided_is_unclear(tmp_path, num_workers, data_ms, counts):
+    with pytest.raises(ThinEvidence, match=r"^Unclear: .* but other programs held 50 % of the cores\.$"):
+        examine(tmp_path / "run", data_ms=data_ms, loader={"num_workers": num_workers}, counts=[counts], num_cpus=2)
+
+
 def test_a_loader_that_was_not_seen_being_built_and_a_run_without_steps_are_not_judged(tmp_path):
     with pytest.raises(ThinEvidence, match="could not be seen"):
         examine(tmp_path / "run", data_ms=40.0, loader={"loader": 7})
@@ -127,6 +162,7 @@ def test_no_prediction_is_more_than_the_wait(num_workers, num_cpus, data_ms, res
         cpu_ms=step_ms * min(cpu_share, num_cpus),
         num_restarts=0,
         restart_ms=0.0,
+        threads=None,
     )
     workers = num_workers + wanted
     assert waits.saved_ms_with(workers) <= data_ms + 1e-9

@@ -5,7 +5,18 @@ from typing import Any
 
 import pytest
 
-from efprof.model import AuditResult, Finding, Gain, Measurements, Report, RunError, RunIdentity, SourceLine, Timeline
+from efprof.model import (
+    AuditResult,
+    Finding,
+    Gain,
+    Measurements,
+    RecorderPart,
+    Report,
+    RunError,
+    RunIdentity,
+    SourceLine,
+    Timeline,
+)
 from efprof.report.verdict import (
     counts_phrase,
     describe_verdict,
@@ -44,7 +55,7 @@ def test_verdict_is_the_message_of_the_first_finding_and_commands_record_again_a
 @pytest.mark.parametrize(
     ("ending", "words"),
     [
-        ("raised", "stopped with an error of its own after 64 steps (exit code 1)."),
+        ("raised", "stopped with an error after 64 steps (exit code 1)."),
         ("out_of_memory", "ran out of memory after 64 steps"),
         ("killed", "was killed from outside after 64 steps"),
         ("interrupted", "was interrupted after 64 steps"),
@@ -76,7 +87,7 @@ def test_a_clean_run_says_what_was_looked_at_and_a_run_that_none_could_look_at_i
     assert describe_verdict(make_report(audits=(audit,))).verdict == "Too little was recorded: 0 of 1 check could look."
     report = make_report(run=make_run(ended="raised", exit_code=2, num_steps=0), audits=(), measurements=EMPTY)
     lines = describe_verdict(report)
-    assert "The run stopped with an error of its own before it finished a step (exit code 2)." in lines.verdict
+    assert "The run stopped with an error before it finished a step (exit code 2)." in lines.verdict
     assert lines.why == "No training step was recorded."
 
 
@@ -138,6 +149,16 @@ def test_the_error_that_ended_a_run_is_its_why_and_its_line_the_blame_before_a_f
     audits = tuple(audit for audit in make_report().audits if audit.audit_id == "blocking_scalar_read")
     lines = describe_verdict(make_report(audits=audits, run=make_run(ended="raised", exit_code=1, error=ERROR)))
     assert lines.blame == LINE
+
+
+@pytest.mark.parametrize(("part", "word"), [("possible", "may be"), ("certain", "is")])
+def test_an_error_that_the_recorder_may_have_part_in_is_told_with_what_to_try(part: RecorderPart, word: str) -> None:
+    hint = f"Try `efprof record --windows none`, or no efprof: the ValueError at train.py:22 {word} the recorder's own."
+    run = make_run(ended="raised", exit_code=1, error=dataclasses.replace(ERROR, recorder_part=part))
+    assert describe_verdict(clean(run=run)).next == hint
+    lead = describe_verdict(make_report(run=run))
+    assert lead.next.endswith(f". {hint}")
+    assert "Read what" in describe_verdict(clean(run=dataclasses.replace(run, error=ERROR))).next
 
 
 def test_a_run_that_goes_on_is_not_called_sound_and_one_that_ran_out_of_memory_is_to_take_less() -> None:

@@ -4,12 +4,13 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from efprof.artifacts.events import LoaderBuilt, events_of
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
+from efprof.facts.steps.ready_threads import ReadyThreads
 from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, part_of_steps
 from efprof.model import Evidence, Gain, Narrative, Severity
 
@@ -42,7 +43,7 @@ class InputWaits:
     A device waits only as long as it has nothing else to do; the host takes `fetch_ms` for the data.
     `production_ms` is what one worker needs for a step's batches.
     `num_restarts` steps waited for the workers of a new epoch, `restart_ms` is their wait spread over all steps.
-    `loader` is None where the loader that fed the steps was not seen being built.
+    `threads` is None where nobody counted, `loader` where the loader that fed the steps was not seen being built.
     """
 
     loader: LoaderBuilt | None
@@ -55,6 +56,7 @@ class InputWaits:
     cpu_ms: float
     num_restarts: int
     restart_ms: float
+    threads: ReadyThreads | None
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -78,7 +80,31 @@ class InputWaits:
             cpu_ms=statistics.median(time.cpu_ms for time in steady),
             num_restarts=len(restarts),
             restart_ms=sum(time.blocking_ms("data") - data_ms for time in restarts) / num_steps,
+            threads=run.find(ReadyThreads),
         )
+
+    @property
+    def others(self) -> float:
+        """The share of the cores that other programs held, where they left few over."""
+        return self.threads.others if self.threads and self.threads.is_disturbed else 0.0
+
+    @property
+    def alone(self) -> Self:
+        """The same without the time that training and workers were ready and other programs had their cores.
+
+        A short wait does not show how long workers take. Without workers, all of a step takes longer alike, but where
+        operations are cut into threads: then any part of the wait may be for these.
+        """
+        if self.threads is None or not self.others or (self.num_workers and self.data_ms <= MAX_HANDOVER_MS):
+            return self
+        rank = self.threads.ranks[0]
+        waited = min(1.0, (rank.waiting - rank.children_waiting) / rank.num_threads)
+        if not self.num_workers:
+            data_ms = self.data_ms * (1 - waited) if rank.num_threads == 1 else 0.0
+            return replace(self, rest_ms=self.rest_ms * (1 - waited), data_ms=data_ms)
+        rest_ms = max(0.0, self.rest_ms - waited * self.step_ms)
+        made_ms = self.step_ms * (1 - rank.children_waiting / self.num_workers)
+        return replace(self, rest_ms=rest_ms, data_ms=max(0.0, made_ms - rest_ms))
 
     @property
     def step_ms(self) -> float:

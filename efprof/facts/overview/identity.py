@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from efprof.artifacts.events import TrainingRaised, events_of
+from efprof.artifacts.events import HoldersCounted, TrainingRaised, WindowOpened, events_of
 from efprof.artifacts.run_file import DIFF_FILE, RunFile
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
@@ -52,12 +52,17 @@ def _error(run: Run) -> RunError | None:
     raised = first_error(run.rank_folders)
     if raised is None or run.run_file.ended not in ("raised", "out_of_memory"):
         return None
+    part = raised.recorder_part
+    if part == "apart":  # an earlier window or count may have left something behind
+        looked = any(events_of(rank, kind) for rank in run.rank_folders for kind in (WindowOpened, HoldersCounted))
+        part = "possible" if looked else "none"
     return RunError(
         kind=raised.error,
         message=raised.message,
         step=raised.step,
         stage=raised.stage,
         blame=run.get(Sources).line(raised.sites[-1]) if raised.sites else None,
+        recorder_part=part,
     )
 
 

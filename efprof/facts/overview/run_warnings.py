@@ -23,10 +23,11 @@ from efprof.facts.overview.identity import first_error
 from efprof.facts.peak.live_memory import LiveMemory
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import catches_out_of_memory
+from efprof.facts.steps.ready_threads import ReadyThreads
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.rank_times import RankTimes
 from efprof.model import NotRecorded, UnreadableInput
-from efprof.units import format_count
+from efprof.units import format_count, format_share
 
 FOREIGN = (
     "This report is made from a file that efprof did not record: it tells of {what} only. Record the training with "
@@ -61,6 +62,7 @@ def warnings_of(run: Run) -> tuple[str, ...]:
         return _without_steps(run)
     failed = [event.num_failed + event.num_rejected for event in events if isinstance(event, DeviceOutOfMemory)]
     return (
+        *_about_other_programs(run),
         *_about_other_attempts(run),
         *_about_stops(run),
         *_about_windows_left_out(run, events),
@@ -91,6 +93,13 @@ def _about_foreign(run: Run) -> Iterator[str]:
     if (num := size - len(told)) > 0:
         named = ", ".join(map(str, islice((rank for rank in count() if rank not in traces.ranks), min(num, MAX_NAMED))))
         yield f"Of {size} ranks {num} have no trace here that can be read: {named}{', ...' * (num > MAX_NAMED)}."
+
+
+def _about_other_programs(run: Run) -> Iterator[str]:
+    threads = run.find(ReadyThreads)
+    if threads is not None and threads.is_disturbed:
+        others = format_share(threads.others)
+        yield f"Other programs held {others} of the cores while this ran: times may be longer than alone."
 
 
 def _about_other_attempts(run: Run) -> Iterator[str]:

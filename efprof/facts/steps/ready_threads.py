@@ -8,6 +8,11 @@ from efprof.artifacts.events import ThreadsReady, events_of
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
 
+MIN_OTHERS = 0.1
+"""Of the cores: less is what any system does by itself."""
+FULL = 0.8
+"""Where more is left over, others may hold as many as they like."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadyThreads:
@@ -25,6 +30,16 @@ class ReadyThreads:
         if not sharing:
             raise NotRecorded("No event tells of ready threads: it is written on Linux, from step 10 on; record again.")
         return max((cls(ranks=tuple(ranks)) for ranks in sharing.values()), key=lambda one: one.per_core("ready"))
+
+    @property
+    def others(self) -> float:
+        """The share of these cores that other programs and virtual machines held; 0 where nobody counted."""
+        return self.ranks[0].busy - sum(rank.own for rank in self.ranks)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """True if others held many of the cores, and left few over."""
+        return self.others > MIN_OTHERS and self.ranks[0].busy > FULL
 
     def per_core(self, kind: Literal["ready", "waiting", "children", "num_threads"]) -> float:
         """That of all ranks together, over the cores that they share."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from efprof.artifacts.events import ThreadsReady
 from efprof.recorder.budget.sampling import Budget
@@ -22,6 +23,11 @@ from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note
 from efprof.recorder.session.sites import Sites
 
+Times = dict[str, NDArray[np.int64]]
+"""Of each thread of this process and its children, by its file: nanoseconds it ran, and was ready and did not."""
+
+MIN_S = 1.0
+"""Of all cores together: in less, ticks of 10 ms would decide what each program had."""
 FIRST_STEP = 5
 """By then its loader has started its workers; the next readings are due at 10, 20, 40 steps."""
 
@@ -30,7 +36,8 @@ class ReadyThreads:
     def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, note: Note) -> None:
         self._loop, self._sites, self._budget, self._note, self._site = loop, sites, budget, note, ""
         self._due, self._cost_ns = FIRST_STEP, 1_000_000
-        self._last_ns, self._last = 0, dict[str, tuple[int, int]]()
+        self._last_ns, self._last = 0, Times()
+        self._began_ns, self._first = time.perf_counter_ns(), seconds_of_cores(times_of_threads())
 
     def set_by_user(self, *_: object) -> None:
         if self._loop.thread.ident != NO_THREAD:  # as it is in a data worker, where torch sets one thread
@@ -42,18 +49,24 @@ class ReadyThreads:
             return
         times = times_of_threads()
         if self._last_ns:
-            spent = {task: np.subtract(now, self._last.get(task, (0, 0))) for task, now in times.items()}
-            own, host = f"/proc/{os.getpid()}/", describe_host()
-            of_children = sum(sum(spent[task]) for task in spent if not task.startswith(own))
+            spent = {task: now - self._last.get(task, 0) for task, now in times.items()}
+            host, cores, elapsed_ns = describe_host(), sorted(os.sched_getaffinity(0)), began - self._last_ns
+            ran, waited = np.sum([*spent.values()], axis=0) / elapsed_ns
+            children_ran, children_waited = of_children(spent) / elapsed_ns
+            whole_s = max(MIN_S, (began - self._began_ns) / 1e9 * len(cores))
+            busy, own = np.subtract(seconds_of_cores(times), self._first) / whole_s
             event = ThreadsReady(
                 step=step,
-                cores=f"{host.name_hash} {sorted(os.sched_getaffinity(0))}",
+                cores=f"{host.name_hash} {cores}",
                 num_cores=host.num_cpus,
                 num_threads=torch.get_num_threads(),
                 site=self._site or None,
-                ready=float(sum(map(sum, spent.values())) / (began - self._last_ns)),
-                waiting=float(sum(waited for _, waited in spent.values()) / (began - self._last_ns)),
-                children=float(of_children / (began - self._last_ns)),
+                ready=float(ran + waited),
+                waiting=float(waited),
+                children=float(children_ran + children_waited),
+                children_waiting=float(children_waited),
+                busy=float(busy),
+                own=float(own),
             )
             self._note(event)
         self._due, self._last_ns, self._last = 2 * step, began, times
@@ -71,12 +84,25 @@ def start(session: Session) -> None:
     session.subscribe(session.loop.step_ended, "ready_threads", threads.finish)
 
 
-def times_of_threads() -> dict[str, tuple[int, int]]:
-    """Of each thread of this process and its children, by its file: nanoseconds it ran, and was ready and did not."""
+def times_of_threads() -> Times:
     found = {}
     for pid in (os.getpid(), *descendants_of(os.getpid())):
         for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
             with suppress(OSError):  # it may end meanwhile
                 ran, waited, _ = task.read_text().split()
-                found[str(task)] = int(ran), int(waited)
+                found[str(task)] = np.array([ran, waited], int)
     return found
+
+
+def of_children(times: Times) -> NDArray[np.int64]:
+    """The sums of all their threads."""
+    return sum((times[task] for task in times if not task.startswith(f"/proc/{os.getpid()}/")), np.zeros(2, int))
+
+
+def seconds_of_cores(times: Times) -> tuple[float, float]:
+    """For how long the cores that this process may use were busy or stolen, and it and its children had one."""
+    names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    rows = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    ticks = sum(sum(map(int, row[1:4] + row[6:9])) for row in rows if row[0] in names)
+    ended_and_own_s = sum(os.times()[:4])
+    return ticks / os.sysconf("SC_CLK_TCK"), ended_and_own_s + of_children(times)[0] / 1e9

@@ -4,6 +4,7 @@
 SystemExit`, `exit()` and `os._exit` are seen by nobody.
 """
 
+import dis
 import functools
 import multiprocessing
 import os
@@ -11,20 +12,22 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from efprof.artifacts.events import Event, OutOfMemory, StepInterrupted, TrainingRaised
+from efprof.model import RecorderPart
 from efprof.recorder.hooks.loop_hooks import failed_stage
 from efprof.recorder.hooks.patching import Undo, call_before, replace
 from efprof.recorder.loop.device import Memory
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.redaction import without_secrets
 from efprof.recorder.session.shell import Note, Shell
-from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.sites import Sites, user_file_of
 
 MAX_CAUSES: Final = 100
 """Of an error, in a row; they may go round in a circle."""
@@ -32,6 +35,8 @@ MAX_CAUSES: Final = 100
 OUT_OF_MEMORY_MESSAGES: Final = ("memory: you tried to allocate", "error: out of memory")
 """Of torch's CPU allocator, which says "can't allocate" or, on Windows, "not enough"; and of CUDA or HIP itself, where
 it was no tensor of torch's that was asked for: an AcceleratorError, before torch 2.8 a plain RuntimeError."""
+
+RECORDER: Final = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def origin_of(error: BaseException) -> BaseException | None:
@@ -100,8 +105,33 @@ class ExitWatcher:
             site, is_for_tensor = at[-1] if at else None, not isinstance(out_of_memory, MemoryError)
             events.append(OutOfMemory(at_ns=now, step=number, message=told, site=site, is_for_tensor=is_for_tensor))
         kind, message, sites = type(error).__name__, without_secrets(str(error)), self._sites_of(error)
-        events.append(TrainingRaised(at_ns=now, step=number, error=kind, message=message, stage=stage, sites=sites))
+        *_, first = _causes(error)
+        part = "none" if out_of_memory else self._part_in(first)
+        events.append(
+            TrainingRaised(
+                at_ns=now, step=number, error=kind, message=message, stage=stage, sites=sites, recorder_part=part
+            )
+        )
         return events
+
+    def _part_in(self, error: BaseException) -> RecorderPart:
+        """The recorder's, as far as the traceback tells, from the outermost frame to the innermost."""
+        if user_file_of(type(error), self._sites):
+            return "none"
+        part: RecorderPart = "apart"
+        trace = error.__traceback__
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            operation = dis.opname[code.co_code[trace.tb_lasti]]
+            if self._sites.is_user_code(code):
+                part = "none" if operation == "RAISE_VARARGS" else "apart"
+            elif code.co_filename.startswith(RECORDER):
+                # At a call it came of a function in C, of torch's or the program's.
+                part = "possible" if operation.startswith("CALL") else "certain"
+            elif part == "certain":
+                part = "possible"
+            trace = trace.tb_next
+        return part
 
     def _sites_of(self, error: BaseException) -> list[str]:
         return [
@@ -153,12 +183,15 @@ def watch_child_processes(end: Callable[[], None], begin_anew: Callable[[], Call
 
 def _out_of_memory_behind(error: BaseException) -> BaseException | None:
     """The one that this error is, or was raised from; not one that was being handled, which may be of long before."""
-    link: BaseException | None = error
+    return next(filter(_is_out_of_memory, _causes(error)), None)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what it was raised from."""
     for _ in range(MAX_CAUSES):
-        if link is None or _is_out_of_memory(link):
-            return link
-        link = link.__cause__
-    return None
+        if error is not None:
+            yield error
+            error = error.__cause__
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -21,6 +21,7 @@ from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import RankFolder
 from efprof.recorder.windows.allocation_rows import CallSites, WindowEvents
+from efprof.recorder.windows.older_blocks import start_without_line
 from efprof.recorder.windows.step_events import MAX_EVENTS
 
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
@@ -108,7 +109,7 @@ class ProfiledWindow:
                 experimental_config=config,
             )
             self._opener = threading.current_thread()
-            self._profiler.start()
+            start_without_line(self._profiler.start)
             self._operators = [] if self.is_lean else watch_operators()
         finally:
             self.is_starting = False

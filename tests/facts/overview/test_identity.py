@@ -1,4 +1,4 @@
-from efprof.artifacts.events import TrainingRaised
+from efprof.artifacts.events import TrainingRaised, WindowOpened
 from efprof.artifacts.run_file import DIFF_FILE, Git
 from efprof.facts.overview.identity import identify
 from tests.support.builders import GPU, make_steps, write_run
@@ -40,5 +40,14 @@ def test_the_exception_that_ended_a_run_is_part_of_its_identity_and_one_it_survi
     )
     assert (identity.error.kind, identity.error.message, identity.error.step) == ("ValueError", "boom", 4)
     assert (str(identity.error.blame), identity.error.blame.text) == ("b.py:2", "x")
+    assert identity.error.recorder_part == "possible", "an older run does not tell"
     raised = TrainingRaised(at_ns=0, step=4, error="ValueError", message="", stage=None, sites=[])
     assert identify(write_run(tmp_path / "second", steps=make_steps(4), events=[raised])).error is None
+
+
+def test_the_recorder_may_have_part_in_an_error_apart_from_its_code_where_a_window_was_open_before(tmp_path):
+    raised = TrainingRaised(step=4, error="ValueError", message="", stage=None, sites=[], recorder_part="apart")
+    opened = WindowOpened(step=2, window="trace-1", why="schedule")
+    for events, part in (([raised], "none"), ([opened, raised], "possible")):
+        run = write_run(tmp_path / part, steps=make_steps(4), events=events, ended="raised")
+        assert identify(run).error.recorder_part == part

@@ -1,11 +1,13 @@
 import msgspec
 from msgspec.structs import replace
 
-from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped, OtherThreadTrained
+from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped, OtherThreadTrained, ThreadsReady
+from efprof.commands.report import analyse
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.overview.measurements import measurements_of
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
+from efprof.report.text_forms import render_text
 from tests.facts.allocator.recording import Recording
 from tests.support.builders import GPU, make_steps, write_run
 
@@ -30,6 +32,20 @@ def test_lines_lost_and_collectors_stopped_are_told_with_the_rank(tmp_path):
     (run.folder / "rank1" / EVENTS_FILE).write_bytes(msgspec.json.encode(stopped) + b"\n")
     (warning,) = warnings_of(open_run(run.folder))
     assert warning == "In rank1: The collector 'numbers' stopped (KeyError: 'loss'); training went on without it."
+
+
+def test_other_programs_are_told_first_where_they_held_cores_and_left_few_over(tmp_path):
+    stopped = CollectorStopped(at_ns=0, step=3, collector="windows", reason="OSError: no space left")
+    counted = ThreadsReady(
+        step=10, cores="0f3a [0, 1]", num_cores=2, num_threads=1, site=None, ready=1.0, waiting=0.5, children=0.0,
+        busy=1.0, own=0.52,
+    )  # fmt: skip
+    run = write_run(tmp_path / "run", steps=make_steps(20), events=[stopped, counted])
+    first = "Other programs held 48 % of the cores while this ran: times may be longer than alone."
+    assert warnings_of(run)[0] == first
+    assert first in render_text(analyse(run.folder))
+    for number, quiet in enumerate((replace(counted, busy=0.7, own=0.2), replace(counted, own=0.95))):
+        assert warnings_of(write_run(tmp_path / f"{number}", steps=make_steps(20), events=[quiet])) == ()
 
 
 def test_a_second_training_in_the_process_is_told_of_once(tmp_path):

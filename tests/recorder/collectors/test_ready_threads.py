@@ -42,6 +42,7 @@ def test_threads_are_counted_from_reading_to_reading_with_those_of_children(tmp_
     assert [event.step for event in found] == [10, 20, 40]
     last = found[-1]
     assert 0.1 < last.children < 2.5  # two threads, since the reading before
-    assert 0 < last.waiting < last.ready
+    assert 0 < last.children_waiting <= last.waiting < last.ready
+    assert 0 < last.own <= last.busy + 0.1  # in ticks
     assert last.num_threads == torch.get_num_threads()
     assert str(last.site).endswith(f"test_ready_threads.py:{line_of(Path(__file__), 'set')}:train")

@@ -1,4 +1,4 @@
-"""An error that memory ran out, or Ctrl-C: whether it ended the training, or something else did."""
+"""An error that memory ran out, or Ctrl-C: whether it ended the training, or another did; the recorder's part in it."""
 
 import subprocess
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import efprof
 from efprof.artifacts.events import OutOfMemory, TrainingRaised
@@ -30,8 +31,9 @@ def recorded_end(home: Path, train: Callable[[], object]) -> tuple[str, list[str
     with pytest.raises((KeyError, ValueError, KeyboardInterrupt, SystemExit)), efprof.record(windows="none"):
         train()
     recorded = Recorded(folder=only_run(home))
-    messages = [event.message for event in recorded.events(OutOfMemory)]
-    return recorded.run.ended, messages, [event.error for event in recorded.events(TrainingRaised)]
+    messages, raised = [event.message for event in recorded.events(OutOfMemory)], recorded.events(TrainingRaised)
+    assert {event.recorder_part for event in raised} == {"none"}
+    return recorded.run.ended, messages, [event.error for event in raised]
 
 
 def running_out(num_steps: int, end: Callable[[], object]) -> Callable[[], None]:
@@ -83,6 +85,51 @@ ENDS: dict[str, tuple[Callable[[], None], tuple[str, list[str], list[str]]]] = {
     "Ctrl-C in the handler of one": (running_out(0, press_ctrl_c), ("interrupted", [], ["KeyboardInterrupt"])),
     "an exit because of Ctrl-C": (leave_after_ctrl_c, ("interrupted", [], ["KeyboardInterrupt"])),
 }
+
+
+class OwnError(Exception):
+    pass
+
+
+def fail_in_a_pass() -> None:
+    train_plainly(3)
+    torch.ones(2, requires_grad=True).exp().backward()
+
+
+def fail_because_of_a_pass() -> None:
+    try:
+        fail_in_a_pass()
+    except RuntimeError as error:
+        raise OwnError from error
+
+
+def fail_between_steps() -> None:
+    train_plainly(3)
+    torch.nn.Linear(3, 1)(torch.ones(2))
+
+
+def fail_in_the_recorder() -> None:
+    train_plainly(3)
+    assert current.session is not None
+    del current.session.loop.evaluations
+    train_plainly(3)
+
+
+PARTS: dict[str, tuple[Callable[[], None], str]] = {
+    "torch raises it below a line of the program": (fail_between_steps, "apart"),
+    "a function of ours stands between": (fail_in_a_pass, "possible"),
+    "it came of such a one": (fail_because_of_a_pass, "possible"),
+    "ours raised it": (fail_in_the_recorder, "certain"),
+}
+
+
+@pytest.mark.parametrize("which", PARTS)
+def test_the_part_of_the_recorder_in_an_error_is_read_from_its_traceback(which: str, home: Path) -> None:
+    train, part = PARTS[which]
+    with pytest.raises((Exception, KeyboardInterrupt)), efprof.record(windows="none"):
+        train()
+    (raised,) = Recorded(folder=only_run(home)).events(TrainingRaised)
+    assert raised.recorder_part == part
 
 
 @pytest.mark.parametrize("end", ENDS)

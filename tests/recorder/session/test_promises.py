@@ -62,13 +62,17 @@ sys.addaudithook(refuse)
 
 
 WITHOUT_LOADER = """
+import ctypes
 import torch
 model = torch.nn.Linear(3, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(40):
+for step in range(40):
     optimizer.zero_grad()
     model(torch.ones(4, 3)).sum().backward()
     optimizer.step()
+    if step == 5:
+        torch.range(0, 1)
+        print(ctypes.c_int.in_dll(ctypes.CDLL(torch._C.__file__), "FLAGS_caffe2_log_level").value)
 """
 
 
@@ -87,6 +91,15 @@ def test_neither_efprof_nor_the_training_makes_a_socket_of_the_network(without_o
     assert (without_options.exit_code, len(without_options.steps)) == (0, 40)
     assert "no socket" not in without_options.errors
     assert len(without_options.our_lines) == 1
+
+
+def test_a_window_adds_no_line_and_takes_none_away(without_options: Recorded) -> None:
+    """torch warns from C++ by Python, and by a log of its own whose level 1 lets warnings through."""
+    warning, line, ours = without_options.errors.splitlines()
+    assert "UserWarning: torch.range is deprecated" in warning
+    assert line.strip() == "torch.range(0, 1)"
+    assert [ours] == without_options.our_lines
+    assert without_options.output == "1\n"
 
 
 @pytest.mark.filterwarnings("ignore:.*kineto.*:UserWarning")
