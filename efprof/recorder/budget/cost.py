@@ -14,8 +14,9 @@ class Cost:
         self._budget, self._loop, self._note = budget, loop, note
         self._steps_ns = self._num_full = 0
 
-    def add_full(self, step: OpenStep, _: StepRecord) -> None:
-        self._add(step.number, step.recorder_ns)
+    def add_full(self, step: OpenStep, record: StepRecord) -> None:
+        """No more than the CPU time of all of it: on a busy machine the first steps would use up the allowance."""
+        self._add(step.number, min(step.recorder_ns, round(record.cpu_us * 1000)))
         self._num_full += 1
 
     def add_light(self, steps: list[LightStep]) -> None:

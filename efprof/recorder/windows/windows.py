@@ -18,15 +18,16 @@ from efprof.recorder.budget.sampling import LightStep
 from efprof.recorder.hooks.patching import call_after, call_before
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.loop.steps import read_cpu_ns
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, Options, StepRange
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note
 from efprof.recorder.windows.profiled_window import Planned, ProfiledWindow, is_profiling, is_running
 from efprof.recorder.windows.triggers import TRIGGERED_STEPS, Triggers, WindowRequests
 
-MAX_DATA_MS = 20.0
-"""A step that fetched its batch for longer did so in Python, in this process: the profiler would record every call
-of it (half a million for one batch of text, 25 s to write, measured). Such a window starts after the fetch."""
+MAX_FETCH_NS = 20_000_000
+"""CPU time. A step that fetched its batch for longer did so in Python, in this process: the profiler would record every
+call of it (half a million for one batch of text, 25 s to write, measured). Such a window starts after the fetch."""
 
 POSTPONED_STEPS = 100
 """A scheduled window that the budget does not allow yet is tried again so many steps later."""
@@ -56,7 +57,8 @@ class Windows:
         crashes where one stops after another that was on beside it in another thread."""
         self._may_open = True
         self._count = 0
-        self._last: StepRecord | None = None
+        self._first_fetch_ns = self._fetch_ns = 0
+        """CPU time of the first fetch in the last step, times their number."""
         self._is_asked_for = options.trace_steps != DEFAULT_TRACE_STEPS
         """Whether the user named the steps: then no budget stands against them."""
         for start, planned in self._planned.items():
@@ -69,7 +71,7 @@ class Windows:
             if step.window is None and self._requests.are_waiting():
                 self._plan_triggered(step.number)
             self._postpone(step.number)
-            if step.number in self._planned and _data_ms(self._last) <= MAX_DATA_MS:
+            if step.number in self._planned and self._fetch_ns <= MAX_FETCH_NS:
                 self._loop.mark_interrupted()
                 self._open(step, self._planned[step.number])
         if self._window is not None:
@@ -77,15 +79,19 @@ class Windows:
 
     def begin_after_fetch(self, step: OpenStep) -> None:
         """Open a window of this one step, less the fetch that was too long to be in it."""
+        if step.batches.num_fetches == 1:
+            cpu_ns, reading_ns = read_cpu_ns()
+            self._first_fetch_ns = cpu_ns - step.start_cpu_ns
+            step.recorder_ns -= reading_ns
         if self._window is None and step.number in self._planned and step.window is None:
             planned = self._planned[step.number]
             self._open(step, planned._replace(end=step.number + 1, why=f"{planned.why}, without the data stage"))
             step.window = self._window.name if self._window is not None else None
 
-    def finish(self, _: object, record: StepRecord) -> None:
+    def finish(self, step: OpenStep, record: StepRecord) -> None:
         if self._window is not None:
             self._requests.spend(round(record.total_us * 1000))
-        self._last = record
+        self._fetch_ns = self._first_fetch_ns * step.batches.num_fetches
         self._triggers.note(record)
         if self._window is not None and record.step + 1 >= self._window.end:
             self._close(self._window, record.step)
@@ -254,8 +260,3 @@ def start(session: Session) -> None:
         )
         profile = torch.autograd.profiler.profile
         session.undo_at_end([call_before(profile, "__init__", begins), call_after(profile, "__init__", noted)])
-
-
-def _data_ms(record: StepRecord | None) -> float:
-    spans = [] if record is None else record.spans
-    return sum(span.end_us - span.start_us for span in spans if span.stage == "data") / 1000

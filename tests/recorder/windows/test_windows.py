@@ -3,13 +3,15 @@
 import cProfile
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from efprof.artifacts.allocations import AllocationEvent, allocation_paths, read_allocations
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
@@ -23,8 +25,10 @@ from efprof.recorder.windows.allocation_rows import CallSites
 from efprof.recorder.windows.triggers import WindowRequests
 from tests.recorder.recording import Recorded, line_of, record_here
 from tests.recorder.training import (
+    Batch,
     error_of,
     evaluate,
+    make_batch,
     make_loader,
     make_model,
     make_training,
@@ -37,6 +41,14 @@ from tests.support.waiting import MAX_WAIT_S
 HERE = Path(__file__)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*kineto.*:UserWarning")
+
+
+class Batches(IterableDataset[Batch]):
+    def __init__(self, iterate: Callable[[], Iterator[Batch]]) -> None:
+        self.iterate = iterate
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.iterate()
 
 
 class Model(torch.nn.Module):
@@ -76,6 +88,35 @@ def test_the_steps_of_a_window_are_marked(recorded: Recorded) -> None:
 def test_a_window_that_the_program_ends_in_is_kept(recorded: Recorded) -> None:
     assert [path.name for path in trace_paths(recorded.rank)] == ["trace-1.json.gz", "trace-2.json.gz"]
     assert [event.window for event in recorded.events(WindowClosed)] == ["trace-1", "trace-2"]
+
+
+def work() -> None:
+    """For 30 ms, however long another program has the core."""
+    end = time.thread_time() + 0.03
+    while time.thread_time() < end:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("fetch", "why", "steps"),
+    [(work, "schedule, without the data stage", [3]), (lambda: time.sleep(0.03), "schedule", [3, 4])],
+    ids=["in Python", "waiting for others"],
+)
+def test_a_window_leaves_a_fetch_out_that_takes_long_in_this_process(
+    tmp_path: Path, fetch: Callable[[], None], why: str, steps: list[int]
+) -> None:
+    def batches() -> Iterator[Batch]:
+        for _ in range(6):
+            fetch()
+            yield make_batch()
+
+    def feed() -> None:
+        model, optimizer = make_training()
+        train(model, DataLoader(Batches(batches), batch_size=None), optimizer)
+
+    recorded = record_here(tmp_path, feed, windows=((3, 5),))
+    assert [event.why for event in recorded.events(WindowOpened)] == [why]
+    assert [step.step for step in recorded.steps if step.window] == steps
 
 
 @pytest.fixture(scope="module")
