@@ -11,7 +11,7 @@ DOCS_INSTALLED := $(VENV)/installed-docs
 GPU_PYTHON ?= $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test format check types tests casebook bench-overhead bench-memory bench-report bench-trace bench-trainer hta stability gpu plotly fixtures clean
+.PHONY: help install demo docs test format check types tests repeat casebook bench-overhead bench-memory bench-report bench-trace bench-trainer hta stability gpu plotly fixtures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,12 @@ format: $(TESTS_INSTALLED) ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# make repeat TESTS="tests/recorder/windows/test_triggers.py" ROUNDS=50; a run that was stopped goes on where it was.
+ROUNDS ?= 50
+RESULTS ?= .efprof-repeat/results.jsonl
+repeat: $(TESTS_INSTALLED) ## Run TESTS for ROUNDS rounds, every second one beside three busy loops, and count failures
+	@$(BIN)/python -m tests.support.repeat $(RESULTS) $(ROUNDS) $(TESTS)
+
 casebook: $(TESTS_INSTALLED) ## Record every planted fault and its healthy twin, and score the audits and their gains
 	$(BIN)/python -m tests.casebook --gains
 
@@ -103,4 +109,4 @@ fixtures: $(TESTS_INSTALLED) ## Record the small runs in tests/runs/ anew
 	$(BIN)/python -m tests.support.record_fixtures
 
 clean: ## Remove what the other commands made
-	rm -rf $(VENV) .efprof .efprof-casebook reports/demo data/energy_flow docs/_build docs/audits docs/measured
+	rm -rf $(VENV) .efprof .efprof-casebook .efprof-repeat reports/demo data/energy_flow docs/_build docs/audits docs/measured

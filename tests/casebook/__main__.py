@@ -16,7 +16,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +27,7 @@ from efprof.model import CodeEdit, Report
 from tests.casebook._cases import Case, all_cases
 from tests.casebook._gains import RESOURCES, ScoredGain, gains_table, is_well_predicted, said, scored_gains, variations
 from tests.casebook._scores import Score, findings, predicted, until_step
+from tests.support.busy import busy_loops
 
 EFPROF = Path(sys.executable).with_name("efprof")
 
@@ -68,18 +68,6 @@ def _all_gains(scores: list[Score], runs: Path) -> Iterator[ScoredGain]:
             yield from scored_gains(entry, runs)
     for case in variations([entry.case for entry in scores], runs):
         yield from scored_gains(record_all(case, runs), runs)
-
-
-@contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    """So many other programs that want a core each."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 def record_all(case: Case, runs: Path) -> Score:

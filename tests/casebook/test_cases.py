@@ -4,9 +4,8 @@ from collections import Counter
 from pathlib import Path
 
 from efprof.commands.report import analyse
-from tests.casebook.__main__ import busy_loops, score, table
+from tests.casebook.__main__ import score, table
 from tests.casebook._cases import all_cases
-from tests.support.processes import started_processes
 
 CASES = {case.name: case for case in all_cases()}
 RUNS = Path(__file__).parents[1] / "runs"
@@ -32,10 +31,3 @@ def test_a_finding_in_a_program_without_a_fault_is_a_false_alarm() -> None:
     leaking = analyse(RUNS / "growing_tensors-sick")
     wrong = score(case, leaking, leaking, None)
     assert (wrong.is_right, wrong.extra, len(wrong.false_alarms)) == (False, (), 1)
-
-
-def test_busy_loops_run_beside_and_are_ended() -> None:
-    before = set(started_processes())
-    with busy_loops(2):
-        assert len(set(started_processes()) - before) == 2
-    assert set(started_processes()) <= before

@@ -1,9 +1,5 @@
 """Leaves word of what recording cost, and of updates without a torch optimizer or by a thread that is not recorded."""
 
-import os
-from contextlib import suppress
-from pathlib import Path
-
 from efprof.artifacts.events import OtherThreadTrained, RecordingCost, StepsWithoutOptimizer
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import ALLOWANCE_NS, EARLY_STEPS, Budget, LightStep
@@ -11,28 +7,26 @@ from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note
-from efprof.recorder.session.writing import KeptFile
 
 
 class Cost:
     def __init__(self, budget: Budget, loop: Loop, note: Note) -> None:
         self._budget, self._loop, self._note = budget, loop, note
-        self._steps_ns, self._num_full = 0.0, 0
-        self._core = CoreShare()
+        self._steps_ns = self._num_full = 0
 
-    def add_full(self, step: OpenStep, _: StepRecord) -> None:
-        self._add(step.number, step.recorder_ns * self._core.read())
+    def add_full(self, step: OpenStep, record: StepRecord) -> None:
+        """No more than the CPU time of all of it: on a busy machine the first steps would use up the allowance."""
+        self._add(step.number, min(step.recorder_ns, round(record.cpu_us * 1000)))
         self._num_full += 1
 
     def add_light(self, steps: list[LightStep]) -> None:
-        share = self._core.read()
         for step in steps:
-            self._add(step.number, step.cost_ns * share)
+            self._add(step.number, step.cost_ns)
 
-    def _add(self, number: int, cost_ns: float) -> None:
+    def _add(self, number: int, cost_ns: int) -> None:
         """The first steps use up some of the allowance; later ones have their own half of the share."""
         if number < EARLY_STEPS:
-            self._budget.spend("first steps", round(cost_ns))
+            self._budget.spend("first steps", cost_ns)
         else:
             self._steps_ns += cost_ns
 
@@ -48,25 +42,6 @@ class Cost:
             num_full_steps=self._num_full,
         )
         self._note(event)
-
-
-class CoreShare:
-    """Of the time in which this thread could run, the share in which it had a core and no other program; from Linux."""
-
-    def __init__(self) -> None:
-        self._file: KeptFile | None = None
-        self._last = (0, 0)
-        with suppress(OSError):
-            self._file = KeptFile(Path("/proc/thread-self/schedstat"), os.O_RDONLY)
-
-    def read(self) -> float:
-        """Since the last time; 1 where the system does not tell."""
-        if self._file is None:
-            return 1.0
-        ran, waited, _ = map(int, os.pread(self._file.descriptor(), 64, 0).split())
-        (last_ran, last_waited), self._last = self._last, (ran, waited)
-        could = ran - last_ran + waited - last_waited
-        return (ran - last_ran) / could if could else 1.0
 
 
 def start(session: Session) -> None:

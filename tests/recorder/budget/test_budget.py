@@ -3,12 +3,18 @@
 import time
 from collections import Counter
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
+from efprof.artifacts.events import Event
 from efprof.model import EfprofError
+from efprof.recorder.budget.cost import Cost
 from efprof.recorder.budget.sampling import ALLOWANCE_NS, COUNTS_PART, MIN_PART, Budget, LightStep, Sampling
+from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.options import parse_share
+from efprof.recorder.windows.triggers import MIN_COST_NS
+from tests.support.builders import make_step
 
 
 def test_windows_leave_counts_their_part() -> None:
@@ -45,6 +51,16 @@ def test_what_steps_take_beyond_their_half_windows_and_counts_do_without(
     earned = ALLOWANCE_NS + part * 10**10
     assert budget.affords_count(0.999 * earned)
     assert not budget.affords_count(1.001 * earned)
+
+
+def test_first_steps_that_wait_for_a_core_leave_the_allowance_to_windows() -> None:
+    budget = Budget(0.01)
+    cost = Cost(budget, SimpleNamespace(number=0), note=list[Event]().append)  # type: ignore[arg-type]
+    for number in range(20):
+        step = OpenStep(number=number, start_ns=0, epoch_ns=0, recorder_ns=400_000_000)
+        cost.add_full(step, make_step(number, cpu_us=900.0))
+    assert budget.spent_ns == {"first steps": 20 * 900_000}
+    assert budget.affords(MIN_COST_NS)
 
 
 @pytest.mark.parametrize("text", ["0", "0%", "-1%", "101%", "nan%", "inf%", "1", "much", ""])

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 import efprof
 from efprof.artifacts.steps import StepRecord
 from tests.recorder.recording import Recorded, record_here
+from tests.recorder.training import train_plainly
 
 SLEEPS_MS = {"data": 2, "forward": 6, "other": 3, "backward": 12, "optimizer": 4}
 
@@ -174,3 +175,19 @@ def test_a_step_is_as_long_as_all_its_stages(tmp_path: Path) -> None:
     assert [step.step for step in steps if step.total_us < slept_us[step.step]] == []
     whole_us = (steps[-1].started_ns - steps[0].started_ns) / 1000
     assert sum(step.total_us for step in steps[:-1]) == pytest.approx(whole_us, rel=0.01)
+
+
+def test_a_core_that_is_passed_on_as_the_cpu_time_is_read_is_no_cost_of_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Linux's doing; the first step waits once and each later one twice, as the one before it ends and it begins."""
+    passed_on_us = 50_000
+
+    def read() -> int:
+        time.sleep(passed_on_us / 1e6)
+        return 0
+
+    monkeypatch.setattr(time, "process_time_ns", read)
+    steps = record_here(tmp_path, train_plainly).steps
+    assert all(step.total_us > passed_on_us for step in steps)
+    assert 0 < min(step.recorder_us for step in steps) < passed_on_us
