@@ -136,10 +136,10 @@ PROGRAMS = (
         repository="karpathy/makemore",
         checkout="makemore",
         directory=".",
-        command=_words("makemore.py --max-steps 120 --n-layer 2"),
+        command=_words("makemore.py --max-steps 60 --n-layer 2"),
         make_data=made_data.names,
-        num_steps=120,
-        num_micro_batches=120,
+        num_steps=60,
+        num_micro_batches=60,
     ),
     Program(
         name="tiny-diffusion",

@@ -97,7 +97,8 @@ def paraphrases(directory: Path) -> None:
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
     )
     marks = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep")}
-    PreTrainedTokenizerFast(tokenizer_object=words, **marks).save_pretrained(directory / "bert-base-cased")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **marks)  # type: ignore[no-untyped-call]
+    tokenizer.save_pretrained(directory / "bert-base-cased")
     manual_seed(0)
     shape = BertConfig(
         vocab_size=len(vocabulary),
