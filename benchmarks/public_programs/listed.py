@@ -82,7 +82,7 @@ PROGRAMS = (
         make_data=made_data.sine_waves,
         edits=(
             Edit(file="train.py", old="load('traindata.pt')", new="load('traindata.pt', weights_only=False)"),
-            Edit(file="generate_sine_wave.py", old="L = 1000", new="L = 100"),
+            Edit(file="generate_sine_wave.py", old="L = 1000\n", new="L = 100\n"),
         ),
         num_steps=8,
         num_micro_batches=160,  # what L-BFGS evaluates
