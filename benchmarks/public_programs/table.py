@@ -68,8 +68,12 @@ def differences(measured: Measured) -> list[str]:
     for side, ended in others:
         if ended.exit_code != first.exit_code:
             found.append(f"{side}: exit code {ended.exit_code}, not {first.exit_code}")
-        for stream, of_first, of_other in _streams(program, first, ended):
-            changed = difference(of_first, without_recorder_lines(of_other) if side == "recorded" else of_other)
+        added = without_recorder_lines if side == "recorded" else list
+        for stream, of_first, of_other in (
+            ("standard output", first.output, _lines(program, ended.output)),
+            ("standard error", first.errors, added(_lines(program, ended.errors))),
+        ):
+            changed = difference(_lines(program, of_first), of_other)
             if changed is not None:
                 found.append(f"{side}, {stream}:\n{changed}")
     return list(dict.fromkeys(found))
@@ -138,19 +142,8 @@ def summary(measured: Sequence[Measured], not_run: dict[str, str]) -> list[str]:
     return lines + [f"Not run: {name}: {reason}" for name, reason in not_run.items()]
 
 
-def _streams(program: Program, first: Ended, other: Ended) -> list[tuple[str, list[str], list[str]]]:
-    return [
-        (
-            "standard output",
-            normalised(first.output, program.varies),
-            normalised(other.output, program.varies),
-        ),
-        (
-            "standard error",
-            normalised(first.errors, program.varies),
-            normalised(other.errors, program.varies),
-        ),
-    ]
+def _lines(program: Program, text: str) -> list[str]:
+    return normalised(text, program.varies)
 
 
 def _of(recorded: int, expected: int) -> str:
