@@ -113,8 +113,8 @@ PROGRAMS = (
         directory="word_language_model",
         command=_words("main.py --epochs 2 --emsize 64 --nhid 64 --log-interval 50"),
         make_data=made_data.sentences,
-        num_steps=0,
-        num_micro_batches=0,
+        num_steps=218,  # 109 in each of two epochs, updates by hand
+        num_micro_batches=218,
     ),
     Program(
         name="nanoGPT",
@@ -173,8 +173,8 @@ PROGRAMS = (
         make_data=made_data.hourly_series,
         edits=(Edit(file="utils/tools.py", old="np.Inf", new="np.inf"),),
         varies=(r"cost time: [\d.]+",),
-        num_steps=0,
-        num_micro_batches=0,
+        num_steps=243,  # 81 in each of three epochs
+        num_micro_batches=243,
     ),
     Program(
         name="ppo",
@@ -207,7 +207,7 @@ PROGRAMS = (
         directory="examples/by_feature",
         command=_words("gradient_accumulation.py --cpu --gradient_accumulation_steps 3"),
         make_data=made_data.paraphrases,
-        num_steps=0,
-        num_micro_batches=0,
+        num_steps=102,  # 100 batches in each of three epochs, an update for three of them
+        num_micro_batches=300,
     ),
 )

@@ -53,7 +53,7 @@ def _normalised_line(line: str, varies: Sequence[str]) -> str:
         line = re.sub(pattern, "<varies>", line)
     for pattern in TIMES:
         line = re.sub(pattern, "<time>", line)
-    return line
+    return re.sub(r" {2,}", " ", line)  # shorter figures have more spaces before them
 
 
 def _is_heading(line: str) -> bool:

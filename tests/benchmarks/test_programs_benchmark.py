@@ -45,6 +45,7 @@ def measured(bare: Ended, recorded: Ended) -> Measured:
         ("step 3 | step time 12.51ms", "step 3 | step time 9.2ms"),
         ("Epoch 1:  0%|  | 0/9\rEpoch 1: 9/9 [00:01<00:00, 8.1it/s]", "Epoch 1: 9/9 [00:02<00:00, 4.0it/s]"),
         ("time: 0.0031s", "time: 1.2s"),
+        ("| time:  9.91s | loss 2", "| time: 10.02s | loss 2"),
         ("[W1128 10:10:27.632411919 a.cpp:5] odd", "[W1129 11:10:27.1 a.cpp:5] odd"),
         ("<Net at 0x7f00deadbeef>", "<Net at 0x7f00deadbee0>"),
         ("2026-11-28 10:10:27,632 INFO", "2026-11-29 10:10:27,001 INFO"),
