@@ -126,8 +126,8 @@ def _run(program: Program, folder: Path, tag: str, launcher: list[str]) -> Ended
     return Ended(
         exit_code=done.returncode,
         cpu_s=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        output=output.read_text(encoding="utf-8", errors="replace"),
-        errors=errors.read_text(encoding="utf-8", errors="replace"),
+        output=output.read_bytes().decode(errors="replace"),  # `read_text` would make a bar's \\r a new line
+        errors=errors.read_bytes().decode(errors="replace"),
     )
 
 
