@@ -44,7 +44,7 @@ JUDGEMENTS = {
         verdict="Nothing that costs much was found.",
         found=("blocking_scalar_read main.py:285",),
         answer="true",
-        reason="Loss and accuracy are read twice per epoch, though few are printed; two of three forward passes evaluate.",
+        reason="Loss and accuracy are read twice in each epoch, and printed in every twentieth.",
     ),
     "word_language_model": Judgement(
         on="2026-11-28",
@@ -87,7 +87,7 @@ JUDGEMENTS = {
         verdict="Each step waits 4.23 ms (3.83 ms to 4.65 ms) for its data, 34 % of its time.",
         found=("input_stall autoencoder.py:167",),
         answer="true",
-        reason="The loader has no workers: 1.7 ms of CPU per batch, beside 1.2 ms for the model. Lightning says so, too.",
+        reason="The loader has no workers: 1.7 ms of CPU per batch, beside 1.2 ms for the model.",
     ),
     "accelerate": Judgement(
         on="2026-11-28",
