@@ -11,7 +11,7 @@ DOCS_INSTALLED := $(VENV)/installed-docs
 GPU_PYTHON ?= $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test format check types tests repeat casebook bench-overhead bench-memory bench-report bench-trace bench-trainer hta stability gpu plotly fixtures clean
+.PHONY: help install demo docs test format check types tests repeat casebook bench-overhead bench-memory bench-report bench-trace bench-trainer programs hta stability gpu plotly fixtures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +84,23 @@ bench-trace: $(TESTS_INSTALLED) ## Measure reading a profiler's trace, beside a 
 
 bench-trainer: $(TESTS_INSTALLED) ## Time energy_flow's step against a loop over flows and texts with the same weights
 	$(BIN)/python -m benchmarks.trainer --write reports/trainer.md
+
+# The programs' packages lie in an environment of their own, on top of the one above. PyPI has torchvision for CUDA alone:
+# its operators do not load beside torch for a CPU. None of the programs calls one, so their registration is emptied.
+PROGRAMS := $(VENV)/programs
+PROGRAMS_INSTALLED := $(VENV)/installed-programs
+PACKAGES := lib/$$($(BIN)/python -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages
+$(PROGRAMS_INSTALLED): $(TESTS_INSTALLED)
+	$(BIN)/python -m venv $(PROGRAMS)
+	echo "import site; site.addsitedir('$(abspath $(VENV))/$(PACKAGES)')" >$(PROGRAMS)/$(PACKAGES)/below.pth
+	$(PROGRAMS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		gymnasium 'jsonargparse[signatures]' scikit-learn scipy tensorboard tyro
+	$(PROGRAMS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'torchvision>=0.28,<0.29'
+	: >$(PROGRAMS)/$(PACKAGES)/torchvision/_meta_registrations.py
+	@touch $@
+
+programs: $(PROGRAMS_INSTALLED) ## Record public training programs in FOLDER beside bare ones (make programs FOLDER=/path/to/checkouts)
+	$(PROGRAMS)/bin/python -m benchmarks.programs $(if $(FOLDER),'$(FOLDER)',--list) $(if $(ONLY),--only '$(ONLY)',--write reports/programs.md)
 
 # What its tests need of the rest of HTA's packages is there: alone, without its notebooks, it is 77 MB instead of 490.
 hta: $(TESTS_INSTALLED) ## Check what a device does in other people's traces against HolisticTraceAnalysis

@@ -1,0 +1,1 @@
+"""Public training programs that run bare and recorded by turns."""

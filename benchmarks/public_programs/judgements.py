@@ -1,0 +1,98 @@
+"""Whether what a report said of a program is true: judged by hand, by reading the program."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """An answer for the table, and why.
+
+    It holds for reports with these findings and this verdict, whatever its figures.
+    """
+
+    on: str
+    verdict: str
+    found: tuple[str, ...] = ()
+    answer: str
+    reason: str
+
+
+NO_FAULT = "No fault was found."
+
+JUDGEMENTS = {
+    "vae": Judgement(
+        on="2026-11-28",
+        verdict="Each step waits 49.5 ms (43.0 ms to 56.6 ms) for its data, 30 % of its time.",
+        found=("input_stall main.py:37",),
+        answer="true",
+        reason="The loader has no workers; alone, it takes 10 ms of CPU per batch, of 23 ms per step in all.",
+    ),
+    "mnist": Judgement(
+        on="2026-11-28",
+        verdict=NO_FAULT,
+        answer="true",
+        reason="Two convolutions take most of it; the loader, without workers, 3.5 ms of CPU per batch of some 100.",
+    ),
+    "dcgan": Judgement(
+        on="2026-11-28",
+        verdict=NO_FAULT,
+        answer="true",
+        reason="Values are read after each batch, which costs nothing on a CPU; the fake images are detached.",
+    ),
+    "gat": Judgement(
+        on="2026-11-28",
+        verdict="Nothing that costs much was found.",
+        found=("blocking_scalar_read main.py:285",),
+        answer="true",
+        reason="Loss and accuracy are read twice in each epoch, and printed in every twentieth.",
+    ),
+    "word_language_model": Judgement(
+        on="2026-11-28",
+        verdict=NO_FAULT,
+        answer="true",
+        reason="The hidden state is detached, the loss read as a number; updates by hand are recognised, and said.",
+    ),
+    "nanoGPT": Judgement(
+        on="2026-11-28",
+        verdict=NO_FAULT,
+        answer="true",
+        reason="The loss is read every ten steps; compiling, which is advised, is what the command turned off.",
+    ),
+    "makemore": Judgement(
+        on="2026-11-28",
+        verdict=NO_FAULT,
+        answer="true",
+        reason="Four workers load ahead; the loss is read every ten steps.",
+    ),
+    "tiny-diffusion": Judgement(
+        on="2026-11-28",
+        verdict=NO_FAULT,
+        answer="true",
+        reason="The loss is read twice a step, which costs nothing on a CPU.",
+    ),
+    "pygcn": Judgement(
+        on="2026-11-28",
+        verdict=NO_FAULT,
+        answer="true",
+        reason="Most of the time goes to the dense product of all papers' words, the line that is named.",
+    ),
+    "ppo": Judgement(
+        on="2026-11-28",
+        verdict=NO_FAULT,
+        answer="half",
+        reason="There is no fault, but twelve steps with a rollout, 60 % of the time, are not told of.",
+    ),
+    "lightning": Judgement(
+        on="2026-11-28",
+        verdict="Each step waits 4.23 ms (3.83 ms to 4.65 ms) for its data, 34 % of its time.",
+        found=("input_stall autoencoder.py:167",),
+        answer="true",
+        reason="The loader has no workers: 1.7 ms of CPU per batch, beside 1.2 ms for the model.",
+    ),
+    "accelerate": Judgement(
+        on="2026-11-28",
+        verdict=NO_FAULT,
+        answer="true",
+        reason="The model takes three quarters; an update for each three batches, as the command says.",
+    ),
+}

@@ -1,0 +1,1 @@
+"""Modules that stand beside Accelerate's example in the place of packages that would fetch data."""
