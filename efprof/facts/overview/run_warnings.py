@@ -15,7 +15,6 @@ from efprof.artifacts.events import (
     read_events,
 )
 from efprof.artifacts.runs import Attempt
-from efprof.artifacts.steps import read_steps
 from efprof.facts.device.device_memory import DeviceMemory
 from efprof.facts.overview.identity import first_error
 from efprof.facts.peak.live_memory import LiveMemory
@@ -123,7 +122,7 @@ def _without_steps(run: Run) -> tuple[str, ...]:
     none = f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check."
     num_torn = 0
     with contextlib.suppress(NotRecorded):
-        num_torn = read_steps(run.rank_folder)[1]
+        num_torn = run.read_steps[1]
     return tuple(_about_torn_lines("steps.jsonl", num_torn)) or (none,)
 
 
