@@ -22,6 +22,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import catches_out_of_memory
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.rank_times import RankTimes
+from efprof.facts.time.trace_windows import TraceWindows
 from efprof.model import NotRecorded, UnreadableInput
 from efprof.units import format_count
 
@@ -66,6 +67,7 @@ def warnings_of(run: Run) -> tuple[str, ...]:
         *_about_torn_lines("steps.jsonl", times.num_torn),
         *_about_torn_lines("events.jsonl", num_torn_events),
         *_about_broken_windows(run),
+        *(traces.unread if (traces := run.find(TraceWindows, UnreadableInput)) else ()),
         *_about_broken_ranks(run),
         *_about_devices_not_replayed(run),
     )

@@ -37,6 +37,9 @@ class Run:
     num_processes: int | None = None
     """So many decode a large trace; None for as many as there are processors."""
 
+    max_trace_bytes: float = 16 << 20
+    """Packed traces that are read: some 450,000 events, which take 2 s. `math.inf` for all."""
+
     def __init__(self, folder: Path, run_file: RunFile, budget_bytes: int | None = None) -> None:
         self.folder = folder
         self.run_file = run_file

@@ -167,7 +167,7 @@ def _communicates(window: TraceWindow) -> list[int]:
 def _spent_ms(windows: tuple[TraceWindow, ...]) -> dict[tuple[Where, str, str], float]:
     """Milliseconds per step of each stage, and of each line in it."""
     found: defaultdict[tuple[Where, str, str], float] = defaultdict(float)
-    num_steps = sum(len(window.steps) for window in windows)
+    num_steps = sum(window.num_steps for window in windows)
     for window in windows:
         for where, path, spent_ns in _spent(window):
             line = path.nearest("line", "function")
