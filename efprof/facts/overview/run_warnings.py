@@ -67,10 +67,22 @@ def warnings_of(run: Run) -> tuple[str, ...]:
         *_about_torn_lines("steps.jsonl", times.num_torn),
         *_about_torn_lines("events.jsonl", num_torn_events),
         *_about_broken_windows(run),
-        *(traces.unread if (traces := run.find(TraceWindows, UnreadableInput)) else ()),
+        *_about_what_is_not_read(run),
         *_about_broken_ranks(run),
         *_about_devices_not_replayed(run),
     )
+
+
+def _about_what_is_not_read(run: Run) -> Iterator[str]:
+    """What is too large for a report of some seconds."""
+    if traces := run.find(TraceWindows, UnreadableInput):
+        yield from traces.unread
+    ranks, memory = run.find(RankTimes, UnreadableInput), run.find(LiveMemory, UnreadableInput)
+    if ranks and (num := sum(bool(one.in_part) for one in ranks.ranks.values())):
+        yield f"{format_count(num, 'rank')} are compared by the begin of a step: their traces are too large to be read."
+    for window in memory.windows if memory else ():
+        if window.num_unread:
+            yield f"{format_count(window.num_unread, 'allocation')} at the end of {window.name} are not read."
 
 
 def _about_foreign(run: Run) -> Iterator[str]:

@@ -53,6 +53,8 @@ class LiveWindow:
     live_bytes: NDArray[np.int64]
     released_at: NDArray[np.int64]
     stretches: tuple[StageStretch, ...]
+    num_unread: int = 0
+    """Later events, of which there are too many to be read."""
 
     @property
     def peak_index(self) -> int:
@@ -123,6 +125,7 @@ def replay(window: AllocationWindow, records: Iterable[StepRecord]) -> LiveWindo
         live_bytes=np.cumsum(changes),
         released_at=released_at,
         stretches=tuple(_stretches(events, records)),
+        num_unread=window.num_unread,
     )
 
 
@@ -191,6 +194,8 @@ def readings_before(window: LiveWindow, records: Iterable[StepRecord]) -> list[t
     for record in records:
         for here in record.memory if record.window == in_steps else ():
             index = bisect_right(times, record.started_ns + round(here.at_us * 1000)) - 1
+            if window.num_unread and index + 1 == len(times):
+                continue
             told.append((index, max(0, here.allocated_bytes - (int(window.live_bytes[index]) if index >= 0 else 0))))
     return told
 

@@ -37,8 +37,8 @@ class Run:
     num_processes: int | None = None
     """So many decode a large trace; None for as many as there are processors."""
 
-    max_trace_bytes: float = 16 << 20
-    """Packed traces that are read: some 450,000 events, which take 2 s. `math.inf` for all."""
+    max_trace_bytes: float = 12 << 20
+    """Of packed traces so much is read, some 360,000 events, which takes 2 s; `math.inf` for all."""
 
     def __init__(self, folder: Path, run_file: RunFile, budget_bytes: int | None = None) -> None:
         self.folder = folder

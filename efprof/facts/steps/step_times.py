@@ -179,7 +179,7 @@ def stall_lines(run: Run) -> tuple[StallLine, ...]:
 
 
 def resample(samples: Sequence[float], generator: np.random.Generator) -> NDArray[np.float64]:
-    """`NUM_RESAMPLES` series as long as `samples`, at most MAX_RESAMPLED, glued from blocks of n^(1/3) steps: [resamples, steps]."""
+    """`NUM_RESAMPLES` series as long as `samples`, or MAX_RESAMPLED, of blocks of n^(1/3) steps: [resamples, steps]."""
     values = np.asarray(samples, dtype=np.float64)
     if len(values) > MAX_RESAMPLED:
         values = values[np.sort(generator.choice(len(values), MAX_RESAMPLED, replace=False))]
@@ -212,6 +212,15 @@ def quantile_change_intervals(
 
 
 def _timed(record: StepRecord) -> StepTime:
+    if not record.is_full:
+        recorder_us = min(record.recorder_us, record.total_us)
+        return StepTime(
+            record=record,
+            total_ms=record.total_us / 1000,
+            stage_ms=(),
+            recorder_ms=recorder_us / 1000,
+            cpu_ms=record.cpu_us / 1000,
+        )
     spent_us = dict.fromkeys(STAGES, 0.0)
     for span in record.spans:
         if span.stage in spent_us:
@@ -224,7 +233,7 @@ def _timed(record: StepRecord) -> StepTime:
     return StepTime(
         record=record,
         total_ms=record.total_us / 1000,
-        stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES) if record.is_full else (),
+        stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES),
         recorder_ms=recorder_us / 1000,
         cpu_ms=record.cpu_us / 1000,
         device_ms=device_ms,

@@ -274,7 +274,7 @@ class _Walk:
             path.own_ns += spent_ns
 
     def _inside(self, event: _Event, around: CallPath, sequence: int) -> tuple[CallPath, bool, bool]:
-        """The path of what lies in an event, whether its own time is the recorder's, and if it is to be differentiated."""
+        """The path of what lies in an event, whether its own time is the recorder's, if it is to be differentiated."""
         text = self._trace.texts[event.name_code]
         kind = self._kind(text)
         if kind.is_recorder:  # what it calls in the user's name was called from the user's line

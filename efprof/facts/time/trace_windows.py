@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -51,7 +51,7 @@ class TraceWindow:
 
     name: str
     path: Path = Path()
-    read: Callable[[], Trace]
+    read: Callable[..., Trace]
     steps: tuple[tuple[int, int], ...]
     numbers: tuple[int, ...]
     has_steps: bool
@@ -137,7 +137,10 @@ class TraceWindows:
             windows=tuple(filter(None, map(window_of, paths))),
             lean={after: window for after, window in lean.items() if window},
         )
-        return found._within(run.max_trace_bytes)
+        several = run.attempt is not None and len(run.attempt.rank_folders) > 1
+        # Times are told of the pair's; ranks compare where all read the same.
+        first = found.windows[:1] if several else [*(full for full, _ in found.pairs), *found.windows[-1:]][:1]
+        return found._within(run.max_trace_bytes, first)
 
     @property
     def pairs(self) -> list[tuple[TraceWindow, TraceWindow]]:
@@ -145,11 +148,10 @@ class TraceWindows:
         pairs = [(one, self.lean[one.name]) for one in self.windows if one.name in self.lean]
         return sorted(pairs, key=lambda pair: abs(pair[1].step_ms - (pair[1].steady_ms or 0.0)))
 
-    def _within(self, most_bytes: float) -> Self:
-        """What is read of them: the window that times are told of, or its beginning, and others as far as they fit."""
-        first_told = [*(full for full, _ in self.pairs), *self.windows[-1:]][:1]
+    def _within(self, most_bytes: float, first: Sequence[TraceWindow]) -> Self:
+        """What is read of them: the first one, or its beginning, and others as far as they fit."""
         windows, lean, unread, left_bytes = list[TraceWindow](), dict[str, TraceWindow](), list[str](), most_bytes
-        for window in sorted(self.windows, key=lambda one: one not in first_told):
+        for window in sorted(self.windows, key=lambda one: one not in first):
             both = [window, *(self.lean[name] for name in (window.name,) if name in self.lean)]
             num_bytes = sum(one.path.stat().st_size for one in both)
             what = f"{format_bytes(num_bytes)} of {window.span} were traced, and a report reads "
@@ -161,7 +163,7 @@ class TraceWindows:
                 unread.append(f"{what}{format_bytes(most_bytes)} of {window.path.name}: {both[0].span}.")
             left_bytes -= num_bytes
             windows.append(both[0])
-            lean |= {window.name: one for one in both[1:]}
+            lean |= dict.fromkeys([window.name], *both[1:]) if both[1:] else {}
         windows.sort(key=lambda window: window.numbers)
         return replace(self, windows=tuple(windows), lean=lean, unread=tuple(unread))
 
