@@ -36,7 +36,7 @@ def exposed_communication(run: Run) -> Examination:
     found = run.get(ExposedCommunication)
     if not found.collectives:
         return Examination(looked_at="a trace without collectives on a device")
-    num = format_value(round(len(found.collectives) / len(found.window.steps), 1), "count")
+    num = format_value(round(len(found.collectives) / found.window.num_steps, 1), "count")
     looked_at = f"{num} collectives per step, alone on the device for {format_share(found.share)} of it"
     if found.share < MIN_SHARE:
         return Examination(looked_at=looked_at)

@@ -1,5 +1,6 @@
 """`efprof export --perfetto RUN [FINDING]`: the part of a trace that is worth a look, for other people's viewers."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ def export(run: str, finding: str | None, perfetto: bool, own: tuple[str, ...], 
     with local_copies((run,)) as local, opened(tuple(local)) as folder:
         found = _finding(analyse(folder, own_packages=own_packages), finding) if finding is not None else None
         recorded = open_run(folder)
-        recorded.own_packages = own_packages
+        recorded.own_packages, recorded.max_trace_bytes = own_packages, math.inf
         steps = StepsForPerfetto.of(recorded, found)
         name = "-".join([recorded.run_file.run_id, *([finding] if finding else []), "perfetto.json.gz"])
         path = out or REPORTS_FOLDER / harmless(name)

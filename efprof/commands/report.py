@@ -81,18 +81,21 @@ def report(
     """
     check_engine(engine, runs)
     chosen = chosen_form(form, is_json, out, "html")
-    with progress() as say:
-        made = partial(
-            analyse,
-            budget_bytes=budget,
-            has_gpu_estimate=gpu_estimate,
-            own_packages=frozenset(own),
-            has_hta=hta,
-            engine=engine,
-            say=say,
-        )
-        result = report_on(runs, made)
-    write_or_print(lambda form: render(result, form, is_static=static), chosen, out, result.run.run_id)
+    from efprof.artifacts.files import no_garbage_collection
+
+    with no_garbage_collection():
+        with progress() as say:
+            made = partial(
+                analyse,
+                budget_bytes=budget,
+                has_gpu_estimate=gpu_estimate,
+                own_packages=frozenset(own),
+                has_hta=hta,
+                engine=engine,
+                say=say,
+            )
+            result = report_on(runs, made)
+        write_or_print(lambda form: render(result, form, is_static=static), chosen, out, result.run.run_id)
 
 
 def check_engine(engine: str | None, names: tuple[str, ...]) -> None:

@@ -1,12 +1,13 @@
 """The text of a trace file, decompressed and cut into blocks of whole events, of which few are in memory at once."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from io import BytesIO
-from itertools import compress
+from itertools import accumulate, compress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar, cast
 
@@ -28,6 +29,7 @@ LONG_EVENT_BYTES = 1 << 16
 GZIP: Final = b"\x1f\x8b"
 _DAMAGED: Final[Any] = isal_zlib.error
 EVENTS: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+FIRST_TIME: Final = re.compile(rb'"ts"\s*:\s*(\d+(?:\.\d+)?)')
 BETWEEN: Final = b",\n"
 COMMA: Final = re.compile(rb"\s*,\s*")
 
@@ -49,14 +51,16 @@ class Header(msgspec.Struct, frozen=True):
 class TraceText:
     """A trace file, whose events are read once, from first to last; `header` is whole only after that.
 
-    `head` is the text before the first event, `tail` what follows the end of their list.
+    `head` is the text before the first event, `tail` what follows the end of their list. Blocks whose first event is
+    later than `until_us` are left out.
     """
 
-    def __init__(self, path: Path, *, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, path: Path, *, block_bytes: int = BLOCK_BYTES, until_us: float = math.inf) -> None:
         self.header = Header()
         self.head = self.tail = b""
         self._path = path
         self._block_bytes = block_bytes
+        self._until_us = until_us
 
     def blocks(self) -> Iterator[bytes]:
         """The text in pieces `[{...},{...}]`, cut where events seem to end; raises UnreadableInput.
@@ -66,7 +70,7 @@ class TraceText:
         """
         try:
             with self._open() as file:
-                yield from self._cut(file)
+                yield from (block for block in self._cut(file) if begin_us(block) <= self._until_us)
         except EOFError:
             raise self.broken("it ends in the middle") from None
         except OSError as error:
@@ -189,6 +193,23 @@ class TraceText:
         with suppress(msgspec.DecodeError):
             return msgspec.json.decode(text, type=Header, strict=False)
         return Header()
+
+
+def begin_us(block: bytes) -> float:
+    """When its first event begins, by the file's own clock; 0 where none does."""
+    found = FIRST_TIME.search(block)
+    return float(found[1]) if found else 0.0
+
+
+def told_until_us(path: Path, share: float) -> float:
+    """The instant up to which this share of the text tells, by the file's own clock; raises UnreadableInput.
+
+    A profiler writes kind by kind, each in order of time.
+    """
+    begins = sorted((begin_us(block), len(block)) for block in TraceText(path).blocks())
+    sizes = accumulate(size for _, size in begins)
+    most_bytes = share * sum(size for _, size in begins)
+    return next((begin for (begin, _), size in zip(begins, sizes, strict=True) if size > most_bytes), math.inf)
 
 
 def begins_as_trace(path: Path) -> bool:

@@ -85,7 +85,7 @@ class Trace:
     def input_shapes(self, event: int) -> tuple[tuple[int, ...], ...]:
         """Of each of an operator's inputs; of a list of tensors that of its first one; empty where none is recorded."""
         places, codes = self.sparse.get("shapes", (np.empty(0, np.int32), np.empty(0, np.int32)))
-        at = int(np.searchsorted(places, event))
+        at = int(places.searchsorted(places.dtype.type(event)))  # another type's number makes it copy them all
         found = msgspec.json.decode(self.texts[codes[at]]) if at < len(places) and places[at] == event else []
         return tuple(map(_sizes, found)) if isinstance(found, list) else ()
 

@@ -1,5 +1,6 @@
 """Reads a trace in a process of its own, so that a file that is broken, or made to break things, costs one sentence."""
 
+import math
 import mmap
 import os
 import pickle
@@ -48,25 +49,26 @@ def lean_paths(rank_folder: Path) -> dict[str, Path]:
     return {path.name.split(".")[0].replace("lean", "trace"): path for path in paths}
 
 
-def read_trace(path: Path, *, num_processes: int | None = None) -> Trace:
+def read_trace(path: Path, *, num_processes: int | None = None, until_us: float = math.inf) -> Trace:
     """Read a Kineto trace, plain or packed, an object or a bare list; raises UnreadableInput.
 
-    `num_processes` decode a large file; as many as there are processors where it is None.
+    `num_processes` decode a large file; as many as there are processors where it is None. What begins after `until_us`
+    by the file's clock may be left out.
     """
     with tempfile.TemporaryFile(prefix="efprof-trace-") as columns:
-        work = partial(_read_in_child, path, columns, num_processes)
+        work = partial(_read_in_child, path, columns, num_processes, until_us)
         (answer,) = in_processes([(str(path), work)], 1)
         if isinstance(answer, UnreadableInput):
             raise answer
         return _mapped(answer, columns)
 
 
-def read_window(path: Path, *, num_processes: int | None = None) -> Trace:
+def read_window(path: Path, *, num_processes: int | None = None, until_us: float = math.inf) -> Trace:
     """The trace of a window with the call sites that lie beside it; raises UnreadableInput.
 
     efprof 0.2.0 wrote them into the trace, as an argument of its calls.
     """
-    trace = read_trace(path, num_processes=num_processes)
+    trace = read_trace(path, num_processes=num_processes, until_us=until_us)
     sites = path.with_name(path.name.replace("trace-", "sites-").removesuffix(".json.gz") + ".parquet")
     return _with_sites(trace, sites) if path.name.startswith("trace-") and sites.exists() else trace
 
@@ -89,7 +91,7 @@ def _with_sites(trace: Trace, path: Path) -> Trace:
     return replace(trace, texts=list(texts), sparse=sparse)
 
 
-def read_here(path: Path, num_processes: int = 1) -> tuple[TraceText, Columns]:
+def read_here(path: Path, num_processes: int = 1, until_us: float = math.inf) -> tuple[TraceText, Columns]:
     """The same in this process, helped by as many others as are wanted beside it."""
     with no_garbage_collection():
         if num_processes > 1:
@@ -97,7 +99,7 @@ def read_here(path: Path, num_processes: int = 1) -> tuple[TraceText, Columns]:
                 return _read_by(num_processes, path)
             except _NotDecoded:
                 pass  # one process joins the pieces, and does what one that was killed did not
-        text, columns = TraceText(path), Columns()
+        text, columns = TraceText(path, until_us=until_us), Columns()
         for block in text.decoded(Decoder().block):
             columns.add(block)
     return text, columns
@@ -166,9 +168,9 @@ def _written(file: BinaryIO) -> Iterator[Block]:
         yield pickle.load(file)  # noqa: S301 -- written by a process of ours
 
 
-def _read_in_child(path: Path, file: BinaryIO, num_processes: int | None) -> dict[str, Any]:
+def _read_in_child(path: Path, file: BinaryIO, num_processes: int | None, until_us: float) -> dict[str, Any]:
     try:
-        return _stored(path, file, num_processes)
+        return _stored(path, file, num_processes, until_us)
     except (ArithmeticError, ValueError, RecursionError) as error:
         raise UnreadableInput(f"{path} is not a whole profiler trace ({error}); record or copy it again.") from None
     except (MemoryError, RuntimeError):  # that no thread can be started is told by the second
@@ -176,13 +178,13 @@ def _read_in_child(path: Path, file: BinaryIO, num_processes: int | None) -> dic
         raise UnreadableInput(f"{path} cannot be read: {why}.") from None
 
 
-def _stored(path: Path, file: BinaryIO, num_processes: int | None) -> dict[str, Any]:
+def _stored(path: Path, file: BinaryIO, num_processes: int | None, until_us: float) -> dict[str, Any]:
     """Write the columns to the file, one after the other, and say where they lie and what else there is."""
     is_packed, num_bytes = size_of(path)
     available = num_processes or min(MAX_PROCESSES, num_processors())
     with bounded_memory(max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes)):
-        num_together = available if num_bytes >= LARGE_BYTES[is_packed] else 1
-        text, columns = read_here(path, num_together)
+        num_together = available if num_bytes >= LARGE_BYTES[is_packed] and until_us == math.inf else 1
+        text, columns = read_here(path, num_together, until_us)
         dense, sparse = columns.ordered(text.header.base_ns, num_together)
     return {
         "dense": {name: _append(column, file) for name, column in dense.items()},

@@ -89,7 +89,7 @@ class Replay:
         """What a step wins where these events take no time, `what` in words, if there is no `refusal`."""
         error_ms = abs(self.replayed_ms - self.recorded_ms)
         saved_ms = max(0.0, self.replayed_ms - self.replayed_without(removed))
-        to_step, off = self.window.scale / len(self.window.steps), format_share(error_ms / self.recorded_ms)
+        to_step, off = self.window.scale / self.window.num_steps, format_share(error_ms / self.recorded_ms)
         return Gain(
             basis="replay",
             explanation=f"the steps of the trace replayed {what}; unmodified, the replay is {off} off",

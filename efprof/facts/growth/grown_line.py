@@ -173,7 +173,7 @@ def _machine_factor(early: TraceWindow, late: TraceWindow) -> float:
     Of the lines that are in both windows, and were not short in the first.
     """
     before, after = (
-        {line: sum(path.own_ns for path in paths) / len(window.steps) for line, paths in window.lines.items()}
+        {line: sum(path.own_ns for path in paths) / window.num_steps for line, paths in window.lines.items()}
         for window in (early, late)
     )
     least = MIN_LINE_SHARE * early.step_ms * 1e6
@@ -209,7 +209,7 @@ def _fastest_growing(early: TraceWindow, late: TraceWindow, stage: str, sources:
 def _spent(window: TraceWindow, stage: str) -> dict[tuple[Line, str], Spent]:
     """In the stage, by line and what it runs."""
     found: dict[tuple[Line, str], Spent] = defaultdict(Spent)
-    num_steps = len(window.steps)
+    num_steps = window.num_steps
     for line, path in ((line, path) for line, paths in window.lines.items() for path in paths if path.stage == stage):
         key = line, "" if path.kind in ("line", "function") else path.text
         ms, calls = found[key]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from efprof.artifacts.holders import read_counts
-from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.artifacts.steps import StepRecord
 from efprof.facts.growth.kept import RetainedTensors, counted_series, kept_table
 from efprof.facts.growth.trend import (
     IN_WINDOW,
@@ -42,7 +42,7 @@ class MemoryGrowth:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Fit the trend; raises ThinEvidence under `MIN_STEPS` steps."""
-        records = read_steps(run.rank_folder)[0]
+        records = run.steps
         counted_after: set[int] = set()
         with contextlib.suppress(NotRecorded, UnreadableInput):
             counted_after = {count.step for count in read_counts(run.rank_folder)}

@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Self
 
 from efprof.artifacts.holders import CollectedGarbage, Cycle, CycleLink, LargeCollection, read_cycles
-from efprof.artifacts.steps import read_steps
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import PlacedNode, Sources, definition_of, name_of, placed_nodes
 from efprof.model import Gain, Narrative, SourceLine
@@ -41,7 +40,7 @@ class CycleSawtooth:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded where collections were not watched."""
-        garbage, records = read_cycles(run.rank_folder), read_steps(run.rank_folder)[0]
+        garbage, records = read_cycles(run.rank_folder), run.steps
         most = max((each.freed_bytes for each in garbage.collections), default=0)
         large = [each for each in garbage.collections if each.freed_bytes >= COMPARABLE * most]
         starts = [record.started_ns for record in records]

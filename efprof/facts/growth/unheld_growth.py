@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.artifacts.steps import StepRecord
 from efprof.facts.growth.backward_calls import gradient_cycles
 from efprof.facts.growth.kept import RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth
@@ -60,7 +60,7 @@ class HostGrowth:
     def compute(cls, run: Run) -> Self:
         """Fit the trend; raises NotRecorded where the system told nothing, ThinEvidence where too little was read."""
         is_heap_read = "CUDA" not in run.run_file.memory_source
-        records = read_steps(run.rank_folder)[0]
+        records = run.steps
         samples = outside_samples(records, is_heap_read=is_heap_read)
         steps = [sample[0] for sample in samples if sample is not IN_WINDOW]
         if not steps:
@@ -116,7 +116,7 @@ def may_be_pointers(run: Run) -> bool:
 
 def host_limits(run: Run) -> RunLimits:
     """Of the host's memory, whatever device trains."""
-    records = read_steps(run.rank_folder)[0]
+    records = run.steps
     used = next(((one.rss_bytes, one.step) for one in reversed(records) if one.rss_bytes), (0, 0))
     total = run.run_file.host.total_bytes if run.run_file.host else 0
     limits = run.get(RunLimits)

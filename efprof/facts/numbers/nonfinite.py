@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Self
 
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation, events_of
-from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded, ThinEvidence
 
@@ -47,7 +47,7 @@ class NonFinite:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Read steps and events; raises ThinEvidence where neither losses nor gradients were seen."""
-        records = read_steps(run.rank_folder)[0]
+        records = run.steps
         seen = events_of(run.rank_folder, NonFiniteSeen)
         if not records and not seen:
             raise NotRecorded("steps.jsonl holds no finished step; record a run that gets through one optimizer step.")

@@ -14,7 +14,7 @@ from typing import Literal, Self
 import numpy as np
 
 from efprof.artifacts.events import SuspectOperation
-from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.artifacts.steps import StepRecord
 from efprof.artifacts.trace.columns import ABSENT, Trace
 from efprof.artifacts.trace.read import read_window, trace_paths
 from efprof.facts.numbers.nonfinite import NonFinite
@@ -71,7 +71,7 @@ class NonFiniteCause:
         sources, why = run.get(Sources), ""
         sites: dict[int, tuple[str, ...]] = {}
         try:
-            records = [record for record in read_steps(run.rank_folder)[0] if record.sequence is not None]
+            records = [record for record in run.steps if record.sequence is not None]
             traces = map(read_window, trace_paths(run.rank_folder))
             operations = [one for trace in traces for one in _operations(trace, records, sources)]
             sites = {index: sites_of_node(operations, one.node, one.offset) for index, one in enumerate(suspects)}

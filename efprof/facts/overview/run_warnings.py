@@ -17,7 +17,6 @@ from efprof.artifacts.events import (
     read_events,
 )
 from efprof.artifacts.runs import Attempt
-from efprof.artifacts.steps import read_steps
 from efprof.facts.device.device_memory import DeviceMemory
 from efprof.facts.overview.identity import first_error
 from efprof.facts.peak.live_memory import LiveMemory
@@ -26,6 +25,7 @@ from efprof.facts.run.run_limits import catches_out_of_memory
 from efprof.facts.steps.ready_threads import ReadyThreads
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.rank_times import RankTimes
+from efprof.facts.time.trace_windows import TraceWindows
 from efprof.model import NotRecorded, UnreadableInput
 from efprof.units import format_count, format_share
 
@@ -72,9 +72,22 @@ def warnings_of(run: Run) -> tuple[str, ...]:
         *_about_torn_lines("steps.jsonl", times.num_torn),
         *_about_torn_lines("events.jsonl", num_torn_events),
         *_about_broken_windows(run),
+        *_about_what_is_not_read(run),
         *_about_broken_ranks(run),
         *_about_devices_not_replayed(run),
     )
+
+
+def _about_what_is_not_read(run: Run) -> Iterator[str]:
+    """What is too large for a report of some seconds."""
+    if traces := run.find(TraceWindows, UnreadableInput):
+        yield from traces.unread
+    ranks, memory = run.find(RankTimes, UnreadableInput), run.find(LiveMemory, UnreadableInput)
+    if ranks and (num := sum(bool(one.in_part) for one in ranks.ranks.values())):
+        yield f"{format_count(num, 'rank')} are compared by the begin of a step: their traces are too large to be read."
+    for window in memory.windows if memory else ():
+        if window.num_unread:
+            yield f"{format_count(window.num_unread, 'allocation')} at the end of {window.name} are not read."
 
 
 def _about_foreign(run: Run) -> Iterator[str]:
@@ -135,7 +148,7 @@ def _without_steps(run: Run) -> tuple[str, ...]:
     none = f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check."
     num_torn = 0
     with contextlib.suppress(NotRecorded):
-        num_torn = read_steps(run.rank_folder)[1]
+        num_torn = run.read_steps[1]
     return tuple(_about_torn_lines("steps.jsonl", num_torn)) or (none,)
 
 

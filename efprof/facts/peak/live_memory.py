@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from efprof.artifacts.allocations import AllocationEvent, AllocationWindow, allocation_paths, read_allocations
-from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.model import NotRecorded, UnreadableInput
@@ -53,6 +53,8 @@ class LiveWindow:
     live_bytes: NDArray[np.int64]
     released_at: NDArray[np.int64]
     stretches: tuple[StageStretch, ...]
+    num_unread: int = 0
+    """Later events, of which there are too many to be read."""
 
     @property
     def peak_index(self) -> int:
@@ -94,7 +96,7 @@ class LiveMemory:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Replay all windows; raises NotRecorded where none holds an allocation."""
-        records = read_steps(run.rank_folder)[0]
+        records = run.steps
         windows = tuple(replay(read_allocations(path), records) for path in allocation_paths(run.rank_folder))
         filled = tuple(window for window in windows if window.events)
         if not filled:
@@ -123,6 +125,7 @@ def replay(window: AllocationWindow, records: Iterable[StepRecord]) -> LiveWindo
         live_bytes=np.cumsum(changes),
         released_at=released_at,
         stretches=tuple(_stretches(events, records)),
+        num_unread=window.num_unread,
     )
 
 
@@ -175,7 +178,7 @@ def windows_placed(run: Run) -> list[tuple[LiveWindow, int | None]]:
     A window counts from zero; a boundary within it, at which both are known, tells what was there besides. The last one
     up to the peak: what is older than the window may have been freed by then, which no event of it tells.
     """
-    records, placed = read_steps(run.rank_folder)[0], list[tuple[LiveWindow, int | None]]()
+    records, placed = run.steps, list[tuple[LiveWindow, int | None]]()
     for window in run.get(LiveMemory).windows:
         told = readings_before(window, records)
         last = max((one for one in told if one[0] <= window.peak_index), default=min(told, default=None))
@@ -191,6 +194,8 @@ def readings_before(window: LiveWindow, records: Iterable[StepRecord]) -> list[t
     for record in records:
         for here in record.memory if record.window == in_steps else ():
             index = bisect_right(times, record.started_ns + round(here.at_us * 1000)) - 1
+            if window.num_unread and index + 1 == len(times):
+                continue
             told.append((index, max(0, here.allocated_bytes - (int(window.live_bytes[index]) if index >= 0 else 0))))
     return told
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
-from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.artifacts.steps import StepRecord
 from efprof.facts.peak.backward_rise import BackwardJump
 from efprof.facts.peak.live_memory import CATEGORIES, Category, LiveWindow, categories_of, chains_of, windows_placed
 from efprof.facts.peak.peak_regions import peak_checkpointed, regions_of
@@ -69,7 +69,7 @@ class PeakComposition:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded without an allocation window whose memory at its start is known."""
-        records = read_steps(run.rank_folder)[0]
+        records = run.steps
         placed = [(window, before) for window, before in windows_placed(run) if before is not None]
         if not placed:
             raise NotRecorded("no allocation window lies in a step whose memory was read; record more steps.")
@@ -195,7 +195,7 @@ def _checkpointing(
     run: Run, window: LiveWindow, categories: tuple[Category, ...], before: int
 ) -> Iterable[PeakReduction]:
     sources = run.get(Sources)
-    records = read_steps(run.rank_folder)[0]
+    records = run.steps
     chains, share = chains_of(window, sources), _share_outside(records, window)
     for region in regions_of(window, categories, chains, sources, run.get(StepTimes).backward_site):
         times = round(len(region.calls) / region.num_steps)
@@ -215,11 +215,11 @@ def _share_outside(records: Iterable[StepRecord], window: LiveWindow) -> float:
     steps = {stretch.step for stretch in window.stretches}
     for record in records:
         spans = [span for span in record.spans if span.stage == "forward"]
-        host_us = sum(span.end_us - span.start_us for span in spans)
+        host_us = sum(span.end_us - span.start_us for span in spans) if spans else 0.0
         if record.step in steps:
             inside.append(host_us)
         else:
-            outside.append(max(host_us, sum(span.device_us or 0.0 for span in spans)))
+            outside.append(max(host_us, sum(span.device_us or 0.0 for span in spans)) if spans else 0.0)
     seen = statistics.median(inside) if inside else 0.0
     return statistics.median(outside) / seen if outside and seen else 1.0
 

@@ -8,7 +8,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.artifacts.steps import StepRecord
 from efprof.facts.peak.live_memory import CATEGORIES, Category, LiveWindow, categories_of, sites_of, windows_placed
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
@@ -36,7 +36,7 @@ class WindowMemory:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded where no allocations were recorded, UnreadableInput where a window is broken."""
-        records = read_steps(run.rank_folder)[0]
+        records = run.steps
         window, before = max(
             windows_placed(run), key=lambda one: (one[1] is not None, one[0].peak_bytes + (one[1] or 0))
         )

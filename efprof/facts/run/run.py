@@ -1,11 +1,13 @@
 """A recorded run, and the facts about it: each computed once, when first asked for."""
 
 import contextlib
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 from efprof.artifacts.run_file import RunFile, read_run_file
 from efprof.artifacts.runs import last_trained, list_attempts
+from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.model import EfprofError, NotRecorded, UnreadableInput
 
 
@@ -35,6 +37,9 @@ class Run:
     num_processes: int | None = None
     """So many decode a large trace; None for as many as there are processors."""
 
+    max_trace_bytes: float = 12 << 20
+    """Of packed traces so much is read, some 360,000 events, which takes 2 s; `math.inf` for all."""
+
     def __init__(self, folder: Path, run_file: RunFile, budget_bytes: int | None = None) -> None:
         self.folder = folder
         self.run_file = run_file
@@ -58,6 +63,16 @@ class Run:
                 "record one that trains with PyTorch."
             )
         return self.rank_folders[0]
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        """All steps of the first rank; raises NotRecorded."""
+        return self.read_steps[0]
+
+    @cached_property
+    def read_steps(self) -> tuple[list[StepRecord], int]:
+        """The same, read once, and the number of torn lines."""
+        return read_steps(self.rank_folder)
 
     def of_rank(self, folder: Path) -> "Run":
         """The same run, as if this rank alone had recorded anything; from any current folder."""

@@ -6,7 +6,6 @@ from typing import Final, Self
 
 from efprof.artifacts.events import DeviceOutOfMemory, OutOfMemory, StepInterrupted, events_of
 from efprof.artifacts.run_file import Device
-from efprof.artifacts.steps import read_steps
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded, Severity
 from efprof.units import format_about, format_bytes
@@ -29,7 +28,7 @@ def catches_out_of_memory(run: Run) -> bool:
     failed = [event.step for event in events_of(run.rank_folder, DeviceOutOfMemory)]
     if not failed:  # an older recording, or a file from elsewhere
         return run.run_file.ended == "finished"
-    return any(record.step >= failed[-1] for record in read_steps(run.rank_folder)[0])
+    return any(record.step >= failed[-1] for record in run.steps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +50,7 @@ class RunLimits:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """The device's memory where the allocator counted that, else the host's."""
-        records = read_steps(run.rank_folder)[0]
+        records = run.steps
         host = run.run_file.host
         device = run.run_file.devices[0] if run.run_file.devices and "CUDA" in run.run_file.memory_source else None
         is_device = device is not None

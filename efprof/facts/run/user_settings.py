@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
 
 from efprof.artifacts.events import LoaderBuilt, events_of
-from efprof.artifacts.steps import read_steps
 from efprof.facts.run.run import Run
 from efprof.model import ConfigurationValue, NotRecorded
 
@@ -81,7 +80,7 @@ class UserSettings:
 def _usual_step(run: Run) -> tuple[int, int]:
     """Samples and micro-batches of the commonest step; zeros where neither a step nor the one loader's size tells."""
     try:
-        records, built = read_steps(run.rank_folder)[0], events_of(run.rank_folder, LoaderBuilt)
+        records, built = run.steps, events_of(run.rank_folder, LoaderBuilt)
     except NotRecorded:
         return 0, 0
     sizes = Counter((record.samples, max(1, record.micro_batches)) for record in records if record.samples)

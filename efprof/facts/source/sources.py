@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple, Self
 
 from efprof.artifacts.run_file import read_sources
@@ -117,6 +118,7 @@ def split_site(site: str) -> tuple[str, int, str]:
     return file, int(line), function
 
 
+@cache
 def place_of(site: str) -> str:
     """`file:line` of a site: one line is one place, however its comprehensions and callers name their function."""
     return site.rpartition(":")[0]

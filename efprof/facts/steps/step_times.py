@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from efprof.artifacts.steps import SiteCalls, StepRecord, read_steps
+from efprof.artifacts.steps import SiteCalls, StepRecord
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
 from efprof.model import STAGES, Gain, NotRecorded, Series, SeriesLine, StallLine, ThinEvidence
@@ -26,6 +26,8 @@ MAX_WARM_UP_STEPS = 50
 NUM_RESAMPLES = 1000
 """Enough for the 2.5 % and 97.5 % quantiles to repeat to two digits."""
 QUANTILES = (0.025, 0.975)
+MAX_RESAMPLED = 4000
+"""Of a longer series so many values are drawn, or means of its parts taken: all of 200,000 need gigabytes and 10 s."""
 SEED = 20_260_301
 """Fixed: the same run gives the same report."""
 
@@ -78,17 +80,16 @@ class StepTimes:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Read steps.jsonl; raises NotRecorded where no step was finished."""
-        records, num_torn = read_steps(run.rank_folder)
-        if not records:
+        if not run.steps:
             raise NotRecorded("steps.jsonl holds no finished step; record a run that gets through one optimizer step.")
-        every = tuple(_timed(record) for record in records)
+        every = tuple(_timed(record) for record in run.steps)
         steady = [time for time in every[num_warm_up_steps(len(every)) :] if time.record.window is None]
         return cls(
             every=every,
             steady=tuple(time for time in steady if time.record.is_full),
             steady_ms=tuple(time.total_ms for time in steady if not time.record.has_pause),
             own_ms=tuple(time.total_ms - time.recorder_ms for time in steady if not time.record.has_pause),
-            num_torn=num_torn,
+            num_torn=run.read_steps[1],
         )
 
     @property
@@ -178,8 +179,10 @@ def stall_lines(run: Run) -> tuple[StallLine, ...]:
 
 
 def resample(samples: Sequence[float], generator: np.random.Generator) -> NDArray[np.float64]:
-    """`NUM_RESAMPLES` series as long as `samples`, glued from blocks of n^(1/3) steps: [resamples, steps]."""
+    """`NUM_RESAMPLES` series as long as `samples`, or MAX_RESAMPLED, of blocks of n^(1/3) steps: [resamples, steps]."""
     values = np.asarray(samples, dtype=np.float64)
+    if len(values) > MAX_RESAMPLED:
+        values = values[np.sort(generator.choice(len(values), MAX_RESAMPLED, replace=False))]
     length = max(1, round(len(values) ** (1 / 3)))
     num_blocks = math.ceil(len(values) / length)
     starts = generator.integers(0, len(values), size=(NUM_RESAMPLES, num_blocks, 1))
@@ -194,7 +197,8 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
 
 def mean_interval(samples: Sequence[float]) -> tuple[float, float]:
     """The 95 % interval of the mean."""
-    return _interval(np.mean(resample(samples, np.random.default_rng(SEED)), axis=1))
+    means = [float(np.mean(part)) for part in np.array_split(samples, min(len(samples), MAX_RESAMPLED))]
+    return _interval(np.mean(resample(means, np.random.default_rng(SEED)), axis=1))
 
 
 def quantile_change_intervals(
@@ -208,6 +212,15 @@ def quantile_change_intervals(
 
 
 def _timed(record: StepRecord) -> StepTime:
+    if not record.is_full:
+        recorder_us = min(record.recorder_us, record.total_us)
+        return StepTime(
+            record=record,
+            total_ms=record.total_us / 1000,
+            stage_ms=(),
+            recorder_ms=recorder_us / 1000,
+            cpu_ms=record.cpu_us / 1000,
+        )
     spent_us = dict.fromkeys(STAGES, 0.0)
     for span in record.spans:
         if span.stage in spent_us:
@@ -220,7 +233,7 @@ def _timed(record: StepRecord) -> StepTime:
     return StepTime(
         record=record,
         total_ms=record.total_us / 1000,
-        stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES) if record.is_full else (),
+        stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES),
         recorder_ms=recorder_us / 1000,
         cpu_ms=record.cpu_us / 1000,
         device_ms=device_ms,

@@ -101,12 +101,12 @@ class ExposedCommunication:
         """Backward passes per step beyond the first, where each of them exchanges gradients."""
         if not self.num_forwards or self.num_synced < self.num_forwards:
             return 0.0
-        return max(0.0, self.num_forwards / max(self.num_updates, len(self.window.steps)) - 1)
+        return max(0.0, self.num_forwards / max(self.num_updates, self.window.num_steps) - 1)
 
     def gradients(self) -> tuple[float, float]:
         """Exchanges of gradients per step, and the median milliseconds of one."""
         lengths = [one.end_ns - one.start_ns for one in self.collectives if one.is_of_gradients]
-        return len(lengths) / len(self.window.steps), statistics.median(lengths or [0]) / 1e6
+        return len(lengths) / self.window.num_steps, statistics.median(lengths or [0]) / 1e6
 
 
 def collectives_of(window: TraceWindow) -> tuple[Collective, ...]:
@@ -155,7 +155,7 @@ def _starts_of(window: TraceWindow, label: re.Pattern[str]) -> Array:
 
 def communication_evidence(found: ExposedCommunication) -> tuple[Numbers | Table | Narrative, ...]:
     """The figures, the collectives, and how they are known."""
-    num_steps = len(found.window.steps)
+    num_steps = found.window.num_steps
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for one in found.collectives:
         total = sums[one.kind, one.path.stage if one.path else "not known"]

@@ -82,7 +82,7 @@ class LaunchUse:
     @property
     def waiting_ms(self) -> float:
         """Of each step as it was recorded, in which the device waits for a launch."""
-        return sum(length_ns for length_ns, _ in self.gaps) / 1e6 / len(self.window.steps)
+        return sum(length_ns for length_ns, _ in self.gaps) / 1e6 / self.window.num_steps
 
     @property
     def lost_ms(self) -> float:
@@ -97,7 +97,7 @@ class LaunchUse:
     @property
     def num_launches(self) -> float:
         """Per step."""
-        return self.launches.total() / len(self.window.steps)
+        return self.launches.total() / self.window.num_steps
 
     @cached_property
     def setup(self) -> frozenset[str]:
@@ -140,7 +140,7 @@ def _recording_ms(window: TraceWindow, start_ns: int, end_ns: int) -> float:
     if window.steady_ms is not None:
         return max(0.0, window.step_ms - window.steady_ms)
     events = window.trace.is_of(*HOST) & (window.trace.start_ns < end_ns) & (window.trace.end_ns > start_ns)
-    return int(np.count_nonzero(events)) * RECORDING_MS / len(window.steps)
+    return int(np.count_nonzero(events)) * RECORDING_MS / window.num_steps
 
 
 def launch_evidence(use: LaunchUse) -> Narrative:

@@ -146,7 +146,7 @@ def _of_windows(run: Run, wait_ms: float) -> LoaderLines | None:
         if path.stage == "data" and path.own_ns > 0:
             sites = [part.text for part in path.parts() if part.kind in ("line", "function")]
             paths.append(([known.setdefault(place_of(site), site) for site in sites], path.own_ns))
-    num_steps = sum(len(window.steps) for window in windows)
+    num_steps = sum(window.num_steps for window in windows)
     if not paths or sum(own_ns for _, own_ns in paths) / 1e6 < MIN_SEEN * wait_ms * num_steps:
         return None
     shared = takewhile(lambda places: len(set(places)) == 1, zip(*(sites for sites, _ in paths), strict=False))

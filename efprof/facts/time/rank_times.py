@@ -59,6 +59,8 @@ class OneRank:
     is_on_device: bool
     stays: Stays
     spent_ms: dict[tuple[Where, str, str], float]
+    in_part: frozenset[int] = frozenset()
+    """The steps of which only the begin was read."""
 
     @classmethod
     def of(cls, windows: tuple[TraceWindow, ...]) -> Self:
@@ -70,12 +72,13 @@ class OneRank:
         return cls(
             told_rank=first.trace.header.rank,
             distributed=first.trace.header.distributed,
-            steps_ns=tuple(end - start for window in windows for start, end in window.steps),
+            steps_ns=tuple(window.whole_ns or end - start for window in windows for start, end in window.steps),
             steady_ms=first.steady_ms,
             device=first.device,
             is_on_device=any(_communicates(window) for window in windows),
             stays=stays,
             spent_ms=_spent_ms(windows) if stays else {},
+            in_part=frozenset(window.numbers[0] for window in windows if window.whole_ns),
         )
 
     @property
@@ -124,7 +127,7 @@ def _work(run: Run, folder: Path, num_works: int) -> tuple[str, Callable[[], One
     share = 1 if run.engine else max(1, num_processors() // num_works)
     if not run.is_foreign:
         alone = run.of_rank(folder)
-        alone.num_processes = share
+        alone.num_processes, alone.max_trace_bytes = share, run.max_trace_bytes / num_works
         return str(folder), partial(_of_recorded, alone)
     path = (folder / FOREIGN_TRACE).resolve()
     return str(path), partial(_of_file, path, run.own_packages, share)
@@ -167,7 +170,7 @@ def _communicates(window: TraceWindow) -> list[int]:
 def _spent_ms(windows: tuple[TraceWindow, ...]) -> dict[tuple[Where, str, str], float]:
     """Milliseconds per step of each stage, and of each line in it."""
     found: defaultdict[tuple[Where, str, str], float] = defaultdict(float)
-    num_steps = sum(len(window.steps) for window in windows)
+    num_steps = sum(window.num_steps for window in windows)
     for window in windows:
         for where, path, spent_ns in _spent(window):
             line = path.nearest("line", "function")
@@ -211,6 +214,9 @@ class RankArrivals:
         if len(ranks) < 2 or not any(map(bool, stays.values())):
             return cls(ranks=ranks, late_ns=(), num_collectives=0, is_on_device=False)
         common = set.intersection(*(set(found) for found in stays.values()))
+        for step in common & frozenset().union(*(one.in_part for one in ranks.values())):
+            num_in_all = min(len(found[step]) for found in stays.values())
+            stays = {rank: found | {step: found[step][:num_in_all]} for rank, found in stays.items()}
         kinds = {step: {tuple(kind for kind, _ in found[step]) for found in stays.values()} for step in sorted(common)}
         alike = [step for step, found in kinds.items() if len(found) == 1]
         if not alike:

@@ -80,7 +80,8 @@ class RepeatedCalls:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """From all windows; raises NotRecorded where there is none, ThinEvidence where they tell too little."""
-        windows, use, sources = run.get(TraceWindows).windows, run.get(TimeUse), run.get(Sources)
+        windows = [window for window in run.get(TraceWindows).windows if not window.whole_ns]
+        use, sources = run.get(TimeUse), run.get(Sources)
         num_steps = sum(len(window.steps) for window in windows)
         if num_steps < MIN_STEPS:
             raise ThinEvidence(f"The traces hold {num_steps} step, {MIN_STEPS} are needed; record a longer run.")

@@ -123,8 +123,9 @@ def one_step(window: TraceWindow, title: str) -> Intervals:
     rows = [
         IntervalRow(label=label, intervals=tuple(_merged(parts, start_ns, end_ns, grain_ns))) for label, parts in lanes
     ]
-    number = f" {window.numbers[chosen]}" if window.has_steps else ""
-    caption = f"{'Step' if window.has_steps else 'All of the trace'}{number}, as long as the profiler made it: "
+    which = f"Step {window.numbers[chosen]}" if window.has_steps else "All of the trace"
+    which = window.span.capitalize() if window.whole_ns else which
+    caption = f"{which}, as long as the profiler made it: "
     caption += f"{format_ms((end_ns - start_ns) / 1e6)}. Neighbours too close to tell apart are one bar."
     shown = tuple(row for row in rows if row.intervals)
     return Intervals(title=title, caption=caption, span_ms=(end_ns - start_ns) / 1e6, rows=shown)

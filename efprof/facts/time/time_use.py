@@ -76,7 +76,7 @@ class TimeUse:
 
     def per_step_ms(self, nanoseconds: float) -> float:
         """Of the whole window, per step as the profiler made it."""
-        return nanoseconds / 1e6 / len(self.window.steps)
+        return nanoseconds / 1e6 / self.window.num_steps
 
 
 def time_evidence(run: Run) -> tuple[Evidence, ...]:
@@ -85,7 +85,7 @@ def time_evidence(run: Run) -> tuple[Evidence, ...]:
     if use is None or not len(use.window.trace):
         return ()
     window, root = use.window, use.window.paths.root
-    to_ms = 1 / 1e6 / len(window.steps)
+    to_ms = 1 / 1e6 / window.num_steps
     found: list[Evidence] = []
     if any(_host(path) > 0 for path in root.walk()):
         caption = "From stage to your line to module to operator; each bar is as wide as what was spent under it."
@@ -104,7 +104,7 @@ def _host(path: CallPath) -> int:
 
 
 def _lines(window: TraceWindow, sources: Sources) -> tuple[LineUse, ...]:
-    to_ms, found = 1 / 1e6 / len(window.steps), []
+    to_ms, found = 1 / 1e6 / window.num_steps, []
     for (kind, _), paths in window.lines.items():
         stage_ms = defaultdict[str, float](float)
         for path in paths:
@@ -142,7 +142,7 @@ def _operator_table(use: TimeUse) -> Table | None:
         count, host_ns, device_ns = total.tolist()
         host_ms = use.per_step_ms(host_ns) * use.window.scale
         device = (use.per_step_ms(device_ns),) if on_device else ()
-        times = (count / len(use.window.steps), host_ms, *device, 100 * host_ms / use.step_ms)
+        times = (count / use.window.num_steps, host_ms, *device, 100 * host_ms / use.step_ms)
         rows.append((f"`{name}`", *times, shapes.get(name, "")))
     columns = {"Operator": "", "Calls": "count", "Host": "ms"} | ({"Device": "ms"} if on_device else {})
     return Table.of("Operators, per step", columns | {"Of the step": "percent", SHAPES: ""}, rows) if rows else None

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Final, Self
 
 import numpy as np
 
+from efprof.artifacts.trace.blocks import leading_header, told_until_us
 from efprof.artifacts.trace.columns import COMPLETE, Trace
 from efprof.artifacts.trace.read import lean_paths, read_window, trace_paths
 from efprof.facts.run.run import Run
@@ -20,6 +21,7 @@ from efprof.facts.time.call_paths import HOST, ON_DEVICE, STEP_LABEL, CallPaths,
 from efprof.facts.time.device_lanes import DeviceUse, IdleGap, device_use, idle_gaps
 from efprof.facts.time.path_tree import CallPath, Kind, Line, paths_by_line
 from efprof.model import NotRecorded, UnreadableInput
+from efprof.units import format_bytes, format_share
 
 LIBRARIES: Final = frozenset({
     "IPython", "PIL", "_pytest", "accelerate", "apex", "bitsandbytes", "click", "cv2", "datasets", "deepspeed",
@@ -49,13 +51,15 @@ class TraceWindow:
 
     name: str
     path: Path = Path()
-    read: Callable[[], Trace]
+    read: Callable[..., Trace]
     steps: tuple[tuple[int, int], ...]
     numbers: tuple[int, ...]
     has_steps: bool
     sites_of: SitesOf
     steady_ms: float | None = None
     """The median of the run's steps outside windows, where they are known."""
+    whole_ns: int = 0
+    """How long the one step is of which a part was read; 0 where all steps are whole."""
 
     @cached_property
     def trace(self) -> Trace:
@@ -85,6 +89,8 @@ class TraceWindow:
     @property
     def span(self) -> str:
         first, last = self.numbers[0], self.numbers[-1]
+        if self.whole_ns:
+            return f"the first {format_share(self.num_steps)} of step {first}"
         return f"steps {first} to {last}" if first < last else f"step {first}"
 
     @property
@@ -92,9 +98,14 @@ class TraceWindow:
         return (self.numbers[0] + self.numbers[-1]) / 2
 
     @property
+    def num_steps(self) -> float:
+        """How many steps its times are of; a part of one that was read in part."""
+        return (self.steps[0][1] - self.steps[0][0]) / self.whole_ns if self.whole_ns else len(self.steps)
+
+    @property
     def step_ms(self) -> float:
         """The mean step, as long as the profiler made it."""
-        return sum(end - start for start, end in self.steps) / 1e6 / len(self.steps)
+        return sum(end - start for start, end in self.steps) / 1e6 / self.num_steps
 
     @property
     def scale(self) -> float:
@@ -111,6 +122,8 @@ class TraceWindows:
 
     windows: tuple[TraceWindow, ...]
     lean: dict[str, TraceWindow]
+    unread: tuple[str, ...] = ()
+    """What the report leaves out, since there is too much of it."""
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -120,10 +133,63 @@ class TraceWindows:
         paths, times, sources = trace_paths(run.rank_folder), run.get(StepTimes), run.get(Sources)
         window_of = partial(_recorded_window, times, sources, partial(read_window, num_processes=run.num_processes))
         lean = {after: window_of(path) for after, path in lean_paths(run.rank_folder).items()}
-        return cls(
+        found = cls(
             windows=tuple(filter(None, map(window_of, paths))),
             lean={after: window for after, window in lean.items() if window},
         )
+        several = run.attempt is not None and len(run.attempt.rank_folders) > 1
+        # Times are told of the pair's; ranks compare where all read the same.
+        first = found.windows[:1] if several else [*(full for full, _ in found.pairs), *found.windows[-1:]][:1]
+        return found._within(run.max_trace_bytes, first)
+
+    @property
+    def pairs(self) -> list[tuple[TraceWindow, TraceWindow]]:
+        """Full windows with their lean ones, first that whose lean one comes nearest to the median step."""
+        pairs = [(one, self.lean[one.name]) for one in self.windows if one.name in self.lean]
+        return sorted(pairs, key=lambda pair: abs(pair[1].step_ms - (pair[1].steady_ms or 0.0)))
+
+    def _within(self, most_bytes: float, first: Sequence[TraceWindow]) -> Self:
+        """What is read of them: the first one, or its beginning, and others as far as they fit."""
+        windows, lean, unread, left_bytes = list[TraceWindow](), dict[str, TraceWindow](), list[str](), most_bytes
+        for window in sorted(self.windows, key=lambda one: one not in first):
+            both = [window, *(self.lean[name] for name in (window.name,) if name in self.lean)]
+            num_bytes = sum(one.path.stat().st_size for one in both)
+            what = f"{format_bytes(num_bytes)} of {window.span} were traced, and a report reads "
+            if num_bytes > left_bytes and windows:
+                unread.append(f"{what}{format_bytes(most_bytes)}: {window.path.name} is left out.")
+                continue
+            if num_bytes > left_bytes:
+                both = _begin_of(both, most_bytes / num_bytes)
+                unread.append(f"{what}{format_bytes(most_bytes)} of {window.path.name}: {both[0].span}.")
+            left_bytes -= num_bytes
+            windows.append(both[0])
+            lean |= dict.fromkeys([window.name], *both[1:]) if both[1:] else {}
+        windows.sort(key=lambda window: window.numbers)
+        return replace(self, windows=tuple(windows), lean=lean, unread=tuple(unread))
+
+
+def _begin_of(windows: list[TraceWindow], share: float) -> list[TraceWindow]:
+    """A full window and its lean one as far as this share of them tells; the full one alone where that is no step."""
+    begins = [_begin(window, share) for window in windows]
+    if len(begins) > 1 and any(window.whole_ns for window in begins):
+        sizes = [window.path.stat().st_size for window in windows]
+        return [_begin(windows[0], share * sum(sizes) / sizes[0])]
+    return begins
+
+
+def _begin(window: TraceWindow, share: float) -> TraceWindow:
+    """Its first whole steps, or the begin of the first one."""
+    until_us, base_ns = told_until_us(window.path, share), leading_header(window.path).base_ns
+    until_ns, (start_ns, end_ns) = base_ns + round(until_us * 1000), window.steps[0]
+    whole = tuple(step for step in window.steps if step[1] <= until_ns)
+    steps = whole or ((start_ns, max(start_ns + 1, until_ns)),)
+    return replace(
+        window,
+        read=partial(window.read, until_us=(steps[-1][1] - base_ns) / 1000),
+        steps=steps,
+        numbers=window.numbers[: len(steps)],
+        whole_ns=0 if whole else end_ns - start_ns,
+    )
 
 
 def _recorded_window(

@@ -52,7 +52,7 @@ def window_step(step: int, window: str = "trace-1") -> StepRecord:
 def a_step_later(recording: Recording) -> list[AllocationEvent]:
     """The same events in the step after, at addresses of their own."""
     return [
-        dataclasses.replace(event, time_ns=event.time_ns + 1_000_000_000, address=event.address + 1000)
+        dataclasses.event._replace(time_ns=event.time_ns + 1_000_000_000, address=event.address + 1000)
         for event in recording.events
     ]
 
