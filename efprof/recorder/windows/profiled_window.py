@@ -22,7 +22,7 @@ from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import RankFolder
 from efprof.recorder.windows.allocation_rows import CallSites, WindowEvents
 from efprof.recorder.windows.older_blocks import start_without_line
-from efprof.recorder.windows.step_events import MAX_EVENTS
+from efprof.recorder.windows.step_events import MAX_EVENTS, MAX_MORE, MIN_EVENTS
 
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 
@@ -118,7 +118,7 @@ class ProfiledWindow:
 
     def write(self) -> list[str]:
         """Turn the profiler off, write the window's files with the garbage collector off, and give back what the
-        profiler held; the files' names: none where it has more events than was reckoned, and than a window may have.
+        profiler held; the files' names: none where it has far more events than was reckoned.
         """
         profiler = self._stop()
         try:
@@ -190,7 +190,8 @@ class ProfiledWindow:
     def _write(self, profiler: torch.profiler.profile) -> list[str]:
         """Write the trace, and of a full window the lines of its calls and what they allocated."""
         results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
-        most = MAX_EVENTS if self.planned.num_events else sys.maxsize
+        reckoned = self.planned.num_events
+        most = min(MAX_EVENTS, max(MIN_EVENTS, MAX_MORE * reckoned)) if reckoned else sys.maxsize
         if self.is_lean:
             self.num_events = len(results.events())
             return self._write_trace(profiler) if self.num_events <= most else []

@@ -11,6 +11,10 @@ import torch
 MAX_EVENTS: Final = 300_000
 """Of a window: so many take some 6 s, 0.8 GiB of memory and 120 MB of raw trace (measured: 20 us, 400 bytes each)."""
 
+MAX_MORE: Final = 3
+MIN_EVENTS: Final = 20_000
+"""A window that has so many times the events that were reckoned, and more than these, holds something else."""
+
 OPERATORS_PER_NODE: Final = 10
 OPERATORS_PER_CALL: Final = 3
 """Operators that run for each node of autograd's graph, its backward included, and for each call of a C function of
@@ -24,6 +28,9 @@ EVENTS_ON_DEVICE: Final = 2
 
 FIRST_EVENT_NS: Final = {False: 22_000.0, True: 8_000.0}
 """What an event of a full window costs, and of a lean one, where no window has shown it."""
+
+IN_STEP_NS: Final = 1_500
+"""Of that, what passes within the step (measured: 1 to 3 us)."""
 
 START_NS: Final = 100_000_000
 """What a window costs beside its events."""

@@ -22,7 +22,7 @@ from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, Options, StepRa
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note
 from efprof.recorder.windows.profiled_window import Planned, ProfiledWindow, is_profiling, is_running
-from efprof.recorder.windows.step_events import MAX_EVENTS, StepEvents
+from efprof.recorder.windows.step_events import IN_STEP_NS, MAX_EVENTS, StepEvents
 from efprof.recorder.windows.triggers import ASKED_FOR, TRIGGERED_STEPS, Triggers, WindowRequests
 
 POSTPONED_STEPS: Final = 100
@@ -32,9 +32,9 @@ LEAN_DISTANCE: Final = 2
 """Steps between a scheduled window and the lean one after it: what the first one left behind is over by then, and an
 even distance keeps loops in step that do something every second time."""
 
-MAX_STRETCH: Final = 3
-MAX_EXCESS_NS: Final = 500_000_000
-"""A window that takes so many times the CPU time that was reckoned, and so much more, holds something else."""
+MAX_STRETCH: Final = 2
+MAX_EXCESS_NS: Final = 30_000_000
+"""Steps in a window that take so many times the CPU time that was reckoned, and so much more, hold something else."""
 
 SEVERAL_THREADS = "several threads make the steps, and a window sees one alone"
 ANOTHER_PROFILES = "another thread began to profile itself in a window, so that window is the last, and left out"
@@ -56,8 +56,8 @@ class Windows:
         self._planned = {start: Planned(end) for start, end in options.trace_steps if end > start}
         self._triggers = Triggers(options.triggers, requests.asked)
         self._window: ProfiledWindow | None = None
-        self._opened_ns = 0
-        """By the thread's CPU time."""
+        self._opened_ns = self._started_ns = 0
+        """When it was asked for and when it was on, by the thread's CPU time."""
         self._programs = weakref.WeakValueDictionary[int, Any]()
         """The program's own profilers, by their `id`. Torch says of the calling thread alone whether one is on, and
         crashes where one stops after another that was on beside it in another thread."""
@@ -96,12 +96,8 @@ class Windows:
 
     def forward_began(self) -> None:
         """Drop a window in which far more runs than was reckoned, as an evaluation does."""
-        window = self._window
-        if window is None or not window.planned.num_events or not window.is_opener:
-            return
-        reckoned = self._cost_of(window.planned) + self._own_ns(window, window.end)
-        if time.thread_time_ns() - self._opened_ns > MAX_STRETCH * reckoned + MAX_EXCESS_NS:
-            self._try_again(window, self._loop.number)
+        if self._window is not None and self._holds_more(self._window):
+            self._try_again(self._window, self._loop.number)
 
     def compilation_began(self) -> None:
         """Nothing of it goes into a window: it would be a million calls of the compiler's."""
@@ -222,6 +218,13 @@ class Windows:
     def _cost_of(self, planned: Planned) -> int:
         return self._events.cost_ns(planned.num_events, is_lean=planned.is_lean)
 
+    def _holds_more(self, window: ProfiledWindow) -> bool:
+        """Whether its steps hold far more than was reckoned."""
+        if not window.planned.num_events or not window.is_opener:
+            return False
+        reckoned = self._own_ns(window, window.end) + window.planned.num_events * IN_STEP_NS
+        return time.thread_time_ns() - self._started_ns > MAX_STRETCH * reckoned + MAX_EXCESS_NS
+
     def _own_ns(self, window: ProfiledWindow, end: int) -> int:
         return self._events.own_ns(end - window.first, skips_fetch=window.planned.skips_fetch)
 
@@ -284,8 +287,10 @@ class Windows:
         self._note(WindowOpened(step=step.number, window=window.name, why=planned.why))
         with ExitStack() as interrupted:  # by Ctrl-C most of all: one left on takes more memory with every step
             interrupted.callback(self._discard, window, step.number)
-            self._window, self._opened_ns = window, time.thread_time_ns()
+            self._window = window
+            self._opened_ns = self._started_ns = time.thread_time_ns()
             window.start()
+            self._started_ns = time.thread_time_ns()
             interrupted.pop_all()
 
     def _would_crash(self) -> bool:
@@ -305,9 +310,9 @@ class Windows:
         self._note(CollectorStopped(step=number, collector="windows", reason=reason))
 
     def _discard(self, window: ProfiledWindow, number: int) -> None:
-        self._window = None
+        self._window, began_ns = None, time.thread_time_ns()
         window.discard()
-        self._spend(window, number)
+        self._requests.spend(self._started_ns - self._opened_ns + time.thread_time_ns() - began_ns)
         self._note_closed(window, number, window.start_seconds, [])
 
     def _give_up(self, number: int, reason: str) -> None:
@@ -329,7 +334,8 @@ class Windows:
             else:
                 window.end = last + 2
             return
-        if window.planned.num_events and self._loop.compiled_at >= window.first:  # in another thread
+        has_compiled = window.planned.num_events and self._loop.compiled_at >= window.first  # in another thread
+        if has_compiled or self._holds_more(window):
             self._try_again(window, last)
             return
         self._window = None

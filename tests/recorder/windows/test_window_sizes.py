@@ -188,7 +188,7 @@ def test_a_window_that_has_more_events_than_was_reckoned_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: Callable[..., None], is_lean: bool
 ) -> None:
     sizes(lambda _, lean, __: 10 if lean == is_lean else TOO_MANY)
-    monkeypatch.setattr(profiled_window, "MAX_EVENTS", 20)
+    monkeypatch.setattr(profiled_window, "MIN_EVENTS", 20)
     recorded = record_scheduled(tmp_path)
     assert [closed.files for closed in recorded.events(WindowClosed)] == [[]]
     assert sorted(tmp_path.rglob("*trace*")) == []
