@@ -83,8 +83,8 @@ def _about_what_is_not_read(run: Run) -> Iterator[str]:
     if traces := run.find(TraceWindows, UnreadableInput):
         yield from traces.unread
     ranks, memory = run.find(RankTimes, UnreadableInput), run.find(LiveMemory, UnreadableInput)
-    if ranks and (num := sum(bool(one.in_part) for one in ranks.ranks.values())):
-        yield f"{format_count(num, 'rank')} are compared by the begin of a step: their traces are too large to be read."
+    if ranks and len(ranks.ranks) > 1 and any(one.in_part for one in ranks.ranks.values()):
+        yield "Ranks are compared by the begin of a step, since their traces are too large to be read."
     for window in memory.windows if memory else ():
         if window.num_unread:
             yield f"{format_count(window.num_unread, 'allocation')} at the end of {window.name} are not read."

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -127,54 +127,26 @@ class TraceWindows:
 
     @classmethod
     def compute(cls, run: Run) -> Self:
-        """Find every trace; raises NotRecorded where there is none."""
+        """Find the traces, from the first on as far as `max_trace_bytes` go; raises NotRecorded where there is none."""
         if run.is_foreign:
             return cls(windows=(_first_readable(run),), lean={})
         paths, times, sources = trace_paths(run.rank_folder), run.get(StepTimes), run.get(Sources)
         window_of = partial(_recorded_window, times, sources, partial(read_window, num_processes=run.num_processes))
-        lean = {after: window_of(path) for after, path in lean_paths(run.rank_folder).items()}
-        found = cls(
-            windows=tuple(filter(None, map(window_of, paths))),
-            lean={after: window for after, window in lean.items() if window},
-        )
-        several = run.attempt is not None and len(run.attempt.rank_folders) > 1
-        # Times are told of the pair's; ranks compare where all read the same.
-        first = found.windows[:1] if several else [*(full for full, _ in found.pairs), *found.windows[-1:]][:1]
-        return found._within(run.max_trace_bytes, first)
-
-    @property
-    def pairs(self) -> list[tuple[TraceWindow, TraceWindow]]:
-        """Full windows with their lean ones, first that whose lean one comes nearest to the median step."""
-        pairs = [(one, self.lean[one.name]) for one in self.windows if one.name in self.lean]
-        return sorted(pairs, key=lambda pair: abs(pair[1].step_ms - (pair[1].steady_ms or 0.0)))
-
-    def _within(self, most_bytes: float, first: Sequence[TraceWindow]) -> Self:
-        """What is read of them: the first one, or its beginning, and others as far as they fit."""
-        windows, lean, unread, left_bytes = list[TraceWindow](), dict[str, TraceWindow](), list[str](), most_bytes
-        for window in sorted(self.windows, key=lambda one: one not in first):
-            both = [window, *(self.lean[name] for name in (window.name,) if name in self.lean)]
+        windows, unread, left_bytes = list[TraceWindow](), list[str](), run.max_trace_bytes
+        lean: dict[str, TraceWindow] = {}
+        after = {name: [path] for name, path in lean_paths(run.rank_folder).items()}
+        for window in filter(None, map(window_of, paths)):
+            both = [window, *filter(None, map(window_of, after.get(window.name, ())))]
             num_bytes = sum(one.path.stat().st_size for one in both)
-            what = f"{format_bytes(num_bytes)} of {window.span} were traced, and a report reads "
-            if num_bytes > left_bytes and windows:
-                unread.append(f"{what}{format_bytes(most_bytes)}: {window.path.name} is left out.")
-                continue
-            if num_bytes > left_bytes:
-                both = _begin_of(both, most_bytes / num_bytes)
-                unread.append(f"{what}{format_bytes(most_bytes)} of {window.path.name}: {both[0].span}.")
-            left_bytes -= num_bytes
-            windows.append(both[0])
-            lean |= dict.fromkeys([window.name], *both[1:]) if both[1:] else {}
-        windows.sort(key=lambda window: window.numbers)
-        return replace(self, windows=tuple(windows), lean=lean, unread=tuple(unread))
-
-
-def _begin_of(windows: list[TraceWindow], share: float) -> list[TraceWindow]:
-    """A full window and its lean one as far as this share of them tells; the full one alone where that is no step."""
-    begins = [_begin(window, share) for window in windows]
-    if len(begins) > 1 and any(window.whole_ns for window in begins):
-        sizes = [window.path.stat().st_size for window in windows]
-        return [_begin(windows[0], share * sum(sizes) / sizes[0])]
-    return begins
+            share, left_bytes = left_bytes / num_bytes, left_bytes - num_bytes
+            if share < 1:
+                both = [] if windows else [_begin(one, share) for one in both]
+                both = both[:1] if any(one.whole_ns for one in both) else both
+                what = both[0].span if both else "nothing"
+                unread.append(f"{format_bytes(num_bytes)} of {window.span} were traced, too much: {what} is read.")
+            windows += both[:1]
+            lean |= zip([window.name], both[1:], strict=False)
+        return cls(windows=tuple(windows), lean=lean, unread=tuple(unread))
 
 
 def _begin(window: TraceWindow, share: float) -> TraceWindow:

@@ -1,6 +1,5 @@
 """Memory through the steps of a window: what it is for, whose line made most of it, and which stage ran."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +51,7 @@ def window_step(step: int, window: str = "trace-1") -> StepRecord:
 def a_step_later(recording: Recording) -> list[AllocationEvent]:
     """The same events in the step after, at addresses of their own."""
     return [
-        dataclasses.event._replace(time_ns=event.time_ns + 1_000_000_000, address=event.address + 1000)
+        event._replace(time_ns=event.time_ns + 1_000_000_000, address=event.address + 1000)
         for event in recording.events
     ]
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from efprof.artifacts.trace.read import trace_paths
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import NotRecorded
 from tests.support.builders import make_step, make_steps, trace_event, write_run
@@ -117,3 +118,19 @@ def test_a_trace_without_a_step_is_no_window_and_a_run_without_traces_has_none_r
     assert run.get(TraceWindows).windows == ()
     with pytest.raises(NotRecorded, match="trace-<n>"):
         write_run(tmp_path / "second", steps=make_steps(4)).get(TraceWindows)
+
+
+@pytest.mark.parametrize(("share", "read"), [(0.7, "step 5"), (0.25, "the first 42 % of step 5")])
+def test_of_a_trace_that_is_too_large_whole_steps_or_the_begin_of_one_are_read(
+    tmp_path: Path, share: float, read: str
+) -> None:
+    made = [make_step(step, window="trace-1") for step in (5, 6)]
+    length_ms = made[0].total_us / 1000
+    events = [call("aten::add", place * 2 * length_ms / 20_000, length_ms / 20_000) for place in range(20_000)]
+    run = write_run(tmp_path / "run", steps=made, sources={"train.py": SOURCE}, traces=[events])
+    run.max_trace_bytes = share * trace_paths(run.rank_folder)[0].stat().st_size
+    traces = run.get(TraceWindows)
+    assert traces.windows[0].span == read
+    assert len(traces.windows[0].trace) < len(events)
+    assert traces.windows[0].step_ms == pytest.approx(length_ms)
+    assert traces.unread[0].endswith(f"of steps 5 to 6 were traced, too much: {read} is read.")
