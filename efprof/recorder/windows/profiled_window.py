@@ -23,7 +23,7 @@ from efprof.recorder.windows.allocation_rows import CallSites, WindowEvents
 
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 
-OTHERS = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "getitem", "setitem")
+OTHERS = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert")
 
 OPERATORS = (
     *(f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i")),
