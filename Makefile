@@ -11,7 +11,7 @@ DOCS_INSTALLED := $(VENV)/installed-docs
 GPU_PYTHON ?= $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test format check types tests repeat casebook bench-overhead bench-memory bench-report bench-trace bench-trainer programs hta stability gpu plotly fixtures clean
+.PHONY: help install demo docs test format check types tests repeat casebook bench-overhead bench-memory bench-report bench-trace bench-trainer programs hta conformance stability gpu plotly fixtures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,6 +107,9 @@ hta: $(TESTS_INSTALLED) ## Check what a device does in other people's traces aga
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/hta \
 		'traceinsight>=0.6.1,<0.7' 'plotly>=5.11' narwhals
 	PYTHONPATH=$(VENV)/hta $(BIN)/python -m pytest -rs -s tests/facts/overview/test_hta.py
+
+conformance: ## Check that torch is as always under the recorder, for a Python with all packages (make conformance PYTHON=python3.13)
+	$(PYTHON) -m pytest tests/recorder/hooks/test_conformance.py
 
 stability: $(TESTS_INSTALLED) ## Run the long tests, train energy_flow in four phases on every device, and check that nothing grows, slows or breaks
 	$(BIN)/python -m pytest -m long

@@ -65,8 +65,8 @@ class Recorded:
         return [line for line in self.errors.splitlines() if line.startswith("efprof:")]
 
 
-def open_session(folder: Path, windows: tuple[tuple[int, int], ...] = (), **fields: object) -> Session:
-    """A session in this process, not started yet, which looks for holders where it is asked to.
+def options_of(folder: Path, **fields: object) -> Options:
+    """Options of a recording into this folder, which is made; holders are looked for where it is asked to.
 
     To look through pytest's own heap takes longer than most tests.
     """
@@ -76,13 +76,18 @@ def open_session(folder: Path, windows: tuple[tuple[int, int], ...] = (), **fiel
     options = Options(
         run_folder_name=str(folder),
         root_name=root,
-        trace_steps=windows,
+        trace_steps=(),
         memory_steps=(),
         triggers=(),
         holders=False,
         overhead=EVERY_STEP_IN_FULL,
     )
-    options = msgspec.structs.replace(options, **fields)
+    return msgspec.structs.replace(options, **fields)
+
+
+def open_session(folder: Path, windows: tuple[tuple[int, int], ...] = (), **fields: object) -> Session:
+    """A session in this process, not started yet."""
+    options = options_of(folder, trace_steps=windows, **fields)
     rank_folder = RankFolder(folder, waits_for_training=True)
     return Session(options, rank_folder, Shell(rank_folder, LineWriter(rank_folder, EVENTS_FILE)))
 

@@ -55,7 +55,8 @@ _TUNERS = f"{_TORCH}_inductor{os.sep}", _TRITON
 def start(session: Session) -> None:
     """Wrap the methods on torch.Tensor, what prints a tensor, and the stalls that this torch has."""
     calls = _WaitingCalls(session.loop, session.sites, session.shell)
-    read = functools.partial(calls.counted, waits=calls.waits, note=calls.noted_read)
+    waits = session.shell.guarded("waiting_calls", calls.waits)
+    read = functools.partial(calls.counted, waits=waits, note=calls.noted_read)
     undo: list[Undo] = []
     for name in READS:
         call = "int" if name == "__index__" else name.strip("_")
@@ -66,8 +67,13 @@ def start(session: Session) -> None:
         owner_name, _, attribute = name.rpartition(".")
         with suppress(AttributeError):  # not every torch has all
             owner = pkgutil.resolve_name(owner_name)
-            stall = calls.counted(name, getattr(owner, attribute), lambda _: True, calls.noted_stall)
-            undo.append(replace(owner, attribute, stall))
+            original = getattr(owner, attribute)
+            stall = calls.counted(name, original, lambda _: True, calls.noted_stall)
+            owners = {
+                owner,
+                sys.modules[original.__module__],
+            }  # it is pickled by its name in the module that defines it
+            undo += [replace(one, attribute, stall) for one in owners if vars(one).get(attribute) is original]
     session.undo_at_end(undo)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
+
 from efprof.artifacts.events import CollectorStopped, Event
 from efprof.recorder.session.sites import callers
 from efprof.recorder.session.writing import LineWriter, RankFolder, is_of_a_signal
@@ -46,7 +48,8 @@ class Shell:
         """`function`, made harmless: its errors are caught, it gives None then, and the first one stops its collector.
 
         A RecursionError in a deep program stops nothing: it comes of the depth, and next time it may be less deep.
-        What the handler of a signal raises within it goes on to the program, which expects it.
+        What the handler of a signal raises within it goes on to the program, which expects it. Of what it asks a tensor
+        neither the tensor's class nor a mode of the program's is told.
         """
         stopped, postponed, pending_errors = self._stopped, self._postponed, self._pending_errors
 
@@ -54,7 +57,8 @@ class Shell:
             answer = None
             if collector not in stopped:
                 try:
-                    answer = function(*args)
+                    with torch._C.DisableTorchFunction():
+                        answer = function(*args)
                 except RecursionError as error:
                     try:
                         sys._getframe(int(DEEP * sys.getrecursionlimit()))

@@ -233,7 +233,7 @@ def watch_operators() -> list[Undo]:
 
 def _called(operator: Any) -> Any:
     @functools.wraps(operator)
-    def call(*operands: Any) -> Any:
-        return operator(*operands)
+    def call(*operands: Any, **options: Any) -> Any:
+        return operator(*operands, **options)
 
     return call

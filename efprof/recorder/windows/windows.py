@@ -37,6 +37,8 @@ MAX_EXCESS_NS: Final = 30_000_000
 """Steps in a window that take so many times the CPU time that was reckoned, and so much more, hold something else."""
 
 SEVERAL_THREADS = "several threads make the steps, and a window sees one alone"
+PROFILES = "the program began to profile itself, so a window ended early"
+EXCHANGES = "the program exchanged tensors that a window referred to, so that ended early"
 ANOTHER_PROFILES = "another thread began to profile itself in a window, so that window is the last, and left out"
 GRAPHS_CRASH = "the program captures CUDA graphs, with which the profiler of CUDA before 12.6 crashes"
 
@@ -131,14 +133,14 @@ class Windows:
         self._planned[step.number + 1] = window.planned._replace(end=window.end + 1)
         self._discard(window, step.number)
 
-    def yield_to_program(self, *_: object) -> None:
-        """The program starts a profiler of its own, which would raise while ours is on."""
+    def yield_to_program(self, reason: str, *_: object) -> None:
+        """The program starts a profiler of its own, or calls what else would raise while ours is on."""
         window = self._window
         if window is None or window.is_starting:
             return
         if self._loop.thread.is_training_thread or window.is_opener:
             self._close(window, self._loop.number)
-            self._note_stopped(self._loop.number, "the program began to profile itself, so a window ended early")
+            self._note_stopped(self._loop.number, reason)
 
     def note_profiler(self, profiler: object, *_: object) -> None:
         is_ours = self._window is not None and self._window.is_starting and self._window.is_opener
@@ -378,8 +380,8 @@ def start(session: Session) -> None:
             session.subscribe(loop.light.steps.listeners, "windows", windows.note_light)
         session.on_end("windows", windows.end)
         os.register_at_fork(after_in_child=windows.abandon_count)
-        begins, noted = (
-            session.shell.guarded("windows", one) for one in (windows.yield_to_program, windows.note_profiler)
-        )
         profile = torch.autograd.profiler.profile
-        session.undo_at_end([call_before(profile, "__init__", begins), call_after(profile, "__init__", noted)])
+        for owner, name, reason in ((profile, "__init__", PROFILES), (torch.utils, "swap_tensors", EXCHANGES)):
+            begins = functools.partial(windows.yield_to_program, reason)
+            session.undo_at_end([call_before(owner, name, session.shell.guarded("windows", begins))])
+        session.undo_at_end([call_after(profile, "__init__", session.shell.guarded("windows", windows.note_profiler))])

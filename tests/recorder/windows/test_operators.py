@@ -25,14 +25,13 @@ class Counted(torch.Tensor):
 def use_operators() -> list[str | None]:
     Counted.found.clear()
     one, other = (torch.tensor([True, False]).as_subclass(Counted) for _ in range(2))
-    one[0] = other[1]
     ~((one & other) | (one ^ other)) == other  # noqa: B015
     return list(Counted.found)
 
 
 def test_a_table_of_operators_holds_while_they_are_replaced() -> None:
     before = use_operators()
-    assert {"__and__", "__invert__", "__eq__"} <= set(before)
+    assert {"__and__", "__or__", "__xor__", "__invert__", "__eq__"} <= set(before)
     undo = watch_operators()
     try:
         assert use_operators() == before
