@@ -100,7 +100,7 @@ $(PROGRAMS_INSTALLED): $(TESTS_INSTALLED)
 	@touch $@
 
 programs: $(PROGRAMS_INSTALLED) ## Record public training programs in FOLDER beside bare ones (make programs FOLDER=/path/to/checkouts)
-	$(PROGRAMS)/bin/python -m benchmarks.programs $(if $(FOLDER),'$(FOLDER)',--list) $(if $(ONLY),--only '$(ONLY)',--write reports/programs.md)
+	$(PROGRAMS)/bin/python -m benchmarks.public_programs $(if $(FOLDER),'$(FOLDER)',--list) $(if $(ONLY),--only '$(ONLY)',--write reports/programs.md)
 
 # What its tests need of the rest of HTA's packages is there: alone, without its notebooks, it is 77 MB instead of 490.
 hta: $(TESTS_INSTALLED) ## Check what a device does in other people's traces against HolisticTraceAnalysis

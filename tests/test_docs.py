@@ -67,7 +67,11 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["docs/architecture.md", "CONTRIBUTING.md"])
 def test_every_file_that_is_named_exists(name: str) -> None:
-    files = ["/" + str(path.relative_to(ROOT)) for top in ("efprof", "tests") for path in (ROOT / top).rglob("*.*")]
+    files = [
+        "/" + str(path.relative_to(ROOT))
+        for top in ("efprof", "tests", "benchmarks")
+        for path in (ROOT / top).rglob("*.*")
+    ]
     named = re.findall(r"`((?:[\w-]+/)*\w+\.(?:py|html))`", PAGES[name].read_text())
     named = [one for one in named if "zero_learning_rate" not in one]  # the example that a reader is to write
     assert named

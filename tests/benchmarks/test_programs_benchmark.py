@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.programs import main
+from benchmarks.public_programs.__main__ import main
 from benchmarks.public_programs.judgements import Judgement
 from benchmarks.public_programs.listed import PROGRAMS, Edit, Program
 from benchmarks.public_programs.outputs import difference, normalised, without_recorder_lines
