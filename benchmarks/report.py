@@ -1,7 +1,7 @@
 """What a report costs: `make bench-report`. CPU seconds of `efprof report`, for runs of 80 to 200,000 steps, of 64
 ranks and of a traced step of a million events, and where they go.
 
-The first run is the demo's sick one and the last one `benchmarks/recording/long_step.py`, recorded if need be, which takes a
+The first run is the demo's sick one and the last one `recording/long_step.py`, recorded if need be, which takes a
 minute or two; the others are made of the first. Seconds are compared with a plain loop of Python, timed by turns with
 the reports: a core that runs it in 0.3 s is to make the first report in 2. None may take longer than 5 s, whatever its
 size.
