@@ -16,8 +16,26 @@ def num_processors() -> int:
     return max(1, min([bound, *shares]))
 
 
+def throttled_s() -> float:
+    """For how long the limit of a container has held its processes back so far, added up over cores; 0 without one."""
+    found = [0.0]
+    for folder, _ in _groups():
+        words = _words(folder / "cpu.stat")
+        counters = dict(zip(words[::2], words[1::2], strict=False))
+        found.append(int(counters.get("throttled_usec", 0)) / 1e6 + int(counters.get("throttled_time", 0)) / 1e9)
+    return max(found)
+
+
 def _shares() -> Iterator[float]:
     """Processors' worth of time that each group around the process may take, where it is limited."""
+    for folder, is_version_2 in _groups():
+        share = _of_version_2(folder) if is_version_2 else _of_version_1(folder)
+        if share:
+            yield share
+
+
+def _groups() -> Iterator[tuple[Path, bool]]:
+    """The folders of the groups around the process that may limit its time, and whether they are of version 2."""
     try:
         lines = OF_PROCESS.read_text().splitlines()
     except OSError:  # not Linux
@@ -25,9 +43,9 @@ def _shares() -> Iterator[float]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            yield from filter(None, map(_of_version_2, _around(MOUNTED, path)))
+            yield from ((folder, True) for folder in _around(MOUNTED, path))
         elif "cpu" in controllers.split(","):
-            yield from filter(None, map(_of_version_1, _around(MOUNTED / "cpu", path)))
+            yield from ((folder, False) for folder in _around(MOUNTED / "cpu", path))
 
 
 def _around(mounted: Path, path: str) -> list[Path]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from efprof.artifacts import processors
-from efprof.artifacts.processors import num_processors
+from efprof.artifacts.processors import num_processors, throttled_s
 
 BOUND = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -47,3 +47,23 @@ def test_without_a_limit_those_that_it_is_bound_to_count(
 def test_where_nothing_is_known_of_groups_it_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processors, "OF_PROCESS", tmp_path / "none")
     assert num_processors() == BOUND
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "text"),
+    [
+        ("0::/job\n", "job/cpu.stat", "usage_usec 9000000\nnr_throttled 3\nthrottled_usec 2500000\n"),
+        ("1:cpu,cpuacct:/job\n", "cpu/job/cpu.stat", "nr_throttled 3\nthrottled_time 2500000000\n"),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_the_time_for_which_a_limit_held_processes_back_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, name: str, text: str
+) -> None:
+    of(tmp_path, monkeypatch, group, {name: text})
+    assert throttled_s() == 2.5
+
+
+def test_without_a_limit_nothing_was_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of(tmp_path, monkeypatch, "0::/\n", {"cpu.stat": "usage_usec 9000000\n"})
+    assert throttled_s() == 0.0

@@ -22,7 +22,7 @@ from efprof.facts.overview.identity import first_error
 from efprof.facts.peak.live_memory import LiveMemory
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import catches_out_of_memory
-from efprof.facts.steps.ready_threads import ReadyThreads
+from efprof.facts.steps.ready_threads import MIN_OTHERS, ReadyThreads
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.rank_times import RankTimes
 from efprof.facts.time.trace_windows import TraceWindows
@@ -113,6 +113,9 @@ def _about_other_programs(run: Run) -> Iterator[str]:
     if threads is not None and threads.is_disturbed:
         others = format_share(threads.others)
         yield f"Other programs held {others} of the cores while this ran: times may be longer than alone."
+    if threads is not None and threads.ranks[0].throttled > MIN_OTHERS:
+        held = format_share(threads.ranks[0].throttled)
+        yield f"The container's limit of CPU time held this program back for {held} of the time."
 
 
 def _about_other_attempts(run: Run) -> Iterator[str]:

@@ -48,6 +48,17 @@ def test_other_programs_are_told_first_where_they_held_cores_and_left_few_over(t
         assert warnings_of(write_run(tmp_path / f"{number}", steps=make_steps(20), events=[quiet])) == ()
 
 
+def test_a_containers_limit_is_told_where_it_held_the_program_back(tmp_path):
+    counted = ThreadsReady(
+        step=10, cores="0f3a [0, 1]", num_cores=1, num_threads=1, site=None, ready=1.0, waiting=0.5, children=0.0,
+        busy=0.3, own=0.3, throttled=0.6,
+    )  # fmt: skip
+    (told,) = warnings_of(write_run(tmp_path / "run", steps=make_steps(20), events=[counted]))
+    assert told == "The container's limit of CPU time held this program back for 60 % of the time."
+    quiet = replace(counted, throttled=0.05)
+    assert warnings_of(write_run(tmp_path / "quiet", steps=make_steps(20), events=[quiet])) == ()
+
+
 def test_a_second_training_in_the_process_is_told_of_once(tmp_path):
     events = [OtherThreadTrained(at_ns=0, step=0, num_updates=count) for count in (None, 80)]
     (warning,) = warnings_of(write_run(tmp_path / "run", steps=make_steps(5), events=events))
