@@ -46,7 +46,7 @@ lines. A worker that is killed loses two thirds of its samples at most."""
 MAX_STARTS: Final = 500
 """Of loaders whose workers are sampled: epochs of seconds would write a line for each worker of each."""
 
-MAX_JOIN_S: Final = 1.0
+MAX_JOIN_S: Final = 3.0
 """A worker that ends waits no longer for its last line; torch stops one that takes 5 s."""
 
 LOOP: Final = worker._worker_loop
