@@ -161,17 +161,14 @@ class Sampler:
 
     def _run(self) -> None:
         write_s, next_s = WRITE_S, time.monotonic()
-        write_at_s = next_s + write_s
-        while True:
-            now_s = time.monotonic()
-            next_s = max(next_s, now_s - MAX_LATE_S) + PERIOD_S * self._random.uniform(0.5, 1.5)
-            if self._is_over.wait(next_s - now_s):
-                break
+        due = next_s + write_s
+        while not self._is_over.wait(next_s - time.monotonic()):
             self._sample()
-            if now_s >= write_at_s:
+            next_s = max(next_s, time.monotonic() - MAX_LATE_S) + PERIOD_S * self._random.uniform(0.5, 1.5)
+            if next_s >= due:
                 self._write()
                 write_s *= 2
-                write_at_s = now_s + write_s
+                due = next_s + write_s
         self._write()
 
     def _sample(self) -> None:

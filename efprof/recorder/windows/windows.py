@@ -18,7 +18,6 @@ from efprof.recorder.budget.sampling import LightStep
 from efprof.recorder.hooks.patching import call_after, call_before
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.loop.steps import read_cpu_ns
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, Options, StepRange
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note
@@ -57,8 +56,8 @@ class Windows:
         crashes where one stops after another that was on beside it in another thread."""
         self._may_open = True
         self._count = 0
-        self._first_fetch_ns = self._fetch_ns = 0
-        """CPU time of the first fetch in the last step, times their number."""
+        self._fetch_ns = 0
+        """CPU time of the first fetch in the last step."""
         self._is_asked_for = options.trace_steps != DEFAULT_TRACE_STEPS
         """Whether the user named the steps: then no budget stands against them."""
         for start, planned in self._planned.items():
@@ -74,24 +73,22 @@ class Windows:
             if step.number in self._planned and self._fetch_ns <= MAX_FETCH_NS:
                 self._loop.mark_interrupted()
                 self._open(step, self._planned[step.number])
+        self._fetch_ns = 0
         if self._window is not None:
             step.window = self._window.name
 
     def begin_after_fetch(self, step: OpenStep) -> None:
         """Open a window of this one step, less the fetch that was too long to be in it."""
         if step.batches.num_fetches == 1:
-            cpu_ns, reading_ns = read_cpu_ns()
-            self._first_fetch_ns = cpu_ns - step.start_cpu_ns
-            step.recorder_ns -= reading_ns
+            self._fetch_ns = time.process_time_ns() - step.start_cpu_ns
         if self._window is None and step.number in self._planned and step.window is None:
             planned = self._planned[step.number]
             self._open(step, planned._replace(end=step.number + 1, why=f"{planned.why}, without the data stage"))
             step.window = self._window.name if self._window is not None else None
 
-    def finish(self, step: OpenStep, record: StepRecord) -> None:
+    def finish(self, _: object, record: StepRecord) -> None:
         if self._window is not None:
             self._requests.spend(round(record.total_us * 1000))
-        self._fetch_ns = self._first_fetch_ns * step.batches.num_fetches
         self._triggers.note(record)
         if self._window is not None and record.step + 1 >= self._window.end:
             self._close(self._window, record.step)
