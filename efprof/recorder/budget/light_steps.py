@@ -5,7 +5,6 @@ next in no full step; where none steps, after as many backward passes as the las
 its steps, at a mark.
 """
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from time import perf_counter_ns
@@ -14,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from efprof.artifacts.steps import HAS_PAUSE, IS_SKIPPED, LightLine, spelled
 from efprof.recorder.budget.sampling import LightStep, Sampling
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.loop.steps import Steps
+from efprof.recorder.loop.steps import Steps, epoch_ns
 from efprof.recorder.numbers.late_values import Answer, OnDevice, Send
 from efprof.recorder.numbers.step_numbers import ScaledLosses
 
@@ -180,10 +179,10 @@ class LightSteps:
         self.tell_listeners()
         self.write_arrived()
         if self._rows:
-            epoch_ns = time.time_ns() - perf_counter_ns()
+            epoch = epoch_ns(0)
             line = LightLine(
                 light=[
-                    (number, epoch_ns + start, (end - start) / 1000, num_passes, spelled(loss), flags)
+                    (number, epoch + start, (end - start) / 1000, num_passes, spelled(loss), flags)
                     for number, start, end, num_passes, loss, flags, _ in self._rows
                 ],
                 recorder_us=sum(row[-1] for row in self._rows) / 1000 / len(self._rows),

@@ -46,7 +46,7 @@ lines. A worker that is killed loses two thirds of its samples at most."""
 MAX_STARTS: Final = 500
 """Of loaders whose workers are sampled: epochs of seconds would write a line for each worker of each."""
 
-MAX_JOIN_S: Final = 1.0
+MAX_JOIN_S: Final = 3.0
 """A worker that ends waits no longer for its last line; torch stops one that takes 5 s."""
 
 LOOP: Final = worker._worker_loop
@@ -161,17 +161,14 @@ class Sampler:
 
     def _run(self) -> None:
         write_s, next_s = WRITE_S, time.monotonic()
-        write_at_s = next_s + write_s
-        while True:
-            now_s = time.monotonic()
-            next_s = max(next_s, now_s - MAX_LATE_S) + PERIOD_S * self._random.uniform(0.5, 1.5)
-            if self._is_over.wait(next_s - now_s):
-                break
+        due = next_s + write_s
+        while not self._is_over.wait(next_s - time.monotonic()):
             self._sample()
-            if now_s >= write_at_s:
+            next_s = max(next_s, time.monotonic() - MAX_LATE_S) + PERIOD_S * self._random.uniform(0.5, 1.5)
+            if next_s >= due:
                 self._write()
                 write_s *= 2
-                write_at_s = now_s + write_s
+                due = next_s + write_s
         self._write()
 
     def _sample(self) -> None:

@@ -184,8 +184,7 @@ class Steps:
         return self.begin(at)
 
     def begin(self, at: int) -> OpenStep:
-        epoch_ns = time.time_ns() - (perf_counter_ns() - at)
-        step = OpenStep(number=self.num_finished, start_ns=at, epoch_ns=epoch_ns)
+        step = OpenStep(number=self.num_finished, start_ns=at, epoch_ns=epoch_ns(at))
         step.is_light = not self._sampling.is_full(step.number)
         self.open, self.closed = step, None
         self._take_passes(at)  # which were for no step
@@ -318,6 +317,14 @@ class StageClock:
 
     def leave(self) -> None:
         self.stage = self.opener = None
+
+
+def epoch_ns(at: int) -> int:
+    """The time of day at an instant of `perf_counter_ns`.
+
+    Of two readings the least: one is too high by what another program runs for between the two clocks.
+    """
+    return at + min(-perf_counter_ns() + time.time_ns() for _ in range(2))
 
 
 def read_cpu_ns() -> tuple[int, int]:

@@ -118,11 +118,13 @@ def test_what_lies_between_steps_is_no_step_s_time(tmp_path: Path) -> None:
     with MetricsLog(tmp_path / "metrics.jsonl") as log:
         take_steps(log, [1])
         with log.between_steps():
-            time.sleep(0.3)
+            time.sleep(0.02)
+            ended = time.perf_counter()
         take_steps(log, [2])
+        most_ms = (time.perf_counter() - ended) * 1000
     line = _lines(tmp_path / "metrics.jsonl")[1]
-    assert line["wait_ms"] < 300
-    assert line["step_ms"] < 300
+    assert line["wait_ms"] <= most_ms
+    assert line["step_ms"] <= most_ms
 
 
 def test_each_epoch_is_told_once_with_the_means_of_its_steps(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_the_recorder_itself_lets_no_memory_grow(tmp_path: Path) -> None:
     early, late = (
         min(size for step, size in allocated if step in steps) for steps in (range(800, 1000), range(1400, 1600))
     )
-    assert late - early < 600 * 8
+    assert late - early < 600 * 8 / 2  # a list grows by an eighth at a time
 
 
 @contextmanager

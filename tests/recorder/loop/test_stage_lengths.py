@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import efprof
 from efprof.artifacts.steps import StepRecord
+from efprof.recorder.loop import steps as steps_module
 from tests.recorder.recording import Recorded, record_here
 from tests.recorder.training import train_plainly
 
@@ -191,3 +192,12 @@ def test_a_core_that_is_passed_on_as_the_cpu_time_is_read_is_no_cost_of_recordin
     steps = record_here(tmp_path, train_plainly).steps
     assert all(step.total_us > passed_on_us for step in steps)
     assert 0 < min(step.recorder_us for step in steps) < passed_on_us
+
+
+def test_the_time_of_day_of_a_step_is_right_where_another_program_runs_between_the_two_clocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late_ns = iter([18_000_000, 0])
+    monkeypatch.setattr(steps_module, "perf_counter_ns", lambda: 5_000)
+    monkeypatch.setattr(time, "time_ns", lambda: 1_005_000 + next(late_ns))
+    assert steps_module.epoch_ns(7_000) == 1_007_000
