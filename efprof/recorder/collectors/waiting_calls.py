@@ -69,10 +69,7 @@ def start(session: Session) -> None:
             owner = pkgutil.resolve_name(owner_name)
             original = getattr(owner, attribute)
             stall = calls.counted(name, original, lambda _: True, calls.noted_stall)
-            owners = {
-                owner,
-                sys.modules[original.__module__],
-            }  # it is pickled by its name in the module that defines it
+            owners = {owner, sys.modules[original.__module__]}  # it is pickled by its name where it is defined
             undo += [replace(one, attribute, stall) for one in owners if vars(one).get(attribute) is original]
     session.undo_at_end(undo)
 

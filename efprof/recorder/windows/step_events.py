@@ -127,5 +127,5 @@ class StepEvents:
         if event == "c_call":
             is_method = issubclass(type(getattr(function, "__self__", None)), torch.Tensor)
             self._counted["of torch"] += is_method or str(function.__module__).startswith("torch")
-        if self._counted[event] > MAX_EVENTS:  # more than a window may have
+        if self._counted[event] > MAX_EVENTS or not self.is_counting:  # too many; or it was stopped in another thread
             sys.setprofile(None)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +97,15 @@ def test_a_count_ends_with_its_step_or_where_there_are_more_calls_than_a_window_
     assert sys.getprofile() is None
     events.end(8)
     assert events.in_window(1, is_lean=False, skips_fetch=False) > 100
+
+
+def test_a_count_that_another_thread_stops_ends_at_the_next_call() -> None:
+    events = StepEvents()
+    events.begin()
+    other = threading.Thread(target=events.stop)
+    other.start()
+    other.join()
+    assert sys.getprofile() is None
 
 
 def test_the_programs_own_profile_function_is_left_alone() -> None:
