@@ -7,6 +7,7 @@ for what was always there.
 import functools
 import gc
 import json
+import pickle
 import random
 import sys
 import tempfile
@@ -196,7 +197,7 @@ def take() -> Calls:
     saved = _pickled({"model": model, "weight": weight, "optimizer": optimizer})
     compile_, collect, evaluate = torch.compile, gc.collect, model.eval
     return {
-        **{name: (lambda method=method: method(*[2] * name_takes(method))) for name, method in methods.items()},
+        **{name: (lambda method=method: method(*[2] * _num_operands(method))) for name, method in methods.items()},
         "a method's pickle": lambda: _unpickled(_pickled(methods["item"]))(),
         "the rest of a loader": lambda: (first, list(batches)),
         "the rest of a tensor": lambda: list(rows),
@@ -212,19 +213,15 @@ def take() -> Calls:
     }
 
 
-def name_takes(method: Any) -> int:
+def _num_operands(method: Any) -> int:
     return int(method.__name__ in ("__add__", "__eq__"))
 
 
 def _pickled(value: Any) -> bytes:
-    import pickle
-
     return pickle.dumps(value)
 
 
 def _unpickled(data: bytes) -> Any:
-    import pickle
-
     return pickle.loads(data)  # noqa: S301
 
 
@@ -251,9 +248,8 @@ def record_in_full(findings: Findings) -> None:
         assert loop.number < WINDOW[0], "the calls have made more steps than there were to be"
         training.steps_until(torch._C._autograd._profiler_enabled)
         training.step_with(lambda: findings.make("in a window", torch._C._autograd._profiler_enabled, HEAVY))
-        training.steps_until(lambda: not torch._C._autograd._profiler_enabled())
+        training.steps_until(lambda: not torch._C._autograd._profiler_enabled() and sys.gettrace() is None)
         findings.make("after a window")
-        assert sys.gettrace() is None
         assert loop.number < WATCHED_FROM
         training.steps_until(lambda: loop.number >= WATCHED_FROM and sys.gettrace() is not None)
         findings.make("in a watch", lambda: sys.gettrace() is not None)
@@ -292,21 +288,19 @@ def _is_ours(function: FunctionType) -> bool:
 
 
 def main(result: str) -> None:
-    """Of all calls but compiled ones."""
-    torch.set_num_threads(1)
+    """All calls but those that compile, with all that the recorder changes."""
     torch.set_warn_always(True)
-    growth_watch.MAX_NS *= 100
-    ProfiledWindow._write = lambda *_: []  # type: ignore[method-assign] # it would take longer than all the calls
-    findings = Findings(CALLS, takes_snapshots=True)
-    findings.make_bare()
-    record_in_full(findings)
-    record_lightly(findings)
-    _write(findings, result)
+    _run(Findings(CALLS, takes_snapshots=True), result)
 
 
 def main_compiled(result: str) -> None:
+    _run(Findings(COMPILED, takes_snapshots=False), result)
+
+
+def _run(findings: Findings, result: str) -> None:
     torch.set_num_threads(1)
-    findings = Findings(COMPILED, takes_snapshots=False)
+    growth_watch.MAX_NS *= 100  # the watch goes on for as long as the calls take
+    ProfiledWindow._write = lambda *_: []  # type: ignore[method-assign] # it would take longer than all the calls
     findings.make_bare()
     record_in_full(findings)
     record_lightly(findings)
