@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._dynamo.variables.functions import PolyfilledFunctionVariable
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.holders import growth_watch
@@ -268,8 +269,12 @@ def held_by_others() -> list[str]:
     """Tables and caches with a function of the recorder among others' once all hooks are out."""
     gc.unfreeze()
     gc.collect()
+    # Of `torch.compiler.substitute_in_graph`, which torch has no way to undo; the functions are called by nobody then.
+    substitutes = PolyfilledFunctionVariable._get_polyfill_handlers()
     found = []
     for one in gc.get_objects():
+        if one is substitutes:
+            continue
         if issubclass(type(one), dict | set | functools._lru_cache_wrapper) and not _is_namespace_of_ours(one):
             functions = [part for part in gc.get_referents(one) if type(part) is FunctionType]
             ours = [part for part in functions if _is_ours(part)]
