@@ -109,7 +109,7 @@ hta: $(TESTS_INSTALLED) ## Check what a device does in other people's traces aga
 	PYTHONPATH=$(VENV)/hta $(BIN)/python -m pytest -rs -s tests/facts/overview/test_hta.py
 
 conformance: ## Check that torch is as always under the recorder, for a Python with all packages (make conformance PYTHON=python3.13)
-	$(PYTHON) -m pytest tests/recorder/hooks/test_conformance.py
+	$(PYTHON) -m pytest -m "not long" tests/recorder/hooks/test_conformance.py
 
 stability: $(TESTS_INSTALLED) ## Run the long tests, train energy_flow in four phases on every device, and check that nothing grows, slows or breaks
 	$(BIN)/python -m pytest -m long

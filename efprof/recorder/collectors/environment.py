@@ -21,6 +21,7 @@ import torch
 import efprof
 from efprof.artifacts.readings import DEVICE_USE_FILE, DeviceUse
 from efprof.artifacts.run_file import Device, change_run_file
+from efprof.recorder.hooks.patching import call_when_cuda_begins
 from efprof.recorder.launch.machine import driver_version
 from efprof.recorder.loop.device import DeviceClock
 from efprof.recorder.loop.open_step import OpenStep
@@ -61,7 +62,7 @@ def start(session: Session) -> None:
     if torch.version.cuda is not None or torch.version.hip is not None:
         for collector, begin in (("device_times", _time_stages), ("device_use", _read_use)):
             began: Any = session.shell.guarded(collector, functools.partial(begin, session))
-            torch.cuda._lazy_call(began)  # type: ignore[no-untyped-call]
+            session.undo_at_end([call_when_cuda_begins(began)])
 
 
 def _write(run_folder: Path, used: int | None, source: str) -> None:

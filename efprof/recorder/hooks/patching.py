@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
+import torch
+
 from efprof.recorder.budget.light_steps import LightLoop
 
 Undo = Callable[[], None]
@@ -66,6 +68,17 @@ def call_after(owner: Any, name: str, function: Callable[..., None]) -> Undo:
         return result
 
     return replace(owner, name, call)
+
+
+def call_when_cuda_begins(function: Callable[[], None]) -> Undo:
+    """Have torch call it once it starts CUDA, at once where it has; undone, no longer."""
+    torch.cuda._lazy_call(function)  # type: ignore[no-untyped-call]
+    waiting = torch.cuda._queued_calls
+
+    def undo() -> None:
+        waiting[:] = [one for one in waiting if one[0] is not function]
+
+    return undo
 
 
 class MethodWrapper:

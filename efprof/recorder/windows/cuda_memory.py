@@ -12,7 +12,7 @@ import torch
 from efprof.artifacts.events import CollectorStopped, DeviceOutOfMemory, Event, OutOfMemory, WindowClosed, WindowOpened
 from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.hooks.patching import call_before
+from efprof.recorder.hooks.patching import call_before, call_when_cuda_begins
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.endings import ExitWatcher
@@ -174,7 +174,7 @@ def start(session: Session) -> None:
     if options.memory_steps or options.memory_ring or "memory-peak" in options.triggers:
         memory = CudaMemory(options, loop=loop, requests=session.window_requests, files=files)
         subscribe(session, memory)
-        torch.cuda._lazy_call(guarded("cuda_memory", memory.cuda_began))  # type: ignore[no-untyped-call]
+        session.undo_at_end([call_when_cuda_begins(guarded("cuda_memory", memory.cuda_began))])
     failures = [MemoryFailures(files, loop=loop, endings=session.endings, note=session.note)]
     # Empty once the recording is over: torch cannot detach an observer, which then does nothing, and holds nothing.
 
@@ -188,7 +188,7 @@ def start(session: Session) -> None:
         if failures and why_backend_has_none() is None:
             torch._C._cuda_attach_out_of_memory_observer(observe)  # type: ignore[attr-defined]
 
-    torch.cuda._lazy_call(guarded("out_of_memory", attach))  # type: ignore[no-untyped-call]
+    session.undo_at_end([call_when_cuda_begins(guarded("out_of_memory", attach))])
     session.on_end("out_of_memory", lambda: failures.pop().tell())
 
 

@@ -7,6 +7,7 @@ for what was always there.
 import functools
 import gc
 import json
+import pickle
 import random
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._dynamo.variables.functions import PolyfilledFunctionVariable
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.holders import growth_watch
@@ -196,7 +198,7 @@ def take() -> Calls:
     saved = _pickled({"model": model, "weight": weight, "optimizer": optimizer})
     compile_, collect, evaluate = torch.compile, gc.collect, model.eval
     return {
-        **{name: (lambda method=method: method(*[2] * name_takes(method))) for name, method in methods.items()},
+        **{name: (lambda method=method: method(*[2] * _num_operands(method))) for name, method in methods.items()},
         "a method's pickle": lambda: _unpickled(_pickled(methods["item"]))(),
         "the rest of a loader": lambda: (first, list(batches)),
         "the rest of a tensor": lambda: list(rows),
@@ -212,19 +214,15 @@ def take() -> Calls:
     }
 
 
-def name_takes(method: Any) -> int:
+def _num_operands(method: Any) -> int:
     return int(method.__name__ in ("__add__", "__eq__"))
 
 
 def _pickled(value: Any) -> bytes:
-    import pickle
-
     return pickle.dumps(value)
 
 
 def _unpickled(data: bytes) -> Any:
-    import pickle
-
     return pickle.loads(data)  # noqa: S301
 
 
@@ -251,9 +249,8 @@ def record_in_full(findings: Findings) -> None:
         assert loop.number < WINDOW[0], "the calls have made more steps than there were to be"
         training.steps_until(torch._C._autograd._profiler_enabled)
         training.step_with(lambda: findings.make("in a window", torch._C._autograd._profiler_enabled, HEAVY))
-        training.steps_until(lambda: not torch._C._autograd._profiler_enabled())
+        training.steps_until(lambda: not torch._C._autograd._profiler_enabled() and sys.gettrace() is None)
         findings.make("after a window")
-        assert sys.gettrace() is None
         assert loop.number < WATCHED_FROM
         training.steps_until(lambda: loop.number >= WATCHED_FROM and sys.gettrace() is not None)
         findings.make("in a watch", lambda: sys.gettrace() is not None)
@@ -272,8 +269,12 @@ def held_by_others() -> list[str]:
     """Tables and caches with a function of the recorder among others' once all hooks are out."""
     gc.unfreeze()
     gc.collect()
+    # Of `torch.compiler.substitute_in_graph`, which torch has no way to undo; the functions are called by nobody then.
+    substitutes = PolyfilledFunctionVariable._get_polyfill_handlers()
     found = []
     for one in gc.get_objects():
+        if one is substitutes:
+            continue
         if issubclass(type(one), dict | set | functools._lru_cache_wrapper) and not _is_namespace_of_ours(one):
             functions = [part for part in gc.get_referents(one) if type(part) is FunctionType]
             ours = [part for part in functions if _is_ours(part)]
@@ -292,21 +293,19 @@ def _is_ours(function: FunctionType) -> bool:
 
 
 def main(result: str) -> None:
-    """Of all calls but compiled ones."""
-    torch.set_num_threads(1)
+    """All calls but those that compile, with all that the recorder changes."""
     torch.set_warn_always(True)
-    growth_watch.MAX_NS *= 100
-    ProfiledWindow._write = lambda *_: []  # type: ignore[method-assign] # it would take longer than all the calls
-    findings = Findings(CALLS, takes_snapshots=True)
-    findings.make_bare()
-    record_in_full(findings)
-    record_lightly(findings)
-    _write(findings, result)
+    _run(Findings(CALLS, takes_snapshots=True), result)
 
 
 def main_compiled(result: str) -> None:
+    _run(Findings(COMPILED, takes_snapshots=False), result)
+
+
+def _run(findings: Findings, result: str) -> None:
     torch.set_num_threads(1)
-    findings = Findings(COMPILED, takes_snapshots=False)
+    growth_watch.MAX_NS *= 100  # the watch goes on for as long as the calls take
+    ProfiledWindow._write = lambda *_: []  # type: ignore[method-assign] # it would take longer than all the calls
     findings.make_bare()
     record_in_full(findings)
     record_lightly(findings)

@@ -33,6 +33,9 @@ BY_PROFILER = frozenset({"a function mode around a step"})
 BY_TRACER = frozenset({"converted: item with an argument"})
 """Python 3.11 calls a method another way while there is a tracer or a profile function, and names another class."""
 
+OF_A_TYPE = frozenset({"compiled methods of operators"})
+"""In a window the compiler breaks its graph at `torch.Tensor.__mul__(it, 2)`; the results are the same."""
+
 SET = {
     "gc": ("collect",),
     "sys": ("exit",),
@@ -86,7 +89,7 @@ TABLES = frozenset(
         "gc.callbacks", "torch.jit._builtins._builtin_table", "torch.optim.optimizer._global_optimizer_post_hooks",
         "torch.optim.optimizer._global_optimizer_pre_hooks", "torch.nn.modules.module._global_forward_hooks",
         "torch.nn.modules.module._global_forward_hooks_always_called",
-        "torch.nn.modules.module._global_forward_pre_hooks",
+        "torch.nn.modules.module._global_forward_pre_hooks", "torch.cuda._queued_calls",
     }
 )  # fmt: skip
 """In which it has an entry."""
@@ -94,7 +97,7 @@ TABLES = frozenset(
 GLOBALS = frozenset({"collector", "environment", "signals", "tracer", "profile function", "modes", "monitoring tools"})
 """The garbage collector's callbacks, KINETO_LOG_LEVEL, SIGTERM; in a watch the tracer, in a window the profiler."""
 
-OF_PYTHON = ("re.", "sys.", "pkgutil.", "tempfile.", "msgspec.", "linecache.")
+OF_PYTHON = ("re.", "sys.", "platform.", "pkgutil.", "tempfile.", "msgspec.", "linecache.")
 """Caches of theirs, which fill with use."""
 
 
@@ -226,5 +229,7 @@ def test_no_table_of_others_holds_a_function_of_the_recorder_after_the_end(found
 @pytest.mark.long
 def test_compiled_code_gives_the_same(begin_unrecorded: Begin, tmp_path: Path) -> None:
     found = read(begin_unrecorded, tmp_path, "main_compiled")
-    assert {where: unexpected(made, frozenset()) for where, made in found.differences.items() if made} == {}
+    in_window = found.differences.pop("in a window")
+    assert unexpected(in_window, OF_A_TYPE) == {}
+    assert {where: made for where, made in found.differences.items() if made} == {}
     assert found.stopped == found.held == []

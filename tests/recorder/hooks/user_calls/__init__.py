@@ -21,7 +21,12 @@ COMPILED: Calls = COMPILING
 
 HEAVY = frozenset(
     {
-        *SCRIPTS, "overridable functions", "source of functions", "signatures of methods", "help", "type hints",
+        *SCRIPTS,
+        "overridable functions", "source of functions", "signatures of methods", "help", "type hints", "Adam",
+        "RMSprop", "Adagrad", "LBFGS with a closure", "Adam, fused", "OneCycleLR", "LambdaLR", "CosineAnnealingLR",
+        "SGD with momentum, for each", "SGD with a rate that is a tensor", "operators by name on integers",
+        "operators by name with what no tensor knows", "gradcheck", "an averaged model", "parallel",
+        "names in pickles",
         *(name for name in OPERATORS if name.startswith("a tensor of integers and")),
     }
 )  # fmt: skip
