@@ -59,8 +59,6 @@ class OneRank:
     is_on_device: bool
     stays: Stays
     spent_ms: dict[tuple[Where, str, str], float]
-    in_part: frozenset[int] = frozenset()
-    """The steps of which only the begin was read."""
 
     @classmethod
     def of(cls, windows: tuple[TraceWindow, ...]) -> Self:
@@ -78,7 +76,6 @@ class OneRank:
             is_on_device=any(_communicates(window) for window in windows),
             stays=stays,
             spent_ms=_spent_ms(windows) if stays else {},
-            in_part=frozenset(window.numbers[0] for window in windows if window.whole_ns),
         )
 
     @property
@@ -214,13 +211,10 @@ class RankArrivals:
         if len(ranks) < 2 or not any(map(bool, stays.values())):
             return cls(ranks=ranks, late_ns=(), num_collectives=0, is_on_device=False)
         common = set.intersection(*(set(found) for found in stays.values()))
-        for step in common & frozenset().union(*(one.in_part for one in ranks.values())):
-            num_in_all = min(len(found[step]) for found in stays.values())
-            stays = {rank: found | {step: found[step][:num_in_all]} for rank, found in stays.items()}
         kinds = {step: {tuple(kind for kind, _ in found[step]) for found in stays.values()} for step in sorted(common)}
         alike = [step for step, found in kinds.items() if len(found) == 1]
         if not alike:
-            raise ThinEvidence("the ranks recorded no step with the same collectives, so that they do not compare.")
+            raise ThinEvidence("no step was read with the same collectives on all ranks, so that they do not compare.")
         return cls(
             ranks=ranks,
             late_ns=tuple(_late_ns({rank: found[step] for rank, found in stays.items()}) for step in alike),
