@@ -1,12 +1,11 @@
 """allocations-<n>.parquet: allocations of the host, or of the CUDA device where there is one, with their lines."""
 
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from efprof.artifacts.files import numbered_files
-from efprof.model import UnreadableInput
+from efprof.model import UnreadableInput, frozen_dataclass
 
 
 class AllocationEvent(NamedTuple):
@@ -27,7 +26,7 @@ class AllocationEvent(NamedTuple):
     is_backward: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class AllocationWindow:
     """The events of one window in order of time, without the last ones where there are more than MAX_EVENTS."""
 

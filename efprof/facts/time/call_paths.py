@@ -8,7 +8,6 @@ differentiates.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -17,6 +16,7 @@ import numpy as np
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.time.path_tree import CallPath, Kind
+from efprof.model import frozen_dataclass
 
 HOST: Final = ("cpu_op", "operator", "python_function", "user_annotation", "cuda_runtime", "cuda_driver", "runtime")
 """Categories of what threads of the host do, of 2021 and later; ROCm has the same names."""
@@ -43,7 +43,7 @@ SitesOf = Callable[[str, str | None, str | None], tuple[tuple[Kind, str], ...]]
 name, the call site that the recorder noted of it, and the call stack that a trace may have for it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class CallPaths:
     """The paths of a stretch of a trace, and the path of every event in it; `recorder_ns` is our own time.
 

@@ -11,7 +11,6 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -28,7 +27,7 @@ from efprof.facts.time.call_paths import ON_DEVICE, by_launch
 from efprof.facts.time.device_lanes import DeviceUse, kind_of, kind_of_collective
 from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.trace_windows import FOREIGN_TRACE, TraceWindow, TraceWindows, foreign_window
-from efprof.model import Narrative, NotRecorded, SourceLine, Table, ThinEvidence, UnreadableInput
+from efprof.model import Narrative, NotRecorded, SourceLine, Table, ThinEvidence, UnreadableInput, frozen_dataclass
 
 GLOO: Final = re.compile(r"^gloo:")
 """What c10d calls a collective that threads of the host carry out, for as long as it lasts."""
@@ -43,7 +42,7 @@ Stays = dict[int, list[tuple[str, int]]]
 """For each step the collectives in the order they were launched: kind, and nanoseconds from arrival to end."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class OneRank:
     """Of one rank: what its trace says of itself, the lengths of its steps, its collectives, where its time goes.
 
@@ -84,7 +83,7 @@ class OneRank:
         return sum(self.steps_ns) / 1e6 / len(self.steps_ns)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class RankTimes:
     """Every rank that has a trace with a step, in their order; and a sentence for each other that cannot be read."""
 
@@ -186,7 +185,7 @@ def _spent(window: TraceWindow) -> Iterator[tuple[Where, CallPath, int]]:
             yield "device", launched_by, int(window.trace.duration_ns[event])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class RankArrivals:
     """The ranks, and by how much each comes later than the next but last one.
 
@@ -272,7 +271,7 @@ def _late_ns(stays: dict[int, list[tuple[str, int]]]) -> dict[int, int]:
     return dict(late)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class StageTime:
     """Milliseconds per step of the late rank and, on average, of the others; on a device without collectives.
 
