@@ -1,12 +1,11 @@
 """allocations-<n>.parquet: allocations of the host, or of the CUDA device where there is one, with their lines."""
 
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from efprof.artifacts.files import numbered_files
-from efprof.model import UnreadableInput
+from efprof.artifacts.files import numbered_files, read_columns
+from efprof.model import frozen_dataclass
 
 
 class AllocationEvent(NamedTuple):
@@ -27,7 +26,7 @@ class AllocationEvent(NamedTuple):
     is_backward: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class AllocationWindow:
     """The events of one window in order of time, without the last ones where there are more than MAX_EVENTS."""
 
@@ -50,17 +49,8 @@ def allocation_paths(rank_folder: Path) -> list[Path]:
 
 def read_allocations(path: Path) -> AllocationWindow:
     """Read one window; raises UnreadableInput where it is not whole."""
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:  # `read_table` imports pyarrow's data sets, and pandas: 0.3 s
-            table = file.read(columns=list(ALLOCATION_COLUMNS))
-        columns = [_values(table.column(name)[:MAX_EVENTS]) for name in ALLOCATION_COLUMNS]
-    except (OSError, KeyError, pyarrow.ArrowException) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        why = first.removeprefix(f"Could not open Parquet input source '{path}': ").partition(".")[0]
-        raise UnreadableInput(f"{path} is not a whole allocation window ({why}); record the run again.") from None
+    table = read_columns(path, ALLOCATION_COLUMNS, "allocation window")
+    columns = [_values(column[:MAX_EVENTS]) for column in table.columns]
 
     @cache
     def sites(joined: str) -> tuple[str, ...]:

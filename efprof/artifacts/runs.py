@@ -2,14 +2,13 @@
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from efprof.artifacts.run_file import RUN_FILE, RunFile, read_run_file
 from efprof.artifacts.steps import STEPS_FILE
-from efprof.model import UnreadableInput, nearest_to
+from efprof.model import UnreadableInput, frozen_dataclass, nearest_to
 
 HOME_VARIABLE = "EFPROF_HOME"
 HOME_FOLDER = ".efprof"
@@ -72,7 +71,7 @@ class Process(msgspec.Struct, kw_only=True, frozen=True):
     group: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Attempt:
     """One execution of the training within a run; its rank folders by their numbers."""
 

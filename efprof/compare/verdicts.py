@@ -3,11 +3,11 @@
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy
 
-from efprof.model import Metric, MetricChange, Report, Verdict
+from efprof.model import Metric, MetricChange, Report, Verdict, frozen_dataclass
 from efprof.units import MIB, format_bytes, format_ms
 
 Samples = tuple[float, ...]
@@ -64,7 +64,7 @@ ENOUGH_STEPS = 0.8
 """A run with less than this share of the other's steps may not have come to its highest one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Judgement:
     """A verdict with its reason; `interval` bounds the effect (head over base minus one) where noise is known."""
 

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from efprof.model import frozen_dataclass
 
 GROWTH, GROWTH_WHERE_FLAT = 4, 16
 """From one small size to the next; the second where memory has not risen since the one before."""
@@ -30,7 +31,7 @@ MARGIN: Final = 0.25
 """Of the largest batch that ran, left free: longer samples or a busier device than in those few steps may need it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Measured:
     """A run of some steps; `peak_bytes` is None where it ran out of memory."""
 
@@ -38,7 +39,7 @@ class Measured:
     peak_bytes: int | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class MemoryModel:
     """`fixed_bytes` whatever the batch, `sample_bytes` for each sample."""
 
@@ -50,7 +51,7 @@ class MemoryModel:
         return int((budget_bytes - self.fixed_bytes) // self.sample_bytes)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Fitted:
     """All runs in order, the line near the budget, the largest batch that ran within it, and the one to take.
 

@@ -2,10 +2,9 @@
 
 import ast
 import math
-from dataclasses import dataclass
 
 from efprof.fixes.source_edit import as_receiver, replace_expression
-from efprof.model import CodeEdit, Fix, SourceFile
+from efprof.model import CodeEdit, Fix, SourceFile, frozen_dataclass
 
 SMALLEST = {"float16": 1e-4, "bfloat16": 1e-6, "float32": 1e-6, "float64": 1e-12}
 """The least operand that keeps the value and its gradient finite with room to spare; in float16 1e-5 is too low
@@ -30,7 +29,7 @@ MODULES = frozenset({"torch", "F", "functional", "linalg", "nn", "special"})
 """What a function is called of; anything else that a method is called of is a tensor."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Remedy:
     """What keeps one operation finite: the clamp to put behind its operand, and the rule in words.
 

@@ -2,11 +2,10 @@
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from efprof.fixes.source_edit import as_receiver, replace_expression, text_of
-from efprof.model import Fix, SourceFile
+from efprof.model import Fix, SourceFile, frozen_dataclass
 
 DETACHED, CLONED = ".detach()", ".detach().clone()"
 """The second where what is kept is a view of a larger storage, as `F.mse_loss` gives on a CPU: detaching keeps it."""
@@ -63,7 +62,7 @@ OTHERWISE: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class KeptValue:
     """The expression; `carried` is the argument through which the old value enters a call that makes the new one.
 

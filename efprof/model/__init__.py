@@ -1,5 +1,6 @@
 """The vocabulary every layer shares; it imports nothing else of efprof. All that is imported here is for others."""
 
+from efprof.model.data import frozen_dataclass
 from efprof.model.errors import EfprofError, NotComparable, NotRecorded, ThinEvidence, UnreadableInput, nearest_to
 from efprof.model.evidence import (
     Alternative,

@@ -1,15 +1,16 @@
 """What a finding shows for itself: a closed union that only the renderers take apart."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal, Self
+
+from efprof.model.data import frozen_dataclass
 
 StretchState = Literal["used", "slack", "pending", "stranded", "releasable"]
 """used: somebody asked for it; slack: behind a block, by rounding or because a large one is not split; pending: given
 back, waiting for another stream; stranded: free in a segment that something else holds; releasable: free as a whole."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Number:
     """One value in its base unit (`ms`, `bytes`, `bytes_per_step`, `percent`, `count`, `ratio`, `` for none)."""
 
@@ -23,7 +24,7 @@ NumberRow = tuple[str, float | None, str] | tuple[str, float | None, str, tuple[
 """Label, value, unit, and an interval where there is one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Numbers:
     """A few named values."""
 
@@ -41,7 +42,7 @@ class Numbers:
         return cls(title=title, numbers=tuple(numbers))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Table:
     """Rows under headings; `units[i]` is the base unit of the numbers in column i."""
 
@@ -56,7 +57,7 @@ class Table:
         return cls(title=title, columns=tuple(columns), units=tuple(columns.values()), rows=tuple(rows))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Snippet:
     """Source lines around one that matters; `first_line` is the number of `lines[0]`."""
 
@@ -67,7 +68,7 @@ class Snippet:
     highlighted: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class SeriesLine:
     """One named curve; `x` and `y` have the same length.
 
@@ -85,7 +86,7 @@ class SeriesLine:
     is_over_stack: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class StageBand:
     """A stretch of the x axis in which one stage of a step ran."""
 
@@ -94,7 +95,7 @@ class StageBand:
     stage: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Series:
     """Curves over one axis, the steps unless it says otherwise; `marks` are (x, label) worth a vertical line.
 
@@ -113,7 +114,7 @@ class Series:
     bands: tuple[StageBand, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Interval:
     """A stretch of time in milliseconds, in the colour of its stage or cause; `note` says all that is known of it."""
 
@@ -124,7 +125,7 @@ class Interval:
     note: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class IntervalRow:
     """What lies side by side: one depth of calls, or one thread or stream."""
 
@@ -132,7 +133,7 @@ class IntervalRow:
     intervals: tuple[Interval, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Intervals:
     """Rows over one axis of `span_ms` milliseconds."""
 
@@ -142,14 +143,14 @@ class Intervals:
     rows: tuple[IntervalRow, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Bar:
     label: str
     num_bytes: int
     is_highlighted: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class MemoryMap:
     """What filled the memory at one instant, largest first."""
 
@@ -157,7 +158,7 @@ class MemoryMap:
     bars: tuple[Bar, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Alternative:
     """What one configuration would need, with the interval that the prediction lies in."""
 
@@ -170,7 +171,7 @@ class Alternative:
     """Then `value` is how far it came."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Alternatives:
     """The same program under several configurations; `limit` is what the device has, with its name."""
 
@@ -180,7 +181,7 @@ class Alternatives:
     limit: tuple[float, str] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Stretch:
     """Neighbouring bytes of a segment; `owner` is a place in `SegmentMap.owners`, None where nobody has them.
 
@@ -193,7 +194,7 @@ class Stretch:
     is_mixed: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class SegmentRow:
     """A segment and its stretches by address; or several that are too many for a row each, end to end."""
 
@@ -203,7 +204,7 @@ class SegmentRow:
     num_segments: int = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class SegmentView:
     """All segments at one instant, the largest first; `totals` are the bytes of each state, before any were mixed."""
 
@@ -212,7 +213,7 @@ class SegmentView:
     totals: tuple[tuple[StretchState, int], ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class SegmentMap:
     """Where every block lies; `line_bytes` fill a line of the picture, longer segments take several lines.
 
@@ -226,7 +227,7 @@ class SegmentMap:
     highlighted: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Narrative:
     """Plain sentences: what it means, how we know, when it is wrong."""
 

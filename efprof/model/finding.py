@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Self
 
+from efprof.model.data import frozen_dataclass
 from efprof.model.errors import ThinEvidence
 from efprof.model.evidence import Evidence
 
@@ -17,7 +18,7 @@ Applicability = Literal["safe", "review", "manual"]
 """safe: numbers unchanged; review: numerics or behaviour may change; manual: a person must write it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class SourceLine:
     """A line of the user's source code, with an identity that survives lines moving above it.
 
@@ -73,7 +74,7 @@ def called_name(node: ast.AST) -> str:
     return ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class EnvironmentVariable:
     """A variable to set before the command; `old` is None where it is unset."""
 
@@ -82,7 +83,7 @@ class EnvironmentVariable:
     new: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class ConfigurationValue:
     """A setting to change, by the name it has where the user writes it; `file` where that is known."""
 
@@ -92,7 +93,7 @@ class ConfigurationValue:
     file: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class CodeEdit:
     """Replace source lines; `old` and `new` keep the indentation of the file."""
 
@@ -105,7 +106,7 @@ class CodeEdit:
 Change = EnvironmentVariable | ConfigurationValue | CodeEdit
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Fix:
     """One sentence that says what to do, and the changes that do it (none where it is manual)."""
 
@@ -126,7 +127,7 @@ class Fix:
         return cls(summary=summary, applicability=applicability, changes=(change,))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Gain:
     """A predicted saving; None where the fix does not touch that resource or nothing may be claimed.
 
@@ -156,7 +157,7 @@ class Gain:
         return cls(basis="measured bound", explanation=explanation, step_ms=step_ms, step_ms_interval=interval)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Finding:
     """`headline` names the fault (a card's title); `message` says in one sentence what happens where, how much."""
 
@@ -170,7 +171,7 @@ class Finding:
     severity: Severity
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Examination:
     """What an audit returns: its findings, and in a few words what it looked at (`78 steps, 3 lines that read`)."""
 
@@ -191,7 +192,7 @@ class Examination:
         return cls(looked_at="; ".join([looked_at, *reasons]), findings=tuple(findings))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class AuditResult:
     """`reason` says what was looked at, which file is missing and how to record it, or which error it met."""
 

@@ -1,8 +1,8 @@
 """Everything one run's page, terminal summary and JSON are rendered from."""
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
+from efprof.model.data import frozen_dataclass
 from efprof.model.evidence import Evidence, Series, Table
 from efprof.model.finding import AuditResult, SourceLine
 
@@ -18,7 +18,7 @@ BOUNDARIES: Final = (
 """The instants between the parts of a training step, in the order they come."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Metric:
     """A quantity with its raw samples (one per step); smaller is better for every one of them.
 
@@ -33,7 +33,7 @@ class Metric:
     budget: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class StepSample:
     """One step of the main loop: where its time went, in milliseconds, and how the numbers fared.
 
@@ -59,7 +59,7 @@ class StepSample:
     scaler_scale: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class MemorySample:
     """Memory at one boundary of one step, in bytes; `at_s` counts from the first recorded step."""
 
@@ -70,7 +70,7 @@ class MemorySample:
     reserved_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class StageDelta:
     """Allocated memory at one boundary over all steps, in bytes; deltas are against the boundary before it."""
 
@@ -83,7 +83,7 @@ class StageDelta:
     largest_jump_step: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class StallLine:
     """A line whose call of `call` makes steps wait: averages over the steps."""
 
@@ -93,7 +93,7 @@ class StallLine:
     step_ms: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Timeline:
     """The raw samples behind the page's pictures."""
 
@@ -103,7 +103,7 @@ class Timeline:
     """(first step, last step, what was recorded) of each window."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Evaluation:
     """A pass over a loader on which nothing was trained, after `after_step` (-1 where it came before every step).
 
@@ -120,7 +120,7 @@ class Evaluation:
     kept_bytes_per_batch: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Overhead:
     """What recording cost: the recorder's own time inside the steps, measured in the run itself.
 
@@ -141,7 +141,7 @@ class Overhead:
     beside_steps_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Measurements:
     """What is shown of every run, findings or none."""
 
@@ -178,7 +178,7 @@ RecorderPart = Literal["none", "apart", "possible", "certain"]
 raised it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class RunError:
     """The exception that ended a run, at step `step`; `blame` is the innermost line of the user's that it passed."""
 
@@ -190,7 +190,7 @@ class RunError:
     recorder_part: RecorderPart = "none"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class RunIdentity:
     """Which execution a report is about. `environment` holds (name, value) in reading order."""
 
@@ -213,7 +213,7 @@ class RunIdentity:
     error: RunError | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Report:
     """Every audit's result over one run, with the measurements that hold for any run."""
 
@@ -227,7 +227,7 @@ class Report:
 Verdict = Literal["better", "worse", "same", "unclear"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class MetricChange:
     """One metric on both sides: medians and spreads (interquartile ranges) in its base unit.
 
@@ -254,7 +254,7 @@ class MetricChange:
 Presence = Literal["added", "unchecked", "kept", "gone"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class FindingChange:
     """A finding by its key, and which side has it; `unchecked` where the other side could not be looked at."""
 
@@ -266,7 +266,7 @@ class FindingChange:
     message: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Comparison:
     """`differences` names what differs in machine or configuration where the comparison was forced."""
 

@@ -3,10 +3,9 @@
 import shlex
 import statistics
 from collections import Counter
-from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from efprof.model import Category, Finding, Report, RunIdentity, Severity, SourceLine
+from efprof.model import Category, Finding, Report, RunIdentity, Severity, SourceLine, frozen_dataclass
 from efprof.report.wording import (
     anchor_of,
     device_phrase,
@@ -44,7 +43,7 @@ MAX_MESSAGE: Final = 300
 RECORD: Final = "Record the training with 'efprof record -- COMMAND' to have its steps, time and numbers checked."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class RankedFinding:
     """A finding with its place from 1, its key in other reports of the same code, its anchor, and its gain in words."""
 
@@ -97,7 +96,7 @@ def last_read_step(report: Report) -> int | None:
     return last if end - last > MAX_UNREAD_SHARE * (end - first) else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class VerdictLines:
     """The three lines; `blame` is the line the second one names, `commands` prove the third."""
 

@@ -35,8 +35,6 @@ class Arguments(msgspec.Struct, gc=False):
     correlation: int | None = NO_NUMBER
     sequence: int | None = msgspec.field(name="Sequence number", default=NO_NUMBER)
     forward_thread: int | None = msgspec.field(name="Fwd thread id", default=NO_NUMBER)
-    python_id: int | None = msgspec.field(name="Python id", default=NO_NUMBER)
-    python_parent: int | None = msgspec.field(name="Python parent id", default=NO_NUMBER)
     shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_TEXT)
     call_stack: str | None = msgspec.field(name="Call stack", default=None)
     call_site: str | None = msgspec.field(name="Call site", default=None)
@@ -68,8 +66,6 @@ def _event_type(time: type, zero: Any) -> Any:
 NUMBERS: Final = {
     "sequence": np.int64,
     "forward_thread": np.int64,
-    "python_id": np.int64,
-    "python_parent": np.int64,
     "total_bytes": np.int64,
     "device_type": np.int8,
     "waited_stream": np.int64,

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from efprof.artifacts.engine import in_processes, started
-from efprof.artifacts.files import bounded_memory, no_garbage_collection, numbered_files
+from efprof.artifacts.files import bounded_memory, no_garbage_collection, numbered_files, read_columns
 from efprof.artifacts.processors import num_processors
 from efprof.artifacts.trace.blocks import GZIP, TraceText
 from efprof.artifacts.trace.columns import Columns, Trace
@@ -74,15 +74,7 @@ def read_window(path: Path, *, num_processes: int | None = None, until_us: float
 
 
 def _with_sites(trace: Trace, path: Path) -> Trace:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            table = file.read(columns=list(SITE_COLUMNS))
-        starts, sites = (table.column(name).to_pylist() for name in SITE_COLUMNS)
-    except (OSError, KeyError, pyarrow.ArrowException):
-        raise UnreadableInput(f"{path} is not the call sites of a window; record the run again.") from None
+    starts, sites = read_columns(path, SITE_COLUMNS, "file of call sites").to_pydict().values()
     texts = {text: code for code, text in enumerate(trace.texts)}
     by_start = {start: texts.setdefault(site, len(texts)) for start, site in zip(starts, sites, strict=True)}
     calls = np.flatnonzero(trace.is_of("python_function"))

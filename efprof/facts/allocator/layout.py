@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from efprof.artifacts.snapshot import GROWTH, RELEASE, Frames
@@ -10,12 +9,12 @@ from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.replay import Replayer
 from efprof.facts.allocator.settings import rounded_bytes
-from efprof.model import StretchState
+from efprof.model import StretchState, frozen_dataclass
 
 FREE: Final = frozenset({"stranded", "releasable"})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Piece:
     """A part of a segment; `site` is the line that asked for the block that it is of, None where no stack tells."""
 
@@ -24,7 +23,7 @@ class Piece:
     site: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class SegmentLayout:
     """A segment, of an expandable one a mapped stretch, and its pieces by address, which fill it."""
 
@@ -38,7 +37,7 @@ class SegmentLayout:
         return sum(piece.num_bytes for piece in self.pieces)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Composition:
     """Reserved bytes, taken apart; the parts add up to `reserved_bytes`.
 
@@ -58,7 +57,7 @@ class Composition:
     """The largest free block: no larger request can be served without the driver."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Owner:
     """What one line has at that instant; `stranding_bytes` is its share of the free memory in the segments it holds."""
 
@@ -67,7 +66,7 @@ class Owner:
     stranding_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Instant:
     """The memory after the entry of this index, segment by segment, and who has it, most bytes first."""
 

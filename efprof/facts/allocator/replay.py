@@ -1,14 +1,13 @@
 """Replays a recorded history by the allocator's rules, and counts how often it says what really happened."""
 
 from collections import deque
-from dataclasses import dataclass
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames
 from efprof.facts.allocator.blocks import Block, part_of
 from efprof.facts.allocator.caching_allocator import CachingAllocator
 from efprof.facts.allocator.history import History, restore
 from efprof.facts.allocator.settings import is_small, rounded_bytes
-from efprof.model import NotRecorded
+from efprof.model import NotRecorded, frozen_dataclass
 
 MADE_UP = 1 << 60
 """Addresses from here on are of no driver."""
@@ -17,7 +16,7 @@ MIN_TRUST = 0.99
 """Of addresses and segments that must be equal before a prediction is made."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Replay:
     """How far the model told what the recording says. Segments are counted with what expandable ones mapped."""
 

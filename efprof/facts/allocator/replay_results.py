@@ -1,7 +1,7 @@
 """What the replay of a snapshot says of each device, as the command line and its JSON give it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +9,16 @@ from efprof.artifacts.snapshot import read_snapshot
 from efprof.facts.allocator.history import devices_of, history_of
 from efprof.facts.allocator.replay import Replay, replay
 from efprof.facts.allocator.what_if import Trial, WhatIf, best_of, try_configurations, worth_a_try
-from efprof.model import NotRecorded
+from efprof.model import NotRecorded, frozen_dataclass
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class DeviceReplay:
     device: int
     replay: Replay
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class NotReplayable:
     """One device that the model cannot replay, or not well enough to predict anything."""
 
@@ -26,7 +26,7 @@ class NotReplayable:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class DevicePredictions:
     """One device; `best` names the configuration with the lowest peak, where one beats the recorded settings.
 
@@ -96,7 +96,7 @@ def form_of_device(device: DeviceReplay | DevicePredictions | NotReplayable) -> 
     form = {"device": device.device, "replayable": True, "reason": None}
     match device:
         case NotReplayable(reason=reason):
-            counts = dict.fromkeys(Replay.__slots__)
+            counts = dict.fromkeys(Replay.__annotations__)
             return form | counts | {"replayable": False, "reason": reason, "predictions": []}
         case DeviceReplay(replay=found):
             return form | asdict(found)

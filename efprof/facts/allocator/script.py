@@ -1,10 +1,10 @@
 """A recorded history as a program for the model, free of any address; and how large a device it was recorded on."""
 
-from dataclasses import dataclass
 from typing import Final
 
 from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry
 from efprof.facts.allocator.history import History
+from efprof.model import frozen_dataclass
 
 ALLOCATE, FREE, EMPTY_CACHE, ATTEMPT = range(4)
 """ATTEMPT is a request that failed when it was recorded: where it is served now, it is returned at once."""
@@ -16,7 +16,7 @@ Operation = tuple[int, int, int, int, tuple[int, int]]
 """What to do; the number of the block, by the order of requests; its bytes as asked for, stream and private pool."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Script:
     """What a program asked of its allocator. `capacity` is what the device had for it, None where nothing tells.
 

@@ -1,11 +1,11 @@
 """The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF spells them, and how it rounds requests by them."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from efprof.artifacts.snapshot import Settings
-from efprof.model import EfprofError, nearest_to
+from efprof.model import EfprofError, frozen_dataclass, nearest_to
 
 MIB: Final = 1024**2
 NUM_INTERVALS: Final = 16
@@ -26,7 +26,7 @@ class BadConfiguration(EfprofError):
     """A configuration string that torch would refuse."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class AllocatorSettings:
     """Sizes in bytes; None where there is no limit.
 

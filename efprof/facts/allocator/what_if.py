@@ -4,7 +4,7 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice, pairwise
 from typing import Final
@@ -15,6 +15,7 @@ from efprof.facts.allocator.caching_allocator import CachingAllocator, Calls, Ne
 from efprof.facts.allocator.history import History, restore
 from efprof.facts.allocator.script import ATTEMPT, EMPTY_CACHE, FREE, script_of
 from efprof.facts.allocator.settings import AllocatorSettings, in_effect, parse_configuration
+from efprof.model import frozen_dataclass
 
 NUM_LAYOUTS: Final = 5
 """The driver may place segments anywhere, and among equal blocks the lowest address is taken: the peak moved by up to
@@ -48,7 +49,7 @@ MIN_SAVED_SHARE: Final = 0.01
 """Of the peak: what is less may be the model's error, which is that large in one recording of twenty."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Outcome:
     """Over the layouts that were tried; `stranded_bytes` was reserved and not in use when most was reserved.
 
@@ -64,7 +65,7 @@ class Outcome:
     driver_ms: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Trial:
     """A configuration, what the model says of it, and what a person should know of it before setting it."""
 

@@ -3,7 +3,7 @@
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Final, Self
 
@@ -18,7 +18,7 @@ from efprof.facts.device.headroom import device_capacity
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
 from efprof.facts.steps.step_times import StepTimes, quantile_change_intervals
-from efprof.model import BOUNDARIES, Evidence, Narrative, NotRecorded, Numbers, UnreadableInput
+from efprof.model import BOUNDARIES, Evidence, Narrative, NotRecorded, Numbers, UnreadableInput, frozen_dataclass
 from efprof.units import format_interval, format_ms, in_brackets
 
 STAGE_BEFORE: Final = dict(zip(BOUNDARIES, ("data", "forward", "forward", "backward", "optimizer"), strict=True))
@@ -27,7 +27,7 @@ MIN_COMPARED: Final = 5
 """Steps on either side, to tell how much longer those with a retry take."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class AllocationRetries:
     """In the steady steps; the median step with one takes `slower_ms` longer, None where too few tell."""
 
@@ -102,7 +102,7 @@ def retried_requests(history: History) -> Iterator[Entry]:
             is_retry = has_grown = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class RetryTrials:
     """A device's history under the recorded settings and under others, on a device as large as the real one.
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 from efprof.artifacts.events import DeviceData, events_of
@@ -11,7 +10,7 @@ from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import place_of
 from efprof.facts.steps.step_times import StepTimes
-from efprof.model import NotRecorded, ThinEvidence
+from efprof.model import NotRecorded, ThinEvidence, frozen_dataclass
 
 OF_THE_MODEL = re.compile(r"[/\\]torch[/\\](?:nn[/\\]modules|optim|autograd)[/\\]")
 """A stack with such a frame made parameters, what a model computes, or what its optimizer keeps."""
@@ -26,7 +25,7 @@ MIN_BYTES = 64 * 1024**2
 """What fragmented_reserve asks for too: less is not what a device runs out of memory for."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class DeviceDataset:
     """What one line put there and is still there at the end; a step reads `batch_bytes` of it, first at `use_site`."""
 
@@ -46,7 +45,7 @@ class DeviceDataset:
         return self.num_bytes - 2 * self.batch_bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class DeviceDatasets:
     """Of all devices; of `held_bytes` from before the first step nobody can be named for `unknown_bytes`."""
 

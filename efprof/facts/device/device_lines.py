@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -12,6 +11,7 @@ from efprof.artifacts.snapshot import GROWTH, RELEASE, Frames
 from efprof.facts.allocator.history import History
 from efprof.facts.peak.window_memory import drawn_instants, sums_at
 from efprof.facts.source.sources import place_of
+from efprof.model import frozen_dataclass
 
 MAX_LINES: Final = 6
 """More could not be told apart."""
@@ -27,7 +27,7 @@ Curve = tuple[str, tuple[float, ...]]
 """Whose, and bytes at each drawn instant."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class DeviceLines:
     """`num_events[i]` is how many events came before the instant i. Curves that are zero throughout are left out."""
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Self
@@ -16,7 +16,7 @@ from efprof.facts.allocator.what_if import Trial, WhatIf, best_of, try_configura
 from efprof.facts.device.device_lines import DeviceLines, lines_over_time
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
-from efprof.model import NotRecorded, UnreadableInput
+from efprof.model import NotRecorded, UnreadableInput, frozen_dataclass
 
 MANY_EVENTS: Final = 50_000
 """Beyond it a history is tried under fewer settings: each costs some microseconds per operation, and a page should be
@@ -33,7 +33,7 @@ PYTHON_FILE: Final = re.compile(r"\.py$|^<ipython|^<stdin|ipykernel_")
 """All others are C++."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Failure:
     """A failed request, rounded to a block's size; what the driver had free for it; and all there was then."""
 
@@ -187,7 +187,7 @@ def _failure(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class DeviceMemory:
     """Of each rank's devices the history that the last whole snapshot tells, the one of a failure before all others.
 

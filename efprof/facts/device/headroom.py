@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
 
 from efprof.artifacts.events import LoaderBuilt
@@ -11,7 +10,7 @@ from efprof.facts.input.input_waits import loader_of
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, device_name
 from efprof.facts.steps.step_times import StepTimes
-from efprof.model import Evidence, Narrative, NotRecorded, Numbers, ThinEvidence
+from efprof.model import Evidence, Narrative, NotRecorded, Numbers, ThinEvidence, frozen_dataclass
 from efprof.units import format_bytes, format_share
 
 MARGIN = 0.1
@@ -25,7 +24,7 @@ ROUND_FROM, ROUND_TO = 16, 8
 """From this size on, a batch is rounded down to a multiple: matrices of such sizes are the fast ones."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Headroom:
     """Memory of the first device, in bytes.
 

@@ -1,7 +1,6 @@
 """What lay on the device when memory ran out, the lines likely behind it, and what is shown of it."""
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from typing import Final, Self
 
 from efprof.artifacts.events import DeviceOutOfMemory
@@ -22,7 +21,16 @@ from efprof.facts.peak.peak_composition import PeakComposition, most_by_line, pe
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, RunLimits
 from efprof.facts.source.sources import Sources, place_of, split_site
-from efprof.model import Evidence, Narrative, NotRecorded, Numbers, Table, ThinEvidence, UnreadableInput
+from efprof.model import (
+    Evidence,
+    Narrative,
+    NotRecorded,
+    Numbers,
+    Table,
+    ThinEvidence,
+    UnreadableInput,
+    frozen_dataclass,
+)
 from efprof.units import format_bytes, format_share
 
 SNAPSHOT: Final = "memory-out-of-memory.pickle"
@@ -31,7 +39,7 @@ MAX_ROWS: Final = 10
 MAX_NAMED: Final = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class FailureState:
     """The device, whose history is the failed request alone, and what is in use by size, most bytes first."""
 

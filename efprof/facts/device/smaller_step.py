@@ -1,7 +1,7 @@
 """The micro-batch with which a step that ran out of memory would fit, in the user's own settings, and what it saves."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ from efprof.facts.growth.memory_growth import MemoryGrowth
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, RunLimits
 from efprof.facts.run.user_settings import UserSettings
-from efprof.model import ConfigurationValue, Fix, Gain, NotRecorded, ThinEvidence
+from efprof.model import ConfigurationValue, Fix, Gain, NotRecorded, ThinEvidence, frozen_dataclass
 from efprof.units import format_bytes
 
 FULL_STAGES: Final = frozenset({"backward", "optimizer"})
@@ -29,7 +29,7 @@ NO_TENSOR: Final = (
 """What torch's allocators were not asked for has no part in what a step's tensors take."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class MissingMemory:
     """One failed request, in `stage` where that is known. Bytes: in use then, asked for, and lacking of that.
 

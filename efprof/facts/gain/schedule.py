@@ -6,7 +6,6 @@ last before it, whatever their threads, the host works or waits for something el
 
 import heapq
 import re
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, by_launch
 from efprof.facts.time.trace_waits import ASYNCHRONOUS, COPY, SYNCHRONIZE, outermost_calls
+from efprof.model import frozen_dataclass
 
 STREAM_WAIT: Final = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
 WITH_HOST: Final = re.compile(r"HtoD|DtoH|Host")
@@ -56,7 +56,7 @@ class Call(NamedTuple):
     wait: Wait | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Schedule:
     """The calls that began between two instants; `earlier` are stream and end of kernels launched before these."""
 

@@ -10,13 +10,13 @@ dataset. So what the gradients and the optimizer's first step are evidence of is
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from efprof.artifacts.snapshot import Entry
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.settings import AllocatorSettings, rounded_bytes
 from efprof.facts.peak.live_memory import LiveWindow, readings_before
+from efprof.model import frozen_dataclass
 
 Move = tuple[int, int]
 """A block's number and the bytes asked for, or its number and 0 where it is returned."""
@@ -32,7 +32,7 @@ MAX_COPIES: Final = 8
 """Of the parameters, that the optimizer's state is taken to consist of: Adam keeps 2. A longer history is one block."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class AllocationTrace:
     """One window: what a device would be asked for. Blocks are numbered in the order they are asked for.
 
@@ -168,7 +168,7 @@ def _return(address: int) -> Entry:
     return Entry(action="free_completed", addr=address, size=0)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class OlderMemory:
     """Bytes from before the windows.
 

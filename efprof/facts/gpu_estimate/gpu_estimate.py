@@ -1,7 +1,7 @@
 """What a run that was recorded on a CPU would reserve on a GPU: an estimate."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -20,7 +20,7 @@ from efprof.facts.gpu_estimate.from_cpu import (
 from efprof.facts.peak.live_memory import LiveMemory
 from efprof.facts.run.run import Run, open_run
 from efprof.facts.steps.step_times import StepTimes
-from efprof.model import Evidence, Narrative, NotRecorded, Numbers
+from efprof.model import Evidence, Narrative, NotRecorded, Numbers, frozen_dataclass
 
 NUM_ROUNDS: Final = 6
 """How often the windows are played. In 34 recordings (tests/runs) the default's peak was reached by the third round, in
@@ -113,7 +113,7 @@ def gpu_overview(run: Run) -> tuple[Evidence, ...]:
     return numbers, Narrative(title=TITLE, paragraphs=CAVEATS)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class RunEstimate:
     """One device. `fits` has each configuration's answer, in the order of `predictions`; none where none was named.
 

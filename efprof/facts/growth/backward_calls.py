@@ -1,7 +1,6 @@
 """What calls of backward leave behind: graphs that nobody goes through again, gradients that nothing clears."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
 
 from efprof.artifacts.events import BackwardCalls, GradientClearing, events_of
@@ -9,7 +8,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import place_of
 from efprof.facts.steps.step_times import StepTimes
-from efprof.model import Narrative, NotRecorded, ThinEvidence
+from efprof.model import Narrative, NotRecorded, ThinEvidence, frozen_dataclass
 
 MIN_CYCLES = 3
 """Leaves alive at once, each with a gradient that has a graph: two are this step's and the one's before."""
@@ -38,7 +37,7 @@ def gradient_cycles(run: Run) -> list[BackwardCalls]:
     return sorted(found, key=lambda one: -one.num_cycles)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class NeedlessGraph:
     """What the calls of one line keep by an `argument` of backward, mostly into the next step's forward pass or not.
 
@@ -53,7 +52,7 @@ class NeedlessGraph:
     how: Narrative
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class RetainedBackward:
     """Of all lines that call backward: how many calls were seen, how many graphs watched, and which nobody needs."""
 

@@ -3,7 +3,6 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from efprof.artifacts.steps import StepRecord
@@ -14,7 +13,7 @@ from efprof.facts.steps.slowdown import Part, Slowdown
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.path_tree import Line
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
-from efprof.model import Narrative, NotRecorded, SourceLine
+from efprof.model import Narrative, NotRecorded, SourceLine, frozen_dataclass
 from efprof.units import format_ms
 
 MIN_SHARE = 0.3
@@ -42,7 +41,7 @@ class Spent(NamedTuple):
     calls: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class GrownLine:
     """The line (or function, outside of its lines) whose own time grew most in the stage that grew most.
 
@@ -76,7 +75,7 @@ class GrownLine:
         return is_called_more and per_step_ms >= MIN_EXPLAINED * slowdown.growth_per_step_ms
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class GrownLines:
     """The line at fault; None, with the reason, where it is not known; `is_compared` where windows could tell."""
 

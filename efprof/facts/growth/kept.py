@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
 
 from efprof.artifacts.holders import Change
 from efprof.facts.growth.trend import Trend
-from efprof.model import Series, SeriesLine, Table
+from efprof.model import Series, SeriesLine, Table, frozen_dataclass
 from efprof.units import format_bytes, format_count
 
 Kind = Literal["graphs", "tensors", "objects"]
@@ -36,7 +35,7 @@ MIN_IDLE: Final = 0.5
 """Of the widest gap between two counts that it rose across: something fed that seldom may stand still for less."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Size:
     """What it held after a step: entries, and bytes; `is_least` where it may have been more."""
 
@@ -46,7 +45,7 @@ class Size:
     is_least: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class RetainedTensors:
     """A holder, or a container of what is no tensor, that held more at a later count than at an earlier one.
 

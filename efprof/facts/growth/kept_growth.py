@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final, Self
 
@@ -12,7 +12,7 @@ from efprof.artifacts.holders import Change, Container, Count, Counted, Watch, W
 from efprof.facts.growth.kept import RetainedTensors, Size, Verdict, judged, rate_of
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
-from efprof.model import NotRecorded
+from efprof.model import NotRecorded, frozen_dataclass
 
 GRAPH_NODE_BYTES: Final = 420
 """What an autograd node itself takes once backward has freed what it saved: 404 to 438 bytes measured, torch 2.13."""
@@ -50,7 +50,7 @@ class SeenLines:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class KeptGrowth:
     """What grew, most bytes first: of tensors and graphs, and of all else; by `num_counts` up to step `last_step`."""
 

@@ -1,7 +1,6 @@
 """What leaks, by both kinds of evidence: things that were counted to grow, and the trend of memory."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Self
 
 from efprof.facts.growth.kept import MAX_SHOWN, Kind, RetainedTensors
@@ -12,7 +11,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.facts.source.sources import Sources, definition_of
 from efprof.facts.steps.step_times import StepTimes
-from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence
+from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence, frozen_dataclass
 from efprof.units import format_bytes, format_count, format_interval, in_brackets
 
 MIN_SHARE: Final = 0.2
@@ -24,7 +23,7 @@ SHORT_RUN: Final = 200
 """Steps: a buffer that the program bounds may well be no longer than that when it is full."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Leak:
     """What one line feeds, most bytes first; `is_observed` where the line was seen to do it.
 
@@ -43,7 +42,7 @@ class Leak:
         return next((one.kind for one in self.kept if one.kind == "graphs"), self.kept[0].kind)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Leaks:
     """All that is told of tensors, most bytes first; `unclear` is what may be none.
 

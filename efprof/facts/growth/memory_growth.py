@@ -3,7 +3,6 @@
 import contextlib
 import math
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 from efprof.artifacts.holders import read_counts
@@ -24,14 +23,24 @@ from efprof.facts.growth.trend import (
 )
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
-from efprof.model import Evidence, Gain, Narrative, NotRecorded, Series, SeriesLine, ThinEvidence, UnreadableInput
+from efprof.model import (
+    Evidence,
+    Gain,
+    Narrative,
+    NotRecorded,
+    Series,
+    SeriesLine,
+    ThinEvidence,
+    UnreadableInput,
+    frozen_dataclass,
+)
 from efprof.units import format_bytes, format_interval, in_brackets
 
 MIN_STEPS = 20
 """Fewer give blocks of less than three steps, whose minimum still carries the noise of single steps."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class MemoryGrowth:
     """Retained bytes and their trend; `is_rising` where it is no leak and yet rises: unevenly, or ever slower."""
 

@@ -6,14 +6,13 @@ That is the one that refers back to what was there before.
 import ast
 import statistics
 from bisect import bisect_right
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
 from efprof.artifacts.holders import CollectedGarbage, Cycle, CycleLink, LargeCollection, read_cycles
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import PlacedNode, Sources, definition_of, name_of, placed_nodes
-from efprof.model import Gain, Narrative, SourceLine
+from efprof.model import Gain, Narrative, SourceLine, frozen_dataclass
 from efprof.units import MIB, format_bytes
 
 COMPARABLE = 0.5
@@ -28,7 +27,7 @@ MIN_BYTES, MIN_SHARE = 16 * MIB, 0.1
 healthy programs of the tests freed a tenth of a MiB (measured): less than this is real, and not worth a finding."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class CycleSawtooth:
     """The comparable large collections, the median steps between them (0 without), and the run's peak as read."""
 
@@ -88,7 +87,7 @@ def cycle_gain(sawtooth: CycleSawtooth) -> Gain:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class ClosingStatement:
     """A statement that stores `value` and so makes `link`; of a smaller `rank` it is likelier to close the cycle."""
 
@@ -100,7 +99,7 @@ class ClosingStatement:
     rank: tuple[bool, int, str, int]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class ClosedCycle:
     """A cycle, the line to blame for it, and the statements that could close it, likeliest first."""
 

@@ -8,10 +8,10 @@ import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 
 from efprof.artifacts.steps import StepRecord
+from efprof.model import frozen_dataclass
 from efprof.units import MIB
 
 WARM_UP_SHARE, MIN_WARM_UP = 0.2, 3
@@ -43,7 +43,7 @@ IN_WINDOW = None
 """Stands for a step inside a window, whose collector keeps memory itself, or for a count of holders."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Trend:
     """Bytes per step with the interval that they lie in; of a line through points also the level at x = 0."""
 
@@ -56,7 +56,7 @@ class Trend:
         return point[1] - self.level - self.slope * point[0]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Fit:
     """Bytes after the steps that were read outside windows, less what windows left behind, and their trend.
 

@@ -3,7 +3,7 @@
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 from efprof.artifacts.steps import StepRecord
@@ -17,7 +17,7 @@ from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, sites_of
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.facts.source.sources import Sources
-from efprof.model import Evidence, NotRecorded, SourceLine, ThinEvidence
+from efprof.model import Evidence, NotRecorded, SourceLine, ThinEvidence, frozen_dataclass
 from efprof.units import MIB, format_count
 
 MIN_READINGS = 12
@@ -35,7 +35,7 @@ MAX_POINTERS = 1 / 3
 """Of what Python's objects take outside of the C heap: a list has 8 bytes in it for each of at least 24."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class HostGrowth:
     """Resident bytes after the steps at which they were read, and their trend; `containers` were counted to grow.
 
@@ -138,7 +138,7 @@ def host_growth_evidence(run: Run) -> tuple[Evidence, ...]:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class UnattributedGrowth:
     """A line, why it is that one as a clause, and what to do there; `container` is one that was counted to grow."""
 

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 from efprof.artifacts.events import LoaderBuilt, events_of
@@ -12,7 +12,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
 from efprof.facts.steps.ready_threads import ReadyThreads
 from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, part_of_steps
-from efprof.model import Evidence, Gain, Narrative, Severity
+from efprof.model import Evidence, Gain, Narrative, Severity, frozen_dataclass
 
 HIGH_SHARE = 0.3
 MIN_GAIN = 0.03
@@ -36,7 +36,7 @@ LONGEST_SHARE = 0.05
 """The waits left out of the mean."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class InputWaits:
     """Milliseconds per steady step: waiting for data (the mean, since several workers deliver in bursts) and the rest.
 

@@ -1,13 +1,22 @@
 """What data workers copied of the memory that they shared with the training process, and what the data set holds."""
 
 import statistics
-from dataclasses import dataclass
 from typing import Final, Self
 
 from efprof.artifacts.readings import DataSetObjects, HeldContainer, ProcessesSample, ProcessMemory, read_worker_memory
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.model import Evidence, Narrative, NotRecorded, Series, SeriesLine, SourceLine, Table, ThinEvidence
+from efprof.model import (
+    Evidence,
+    Narrative,
+    NotRecorded,
+    Series,
+    SeriesLine,
+    SourceLine,
+    Table,
+    ThinEvidence,
+    frozen_dataclass,
+)
 from efprof.units import MIB, format_bytes
 
 MIN_OBJECTS: Final = 16 * MIB
@@ -19,7 +28,7 @@ strings all of them, nine tenths in the first half of it (measured, Python 3.11)
 MAX_LINES: Final = 8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Worker:
     """One process of a loader's, by its place among them, at each step at which it was read."""
 
@@ -33,7 +42,7 @@ class Worker:
         return max(0, first.shared_anonymous_bytes - last.shared_anonymous_bytes)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class WorkerMemory:
     """Of the loader whose workers copied most: its workers that were read twice, and what its data set held."""
 

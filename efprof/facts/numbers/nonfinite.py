@@ -3,14 +3,13 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Self
 
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation, events_of
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
-from efprof.model import NotRecorded, ThinEvidence
+from efprof.model import NotRecorded, ThinEvidence, frozen_dataclass
 
 EXPLOSION = 10.0
 """Gradient norm of the last good step over the median before: Megatron calls ten times the usual an explosion."""
@@ -24,7 +23,7 @@ LONGEST_SEARCH = 16
 """Steps in a row that it may skip later on: its scale has fallen to a 2**16th by then, and still does not fit."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class NonFinite:
     """`first_step` is None where all was finite.
 

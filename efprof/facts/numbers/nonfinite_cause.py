@@ -8,7 +8,6 @@ runs the same code.
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, Self
 
 import numpy as np
@@ -20,7 +19,7 @@ from efprof.artifacts.trace.read import read_window, trace_paths
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, placed_nodes, split_site
-from efprof.model import Narrative, NotRecorded, SourceLine, ThinEvidence
+from efprof.model import Narrative, NotRecorded, SourceLine, ThinEvidence, frozen_dataclass
 
 BAD_DATA = "data that is NaN or Inf already"
 """How the recorder calls what comes into the graph from outside."""
@@ -33,7 +32,7 @@ OPERATORS: dict[str, type[ast.operator]] = {
 """Operations that the source may spell with an operator: no call is recorded for it, only the function around it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class NonFiniteCause:
     """`operation` is None where no singular operation was found.
 
@@ -131,7 +130,7 @@ def _how_known(found: NonFinite, cause: NonFiniteCause) -> str:
     return f"{known} Its line is not known: {cause.why_no_line}."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class ForwardOperation:
     """One operation of a recorded forward pass; `sites` are the user's lines it can have come from."""
 

@@ -3,14 +3,13 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
 
 from efprof.artifacts.events import ScalerBuilt, events_of
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval
-from efprof.model import Narrative
+from efprof.model import Narrative, frozen_dataclass
 
 SEARCH_STEPS = 50
 """From 2**16, where scalers begin, 16 skipped steps lead down to 1; the others are for gradients that still settle."""
@@ -19,7 +18,7 @@ MIN_INTERVAL = 2000
 """torch's own growth_interval: a larger scale that does not fit costs one step of so many."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class SkippedSteps:
     """Of the steps after the search for a scale, up to the first whose loss or gradient is not finite by itself.
 

@@ -82,9 +82,7 @@ def _about_what_is_not_read(run: Run) -> Iterator[str]:
     """What is too large for a report of some seconds."""
     if traces := run.find(TraceWindows, UnreadableInput):
         yield from traces.unread
-    ranks, memory = run.find(RankTimes, UnreadableInput), run.find(LiveMemory, UnreadableInput)
-    if ranks and len(ranks.ranks) > 1 and any(one.in_part for one in ranks.ranks.values()):
-        yield "Ranks are compared by the begin of a step, since their traces are too large to be read."
+    memory = run.find(LiveMemory, UnreadableInput)
     for window in memory.windows if memory else ():
         if window.num_unread:
             yield f"{format_count(window.num_unread, 'allocation')} at the end of {window.name} are not read."

@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Self
 
 from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, StageStretch, sites_of
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.model import Narrative
+from efprof.model import Narrative, frozen_dataclass
 from efprof.units import MIB, format_bytes, format_share
 
 MAX_CHUNKS = 16
@@ -35,7 +34,7 @@ Origin = tuple[str, tuple[str, ...]]
 """The user's line and the modules within it that an event belongs to."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Temporaries:
     """What backward allocated for one forward line, within one module, had alive at the peak and then released.
 
@@ -60,7 +59,7 @@ class Temporaries:
         return self.own_blocks + self.operand_blocks
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class BackwardJump:
     """The peak of the fullest window; the rest is empty where it does not lie in backward.
 

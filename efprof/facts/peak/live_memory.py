@@ -2,7 +2,6 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal, Self
 
@@ -13,7 +12,7 @@ from efprof.artifacts.allocations import AllocationEvent, AllocationWindow, allo
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.model import NotRecorded, UnreadableInput
+from efprof.model import NotRecorded, UnreadableInput, frozen_dataclass
 
 Chain = tuple[str, ...]
 """The user's lines of a stack, outermost first."""
@@ -30,7 +29,7 @@ KEPT_OF: Final[dict[str, Category]] = {
 CATEGORIES: Final[tuple[Category, ...]] = ("activations", "gradients", "optimizer state", "inputs", "work space")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class StageStretch:
     """One stretch of a stage: `first` is its first event's index, `end` one past its last."""
 
@@ -40,7 +39,7 @@ class StageStretch:
     end: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class LiveWindow:
     """One window. Arrays have one place per event; bytes count from the window's start, older blocks are unseen.
 
@@ -87,7 +86,7 @@ class LiveWindow:
         return int(np.max(self.live_bytes - np.cumsum(removed)[:-1]))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class LiveMemory:
     """Every allocation window of the run, replayed."""
 

@@ -3,7 +3,6 @@
 import statistics
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, Self
 
 from efprof.artifacts.steps import StepRecord
@@ -14,7 +13,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure
 from efprof.facts.source.sources import Sources, place_of
 from efprof.facts.steps.step_times import StepTimes
-from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, NotRecorded, Table, ThinEvidence
+from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, NotRecorded, Table, ThinEvidence, frozen_dataclass
 from efprof.units import format_bytes, format_ms
 
 Owner = tuple[str | None, Category]
@@ -39,7 +38,7 @@ MAX_BARS, MIN_BAR = 8, 0.005
 """The second as a share of the peak: less is not seen."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class PeakReduction:
     """One way to a lower peak; `extra_ms` is what it adds to a step, as far as is known.
 
@@ -53,7 +52,7 @@ class PeakReduction:
     is_offered: bool = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class PeakComposition:
     """The window with the highest peak; `before_bytes` were there when it began.
 

@@ -6,7 +6,6 @@ Under activation checkpointing a call keeps what it returns; the rest of it is m
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -14,9 +13,10 @@ import numpy as np
 from efprof.facts.peak.live_memory import Category, Chain, LiveWindow
 from efprof.facts.source.loops import loop_around
 from efprof.facts.source.sources import Sources, split_site
+from efprof.model import frozen_dataclass
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Region:
     """What runs beneath one line of the user's, in all steps of a window, for `duration_ns` in all.
 

@@ -1,7 +1,6 @@
 """Memory through the steps of the fullest allocation window: by what it is for, and whose line made most of that."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Final, Self
 
@@ -12,7 +11,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.facts.peak.live_memory import CATEGORIES, Category, LiveWindow, categories_of, sites_of, windows_placed
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
-from efprof.model import Series, SeriesLine, StageBand
+from efprof.model import Series, SeriesLine, StageBand, frozen_dataclass
 from efprof.units import format_bytes
 
 STAGE_OF: Final[dict[Category, str]] = {
@@ -27,7 +26,7 @@ Owner = tuple[Category, str | None]
 """What memory is for, and the user's line (`file:line`) that made it; None where there is none."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class WindowMemory:
     """The picture of the window with the highest peak, one whose memory at its start is known before all others."""
 

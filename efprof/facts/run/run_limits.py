@@ -1,13 +1,12 @@
 """How much memory there is, at which step a given growth would use it up, and the request that found none left."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
 from efprof.artifacts.events import DeviceOutOfMemory, OutOfMemory, StepInterrupted, events_of
 from efprof.artifacts.run_file import Device
 from efprof.facts.run.run import Run
-from efprof.model import NotRecorded, Severity
+from efprof.model import NotRecorded, Severity, frozen_dataclass
 from efprof.units import format_about, format_bytes
 
 FRACTION_SETTING: Final = "memory fraction"
@@ -31,7 +30,7 @@ def catches_out_of_memory(run: Run) -> bool:
     return any(record.step >= failed[-1] for record in run.steps)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class RunLimits:
     """The memory that training allocates from; `used_bytes` of it at `used_step`, the last one that was read.
 
@@ -125,7 +124,7 @@ def device_name(run: Run, device: Device) -> str:
     return device.name if memory_fraction(run) == 1 else f"the program's own share of {device.name}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class MemoryFailure:
     """Where and in which stage it happened. `in_use_bytes` were allocated when the recorder saw the error.
 

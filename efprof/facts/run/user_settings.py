@@ -3,12 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Self, TypeVar
 
 from efprof.artifacts.events import LoaderBuilt, events_of
 from efprof.facts.run.run import Run
-from efprof.model import ConfigurationValue, NotRecorded
+from efprof.model import ConfigurationValue, NotRecorded, frozen_dataclass
 
 T = TypeVar("T")
 OTHER_LOOPS: Final = re.compile(
@@ -33,7 +33,7 @@ CHECKPOINTING: Final = re.compile(
 ON_OF: Final = {"false": "true", "no": "yes", "off": "on"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class UserSettings:
     """Each is a value as the user wrote it, not changed yet; None where no key fits, or more than one does.
 

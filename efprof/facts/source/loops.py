@@ -2,11 +2,10 @@
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from efprof.facts.source.sources import name_of
-from efprof.model import called_name
+from efprof.model import called_name, frozen_dataclass
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -17,7 +16,7 @@ NO_MODULES = frozenset({"F", "functional", "np", "torch"})
 Loop = ast.For | ast.AsyncFor | ast.While
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class LoopAround:
     """The innermost loop around a line; where that is a comprehension, or a `map`, the line that it begins at."""
 

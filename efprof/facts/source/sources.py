@@ -3,13 +3,13 @@
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import NamedTuple, Self
 
 from efprof.artifacts.run_file import read_sources
 from efprof.facts.run.run import Run
-from efprof.model import Snippet, SourceFile, SourceLine
+from efprof.model import Snippet, SourceFile, SourceLine, frozen_dataclass
 
 CONTEXT_LINES = 3
 """Lines shown above and below the one that matters: enough to recognise a place, few enough for a phone."""
@@ -22,7 +22,7 @@ MODULE = "<module>"
 """What Python calls the code of a module that is in no function."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Sources:
     """The lines of every recorded file by its name."""
 
@@ -135,7 +135,7 @@ def definition_of(sources: Sources, file: str | None, owner: str | None) -> Sour
     return None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class PlacedNode:
     """A node, the qualified name of the function it lies in, as Python spells it, and the names of its arguments.
 

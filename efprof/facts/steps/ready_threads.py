@@ -1,12 +1,11 @@
 """How many threads of the ranks on a machine were ready to run at once, on how many cores."""
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Literal, Self
 
 from efprof.artifacts.events import ThreadsReady, events_of
 from efprof.facts.run.run import Run
-from efprof.model import NotRecorded
+from efprof.model import NotRecorded, frozen_dataclass
 
 MIN_OTHERS = 0.1
 """Of the cores: less is what any system does by itself."""
@@ -14,7 +13,7 @@ FULL = 0.8
 """Where more is left over, others may hold as many as they like."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class ReadyThreads:
     """Of the ranks that share the most crowded cores, in the last stretch that was counted: one event for each."""
 

@@ -1,14 +1,13 @@
 """Whether later steps take longer than early ones, and whether they have more to do because they are larger."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTime, StepTimes, quantile_change_intervals
-from efprof.model import STAGES
+from efprof.model import STAGES, frozen_dataclass
 
 MIN_STEPS = 24
 """Eight steps in each third: fewer, and a single step decides."""
@@ -30,7 +29,7 @@ MIN_WORK_SHARE = 0.75
 """Work shows as CPU time; on a busy machine the process waits for its cores instead."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Part:
     """A stretch of steady steps and its typical times (20 % of the steps are faster) in milliseconds.
 
@@ -55,7 +54,7 @@ class Part:
         return (self.first_step + self.last_step) / 2
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Slowdown:
     """The two parts, the 95 % interval of their ratio, and what a late step saves with no more work than the first had.
 

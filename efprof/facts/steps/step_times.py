@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from efprof.artifacts.steps import SiteCalls, StepRecord
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
-from efprof.model import STAGES, Gain, NotRecorded, Series, SeriesLine, StallLine, ThinEvidence
+from efprof.model import STAGES, Gain, NotRecorded, Series, SeriesLine, StallLine, ThinEvidence, frozen_dataclass
 from efprof.units import format_ms
 
 WARM_UP_STEPS = 3
@@ -32,7 +32,7 @@ SEED = 20_260_301
 """Fixed: the same run gives the same report."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class StepTime:
     """One step in milliseconds; `stage_ms` is in the order of STAGES, and sums with `recorder_ms` to `total_ms`.
 
@@ -64,7 +64,7 @@ class StepTime:
         return (self.idle_ms or self.stage_ms)[STAGES.index(stage)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class StepTimes:
     """All finished steps, and the steady ones: after warm-up and outside windows, whose collectors slow them.
 
@@ -212,15 +212,6 @@ def quantile_change_intervals(
 
 
 def _timed(record: StepRecord) -> StepTime:
-    if not record.is_full:
-        recorder_us = min(record.recorder_us, record.total_us)
-        return StepTime(
-            record=record,
-            total_ms=record.total_us / 1000,
-            stage_ms=(),
-            recorder_ms=recorder_us / 1000,
-            cpu_ms=record.cpu_us / 1000,
-        )
     spent_us = dict.fromkeys(STAGES, 0.0)
     for span in record.spans:
         if span.stage in spent_us:
@@ -233,7 +224,7 @@ def _timed(record: StepRecord) -> StepTime:
     return StepTime(
         record=record,
         total_ms=record.total_us / 1000,
-        stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES),
+        stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES) if record.is_full else (),
         recorder_ms=recorder_us / 1000,
         cpu_ms=record.cpu_us / 1000,
         device_ms=device_ms,

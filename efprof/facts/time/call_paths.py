@@ -8,15 +8,15 @@ differentiates.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.time.path_tree import CallPath, Kind
+from efprof.model import frozen_dataclass
 
 HOST: Final = ("cpu_op", "operator", "python_function", "user_annotation", "cuda_runtime", "cuda_driver", "runtime")
 """Categories of what threads of the host do, of 2021 and later; ROCm has the same names."""
@@ -43,7 +43,7 @@ SitesOf = Callable[[str, str | None, str | None], tuple[tuple[Kind, str], ...]]
 name, the call site that the recorder noted of it, and the call stack that a trace may have for it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class CallPaths:
     """The paths of a stretch of a trace, and the path of every event in it; `recorder_ns` is our own time.
 
@@ -152,7 +152,7 @@ class _Event(NamedTuple):
     """What is asked of an event; texts by their places in those of the trace."""
 
     name_code: int
-    has_sequence: bool
+    sequence: int
     call_site: int
     call_stack: int
     is_step: bool
@@ -175,10 +175,9 @@ class _Walk:
         self._places = cache(self._places_of)
         self._kind = cache(_kind_of)
         is_step = trace.matches(STEP_LABEL)
-        self._sequences = trace.argument("sequence")
         self._columns = (
             trace.name_code,
-            self._sequences >= 0,
+            trace.argument("sequence"),
             trace.argument("call_site"),
             trace.argument("call_stack"),
             is_step,
@@ -186,10 +185,6 @@ class _Walk:
             trace.is_of("user_annotation") & ~is_step,
             _is_backward(trace),
         )
-        self._known: dict[tuple[int, tuple[Any, ...]], tuple[CallPath, bool, bool]] = {}
-        """What lies in an event of a kind within a path: few of them differ."""
-        self._backward: dict[int, CallPath] = {}
-        """Where what differentiates the operations of a path begins, by its `id`."""
         self._forward: dict[int, CallPath] = {}
         """The path of the last forward operation of each number, on the thread of the steps."""
 
@@ -204,10 +199,9 @@ class _Walk:
         starts = np.maximum(trace.start_ns[events], first_ns).tolist()
         ends = np.minimum(trace.end_ns[events], last_ns).tolist()
         # One item of an array takes as long as all else that is done with it: whole columns are made lists.
-        rows = zip(*(column[events].tolist() for column in self._columns), strict=True)
-        sequences = self._sequences[events].tolist()
+        rows = map(_Event, *(column[events].tolist() for column in self._columns))
         open_events: list[tuple[int, int, CallPath, bool]] = []
-        for event, start_ns, end_ns, row, sequence in zip(events.tolist(), starts, ends, rows, sequences, strict=True):
+        for event, start_ns, end_ns, row in zip(events.tolist(), starts, ends, rows, strict=True):
             while open_events and open_events[-1][1] <= start_ns:
                 open_events.pop()
             if open_events:
@@ -217,19 +211,11 @@ class _Walk:
                 self._spend(around, is_recorder_around, -spent_ns)
             else:
                 spent_ns, around = end_ns - start_ns, self.root
-                if (beside is not None or not is_of_step) and _Event(*row).is_step:
+                if (beside is not None or not is_of_step) and row.is_step:
                     continue  # the profiler draws its own labels in a lane apart
-                if beside is not None and _Event(*row).is_backward:
+                if beside is not None and row.is_backward:
                     self._wait(beside, start_ns, spent_ns)
-            key = (id(around), row)
-            found = self._known.get(key)
-            if found is None:
-                found = self._inside(_Event(*row), around, sequence)
-                if not _Event(*row).is_backward:  # whose path is that of the operation it differentiates
-                    self._known[key] = found
-            path, is_recorder, is_forward = found
-            if is_forward:  # the last one: what runs before the node is made has its number too
-                self._forward[sequence] = path
+            path, is_recorder = self._inside(row, around)
             self._spend(path, is_recorder, spent_ns)
             path.count += path is not around
             if path.stage != around.stage and is_of_step:
@@ -273,29 +259,31 @@ class _Walk:
         else:
             path.own_ns += spent_ns
 
-    def _inside(self, event: _Event, around: CallPath, sequence: int) -> tuple[CallPath, bool, bool]:
-        """The path of what lies in an event, whether its own time is the recorder's, if it is to be differentiated."""
+    def _inside(self, event: _Event, around: CallPath) -> tuple[CallPath, bool]:
+        """The path of what lies in an event, and whether its own time is the recorder's."""
         text = self._trace.texts[event.name_code]
         kind = self._kind(text)
         if kind.is_recorder:  # what it calls in the user's name was called from the user's line
-            return self._at_places(event, around), True, False
+            return self._at_places(event, around), True
         path = around
         if kind.stage is not None and _may_begin(kind.stage, around.stage):
             path = self._begin_stage(path, kind.stage)
         if event.is_backward and path.kind != "operator":
-            return self._differentiated(text.removeprefix(EVALUATE), sequence), False, False
-        path, is_forward = self._at_places(event, path), False
+            return self._differentiated(text.removeprefix(EVALUATE), event.sequence), False
+        path = self._at_places(event, path)
         if kind.module is not None:
             path = path.step_into("module", kind.module, path.stage)
         elif event.is_label and kind.stage is None:
             path = path.step_into("label", text, path.stage)
         elif event.is_operator:
-            if event.has_sequence and _may_begin("forward", path.stage):  # what is to be differentiated has a number
+            if event.sequence >= 0 and _may_begin("forward", path.stage):  # what is to be differentiated has a number
                 path = self._begin_stage(path, "forward")
             if path.kind != "operator":
                 path = path.step_into("operator", text, path.stage)
-            is_forward = event.has_sequence and path.stage != "backward"
-        return path, False, is_forward
+            if event.sequence >= 0 and path.stage != "backward":
+                # The last one: what runs before the node is made has its number too.
+                self._forward[event.sequence] = path
+        return path, False
 
     def _at_places(self, event: _Event, path: CallPath) -> CallPath:
         for place in () if event.is_step else self._places(event.name_code, event.call_site, event.call_stack):
@@ -314,13 +302,10 @@ class _Walk:
     def _differentiated(self, node: str, sequence: int) -> CallPath:
         """The path of the forward operation, within the backward pass."""
         forward = self._forward.get(sequence, self.root)
-        begun = self._backward.get(id(forward))
-        if begun is None:
-            begun = self.root.step_into("stage", "backward", "backward")
-            for part in forward.parts():
-                if part.kind not in ("stage", "operator"):
-                    begun = begun.step_into(part.kind, part.text, "backward")
-            self._backward[id(forward)] = begun
+        begun = self.root.step_into("stage", "backward", "backward")
+        for part in forward.parts():
+            if part.kind not in ("stage", "operator"):
+                begun = begun.step_into(part.kind, part.text, "backward")
         return begun.step_into("operator", node, "backward")
 
     def _places_of(self, *codes: int) -> tuple[tuple[Kind, str], ...]:

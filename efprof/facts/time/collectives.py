@@ -3,7 +3,6 @@
 import re
 import statistics
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
@@ -17,7 +16,7 @@ from efprof.facts.time.launching_lines import LaunchingLine, launching_line
 from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
-from efprof.model import Narrative, Numbers, Table
+from efprof.model import Narrative, Numbers, Table, frozen_dataclass
 
 DDP: Final = re.compile(r"^DistributedDataParallel\.forward$|distributed(\.ddp)?[.:]+reducer")
 FORWARD, UPDATE = re.compile(r"^DistributedDataParallel\.forward$"), re.compile(r"^Optimizer\.step#")
@@ -26,7 +25,7 @@ COPIES_BUCKETS: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 """What DDP does after each exchange unless gradients are views of its buckets."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Collective:
     """One kernel; `launched_ns` is its own start where its launch is not in the trace, and then `path` is None."""
 
@@ -43,7 +42,7 @@ class Collective:
         return self.path is not None and self.path.stage == "backward" and self.kind in ("all-reduce", "reduce-scatter")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class ExposedCommunication:
     """The collectives of a window in order, and the time in which the device did nothing else."""
 

@@ -1,7 +1,6 @@
 """What a device does through a stretch of a trace: busy, computing, copying, communicating, idle and why."""
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -11,6 +10,7 @@ from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.time.call_paths import ON_DEVICE, by_launch
 from efprof.facts.time.path_tree import CallPath
+from efprof.model import frozen_dataclass
 
 DeviceKind = Literal["compute", "copy", "communication"]
 Cause = Literal["the host had launched nothing", "launched, not begun", "not known"]
@@ -40,7 +40,7 @@ COLOURS: Final[dict[Cause, str]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class IdleGap:
     """A stretch in which no stream had anything to do."""
 
@@ -55,7 +55,7 @@ class IdleGap:
         return self.end_ns - self.start_ns
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class DeviceUse:
     """Nanoseconds of a stretch: `busy` by any, the kinds by at least one stream, `exposed` communication alone."""
 

@@ -4,7 +4,7 @@ import statistics
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Final, NamedTuple, Self
 
@@ -14,14 +14,14 @@ from efprof.facts.steps.step_times import StepTimes, median_interval
 from efprof.facts.time.launching_lines import blame_of
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_waits import Kind, TraceWait, waits_in
-from efprof.model import NotRecorded, SourceLine, Table, UnreadableInput
+from efprof.model import NotRecorded, SourceLine, Table, UnreadableInput, frozen_dataclass
 from efprof.units import format_count, format_ms, format_share, format_value
 
 MIN_STEPS: Final = 5
 """Fewer steady steps cannot tell a wait in every step from one in a few."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class WaitingLine:
     """One line; `counts` and `ms` have an entry for each step, `calls` (`item`, `copy`) the most frequent first.
 
@@ -70,7 +70,7 @@ class WaitingLine:
         return [ms for ms, count in zip(self.ms, self.counts, strict=True) if count]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class HostWaits:
     """The lines, the longest waits first; `steps` says what was looked at.
 

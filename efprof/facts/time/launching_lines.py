@@ -3,14 +3,13 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.path_tree import CallPath, Kind
 from efprof.facts.time.trace_windows import TraceWindow
-from efprof.model import SourceLine
+from efprof.model import SourceLine, frozen_dataclass
 
 MAIN_SHARE = 0.5
 """The innermost line that most of it passes through is the one to name: the lines inside have too little each."""
@@ -22,7 +21,7 @@ NO_PLACE = re.compile(r"(nccl|rccl|gloo|c10d):|record_param_comms$")
 """What torch calls any collective, wherever it is."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class LaunchingLine:
     """What to blame, and how much of the weight passed through it; `is_line` is False of anything else."""
 

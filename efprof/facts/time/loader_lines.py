@@ -6,7 +6,7 @@ Of workers it is counted in samples, every 20 ms or so; without workers a window
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import Final
 
@@ -15,7 +15,7 @@ from efprof.artifacts.readings import read_worker_samples
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
 from efprof.facts.time.trace_windows import TraceWindows
-from efprof.model import Evidence, Finding, Narrative, NotRecorded, SourceLine, Table
+from efprof.model import Evidence, Finding, Narrative, NotRecorded, SourceLine, Table, frozen_dataclass
 from efprof.units import format_interval, format_share, in_brackets
 
 MIN_SAMPLES: Final = 50
@@ -31,7 +31,7 @@ MAX_ROWS: Final = 6
 MAX_TEXT: Final = 60
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class LoaderLine:
     """One of them and its share of the time, with an interval of 95 % where it was sampled.
 
@@ -45,7 +45,7 @@ class LoaderLine:
     inside: str | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class LoaderLines:
     """The slowest first. `busy_share` is how much of their time the workers worked; None where there are none."""
 

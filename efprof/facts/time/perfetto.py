@@ -1,6 +1,5 @@
 """The typical step of a run or a trace, or the steps of a finding, as a trace that opens in Perfetto."""
 
-from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
@@ -13,14 +12,14 @@ from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE
 from efprof.facts.time.step_pictures import typical_step
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
-from efprof.model import Finding, NotRecorded
+from efprof.model import Finding, NotRecorded, frozen_dataclass
 
 AFTER_A_LAUNCH: Final = (*ON_DEVICE, "ac2g", "async_cpu_to_gpu")
 """What has the number of a launch: what it launched, and the arrow to it."""
 NAMES_OF_LANES: Final = ord("M")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class StepsForPerfetto:
     """Steps of a window: by their places in it, when the finding's line begins in each, or the step itself."""
 

@@ -11,7 +11,6 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -28,7 +27,7 @@ from efprof.facts.time.call_paths import ON_DEVICE, by_launch
 from efprof.facts.time.device_lanes import DeviceUse, kind_of, kind_of_collective
 from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.trace_windows import FOREIGN_TRACE, TraceWindow, TraceWindows, foreign_window
-from efprof.model import Narrative, NotRecorded, SourceLine, Table, ThinEvidence, UnreadableInput
+from efprof.model import Narrative, NotRecorded, SourceLine, Table, ThinEvidence, UnreadableInput, frozen_dataclass
 
 GLOO: Final = re.compile(r"^gloo:")
 """What c10d calls a collective that threads of the host carry out, for as long as it lasts."""
@@ -43,7 +42,7 @@ Stays = dict[int, list[tuple[str, int]]]
 """For each step the collectives in the order they were launched: kind, and nanoseconds from arrival to end."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class OneRank:
     """Of one rank: what its trace says of itself, the lengths of its steps, its collectives, where its time goes.
 
@@ -59,8 +58,6 @@ class OneRank:
     is_on_device: bool
     stays: Stays
     spent_ms: dict[tuple[Where, str, str], float]
-    in_part: frozenset[int] = frozenset()
-    """The steps of which only the begin was read."""
 
     @classmethod
     def of(cls, windows: tuple[TraceWindow, ...]) -> Self:
@@ -78,7 +75,6 @@ class OneRank:
             is_on_device=any(_communicates(window) for window in windows),
             stays=stays,
             spent_ms=_spent_ms(windows) if stays else {},
-            in_part=frozenset(window.numbers[0] for window in windows if window.whole_ns),
         )
 
     @property
@@ -87,7 +83,7 @@ class OneRank:
         return sum(self.steps_ns) / 1e6 / len(self.steps_ns)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class RankTimes:
     """Every rank that has a trace with a step, in their order; and a sentence for each other that cannot be read."""
 
@@ -189,7 +185,7 @@ def _spent(window: TraceWindow) -> Iterator[tuple[Where, CallPath, int]]:
             yield "device", launched_by, int(window.trace.duration_ns[event])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class RankArrivals:
     """The ranks, and by how much each comes later than the next but last one.
 
@@ -214,13 +210,10 @@ class RankArrivals:
         if len(ranks) < 2 or not any(map(bool, stays.values())):
             return cls(ranks=ranks, late_ns=(), num_collectives=0, is_on_device=False)
         common = set.intersection(*(set(found) for found in stays.values()))
-        for step in common & frozenset().union(*(one.in_part for one in ranks.values())):
-            num_in_all = min(len(found[step]) for found in stays.values())
-            stays = {rank: found | {step: found[step][:num_in_all]} for rank, found in stays.items()}
         kinds = {step: {tuple(kind for kind, _ in found[step]) for found in stays.values()} for step in sorted(common)}
         alike = [step for step, found in kinds.items() if len(found) == 1]
         if not alike:
-            raise ThinEvidence("the ranks recorded no step with the same collectives, so that they do not compare.")
+            raise ThinEvidence("no step was read with the same collectives on all ranks, so that they do not compare.")
         return cls(
             ranks=ranks,
             late_ns=tuple(_late_ns({rank: found[step] for rank, found in stays.items()}) for step in alike),
@@ -278,7 +271,7 @@ def _late_ns(stays: dict[int, list[tuple[str, int]]]) -> dict[int, int]:
     return dict(late)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class StageTime:
     """Milliseconds per step of the late rank and, on average, of the others; on a device without collectives.
 

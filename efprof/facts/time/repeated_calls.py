@@ -8,7 +8,7 @@ those that are differentiated: evaluation, generation and what a library repeats
 import bisect
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -22,7 +22,7 @@ from efprof.facts.time.call_paths import MODULE, OPERATORS
 from efprof.facts.time.path_tree import CallPath, Kind
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
-from efprof.model import SourceLine, ThinEvidence
+from efprof.model import SourceLine, ThinEvidence, frozen_dataclass
 
 Parts = tuple[tuple[Kind, str], ...]
 """What tells a path from others: its lines and modules, from the outermost."""
@@ -41,7 +41,7 @@ MIN_STEPS: Final = 2
 """One step cannot tell what each step does from what one in a hundred does."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class RepeatedCall:
     """A line that calls modules `num_calls` times each before each of `num_passes` backward passes of every step.
 
@@ -70,7 +70,7 @@ class RepeatedCall:
         return any(self.parts[: len(other.parts) + 1] == (*other.parts, ("module", name)) for name in other.modules)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class RepeatedCalls:
     """What is called equally often, and more than once, before each backward pass; the costliest line first."""
 

@@ -3,7 +3,6 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
@@ -20,7 +19,7 @@ from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.rank_times import RankTimes
 from efprof.facts.time.step_pictures import nested_bars, one_step
 from efprof.facts.time.trace_windows import TraceWindow
-from efprof.model import Evidence, Narrative, Numbers, SourceLine, Table, UnreadableInput
+from efprof.model import Evidence, Narrative, Numbers, SourceLine, Table, UnreadableInput, frozen_dataclass
 from efprof.units import format_ms
 
 MAX_ROWS: Final = 15
@@ -33,7 +32,7 @@ SHAPES: Final = "Input shapes"
 MULTIPLIED: Final = "\N{MULTIPLICATION SIGN}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class LineUse:
     """One line or function of the user's, in milliseconds per step, on the host and on the device."""
 
@@ -52,7 +51,7 @@ class LineUse:
         return self.stage_ms.get("backward", 0.0)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class TimeUse:
     """The window that tells it, and what was added up from it."""
 

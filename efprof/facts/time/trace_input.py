@@ -3,7 +3,6 @@
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -14,7 +13,7 @@ from efprof.facts.time.call_paths import HOST
 from efprof.facts.time.device_lanes import Spans, overlap_ns, union
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
-from efprof.model import Examination, Finding, Fix, Gain, Narrative, SourceLine
+from efprof.model import Examination, Finding, Fix, Gain, Narrative, SourceLine, frozen_dataclass
 from efprof.units import format_count, format_ms, format_share
 
 SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
@@ -26,7 +25,7 @@ HIGH_SHARE = 0.3
 UNKNOWN = SourceLine(file="a DataLoader, by a line that was not recorded", line=0, function="__next__", text="")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class TraceInput:
     """Milliseconds of each step inside the loader, and how many of them no device, if there is one, was busy."""
 

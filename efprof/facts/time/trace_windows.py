@@ -20,7 +20,7 @@ from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.call_paths import HOST, ON_DEVICE, STEP_LABEL, CallPaths, SitesOf, call_paths
 from efprof.facts.time.device_lanes import DeviceUse, IdleGap, device_use, idle_gaps
 from efprof.facts.time.path_tree import CallPath, Kind, Line, paths_by_line
-from efprof.model import NotRecorded, UnreadableInput
+from efprof.model import NotRecorded, UnreadableInput, frozen_dataclass
 from efprof.units import format_bytes, format_share
 
 LIBRARIES: Final = frozenset({
@@ -113,7 +113,7 @@ class TraceWindow:
         return self.steady_ms / self.step_ms if self.steady_ms else 1.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class TraceWindows:
     """The traces of the rank that hold at least one step, earliest first; lean ones by the name of the one before.
 

@@ -15,6 +15,7 @@ import torch
 
 from efprof.artifacts.events import BackwardCalls
 from efprof.artifacts.steps import StepRecord
+from efprof.model import frozen_dataclass
 from efprof.recorder.holders.paths import Node, read_node, storage_of
 from efprof.recorder.holders.variables import locals_of, may_read_locals
 from efprof.recorder.loop.loop import Loop
@@ -50,7 +51,7 @@ class _Hook:
             self._called.num_run_again += 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class _Graph:
     """One that a pass of this step kept: gone once its hook is. `leaves` got gradients with a graph."""
 

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
+from efprof.model import frozen_dataclass
 from efprof.units import GIB, KIB, MIB
 
 COLOURS: Final = {
@@ -46,7 +46,7 @@ MANY_MINUTES_MS: Final = 300_000.0
 """A shorter axis in minutes would be labelled with fractions of them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Layer:
     """One curve; `colour` names a colour of the palette, `notes` say what each point is; y None is a gap.
 
@@ -63,7 +63,7 @@ class Layer:
     is_stepped: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Band:
     """A stretch of the x axis; one of a stage has its colour, and a strip of it at the top that no curve hides."""
 
@@ -73,7 +73,7 @@ class Band:
     stage: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class Chart:
     """Layers over one pair of axes; `marks` are vertical lines.
 
@@ -92,7 +92,7 @@ class Chart:
     has_zero: bool = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class AxisScale:
     """What to divide the numbers of an axis by, and the unit they then have."""
 

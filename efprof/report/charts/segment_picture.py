@@ -2,10 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
-from efprof.model import SegmentMap, SegmentRow, SegmentView, Stretch, StretchState
+from efprof.model import SegmentMap, SegmentRow, SegmentView, Stretch, StretchState, frozen_dataclass
 from efprof.report.wording import one_line, sentence, shorten_path, show
 from efprof.units import format_count
 
@@ -29,7 +28,7 @@ Rectangle = tuple[float, float, int]
 """What lies on one line: left and width in percent of the line's, and the line's top in pixels."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class MapRow:
     """A segment, or several end to end, in the lines of `frames`.
 
@@ -44,7 +43,7 @@ class MapRow:
     layers: tuple[tuple[str, tuple[tuple[Rectangle, int], ...]], ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class MapView:
     """All segments at one instant."""
 
@@ -53,7 +52,7 @@ class MapView:
     rows: tuple[MapRow, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen_dataclass
 class SegmentPicture:
     """The legend as (fill, words, whether it is the blamed line), one view per instant, and the notes of rectangles."""
 
