@@ -183,7 +183,7 @@ def kernel_table(use: TimeUse) -> Table | None:
         first = int(kernels[codes == code][0])
         name = COMMON_PARTS.sub("", trace.texts[code])[:MAX_NAME]
         launched_by, shapes = launching.get(code, ("", ""))
-        times = (counts[code] / len(steps), use.per_step_ms(spent[code]), 100 * spent[code] / whole_ns)
+        times = (counts[code] / use.window.num_steps, use.per_step_ms(spent[code]), 100 * spent[code] / whole_ns)
         rows.append((f"`{name}`", kind_of(trace, first), launched_by, *(float(value) for value in times), shapes))
     columns = {"Kernel": "", "Kind": "", "Launched by": "", "Calls": "count", "Device": "ms", "Of all": "percent"}
     return Table.of("Kernels, per step", columns | {SHAPES: ""}, rows)
