@@ -210,8 +210,12 @@ def recorder_hint(run: RunIdentity) -> str:
     if error is None or error.recorder_part == "none":
         return ""
     where = f" at {error.blame}" if error.blame else ""
-    is_its_own = "is" if error.recorder_part == "certain" else "may be"
-    return f"Try `efprof record --windows none`, or no efprof: the {error.kind}{where} {is_its_own} the recorder's own."
+    if error.recorder_part == "certain":
+        return f"Run it without efprof: the {error.kind}{where} is the recorder's own."
+    return (
+        f"Read what the program itself said last. Should the {error.kind}{where} not come without efprof, try "
+        "`efprof record --windows none`."
+    )
 
 
 def _order(finding: Finding, median: float | None, peak: int | None) -> tuple[float, ...]:

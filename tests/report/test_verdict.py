@@ -151,14 +151,20 @@ def test_the_error_that_ended_a_run_is_its_why_and_its_line_the_blame_before_a_f
     assert lines.blame == LINE
 
 
-@pytest.mark.parametrize(("part", "word"), [("possible", "may be"), ("certain", "is")])
-def test_an_error_that_the_recorder_may_have_part_in_is_told_with_what_to_try(part: RecorderPart, word: str) -> None:
-    hint = f"Try `efprof record --windows none`, or no efprof: the ValueError at train.py:22 {word} the recorder's own."
+POSSIBLE = (
+    "Read what the program itself said last. Should the ValueError at train.py:22 not come without efprof, try "
+    "`efprof record --windows none`."
+)
+CERTAIN = "Run it without efprof: the ValueError at train.py:22 is the recorder's own."
+
+
+@pytest.mark.parametrize(("part", "hint"), [("possible", POSSIBLE), ("certain", CERTAIN)])
+def test_an_error_that_the_recorder_may_have_part_in_is_told_with_what_to_try(part: RecorderPart, hint: str) -> None:
     run = make_run(ended="raised", exit_code=1, error=dataclasses.replace(ERROR, recorder_part=part))
     assert describe_verdict(clean(run=run)).next == hint
     lead = describe_verdict(make_report(run=run))
     assert lead.next.endswith(f". {hint}")
-    assert "Read what" in describe_verdict(clean(run=dataclasses.replace(run, error=ERROR))).next
+    assert "efprof" not in describe_verdict(clean(run=dataclasses.replace(run, error=ERROR))).next
 
 
 def test_a_run_that_goes_on_is_not_called_sound_and_one_that_ran_out_of_memory_is_to_take_less() -> None:

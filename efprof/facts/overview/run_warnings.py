@@ -35,6 +35,8 @@ FOREIGN = (
 )
 
 MAX_NAMED = 8
+MAX_EVENTS = 300_000
+"""As the recorder has it: a step of more has no window with lines, unless it is asked for."""
 SNAPSHOT = "memory-0.pickle"
 
 WITHOUT_OPTIMIZER = (
@@ -180,10 +182,10 @@ def _about_stops(run: Run) -> Iterator[str]:
 def _about_windows_left_out(run: Run, events: Iterable[Event]) -> Iterator[str]:
     left_out = next((event for event in events if isinstance(event, WindowLeftOut)), None)
     if left_out is not None and not any(run.rank_folder.glob("sites-*.parquet")):  # a long run affords one later
-        first, seconds = left_out.step, round(left_out.seconds)
+        why = "too many for" if left_out.num_events > MAX_EVENTS else "more than the allowance holds of"
         yield (
-            f"About {left_out.num_events:,} events per step were too many for a profiler window with lines. "
-            f"'efprof record --trace-steps {first}:{first + 1}' records one, in about {seconds} s of CPU time."
+            f"About {left_out.num_events:,} events per step were {why} a profiler window with lines. 'efprof record "
+            f"--trace-steps {left_out.step}:{left_out.step + 1}' records one, in {left_out.seconds:.1f} s of CPU time."
         )
 
 

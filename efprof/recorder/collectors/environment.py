@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from time import perf_counter_ns
+from time import thread_time_ns
 from typing import Any, Final
 
 import msgspec
@@ -151,7 +151,7 @@ def _read_use(session: Session) -> None:
 
     def read(*_: object) -> None:
         nonlocal due
-        began, step, index = perf_counter_ns(), loop.number, device.index
+        began, step, index = thread_time_ns(), loop.number, device.index
         if index is None or step < due or not budget.affords(READING_NS):
             return
         due = max(FIRST_STEP, 2 * step)
@@ -160,6 +160,6 @@ def _read_use(session: Session) -> None:
         if reserved:  # else there may be no context on it, which asking would create
             free, total = torch.cuda.mem_get_info(index)
             lines.write(DeviceUse(step=step, device=index, used_bytes=total - free, reserved_bytes=reserved))
-            budget.spend("device use", perf_counter_ns() - began)
+            budget.spend("device use", thread_time_ns() - began)
 
     session.subscribe(loop.step_ended, "device_use", read)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Any, Final
 from weakref import ref
 
@@ -138,9 +138,9 @@ class Evaluations:
         record, going.progress = going.record, None
         record.num_batches += 1
         if record.num_batches <= MAX_READINGS:
-            began = perf_counter_ns()
+            began = thread_time_ns()
             self._note(record)
-            self._budget.spend("evaluations", perf_counter_ns() - began)
+            self._budget.spend("evaluations", thread_time_ns() - began)
 
     def _close(self) -> None:
         going = self._open

@@ -11,7 +11,7 @@ import sys
 from collections import Counter, deque
 from itertools import chain, islice
 from pathlib import Path
-from time import perf_counter_ns
+from time import thread_time_ns
 from types import FunctionType
 from typing import Any, Final
 from weakref import WeakSet
@@ -97,7 +97,7 @@ class WorkerMemory:
         self._iterators.discard(iterator)
 
     def _sample(self) -> None:
-        began = perf_counter_ns()
+        began = thread_time_ns()
         step = self._loop.number
         self._due = max(FIRST_STEP, 2 * step)
         for iterator in self._iterators:
@@ -111,11 +111,11 @@ class WorkerMemory:
         pids = list(dict.fromkeys([*workers, os.getpid(), *descendants_of(os.getpid())]))
         processes = [read_process(pid, *workers.get(pid, ())) for pid in pids]
         self._lines.write(ProcessesSample(step=step, processes=[one for one in processes if one is not None]))
-        self._cost_ns = perf_counter_ns() - began
+        self._cost_ns = thread_time_ns() - began
         self._budget.spend("worker memory", self._cost_ns)
 
     def _look_at(self, data_set: Any, number: int, iterator: Any) -> None:
-        began = perf_counter_ns()
+        began = thread_time_ns()
         found = containers_of(data_set)
         for held, holder, name in found:
             held.site = self._line_that_sets(holder, name)
@@ -127,7 +127,7 @@ class WorkerMemory:
                 containers=[held for held, _, _ in found],
             )
         )
-        self._budget.spend("worker memory", perf_counter_ns() - began)
+        self._budget.spend("worker memory", thread_time_ns() - began)
 
     def _line_that_sets(self, holder: Any, name: str) -> str | None:
         """The last one in the user's code of its class: what an attribute begins with is set before."""

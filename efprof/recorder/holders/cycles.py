@@ -98,7 +98,7 @@ class Cycles:
             found.collections.append(LargeCollection(at_ns=time.time_ns(), before_bytes=before, freed_bytes=freed))
 
     def _look(self) -> None:
-        began_ns = time.perf_counter_ns()
+        began_ns = time.thread_time_ns()
         self._loop.mark_interrupted()
         self._memory.is_collecting = True
         try:
@@ -107,7 +107,7 @@ class Cycles:
             self._memory.is_collecting = False
         if self._found.cycles:
             self._sites.keep_all()  # the statement that closes the cycle may stand in any of them
-        self._budget.spend("cycles", time.perf_counter_ns() - began_ns)
+        self._budget.spend("cycles", time.thread_time_ns() - began_ns)
 
 
 def start(session: Session) -> None:

@@ -90,7 +90,9 @@ class Loop:
         return self.number - self.compiled_at <= QUIET_STEPS
 
     def note_compilation(self) -> None:
-        self.compiled_at = self.number
+        """Within a step, or before the next one begins."""
+        step = self.steps.open
+        self.compiled_at = self.number + (step is not None and bool(step.stepped))
         for listener in self.compilation_began:
             listener()
 

@@ -161,7 +161,7 @@ def _sample_of(parameter: torch.Tensor) -> torch.Tensor | None:
         return None
     if not parameter.untyped_storage().size():
         return None  # sharded, and given back between the passes
-    return parameter.detach().reshape(-1)[:MAX_SAMPLE].clone()
+    return parameter.detach().reshape(-1).narrow(0, 0, min(MAX_SAMPLE, parameter.numel())).clone()
 
 
 def _has_optimizer(parameter: torch.Tensor | None) -> bool:

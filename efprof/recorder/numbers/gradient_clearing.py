@@ -213,7 +213,10 @@ def _row(parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
         gradient = parameter.grad
         if not _can_be_read(gradient):
             return None
-        row = gradient.detach()[(0,) * (gradient.ndim - 1)][:MAX_ROW] if gradient.ndim else gradient.detach()[None]
+        row = gradient.detach()
+        while row.ndim > 1:  # no index: the program may have put its own function there
+            row = row.select(0, 0)
+        row = row.narrow(0, 0, min(MAX_ROW, row.shape[0])) if row.ndim else row.reshape(1)
         rows.append(row.to(torch.float32))
     return torch.cat([row for row in rows if row.device == rows[0].device]) if rows else None
 

@@ -32,6 +32,9 @@ from efprof.recorder.session.sites import Sites, user_file_of
 MAX_CAUSES: Final = 100
 """Of an error, in a row; they may go round in a circle."""
 
+PARTS: Final[tuple[RecorderPart, ...]] = ("certain", "possible", "apart", "none")
+"""Of several errors, one raised from another, the first of these counts."""
+
 OUT_OF_MEMORY_MESSAGES: Final = ("memory: you tried to allocate", "error: out of memory")
 """Of torch's CPU allocator, which says "can't allocate" or, on Windows, "not enough"; and of CUDA or HIP itself, where
 it was no tensor of torch's that was asked for: an AcceleratorError, before torch 2.8 a plain RuntimeError."""
@@ -105,8 +108,8 @@ class ExitWatcher:
             site, is_for_tensor = at[-1] if at else None, not isinstance(out_of_memory, MemoryError)
             events.append(OutOfMemory(at_ns=now, step=number, message=told, site=site, is_for_tensor=is_for_tensor))
         kind, message, sites = type(error).__name__, without_secrets(str(error)), self._sites_of(error)
-        *_, first = _causes(error)
-        part = "none" if out_of_memory else self._part_in(first)
+        parts = [self._part_in(one) for one in _causes(error, with_context=True)]
+        part = "none" if out_of_memory else min(parts, key=PARTS.index)
         events.append(
             TrainingRaised(
                 at_ns=now, step=number, error=kind, message=message, stage=stage, sites=sites, recorder_part=part
@@ -186,12 +189,13 @@ def _out_of_memory_behind(error: BaseException) -> BaseException | None:
     return next(filter(_is_out_of_memory, _causes(error)), None)
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it was raised from."""
+def _causes(error: BaseException | None, *, with_context: bool = False) -> Iterator[BaseException]:
+    """The error, and what it was raised from; or `with_context` what was being handled as it was raised."""
     for _ in range(MAX_CAUSES):
         if error is not None:
             yield error
-            error = error.__cause__
+            handled = error.__context__ if with_context and not error.__suppress_context__ else None
+            error = error.__cause__ or handled
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -16,9 +16,10 @@ MIN_EVENTS: Final = 20_000
 """A window that has so many times the events that were reckoned, and more than these, holds something else."""
 
 OPERATORS_PER_NODE: Final = 10
-OPERATORS_PER_CALL: Final = 3
+OPERATORS_PER_CALL: Final = 2
 """Operators that run for each node of autograd's graph, its backward included, and for each call of a C function of
-torch's. Of nine loops the five with more than 4,000 operators in a step ran 0.8 to 1.4 times what both say together."""
+torch's. Of nine loops the five with more than 4,000 operators in a step ran 0.8 to 2 times what both say together; an
+optimizer runs one a call."""
 
 EVENTS_PER_OPERATOR: Final = 1.5
 """In a full window, where what an operator allocates and frees has events too."""
@@ -32,8 +33,13 @@ FIRST_EVENT_NS: Final = {False: 22_000.0, True: 8_000.0}
 IN_STEP_NS: Final = 1_500
 """Of that, what passes within the step (measured: 1 to 3 us)."""
 
-START_NS: Final = 100_000_000
-"""What a window costs beside its events."""
+START_NS: Final = {False: 100_000_000, True: 5_000_000}
+"""What a full window and a lean one cost beside their events."""
+
+COUNT_NS: Final = 200
+"""What it costs to count a call, or its return."""
+
+MIN_EVENT_NS: Final = 1_000.0
 
 MIN_LEARNED: Final = 10_000
 """Events of a window that shows what one costs."""
@@ -98,6 +104,11 @@ class StepEvents:
         return num_steps * (self._after_fetch if skips_fetch else self._step).cpu_ns
 
     @property
+    def counting_ns(self) -> int:
+        """What counting has cost."""
+        return (self._counted.total() - self._counted["of torch"]) * COUNT_NS
+
+    @property
     def has_fetch(self) -> bool:
         return self._after_fetch != self._step
 
@@ -110,17 +121,17 @@ class StepEvents:
         return round(num_steps * (step.calls + operators * (EVENTS_PER_OPERATOR + on_device)))
 
     def cost_ns(self, num_events: int, *, is_lean: bool) -> int:
-        return START_NS + round(num_events * self._event_ns[is_lean])
+        return START_NS[is_lean] + round(num_events * self._event_ns[is_lean])
 
     def learn(self, num_events: int, cost_ns: int, *, is_lean: bool) -> None:
         """A window had so many events, and cost so much."""
         if num_events >= MIN_LEARNED:
-            self._event_ns[is_lean] = (cost_ns - START_NS) / num_events
+            self._event_ns[is_lean] = max(MIN_EVENT_NS, (cost_ns - START_NS[is_lean]) / num_events)
 
     def _now(self) -> Calls:
         nodes = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         num_calls = self._counted["call"] + self._counted["c_call"]
-        return Calls(num_calls, self._counted["of torch"], nodes, thread_time_ns())
+        return Calls(num_calls, self._counted["of torch"], nodes, thread_time_ns() - self.counting_ns)
 
     def _note(self, _: FrameType, event: str, function: Any) -> None:
         self._counted[event] += 1

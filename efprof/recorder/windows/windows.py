@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from efprof.recorder.windows.step_events import IN_STEP_NS, MAX_EVENTS, StepEven
 from efprof.recorder.windows.triggers import ASKED_FOR, TRIGGERED_STEPS, Triggers, WindowRequests
 
 POSTPONED_STEPS: Final = 100
-"""A window that the budget does not allow yet is tried again so many steps later."""
+"""A window that the budget does not allow yet is tried again so many steps later, or after as many as there were."""
 
 LEAN_DISTANCE: Final = 2
 """Steps between a scheduled window and the lean one after it: what the first one left behind is over by then, and an
@@ -111,6 +112,7 @@ class Windows:
     def finish(self, _: object, record: StepRecord) -> None:
         if self._events.is_counting:
             self._events.end(record.step)
+            self._requests.spend(self._events.counting_ns)
             self._requests.cost_ns = self._cost_of(self._reckoned(Planned(1, is_lean=True), 0))
         self._triggers.note(record)
         if self._window is not None and record.step + 1 >= self._window.end:
@@ -157,9 +159,11 @@ class Windows:
         if self._window is not None:
             self._window.turn_off()  # torch would crash as the process ends
 
-    def abandon_count(self) -> None:
-        """This is a forked child."""
+    def abandon(self) -> None:
+        """This is a forked child: neither a count nor torch's profiler goes on in it."""
         self._events.stop()
+        if self._window is not None:
+            sys.setprofile(None)
 
     # When, and how large.
 
@@ -174,7 +178,7 @@ class Windows:
         elif self._is_program_profiling():
             return planned
         elif not self._events.are_known(number):
-            self._put_off(number, 1)
+            self._put_off(number, 1 if self._requests.are_affordable() else POSTPONED_STEPS)
         else:
             return self._fitted(number, planned)
         return None
@@ -184,7 +188,9 @@ class Windows:
 
     def _is_worth_counting(self, number: int) -> bool:
         planned = self._planned.get(number + 1)
-        if planned is None or self._is_asked(planned) or self._is_program_profiling():
+        if planned is None or self._is_asked(planned) or not self._requests.are_affordable():
+            return False
+        if self._is_program_profiling():
             return False
         return not (planned.is_lean and self._events.are_known(number + 1))
 
@@ -198,7 +204,7 @@ class Windows:
                 self._planned[number] = choice
                 return choice
         self._note_left_out(number, choices[1])
-        self._put_off(number, POSTPONED_STEPS)
+        self._put_off(number, max(POSTPONED_STEPS, number))
         return None
 
     def _choices(self, planned: Planned, number: int) -> Iterator[Planned]:
@@ -379,7 +385,7 @@ def start(session: Session) -> None:
         if session.options.triggers:
             session.subscribe(loop.light.steps.listeners, "windows", windows.note_light)
         session.on_end("windows", windows.end)
-        os.register_at_fork(after_in_child=windows.abandon_count)
+        os.register_at_fork(after_in_child=windows.abandon)
         profile = torch.autograd.profiler.profile
         for owner, name, reason in ((profile, "__init__", PROFILES), (torch.utils, "swap_tensors", EXCHANGES)):
             begins = functools.partial(windows.yield_to_program, reason)

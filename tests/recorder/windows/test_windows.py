@@ -108,11 +108,12 @@ def test_a_window_that_is_put_off_comes_before_a_lean_one_at_the_same_step(
 ) -> None:
     planned, affordable = ((2, 3), (3, 4)), iter([True, *[False] * 5, True])
     monkeypatch.setattr("efprof.recorder.windows.windows.DEFAULT_TRACE_STEPS", planned)
-    monkeypatch.setattr("efprof.recorder.windows.windows.POSTPONED_STEPS", 2)
-    monkeypatch.setattr(WindowRequests, "are_affordable", lambda *_: next(affordable))
-    recorded = record_here(tmp_path, lambda: train_plainly(7), windows=planned)
+    monkeypatch.setattr("efprof.recorder.windows.windows.POSTPONED_STEPS", 3)
+    monkeypatch.setattr("efprof.recorder.windows.windows.LEAN_DISTANCE", 3)
+    monkeypatch.setattr(WindowRequests, "are_affordable", lambda _, cost_ns=None: cost_ns is None or next(affordable))
+    recorded = record_here(tmp_path, lambda: train_plainly(8), windows=planned)
     windows = {step.step: step.window for step in recorded.steps if step.window}
-    assert windows == {1: "calls-1", 2: "trace-1", 4: "calls-2", 5: "trace-2"}
+    assert windows == {1: "calls-1", 2: "trace-1", 5: "calls-2", 6: "trace-2"}
 
 
 def test_a_call_from_the_users_code_has_the_line_that_made_it(recorded: Recorded) -> None:
