@@ -32,7 +32,7 @@ from efprof.recorder.session.sites import Sites, user_file_of
 MAX_CAUSES: Final = 100
 """Of an error, in a row; they may go round in a circle."""
 
-PARTS: Final[tuple[RecorderPart, ...]] = ("certain", "possible", "apart", "none")
+PARTS: Final = ("certain", "possible", "apart", "none")
 """Of several errors, one raised from another, the first of these counts."""
 
 OUT_OF_MEMORY_MESSAGES: Final = ("memory: you tried to allocate", "error: out of memory")
