@@ -18,7 +18,7 @@ MIN_EVENTS: Final = 20_000
 OPERATORS_PER_NODE: Final = 10
 OPERATORS_PER_CALL: Final = 2
 """Operators that run for each node of autograd's graph, its backward included, and for each call of a C function of
-torch's. Of nine loops the five with more than 4,000 operators in a step ran 0.8 to 2 times what both say together; an
+torch's. Of nine loops the five with more than 4,000 operators in a step ran 0.8 to 2.1 times what both say; an
 optimizer runs one a call."""
 
 EVENTS_PER_OPERATOR: Final = 1.5
