@@ -25,7 +25,9 @@ LEFT_OUT = {
         "test_more_hooks", "test_pickles", "test_stalls", "test_what_fails_alone", "test_writing",
     ),
     "shows which thread's steps they are; tests/simulated_cuda has the threads of a device": ("test_threads",),
-    "asks when a window opens; that a device's late numbers open one is shown by test_late_numbers": ("test_triggers",),
+    "asks when a window opens; that a device's late numbers open one is shown by test_late_numbers": (
+        "test_triggers", "test_window_sizes",
+    ),
     "goes by the clock, or by the host's heap and processes": (
         "test_cycles", "test_host_memory", "test_ready_threads", "test_stage_lengths", "test_worker_memory",
         "test_worker_samples",

@@ -15,6 +15,7 @@ CONTEXT_LINES = 3
 """Lines shown above and below the one that matters: enough to recognise a place, few enough for a phone."""
 FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
 """How torch's profiler names the call of a Python function."""
+SITE = re.compile(r"(.*):(\d+):(.*)", re.DOTALL)
 COMPREHENSION = re.compile(r"<(listcomp|setcomp|dictcomp|genexpr)>")
 """Python 3.11 gives a comprehension a function of its own; people see the one it is written in."""
 
@@ -113,15 +114,17 @@ class _Function(NamedTuple):
 
 
 def split_site(site: str) -> tuple[str, int, str]:
-    """`file:line:function` taken apart; a file name may hold colons."""
-    file, line, function = site.rsplit(":", 2)
-    return file, int(line), function
+    """`file:line:function` taken apart; a file's name may hold colons, and a function's, as `<cell line: 5>`."""
+    found = SITE.fullmatch(site)
+    assert found is not None
+    return found[1], int(found[2]), found[3]
 
 
 @cache
 def place_of(site: str) -> str:
     """`file:line` of a site: one line is one place, however its comprehensions and callers name their function."""
-    return site.rpartition(":")[0]
+    file, line, _ = split_site(site)
+    return f"{file}:{line}"
 
 
 def definition_of(sources: Sources, file: str | None, owner: str | None) -> SourceLine | None:

@@ -171,6 +171,7 @@ class ProfiledWindow:
         path = self._folder.path / f"{self.name}.json.gz"
         raw, whole = path.with_name(f".{path.name}.raw.json"), path.with_name(f".{path.name}.part")
         try:
+            raw.touch()
             profiler.export_chrome_trace(str(raw))
             with raw.open("rb") as trace, whole.open("wb") as packed:
                 trace.seek(-min(raw.stat().st_size, LONGEST_END), os.SEEK_END)

@@ -4,47 +4,47 @@ import sys
 from collections import Counter
 from time import thread_time_ns
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-MAX_EVENTS: Final = 300_000
+MAX_EVENTS = 300_000
 """Of a window: so many take some 6 s, 0.8 GiB of memory and 120 MB of raw trace (measured: 20 us, 400 bytes each)."""
 
-MAX_MORE: Final = 3
-MIN_EVENTS: Final = 20_000
+MAX_MORE = 3
+MIN_EVENTS = 20_000
 """A window that has so many times the events that were reckoned, and more than these, holds something else."""
 
-OPERATORS_PER_NODE: Final = 10
-OPERATORS_PER_CALL: Final = 2
+OPERATORS_PER_NODE = 10
+OPERATORS_PER_CALL = 2
 """Operators that run for each node of autograd's graph, its backward included, and for each call of a C function of
 torch's. Of nine loops the five with more than 4,000 operators in a step ran 0.8 to 2.1 times what both say; an
 optimizer runs one a call."""
 
-EVENTS_PER_OPERATOR: Final = 1.5
+EVENTS_PER_OPERATOR = 1.5
 """In a full window, where what an operator allocates and frees has events too."""
 
-EVENTS_ON_DEVICE: Final = 2
+EVENTS_ON_DEVICE = 2
 """Its launch and its kernel."""
 
-FIRST_EVENT_NS: Final = {False: 22_000.0, True: 8_000.0}
+FIRST_EVENT_NS = {False: 22_000.0, True: 8_000.0}
 """What an event of a full window costs, and of a lean one, where no window has shown it."""
 
-IN_STEP_NS: Final = 1_500
+IN_STEP_NS = 1_500
 """Of that, what passes within the step (measured: 1 to 3 us)."""
 
-START_NS: Final = {False: 100_000_000, True: 5_000_000}
+START_NS = {False: 100_000_000, True: 5_000_000}
 """What a full window and a lean one cost beside their events."""
 
-COUNT_NS: Final = 200
+COUNT_NS = 200
 """What it costs to count a call, or its return."""
 
-MIN_EVENT_NS: Final = 1_000.0
+MIN_EVENT_NS = 1_000.0
 
-MIN_LEARNED: Final = 10_000
+MIN_LEARNED = 10_000
 """Events of a window that shows what one costs."""
 
-MAX_AGE: Final = 100
+MAX_AGE = 100
 """Steps for which a count holds."""
 
 

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.torch_version import TorchVersion
@@ -26,15 +26,15 @@ from efprof.recorder.windows.profiled_window import Planned, ProfiledWindow, is_
 from efprof.recorder.windows.step_events import IN_STEP_NS, MAX_EVENTS, StepEvents
 from efprof.recorder.windows.triggers import ASKED_FOR, TRIGGERED_STEPS, Triggers, WindowRequests
 
-POSTPONED_STEPS: Final = 100
+POSTPONED_STEPS = 100
 """A window that the budget does not allow yet is tried again so many steps later, or after as many as there were."""
 
-LEAN_DISTANCE: Final = 2
+LEAN_DISTANCE = 2
 """Steps between a scheduled window and the lean one after it: what the first one left behind is over by then, and an
 even distance keeps loops in step that do something every second time."""
 
-MAX_STRETCH: Final = 2
-MAX_EXCESS_NS: Final = 30_000_000
+MAX_STRETCH = 2
+MAX_EXCESS_NS = 30_000_000
 """Steps in a window that take so many times the CPU time that was reckoned, and so much more, hold something else."""
 
 SEVERAL_THREADS = "several threads make the steps, and a window sees one alone"
