@@ -168,21 +168,36 @@ def by_line(samples: list[WorkerSamples]) -> Counter[int]:
 
 
 @pytest.mark.parametrize(("method", "num_workers"), [("fork", 2), ("spawn", 1)])
-def test_lines_of_python_and_of_numpy_are_met_as_often_as_they_take_long(
-    tmp_path: Path, method: str, num_workers: int
-) -> None:
-    """By Hoeffding's bound a share is wrong by over 0.3 once in 2e7 runs; 0.05 are the edges between two lines."""
+def test_lines_of_python_and_of_numpy_are_met(tmp_path: Path, method: str, num_workers: int) -> None:
+    samples, _ = sampled(tmp_path, method, num_workers)
+    lines = by_line(samples)
+    assert lines[line_of(HERE, "lasting python")] > 0
+    assert lines[line_of(HERE, "lasting numpy")] > 0
+    assert {one.loader for one in samples} == {0}
+    assert len({one.pid for one in samples}) == num_workers
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("method", "num_workers"), [("fork", 2), ("spawn", 1)])
+def test_lines_are_met_as_often_as_they_take_long(tmp_path: Path, method: str, num_workers: int) -> None:
+    """By Hoeffding's bound a share is wrong by over 0.3 once in 2e7 runs; 0.05 are the edges between two lines.
+
+    On a machine so busy that the sampler gets no core while a line runs, it meets the next one: this wants a quiet one.
+    """
     assert 2 * math.exp(-2 * NUM_SAMPLES * 0.3**2) < 1e-7
+    samples, seconds = sampled(tmp_path, method, num_workers)
+    lines = by_line(samples)
+    in_python, in_numpy = lines[line_of(HERE, "lasting python")], lines[line_of(HERE, "lasting numpy")]
+    measured = float(seconds[0] / (seconds[0] + seconds[1]))
+    assert in_python / (in_python + in_numpy) == pytest.approx(measured, abs=0.35)
+
+
+def sampled(tmp_path: Path, method: str, num_workers: int) -> tuple[list[WorkerSamples], torch.Tensor]:
+    """Of a recorded program: the samples, and for how long each of the two lines ran."""
     data = Lasting(num_workers)
     program = Program(data, multiprocessing_context=method, num_workers=num_workers, batch_size=1)
     samples = samples_of(record_here(tmp_path, program.run))
-    lines = by_line(samples)
-    in_python, in_numpy = lines[line_of(HERE, "lasting python")], lines[line_of(HERE, "lasting numpy")]
-    seconds = program.items.sum(0)
-    measured = float(seconds[0] / (seconds[0] + seconds[1]))
-    assert in_python / (in_python + in_numpy) == pytest.approx(measured, abs=0.35)
-    assert {one.loader for one in samples} == {0}
-    assert len({one.pid for one in samples}) == num_workers
+    return samples, program.items.sum(0)
 
 
 def num_samples(monkeypatch: pytest.MonkeyPatch, *, until_s: float, late_s: Callable[[float], float]) -> int:
