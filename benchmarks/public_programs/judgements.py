@@ -33,6 +33,19 @@ JUDGEMENTS = {
         answer="true",
         reason="Two convolutions take most of it; the loader, without workers, 3.5 ms of CPU per batch of some 100.",
     ),
+    "actor_critic": Judgement(
+        on="2026-11-28",
+        verdict="Nothing that costs much was found.",
+        found=("blocking_scalar_read actor_critic.py:92",),
+        answer="true",
+        reason="The action is read as a number at each step of the environment, which the loop cannot do without.",
+    ),
+    "time_sequence_prediction": Judgement(
+        on="2026-11-28",
+        verdict="Too little was recorded: 6 of 27 checks could look.",
+        answer="true",
+        reason="Eight steps of L-BFGS are too few for most checks, and each too large for a window, which is said.",
+    ),
     "dcgan": Judgement(
         on="2026-11-28",
         verdict=NO_FAULT,
