@@ -28,6 +28,9 @@ RETRIES_HERE: Final = 1
 RETRIES_ON_A_CLUSTER: Final = 2
 CONNECT_S: Final = "30s"
 
+_is_apart = False
+"""Whether this process was started for one work, and may end with it."""
+
 
 def carry_out(works: Sequence[tuple[str, Work[R]]], engine: str | None) -> list[R | UnreadableInput]:
     """What each work gives, which comes with the name of its file; raises EfprofError where there is no such engine.
@@ -44,8 +47,10 @@ def carry_out(works: Sequence[tuple[str, Work[R]]], engine: str | None) -> list[
 def in_processes(works: Sequence[tuple[str, Work[R]]], num_processes: int) -> list[R | UnreadableInput]:
     """Each work in a forked process of its own, at most so many at once; of several a killed one is tried again once.
 
-    Raises RuntimeError for an error of ours in a work.
+    A process that was started for a work does works of its own itself. Raises RuntimeError for an error of ours.
     """
+    if _is_apart:
+        return [_answer(work) for _, work in works]
     todo = deque((place, RETRIES_HERE if len(works) > 1 else 0) for place in range(len(works)))
     running: dict[Connection, tuple[BaseProcess, int, int]] = {}
     answers: dict[int, R | UnreadableInput] = {}
@@ -93,14 +98,21 @@ def _how_it_ended(exit_code: int) -> str:
 
 def _do(work: Work[Any], send: Callable[[Any], object]) -> None:
     """Send what it gives; an error of ours by its name and place, as it might not come back as it was."""
+    global _is_apart
+    _is_apart = True
     try:
-        send(work())
-    except UnreadableInput as error:
-        send(error)
+        send(_answer(work))
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         send(RuntimeError(f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"))
         raise
+
+
+def _answer(work: Work[R]) -> R | UnreadableInput:
+    try:
+        return work()
+    except UnreadableInput as error:
+        return error
 
 
 def _checked(result: R | RuntimeError) -> R:
