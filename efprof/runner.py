@@ -20,6 +20,7 @@ from efprof.model import (
     SourceLine,
     ThinEvidence,
     UnreadableInput,
+    rated,
 )
 
 T = TypeVar("T")
@@ -54,12 +55,15 @@ def make_report(
 ) -> Report:
     """One result per audit, whatever happens in it, beside what holds of any run; `say` is told what is done next.
 
-    Each finding shows the source around its line, by `snippet_of`.
+    Each finding shows the source around its line, by `snippet_of`, and has the severity of what it costs.
     """
     results = []
+    step_ms = measurements.median_step_ms or measurements.traced_ms
     for number, (audit_id, audit) in enumerate(audits.items(), start=1):
         say(f"audit {number} of {len(audits)}, {audit_id}")
-        results.append(_run_audit(run, audit_id, audit, snippet_of))
+        result = _run_audit(run, audit_id, audit, snippet_of)
+        findings = (rated(one, step_ms, measurements.peak_bytes) for one in result.findings)
+        results.append(replace(result, findings=tuple(findings)))
     return Report(run=identity, measurements=measurements, audits=tuple(results), warnings=warnings)
 
 

@@ -46,6 +46,14 @@ def format_ms(milliseconds: float) -> str:
     return f"{milliseconds * 1000:.{_decimals(size * 1000)}f} us"
 
 
+def format_duration(seconds: float) -> str:
+    """A span of time in words, with the two digits that a prediction has: `40 seconds`, `3.5 days`."""
+    spans = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
+    unit, length = next((span for span in spans if seconds >= span[1]), spans[-1])
+    number = f"{float(f'{seconds / length:.2g}'):g}"
+    return f"{number} {unit}{'' if number == '1' else 's'}"
+
+
 def format_share(share: float) -> str:
     """A share of one as a percentage: `0.4 %`."""
     percent = share * 100
@@ -55,11 +63,6 @@ def format_share(share: float) -> str:
 def format_count(number: int, noun: str) -> str:
     """`1 step`, `2 steps`, `2,000 steps`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def format_about(count: float) -> str:
-    """A predicted count, with the two digits of it that may hold: `~51,000`."""
-    return f"~{float(f'{count:.2g}'):,.0f}"
 
 
 def format_change(effect: float) -> str:

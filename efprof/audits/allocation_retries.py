@@ -15,15 +15,13 @@ from efprof.facts.device.headroom import smaller_micro_batch
 from efprof.facts.growth.leaks import backward_line
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.facts.steps.step_times import StepTimes, within_idle
+from efprof.facts.steps.step_times import within_idle
 from efprof.fixes.settings import set_allocator
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine
 from efprof.units import format_share, format_value
 
 MIN_STEPS = 3
 """Steps with a retry after warm-up, and one in either half of them: once or twice is a start, or the largest batch."""
-HIGH_SHARE, MEDIUM_SHARE = 0.1, 0.02
-"""Of the step, as in cache_flush_in_loop, whose fault costs the same way."""
 
 
 def allocation_retries(run: Run) -> Examination:
@@ -57,7 +55,6 @@ def _finding(run: Run, retries: AllocationRetries) -> Finding:
     stage, count = retries.by_stage[0]
     often = f"{format_value(retries.num_retries / retries.num_steps, '')} times per step"
     where = f"{format_share(count / retries.num_retries)} of them in the {stage} stage"
-    share = (gain.step_ms or 0.0) / run.get(StepTimes).median_ms()
     return Finding(
         blame=blame,
         category="memory",
@@ -67,7 +64,6 @@ def _finding(run: Run, retries: AllocationRetries) -> Finding:
         fix=_fix(run, tried),
         gain=gain,
         evidence=retry_evidence(retries, tried),
-        severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )
 
 

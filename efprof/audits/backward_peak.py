@@ -7,9 +7,6 @@ from efprof.facts.source.sources import Sources
 from efprof.model import Examination, Finding, Fix, Gain
 from efprof.units import format_bytes, format_count, format_share
 
-HIGH_SHARE = 0.4
-"""A peak that would fall by so much lets the batch grow by more than half."""
-
 
 def backward_peak(run: Run) -> Examination:
     """Find the forward line whose gradient makes the peak of memory.
@@ -61,5 +58,4 @@ def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
             run.get(WindowMemory).series,
             how_jump_is_known(jump, made),
         ),
-        severity="high" if saved >= HIGH_SHARE * jump.peak_bytes else "medium",
     )

@@ -11,9 +11,6 @@ from efprof.units import format_bytes, format_count, format_ms, format_share, fo
 CALL = "empty_cache"
 MIN_PER_STEP = 0.1
 """Once in ten steps: less often, such as once an epoch or before a checkpoint, it costs nobody anything."""
-MEDIUM_SHARE = 0.02
-"""Of the step: more than what a branch may cost before a comparison fails is half of that."""
-HIGH_SHARE = 0.1
 
 
 def cache_flush_in_loop(run: Run) -> Examination:
@@ -42,7 +39,7 @@ def cache_flush_in_loop(run: Run) -> Examination:
 def _finding(run: Run, line: StallLine) -> Finding:
     gain = Gain.of_step("the time inside the calls; what asking the driver again takes comes on top", line.step_ms)
     gain, step_ms = within_idle(run, gain), max(1e-9, run.get(StepTimes).median_ms())
-    share, flushed = (gain.step_ms or 0.0) / step_ms, what_flushes_give_back(run)
+    flushed = what_flushes_give_back(run)
     given_back = "" if flushed is None else f"; in the recorded stretch it gave {format_bytes(flushed)} back each time"
     return Finding(
         blame=line.blame,
@@ -63,5 +60,4 @@ def _finding(run: Run, line: StallLine) -> Finding:
                 "on the same device, which cannot have what lies in this one's cache.",
             ),
         ),
-        severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )

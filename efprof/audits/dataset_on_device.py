@@ -7,11 +7,6 @@ from efprof.facts.source.sources import Sources, place_of
 from efprof.model import Examination, Finding, Fix, Gain, Narrative
 from efprof.units import format_bytes, format_share
 
-HIGH_SHARE = 0.25
-"""Of the device: without it a batch could be a third larger, or the program run on a smaller device."""
-MEDIUM_SHARE = 0.1
-"""Of the device: what unused_headroom leaves free for safety is as much."""
-
 
 def dataset_on_device(run: Run) -> Examination:
     """Find data sets that were put on the device as a whole.
@@ -38,8 +33,6 @@ def dataset_on_device(run: Run) -> Examination:
 def _finding(run: Run, dataset: DeviceDataset) -> Finding:
     sources, device, held_bytes = run.get(Sources), dataset.device, dataset.num_bytes
     blame, reserved = sources.line(dataset.site), device.peak.composition.reserved_bytes
-    totals = {one.index: one.total_bytes for one in run.run_file.devices}
-    share = held_bytes / max(1, totals.get(device.history.device, reserved))
     return Finding(
         blame=blame,
         category="memory",
@@ -53,6 +46,7 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
             explanation="the bytes that this line's tensors have at the peak, less two batches of "
             f"{format_bytes(dataset.batch_bytes)}; the time it costs is not known",
             peak_bytes=dataset.saved_bytes,
+            of_bytes=reserved,
         ),
         evidence=(
             composition_numbers(device.peak, "Reserved memory at its peak"),
@@ -64,7 +58,6 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
                 "copying would take longer than computing.",
             ),
         ),
-        severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )
 
 

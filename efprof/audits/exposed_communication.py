@@ -8,8 +8,6 @@ from efprof.units import format_ms, format_share, format_value
 
 MIN_SHARE = 0.1
 """Of the step. The last bucket of a backward pass can overlap with nothing, and takes some percent of it."""
-HIGH_SHARE = 0.3
-"""Of the step: a third of what all devices cost."""
 MANY_EXCHANGES, SHORT_MS = 30, 0.1
 """Then their number costs, not what they carry: a bucket of DDP's 25 MiB takes longer even at 250 GB/s."""
 SPARED = 1.5
@@ -62,7 +60,6 @@ def _finding(found: ExposedCommunication, line: LaunchingLine) -> Finding:
         fix=Fix.by_hand(_advice(found, exposed.most_common(1)[0][0])),
         gain=Gain.of_step("the time in which collectives ran alone, waits for slower ranks included", found.exposed_ms),
         evidence=communication_evidence(found),
-        severity="high" if found.share >= HIGH_SHARE else "medium",
     )
 
 

@@ -23,8 +23,6 @@ MIN_SAVED_SHARE = 0.05
 """Of the reserved peak. Of 36 public recordings the best setting saved a median of 2 %, and 26 % at most."""
 MIN_SAVED_BYTES = 64 * MIB
 """Three segments of the usual size: less is not what a device runs out of memory for."""
-HIGH_SHARE = 0.15
-"""A peak that falls by so much lets the batch grow by as much."""
 
 
 def fragmented_reserve(run: Run) -> Examination:
@@ -84,7 +82,6 @@ def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
             trial_bars(device.what_if, device.trials, device.best),
             how_replay_is_known(device),
         ),
-        severity="high" if saved >= HIGH_SHARE * parts.reserved_bytes else "medium",
     )
 
 
@@ -94,6 +91,7 @@ def _gain(device: DeviceHistory, best: Trial) -> Gain:
         basis="replay",
         explanation="the recorded requests replayed under the recorded settings and under these",
         peak_bytes=device.what_if.saved_bytes(outcome),
+        of_bytes=recorded.peak_reserved_bytes,
         peak_bytes_interval=(
             float(recorded.peak_reserved_low_bytes - outcome.peak_reserved_high_bytes),
             float(recorded.peak_reserved_high_bytes - outcome.peak_reserved_low_bytes),

@@ -1,7 +1,7 @@
 """Steps that wait for their data."""
 
 from efprof.facts.gain.replay import gain_or_bound
-from efprof.facts.input.input_waits import MAX_HANDOVER_MS, MIN_GAIN, InputWaits, wait_evidence, wait_severity
+from efprof.facts.input.input_waits import MAX_HANDOVER_MS, MIN_GAIN, InputWaits, wait_evidence
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, within_idle
@@ -72,11 +72,10 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     workers, wanted, share = waits.best_workers, waits.wanted_workers, waits.data_ms / waits.step_ms
     interval = in_brackets(format_interval(*waits.data_interval_ms, "ms"))
     message = f"Each step waits {format_ms(waits.data_ms)}{interval} for its data, {format_share(share)} of its time"
-    certain_share = min(waits.data_interval_ms[0] / waits.step_ms, waits.alone.data_ms / waits.alone.step_ms)
     if not waits.can_win:
         summary = f"Make a batch cheaper: none of the {waits.num_cpus} processors is free for another worker."
         gain = Gain.of_step("the whole wait", waits.data_ms)
-        return _finding(run, blame, message, Fix.by_hand(summary), gain, certain_share)
+        return _finding(run, blame, message, Fix.by_hand(summary), gain)
     bound = f"; {wanted} would hide the wait, but one of {waits.num_cpus} processors must train"
     new = {"num_workers": workers} | ({} if waits.num_epochs == 1 or waits.keeps_workers else KEEP_WORKERS)
     gain = Gain(
@@ -88,7 +87,7 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     kept = "" if new.keys().isdisjoint(KEEP_WORKERS) else ", and keep the workers: persistent_workers=True"
     summary = f"Set num_workers: {waits.num_workers} -> {workers}{kept}{bound if wanted > workers else ''}."
     fix = Fix(summary=summary, applicability="review", changes=_changes(run, waits, blame, new))
-    return _finding(run, blame, message, fix, gain, certain_share)
+    return _finding(run, blame, message, fix, gain)
 
 
 def _of_restarts(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
@@ -98,7 +97,7 @@ def _of_restarts(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     summary, changes = "Keep the workers: persistent_workers=True.", _changes(run, waits, blame, KEEP_WORKERS)
     fix = Fix(summary=summary, applicability="safe", changes=changes)
     gain = Gain.of_step("the waits where epochs start", waits.restart_ms)
-    return _finding(run, blame, message, fix, gain, share)
+    return _finding(run, blame, message, fix, gain)
 
 
 def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, object]) -> tuple[Change, ...]:
@@ -106,7 +105,7 @@ def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, obje
     return set_loader_arguments(run.get(Sources).file(blame.file), blame.line, old=old, new=new)
 
 
-def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain, certain_share: float) -> Finding:
+def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain) -> Finding:
     gain = within_idle(run, gain)
     return Finding(
         blame=blame,
@@ -116,5 +115,4 @@ def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain, ce
         fix=fix,
         gain=gain,
         evidence=wait_evidence(run.get(StepTimes)),
-        severity=wait_severity(run.get(InputWaits), certain_share, gain),
     )

@@ -14,8 +14,6 @@ MIN_LAUNCHES = 50
 """Per step. A step of fewer kernels is a toy's, or its time goes elsewhere."""
 OPTIMIZER_SHARE = 0.25
 """Of all launches: then updating all parameters at once saves more than a tenth of the step's launches."""
-HIGH_SHARE = 0.4
-"""Of the step: nearly half of what the device costs is for nothing."""
 
 
 def launch_bound(run: Run) -> Examination:
@@ -67,7 +65,6 @@ def _finding(use: LaunchUse, line: LaunchingLine, share: float) -> Finding:
         fix=Fix.by_hand(_advice(use)),
         gain=Gain.of_step("the device's idle time that ends with a launch, less what recording adds", use.lost_ms),
         evidence=(launch_evidence(use),),
-        severity="high" if share >= HIGH_SHARE else "medium",
     )
 
 

@@ -11,9 +11,6 @@ MIN_SHARE = 0.02
 """Of the peak: what a smaller graph adds to it is within what runs differ by."""
 MIN_BYTES = MIB
 """Less is not what a run runs out of memory for, whatever its share."""
-HIGH_SHARE = 0.4
-"""A peak that would fall by so much lets the batch grow by more than half."""
-MEDIUM_SHARE = 0.1
 
 
 def needless_retain_graph(run: Run) -> Examination:
@@ -49,7 +46,6 @@ def _finding(run: Run, found: NeedlessGraph) -> Finding:
             peak_bytes=kept,
             peak_bytes_interval=(0.0, float(kept)),
         )
-    share = found.share if found.reaches_next_step else 0.0
     return Finding(
         blame=blame,
         category="memory",
@@ -59,5 +55,4 @@ def _finding(run: Run, found: NeedlessGraph) -> Finding:
         fix=drop_graph(sources.file(blame.file), blame.line, found.argument),
         gain=gain,
         evidence=(found.how,),
-        severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )

@@ -13,7 +13,6 @@ MIN_SHARE = 0.2
 """To rewrite a loop is more than an edit: worth it where the calls take a fifth of the step."""
 MIN_SAVED = 0.05
 """And a twentieth is the cost of calling, counted low: on a CPU 17 to 44 % for small encoders. Images win little."""
-HIGH_SAVED, MEDIUM_SAVED = 0.25, 0.1
 
 
 def repeated_forward(run: Run) -> Examination:
@@ -47,7 +46,6 @@ def repeated_forward(run: Run) -> Examination:
 def _finding(run: Run, call: RepeatedCall, step_ms: float) -> Finding:
     gain, names = within_idle(run, _gain(call)), " and ".join(f"`{name}`" for name in call.modules)
     per = "step" if call.num_passes == 1 else f"backward pass, of which a step has {call.num_passes},"
-    saved = (gain.step_ms or 0.0) / step_ms
     cost = f"{format_ms(call.total_ms)} per step, {format_share(call.total_ms / step_ms)} of it"
     return Finding(
         blame=call.blame,
@@ -58,7 +56,6 @@ def _finding(run: Run, call: RepeatedCall, step_ms: float) -> Finding:
         fix=Fix.by_hand(_fix(call)),
         gain=gain,
         evidence=(_narrative(call),),
-        severity="high" if saved >= HIGH_SAVED else "medium" if saved >= MEDIUM_SAVED else "low",
     )
 
 

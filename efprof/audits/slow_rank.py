@@ -14,8 +14,6 @@ MOST_STEPS = 0.8
 """A rank that is late in fewer is late by chance: batches of uneven length come to each rank in turn."""
 MIN_EXPLAINED = 0.3
 """Of how late it comes; a stage that accounts for less is not why, and the rank as a whole is to be looked at."""
-HIGH_SHARE = 0.3
-"""Of the step: a third of what all other devices cost."""
 
 
 def slow_rank(run: Run) -> Examination:
@@ -74,7 +72,6 @@ def _finding(run: Run, arrivals: RankArrivals, late: int, times: list[StageTime]
         fix=Fix.by_hand(_advice(late, worst)),
         gain=Gain.of_step("the median step's wait for this rank alone", min(late_ms, arrivals.steady_ms)),
         evidence=rank_evidence(arrivals, late, times),
-        severity="high" if share >= HIGH_SHARE else "medium",
     )
 
 

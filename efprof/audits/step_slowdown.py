@@ -22,7 +22,6 @@ MIN_RATIO = 1.25
 """Thirds of one run differ by up to 15 % on a shared machine without any cause in the program."""
 MIN_CERTAIN_RATIO = 1.1
 """The interval's lower end must clear a tenth: less may be caches that fill and clocks that fall."""
-HIGH_RATIO = 1.5
 
 
 def step_slowdown(run: Run) -> Examination:
@@ -76,7 +75,6 @@ def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
             part_of_steps(times, slowdown.stage, [time.of(slowdown.stage) for time in times.steady]),
             how_slowdown_is_known(slowdown, lines),
         ),
-        severity="high" if slowdown.ratio >= HIGH_RATIO else "medium",
     )
 
 

@@ -10,7 +10,6 @@ from efprof.units import format_share
 
 MIN_CROWDING = 1.25
 """Ready threads per core. Measured on two: up to 1.3 with one thread an operation, with two 1.3 to 2.1, and slower."""
-HIGH_CROWDING = 1.5
 VARIABLE = "OMP_NUM_THREADS"
 
 
@@ -57,7 +56,7 @@ def _finding(run: Run, site: str, message: str, fitting: int, ready_per_core: fl
         fix=_fix(run, blame.file, blame.line, fitting),
         gain=Gain.none("none is claimed: threads that spin look like threads that work; change it and compare"),
         evidence=(),
-        severity="high" if ready_per_core >= HIGH_CROWDING else "medium",
+        severity="medium",
     )
 
 

@@ -16,9 +16,6 @@ from efprof.fixes.keep_less import caught_error, without_traceback
 from efprof.model import Examination, Finding, Fix, ThinEvidence
 from efprof.units import format_bytes, format_share, format_value
 
-MEDIUM_SHARE, HIGH_SHARE = 0.2, 0.5
-"""Of the run's peak: a fifth is a larger batch, half of it often another device."""
-
 
 def uncollected_cycle(run: Run) -> Examination:
     """Find memory that piles up as garbage until Python's collector comes by, and the cycle that keeps it.
@@ -47,7 +44,6 @@ def uncollected_cycle(run: Run) -> Examination:
 
 def _finding(run: Run, sawtooth: CycleSawtooth, closed: ClosedCycle | None) -> Finding:
     height, share = sawtooth.height_bytes, sawtooth.height_bytes / sawtooth.peak_bytes
-    is_high = run.run_file.ended == "out_of_memory" or share >= HIGH_SHARE
     of_what = f" because of the cycle `{closed.cycle.path}`" if closed else ""
     return Finding(
         blame=closed.blame if closed else backward_line(run),
@@ -58,7 +54,7 @@ def _finding(run: Run, sawtooth: CycleSawtooth, closed: ClosedCycle | None) -> F
         fix=_fix(run.get(Sources), closed),
         gain=cycle_gain(sawtooth),
         evidence=(how_the_cycle_is_known(closed),),
-        severity="high" if is_high else "medium" if share >= MEDIUM_SHARE else "low",
+        severity="high" if run.run_file.ended == "out_of_memory" else "low",
     )
 
 

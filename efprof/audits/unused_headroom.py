@@ -63,7 +63,6 @@ def _finding(run: Run, headroom: Headroom) -> Finding:
         fix=_fix(run, headroom, blame),
         gain=Gain.none("none is claimed: how many samples per second a larger batch makes shows when it is run"),
         evidence=headroom_evidence(headroom),
-        severity="low",
     )
 
 

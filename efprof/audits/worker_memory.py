@@ -2,14 +2,12 @@
 
 from efprof.facts.input.worker_memory import WorkerMemory
 from efprof.facts.run.run import Run
-from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
+from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence, severity_by_share
 from efprof.units import MIB, format_bytes, format_count
 
 MIN_UNEXPLAINED = 128 * MIB
 """Copied by each of several workers with no container of the data set to explain it; a collection of Python's garbage
 in a worker copies the pages of all containers of the interpreter, some 50 MiB."""
-HIGH_SHARE, MEDIUM_SHARE = 0.25, 0.05
-"""Of the host's memory, copied by all workers together."""
 
 
 def worker_memory(run: Run) -> Examination:
@@ -64,5 +62,5 @@ def _finding(run: Run, memory: WorkerMemory) -> Finding:
             f"{all_bytes} of host memory: what {num_workers} workers had copied by step {memory.last_step:,}"
         ),
         evidence=memory.evidence(),
-        severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
+        severity=severity_by_share(share),
     )

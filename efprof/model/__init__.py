@@ -64,3 +64,4 @@ from efprof.model.report import (
     Timeline,
     Verdict,
 )
+from efprof.model.severity import rated, severity_by_share, severity_by_time_left

@@ -134,7 +134,8 @@ class Gain:
     `step_ms` is milliseconds per step (where steps grow, of a late one, which takes `late_step_ms`), `peak_bytes` bytes
     off this run's peak, intervals (low, high) of the same. `basis` is how it is known: a measured bound, a replay of
     what was recorded, or a model; `explanation` says it in one sentence. `until_step` is the last step up to which the
-    peak was known, where the run went on for long after it: the whole run saves no less than that.
+    peak was known, where the run went on for long after it: the whole run saves no less than that. `of_bytes` is what
+    `peak_bytes` is a share of where that is not the run's peak of allocated memory, such as what was reserved.
     """
 
     basis: Basis
@@ -145,6 +146,7 @@ class Gain:
     peak_bytes_interval: tuple[float, float] | None = None
     until_step: int | None = None
     late_step_ms: float | None = None
+    of_bytes: int | None = None
 
     @classmethod
     def none(cls, why: str) -> Self:
@@ -159,7 +161,11 @@ class Gain:
 
 @frozen_dataclass
 class Finding:
-    """`headline` names the fault (a card's title); `message` says in one sentence what happens where, how much."""
+    """`headline` names the fault (a card's title); `message` says in one sentence what happens where, how much.
+
+    `severity` is that of the harm alone: high where the run ended by it or its result is wrong. What it costs raises it
+    (`model/severity.py`). Where the run is too short to tell a leak from a buffer, it `may_be_filling`.
+    """
 
     blame: SourceLine
     category: Category
@@ -168,7 +174,8 @@ class Finding:
     fix: Fix
     gain: Gain
     evidence: tuple[Evidence, ...]
-    severity: Severity
+    severity: Severity = "low"
+    may_be_filling: bool = False
 
 
 @frozen_dataclass

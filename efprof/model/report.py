@@ -1,5 +1,6 @@
 """Everything one run's page, terminal summary and JSON are rendered from."""
 
+import statistics
 from typing import Final, Literal
 
 from efprof.model.data import frozen_dataclass
@@ -169,8 +170,25 @@ class Measurements:
     processes: Table | None = None
     """Memory of the training process and its children at the instant they held most together, where it was read."""
     evaluations: tuple[Evaluation, ...] = ()
+    traced_ms: float | None = None
+    """The length of a trace that marks no steps: what its times are shares of."""
     evaluation_notes: tuple[str, ...] = ()
     """Sentences computed from them: their time, their peak beside training's, what their batches leave behind."""
+
+    @property
+    def median_step_ms(self) -> float | None:
+        """The median of the metric `step_ms`, else of all steps, in milliseconds; None without steps."""
+        times = self._samples("step_ms") or [step.total_ms for step in self.timeline.steps]
+        return statistics.median(times) if times else None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The highest allocated memory at any boundary or within a window; None where none was sampled."""
+        sampled = [sample.allocated_bytes for sample in self.timeline.memory]
+        return max([*sampled, *map(int, self._samples("window_peak_bytes"))], default=None)
+
+    def _samples(self, name: str) -> list[float]:
+        return [sample for metric in self.metrics if metric.name == name for sample in metric.samples]
 
 
 RecorderPart = Literal["none", "apart", "possible", "certain"]

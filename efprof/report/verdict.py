@@ -1,7 +1,6 @@
 """What a person reads first: which run, three lines of verdict, the findings by rank, and how many checks said what."""
 
 import shlex
-import statistics
 from collections import Counter
 from typing import Final, Literal, get_args
 
@@ -57,7 +56,7 @@ class RankedFinding:
 
 def rank_findings(report: Report) -> tuple[RankedFinding, ...]:
     """Every finding of the run: why it ended, then the most severe and most gainful first; the key breaks ties."""
-    median, peak = median_step_ms(report), peak_bytes(report)
+    median, peak = report.measurements.median_step_ms, report.measurements.peak_bytes
     found = [(audit.key_of(finding), audit.audit_id, finding) for audit in report.audits for finding in audit.findings]
     # A run that ran out of memory opens with the failure itself, whatever another fix saves.
     opening = "out_of_memory" if report.run.ended == "out_of_memory" else None
@@ -70,20 +69,6 @@ def rank_findings(report: Report) -> tuple[RankedFinding, ...]:
         gain = gain_phrase(finding.gain, median, peak)
         ranked.append(RankedFinding(rank=rank, key=key, anchor=anchor, audit_id=audit_id, finding=finding, gain=gain))
     return tuple(ranked)
-
-
-def median_step_ms(report: Report) -> float | None:
-    """The median of the metric `step_ms`, else of all steps, in milliseconds; None without steps."""
-    steady = next((metric.samples for metric in report.measurements.metrics if metric.name == "step_ms"), ())
-    times = steady or [step.total_ms for step in report.measurements.timeline.steps]
-    return statistics.median(times) if times else None
-
-
-def peak_bytes(report: Report) -> int | None:
-    """The highest allocated memory at any boundary or within a window, in bytes; None where none was sampled."""
-    sampled = [sample.allocated_bytes for sample in report.measurements.timeline.memory]
-    within = [metric.samples for metric in report.measurements.metrics if metric.name == "window_peak_bytes"]
-    return max([*sampled, *(int(peak) for peaks in within for peak in peaks)], default=None)
 
 
 def last_read_step(report: Report) -> int | None:
@@ -159,13 +144,14 @@ def revision(run: RunIdentity) -> str:
 
 def measured_phrase(report: Report) -> str:
     """The two numbers that every run has: `median step 12.3 ms, peak memory 4.10 GiB read from the CUDA allocator`."""
-    peak, source = show(peak_bytes(report), "bytes"), source_phrase(report.measurements.memory_source)
-    evaluated = max((each.peak_bytes for each in report.measurements.evaluations), default=0)
-    if evaluated > (peak_bytes(report) or 0):
+    measured = report.measurements
+    peak, source = show(measured.peak_bytes, "bytes"), source_phrase(measured.memory_source)
+    evaluated = max((each.peak_bytes for each in measured.evaluations), default=0)
+    if evaluated > (measured.peak_bytes or 0):
         peak += f" ({show(evaluated, 'bytes')} in an evaluation)"
-    counted, last = f" read from {source}" if source and peak_bytes(report) else "", last_read_step(report)
+    counted, last = f" read from {source}" if source and measured.peak_bytes else "", last_read_step(report)
     counted += "" if last is None else f" up to step {last:,}"
-    return f"median step {show(median_step_ms(report), 'ms')}, peak memory {peak}{counted}"
+    return f"median step {show(measured.median_step_ms, 'ms')}, peak memory {peak}{counted}"
 
 
 def overhead_phrase(report: Report) -> str:

@@ -193,6 +193,7 @@ def replayed_gain(device: DeviceHistory, survivor: Trial) -> Gain:
         basis="replay",
         explanation="the recorded requests replayed: under these settings all are served, the failed one too",
         peak_bytes=max(0, device.what_if.saved_bytes(survivor.outcome)),
+        of_bytes=device.what_if.recorded.peak_reserved_bytes,
     )
 
 

@@ -9,14 +9,13 @@ from efprof.facts.steps.step_times import StepTimes, part_of_steps, within_idle
 from efprof.facts.time.host_waits import HostWaits, WaitingLine
 from efprof.facts.time.launching_lines import what_tells_lines
 from efprof.facts.time.trace_waits import Kind
-from efprof.model import Evidence, Finding, Fix, Gain, Narrative, Severity
+from efprof.model import Evidence, Finding, Fix, Gain, Narrative
 
 MIN_SHARE_OF_STEPS = 0.5
 """A line that waits in fewer steps is logging now and then, which is the cure."""
 MIN_SHARE, MIN_GAIN = 0.01, 0.02
 """Of the step: a line that waits for less is not worth an edit; nor are all of them where the device has enough to do
 meanwhile, so that the step without them takes as long."""
-HIGH_COST, MEDIUM_COST = 0.1, 0.01
 
 
 def worth_an_edit(run: Run, kind: Kind) -> list[WaitingLine]:
@@ -31,9 +30,7 @@ def worth_an_edit(run: Run, kind: Kind) -> list[WaitingLine]:
 
 def wait_finding(run: Run, lines: Sequence[WaitingLine], headline: str, message: str, fix: Fix, *why: str) -> Finding:
     """At the first of the lines; `why` says what it means."""
-    waits, (gain, why_bound) = run.get(HostWaits), _ended(run, lines)
-    share = (gain.step_ms or 0.0) / waits.step_ms
-    severity: Severity = "high" if share >= HIGH_COST else "medium" if share >= MEDIUM_COST else "low"
+    gain, why_bound = _ended(run, lines)
     return Finding(
         blame=lines[0].blame,
         category="time",
@@ -42,7 +39,6 @@ def wait_finding(run: Run, lines: Sequence[WaitingLine], headline: str, message:
         fix=fix,
         gain=gain,
         evidence=_evidence(run, lines[0], *why, why_bound),
-        severity=severity if waits.is_gpu else "low",
     )
 
 

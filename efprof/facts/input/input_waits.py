@@ -12,9 +12,8 @@ from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
 from efprof.facts.steps.ready_threads import ReadyThreads
 from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, part_of_steps
-from efprof.model import Evidence, Gain, Narrative, Severity, frozen_dataclass
+from efprof.model import Evidence, Narrative, frozen_dataclass
 
-HIGH_SHARE = 0.3
 MIN_GAIN = 0.03
 """More workers that win less than 3 % of the step are no advice: runs differ by as much."""
 
@@ -226,12 +225,6 @@ def _restarts(steady: Sequence[StepTime], loader: LoaderBuilt | None, num_steps:
     at_start = [time for time in large if time.step % steps == first]
     num_epochs = len([time for time in steady if time.step % steps == first])
     return at_start if len(at_start) >= max(2, MAX_EPOCHS * num_epochs) else []
-
-
-def wait_severity(waits: InputWaits, certain_share: float, gain: Gain) -> Severity:
-    """High only where the steps wait that long for sure, and the fix wins something for sure."""
-    least_ms = gain.step_ms_interval[0] if gain.step_ms_interval else gain.step_ms or 0.0
-    return "high" if certain_share >= HIGH_SHARE and least_ms >= MIN_GAIN * waits.step_ms else "medium"
 
 
 def wait_evidence(times: StepTimes) -> tuple[Evidence, ...]:

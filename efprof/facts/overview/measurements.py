@@ -100,6 +100,7 @@ def _of_a_trace(run: Run) -> Measurements:
     return Measurements(
         memory_source=source,
         metrics=(_metric("step_ms", "step time", "ms", steps, STEP_MS_BUDGET),) if use.window.has_steps else (),
+        traced_ms=None if use.window.has_steps else use.window.step_ms,
         time=time_evidence(run),
         time_sentence=where_it_goes(run),
         next_experiment=next_experiment(run),

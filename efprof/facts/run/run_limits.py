@@ -1,23 +1,31 @@
 """How much memory there is, at which step a given growth would use it up, and the request that found none left."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
 from efprof.artifacts.events import DeviceOutOfMemory, OutOfMemory, StepInterrupted, events_of
 from efprof.artifacts.run_file import Device
+from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
-from efprof.model import NotRecorded, Severity, frozen_dataclass
-from efprof.units import format_about, format_bytes
+from efprof.model import NotRecorded, Severity, frozen_dataclass, severity_by_time_left
+from efprof.model.severity import DAY_S
+from efprof.units import format_bytes, format_duration
 
 FRACTION_SETTING: Final = "memory fraction"
 """Among the settings in run.json: what `torch.cuda.set_per_process_memory_fraction` was given, 1.0 where nothing."""
-SOON_STEPS: Final = 10_000
-LATE_STEPS: Final = 1_000_000
-"""Nearly every training takes more steps than the first, and will meet its end; hardly any takes the second."""
+FARTHEST_S: Final = 365 * DAY_S
+"""An end that is farther off is not told."""
 ROUNDED_SHARE: Final = 0.006
 """By which the request in an error's message may differ from the one that failed: `1.00 MiB` is of two digits."""
-FARTHEST_OUTLOOK: Final = 100
-"""Times the steps recorded: a rate that was seen for a hundredth of the way may change before its end."""
+
+
+def _seconds_per_step(records: Sequence[StepRecord]) -> float:
+    """From one step's start to the next one's, whatever lies between them; 0 under two steps."""
+    if len(records) < 2:
+        return 0.0
+    return (records[-1].started_ns - records[0].started_ns) / 1e9 / (len(records) - 1)
 
 
 def catches_out_of_memory(run: Run) -> bool:
@@ -44,6 +52,7 @@ class RunLimits:
     used_step: int
     last_step: int
     num_steps: int
+    step_s: float
     ran_out: bool
 
     @classmethod
@@ -68,37 +77,30 @@ class RunLimits:
             used_step=used_step,
             last_step=records[-1].step if records else 0,
             num_steps=len(records),
+            step_s=_seconds_per_step(records),
             ran_out=run.run_file.ended == "out_of_memory",
         )
 
-    def end_step(self, bytes_per_step: float) -> int:
-        """The step at which memory that grows so fast is used up."""
-        steps_left = max(0, int((self.total_bytes - self.used_bytes) / bytes_per_step))
-        return max(self.last_step, self.used_step + steps_left)
-
-    def is_foreseeable(self, end_step: int) -> bool:
-        """Whether a recording of so many steps can tell that memory is used up at that step."""
-        return end_step < SOON_STEPS or end_step <= FARTHEST_OUTLOOK * self.num_steps
+    def seconds_left(self, bytes_per_step: float) -> float:
+        """How long the rest of the memory lasts where steps take as long as they took; endless where none is known."""
+        if bytes_per_step <= 0 or not self.total_bytes:
+            return math.inf
+        return max(0.0, (self.total_bytes - self.used_bytes) / bytes_per_step) * self.step_s
 
     def outlook(self, bytes_per_step: float, read_until: int | None = None) -> str:
-        """Where growth leads, as a clause, as far as that can be foreseen; it was seen up to a step, or to the end."""
+        """How long memory lasts, as a clause; growth was seen up to a step, or to the end. Empty beyond a year."""
         if self.ran_out:
             return f" and ended this run at step {self.last_step:,}"
-        end, total = self.end_step(bytes_per_step), f"{format_bytes(self.total_bytes)} of {self.name}"
-        if not self.is_foreseeable(end):
+        seconds = self.seconds_left(bytes_per_step)
+        if seconds > FARTHEST_S:
             return ""
-        if end >= SOON_STEPS:
-            return f"; at this rate the {total} would last until step {format_about(end)}"
-        if read_until is not None:  # the run went on for long after it, and may have ended as it should
-            return f"; if it goes on, it ends this run at step {format_about(end)} ({total})"
-        return f" and will end this run at step {format_about(end)} ({total})"
+        seen = f"for {self.num_steps:,} steps" if read_until is None else f"up to step {read_until:,}"
+        total = f"{format_bytes(self.total_bytes)} of {self.name}"
+        return f"; the {total} last about {format_duration(seconds)} at this rate, seen {seen}"
 
     def severity(self, bytes_per_step: float) -> Severity:
-        """By the step at which memory is used up; one that is not foreseeable makes nothing severe."""
-        end = self.end_step(bytes_per_step)
-        if self.ran_out or end < SOON_STEPS:
-            return "high"
-        return "medium" if end < LATE_STEPS and self.is_foreseeable(end) else "low"
+        """By how soon memory is used up."""
+        return "high" if self.ran_out else severity_by_time_left(self.seconds_left(bytes_per_step))
 
     def most_kept(self, bytes_each: float) -> int:
         """How many entries, or steps, that keep so much each take a hundredth of the memory."""

@@ -20,8 +20,6 @@ SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
 """How torch names the iterator of a loader without workers."""
 MIN_SHARE, MIN_MS = 0.1, 1.0
 """A tenth of the step without work for the device is worth an edit; a millisecond may be the profiler's own."""
-HIGH_SHARE = 0.3
-"""Of the step without work for the device: a third of the machine's cost."""
 UNKNOWN = SourceLine(file="a DataLoader, by a line that was not recorded", line=0, function="__next__", text="")
 
 
@@ -88,7 +86,6 @@ class TraceInput:
             fix=Fix.by_hand(f"Let worker processes make the batches: {how}, with pin_memory=True for a GPU."),
             gain=gain,
             evidence=(self._narrative(why_bound),),
-            severity="high" if (gain.step_ms or 0.0) >= HIGH_SHARE * self.window.step_ms else "medium",
         )
         return Examination(looked_at=looked_at, findings=(finding,))
 

@@ -19,7 +19,7 @@ from efprof.report.charts import segment_picture, timeline_charts
 from efprof.report.charts.chart import DARK, LIGHT, Chart, has_curve
 from efprof.report.charts.evidence_charts import series_chart
 from efprof.report.charts.pictures import figure_of, svg_of
-from efprof.report.verdict import median_step_ms, rank_findings
+from efprof.report.verdict import rank_findings
 from efprof.units import format_count
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -46,7 +46,7 @@ def render_html(report: Report, *, is_static: bool = False) -> str:
             device=device_evidence(report),
             memory_chart=timeline_charts.memory_chart(measurements),
             window_chart=window_chart(report),
-            time_chart=timeline_charts.time_chart(timeline, median_step_ms(report)),
+            time_chart=timeline_charts.time_chart(timeline, report.measurements.median_step_ms),
             number_charts=timeline_charts.number_charts(timeline.steps),
             totals=tables.totals(measurements),
             device_times=tables.device_table(measurements.metrics),
