@@ -46,7 +46,7 @@ def thread_oversubscription(run: Run) -> Examination:
     return Examination(looked_at=looked_at, findings=(_finding(run, site, message, fitting, ready),))
 
 
-def _finding(run: Run, site: str, message: str, fitting: int, ready_per_core: float) -> Finding:
+def _finding(run: Run, site: str, message: str, fitting: int) -> Finding:
     blame = run.get(Sources).line(site)
     return Finding(
         blame=blame,
