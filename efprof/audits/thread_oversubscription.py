@@ -43,7 +43,7 @@ def thread_oversubscription(run: Run) -> Examination:
     others = f", and data workers have {children * cores:.1f} more" if children * cores >= 0.1 else ""
     message = f"{who} each operation into {threads} threads{others}. Linux counted {looked_at}; "
     message += f"for {format_share(found.per_core('waiting') / ready)} of that time they waited for one."
-    return Examination(looked_at=looked_at, findings=(_finding(run, site, message, fitting, ready),))
+    return Examination(looked_at=looked_at, findings=(_finding(run, site, message, fitting),))
 
 
 def _finding(run: Run, site: str, message: str, fitting: int) -> Finding:
