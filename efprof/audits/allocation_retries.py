@@ -59,8 +59,9 @@ def _finding(run: Run, retries: AllocationRetries) -> Finding:
         blame=blame,
         category="memory",
         headline="The allocator runs out and tries again",
-        message=f"The device's memory ran out {often}, {where}, and more was found only by giving the cache back; "
-        f"{whose}{how_much_slower(retries)}.",
+        message=f"The device's memory ran out {often}, and the allocator gave its cache back to go on"
+        f"{how_much_slower(retries)}.",
+        why=f"{where.capitalize()}; {whose}.",
         fix=_fix(run, tried),
         gain=gain,
         evidence=retry_evidence(retries, tried),

@@ -39,8 +39,9 @@ def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
         blame=run.get(Sources).line(made.site),
         category="memory",
         headline="One line's gradient makes the peak of memory",
-        message=f"Backward of this line ({made.operation} {where}) raises memory by {format_bytes(jump.jump_bytes)}, "
+        message=f"Backward of one line raises memory by {format_bytes(jump.jump_bytes)}, "
         f"{format_share(jump.jump_bytes / jump.peak_bytes)} of the window's peak.",
+        why=f"`{made.operation}` {where} makes the gradient of its whole input at once.",
         fix=Fix.by_hand(
             f"Do the work of this line in {num_chunks} parts along the batch, with the layer that makes its largest "
             "input, each checkpointed: `loss = sum(checkpoint(part_of_loss, inputs, targets, use_reentrant=False) for "

@@ -1,19 +1,15 @@
 """Tensor values that are read into Python in every step."""
 
 import math
-import statistics
 
 from efprof.facts.gain.ended_waits import MIN_SHARE_OF_STEPS, wait_finding, worth_an_edit
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.host_waits import HostWaits, WaitingLine
 from efprof.fixes.scalar_read import read_less
 from efprof.model import Examination, Finding
 from efprof.units import format_count
 
-READS_ON_CPU = 4.0
-"""Per backward pass: so many come from an inner loop, which stalls a GPU most; on a CPU a read waits for nothing."""
 MIN_COST, MIN_COST_MS = 0.01, 0.05
 """On the CPU: 1 % of the step is worth an edit; below 50 us, 1 % is the measuring itself."""
 AFTER_COST = 0.001
@@ -44,20 +40,17 @@ def blocking_scalar_read(run: Run) -> Examination:
         guilty = worth_an_edit(run, "read")
         findings = tuple(_finding(run, [line], f", which waits for the GPU for {waits.cost(line)}.") for line in guilty)
         return Examination(looked_at=looked_at, findings=findings)
-    micro_batches = statistics.median(time.record.micro_batches for time in run.get(StepTimes).steady)
-    guilty = [line for line in reads if _costs_on_cpu(line, waits.step_ms, micro_batches)]
+    guilty = [line for line in reads if _costs_on_cpu(line, waits.step_ms)]
     if not guilty:
         return Examination(looked_at=looked_at)
-    cost = f"{', and other lines read too' * (len(guilty) > 1)}; on this CPU run that costs {waits.cost(*guilty)}."
-    finding = _finding(run, guilty, f"{cost} On a GPU the host waits there for every kernel queued before.")
+    cost = f"{', and other lines read too' * (len(guilty) > 1)}, which costs {waits.cost(*guilty)} on this CPU."
+    finding = _finding(run, guilty, cost)
     return Examination(looked_at=looked_at, findings=(finding,))
 
 
-def _costs_on_cpu(line: WaitingLine, step_ms: float, micro_batches: float) -> bool:
-    """Whole numbers cut and index, mostly by what was made on the CPU: that many are read tells nothing of a GPU."""
+def _costs_on_cpu(line: WaitingLine, step_ms: float) -> bool:
     costs = line.typical_ms >= max(MIN_COST * step_ms, MIN_COST_MS)
-    are_many = line.count >= READS_ON_CPU * max(1.0, micro_batches) and line.calls != ("int",)
-    return line.share_of_steps >= MIN_SHARE_OF_STEPS and (costs or are_many)
+    return costs and line.share_of_steps >= MIN_SHARE_OF_STEPS
 
 
 def _finding(run: Run, lines: list[WaitingLine], cost: str) -> Finding:
@@ -68,8 +61,8 @@ def _finding(run: Run, lines: list[WaitingLine], cost: str) -> Finding:
         lines,
         f"A tensor's value is read in {'every step' if first.count >= 1 else 'half of the steps'}",
         f"A tensor's value is read {first.times}{cost}",
+        "Python needs the number: on a GPU the host stops until all that was queued before is done.",
         read_less(file, first.blame.line, calls=first.calls, reads_per_step=first.count, every=every),
-        "Python needs the number, so it stops until the device has computed it; it can queue no work meanwhile.",
         "It is harmless where the program must decide by the value before it can go on, and nothing else could be "
         "queued meanwhile.",
     )

@@ -5,7 +5,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, stall_lines, within_idle
 from efprof.fixes.source_edit import delete_statement
-from efprof.model import Examination, Finding, Fix, Gain, Narrative, StallLine
+from efprof.model import CUDA_DEVICE, Examination, Finding, Fix, Gain, Narrative, NothingToLookAt, StallLine
 from efprof.units import format_bytes, format_count, format_ms, format_share, format_value
 
 CALL = "empty_cache"
@@ -29,11 +29,11 @@ def cache_flush_in_loop(run: Run) -> Examination:
     The time measured inside the calls; asking the driver again comes on top.
     """
     times, stalls = run.get(StepTimes), stall_lines(run)
+    if "CUDA" not in run.run_file.memory_source:
+        raise NothingToLookAt(CUDA_DEVICE)
     flushes = [line for line in stalls if CALL in line.call and line.count_per_step >= MIN_PER_STEP]
     looked_at = f"{len(times.steady)} steps, {format_count(len(stalls), 'line')} that stall"
-    is_on_device = "CUDA" in run.run_file.memory_source
-    findings = tuple(_finding(run, line) for line in flushes) if is_on_device else ()
-    return Examination(looked_at=looked_at, findings=findings)
+    return Examination(looked_at=looked_at, findings=tuple(_finding(run, line) for line in flushes))
 
 
 def _finding(run: Run, line: StallLine) -> Finding:
@@ -45,8 +45,10 @@ def _finding(run: Run, line: StallLine) -> Finding:
         blame=line.blame,
         category="time",
         headline="The allocator's cache is emptied in the loop",
-        message=f"This line empties the cache {format_value(round(line.count_per_step, 1), 'count')} times per step, "
-        f"which takes {format_ms(line.step_ms)} of it ({format_share(line.step_ms / step_ms)}){given_back}.",
+        message=f"The cache is emptied {format_value(round(line.count_per_step, 1), 'count')} times per step, "
+        f"which takes {format_ms(line.step_ms)} of it ({format_share(line.step_ms / step_ms)}).",
+        why="The call waits for the device and gives back segments that the next step asks the driver for again"
+        f"{given_back}.",
         fix=Fix.by(
             delete_statement(run.get(Sources).file(line.blame.file), line.blame.line),
             "safe",

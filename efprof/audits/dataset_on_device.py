@@ -37,9 +37,9 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
         blame=blame,
         category="memory",
         headline="The whole data set lies on the device",
-        message=f"This line puts {format_bytes(held_bytes)} on device {device.history.device} before the first "
-        f"step, and all of it is still there when most is reserved ({format_share(held_bytes / max(1, reserved))} "
-        f"of {format_bytes(reserved)}) and when the recording ends, while {_use_of(dataset)} takes a part at a time.",
+        message=f"{format_bytes(held_bytes)} lie on device {device.history.device} from before the first step to the "
+        f"end, {format_share(held_bytes / max(1, reserved))} of the {format_bytes(reserved)} reserved at the peak.",
+        why=f"The whole data set is moved there, and {_use_of(dataset)} takes a part at a time.",
         fix=_fix(dataset),
         gain=Gain(
             basis="measured bound",

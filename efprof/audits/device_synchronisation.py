@@ -5,7 +5,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.host_waits import HostWaits, WaitingLine
 from efprof.fixes.source_edit import delete_statement
-from efprof.model import Examination, Finding, Fix, NotRecorded
+from efprof.model import CUDA_DEVICE, Examination, Finding, Fix, NothingToLookAt, NotRecorded
 from efprof.units import format_count, format_ms
 
 ASKED = {"copy": "A copy of pageable memory", "mask": "Indexing by a mask", "synchronize": "A synchronisation"}
@@ -43,7 +43,7 @@ def device_synchronisation(run: Run) -> Examination:
     lines = waits.of("synchronisation")
     if not waits.is_gpu:
         named = "".join(f"; on a GPU {line.calls[0]} waits at {line.blame}" for line in lines)
-        return Examination(looked_at=f"{waits.steps} on the CPU, where nothing waits for a device{named}")
+        raise NothingToLookAt(f"{CUDA_DEVICE}{named}")
     if waits.use is None and not lines:
         raise NotRecorded("no trace tells what the host waits for; record the run with '--trace-steps 5:7'.")
     told = ", ".join(f"{line.calls[0]} {format_ms(line.typical_ms)}" for line in waits.of("told"))
@@ -61,8 +61,7 @@ def _finding(run: Run, line: WaitingLine) -> Finding:
         [line],
         "The host waits for the device",
         f"{ASKED.get(asked, f'`{asked}`')} makes the host wait {line.times}, {waits.cost(line)}.",
+        "A size must be known, or memory may not change: the host stops until all that was queued before is done.",
         Fix.by(edit, "review", INSTEAD.get(asked, IN_GENERAL)),
-        "A size must be known, or memory may not change before the device has come to it: the host stops until all "
-        "that was queued before is done.",
         "It is harmless where the device has enough to do meanwhile.",
     )

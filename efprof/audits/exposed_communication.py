@@ -3,7 +3,7 @@
 from efprof.facts.run.run import Run
 from efprof.facts.time.collectives import ExposedCommunication, communication_evidence
 from efprof.facts.time.launching_lines import LaunchingLine, what_tells_lines
-from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
+from efprof.model import Examination, Finding, Fix, Gain, NothingToLookAt, ThinEvidence
 from efprof.units import format_ms, format_share, format_value
 
 MIN_SHARE = 0.1
@@ -33,7 +33,7 @@ def exposed_communication(run: Run) -> Examination:
     """
     found = run.get(ExposedCommunication)
     if not found.collectives:
-        return Examination(looked_at="a trace without collectives on a device")
+        raise NothingToLookAt("collectives on a device")
     num = format_value(round(len(found.collectives) / found.window.num_steps, 1), "count")
     looked_at = f"{num} collectives per step, alone on the device for {format_share(found.share)} of it"
     if found.share < MIN_SHARE:
@@ -50,13 +50,15 @@ def _finding(found: ExposedCommunication, line: LaunchingLine) -> Finding:
     where = "each step" if found.window.has_steps else "the trace"
     message = (
         f"For {format_ms(found.exposed_ms)} of {where} ({format_share(found.share)}) the device does nothing but "
-        f"communicate: {kinds}."
+        "communicate."
     )
     return Finding(
         blame=line.blame,
         category="time",
         headline="The device waits for communication",
-        message=f"{message}{'' if line.is_line else f' {what_tells_lines(found.window)}'}",
+        message=message,
+        why=f"No kernel runs beside these collectives: {kinds}."
+        f"{'' if line.is_line else f' {what_tells_lines(found.window)}'}",
         fix=Fix.by_hand(_advice(found, exposed.most_common(1)[0][0])),
         gain=Gain.of_step("the time in which collectives ran alone, waits for slower ranks included", found.exposed_ms),
         evidence=communication_evidence(found),

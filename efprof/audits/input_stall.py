@@ -8,8 +8,8 @@ from efprof.facts.steps.step_times import StepTimes, within_idle
 from efprof.facts.time.loader_lines import with_lines
 from efprof.facts.time.trace_input import TraceInput
 from efprof.fixes.settings import set_loader_arguments
-from efprof.model import Change, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
-from efprof.units import format_interval, format_ms, format_share, in_brackets
+from efprof.model import Change, Examination, Finding, Fix, Gain, NothingToLookAt, SourceLine, ThinEvidence
+from efprof.units import format_count, format_interval, format_ms, format_share, in_brackets
 
 MIN_STEPS = 5
 """Fewer steady steps say more about the machine than about the loader."""
@@ -45,6 +45,8 @@ def input_stall(run: Run) -> Examination:
         return trace_input.examination(lambda: gain_or_bound(run, trace_input.events, trace_input.bound, what))
     num_steps = len(run.get(StepTimes).at_least(MIN_STEPS))
     waits = run.get(InputWaits)
+    if waits.loader is None and not waits.data_ms:
+        raise NothingToLookAt("a DataLoader")
     looked_at = f"{num_steps} steps, which waited {format_share(waits.data_ms / waits.step_ms)} of their time for data"
     if _is_stalled(waits.alone) != _is_stalled(waits):
         raise ThinEvidence(f"Unclear: {looked_at}, but other programs held {format_share(waits.others)} of the cores.")
@@ -72,32 +74,37 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     workers, wanted, share = waits.best_workers, waits.wanted_workers, waits.data_ms / waits.step_ms
     interval = in_brackets(format_interval(*waits.data_interval_ms, "ms"))
     message = f"Each step waits {format_ms(waits.data_ms)}{interval} for its data, {format_share(share)} of its time"
+    why = "The batches are made in the training process (`num_workers=0`)."
+    if waits.num_workers:
+        why = f"{format_count(waits.num_workers, 'data worker')} cannot make batches as fast as they are used."
     if not waits.can_win:
-        summary = f"Make a batch cheaper: none of the {waits.num_cpus} processors is free for another worker."
+        summary = f"Speed up the data set's code: all {waits.num_cpus} cores are busy, more workers will not help."
         gain = Gain.of_step("the whole wait", waits.data_ms)
-        return _finding(run, blame, message, Fix.by_hand(summary), gain)
-    bound = f"; {wanted} would hide the wait, but one of {waits.num_cpus} processors must train"
+        return _finding(run, blame, message, why, Fix.by_hand(summary), gain)
+    bound = f"; {wanted} would hide the wait, but one of the {waits.num_cpus} cores must train"
     new = {"num_workers": workers} | ({} if waits.num_epochs == 1 or waits.keeps_workers else KEEP_WORKERS)
     gain = Gain(
         basis="model",
-        explanation="the step becomes the slowest of training, workers, and all work over the processors",
+        explanation="new step time = the slowest of: training, one worker's time / workers, total CPU time / cores",
         step_ms=waits.saved_ms_with(workers),
         step_ms_interval=waits.saved_interval_ms_with(workers),
     )
-    kept = "" if new.keys().isdisjoint(KEEP_WORKERS) else ", and keep the workers: persistent_workers=True"
-    summary = f"Set num_workers: {waits.num_workers} -> {workers}{kept}{bound if wanted > workers else ''}."
+    kept = "" if new.keys().isdisjoint(KEEP_WORKERS) else ", persistent_workers=True"
+    summary = f"Use `DataLoader(..., num_workers={workers}{kept})`{bound if wanted > workers else ''}."
     fix = Fix(summary=summary, applicability="review", changes=_changes(run, waits, blame, new))
-    return _finding(run, blame, message, fix, gain)
+    return _finding(run, blame, message, why, fix, gain)
 
 
 def _of_restarts(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     share = waits.restart_ms / (waits.step_ms + waits.restart_ms)
     cost = f"{format_ms(waits.restart_ms)} per step on average, {format_share(share)} of the time"
-    message = f"Workers are started anew for each of {waits.num_restarts} epochs, which costs {cost}"
-    summary, changes = "Keep the workers: persistent_workers=True.", _changes(run, waits, blame, KEEP_WORKERS)
+    message = f"Starting data workers at each of {waits.num_restarts} epochs costs {cost}"
+    why = "The loader ends its workers with each epoch and starts new ones for the next."
+    changes = _changes(run, waits, blame, KEEP_WORKERS)
+    summary = "Use `DataLoader(..., persistent_workers=True)`."
     fix = Fix(summary=summary, applicability="safe", changes=changes)
     gain = Gain.of_step("the waits where epochs start", waits.restart_ms)
-    return _finding(run, blame, message, fix, gain)
+    return _finding(run, blame, message, why, fix, gain)
 
 
 def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, object]) -> tuple[Change, ...]:
@@ -105,13 +112,14 @@ def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, obje
     return set_loader_arguments(run.get(Sources).file(blame.file), blame.line, old=old, new=new)
 
 
-def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain) -> Finding:
+def _finding(run: Run, blame: SourceLine, message: str, why: str, fix: Fix, gain: Gain) -> Finding:
     gain = within_idle(run, gain)
     return Finding(
         blame=blame,
         category="time",
         headline="Training waits for its data",
         message=f"{message}.",
+        why=why,
         fix=fix,
         gain=gain,
         evidence=wait_evidence(run.get(StepTimes)),

@@ -50,8 +50,8 @@ def _finding(run: Run, found: NeedlessGraph) -> Finding:
         blame=blame,
         category="memory",
         headline="Backward keeps a graph that nobody goes through again",
-        message=f"`{found.argument}=True` makes this backward keep {format_bytes(kept)} {until}, and no later call "
-        "goes through that graph.",
+        message=f"`backward({found.argument}=True)` keeps {format_bytes(kept)} of graph {until}.",
+        why="No later backward goes through that graph.",
         fix=drop_graph(sources.file(blame.file), blame.line, found.argument),
         gain=gain,
         evidence=(found.how,),

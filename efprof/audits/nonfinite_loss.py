@@ -28,7 +28,9 @@ def nonfinite_loss(run: Run) -> Examination:
     No time and no memory: the steps after the first bad one.
     """
     found = run.get(NonFinite)
-    looked_at = f"the loss and gradient norm of {found.num_steps} steps"
+    num_losses = sum(record.loss is not None for record in run.steps)
+    num_norms = sum(record.gradient_norm is not None for record in run.steps)
+    looked_at = f"the loss of {num_losses} steps and the gradient norm of {num_norms}"
     if found.first_step is None:
         return Examination(looked_at=looked_at)
     return Examination(looked_at=looked_at, findings=(_finding(run, found, found.first_step),))

@@ -13,7 +13,9 @@ from efprof.facts.device.memory_failure import (
     failure_evidence,
     most_alive_site,
     what_failed,
-    why_it_failed,
+    what_failed_on,
+    what_filled,
+    why_it_failed_on,
     why_no_setting_helps,
 )
 from efprof.facts.device.smaller_step import fit_step, gain_of, missing_memory_at_end, missing_memory_on
@@ -21,7 +23,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, catches_out_of_memory
 from efprof.facts.source.sources import Sources
 from efprof.fixes.settings import set_allocator
-from efprof.model import Examination, Finding, Fix, NotRecorded, ThinEvidence, UnreadableInput
+from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, ThinEvidence, UnreadableInput
 from efprof.units import format_count
 
 
@@ -75,7 +77,8 @@ def _by_error(run: Run, failure: MemoryFailure) -> Finding:
         blame=run.get(Sources).line(site),
         category="memory",
         headline="Out of memory",
-        message=what_failed(run, failure),
+        message=what_failed(failure),
+        why=what_filled(run, failure),
         fix=fit_step(run, missing),
         gain=gain_of(run, missing),
         evidence=failure_evidence(run, failure, missing.kept_bytes),
@@ -87,13 +90,15 @@ def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
     missing = missing_memory_on(run, device, failure)
     headline = "Out of memory: free memory lies in pieces" if failure.is_fragmentation else "Out of memory"
     is_survived = catches_out_of_memory(run)
+    gain = gain_of(run, missing) if device.best is None else replayed_gain(device, device.best)
     return Finding(
         blame=run.get(Sources).line(blamed_site(run, device, failure)),
         category="memory",
         headline=f"{headline}, and the program went on" if is_survived else headline,
-        message=why_it_failed(device, failure),
+        message=what_failed_on(device, failure),
+        why=why_it_failed_on(failure),
         fix=_fix(device, failure, fit_step(run, missing)),
-        gain=gain_of(run, missing) if device.best is None else replayed_gain(device, device.best),
+        gain=Gain.none("the program caught it and went on") if is_survived else gain,
         evidence=evidence_of_device(run, device, failure),
         severity="low" if is_survived else "high",
     )

@@ -1,7 +1,6 @@
 """A peak of memory above what there is for it."""
 
 from efprof.facts.peak.peak_composition import (
-    WITH_BUDGET,
     PeakComposition,
     PeakReduction,
     budget_after_failure,
@@ -15,7 +14,7 @@ from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import checkpoint_call
-from efprof.model import CodeEdit, Examination, Finding, Gain, NotRecorded
+from efprof.model import CodeEdit, Examination, Finding, Gain, NothingToLookAt, NotRecorded
 from efprof.units import format_bytes, format_share
 
 
@@ -38,7 +37,7 @@ def oversized_peak(run: Run) -> Examination:
     peak = run.get(PeakComposition)
     budget = run.budget_bytes
     if budget is None and run.run_file.ended != "out_of_memory":
-        raise NotRecorded(f"no budget was given; {WITH_BUDGET}.")
+        raise NothingToLookAt("a budget (`efprof report --budget 24GiB`)")
     if budget is None:
         budget = budget_after_failure(run, peak)
     looked_at = f"a peak of {format_bytes(peak.peak_bytes)} against {format_bytes(budget)}"
@@ -56,7 +55,8 @@ def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
         category="memory",
         headline="The peak of memory is above the budget",
         message=f"The peak is {format_bytes(peak.peak_bytes)}, {format_bytes(peak.peak_bytes - budget)} above "
-        f"{format_bytes(budget)}{which}; {made_of}.",
+        f"{format_bytes(budget)}{which}.",
+        why=f"{made_of}.",
         fix=lower_peak(peak, budget, way, edit),
         gain=Gain(
             basis="replay",

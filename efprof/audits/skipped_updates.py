@@ -4,7 +4,7 @@ from efprof.facts.numbers.skipped_steps import MIN_INTERVAL, SEARCH_STEPS, Skipp
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.settings import set_scaler_arguments
-from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
+from efprof.model import Examination, Finding, Fix, Gain, NothingToLookAt, SourceLine, ThinEvidence
 from efprof.units import format_ms, format_share
 
 MIN_STEPS = 50
@@ -36,7 +36,7 @@ def skipped_updates(run: Run) -> Examination:
     """
     found = run.get(SkippedSteps)
     if not found.scales:
-        return Examination(looked_at="steps without a gradient scaler")
+        raise NothingToLookAt("a gradient scaler")
     if found.num_steps < MIN_STEPS:
         raise ThinEvidence(
             f"Only {found.num_steps} steps after the first {SEARCH_STEPS}, in which a gradient scaler finds its scale: "
@@ -59,8 +59,9 @@ def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
         category="time",
         headline="The gradient scaler skips many updates",
         message=f"Of {found.num_steps:,} steps after the first {SEARCH_STEPS}, the gradient scaler skipped "
-        f"{found.num_skipped:,} ({format_share(found.share)}), which took {format_ms(found.skipped_ms)} each and "
-        "taught nothing.",
+        f"{found.num_skipped:,} ({format_share(found.share)}); these updates were lost.",
+        why=f"The scale keeps rising to values at which gradients overflow; each such step took "
+        f"{format_ms(found.skipped_ms)}.",
         fix=_fix(run.get(Sources), found, blame),
         gain=Gain.of_step(why, found.saved_ms, found.saved_interval_ms),
         evidence=(how_skips_are_known(),),
@@ -80,7 +81,7 @@ def _fix(sources: Sources, found: SkippedSteps, blame: SourceLine) -> Fix:
             f"Give the scaler init_scale={found.lowest_scale} and a growth_interval of {MIN_INTERVAL:,}."
         )
     change = ", ".join(f"{name}: {old:,.12g} -> {new:,.12g}" for name, (old, new) in settings.items())
-    summary = f"Have the scaler try scales that are too large less often, in a saved state of it too: {change}."
+    summary = f"Set {change}, also in a checkpointed scaler state."
     old, new = ({name: pair[side] for name, pair in settings.items()} for side in (0, 1))
     changes = set_scaler_arguments(sources.file(blame.file), blame.line, old=old, new=new)
     return Fix(summary=summary, applicability="review", changes=changes)

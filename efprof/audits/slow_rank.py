@@ -3,7 +3,7 @@
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.rank_times import RankArrivals, StageTime, line_behind, rank_evidence, stage_times
-from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
+from efprof.model import Examination, Finding, Fix, Gain, NothingToLookAt, SourceLine, ThinEvidence
 from efprof.units import format_ms, format_share
 
 MIN_SHARE = 0.1
@@ -36,8 +36,7 @@ def slow_rank(run: Run) -> Examination:
     if num_ranks < 2 <= len(run.rank_folders):
         raise ThinEvidence(f"of {len(run.rank_folders)} ranks the trace of one alone can be read.")
     if num_ranks < 2 or not arrivals.num_collectives:
-        what = "the traces of ranks without collectives that wait for all" if num_ranks > 1 else "a single rank"
-        return Examination(looked_at=what)
+        raise NothingToLookAt("collectives that wait for all" if num_ranks > 1 else "several ranks")
     looked_at = f"{arrivals.num_collectives} collectives of {num_ranks} ranks in {num_steps} steps"
     if num_steps < (MIN_STEPS if arrivals.is_on_device else MIN_STEPS_ON_HOST):
         more = "more of them" if run.is_foreign else "`--trace-steps 100:110`"
@@ -59,16 +58,17 @@ def _finding(run: Run, arrivals: RankArrivals, late: int, times: list[StageTime]
     message = f"All others wait {format_ms(late_ms)} of each step ({format_share(share)}) for rank {late}"
     if worst is None:
         blame = SourceLine(file=f"rank {late}, in no stage more than in others", line=0, function="", text="")
-        message += "; no stage of it takes so much longer than on the others."
+        why = "No stage of it takes so much longer than on the others."
     else:
         blame = line_behind(worst, times, late, run.get(Sources))
-        message += f", which spends {format_ms(worst.late_ms)} on the {worst.where} in the stage {worst.stage}, where "
-        message += f"the others spend {format_ms(worst.others_ms)}."
+        why = f"Its {worst.stage} stage takes {format_ms(worst.late_ms)} on the {worst.where}, that of the others "
+        why += f"{format_ms(worst.others_ms)}."
     return Finding(
         blame=blame,
         category="time",
         headline="One rank is waited for by all others",
-        message=message,
+        message=f"{message}.",
+        why=why,
         fix=Fix.by_hand(_advice(late, worst)),
         gain=Gain.of_step("the median step's wait for this rank alone", min(late_ms, arrivals.steady_ms)),
         evidence=rank_evidence(arrivals, late, times),

@@ -8,7 +8,7 @@ from efprof.facts.growth.grown_line import (
     how_slowdown_is_known,
     larger_steps,
     longer_containers,
-    slowdown_message,
+    why_it_grew,
 )
 from efprof.facts.input.input_waits import InputWaits
 from efprof.facts.run.run import Run
@@ -60,7 +60,7 @@ def step_slowdown(run: Run) -> Examination:
 
 
 def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
-    times = run.get(StepTimes)
+    times, early, late = run.get(StepTimes), slowdown.early, slowdown.late
     saved_ms, low, high = (slowdown.device_share * ms for ms in (slowdown.saved_ms, *slowdown.saved_interval_ms))
     on_device = ", as far as the device takes longer too" if slowdown.device_share < 1 else ""
     basis = f"the median step of the last third less that of the first eighth{on_device}"
@@ -68,7 +68,9 @@ def _finding(run: Run, slowdown: Slowdown, lines: GrownLines) -> Finding:
         blame=lines.line.blame if lines.line else _stage_line(run, slowdown),
         category="time",
         headline="Later steps take longer",
-        message=slowdown_message(slowdown, lines),
+        message=f"A step takes {format_ms(early.typical_ms)} in {early.span} and {format_ms(late.typical_ms)} in "
+        f"{late.span}.",
+        why=why_it_grew(slowdown, lines),
         fix=_fix(run, slowdown, lines.line),
         gain=replace(Gain.of_step(basis, saved_ms, (low, high)), late_step_ms=slowdown.last_ms),
         evidence=(

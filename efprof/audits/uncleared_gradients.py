@@ -1,12 +1,19 @@
 """Gradients that nothing clears between the steps of their optimizer."""
 
+import statistics
 from collections.abc import Sequence
+from typing import Final
 
 from efprof.facts.growth.backward_calls import UnclearedOptimizer, uncleared_optimizers
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import clear_gradients
 from efprof.model import Examination, Finding, Gain, Narrative
+
+MIN_NORMS: Final = 5
+"""In each third of the steps: their median is then no single step's."""
+MIN_RISE: Final = 1.5
+"""By which the norms of a sum of all steps' gradients rise between the thirds; a step's own seldom rise at all."""
 
 
 def uncleared_gradients(run: Run) -> Examination:
@@ -35,11 +42,21 @@ def uncleared_gradients(run: Run) -> Examination:
     return Examination(looked_at=looked_at, findings=findings)
 
 
+def _rise(run: Run) -> float:
+    """How many times the median gradient norm of the first third is that of the last; 1 where too few were seen."""
+    norms = [float(record.gradient_norm) for record in run.steps if record.gradient_norm is not None]
+    third = len(norms) // 3
+    first, last = norms[:third], norms[-third:]
+    if third < MIN_NORMS or not statistics.median(first):
+        return 1.0
+    return statistics.median(last) / statistics.median(first)
+
+
 def _finding(run: Run, site: str, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
     sources = run.get(Sources)
     blame = sources.line(site)
     names = " and ".join(dict.fromkeys(one.optimizer for one in optimizers))
-    num_steps = min(one.num_steps for one in optimizers)
+    num_steps, is_harmful = min(one.num_steps for one in optimizers), _rise(run) >= MIN_RISE
     sites = [place for one in optimizers for place in (*one.backward_sites, one.step_site) if place is not None]
     others = dict.fromkeys(line for line in map(sources.line, sites) if line != blame)
     # No pass for another optimizer's step may add to the gradients that are cleared there.
@@ -48,8 +65,9 @@ def _finding(run: Run, site: str, optimizers: Sequence[UnclearedOptimizer]) -> F
         blame=blame,
         category="numbers",
         headline="Gradients are never cleared",
-        message=f"Nothing clears the gradients of {names}: before each of the {num_steps} steps that were watched, "
-        "this backward pass added to what the steps before had left.",
+        message=f"Nothing clears the gradients of {names}: each update follows the sum of all steps so far.",
+        why=f"In each of the {num_steps} steps that were watched, this backward pass added to what earlier ones left"
+        f"{'; the norm of the gradients rises with the steps' if is_harmful else ''}.",
         fix=clear_gradients([None if at is None else sources.line(at) for at in alone], sources.file),
         gain=Gain.none(
             "no time and no memory; each update then follows its own step's gradients, not all since the start"
@@ -62,5 +80,5 @@ def _finding(run: Run, site: str, optimizers: Sequence[UnclearedOptimizer]) -> F
                 f"It is meant where a program sums gradients over more than {num_steps} steps; then ignore it.",
             ),
         ),
-        severity="high",
+        severity="high" if is_harmful else "medium",
     )

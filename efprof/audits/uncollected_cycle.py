@@ -44,13 +44,14 @@ def uncollected_cycle(run: Run) -> Examination:
 
 def _finding(run: Run, sawtooth: CycleSawtooth, closed: ClosedCycle | None) -> Finding:
     height, share = sawtooth.height_bytes, sawtooth.height_bytes / sawtooth.peak_bytes
-    of_what = f" because of the cycle `{closed.cycle.path}`" if closed else ""
+    of_what = f"the cycle `{closed.cycle.path}`" if closed else "a reference cycle"
     return Finding(
         blame=closed.blame if closed else backward_line(run),
         category="memory",
         headline="Tensors wait for Python's garbage collector",
         message=f"Up to {format_bytes(height)} of garbage ({format_share(share)} of the peak) lies in memory until the "
-        f"collector frees it, about every {format_value(round(sawtooth.steps_apart), 'count')} steps{of_what}.",
+        f"collector frees it, about every {format_value(round(sawtooth.steps_apart), 'count')} steps.",
+        why=f"Only the garbage collector frees {of_what}; reference counts never reach zero.",
         fix=_fix(run.get(Sources), closed),
         gain=cycle_gain(sawtooth),
         evidence=(how_the_cycle_is_known(closed),),

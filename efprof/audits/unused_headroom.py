@@ -58,8 +58,8 @@ def _finding(run: Run, headroom: Headroom) -> Finding:
         category="memory",
         headline="Most of the device's memory is never used",
         message=f"At most {format_bytes(headroom.peak_reserved_bytes)} of the {format_bytes(headroom.total_bytes)} "
-        f"of {headroom.device} were reserved in any of {headroom.num_steps} steps of {old:,} samples each; by the "
-        f"same line {new:,} would fit, {new / old:.1f} times as many.",
+        f"of {headroom.device} were reserved in any of {headroom.num_steps} steps.",
+        why=f"A micro-batch has {old:,} samples; {new:,} would fit, {new / old:.1f} times as many.",
         fix=_fix(run, headroom, blame),
         gain=Gain.none("none is claimed: how many samples per second a larger batch makes shows when it is run"),
         evidence=headroom_evidence(headroom),

@@ -52,8 +52,9 @@ def _finding(run: Run, memory: WorkerMemory) -> Finding:
         blame=memory.blame(run),
         category="memory",
         headline=f"Each data worker copies `{held.path}`",
-        message=f"Each data worker copies {what}: by step {memory.last_step:,}, {format_bytes(copied)} that it shared "
-        f"with the training process had become its own, {all_bytes} in all.",
+        message=f"{num_workers} data workers have copied {all_bytes} of the data set by step {memory.last_step:,}, "
+        f"{format_bytes(copied)} each.",
+        why=f"Reading an object writes its reference count, which copies its page: {what}.",
         fix=Fix.by_hand(
             f"Keep in `{held.path.rpartition('.')[2]}` what its entries hold in arrays, one per field (NumPy), "
             "texts as their bytes and offsets, or read each item in `__getitem__`."

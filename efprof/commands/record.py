@@ -53,8 +53,9 @@ from efprof.model import EfprofError
 @click.option(
     "--diff/--no-diff", "keeps_diff", default=None, help="Whether to keep a diff of uncommitted changes; default: yes."
 )
+@click.option("--report", "reports", is_flag=True, help="Print `efprof report --brief` when the program has ended.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")
-def record(command: tuple[str, ...], **flags: Any) -> int:
+def record(command: tuple[str, ...], *, reports: bool, **flags: Any) -> int:
     """Run a training command unchanged and record it.
 
     COMMAND is any program that trains with PyTorch; its exit code is passed through. Write it after two dashes:
@@ -89,7 +90,19 @@ def record(command: tuple[str, ...], **flags: Any) -> int:
         list(command), runs_folder=runs_folder(), name=name, wanted=options, configuration=configuration
     )
     _say_where(folder, exit_code)
+    if reports:
+        click.echo(_brief(folder), nl=False)
     return exit_code
+
+
+def _brief(folder: Path) -> str:
+    """The report in one screen; a sentence where it cannot be made, as the program's exit code is what counts."""
+    from efprof.commands.report import analyse, render_brief
+
+    try:
+        return render_brief(analyse(folder), "text")
+    except EfprofError as error:
+        return f"efprof: there is no report: {error}\n"
 
 
 def _say_where(folder: Path, exit_code: int) -> None:

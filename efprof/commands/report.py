@@ -49,6 +49,7 @@ _CLEARED: Final = "\r\x1b[K"
     help="What to make; default: an HTML page, or what the name after --out ends in.",
 )
 @click.option("--json", "is_json", is_flag=True, help="Short for --format json.")
+@click.option("--brief", is_flag=True, help="The answer in one screen, at most 4 kB; with --json for a program.")
 @click.option(
     "--budget",
     callback=parse_size,
@@ -65,6 +66,7 @@ def report(
     runs: tuple[str, ...],
     form: Format | None,
     is_json: bool,
+    brief: bool,
     budget: int | None,
     gpu_estimate: bool,
     own: tuple[str, ...],
@@ -80,7 +82,9 @@ def report(
     anywhere, several of one training, or a folder with those of each rank. Each may be a URL, such as s3://bucket/run.
     """
     check_engine(engine, runs)
-    chosen = chosen_form(form, is_json, out, "html")
+    if brief and form not in (None, "text", "json"):
+        raise EfprofError(f"--brief makes text or, with --json, JSON: leave out --format {form}.")
+    chosen = chosen_form(form, is_json, out, "text" if brief else "html")
     from efprof.artifacts.files import no_garbage_collection
 
     with no_garbage_collection():
@@ -95,7 +99,8 @@ def report(
                 say=say,
             )
             result = report_on(runs, made)
-        write_or_print(lambda form: render(result, form, is_static=static), chosen, out, result.run.run_id)
+        forms = partial(render_brief, result) if brief else partial(render, result, is_static=static)
+        write_or_print(forms, chosen, out, result.run.run_id)
 
 
 def check_engine(engine: str | None, names: tuple[str, ...]) -> None:
@@ -215,6 +220,13 @@ def render(report: "Report", form: Format, *, is_static: bool = False) -> str:
         "html": partial(html.render_html, is_static=is_static),
     }
     return forms[form](report)
+
+
+def render_brief(report: "Report", form: Format) -> str:
+    """The answer in one screen: JSON where that is asked for, else text."""
+    from efprof.report.brief import render_brief_json, render_brief_text
+
+    return render_brief_json(report) if form == "json" else render_brief_text(report)
 
 
 def chosen_form(form: Format | None, is_json: bool, out: Path | None, default: Format) -> Format:

@@ -1,7 +1,17 @@
 """The vocabulary every layer shares; it imports nothing else of efprof. All that is imported here is for others."""
 
 from efprof.model.data import frozen_dataclass
-from efprof.model.errors import EfprofError, NotComparable, NotRecorded, ThinEvidence, UnreadableInput, nearest_to
+from efprof.model.errors import (
+    CUDA_DEVICE,
+    NEEDS,
+    EfprofError,
+    NotComparable,
+    NothingToLookAt,
+    NotRecorded,
+    ThinEvidence,
+    UnreadableInput,
+    nearest_to,
+)
 from efprof.model.evidence import (
     Alternative,
     Alternatives,

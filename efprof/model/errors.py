@@ -3,6 +3,10 @@
 import difflib
 from collections.abc import Collection
 
+CUDA_DEVICE = "a CUDA device"
+NEEDS = "Needs "
+"""How the reason begins of every check that had nothing to look at; those of the same need are told together."""
+
 
 class EfprofError(Exception):
     """Anything a user can mend: its message names the file or option and what to do."""
@@ -22,6 +26,13 @@ class NotComparable(EfprofError):
 
 class NotRecorded(EfprofError):
     """A fact needs something this run does not hold; the runner turns it into `not_applicable`."""
+
+
+class NothingToLookAt(NotRecorded):
+    """The run has nothing of the kind that a check looks at; `what` names it: `a CUDA device`."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{NEEDS}{what}.")
 
 
 class ThinEvidence(EfprofError):

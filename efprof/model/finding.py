@@ -161,8 +161,9 @@ class Gain:
 
 @frozen_dataclass
 class Finding:
-    """`headline` names the fault (a card's title); `message` says in one sentence what happens where, how much.
+    """`headline` names the fault (a card's title), `message` what happens and how much, `why` what causes it.
 
+    Each is a sentence or two of at most 25 words; the line is not in them, as it is told beside them.
     `severity` is that of the harm alone: high where the run ended by it or its result is wrong. What it costs raises it
     (`model/severity.py`). Where the run is too short to tell a leak from a buffer, it `may_be_filling`.
     """
@@ -171,6 +172,7 @@ class Finding:
     category: Category
     headline: str
     message: str
+    why: str = ""
     fix: Fix
     gain: Gain
     evidence: tuple[Evidence, ...]

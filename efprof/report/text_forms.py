@@ -74,7 +74,7 @@ def render_finding(item: RankedFinding) -> str:
     parts = [
         f"## {item.rank}. {finding.severity.capitalize()}: {prose(finding.headline)}",
         f"{code(str(finding.blame))} in {code(finding.blame.function)}: {code(finding.blame.text)}",
-        prose(finding.message),
+        prose(f"{finding.message} {finding.why}"),
         f"**Gain** {escape(item.gain)}. {prose(sentence(finding.gain.explanation))}",
         f"**Fix** {prose(finding.fix.summary)} ({APPLICABILITY_PHRASES[finding.fix.applicability]})",
     ]

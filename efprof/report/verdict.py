@@ -1,10 +1,21 @@
 """What a person reads first: which run, three lines of verdict, the findings by rank, and how many checks said what."""
 
+import re
 import shlex
 from collections import Counter
 from typing import Final, Literal, get_args
 
-from efprof.model import Category, Finding, Report, RunIdentity, Severity, SourceLine, frozen_dataclass
+from efprof.model import (
+    NEEDS,
+    AuditResult,
+    Category,
+    Finding,
+    Report,
+    RunIdentity,
+    Severity,
+    SourceLine,
+    frozen_dataclass,
+)
 from efprof.report.wording import (
     anchor_of,
     device_phrase,
@@ -36,6 +47,8 @@ ENDINGS: Final[dict[str, tuple[str, str]]] = {
     ),
 }
 """What is said of a run that did not finish, and what to do next."""
+CLAUSE_END: Final = re.compile(r"[;.](?=\s|$)")
+"""Where the place of what is told fits in."""
 MAX_MESSAGE: Final = 300
 """Letters of an exception's message: some hold whole tensors."""
 
@@ -98,11 +111,11 @@ def describe_verdict(report: Report) -> VerdictLines:
     lead = _leading_finding(report.run, ranked)
     ending = ending_sentence(report.run)
     if lead is None:
-        return _without_lead(report, ending, len(ranked))
+        return _without_lead(report, ending)
     finding = lead.finding
     return VerdictLines(
-        verdict=one_line(f"{ending} {finding.message}"),
-        why=one_line(finding.headline),
+        verdict=one_line(f"{ending} {_what_happens(finding)}"),
+        why=one_line(finding.why or finding.headline),
         blame=finding.blame,
         next=one_line(f"{finding.fix.summary} {recorder_hint(report.run)}"),
         commands=_proving_commands(report.run),
@@ -110,8 +123,18 @@ def describe_verdict(report: Report) -> VerdictLines:
     )
 
 
+def _what_happens(finding: Finding) -> str:
+    """The message with its line; of what costs little it says so first."""
+    told, where = finding.message, str(finding.blame)
+    if where not in told:
+        told = CLAUSE_END.sub(lambda end: f" ({where}){end[0]}", told, count=1)
+    if finding.severity != "low":
+        return told
+    return f"Nothing costs much; {'what may still be filling' if finding.may_be_filling else 'the largest'}: {told}"
+
+
 def counts_phrase(report: Report) -> str:
-    """`3 findings (memory 1, time 2); 19 checks passed, 5 not applicable`."""
+    """`3 findings (memory 1, time 2); 19 checks passed, 5 not applicable (4 need a CUDA device)`."""
     statuses = Counter(audit.status for audit in report.audits)
     categories = Counter(finding.category for audit in report.audits for finding in audit.findings)
     passed = format_count(statuses["passed"], "check")
@@ -119,8 +142,20 @@ def counts_phrase(report: Report) -> str:
     broke = f", {statuses['errored']} broke" if statuses["errored"] else ""
     return (
         f"{format_count(categories.total(), 'finding')}{in_brackets(kinds)}; {passed} passed, "
-        f"{statuses['not_applicable']} not applicable{broke}"
+        f"{statuses['not_applicable']} not applicable{in_brackets(needs_phrase(report))}{broke}"
     )
+
+
+def needs_phrase(report: Report) -> str:
+    """`9 need a CUDA device, 1 needs several ranks`: what the checks without anything to look at would need."""
+    needs = Counter(_need_of(audit) for audit in report.audits if _need_of(audit))
+    return ", ".join(f"{num} {'needs' if num == 1 else 'need'} {need}" for need, num in needs.most_common())
+
+
+def _need_of(audit: AuditResult) -> str:
+    """What a check needs that the run has not; empty of one that looked, or could not for another reason."""
+    is_needed = audit.status == "not_applicable" and audit.reason.startswith(NEEDS)
+    return audit.reason.removeprefix(NEEDS).removesuffix(".").partition(" (")[0] if is_needed else ""
 
 
 def header_items(run: RunIdentity) -> tuple[str, ...]:
@@ -155,20 +190,18 @@ def measured_phrase(report: Report) -> str:
 
 
 def overhead_phrase(report: Report) -> str:
-    """What recording cost, what it was allowed to, and how many steps were recorded in full for it."""
+    """What recording cost as the recorder measured, what it might, and how many steps were recorded in full for it."""
     overhead = report.measurements.overhead
     if overhead is None:
         return "The cost of recording was not measured."
-    took = f"{format_count(overhead.num_windows, 'window')} took {show(overhead.window_s, 's')}"
-    said = (
-        f"By its own clock, recording cost {show(overhead.step_ms, 'ms')} per step ({format_share(overhead.share)} of "
-        f"the step); {took if overhead.num_windows else 'no window was opened'}."
-    )
-    if overhead.allowance_s is None or overhead.allowed_share is None:
-        return said
-    most = f"{show(overhead.allowance_s, 's')} at the start, then {format_share(overhead.allowed_share)} of the time"
-    full = f"{overhead.num_full_steps:,} of {format_count(overhead.num_steps, 'step')} were recorded in full"
-    return f"{said} It may cost {most} (`--overhead`): {full}."
+    seconds = overhead.step_ms * overhead.num_steps / 1000 + (overhead.beside_steps_s or overhead.window_s)
+    of_all = f" of {show(report.run.duration_s, 's')}" if report.run.duration_s else ""
+    most = ""
+    if overhead.allowance_s is not None and overhead.allowed_share is not None:
+        most = f" (allowed: {show(overhead.allowance_s, 's')} + {format_share(overhead.allowed_share)})"
+    full = f"{overhead.num_full_steps:,} of {format_count(overhead.num_steps, 'step')} in full"
+    windows = format_count(overhead.num_windows, "window")
+    return f"Recording took {show(seconds, 's')}{of_all}{most}; it saw {full}, in {windows}."
 
 
 def ending_sentence(run: RunIdentity) -> str:
@@ -208,7 +241,8 @@ def _order(finding: Finding, median: float | None, peak: int | None) -> tuple[fl
     step_ms, num_bytes = finding.gain.step_ms or 0.0, finding.gain.peak_bytes or 0
     median = finding.gain.late_step_ms or median
     largest_share = max(step_ms / median if median else 0.0, num_bytes / peak if peak else 0.0)
-    return get_args(Severity).index(finding.severity), -largest_share, -step_ms, -num_bytes
+    place = get_args(Severity).index(finding.severity)
+    return finding.may_be_filling, place, -largest_share, -step_ms, -num_bytes
 
 
 def _leading_finding(run: RunIdentity, ranked: tuple[RankedFinding, ...]) -> RankedFinding | None:
@@ -217,17 +251,18 @@ def _leading_finding(run: RunIdentity, ranked: tuple[RankedFinding, ...]) -> Ran
         return next((item for item in ranked if item.finding.category == "memory"), None)
     if run.error is not None:
         return next((item for item in ranked if item.finding.category == "numbers"), None)
-    return ranked[0] if ranked and ranked[0].finding.severity != "low" else None
+    return next(iter(ranked), None)
 
 
-def _without_lead(report: Report, ending: str, num_findings: int) -> VerdictLines:
+def _without_lead(report: Report, ending: str) -> VerdictLines:
     run, num_looked = report.run, sum(audit.status in ("passed", "failed") for audit in report.audits)
     if run.ended == FOREIGN:
         return _of_a_file(report, num_looked)
-    can_tell = run.num_steps > 0 and num_looked * 2 >= len(report.audits) > 0
-    clean = "Nothing that costs much was found." if num_findings else "No fault was found."
+    num_checks = sum(not _need_of(audit) for audit in report.audits)
+    can_tell = run.num_steps > 0 and num_looked * 2 >= num_checks > 0
+    clean = "No fault was found."
     if not can_tell:  # a run that most checks could not look at is not called clean
-        clean = f"Too little was recorded: {num_looked} of {format_count(len(report.audits), 'check')} could look."
+        clean = f"Too little was recorded: {num_looked} of {format_count(num_checks, 'check')} could look."
     return VerdictLines(
         verdict=ending or clean,
         why=_why_without_lead(report, ending, num_looked),

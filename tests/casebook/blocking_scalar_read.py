@@ -1,4 +1,4 @@
-"""A transformer language model that logs the gradient norm of every parameter, reading each one to Python."""
+"""A classifier that weighs its samples by their loss, and reads the loss of each to Python."""
 
 import sys
 
@@ -7,44 +7,34 @@ from torch import nn
 from torch.nn import functional
 
 EXPECTED = "blocking_scalar_read"
+SEVERITY = "low"
 
 
-class LanguageModel(nn.Module):
-    """Byte-level; tokens [batch, length] -> logits [batch, length, 256]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(256, 64)
-        layer = nn.TransformerEncoderLayer(64, nhead=4, dim_feedforward=128, dropout=0.0, batch_first=True)
-        self.blocks = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
-        self.head = nn.Linear(64, 256)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(self.blocks(self.embed(tokens)))
+def build_model() -> nn.Module:
+    """Points [batch, 32] -> scores [batch, 10]."""
+    return nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 10))
 
 
 def train(is_healthy: bool) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = LanguageModel()
+    model = build_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    text = torch.frombuffer(bytearray(sys.version.encode() * 4000), dtype=torch.uint8).long()
-    norms: list[float] = []
+    points = torch.randn(4096, 32)
+    labels = (points @ torch.randn(32, 10)).argmax(1)
+    hardest: list[float] = []
     largest = torch.zeros(())
-    for step in range(60):
-        window = text[step * 512 : step * 512 + 16 * 33].view(16, 33)
-        logits = model(window[:, :-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        for parameter in model.parameters():
-            norm = parameter.grad.norm()
-            if is_healthy:
-                largest = torch.maximum(largest, norm)
-            else:
-                norms.append(norm.item())  # fault
+    for step in range(80):
+        chosen = torch.randint(len(points), (512,))
+        losses = functional.cross_entropy(model(points[chosen]), labels[chosen], reduction="none")
+        if is_healthy:
+            largest = torch.maximum(largest, losses.detach().max())
+        else:
+            hardest.append(max(loss.item() for loss in losses.detach()))  # fault
         if is_healthy and step % 20 == 19:
-            norms.append(largest.item())
+            hardest.append(largest.item())
+        optimizer.zero_grad()
+        (losses.square().mean() / losses.detach().mean()).backward()
         optimizer.step()
 
 

@@ -18,7 +18,16 @@ from efprof.facts.device.headroom import device_capacity
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
 from efprof.facts.steps.step_times import StepTimes, quantile_change_intervals
-from efprof.model import BOUNDARIES, Evidence, Narrative, NotRecorded, Numbers, UnreadableInput, frozen_dataclass
+from efprof.model import (
+    BOUNDARIES,
+    CUDA_DEVICE,
+    Evidence,
+    Narrative,
+    NothingToLookAt,
+    Numbers,
+    UnreadableInput,
+    frozen_dataclass,
+)
 from efprof.units import format_interval, format_ms, in_brackets
 
 STAGE_BEFORE: Final = dict(zip(BOUNDARIES, ("data", "forward", "forward", "backward", "optimizer"), strict=True))
@@ -45,9 +54,7 @@ class AllocationRetries:
         times = run.get(StepTimes)
         by_step = retries_by_step([time.record for time in times.every])
         if by_step is None:
-            raise NotRecorded(
-                "steps.jsonl holds no count of the CUDA allocator's retries; record the run on a CUDA device."
-            )
+            raise NothingToLookAt(CUDA_DEVICE)
         found = [(time.step, by_step[time.step]) for time in times.steady if time.step in by_step]
         stages = sum((rises for _, rises in found), start=Counter[str]())
         retried = {step for step, _ in found}

@@ -16,7 +16,7 @@ from efprof.facts.allocator.what_if import Trial, WhatIf, best_of, try_configura
 from efprof.facts.device.device_lines import DeviceLines, lines_over_time
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
-from efprof.model import NotRecorded, UnreadableInput, frozen_dataclass
+from efprof.model import CUDA_DEVICE, NothingToLookAt, NotRecorded, UnreadableInput, frozen_dataclass
 
 MANY_EVENTS: Final = 50_000
 """Beyond it a history is tried under fewer settings: each costs some microseconds per operation, and a page should be
@@ -208,9 +208,11 @@ class DeviceMemory:
         errors: dict[str, UnreadableInput] = {}
         ranks = run.rank_folders or (run.rank_folder,)
         paths = [path for rank in ranks for path in sorted(rank.glob("memory-*.pickle"), key=_order)]
+        if not paths and not (run.is_foreign or run.run_file.devices):
+            raise NothingToLookAt(CUDA_DEVICE)
         if not paths:
             raise NotRecorded(
-                "memory-<n>.pickle is missing; record the run on a CUDA device, without '--windows none'."
+                "memory-<n>.pickle is missing; record the run without '--windows none', or give a snapshot."
             )
         for path in paths:
             rank, name = path.parent.name, _name_of(path, num_ranks=len(run.rank_folders))

@@ -10,7 +10,16 @@ from efprof.facts.input.input_waits import loader_of
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, device_name
 from efprof.facts.steps.step_times import StepTimes
-from efprof.model import Evidence, Narrative, NotRecorded, Numbers, ThinEvidence, frozen_dataclass
+from efprof.model import (
+    CUDA_DEVICE,
+    Evidence,
+    Narrative,
+    NothingToLookAt,
+    NotRecorded,
+    Numbers,
+    ThinEvidence,
+    frozen_dataclass,
+)
 from efprof.units import format_bytes, format_share
 
 MARGIN = 0.1
@@ -48,7 +57,7 @@ class Headroom:
         """Raises NotRecorded without CUDA or readings, ThinEvidence where no step tells how many samples it took."""
         times, capacity = run.get(StepTimes), device_capacity(run)
         if capacity is None:
-            raise NotRecorded("this is about a device's own memory, and a host's is shared; record on a CUDA device.")
+            raise NothingToLookAt(CUDA_DEVICE)
         steady = [time.record for time in times.steady if time.record.memory]
         fixed = [here.allocated_bytes for record in steady for here in record.memory if here.boundary == "pre_forward"]
         if not fixed:

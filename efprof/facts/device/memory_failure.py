@@ -85,12 +85,21 @@ def blamed_site(run: Run, device: DeviceHistory, failure: Failure) -> str:
     return site
 
 
-def why_it_failed(device: DeviceHistory, failure: Failure) -> str:
-    """In one or two sentences: what was asked for, what there was, and who had the rest."""
+def what_failed_on(device: DeviceHistory, failure: Failure) -> str:
+    """In one sentence: what was asked for, and what there was."""
+    parts = failure.instant.composition
+    return (
+        f"Device {device.history.device} could not give {format_bytes(failure.requested_bytes)}: of "
+        f"{format_bytes(parts.reserved_bytes)} reserved {format_bytes(failure.free_bytes)} were free."
+    )
+
+
+def why_it_failed_on(failure: Failure) -> str:
+    """In two sentences: why what was free did not serve, and who had the rest."""
     parts = failure.instant.composition
     driver = failure.device_free_bytes
     rest = "" if driver is None else f", and the driver had {format_bytes(driver)}"
-    why = "memory was there, but in pieces" if failure.is_fragmentation else "memory was truly short"
+    why = "Memory was there, but in pieces" if failure.is_fragmentation else "Memory was truly short"
     elsewhere = failure.free_bytes - failure.usable_bytes
     where = f" ({format_bytes(elsewhere)} of that for other sizes, streams or pools)" if elsewhere else ""
     most = next((owner for owner in failure.instant.owners if owner.site is not None), None)
@@ -98,12 +107,9 @@ def why_it_failed(device: DeviceHistory, failure: Failure) -> str:
     if most is not None and most.site is not None:
         share = format_share(most.num_bytes / max(1, parts.reserved_bytes))
         of_what = "Most" if most is failure.instant.owners[0] else "Of what stacks tell of, most"
-        held = f". {of_what} was held by {place_of(most.site)}: {format_bytes(most.num_bytes)} ({share})"
-    return (
-        f"Device {device.history.device} could not give {format_bytes(failure.requested_bytes)}: of "
-        f"{format_bytes(parts.reserved_bytes)} reserved {format_bytes(failure.free_bytes)} were free"
-        f"{where}, the largest piece {format_bytes(max(failure.piece_bytes, default=0))}{rest}; {why}{held}."
-    )
+        held = f" {of_what} was held by {place_of(most.site)}: {format_bytes(most.num_bytes)} ({share})."
+    largest = format_bytes(max(failure.piece_bytes, default=0))
+    return f"{why}: the largest free piece was {largest}{where}{rest}.{held}"
 
 
 def why_no_setting_helps(device: DeviceHistory, failure: Failure) -> str:
@@ -149,15 +155,13 @@ def evidence_of_state(run: Run, state: FailureState, failure: MemoryFailure) -> 
     )
 
 
-def what_failed(run: Run, failure: MemoryFailure) -> str:
-    """In one or two sentences: the request, when it came, what was in use, and what filled the highest instant."""
+def what_failed(failure: MemoryFailure) -> str:
+    """In one sentence: the request, when it came, what was in use."""
     request = "" if failure.requested_bytes is None else f" for {format_bytes(failure.requested_bytes)}"
     stage = f"in the {failure.stage} stage of" if failure.stage and failure.stage != "other" else "in"
     used = "" if failure.in_use_bytes is None else f", with {format_bytes(failure.in_use_bytes)} in use"
     for_what = "" if failure.is_for_tensor else ", not for a tensor,"
-    peak = _peak_of(run, failure)
-    filled = "" if peak is None else _filled(run, peak)
-    return f"A request{request}{for_what} failed {stage} step {failure.step:,}{used}{filled}."
+    return f"A request{request}{for_what} failed {stage} step {failure.step:,}{used}."
 
 
 def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -> tuple[Evidence, ...]:
@@ -233,14 +237,16 @@ def _peak_of(run: Run, failure: MemoryFailure) -> PeakComposition | None:
     return run.find(PeakComposition) if failure.rank_folder == run.rank_folder else None
 
 
-def _filled(run: Run, peak: PeakComposition) -> str:
-    """What was there before the window's step, and what most of the rest was for."""
+def what_filled(run: Run, failure: MemoryFailure) -> str:
+    """What was there before the window's step, and what most of the rest was for; empty where no window shows it."""
+    peak = _peak_of(run, failure)
+    if peak is None:
+        return ""
     category, size = max(peak.at_peak.items(), key=lambda item: item[1])
     lines = ((owner, held) for owner, held in most_by_line(run, peak) if owner[0] is not None and owner[1] == category)
     (site, _), held = next(lines, ((None, category), 0))
     most = "" if site is None else f", {format_bytes(held)} of them made at {place_of(site)}"
     return (
-        f". Of the highest instant that a window shows ({format_bytes(peak.peak_bytes)}) "
-        f"{format_bytes(peak.before_bytes)} were there before the step, and {format_bytes(size)} "
-        f"({format_share(size / max(1, peak.peak_bytes))}) were {category}{most}"
+        f"Of the {format_bytes(peak.peak_bytes)} recorded at most, {format_bytes(peak.before_bytes)} were there before "
+        f"the step; {format_bytes(size)} ({format_share(size / max(1, peak.peak_bytes))}) were {category}{most}."
     )

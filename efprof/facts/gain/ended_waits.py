@@ -28,17 +28,20 @@ def worth_an_edit(run: Run, kind: Kind) -> list[WaitingLine]:
     return [line for line in each if line in traced or not line.events]
 
 
-def wait_finding(run: Run, lines: Sequence[WaitingLine], headline: str, message: str, fix: Fix, *why: str) -> Finding:
-    """At the first of the lines; `why` says what it means."""
+def wait_finding(
+    run: Run, lines: Sequence[WaitingLine], headline: str, message: str, why: str, fix: Fix, *means: str
+) -> Finding:
+    """At the first of the lines; `means` are paragraphs of what it means."""
     gain, why_bound = _ended(run, lines)
     return Finding(
         blame=lines[0].blame,
         category="time",
         headline=headline,
         message=message,
+        why=why,
         fix=fix,
         gain=gain,
-        evidence=_evidence(run, lines[0], *why, why_bound),
+        evidence=_evidence(run, lines[0], why, *means, why_bound),
     )
 
 

@@ -14,7 +14,6 @@ from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.path_tree import Line
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import Narrative, NotRecorded, SourceLine, frozen_dataclass
-from efprof.units import format_ms
 
 MIN_SHARE = 0.3
 """A line with less of the growth is one of several; no single one is at fault."""
@@ -106,16 +105,14 @@ class GrownLines:
         return cls(line=line, reason="")
 
 
-def slowdown_message(slowdown: Slowdown, lines: GrownLines) -> str:
-    """How much longer a step takes, in which stage, by which line, and how sure that is."""
-    early, late, line = slowdown.early, slowdown.late, lines.line
-    took = f"A step takes {format_ms(early.typical_ms)} in {early.span} and {format_ms(late.typical_ms)} in "
-    took += f"{late.span}; the {slowdown.stage} stage grew most"
+def why_it_grew(slowdown: Slowdown, lines: GrownLines) -> str:
+    """In which stage, by what of which line, and how sure that is."""
+    line = lines.line
     if line is None:
         reason = lines.reason.removesuffix(".")
-        return f"{took}; which line makes it grow is not known ({reason}), or the steps themselves became larger."
-    doubt = "" if line.explains(slowdown) else ", unless the steps themselves became larger"
-    return f"{took}, by this line ({line.words()}){doubt}."
+        return f"The {slowdown.stage} stage grew most. Its line is not known ({reason}), or the batches became larger."
+    doubt = "" if line.explains(slowdown) else ", unless the batches became larger"
+    return f"The {slowdown.stage} stage grew most, by one line: {line.words()}{doubt}."
 
 
 def how_slowdown_is_known(slowdown: Slowdown, lines: GrownLines) -> Narrative:

@@ -3,12 +3,20 @@
 import statistics
 from typing import Final, Self
 
-from efprof.artifacts.readings import DataSetObjects, HeldContainer, ProcessesSample, ProcessMemory, read_worker_memory
+from efprof.artifacts.readings import (
+    WORKER_MEMORY_FILE,
+    DataSetObjects,
+    HeldContainer,
+    ProcessesSample,
+    ProcessMemory,
+    read_worker_memory,
+)
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.model import (
     Evidence,
     Narrative,
+    NothingToLookAt,
     NotRecorded,
     Series,
     SeriesLine,
@@ -52,6 +60,8 @@ class WorkerMemory:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded where no loader had workers, ThinEvidence where none of them was read twice."""
+        if not (run.rank_folder / WORKER_MEMORY_FILE).exists():
+            raise NothingToLookAt("data workers, on Linux")
         samples, data_sets = read_worker_memory(run.rank_folder)
         found = [cls(data_set=one, workers=_workers_of(samples, one.loader)) for one in data_sets]
         read_twice = [one for one in found if one.workers]

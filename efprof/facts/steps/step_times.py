@@ -23,6 +23,8 @@ WARM_UP_SHARE = 0.05
 MAX_WARM_UP_STEPS = 50
 """Past this, what changes is no warm-up but the run itself."""
 
+MIN_LIGHT = 20
+"""Steps that were not recorded in full: so many give a median, and none of them paid for being looked at."""
 NUM_RESAMPLES = 1000
 """Enough for the 2.5 % and 97.5 % quantiles to repeat to two digits."""
 QUANTILES = (0.025, 0.975)
@@ -68,7 +70,8 @@ class StepTime:
 class StepTimes:
     """All finished steps, and the steady ones: after warm-up and outside windows, whose collectors slow them.
 
-    `steady` were recorded in full; `steady_ms` are all lengths, `own_ms` less the recorder's; `num_torn` lines lost.
+    `steady` were recorded in full; `steady_ms` are the lengths of those that were not, where there are enough, else of
+    all; `own_ms` are the same less the recorder's part; `num_torn` lines were lost.
     """
 
     every: tuple[StepTime, ...]
@@ -84,11 +87,14 @@ class StepTimes:
             raise NotRecorded("steps.jsonl holds no finished step; record a run that gets through one optimizer step.")
         every = tuple(_timed(record) for record in run.steps)
         steady = [time for time in every[num_warm_up_steps(len(every)) :] if time.record.window is None]
+        usual = [time for time in steady if not time.record.has_pause]
+        light = [time for time in usual if not time.record.is_full]
+        usual = light if len(light) >= MIN_LIGHT else usual
         return cls(
             every=every,
             steady=tuple(time for time in steady if time.record.is_full),
-            steady_ms=tuple(time.total_ms for time in steady if not time.record.has_pause),
-            own_ms=tuple(time.total_ms - time.recorder_ms for time in steady if not time.record.has_pause),
+            steady_ms=tuple(time.total_ms for time in usual),
+            own_ms=tuple(time.total_ms - time.recorder_ms for time in usual),
             num_torn=run.read_steps[1],
         )
 

@@ -72,7 +72,7 @@ class LoaderLines:
         chance = in_brackets(format_interval(100 * low, 100 * high, "percent"))
         text = line.blame.text[:MAX_TEXT] + "..." * (len(line.blame.text) > MAX_TEXT)
         within = f", inside {line.inside}" if line.inside else ""
-        return f" {format_share(line.share)}{chance} of {whose} goes to {line.blame} `{text}`{within}."
+        return f"{format_share(line.share)}{chance} of {whose} goes to {line.blame} `{text}`{within}."
 
     def evidence(self, sources: Sources) -> tuple[Evidence, ...]:
         """The slowest line with those around it, all lines by their shares, and how they are known."""
@@ -109,7 +109,7 @@ def with_lines(run: Run, loader: LoaderBuilt | None, wait_ms: float, finding: Fi
     if lines is None:
         return finding
     evidence = (*finding.evidence, *lines.evidence(run.get(Sources)))
-    return replace(finding, message=finding.message + lines.sentence, evidence=evidence)
+    return replace(finding, why=lines.sentence or finding.why, evidence=evidence)
 
 
 def lines_of_loader(run: Run, loader: LoaderBuilt, wait_ms: float) -> LoaderLines | None:

@@ -1,8 +1,9 @@
 """Where a step's time goes, in tables and pictures: of a recorded run, or of anybody's trace."""
 
 import re
+import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, Self
 
 import numpy as np
@@ -11,6 +12,7 @@ from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
+from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.call_paths import ON_DEVICE, by_launch
 from efprof.facts.time.device_lanes import DeviceUse, kind_of, on_device_between
 from efprof.facts.time.launching_lines import what_tells_lines
@@ -19,7 +21,7 @@ from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.rank_times import RankTimes
 from efprof.facts.time.step_pictures import nested_bars, one_step
 from efprof.facts.time.trace_windows import TraceWindow
-from efprof.model import Evidence, Narrative, Numbers, SourceLine, Table, UnreadableInput, frozen_dataclass
+from efprof.model import STAGES, Evidence, Narrative, Numbers, SourceLine, Table, UnreadableInput, frozen_dataclass
 from efprof.units import format_ms
 
 MAX_ROWS: Final = 15
@@ -62,7 +64,7 @@ class TimeUse:
     def compute(cls, run: Run) -> Self:
         """From a lean window, or the last full one; raises NotRecorded where no window holds a step."""
         window = timed_window(run)
-        return cls(window=window, lines=_lines(window, run.get(Sources)))
+        return cls(window=window, lines=_lines(window, run.get(Sources), _scales(run, window)))
 
     @property
     def device(self) -> DeviceUse | None:
@@ -102,12 +104,28 @@ def _host(path: CallPath) -> int:
     return path.own_ns if path.above is not None else 0
 
 
-def _lines(window: TraceWindow, sources: Sources) -> tuple[LineUse, ...]:
+def _scales(run: Run, window: TraceWindow) -> dict[str, float]:
+    """By stage: what makes its time in the window that of a usual step, so that lines agree with stages.
+
+    A traced step is one of few, often of the first ones; the median stage of all full steps is no such accident.
+    """
+    times = run.find(StepTimes)
+    if times is None or not times.steady or run.is_foreign:
+        return {}
+    traced_ms = defaultdict[str, float](float)
+    for path in window.paths.root.walk():
+        traced_ms[path.stage] += path.own_ns / 1e6 / window.num_steps if path.above is not None else 0.0
+    light = times.median_ms() / statistics.median(time.total_ms for time in times.steady)
+    usual_ms = {stage: light * statistics.median(time.of(stage) for time in times.steady) for stage in STAGES}
+    return {stage: usual_ms[stage] / ms for stage, ms in traced_ms.items() if ms and usual_ms.get(stage)}
+
+
+def _lines(window: TraceWindow, sources: Sources, scales: Mapping[str, float]) -> tuple[LineUse, ...]:
     to_ms, found = 1 / 1e6 / window.num_steps, []
     for (kind, _), paths in window.lines.items():
         stage_ms = defaultdict[str, float](float)
         for path in paths:
-            stage_ms[path.stage] += path.own_ns * to_ms * window.scale
+            stage_ms[path.stage] += path.own_ns * to_ms * scales.get(path.stage, window.scale)
         blame, device_ms = sources.line(paths[0].text), sum(path.device_ns for path in paths) * to_ms
         found.append(LineUse(blame=blame, is_function=kind == "function", stage_ms=stage_ms, device_ms=device_ms))
     return tuple(sorted(found, key=lambda line: (-line.host_ms - line.device_ms, line.blame.key)))

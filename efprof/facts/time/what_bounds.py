@@ -23,6 +23,9 @@ ONLY_ONE: Final = 0.9
 """A line or module that has nearly all, as `trainer.train()`, says nothing: what is inside it leads."""
 WORTH_SAYING: Final = 0.1
 MAX_PARTS: Final = 3
+MOST: Final = 0.5
+SHORT_OPERATOR_US: Final = 20.0
+"""On a CPU: to call an operator takes 3 to 10 us, with its gradient; from twice that on it mostly computes."""
 MAX_CODE: Final = 48
 """Letters of a line within a sentence; the table has all of it."""
 INSTANCE: Final = re.compile(r"_\d+$")
@@ -39,8 +42,10 @@ def where_it_goes(run: Run) -> str:
         return ""
     parts, whole = _parts(use)
     told = "; ".join(f"{format_share(share)} {name}" for share, name in parts[:MAX_PARTS])
+    is_most = sum(share for share, _ in parts[:MAX_PARTS]) > MOST
+    most = f"Most {whole} goes to" if is_most else f"The largest parts {whole}"
     none = f"No line, module, operator or kernel takes {format_share(SMALLEST_TOLD)} {whole}."
-    return f"{_bound(use)} {f'Most {whole} goes to: {told}.' if told else none}".lstrip()
+    return f"{_bound(use)} {f'{most}: {told}.' if told else none}".lstrip()
 
 
 def next_experiment(run: Run) -> str:
@@ -48,16 +53,26 @@ def next_experiment(run: Run) -> str:
     use = run.find(TimeUse, UnreadableInput)
     if use is None or not use.window.has_steps:
         return ""
-    if use.device is None and _parts(use)[0]:
-        first = next(iter(use.lines), None)
-        where = f" Begin at {first.blame}, which has the largest share." if first else ""
-        return f"To make a step shorter, try `torch.compile(model)` and bfloat16 autocast.{where}"
+    if use.device is None:
+        num, each_us = _operators_per_step(use)
+        if num * each_us / 1e3 < MOST * use.step_ms or each_us > SHORT_OPERATOR_US:
+            return ""
+        called = f"{num:,.0f} operators of {each_us:.0f} us each make up the step, mostly the cost of calling them"
+        return f"{called}: try a larger batch, or `torch.compile(model)`."
     experiments = {
         THE_DEVICE: "give the device less to do: bfloat16 autocast, then `torch.compile(model)`.",
         THE_HOST: 'let the host launch less: `torch.compile(model, mode="reduce-overhead")`, or a larger batch.',
     }
     experiment = experiments.get(_what_bounds(use.device, use.window.scale)) if use.device else None
     return f"To make a step shorter, {experiment}" if experiment else ""
+
+
+def _operators_per_step(use: TimeUse) -> tuple[float, float]:
+    """How many outermost operators a step runs on the host, and what each takes in microseconds."""
+    found = [path for path in use.window.paths.root.walk() if path.kind == "operator"]
+    num = sum(path.count for path in found)
+    spent_ms = use.window.scale * use.per_step_ms(sum(path.own_ns for path in found))
+    return num / use.window.num_steps, 1e3 * spent_ms * use.window.num_steps / max(1, num)
 
 
 def _parts(use: TimeUse) -> tuple[list[Part], str]:

@@ -1,0 +1,93 @@
+"""The answer in one screen of at most 4 kB, as text or JSON: for a terminal, and for a coding agent."""
+
+from typing import Any, Final
+
+import msgspec
+
+from efprof.model import NEEDS, Report
+from efprof.report.verdict import RankedFinding, describe_verdict, needs_phrase, rank_findings
+from efprof.report.wording import change_name, change_sides, one_line, shorten
+
+MAX_BYTES: Final = 4000
+MAX_EDITS: Final = 3
+"""Findings whose edit is shown: whoever has made these records again."""
+MAX_SENTENCE: Final = 240
+MAX_EDIT: Final = 600
+
+
+def brief_form(report: Report) -> dict[str, Any]:
+    """The verdict, each finding with its line, the edits of the first three, what was not looked at, what to run."""
+    verdict, ranked = describe_verdict(report), rank_findings(report)
+    findings = [_finding(item) for item in ranked]
+    form: dict[str, Any] = {
+        "run": report.run.run_id,
+        "verdict": shorten(verdict.verdict, 2 * MAX_SENTENCE),
+        "why": shorten(verdict.why, 2 * MAX_SENTENCE),
+        "next": shorten(verdict.next, 2 * MAX_SENTENCE),
+        "findings": findings,
+        "not_looked_at": shorten(_not_looked_at(report), MAX_SENTENCE),
+        "commands": [shorten(command, MAX_SENTENCE) for command in verdict.commands],
+    }
+    while len(_encoded(form)) > MAX_BYTES and findings:
+        findings.pop()
+        form["more_findings"] = len(ranked) - len(findings)
+    return form
+
+
+def render_brief_json(report: Report) -> str:
+    """As indented JSON, ending in a newline."""
+    return _encoded(brief_form(report)).decode() + "\n"
+
+
+def render_brief_text(report: Report) -> str:
+    """As plain text, whose edits are unified diffs without context."""
+    form = brief_form(report)
+    lines = [f"Verdict  {form['verdict']}", f"Why      {form['why']}", f"Next     {form['next']}"]
+    for number, one in enumerate(form["findings"], start=1):
+        lines += ["", f"{number}. {one['severity']} {one['id']} at {one['line']}"]
+        if one["fix"] not in form["next"]:  # the first one's stand above
+            lines += [f"   {one['sentence']}", f"   Fix: {one['fix']}"]
+        lines.append(f"   Gain: {one['gain']}")
+        lines += [f"   {line}" for line in one.get("diff", "").splitlines()]
+    if "more_findings" in form:
+        lines += ["", f"and {form['more_findings']} more: `efprof report {form['run']}`"]
+    if form["not_looked_at"]:
+        lines += ["", f"Not looked at: {form['not_looked_at']}"]
+    return "\n".join([*lines, *(f"$ {command}" for command in form["commands"])]) + "\n"
+
+
+def _finding(item: RankedFinding) -> dict[str, str]:
+    finding = item.finding
+    form = {
+        "id": item.audit_id,
+        "severity": finding.severity,
+        "line": one_line(str(finding.blame)),
+        "sentence": shorten(finding.message, MAX_SENTENCE),
+        "fix": shorten(finding.fix.summary, MAX_SENTENCE),
+        "gain": item.gain,
+    }
+    diff = "\n".join(_diff(item))
+    if item.rank <= MAX_EDITS and 0 < len(diff) <= MAX_EDIT:  # half an edit is none
+        form["diff"] = diff
+    return form
+
+
+def _diff(item: RankedFinding) -> list[str]:
+    lines = []
+    for change in item.finding.fix.changes:
+        old, new = change_sides(change)
+        lines.append(f"@@ {change_name(change)} @@")
+        lines += [f"-{line}" for line in old.splitlines()]
+        lines += [f"+{line}" for line in new.splitlines()]
+    return lines
+
+
+def _not_looked_at(report: Report) -> str:
+    """What checks would need; and which of them could not look for another reason."""
+    could_not = [audit for audit in report.audits if audit.status in ("not_applicable", "errored")]
+    others = ", ".join(audit.audit_id for audit in could_not if not audit.reason.startswith(NEEDS))
+    return "; ".join(filter(None, (needs_phrase(report), f"too little for {others}" if others else "")))
+
+
+def _encoded(form: dict[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(form), indent=1)
