@@ -1,8 +1,9 @@
 """Records every case sick and healthy, reports, and scores the audits: `make casebook`.
 
-For each case the expected audit must fire on the line marked `# fault`, nothing else may, and the healthy twin must
-stay silent. Where the report has an edit, the program is run again with it, and must still run. With `--gains` the
-gains that were predicted are compared with those measured without recording: see `_gains.py`.
+For each case the expected audit must fire on the line marked `# fault`, one of its faults must lead the report (told
+first), nothing else may fire, and the healthy twin must stay silent, but for what may still be filling. Where the
+report has an edit, the program is run again with it, and must still run. With `--gains` the gains that were predicted
+are compared with those measured without recording: see `_gains.py`.
 
 A case with the constant DEVICE runs on such a device alone: elsewhere it is named, and not counted. With
 `--repeat 3 --load 2` each is recorded three times beside two busy loops; the table says how often the verdict was the
@@ -24,9 +25,10 @@ import torch
 
 from efprof.commands.report import analyse
 from efprof.model import CodeEdit, Report
+from efprof.report.verdict import describe_verdict
 from tests.casebook._cases import Case, all_cases
 from tests.casebook._gains import RESOURCES, ScoredGain, gains_table, is_well_predicted, said, scored_gains, variations
-from tests.casebook._scores import Score, findings, predicted, until_step
+from tests.casebook._scores import Score, findings, is_told_first, predicted, until_step
 from tests.support.busy import busy_loops
 
 EFPROF = Path(sys.executable).with_name("efprof")
@@ -128,24 +130,30 @@ def score(case: Case, sick: Report, healthy: Report, fixed: Report | None) -> Sc
         found=len(audits & {audit for audit, _ in found}),
         on_line=len(wanted & set(found)),
         extra=tuple(f"{audit} at {place}" for audit, place in found if wanted and (audit, place) not in wanted),
-        false_alarms=tuple(f"{audit} at {finding.blame}" for audit, finding in findings(healthy)),
+        is_told_first=is_told_first(case, sick),
+        false_alarms=tuple(
+            f"{audit} at {finding.blame}" for audit, finding in findings(healthy) if not finding.may_be_filling
+        ),
     )
 
 
 def table(scores: list[Score]) -> list[str]:
     """The table that goes into reports/casebook.md, and the totals under it."""
     rows = [
-        "| case | found | on the line | other findings | healthy twin | alike | predicted gain |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| case | found | on the line | told first | other findings | healthy twin | alike | predicted gain |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     names = dict.fromkeys(entry.case.name for entry in scores)
     rows += [_row([entry for entry in scores if entry.case.name == name]) for name in names]
     wanted = sum(len(entry.case.faults) for entry in scores)
     found, on_line = sum(entry.found for entry in scores), sum(entry.on_line for entry in scores)
+    sick = [entry for entry in scores if entry.case.faults]
+    told = sum(entry.is_told_first for entry in sick)
     raised = found + sum(len(entry.extra) + len(entry.false_alarms) for entry in scores)
     rows.append("")
     rows.append(
         f"Recall {found}/{wanted}, precision {found}/{raised}, exact line {on_line}/{wanted}, "
+        f"told first {told}/{len(sick)}, "
         f"healthy twins silent {sum(not entry.false_alarms for entry in scores)}/{len(scores)}."
     )
     return rows
@@ -153,12 +161,13 @@ def table(scores: list[Score]) -> list[str]:
 
 def _progress(entry: Score) -> str:
     verdict = "right" if entry.is_right else "WRONG"
+    first = [] if entry.is_told_first else [f"told first: {describe_verdict(entry.sick).verdict}"]
     details = [f"extra: {text}" for text in entry.extra] + [f"false alarm: {text}" for text in entry.false_alarms]
     errors = [
         f"{r.audit_id} errored: {r.reason}" for r in entry.sick.audits + entry.healthy.audits if r.status == "errored"
     ]
     broken = ["the program does not run with the edit"] if entry.is_broken_by_fix else []
-    return "; ".join([f"{entry.case.name}: {verdict}", *details, *broken, *errors])
+    return "; ".join([f"{entry.case.name}: {verdict}", *first, *details, *broken, *errors])
 
 
 def _row(entries: list[Score]) -> str:
@@ -167,6 +176,7 @@ def _row(entries: list[Score]) -> str:
         entries[0].case.name,
         f"{sum(entry.found for entry in entries)}/{wanted}",
         f"{sum(entry.on_line for entry in entries)}/{wanted}",
+        f"{sum(entry.is_told_first for entry in entries)} of {len(entries)}",
         "; ".join(text for entry in entries for text in entry.extra) or "none",
         "; ".join(text for entry in entries for text in entry.false_alarms) or "silent",
         f"{max(Counter(entry.verdict for entry in entries).values())} of {len(entries)}",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from efprof.model import Severity
 from efprof.units import parse_bytes
 
 FOLDER = Path(__file__).parent
@@ -16,8 +17,8 @@ MARK = "# fault"
 class Case:
     """One program; `faults` are (audit id, marked line): none where EXPECTED is empty, and it has no sick side.
 
-    `budget_bytes`, `options` of `efprof record` and `device` are the constants BUDGET, OPTIONS and DEVICE, if it has
-    them.
+    `budget_bytes`, `options` of `efprof record`, `device` and the least `severity` that one of its faults must lead the
+    report with are the constants BUDGET, OPTIONS, DEVICE and SEVERITY, if it has them.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Case:
     budget_bytes: int | None = None
     options: tuple[str, ...] = ()
     device: str | None = None
+    severity: Severity = "medium"
 
 
 def find_cases() -> Iterator[Case]:
@@ -48,6 +50,7 @@ def all_cases() -> Iterator[Case]:
                 budget_bytes=parse_bytes(budget) if budget else None,
                 options=_constant(path, "OPTIONS") or (),
                 device=_constant(path, "DEVICE"),
+                severity=_constant(path, "SEVERITY") or "medium",
             )
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from efprof.model import CodeEdit, Finding, Report
+from efprof.model.severity import most_severe
+from efprof.report.verdict import describe_verdict, rank_findings
 from tests.casebook._cases import Case
 
 
@@ -16,6 +18,7 @@ class Score:
     fixed: Report | None
     found: int
     on_line: int
+    is_told_first: bool
     extra: tuple[str, ...]
     false_alarms: tuple[str, ...]
 
@@ -23,7 +26,7 @@ class Score:
     def is_right(self) -> bool:
         wanted = len(self.case.faults)
         is_told = self.found == self.on_line == wanted and not self.extra and not self.false_alarms
-        return is_told and not self.is_broken_by_fix
+        return is_told and self.is_told_first and not self.is_broken_by_fix
 
     @property
     def verdict(self) -> tuple[str, ...]:
@@ -41,6 +44,17 @@ class Score:
     def is_broken_by_fix(self) -> bool:
         """Whether the program does not run to its end with the report's edit."""
         return self.fixed is not None and self.fixed.run.ended != "finished"
+
+
+def is_told_first(case: Case, report: Report) -> bool:
+    """True if the three lines on top tell of one of the case's faults, by its line, and as severe as it is."""
+    if not case.faults:
+        return True
+    lead = next(iter(rank_findings(report)), None)
+    if lead is None or lead.audit_id not in dict(case.faults):
+        return False
+    is_severe = most_severe(lead.finding.severity, case.severity) == lead.finding.severity
+    return is_severe and str(lead.finding.blame) in describe_verdict(report).verdict
 
 
 def findings(report: Report) -> list[tuple[str, Finding]]:

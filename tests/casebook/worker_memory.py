@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 EXPECTED = "worker_memory"
+SEVERITY = "low"
 NUM_LINES, NUM_LETTERS, NUM_STEPS = 400_000, 64, 300
 
 
