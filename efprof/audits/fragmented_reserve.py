@@ -70,7 +70,7 @@ def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
         category="memory",
         headline="Reserved memory lies idle in pieces",
         message=f"When device {device.history.device} had most reserved, {format_bytes(idle)} of "
-        f"{format_bytes(parts.reserved_bytes)} ({format_share(idle / max(1, parts.reserved_bytes))}) served nobody.",
+        f"{format_bytes(parts.reserved_bytes)} ({format_share(idle / max(1, parts.reserved_bytes))}) were unused.",
         why="It lies in pieces between tensors that live on; this line's hold most of these segments.",
         fix=set_allocator(device.what_if.history.configuration, best.configuration, caution=" ".join(best.warnings)),
         gain=_gain(device, best),

@@ -49,7 +49,7 @@ def _finding(run: Run, found: NeedlessGraph) -> Finding:
     return Finding(
         blame=blame,
         category="memory",
-        headline="Backward keeps a graph that nobody goes through again",
+        headline="Backward keeps a graph that is never used again",
         message=f"`backward({found.argument}=True)` keeps {format_bytes(kept)} of graph {until}.",
         why="No later backward goes through that graph.",
         fix=drop_graph(sources.file(blame.file), blame.line, found.argument),

@@ -35,7 +35,7 @@ def uncollected_cycle(run: Run) -> Examination:
     """
     sawtooth = run.get(CycleSawtooth)
     if not sawtooth.garbage.num_read:
-        raise ThinEvidence("no collection of garbage was seen, so nobody knows what one frees; record a longer run.")
+        raise ThinEvidence("no collection of garbage was seen, so what one frees is not known; record a longer run.")
     looked_at = f"{sawtooth.garbage.num_read} collections of garbage, {sawtooth.garbage.num_large} freed much"
     if not sawtooth.piles_up:
         return Examination(looked_at=looked_at)

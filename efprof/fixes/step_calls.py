@@ -16,7 +16,7 @@ BY_HAND = (
     "Call `zero_grad(set_to_none=True)` of the optimizer once between its step and the backward pass that makes its "
     "next gradients."
 )
-RETUNE = "Then choose the learning rate anew: the one in use was tried with sums of gradients."
+RETUNE = "Then tune the learning rate again: this one was chosen with sums of gradients."
 
 TENSOR_METHODS = frozenset(
     {

@@ -38,6 +38,7 @@ from efprof.model.evidence import (
 from efprof.model.finding import (
     Applicability,
     AuditResult,
+    Basis,
     Category,
     Change,
     CodeEdit,
@@ -54,6 +55,7 @@ from efprof.model.finding import (
 )
 from efprof.model.report import (
     BOUNDARIES,
+    BOUNDARY_PHRASES,
     STAGES,
     Comparison,
     Evaluation,

@@ -17,6 +17,14 @@ BOUNDARIES: Final = (
     "post_optimizer_step",
 )
 """The instants between the parts of a training step, in the order they come."""
+BOUNDARY_PHRASES: Final = {
+    "pre_forward": "before forward",
+    "post_forward_pre_backward": "after forward",
+    "pre_backward": "before backward",
+    "post_backward": "after backward",
+    "post_optimizer_step": "after the optimizer's step",
+}
+"""What people read instead."""
 
 
 @frozen_dataclass

@@ -4,7 +4,18 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from efprof.model import BOUNDARIES, STAGES, Measurements, Metric, Number, Numbers, StageDelta, StallLine, Table
+from efprof.model import (
+    BOUNDARIES,
+    BOUNDARY_PHRASES,
+    STAGES,
+    Measurements,
+    Metric,
+    Number,
+    Numbers,
+    StageDelta,
+    StallLine,
+    Table,
+)
 from efprof.report.wording import show
 
 
@@ -31,8 +42,8 @@ def device_table(metrics: Sequence[Metric]) -> Table:
 def stage_table(deltas: Sequence[StageDelta]) -> Table:
     """Memory at each boundary over all steps; the first of a step has none before it to differ from."""
     sizes = dict.fromkeys(("Average", "Maximum", "Average delta", "Largest jump"), "bytes")
-    columns = {"Boundary": "", "Count": "count", **sizes, "At step": "count"}
-    return Table.of("Stage deltas", columns, map(_stage_row, deltas))
+    columns = {"When": "", "Count": "count", **sizes, "At step": "count"}
+    return Table.of("Memory at each stage", columns, map(_stage_row, deltas))
 
 
 def largest_jump_sentence(deltas: Sequence[StageDelta]) -> str:
@@ -42,7 +53,8 @@ def largest_jump_sentence(deltas: Sequence[StageDelta]) -> str:
         return ""
     jump = show(largest.largest_jump_bytes, "bytes")
     return (
-        f"Largest jump: {jump} from the boundary before to `{largest.boundary}` in step {largest.largest_jump_step:,}."
+        f"Largest jump: {jump} up to the instant {BOUNDARY_PHRASES.get(largest.boundary, largest.boundary)} in step "
+        f"{largest.largest_jump_step:,}."
     )
 
 
@@ -72,7 +84,7 @@ def totals(measurements: Measurements) -> tuple[Number, ...]:
 
 
 def _stage_row(delta: StageDelta) -> tuple[str | float, ...]:
-    row = (f"`{delta.boundary}`", delta.count, delta.average_bytes, delta.maximum_bytes)
+    row = (BOUNDARY_PHRASES.get(delta.boundary, delta.boundary), delta.count, delta.average_bytes, delta.maximum_bytes)
     if delta.boundary == BOUNDARIES[0] and not delta.average_delta_bytes and not delta.largest_jump_bytes:
         return (*row, "", "", "")
     return (*row, delta.average_delta_bytes, delta.largest_jump_bytes, delta.largest_jump_step)

@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from efprof import units
-from efprof.model import Applicability, Change, CodeEdit, ConfigurationValue, EnvironmentVariable, Gain
+from efprof.model import Applicability, Basis, Change, CodeEdit, ConfigurationValue, EnvironmentVariable, Gain
 
 APPLICABILITY_PHRASES: Final[dict[Applicability, str]] = {
     "safe": "safe: the numbers stay the same",
-    "review": "review: numerics or behaviour may change",
-    "manual": "manual: a person must write it",
+    "review": "review: numerics or behaviour may change, such as random augmentations",
+    "manual": "by hand",
+}
+BASIS_PHRASES: Final[dict[Basis, str]] = {
+    "measured bound": "measured",
+    "replay": "by replaying the recording",
+    "model": "estimated",
 }
 SMALLEST_SHARE: Final = 0.0005
 """A smaller share would read 0.0 %."""
@@ -97,8 +102,8 @@ def gain_phrase(gain: Gain, step_ms: float | None, peak_bytes: int | None) -> st
         return "no saving is claimed"
     pairs = (gain.step_ms, gain.step_ms_interval), (gain.peak_bytes, interval)
     is_beyond = any(value is not None and ends is not None and ends[1] > value for value, ends in pairs)
-    verb = "at least" if is_least else "up to" if gain.basis == "measured bound" and not is_beyond else "about"
-    return f"saves {verb} {' and '.join(parts)}, by {gain.basis}"
+    verb = "at least" if is_least else "at most" if gain.basis == "measured bound" and not is_beyond else "about"
+    return f"saves {verb} {' and '.join(parts)}, {BASIS_PHRASES[gain.basis]}"
 
 
 def _share(saving: float, whole: float | None, of_what: str) -> str:

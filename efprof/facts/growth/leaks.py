@@ -129,7 +129,7 @@ class Leaks:
     def abstain_if_unclear(self, kind: Kind) -> None:
         """Raises ThinEvidence where something of that kind grew, and may be no leak, or nothing was counted."""
         if self.grown is None and self.is_growing:
-            raise ThinEvidence(f"memory grows, and nobody counted what keeps it: {self.missing}")
+            raise ThinEvidence(f"memory grows, but what keeps it was not counted: {self.missing}")
         for one in self.unclear:
             if one.kind == kind:
                 rate = format_bytes(one.rate.slope)

@@ -22,6 +22,7 @@ from efprof.facts.time.time_use import TimeUse, time_evidence
 from efprof.facts.time.what_bounds import next_experiment, where_it_goes
 from efprof.model import (
     BOUNDARIES,
+    BOUNDARY_PHRASES,
     STAGES,
     Evaluation,
     Measurements,
@@ -306,5 +307,5 @@ def _about_memory(rows: Sequence[StageDelta]) -> tuple[str, ...]:
         )
     return (
         f"Allocated memory is highest ({format_bytes(highest.average_bytes)} on average, {format_bytes(range_bytes)} "
-        f"above {lowest.boundary}) at {highest.boundary}, {MEANINGS[highest.boundary]}.",
+        f"above that {BOUNDARY_PHRASES[lowest.boundary]}) {MEANINGS[highest.boundary]}.",
     )

@@ -177,7 +177,7 @@ def communication_evidence(found: ExposedCommunication) -> tuple[Numbers | Table
         Narrative.of(
             "While a collective runs alone, the device computes nothing.",
             "A kernel is a collective by its name. It is alone where no other kernel and no copy runs on any stream.",
-            "Its time holds the wait for the rank that comes last, which no setting of the exchange mends: give the "
+            "Its time holds the wait for the rank that comes last, which no setting of the exchange changes: give the "
             "traces of all ranks, and `slow_rank` tells which it is.",
         ),
     )
