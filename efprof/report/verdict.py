@@ -147,9 +147,12 @@ def counts_phrase(report: Report) -> str:
 
 
 def needs_phrase(report: Report) -> str:
-    """`9 need a CUDA device, 1 needs several ranks`: what the checks without anything to look at would need."""
+    """`9 need a CUDA device, 2 need several ranks or a budget`: what the checks without anything to look at would need."""
     needs = Counter(_need_of(audit) for audit in report.audits if _need_of(audit))
-    return ", ".join(f"{num} {'needs' if num == 1 else 'need'} {need}" for need, num in needs.most_common())
+    several = [f"{num} need {need}" for need, num in needs.most_common() if num > 1]
+    alone = [need for need, num in needs.items() if num == 1]
+    other = [f"{len(alone)} {'need' if len(alone) > 1 else 'needs'} {' or '.join(alone)}"] if alone else []
+    return ", ".join([*several, *other])
 
 
 def _need_of(audit: AuditResult) -> str:
