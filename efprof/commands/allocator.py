@@ -42,7 +42,7 @@ def parse_size(context: click.Context, option: click.Parameter, text: str | None
 
 @click.group()
 def allocator() -> None:
-    """Replay a snapshot of CUDA's caching allocator, and try other settings on it.
+    """Replay a CUDA allocator snapshot, also under other settings.
 
     FILE is what torch.cuda.memory._dump_snapshot wrote, or memory-<n>.pickle of a run folder; or a run that was
     recorded on a CPU, by its folder or its name: then what-if estimates what it would reserve on a GPU.

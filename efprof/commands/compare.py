@@ -73,7 +73,7 @@ def compare(
     static: bool,
     out: Path | None,
 ) -> int:
-    """Say what got better or worse from one run to another.
+    """Compare two runs: what got slower, bigger or less stable.
 
     BASE and HEAD are each a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest'; or
     a trace of torch's profiler from anywhere. Each may be a URL, such as s3://bucket/run.

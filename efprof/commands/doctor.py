@@ -20,7 +20,7 @@ WIDTH: Final = 110
 @click.command()
 @click.option("--json", "is_json", is_flag=True, help="Print every check as JSON.")
 def doctor(is_json: bool) -> int:
-    """Say what can be recorded on this machine and what not, and why.
+    """Check what can be recorded on this machine, and why not the rest.
 
     It imports torch, which takes seconds, and starts nothing on a GPU.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @OWN
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: reports/.")
 def export(run: str, finding: str | None, perfetto: bool, own: tuple[str, ...], out: Path | None) -> None:
-    """Write the typical step of a run or a trace, or the steps of a finding, as a trace that opens in Perfetto.
+    """Export a run's typical step, or a finding's, as a Perfetto trace.
 
     RUN is what `efprof report` takes. FINDING is the number that the report gives it, the id of its audit or its key.
     The events stand as they were recorded, with a mark at each instant at which the finding's line begins.

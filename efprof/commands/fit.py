@@ -22,7 +22,7 @@ SMALLEST: Final = 2
 @click.option("--json", "is_json", is_flag=True, help="Print the figures as JSON.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")
 def fit(budget: int, max_batch: int | None, is_json: bool, command: tuple[str, ...]) -> int:
-    """Find the largest batch size with which a training command stays below a budget of memory.
+    """Find the largest batch size that fits a memory budget.
 
     COMMAND trains with the batch size written as {batch}: efprof fit --budget 24GiB -- python train.py --batch-size
     {batch}. It is run for some steps at a few small sizes; a line through their peaks tells which size would fit, and

@@ -9,54 +9,50 @@ from efprof.model import EfprofError
 
 
 @click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] --")
-@click.option("--name", metavar="NAME", help="What to call the run; default: the script's name.")
-@click.option(
-    "--windows", metavar="default|none", help="With 'none' no window opens, whatever the next three options say."
-)
+@click.option("--name", metavar="NAME", help="Name of the run; default: the script's name.")
+@click.option("--windows", metavar="default|none", help="'none' opens no window, whatever the next three options say.")
 @click.option(
     "--trace-steps",
     metavar="STEPS",
-    help="Trace these steps with torch.profiler: ranges such as 5:7,100:102 (5, 6, 100 and 101), or 'none'; "
-    "default: two each at 5, 30, 300 and 3000.",
+    help="Steps to trace with torch.profiler: ranges such as 5:7,100:102 (5, 6, 100 and 101), or 'none'; "
+    "default: two steps each at 5, 30, 300 and 3000.",
 )
 @click.option(
     "--memory-steps",
     metavar="STEPS",
-    help="Keep the CUDA allocator's history of these steps, written alike; default: 0:4,310:313.",
+    help="Steps whose CUDA allocator history is kept; default: 0:4,310:313.",
 )
 @click.option(
     "--triggers",
     metavar="NAMES",
-    help="What opens further windows: some of slow-step,memory-peak,non-finite,signal, or 'none'; default: all.",
+    help="Events that open more windows: slow-step,memory-peak,non-finite,signal, or 'none'; default: all.",
 )
 @click.option(
     "--host-memory/--no-host-memory",
     default=None,
-    help="Record host allocations with memray, and no trace; slows training down.",
+    help="Record host allocations with memray instead of traces; slows training down.",
 )
 @click.option(
     "--holders/--no-holders",
     default=None,
-    help="Count who keeps tensors alive whatever it costs, or never; default: as far as the budget goes.",
+    help="Always or never count what keeps tensors alive; default: as far as the budget goes.",
 )
 @click.option(
     "--memory-ring/--no-memory-ring",
     default=None,
-    help="Keep the CUDA allocator's last 10,000 events at all times, for when memory runs out; default: no.",
+    help="Keep the CUDA allocator's last 10,000 events in memory, for out-of-memory errors; default: no.",
 )
 @click.option(
     "--overhead",
     metavar="SHARE",
-    help="The share of the time that recording may cost once 3 s are used up; default: 1%. With 100% every step is "
+    help="Share of the run time that recording may take beyond the first 3 s; default: 1%. With 100% every step is "
     "recorded in full.",
 )
-@click.option(
-    "--diff/--no-diff", "keeps_diff", default=None, help="Whether to keep a diff of uncommitted changes; default: yes."
-)
+@click.option("--diff/--no-diff", "keeps_diff", default=None, help="Keep a diff of uncommitted changes; default: yes.")
 @click.option("--report", "reports", is_flag=True, help="Print `efprof report --brief` when the program has ended.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")
 def record(command: tuple[str, ...], *, reports: bool, **flags: Any) -> int:
-    """Run a training command unchanged and record it.
+    """Record a training command, which runs unchanged.
 
     COMMAND is any program that trains with PyTorch; its exit code is passed through. Write it after two dashes:
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 ENGINE: Final = click.option(
     "--engine",
     metavar="dask://HOST:8786",
-    help="The scheduler of a Dask cluster that reads the traces of ranks; default: a process for each processor here.",
+    help="Dask scheduler whose workers read the ranks' traces; default: one process per core here.",
 )
 OWN: Final = click.option(
     "--own",
     multiple=True,
     metavar="PACKAGE",
-    help="An installed package whose lines are yours, in a trace from elsewhere.",
+    help="An installed package to treat as your own code, in a trace from elsewhere.",
 )
 Format = Literal["text", "json", "markdown", "html"]
 
@@ -46,22 +46,26 @@ _CLEARED: Final = "\r\x1b[K"
     "--format",
     "form",
     type=click.Choice(FORMATS),
-    help="What to make; default: an HTML page, or what the name after --out ends in.",
+    help="Output format; default: HTML, or the suffix of --out.",
 )
-@click.option("--json", "is_json", is_flag=True, help="Short for --format json.")
-@click.option("--brief", is_flag=True, help="The answer in one screen, at most 4 kB; with --json for a program.")
+@click.option("--json", "is_json", is_flag=True, help="Same as --format json.")
+@click.option("--brief", is_flag=True, help="The answer in one screen (at most 4 kB), as text or with --json.")
 @click.option(
     "--budget",
     callback=parse_size,
     metavar="SIZE",
-    help=f"Say how the peak of memory comes to stay below: {SIZES}.",
+    help=f"Memory budget; the report says how to get the peak below it: {SIZES}.",
 )
-@click.option("--gpu-estimate", is_flag=True, help="Also what a run recorded on a CPU would take on a GPU: seconds.")
+@click.option(
+    "--gpu-estimate", is_flag=True, help="Estimate a CPU run's memory and time on a GPU (slow)."
+)
 @OWN
 @ENGINE
-@click.option("--hta", is_flag=True, help="Also what HolisticTraceAnalysis says of a GPU's trace: seconds.")
-@click.option("--static", is_flag=True, help="Draw still pictures, for readers without JavaScript (with matplotlib).")
-@click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: reports/, or the terminal.")
+@click.option("--hta", is_flag=True, help="Add what HolisticTraceAnalysis says of a GPU trace (slow).")
+@click.option("--static", is_flag=True, help="Static pictures (matplotlib) instead of JavaScript.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Output file; default: reports/ or the terminal."
+)
 def report(
     runs: tuple[str, ...],
     form: Format | None,
@@ -75,7 +79,7 @@ def report(
     static: bool,
     out: Path | None,
 ) -> None:
-    """Say what is wrong with a recorded run, and what to change.
+    """Report what is wrong with a recorded run and what to change.
 
     RUN is a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest', which is the
     default. FILE is a trace of torch's profiler (.json, .json.gz) or a snapshot of CUDA's allocator (.pickle) from

@@ -147,7 +147,7 @@ def counts_phrase(report: Report) -> str:
 
 
 def needs_phrase(report: Report) -> str:
-    """`9 need a CUDA device, 2 need several ranks or a budget`: what the checks without anything to look at would need."""
+    """`9 need a CUDA device, 2 need several ranks or a budget`: what checks with nothing to look at need."""
     needs = Counter(_need_of(audit) for audit in report.audits if _need_of(audit))
     several = [f"{num} need {need}" for need, num in needs.most_common() if num > 1]
     alone = [need for need, num in needs.items() if num == 1]
