@@ -11,6 +11,7 @@ from efprof.report.verdict import (
     describe_verdict,
     header_items,
     measured_phrase,
+    needs_phrase,
     overhead_phrase,
     rank_findings,
 )
@@ -24,7 +25,7 @@ from efprof.report.wording import (
     shorten,
     shorten_path,
 )
-from efprof.units import format_count
+from efprof.units import format_count, in_brackets
 
 MAX_FINDINGS: Final = 4
 """Two lines each: with the twelve other lines there can be, the summary stays within twenty."""
@@ -40,7 +41,7 @@ def render_text(report: Report) -> str:
     lines = [
         "efprof   " + "   ".join(shorten_path(item, PATH_WIDTH) for item in header_items(report.run)),
         *_verdict_lines(report),
-        counts_phrase(report),
+        counts_phrase(report) + in_brackets(needs_phrase(report)),
         *_finding_lines(rank_findings(report)),
     ]
     if report.run.num_steps:
@@ -59,7 +60,7 @@ def render_markdown(report: Report) -> str:
         f"# efprof: {escape(report.run.name)}",
         " · ".join(escape(item) for item in header_items(report.run)),
         _verdict(report),
-        escape(counts_phrase(report)) + ".",
+        escape(counts_phrase(report) + in_brackets(needs_phrase(report))) + ".",
         *(render_finding(item) for item in rank_findings(report)),
         *([f"## Measured\n\n{prose(sentence(measured))}"] if report.run.num_steps else []),
         *(f"> Warning: {escape(warning)}" for warning in report.warnings),

@@ -134,7 +134,7 @@ def _what_happens(finding: Finding) -> str:
 
 
 def counts_phrase(report: Report) -> str:
-    """`3 findings (memory 1, time 2); 19 checks passed, 5 not applicable (4 need a CUDA device)`."""
+    """`3 findings (memory 1, time 2); 19 checks passed, 5 not applicable`."""
     statuses = Counter(audit.status for audit in report.audits)
     categories = Counter(finding.category for audit in report.audits for finding in audit.findings)
     passed = format_count(statuses["passed"], "check")
@@ -142,17 +142,16 @@ def counts_phrase(report: Report) -> str:
     broke = f", {statuses['errored']} broke" if statuses["errored"] else ""
     return (
         f"{format_count(categories.total(), 'finding')}{in_brackets(kinds)}; {passed} passed, "
-        f"{statuses['not_applicable']} not applicable{in_brackets(needs_phrase(report))}{broke}"
+        f"{statuses['not_applicable']} not applicable{broke}"
     )
 
 
 def needs_phrase(report: Report) -> str:
-    """`9 need a CUDA device, 2 need several ranks or a budget`: what checks with nothing to look at need."""
+    """`9 need a CUDA device; others need several ranks, a budget`: what checks with nothing to look at need."""
     needs = Counter(_need_of(audit) for audit in report.audits if _need_of(audit))
     several = [f"{num} need {need}" for need, num in needs.most_common() if num > 1]
     alone = [need for need, num in needs.items() if num == 1]
-    other = [f"{len(alone)} {'need' if len(alone) > 1 else 'needs'} {' or '.join(alone)}"] if alone else []
-    return ", ".join([*several, *other])
+    return "; ".join([*several, *([f"others need {', '.join(alone)}"] if alone else [])])
 
 
 def _need_of(audit: AuditResult) -> str:

@@ -108,11 +108,12 @@ class GrownLines:
 def why_it_grew(slowdown: Slowdown, lines: GrownLines) -> str:
     """In which stage, by what of which line, and how sure that is."""
     line = lines.line
+    stage = "time between the stages" if slowdown.stage == "other" else f"{slowdown.stage} stage"
     if line is None:
         reason = lines.reason.removesuffix(".")
-        return f"The {slowdown.stage} stage grew most. Its line is not known ({reason}), or the batches became larger."
+        return f"The {stage} grew most. Its line is not known ({reason}), or the batches became larger."
     doubt = "" if line.explains(slowdown) else ", unless the batches became larger"
-    return f"The {slowdown.stage} stage grew most, by one line: {line.words()}{doubt}."
+    return f"The {stage} grew most, by one line: {line.words()}{doubt}."
 
 
 def how_slowdown_is_known(slowdown: Slowdown, lines: GrownLines) -> Narrative:

@@ -41,6 +41,7 @@ def render_html(report: Report, *, is_static: bool = False) -> str:
             is_foreign=report.run.ended == verdict.FOREIGN,
             lines=verdict.describe_verdict(report),
             counts=verdict.counts_phrase(report),
+            needs=verdict.needs_phrase(report),
             overhead=verdict.overhead_phrase(report),
             cards=rank_findings(report),
             device=device_evidence(report),
