@@ -138,7 +138,7 @@ def test_a_recorded_synchronisation_on_a_gpu_is_deleted_and_on_a_cpu_named(tmp_p
     sized = SiteCalls(site="train.py:3:main", call="nonzero", count=9, us=900.0)
     on_cpu = write_run(tmp_path / "cpu", steps=make_steps(20, stalls=[site], reads=[sized]), sources=source)
     assert blocking_scalar_read(on_cpu).findings == ()
-    named = "on a GPU synchronize waits at train.py:2, on a GPU nonzero waits at train.py:3"
+    named = "on a GPU nonzero waits at train.py:3, on a GPU synchronize waits at train.py:2"
     with pytest.raises(NothingToLookAt, match=rf"^Needs a CUDA device \({named}\)\.$"):
         device_synchronisation(on_cpu)
 
