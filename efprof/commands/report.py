@@ -82,9 +82,9 @@ def report(
     anywhere, several of one training, or a folder with those of each rank. Each may be a URL, such as s3://bucket/run.
     """
     check_engine(engine, runs)
-    if brief and form not in (None, "text", "json"):
-        raise EfprofError(f"--brief makes text or, with --json, JSON: leave out --format {form}.")
     chosen = chosen_form(form, is_json, out, "text" if brief else "html")
+    if brief and chosen not in ("text", "json"):
+        raise EfprofError(f"--brief makes text or, with --json, JSON, and no {chosen}.")
     from efprof.artifacts.files import no_garbage_collection
 
     with no_garbage_collection():

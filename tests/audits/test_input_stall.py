@@ -106,6 +106,17 @@ def test_waits_at_the_start_of_epochs_ask_for_workers_that_stay(tmp_path):
     assert finding.gain.step_ms == pytest.approx(4 * 89.8 / 95)
 
 
+def test_the_waits_of_new_epochs_are_spread_over_the_light_steps_too(tmp_path):
+    def examined(name, is_full):
+        loader = {"num_workers": 2, "num_batches": 20}
+        waits = {"data_ms": lambda step: 90.0 if step % 20 == 0 else 0.2, "is_full": is_full}
+        (finding,) = examine(tmp_path / name, steps=100, loader=loader, **waits).findings
+        return finding.gain.step_ms
+
+    all_full = examined("full", lambda step: True)
+    assert examined("light", lambda step: step < 70 or step % 20 == 0) == pytest.approx(all_full)
+
+
 def test_waits_that_are_not_those_of_epochs_are_silent(tmp_path):
     loader = {"num_workers": 2, "num_batches": 20}
     examination = examine(

@@ -168,4 +168,4 @@ def test_growth_that_is_known_early_only_is_told_up_to_there_and_its_end_in_time
     assert (finding.gain.peak_bytes, finding.gain.until_step) == (39 * MIB, 39)
     steps = read_early(bytes_per_step=64 * MIB)
     (finding,) = memory_growth(write_run(tmp_path / "second", steps=steps, sources={"train.py": TRAIN})).findings
-    assert "; the 16.0 GiB of the host last about 3.6 minutes at this rate, seen up to step 39" in finding.message
+    assert "; the 16.0 GiB of the host last about 4.1 minutes at this rate, seen up to step 39" in finding.message

@@ -54,11 +54,11 @@ def test_the_brief_form_goes_to_the_terminal_as_text_or_json_and_writes_no_page(
 def test_the_brief_form_can_be_written_and_has_no_page() -> None:
     assert run_command("--brief", "--out", "brief.json").stdout == "brief.json\n"
     assert json.loads(Path("brief.json").read_text(encoding="utf-8"))["run"] == "20260301T101500-train-a1b2c3"
-    for form in ("html", "markdown"):
-        error = run_command("--brief", "--format", form).exception
+    for options in (("--format", "html"), ("--out", "page.html")):
+        error = run_command("--brief", *options).exception
         assert isinstance(error, EfprofError)
-        assert str(error) == f"--brief makes text or, with --json, JSON: leave out --format {form}."
-    assert not Path("reports").exists()
+        assert str(error) == "--brief makes text or, with --json, JSON, and no html."
+    assert [path.name for path in Path().iterdir()] == ["brief.json"]
 
 
 def test_the_name_of_the_file_says_the_form_unless_a_format_is_given() -> None:

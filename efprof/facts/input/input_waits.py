@@ -64,7 +64,7 @@ class InputWaits:
         times = run.get(StepTimes)
         steady = times.at_least(1)
         loader = loader_of(run, [time.record for time in steady])
-        num_steps = len(times.steady_ms)  # of the light ones nobody knows whether they waited; no epoch begins there
+        num_steps = len(times.own_ms)  # of the light ones nobody knows whether they waited; no epoch begins there
         restarts, epoch = _restarts(steady, loader, num_steps), _steps_per_epoch(times.every, loader)
         usual = [time for time in steady if time not in restarts]
         waits_ms = _without_longest([time.blocking_ms("data") for time in usual])
