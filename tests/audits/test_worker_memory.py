@@ -72,7 +72,7 @@ def only_finding(run: Run) -> Finding:
 
 
 def test_a_run_without_workers_has_no_artifact(tmp_path: Path) -> None:
-    with pytest.raises(NothingToLookAt, match=r"^Needs data workers, on Linux\.$"):
+    with pytest.raises(NothingToLookAt, match=r"^Needs data workers \(on Linux\)\.$"):
         worker_memory(write_run(tmp_path, steps=make_steps(10)))
 
 
