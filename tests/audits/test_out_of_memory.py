@@ -223,7 +223,7 @@ def test_free_memory_of_another_pool_is_no_piece_that_would_have_served(tmp_path
     assert finding.headline == "Out of memory"
     assert finding.message.endswith("of 512 MiB reserved 4.00 MiB were free.")
     assert finding.why.startswith(
-        "Memory was truly short: the largest free piece was 0 B, 4.00 MiB of what was free were for other sizes, streams "
-        "or pools, and the driver had 0 B."
+        "Memory was truly short: the largest free piece was 0 B, 4.00 MiB of what was free were for other sizes, "
+        "streams or pools, and the driver had 0 B."
     )
     assert "it is 2.00 MiB short at that moment" in finding.fix.summary
