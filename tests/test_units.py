@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from efprof.units import (
     MAX_BYTES,
     MIB,
-    format_about,
     format_bytes,
     format_change,
+    format_duration,
     format_interval,
     format_value,
     parse_bytes,
@@ -40,10 +40,28 @@ def test_what_is_not_finite_is_written_by_name_in_every_unit(unit: str) -> None:
     assert [format_value(value, unit) for value in (math.nan, math.inf, -math.inf)] == ["nan", "inf", "-inf"]
 
 
-def test_intervals_that_read_the_same_are_left_out_and_predictions_have_two_digits() -> None:
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.04 seconds"),
+        (1.0, "1 second"),
+        (43.4, "43 seconds"),
+        (59.9, "60 seconds"),
+        (60.0, "1 minute"),
+        (239.0, "4 minutes"),
+        (5_400.0, "1.5 hours"),
+        (86_400.0, "1 day"),
+        (3.456 * 86_400, "3.5 days"),
+        (363.4 * 86_400, "360 days"),
+    ],
+)
+def test_a_predicted_span_of_time_has_two_digits_and_its_largest_unit(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_intervals_that_read_the_same_are_left_out_and_a_size_has_the_unit_that_fits() -> None:
     assert format_interval(33.0 * MIB, 33.01 * MIB, "bytes") == ""
     assert format_interval(33.0 * MIB, 33.1 * MIB, "bytes") == "33.0 MiB to 33.1 MiB"
-    assert (format_about(50_645), format_about(2_214), format_about(87)) == ("~51,000", "~2,200", "~87")
     sizes = [2**power for power in (0, 10, 20, 30, 40, 50)]
     assert [format_bytes(size) for size in sizes] == ["1 B", "1.00 KiB", "1.00 MiB", "1.00 GiB", "1.00 TiB", "1024 TiB"]
 

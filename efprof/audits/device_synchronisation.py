@@ -6,7 +6,7 @@ from efprof.facts.source.sources import Sources
 from efprof.facts.time.host_waits import HostWaits, WaitingLine
 from efprof.fixes.source_edit import delete_statement
 from efprof.model import CUDA_DEVICE, Examination, Finding, Fix, NothingToLookAt, NotRecorded
-from efprof.units import format_count, format_ms
+from efprof.units import format_count, format_ms, in_brackets
 
 ASKED = {"copy": "A copy of pageable memory", "mask": "Indexing by a mask", "synchronize": "A synchronisation"}
 """What asks for a wait, in words; else it is an operator's name."""
@@ -42,8 +42,8 @@ def device_synchronisation(run: Run) -> Examination:
     waits = run.get(HostWaits)
     lines = waits.of("synchronisation")
     if not waits.is_gpu:
-        named = "".join(f"; on a GPU {line.calls[0]} waits at {line.blame}" for line in lines)
-        raise NothingToLookAt(f"{CUDA_DEVICE}{named}")
+        named = ", ".join(f"on a GPU {line.calls[0]} waits at {line.blame}" for line in lines)
+        raise NothingToLookAt(f"{CUDA_DEVICE}{in_brackets(named)}")
     if waits.use is None and not lines:
         raise NotRecorded("no trace tells what the host waits for; record the run with '--trace-steps 5:7'.")
     told = ", ".join(f"{line.calls[0]} {format_ms(line.typical_ms)}" for line in waits.of("told"))

@@ -9,7 +9,7 @@ from efprof.facts.time.loader_lines import with_lines
 from efprof.facts.time.trace_input import TraceInput
 from efprof.fixes.settings import set_loader_arguments
 from efprof.model import Change, Examination, Finding, Fix, Gain, NothingToLookAt, SourceLine, ThinEvidence
-from efprof.units import format_count, format_interval, format_ms, format_share, in_brackets
+from efprof.units import format_share
 
 MIN_STEPS = 5
 """Fewer steady steps say more about the machine than about the loader."""
@@ -71,12 +71,7 @@ def _is_stalled(waits: InputWaits) -> bool:
 
 
 def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
-    workers, wanted, share = waits.best_workers, waits.wanted_workers, waits.data_ms / waits.step_ms
-    interval = in_brackets(format_interval(*waits.data_interval_ms, "ms"))
-    message = f"Each step waits {format_ms(waits.data_ms)}{interval} for its data, {format_share(share)} of its time"
-    why = "The batches are made in the training process (`num_workers=0`)."
-    if waits.num_workers:
-        why = f"{format_count(waits.num_workers, 'data worker')} cannot make batches as fast as they are used."
+    workers, wanted, (message, why) = waits.best_workers, waits.wanted_workers, waits.told()
     if not waits.can_win:
         summary = f"Speed up the data set's code: all {waits.num_cpus} cores are busy, more workers will not help."
         gain = Gain.of_step("the whole wait", waits.data_ms)
@@ -96,15 +91,11 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
 
 
 def _of_restarts(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
-    share = waits.restart_ms / (waits.step_ms + waits.restart_ms)
-    cost = f"{format_ms(waits.restart_ms)} per step on average, {format_share(share)} of the time"
-    message = f"Starting data workers at each of {waits.num_restarts} epochs costs {cost}"
-    why = "The loader ends its workers with each epoch and starts new ones for the next."
     changes = _changes(run, waits, blame, KEEP_WORKERS)
     summary = "Use `DataLoader(..., persistent_workers=True)`."
     fix = Fix(summary=summary, applicability="safe", changes=changes)
     gain = Gain.of_step("the waits where epochs start", waits.restart_ms)
-    return _finding(run, blame, message, why, fix, gain)
+    return _finding(run, blame, *waits.told_of_restarts(), fix, gain)
 
 
 def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, object]) -> tuple[Change, ...]:
@@ -118,7 +109,7 @@ def _finding(run: Run, blame: SourceLine, message: str, why: str, fix: Fix, gain
         blame=blame,
         category="time",
         headline="Training waits for its data",
-        message=f"{message}.",
+        message=message,
         why=why,
         fix=fix,
         gain=gain,

@@ -52,7 +52,8 @@ def _finding(run: Run, call: RepeatedCall, step_ms: float) -> Finding:
         category="time",
         headline="A module is called for one item at a time",
         message=f"Calling {names} item by item takes {cost}, with the backward pass.",
-        why=f"It is called {call.num_calls} times per {per} with a single item, of shape {list(call.input_shape)}.",
+        why=f"{'It is' if len(call.modules) == 1 else 'They are'} called {call.num_calls} times per {per} with a "
+        f"single item, of shape {list(call.input_shape)}.",
         fix=Fix.by_hand(_fix(call)),
         gain=gain,
         evidence=(_narrative(call),),

@@ -56,16 +56,12 @@ _CLEARED: Final = "\r\x1b[K"
     metavar="SIZE",
     help=f"Memory budget; the report says how to get the peak below it: {SIZES}.",
 )
-@click.option(
-    "--gpu-estimate", is_flag=True, help="Estimate a CPU run's memory and time on a GPU (slow)."
-)
+@click.option("--gpu-estimate", is_flag=True, help="Estimate a CPU run's memory and time on a GPU (slow).")
 @OWN
 @ENGINE
 @click.option("--hta", is_flag=True, help="Add what HolisticTraceAnalysis says of a GPU trace (slow).")
 @click.option("--static", is_flag=True, help="Static pictures (matplotlib) instead of JavaScript.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Output file; default: reports/ or the terminal."
-)
+@click.option("--out", type=click.Path(path_type=Path), help="Output file; default: reports/ or the terminal.")
 def report(
     runs: tuple[str, ...],
     form: Format | None,
@@ -86,9 +82,9 @@ def report(
     anywhere, several of one training, or a folder with those of each rank. Each may be a URL, such as s3://bucket/run.
     """
     check_engine(engine, runs)
-    if brief and form not in (None, "text", "json"):
-        raise EfprofError(f"--brief makes text or, with --json, JSON: leave out --format {form}.")
     chosen = chosen_form(form, is_json, out, "text" if brief else "html")
+    if brief and chosen not in ("text", "json"):
+        raise EfprofError(f"--brief makes text or, with --json, JSON, and no {chosen}.")
     from efprof.artifacts.files import no_garbage_collection
 
     with no_garbage_collection():

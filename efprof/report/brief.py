@@ -28,7 +28,7 @@ def brief_form(report: Report) -> dict[str, Any]:
         "not_looked_at": shorten(_not_looked_at(report), MAX_SENTENCE),
         "commands": [shorten(command, MAX_SENTENCE) for command in verdict.commands],
     }
-    while len(_encoded(form)) > MAX_BYTES and findings:
+    while max(len(_encoded(form)), len(_text(form).encode())) > MAX_BYTES and findings:
         findings.pop()
         form["more_findings"] = len(ranked) - len(findings)
     return form
@@ -41,11 +41,16 @@ def render_brief_json(report: Report) -> str:
 
 def render_brief_text(report: Report) -> str:
     """As plain text, whose edits are unified diffs without context."""
-    form = brief_form(report)
+    return _text(brief_form(report))
+
+
+def _text(form: dict[str, Any]) -> str:
+    # The lead's sentence and fix stand in the lines above it; those of another one with the same fix do not.
+    lead = next((one for one in form["findings"] if one["fix"] in form["next"]), None)
     lines = [f"Verdict  {form['verdict']}", f"Why      {form['why']}", f"Next     {form['next']}"]
     for number, one in enumerate(form["findings"], start=1):
         lines += ["", f"{number}. {one['severity']} {one['id']} at {one['line']}"]
-        if one["fix"] not in form["next"]:  # the first one's stand above
+        if one is not lead:
             lines += [f"   {one['sentence']}", f"   Fix: {one['fix']}"]
         lines.append(f"   Gain: {one['gain']}")
         lines += [f"   {line}" for line in one.get("diff", "").splitlines()]

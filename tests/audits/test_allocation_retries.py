@@ -11,7 +11,7 @@ from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.audits.allocation_retries import allocation_retries
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.run.run import Run
-from efprof.model import BOUNDARIES, Alternatives, EnvironmentVariable, Finding, NotRecorded, Number, Numbers
+from efprof.model import BOUNDARIES, Alternatives, EnvironmentVariable, Finding, NothingToLookAt, Number, Numbers
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, Program
 from tests.support.builders import make_step, on_device, write_run
@@ -88,7 +88,7 @@ def only_finding(run: Run) -> Finding:
 def test_it_blames_the_line_that_asked_and_sets_what_makes_the_replay_need_no_retry(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", steps_with(every_third), outgrowing(AllocatorSettings())))
     assert str(finding.blame) == f"train.py:{OUTPUT}"
-    assert "most often it was this line that asked" in finding.message
+    assert "most often it was this line that asked" in finding.why
     (change,) = finding.fix.changes
     assert isinstance(change, EnvironmentVariable)
     assert change.new == "expandable_segments:True"
@@ -110,7 +110,8 @@ def test_without_a_history_the_stage_is_named_its_line_blamed_and_the_gain_what_
 ) -> None:
     finding = only_finding(run_of(tmp_path / "run", steps_with(every_third)))
     assert str(finding.blame) == "train.py:5"
-    assert "100 % of them in the backward stage" in finding.message
+    assert finding.why.startswith("100 % of them in the backward stage; ")
+    assert "gave its cache back to go on" in finding.message
     assert finding.fix.applicability == "manual"
     assert "Take 14 samples per micro-batch instead of 16" in finding.fix.summary, "(0.9 * 512 - 300) / (180 / 16)"
     (numbers,) = [one for one in finding.evidence if isinstance(one, Numbers)]
@@ -132,7 +133,7 @@ def test_what_a_retry_waits_for_a_busy_device_is_not_saved(tmp_path: Path) -> No
 def test_where_every_step_retries_no_time_is_claimed_and_retries_at_the_start_are_no_fault(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", steps_with(lambda step: True)))
     assert finding.gain.step_ms is None
-    assert finding.message.startswith("The device's memory ran out 2 times per step, ")
+    assert finding.message.startswith("The device's memory ran out 2 times per step, and the allocator gave its cache")
     examination = allocation_retries(run_of(tmp_path / "second", steps_with(lambda step: step < 12)))
     assert examination.findings == ()
     assert examination.looked_at == "57 steps, 18 of the allocator's retries"
@@ -166,5 +167,5 @@ def test_an_emptied_cache_is_no_retry_and_a_cold_start_is_no_praise_for_a_settin
 
 
 def test_a_run_without_the_counter_names_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match="record the run on a CUDA device"):
+    with pytest.raises(NothingToLookAt, match=r"^Needs a CUDA device\.$"):
         allocation_retries(write_run(tmp_path / "run", steps=[make_step(step) for step in range(60)]))

@@ -69,7 +69,7 @@ def test_blames_the_loss_over_a_large_vocabulary_and_predicts_by_replay_what_spl
     (finding,) = backward_peak(large_vocabulary().run(tmp_path)).findings
     assert str(finding.blame) == "train.py:4"
     assert "120 MiB" in finding.message
-    assert "aten::nll_loss_backward" in finding.message
+    assert "`aten::nll_loss_backward`" in finding.why
     # Of the peak of 260 MiB, 180 are this line's and 60 its logits; without all of them 25 would be next, 5 more than
     # the rest of the peak: that would take 48 parts, and 16 is the most that is worth its calls.
     assert "16 parts" in finding.fix.summary

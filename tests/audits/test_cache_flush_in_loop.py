@@ -9,10 +9,11 @@ from efprof.artifacts.steps import SiteCalls, StepRecord
 from efprof.audits.cache_flush_in_loop import cache_flush_in_loop
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.run.run import Run
-from efprof.model import CodeEdit, NotRecorded
+from efprof.model import CodeEdit, NothingToLookAt, NotRecorded
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import OUTPUT, Program
 from tests.support.builders import GPU, make_busy_step, make_step, write_run
+from tests.support.rating import severity_in
 
 TRAIN = """\
 def train(model, optimizer):
@@ -60,17 +61,21 @@ def test_it_blames_the_call_deletes_it_and_counts_what_each_flush_gave_back(tmp_
     assert str(finding.blame) == "train.py:6"
     assert finding.gain.step_ms == pytest.approx(3.0)
     assert finding.fix.changes == (CodeEdit(file="train.py", line=6, old="        torch.cuda.empty_cache()", new=""),)
-    assert "it gave 40.0 MiB back each time." in finding.message
+    assert "it gave 40.0 MiB back each time." in finding.why
+    assert finding.message.startswith("The cache is emptied 1 times per step, which takes 3.00 ms of it (19 %)")
+    assert severity_in(run, finding) == "medium"
 
 
 def test_what_it_waits_for_a_busy_device_is_not_saved(tmp_path: Path) -> None:
-    (finding,) = cache_flush_in_loop(run_of(tmp_path / "run", make=make_busy_step)).findings
-    assert (finding.gain.step_ms, finding.severity) == (pytest.approx(0.2), "low")
+    run = run_of(tmp_path / "run", make=make_busy_step)
+    (finding,) = cache_flush_in_loop(run).findings
+    assert (finding.gain.step_ms, severity_in(run, finding)) == (pytest.approx(0.2), "low")
 
 
-def test_now_and_then_and_on_a_cpu_the_call_is_no_fault(tmp_path: Path) -> None:
+def test_now_and_then_the_call_is_no_fault_and_on_a_cpu_there_is_nothing_to_look_at(tmp_path: Path) -> None:
     assert cache_flush_in_loop(run_of(tmp_path / "run", every=20)).findings == ()
-    assert cache_flush_in_loop(run_of(tmp_path / "second", source="C allocator (malloc)")).findings == ()
+    with pytest.raises(NothingToLookAt, match=r"^Needs a CUDA device\.$"):
+        cache_flush_in_loop(run_of(tmp_path / "second", source="C allocator (malloc)"))
 
 
 def test_a_run_without_steps_names_what_it_needs(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from efprof.audits.dataset_on_device import dataset_on_device
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.run.run import Run
-from efprof.model import NotRecorded, ThinEvidence
+from efprof.model import NothingToLookAt, NotRecorded, ThinEvidence
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import Program, frames_of
 from tests.support.builders import GPU, START_NS, make_steps, write_run
@@ -108,7 +108,8 @@ def test_it_blames_the_line_that_puts_the_data_there_and_saves_all_but_two_batch
     (finding,) = dataset_on_device(run_of(tmp_path / "run", training(800 * MIB))).findings
     assert str(finding.blame) == f"train.py:{DATA}"
     assert finding.blame.text == "images = read().to(device)"
-    assert f"train.py:{TAKEN} takes a part at a time" in finding.message
+    assert f"train.py:{TAKEN} takes a part at a time" in finding.why
+    assert finding.message.startswith("800 MiB lie on device 0 from before the first step to the end, ")
     assert finding.gain.peak_bytes == (800 - 2 * 16) * MIB
     assert finding.gain.basis == "measured bound"
     assert finding.gain.step_ms is None, "what moving each batch takes is not known"
@@ -171,7 +172,9 @@ def test_a_run_without_a_snapshot_or_steps_or_in_which_nobody_looked_says_so(tmp
     with pytest.raises(ThinEvidence, match=r"was not looked at: code was compiled\."):
         dataset_on_device(run_of(tmp_path / "run", program, events=[seen(program, why_not="code was compiled")]))
     with pytest.raises(NotRecorded, match=r"memory-<n>\.pickle is missing"):
-        dataset_on_device(write_run(tmp_path / "second", steps=make_steps(10)))
+        dataset_on_device(write_run(tmp_path / "second", steps=make_steps(10), devices=[GPU]))
+    with pytest.raises(NothingToLookAt, match=r"^Needs a CUDA device\.$"):
+        dataset_on_device(write_run(tmp_path / "on a CPU", steps=make_steps(10)))
     run = write_run(tmp_path / "third", snapshots=[training(800 * MIB).snapshot()], devices=[GPU])
     with pytest.raises(NotRecorded, match=r"steps\.jsonl"):
         dataset_on_device(run)

@@ -14,7 +14,7 @@ from efprof.facts.time.device_lanes import length, union
 from efprof.facts.time.host_waits import HostWaits
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_waits import SYNCHRONIZE, waits_in
-from efprof.model import NotRecorded, Table
+from efprof.model import NothingToLookAt, NotRecorded, Table
 from tests.support.builders import GPU, START_NS, make_busy_step, make_steps, write_run
 from tests.support.device_traces import (
     REAL_TRACES,
@@ -112,6 +112,7 @@ def test_the_gain_is_that_of_the_replay_and_the_fix_is_for_what_asked(tmp_path: 
     with foreign_run(tmp_path, events) as run:
         (finding,) = device_synchronisation(run).findings
     assert "Indexing by a mask makes the host wait 1 time per step, 4.00 ms per step (40 % of it)" in finding.message
+    assert "the host stops until all that was queued before is done" in finding.why
     assert "torch.where" in finding.fix.summary
     assert finding.gain.basis == "replay"
     assert finding.gain.step_ms == pytest.approx(3.4, abs=0.2)  # the device works 6.5 of each 10 ms
@@ -136,10 +137,10 @@ def test_a_recorded_synchronisation_on_a_gpu_is_deleted_and_on_a_cpu_named(tmp_p
     assert finding.fix.changes
     sized = SiteCalls(site="train.py:3:main", call="nonzero", count=9, us=900.0)
     on_cpu = write_run(tmp_path / "cpu", steps=make_steps(20, stalls=[site], reads=[sized]), sources=source)
-    assert blocking_scalar_read(on_cpu).findings == device_synchronisation(on_cpu).findings == ()
-    looked_at = device_synchronisation(on_cpu).looked_at
-    assert "on a GPU synchronize waits at train.py:2" in looked_at
-    assert "on a GPU nonzero waits at train.py:3" in looked_at
+    assert blocking_scalar_read(on_cpu).findings == ()
+    named = "on a GPU nonzero waits at train.py:3, on a GPU synchronize waits at train.py:2"
+    with pytest.raises(NothingToLookAt, match=rf"^Needs a CUDA device \({named}\)\.$"):
+        device_synchronisation(on_cpu)
 
 
 def test_a_read_that_was_recorded_and_lies_in_a_window_is_one_wait_with_a_replayed_gain(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from efprof.audits.exposed_communication import exposed_communication
-from efprof.model import NotRecorded
+from efprof.model import NothingToLookAt, NotRecorded
 from tests.support.builders import make_steps, trace_event, write_run
 from tests.support.device_traces import (
     Events,
@@ -19,6 +19,7 @@ from tests.support.device_traces import (
     real_run,
     step,
 )
+from tests.support.rating import severity_in
 
 OLD, NEW = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)"
 
@@ -75,8 +76,10 @@ def test_it_tells_how_long_collectives_run_alone_under_both_names_of_their_kerne
     (finding,) = found_by(exposed_communication, tmp_path, steps(name=name))
     assert str(finding.blame) == "train.py:30"  # that calls backward: autograd's own calls have no line
     assert finding.gain.step_ms == pytest.approx(3.0, abs=0.01)
-    assert "all-reduce of gradients 100 %" in finding.message
-    assert finding.severity == "high"
+    assert finding.message == "For 3.00 ms of each step (30 %) the device does nothing but communicate."
+    assert "all-reduce of gradients 100 %" in finding.why
+    with foreign_run(tmp_path, steps(name=name)) as run:
+        assert severity_in(run, finding) == "high"
     assert "bucket_cap_mb" in finding.fix.summary
     assert "no_sync():" not in finding.fix.summary
 
@@ -88,7 +91,7 @@ def test_what_the_device_computes_beside_costs_nothing(tmp_path: Path) -> None:
 def test_without_lines_it_names_the_operator_and_the_flag(tmp_path: Path) -> None:
     (finding,) = found_by(exposed_communication, tmp_path, steps(frames=False))
     assert finding.blame.file.startswith("operator torch::autograd::AccumulateGrad")
-    assert "`with_stack=True` tells" in finding.message
+    assert "`with_stack=True` tells" in finding.why
 
 
 def test_a_call_outside_of_backward_is_blamed_on_its_function_and_named_by_its_argument(tmp_path: Path) -> None:
@@ -100,7 +103,7 @@ def test_a_call_outside_of_backward_is_blamed_on_its_function_and_named_by_its_a
         events[-1]["args"]["Collective name"] = "_allgather_base"
     (finding,) = found_by(exposed_communication, tmp_path, events)
     assert str(finding.blame) == "train.py:50"
-    assert "all-gather 100 %" in finding.message
+    assert "all-gather 100 %" in finding.why
     assert "forward_prefetch=True" in finding.fix.summary
 
 
@@ -133,11 +136,12 @@ def test_views_are_suggested_only_where_buckets_are_seen_to_be_copied(tmp_path: 
     assert "gradient_as_bucket_view" in found_by(exposed_communication, tmp_path, [*steps(), copy])[0].fix.summary
 
 
-def test_without_a_trace_it_is_not_applicable_and_without_collectives_it_passes(tmp_path: Path) -> None:
+def test_without_a_trace_or_collectives_it_is_not_applicable(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded):
         exposed_communication(write_run(tmp_path / "run", steps=make_steps(3)))
-    with foreign_run(tmp_path, [step(0, 0.0, 2.0), *launched("gemm", 0.5, 0.6, 1.0, 1)]) as run:
-        assert exposed_communication(run).looked_at == "a trace without collectives on a device"
+    events = [step(0, 0.0, 2.0), *launched("gemm", 0.5, 0.6, 1.0, 1)]
+    with foreign_run(tmp_path, events) as run, pytest.raises(NothingToLookAt, match="Needs collectives on a device"):
+        exposed_communication(run)
 
 
 @has_real_traces
@@ -152,7 +156,7 @@ def test_without_a_trace_it_is_not_applicable_and_without_collectives_it_passes(
 def test_real_traces_in_which_communication_is_exposed_are_found(name: str, kind: str, advice: str) -> None:
     with real_run(name) as run:
         (finding,) = exposed_communication(run).findings
-    assert kind in finding.message
+    assert kind in finding.why
     assert advice in finding.fix.summary
 
 

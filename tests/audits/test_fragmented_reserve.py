@@ -8,7 +8,7 @@ import pytest
 from efprof.audits.fragmented_reserve import fragmented_reserve
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.run.run import Run, open_run
-from efprof.model import EnvironmentVariable, Finding, NotRecorded, ThinEvidence
+from efprof.model import EnvironmentVariable, Finding, NothingToLookAt, NotRecorded, ThinEvidence
 from efprof.units import MIB
 from tests.facts.allocator.recording import Recording
 from tests.support.builders import GPU, make_steps, write_run, write_snapshot
@@ -120,6 +120,8 @@ def test_a_rank_without_a_line_of_the_user_hides_no_finding_of_another(tmp_path:
 
 
 def test_a_run_without_a_snapshot_names_what_it_needs(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", steps=make_steps(10))
+    run = write_run(tmp_path / "run", steps=make_steps(10), devices=[GPU])
     with pytest.raises(NotRecorded, match=r"memory-<n>\.pickle is missing"):
         fragmented_reserve(run)
+    with pytest.raises(NothingToLookAt, match=r"^Needs a CUDA device\.$"):
+        fragmented_reserve(write_run(tmp_path / "on a CPU", steps=make_steps(10)))

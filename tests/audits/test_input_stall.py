@@ -7,8 +7,10 @@ from efprof.artifacts.events import ThreadsReady
 from efprof.artifacts.readings import WORKER_SAMPLES_FILE, SampledLine, WorkerSamples
 from efprof.audits.input_stall import input_stall
 from efprof.facts.input.input_waits import HANDOVER_MS, InputWaits
-from efprof.model import CodeEdit, NotRecorded, Snippet, ThinEvidence
+from efprof.facts.run.run import open_run
+from efprof.model import CodeEdit, NothingToLookAt, NotRecorded, Snippet, ThinEvidence
 from tests.support.builders import loader_built, make_steps, write_run
+from tests.support.rating import severity_in
 
 SOURCE = """\
 from torch.utils.data import DataLoader
@@ -41,8 +43,11 @@ def examine(folder, *, steps=40, loader=None, num_cpus=8, source=SOURCE, counts=
 
 def test_blames_the_loader_and_computes_its_workers(tmp_path):
     (finding,) = examine(tmp_path / "run", data_ms=40.0, cpu_us=54_500.0).findings
-    assert (str(finding.blame), finding.severity) == ("train.py:5", "high")
-    assert "waits 40.0 ms for its data, 73 % of its time" in finding.message
+    assert str(finding.blame) == "train.py:5"
+    assert severity_in(open_run(tmp_path / "run"), finding) == "high"
+    assert finding.message == "Each step waits 40.0 ms for its data, 73 % of its time."
+    assert finding.why == "The batches are made in the training process (`num_workers=0`)."
+    assert finding.fix.summary == "Use `DataLoader(..., num_workers=3)`."
     (edit,) = finding.fix.changes
     assert isinstance(edit, CodeEdit)
     assert edit.new == "    loader = DataLoader(data, batch_size=16, num_workers=3)"
@@ -66,8 +71,9 @@ def test_the_workers_are_computed_from_those_that_are_busy_and_by_the_mean_wait(
     source = SOURCE.replace("batch_size=16", "batch_size=16, num_workers=2")
     (finding,) = examine(tmp_path / "run", data_ms=14.5, loader=loader, source=source, num_cpus=16).findings
     (edit,) = finding.fix.changes
-    assert "num_workers: 2 -> 4" in finding.fix.summary  # 2 workers x 29 ms, over 14.5 ms
+    assert finding.fix.summary == "Use `DataLoader(..., num_workers=4)`."  # 2 workers x 29 ms, over 14.5 ms
     assert edit.new == "    loader = DataLoader(data, batch_size=16, num_workers=4)"
+    assert finding.why == "2 data workers cannot make batches as fast as they are used."
     assert finding.gain.step_ms == pytest.approx(14.5 - HANDOVER_MS)
     loader = {"num_workers": 2}
     (finding,) = examine(tmp_path / "second", data_ms=lambda s: 30.0 if s % 2 == 0 else 0.5, loader=loader).findings
@@ -76,14 +82,14 @@ def test_the_workers_are_computed_from_those_that_are_busy_and_by_the_mean_wait(
 
 def test_the_cores_bound_the_workers(tmp_path):
     (finding,) = examine(tmp_path / "run", data_ms=80.0, cpu_us=94_500.0, num_cpus=4).findings
-    assert "num_workers: 0 -> 3" in finding.fix.summary
-    assert "6 would hide the wait, but one of 4 processors must train" in finding.fix.summary
+    assert finding.fix.summary.startswith("Use `DataLoader(..., num_workers=3)`; ")
+    assert "6 would hide the wait, but one of the 4 cores must train" in finding.fix.summary
 
 
 def test_a_machine_without_a_free_core_is_told_so_where_the_wait_is_longer_than_the_training(tmp_path):
     (finding,) = examine(tmp_path / "run", data_ms=14.5, cpu_us=58_000.0, num_cpus=2).findings
     assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
-    assert "none of the 2 processors is free for another worker" in finding.fix.summary
+    assert "all 2 cores are busy, more workers will not help" in finding.fix.summary
     assert finding.gain.basis == "measured bound"
     assert examine(tmp_path / "second", data_ms=7.0, cpu_us=21_500.0, num_cpus=1).findings == ()
 
@@ -92,10 +98,23 @@ def test_waits_at_the_start_of_epochs_ask_for_workers_that_stay(tmp_path):
     loader = {"num_workers": 2, "num_batches": 20}
     examination = examine(tmp_path / "run", steps=100, loader=loader, data_ms=lambda s: 90.0 if s % 20 == 0 else 0.2)
     (finding,) = examination.findings
-    assert "persistent_workers=True" in finding.fix.summary
+    assert finding.message.startswith("Starting data workers at each of 4 epochs costs 3.78 ms per step on average, ")
+    assert "ends its workers with each epoch" in finding.why
+    assert finding.fix.summary == "Use `DataLoader(..., persistent_workers=True)`."
     (edit,) = finding.fix.changes
     assert edit.new.endswith("persistent_workers=True)")
     assert finding.gain.step_ms == pytest.approx(4 * 89.8 / 95)
+
+
+def test_the_waits_of_new_epochs_are_spread_over_the_light_steps_too(tmp_path):
+    def examined(name, is_full):
+        loader = {"num_workers": 2, "num_batches": 20}
+        waits = {"data_ms": lambda step: 90.0 if step % 20 == 0 else 0.2, "is_full": is_full}
+        (finding,) = examine(tmp_path / name, steps=100, loader=loader, **waits).findings
+        return finding.gain.step_ms
+
+    all_full = examined("full", lambda step: True)
+    assert examined("light", lambda step: step < 70 or step % 20 == 0) == pytest.approx(all_full)
 
 
 def test_waits_that_are_not_those_of_epochs_are_silent(tmp_path):
@@ -118,7 +137,7 @@ def test_waits_that_are_not_those_of_epochs_are_silent(tmp_path):
 def test_a_wait_for_work_is_told_beside_other_programs_too(tmp_path, num_workers, data_ms, counts):
     loader = {"num_workers": num_workers}
     (finding,) = examine(tmp_path / "run", data_ms=data_ms, loader=loader, counts=[counts]).findings
-    assert finding.severity == "high"
+    assert severity_in(open_run(tmp_path / "run"), finding) == "high"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +151,12 @@ def test_a_wait_for_work_is_told_beside_other_programs_too(tmp_path, num_workers
 def test_a_verdict_that_other_programs_may_have_decided_is_unclear(tmp_path, num_workers, data_ms, counts):
     with pytest.raises(ThinEvidence, match=r"^Unclear: .* but other programs held 50 % of the cores\.$"):
         examine(tmp_path / "run", data_ms=data_ms, loader={"num_workers": num_workers}, counts=[counts], num_cpus=2)
+
+
+def test_a_run_without_a_loader_has_nothing_to_look_at_unless_it_waits_for_data(tmp_path):
+    with pytest.raises(NothingToLookAt, match=r"^Needs a DataLoader\.$"):
+        input_stall(write_run(tmp_path / "run", steps=make_steps(40, data_ms=0.0)))
+    assert input_stall(write_run(tmp_path / "second", steps=make_steps(40, data_ms=0.5))).findings == ()
 
 
 def test_a_loader_that_was_not_seen_being_built_and_a_run_without_steps_are_not_judged(tmp_path):
@@ -179,8 +204,7 @@ def test_the_slowest_line_in_the_workers_is_named_and_the_loader_stays_to_blame(
     (run.rank_folder / WORKER_SAMPLES_FILE).write_bytes(msgspec.json.encode(samples) + b"\n")
     (finding,) = input_stall(run).findings
     assert str(finding.blame) == "train.py:5"
-    assert finding.message.endswith(
-        "of the workers' time goes to data.py:2 `return decode(index)`, inside PIL.Image.open."
-    )
+    assert finding.why.endswith("of the workers' time goes to data.py:2 `return decode(index)`, inside PIL.Image.open.")
+    assert finding.message.startswith("Each step waits 40.0 ms for its data")
     snippets = [one.file for one in finding.evidence if isinstance(one, Snippet)]
     assert snippets == ["data.py"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from efprof.audits.launch_bound import launch_bound
-from efprof.model import NotRecorded, ThinEvidence
+from efprof.model import NothingToLookAt, NotRecorded, ThinEvidence
 from tests.support.builders import START_NS, make_steps, trace_event, write_run
 from tests.support.device_traces import (
     Events,
@@ -21,6 +21,7 @@ from tests.support.device_traces import (
     runtime,
     step,
 )
+from tests.support.rating import severity_in
 
 NUM_LAUNCHES, EVERY_MS = 100, 0.1
 """A step of 10 ms with a launch every 100 us."""
@@ -51,15 +52,17 @@ def steps(**fields: Any) -> Events:
 
 
 def test_it_blames_the_function_that_launches_and_bounds_the_gain_by_the_gaps(tmp_path: Path) -> None:
-    (finding,) = found_by(launch_bound, tmp_path, steps())
+    with foreign_run(tmp_path, steps()) as run:
+        (finding,) = launch_bound(run).findings
+        assert severity_in(run, finding) == "high"
     assert str(finding.blame) == "train.py:12"
     assert finding.gain.step_ms == pytest.approx(
         8.4 - 0.12, abs=0.02
     )  # 100 gaps of 84 us, less what recording 202 events adds
-    assert "100 launches, each of 10.0 us of work for the device" in finding.message
+    assert finding.message == "The device waits 8.27 ms of each step (84 %) for the host to launch."
+    assert finding.why.startswith("Each of 100 launches is 10.0 us of work for the device and ")
     assert "reduce-overhead" in finding.fix.summary
     assert "foreach" not in finding.fix.summary
-    assert finding.severity == "high"
 
 
 def test_a_device_that_is_busy_is_no_fault(tmp_path: Path) -> None:
@@ -134,7 +137,7 @@ def test_what_is_used_is_not_suggested(tmp_path: Path, used: str, never: str) ->
 def test_without_lines_it_names_the_operator_and_the_flag_that_tells_lines(tmp_path: Path) -> None:
     (finding,) = found_by(launch_bound, tmp_path, steps(frames=False))
     assert finding.blame.file.startswith("operator aten::add")
-    assert "`with_stack=True` tells" in finding.message
+    assert "`with_stack=True` tells" in finding.why
 
 
 def test_without_anything_to_name_it_abstains(tmp_path: Path) -> None:
@@ -156,11 +159,12 @@ def test_what_recording_adds_is_not_the_program_s(tmp_path: Path, steady_ms: flo
     assert found == ([] if gain_ms is None else [pytest.approx(gain_ms, abs=0.01)])
 
 
-def test_a_run_without_traces_is_not_applicable_and_one_without_a_device_passes(tmp_path: Path) -> None:
+def test_a_run_without_traces_or_a_device_is_not_applicable(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded):
         launch_bound(write_run(tmp_path / "none", steps=make_steps(5)))
-    with foreign_run(tmp_path, [step(1, 0.0, 5.0), operator("aten::add", 1.0, 1.0)]) as run:
-        assert launch_bound(run).looked_at == "a trace without work for a device"
+    events = [step(1, 0.0, 5.0), operator("aten::add", 1.0, 1.0)]
+    with foreign_run(tmp_path, events) as run, pytest.raises(NothingToLookAt, match=r"^Needs a CUDA device\.$"):
+        launch_bound(run)
 
 
 @has_real_traces

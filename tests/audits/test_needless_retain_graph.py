@@ -12,6 +12,7 @@ from efprof.facts.run.run import Run
 from efprof.model import CodeEdit, NotRecorded, ThinEvidence
 from efprof.units import MIB
 from tests.support.builders import START_NS, make_steps, write_run
+from tests.support.rating import severity_in
 
 CALL = "loss.backward(retain_graph=True)"
 TRAIN = f"""\
@@ -52,7 +53,8 @@ def needless(folder: Path, text: str = TRAIN, **seen: Any) -> Run:
 
 
 def test_blames_the_call_that_keeps_the_graph_and_predicts_what_it_was_measured_to_hold(tmp_path: Path) -> None:
-    (finding,) = needless_retain_graph(needless(tmp_path)).findings
+    run = needless(tmp_path)
+    (finding,) = needless_retain_graph(run).findings
     assert str(finding.blame) == "train.py:6"
     assert finding.fix.applicability == "safe"
     assert finding.fix.changes == (
@@ -60,15 +62,17 @@ def test_blames_the_call_that_keeps_the_graph_and_predicts_what_it_was_measured_
     )
     assert finding.gain.basis == "measured bound"
     assert (finding.gain.peak_bytes, finding.gain.peak_bytes_interval) == (KEPT, (0, KEPT))
-    assert "keep 30.0 MiB" in finding.message
+    assert finding.message.startswith("`backward(retain_graph=True)` keeps 30.0 MiB of graph ")
     assert "into the next step's forward pass" in finding.message
-    assert finding.severity == "medium"
+    assert finding.why == "No later backward goes through that graph."
+    assert severity_in(run, finding) == "medium", "37 % of the peak, but perhaps nothing"
 
 
 def test_of_what_a_function_lets_go_of_at_its_end_no_gain_is_claimed(tmp_path: Path) -> None:
-    (finding,) = needless_retain_graph(needless(tmp_path, num_released_later=0)).findings
+    run = needless(tmp_path, num_released_later=0)
+    (finding,) = needless_retain_graph(run).findings
     assert "past its end" in finding.message
-    assert (finding.gain.peak_bytes, finding.severity) == (None, "low")
+    assert (finding.gain.peak_bytes, severity_in(run, finding)) == (None, "low")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,7 @@ def test_a_rare_step_with_one_more_backward_may_need_it(tmp_path: Path) -> None:
 
 def test_gradients_that_hold_a_graph_for_nothing_are_found(tmp_path: Path) -> None:
     (finding,) = needless_retain_graph(needless(tmp_path, CREATE, num_created=NUM_STEPS)).findings
-    assert finding.message.startswith("`create_graph=True` makes this backward keep")
+    assert finding.message.startswith("`backward(create_graph=True)` keeps ")
     assert finding.fix.applicability == "review"
 
 

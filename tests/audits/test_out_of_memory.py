@@ -10,11 +10,19 @@ from efprof.artifacts.steps import STEPS_FILE
 from efprof.audits.out_of_memory import out_of_memory
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.run.run import Run
-from efprof.model import ConfigurationValue, EnvironmentVariable, Finding, MemoryMap, NotRecorded, ThinEvidence
+from efprof.model import (
+    ConfigurationValue,
+    EnvironmentVariable,
+    Finding,
+    MemoryMap,
+    NothingToLookAt,
+    NotRecorded,
+    ThinEvidence,
+)
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program, beside, run_of
 from tests.facts.peak.test_peak_composition import BEFORE, MODEL, STEP, stacked_blocks
-from tests.support.builders import make_step, make_steps, write_run
+from tests.support.builders import GPU, make_step, make_steps, write_run
 
 
 def in_pieces() -> Program:
@@ -46,9 +54,10 @@ def test_truly_short_memory_blames_the_request_and_halves_the_micro_batch(tmp_pa
     finding = only_finding(run_of(tmp_path / "run", truly_short(), ended="out_of_memory"))
     assert str(finding.blame) == f"train.py:{OUTPUT}"
     assert finding.severity == "high"
-    assert finding.message == (
-        "Device 0 could not give 64.0 MiB: of 480 MiB reserved 0 B were free, the largest piece 0 B, and the driver "
-        f"had 32.0 MiB; memory was truly short. Most was held by train.py:{CACHE}: 480 MiB (100 %)."
+    assert finding.message == "Device 0 could not give 64.0 MiB: of 480 MiB reserved 0 B were free."
+    assert finding.why == (
+        "Memory was truly short: the largest free piece was 0 B, and the driver had 32.0 MiB. "
+        f"Most was held by train.py:{CACHE}: 480 MiB (100 %)."
     )
     assert finding.fix.applicability == "manual"
     assert "it is 32.0 MiB short at that moment" in finding.fix.summary
@@ -57,14 +66,13 @@ def test_truly_short_memory_blames_the_request_and_halves_the_micro_batch(tmp_pa
     assert finding.gain.basis == "model"
     (filled,) = [one for one in finding.evidence if isinstance(one, MemoryMap)]
     assert (filled.bars[0].label, filled.bars[0].num_bytes) == (f"train.py:{CACHE}", 480 * MIB)
-    assert "and the driver had 32.0 MiB; memory was truly short" in finding.message
     assert "No setting of the allocator that was tried would have served the request" in finding.fix.summary
 
 
 def test_free_memory_in_pieces_is_told_with_the_setting_that_survives_and_the_batch_beside_it(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", in_pieces(), ended="out_of_memory"))
     assert finding.headline == "Out of memory: free memory lies in pieces"
-    assert "memory was there, but in pieces" in finding.message
+    assert finding.why.startswith("Memory was there, but in pieces: ")
     (change,) = finding.fix.changes
     assert isinstance(change, EnvironmentVariable)
     assert change.new == "expandable_segments:True"
@@ -138,7 +146,8 @@ def test_what_filled_memory_is_told_where_a_window_shows_it(tmp_path: Path) -> N
     run = ended(tmp_path / "run", steps=steps, allocations=[blocks.events], sources=sources, site=None)
     finding = only_finding(run)
     assert str(finding.blame) == "model.py:10"
-    assert "(147 MiB) 100 MiB were there before the step, and 46.0 MiB (31 %) were activations" in finding.message
+    known = "Of the 147 MiB recorded at most, 100 MiB were there before the step; 46.0 MiB (31 %) were activations"
+    assert finding.why.startswith(known)
     assert any(isinstance(one, MemoryMap) for one in finding.evidence)
 
 
@@ -195,7 +204,9 @@ def test_without_a_line_of_the_users_or_a_snapshot_it_is_not_applicable(tmp_path
     with pytest.raises(ThinEvidence, match="no line of yours"):
         out_of_memory(ended(tmp_path / "second", site=None))
     with pytest.raises(NotRecorded, match=r"memory-<n>\.pickle is missing"):
-        out_of_memory(write_run(tmp_path / "third", steps=make_steps(10)))
+        out_of_memory(write_run(tmp_path / "third", steps=make_steps(10), devices=[GPU]))
+    with pytest.raises(NothingToLookAt, match=r"^Needs a CUDA device\.$"):
+        out_of_memory(write_run(tmp_path / "on a CPU", steps=make_steps(10)))
 
 
 def test_free_memory_of_another_pool_is_no_piece_that_would_have_served(tmp_path: Path) -> None:
@@ -210,8 +221,9 @@ def test_free_memory_of_another_pool_is_no_piece_that_would_have_served(tmp_path
     program.at(OUTPUT).attempt(2 * MIB)
     finding = only_finding(run_of(tmp_path / "run", program, ended="out_of_memory"))
     assert finding.headline == "Out of memory"
-    assert (
-        "of 512 MiB reserved 4.00 MiB were free (4.00 MiB of that for other sizes, streams or pools), the largest "
-        "piece 0 B, and the driver had 0 B; memory was truly short"
-    ) in finding.message
+    assert finding.message.endswith("of 512 MiB reserved 4.00 MiB were free.")
+    assert finding.why.startswith(
+        "Memory was truly short: the largest free piece was 0 B, 4.00 MiB of what was free were for other sizes, "
+        "streams or pools, and the driver had 0 B."
+    )
     assert "it is 2.00 MiB short at that moment" in finding.fix.summary

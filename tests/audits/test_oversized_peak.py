@@ -10,7 +10,7 @@ from efprof.artifacts.run_file import SOURCES_FILE, SourceText
 from efprof.audits.oversized_peak import oversized_peak
 from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run, open_run
-from efprof.model import CodeEdit, NotRecorded, ThinEvidence
+from efprof.model import CodeEdit, NothingToLookAt, NotRecorded, ThinEvidence
 from efprof.units import MIB
 from tests.facts.peak.test_peak_composition import BEFORE, SOURCES, run_of, stacked_blocks
 from tests.support.builders import START_NS, write_run
@@ -82,7 +82,7 @@ def test_a_failed_step_needs_what_the_recorded_one_did_and_a_budget_goes_before_
     assert "29.4 MiB above 118 MiB" in finding.message
     out_of_memory_run(tmp_path / "second", 120, 2304)
     (finding,) = oversized_peak(open_run(tmp_path / "second", BEFORE + 20 * MIB)).findings
-    assert finding.message.startswith("The peak is 147 MiB, 27.0 MiB above 120 MiB; ")
+    assert finding.message.startswith("The peak is 147 MiB, 27.0 MiB above 120 MiB.")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_failed_step_that_no_window_shows_or_nothing_tells_is_not_judged(
 
 def test_a_peak_within_the_budget_is_silent_and_without_one_it_says_how_to_give_it(tmp_path: Path) -> None:
     assert oversized_peak(blocks_run(tmp_path, 47)).findings == ()
-    with pytest.raises(NotRecorded, match="--budget"):
+    with pytest.raises(NothingToLookAt, match=r"^Needs a budget \(`efprof report --budget 24GiB`\)\.$"):
         oversized_peak(blocks_run(tmp_path / "second", None))
     with pytest.raises(NotRecorded, match=r"allocations-<n>\.parquet"):
         oversized_peak(write_run(tmp_path / "third"))

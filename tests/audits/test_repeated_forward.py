@@ -72,7 +72,8 @@ def only(examination: Examination) -> Finding:
 def test_it_blames_the_line_that_calls_the_encoder_for_each_text_and_names_the_loop(tmp_path: Path) -> None:
     finding = only(examine(tmp_path))
     assert (str(finding.blame), finding.blame.text) == ("train.py:5", "outputs.append(encoder(text))")
-    assert "`Encoder_0` is called 10 times per step with a single item, of shape [1, 24, 48]" in finding.message
+    assert finding.message.startswith("Calling `Encoder_0` item by item takes ")
+    assert finding.why == "It is called 10 times per step with a single item, of shape [1, 24, 48]."
     assert "the 10 items of the loop at train.py:3 together" in finding.fix.summary
     assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
 
@@ -85,16 +86,16 @@ def test_python_is_won_for_all_calls_but_one_and_no_more_than_they_take(tmp_path
 
 
 def test_an_item_without_a_batch_dimension_is_one_too(tmp_path: Path) -> None:
-    assert "shape [48]" in only(examine(tmp_path / "vector", dims=[[48], [96, 48], [96]])).message
+    assert "shape [48]" in only(examine(tmp_path / "vector", dims=[[48], [96, 48], [96]])).why
     image = [[3, 32, 32], [8, 3, 3, 3], [8]]
-    assert "shape [3, 32, 32]" in only(examine(tmp_path / "image", layer="aten::conv2d", dims=image)).message
+    assert "shape [3, 32, 32]" in only(examine(tmp_path / "image", layer="aten::conv2d", dims=image)).why
 
 
 def test_the_batch_of_a_recurrent_layer_is_told_by_its_state(tmp_path: Path) -> None:
     def gru(batch: int) -> dict[str, Any]:
         return {"layer": "aten::gru", "dims": [[24, batch, 8], [1, batch, 16], [[48, 8], [48, 16]]]}
 
-    assert "shape [24, 1, 8]" in only(examine(tmp_path / "one", **gru(1))).message
+    assert "shape [24, 1, 8]" in only(examine(tmp_path / "one", **gru(1))).why
     assert examine(tmp_path / "many", **gru(64)).findings == ()
 
 

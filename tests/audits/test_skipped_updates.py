@@ -68,14 +68,15 @@ def test_it_blames_the_line_that_makes_the_scaler_and_sets_the_scale_that_held(t
         "train.py:2",
         'scaler = torch.amp.GradScaler("cuda", growth_interval=10)',
     )
-    assert (
-        "Of 100 steps after the first 50, the gradient scaler skipped 10 (10 %), which took 15.5 ms" in finding.message
+    assert finding.message == (
+        "Of 100 steps after the first 50, the gradient scaler skipped 10 (10 %); these updates were lost."
     )
+    assert "to values at which gradients overflow; each such step took 15.5 ms" in finding.why
     assert finding.severity == "high"
     (change,) = finding.fix.changes
     assert isinstance(change, CodeEdit)
     assert change.new == '    scaler = torch.amp.GradScaler("cuda", growth_interval=2000, init_scale=4096.0)'
-    assert finding.fix.summary.endswith("init_scale: 65,536 -> 4,096, growth_interval: 10 -> 2,000.")
+    assert finding.fix.summary.startswith("Set init_scale: 65,536 -> 4,096, growth_interval: 10 -> 2,000, also ")
     gain = finding.gain
     assert gain.step_ms == pytest.approx(15.5 * (10 / 100 - 1 / 2000)), "less what torch's own interval costs"
     low, high = gain.step_ms_interval or (0.0, 0.0)

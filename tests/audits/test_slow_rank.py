@@ -14,7 +14,7 @@ from efprof.audits.slow_rank import slow_rank
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
 from efprof.facts.time.rank_times import _of_recorded
-from efprof.model import NotRecorded, ThinEvidence, UnreadableInput
+from efprof.model import NothingToLookAt, NotRecorded, ThinEvidence, UnreadableInput
 from tests.support.builders import START_NS, make_steps, trace_event, write_run, write_trace
 from tests.support.device_traces import (
     Events,
@@ -76,7 +76,10 @@ def world(size: int, num: int, **fields: Any) -> list[dict[str, Any]]:
 def test_it_names_the_rank_that_stays_in_collectives_for_the_shortest_time_and_its_line(tmp_path: Path) -> None:
     (finding,) = found_by(slow_rank, tmp_path, a_rank(always(1)), a_rank(always(6)), a_rank(always(0)))
     assert str(finding.blame) == "train.py:8"
-    assert "for rank 1, which spends" in finding.message
+    assert finding.message.startswith("All others wait 5.00 ms of each step (")
+    assert finding.message.endswith(" for rank 1.")
+    assert finding.why.startswith("Its ")
+    assert " on the host, that of the others " in finding.why
     assert finding.gain.step_ms == pytest.approx(5.0)  # until the next but last rank has come
     assert "does alone there" in finding.fix.summary
 
@@ -96,13 +99,14 @@ def test_ranks_of_one_pace_or_late_in_turn_are_no_fault(tmp_path: Path) -> None:
 def test_a_slower_device_is_told_by_its_kernels(tmp_path: Path) -> None:
     slow = a_rank(always(6), in_device_ms=6.0, prepare=False)
     (finding,) = found_by(slow_rank, tmp_path, a_rank(always(0)), slow)
-    assert "7.00 ms on the device in the stage forward" in finding.message
+    assert finding.why.startswith("Its forward stage takes 7.00 ms on the device, that of the others ")
     assert "clock rates" in finding.fix.summary
 
 
 def test_a_rank_that_is_late_in_no_stage_is_looked_at_as_a_whole(tmp_path: Path) -> None:
     (finding,) = found_by(slow_rank, tmp_path, a_rank(always(0)), a_rank(always(6), prepare=False))
     assert finding.blame.file.startswith("rank 1")
+    assert finding.why == "No stage of it takes so much longer than on the others."
     assert "machine of rank 1" in finding.fix.summary
 
 
@@ -132,15 +136,20 @@ def test_ranks_that_do_not_exchange_with_each_other_are_not_compared(
 
 def test_broadcasts_do_not_wait_for_all(tmp_path: Path) -> None:
     name = "ncclDevKernel_Broadcast_RING_LL"
-    with foreign_run(tmp_path, a_rank(always(0), name=name), a_rank(always(6), name=name)) as run:
-        assert "without collectives" in slow_rank(run).looked_at
+    with (
+        foreign_run(tmp_path, a_rank(always(0), name=name), a_rank(always(6), name=name)) as run,
+        pytest.raises(NothingToLookAt, match=r"^Needs collectives that wait for all\.$"),
+    ):
+        slow_rank(run)
 
 
-def test_one_rank_of_several_asks_for_the_others_and_a_single_one_passes(tmp_path: Path) -> None:
+def test_one_rank_of_several_asks_for_the_others_and_for_a_single_one_there_is_nothing_to_look_at(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ThinEvidence, match="give those of others too"):
         found_by(slow_rank, tmp_path, a_rank(always(0)), distributed=world(8, 1))
-    with foreign_run(tmp_path, a_rank(always(0))) as run:
-        assert slow_rank(run).looked_at == "a single rank"
+    with foreign_run(tmp_path, a_rank(always(0))) as run, pytest.raises(NothingToLookAt, match=r"^Needs several ranks"):
+        slow_rank(run)
     with pytest.raises(NotRecorded):
         slow_rank(write_run(tmp_path / "run", steps=make_steps(3)))
 

@@ -84,7 +84,8 @@ GROWING_LINE = (window_of(5, 2.0, count=12), window_of(60, 13.0, count=122))
 def test_blames_the_line_that_grew_between_the_windows(tmp_path):
     (finding,) = examine(tmp_path / "run", steps_with(other_ms=grows), traces=GROWING_LINE).findings
     assert str(finding.blame) == "train.py:5"
-    assert finding.message.endswith("by this line (`aten::pow` runs 61 times a step instead of 6).")
+    assert finding.message.startswith("A step takes ")
+    assert finding.why == "The other stage grew most, by one line: `aten::pow` runs 61 times a step instead of 6."
     longer = "Meanwhile there got longer: `main.history` (20 entries after step 19, 60 after step 59)"
     assert longer in finding.fix.summary
     assert "it took 1.00 ms per step in steps 5 to 6 and 6.50 ms in steps 60 to 61" in finding.fix.summary
@@ -107,7 +108,7 @@ def test_python_outside_of_calls_is_blamed_on_its_function(tmp_path):
     traces = (window_of(5, 0.1, in_loss_ms=2.0), window_of(60, 0.1, in_loss_ms=13.0))
     (finding,) = examine(tmp_path / "run", steps_with(other_ms=grows), traces=traces).findings
     assert (str(finding.blame), finding.blame.text) == ("train.py:11", "def loss_of(out, y):")
-    assert "(Python in it runs as often as before, but longer)" in finding.message
+    assert "by one line: Python in it runs as often as before, but longer" in finding.why
 
 
 def test_steps_of_equal_length_are_silent(tmp_path):
@@ -120,12 +121,14 @@ def test_steps_of_equal_length_are_silent(tmp_path):
 def test_without_a_line_that_explains_it_the_stage_is_shown_and_larger_steps_not_ruled_out(tmp_path):
     (finding,) = examine(tmp_path / "run", steps_with(backward_ms=lambda s: 8 + 0.2 * s)).findings
     assert str(finding.blame) == "train.py:7"
-    assert "which line makes it grow is not known (trace-<n>.json.gz is missing" in finding.message
-    assert finding.message.endswith(", or the steps themselves became larger.")
+    assert finding.why.startswith("The backward stage grew most. Its line is not known (trace-<n>.json.gz is missing")
+    assert finding.why.endswith(", or the batches became larger.")
     traces = (window_of(5, 0.1, model_ms=2.0), window_of(60, 0.1, model_ms=24.0))
     (finding,) = examine(tmp_path / "second", steps_with(forward_ms=lambda s: 4 + 0.2 * s), traces=traces).findings
     assert str(finding.blame) == "train.py:3"
-    assert "by this line (`Net_0` runs as often as before, but longer), unless the steps" in finding.message
+    assert finding.why.endswith(
+        "by one line: `Net_0` runs as often as before, but longer, unless the batches became larger."
+    )
 
 
 @pytest.mark.parametrize(("field", "name"), [("samples", "samples"), ("micro_batches", "micro-batches")])
@@ -177,7 +180,7 @@ def test_a_fetch_that_windows_leave_out_is_blamed_on_the_loader(tmp_path):
     traces = (window_of(5, 0.1), window_of(60, 0.1))
     (finding,) = examine(tmp_path / "run", steps_with(data_ms=grows), traces=traces).findings
     assert str(finding.blame) == "train.py:2"
-    assert "a profiler window leaves out the fetch" in finding.message
+    assert "a profiler window leaves out the fetch" in finding.why
 
 
 def test_on_a_machine_that_is_busy_all_along_the_work_grows_by_the_same_factor(tmp_path):

@@ -1,5 +1,6 @@
 """uncleared_gradients: fires where nothing clears an optimizer's gradients, on the pass that adds to them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,32 @@ def test_it_blames_the_backward_pass_clears_below_the_step_and_claims_neither_ti
     new = "        optimizer.step()\n        optimizer.zero_grad(set_to_none=True)"
     assert finding.fix.changes == (CodeEdit(file="train.py", line=6, old="        optimizer.step()", new=new),)
     assert (finding.category, finding.severity) == ("numbers", "high")
-    assert "of Adam: before each of the 10 steps" in finding.message
+    assert finding.message == "Nothing clears the gradients of Adam: each update follows the sum of all steps so far."
+    assert finding.why.startswith("In each of the 10 steps that were watched, ")
+    assert finding.why.endswith("; the norm of the gradients rises with the steps.")
     assert (finding.gain.step_ms, finding.gain.peak_bytes) == (None, None)
     assert [one.highlighted for one in finding.evidence if isinstance(one, Snippet)] == [6]
+
+
+@pytest.mark.parametrize(
+    ("norm", "num_steps", "severity"),
+    [
+        (lambda step: 1.0 + 0.1 * step, 15, "high"),  # the medians of five are 1.2 and 2.2
+        (lambda step: 1.0 + 0.1 * step, 14, "medium"),  # four are too few to tell
+        (lambda step: 1.0 + 0.04 * step, 15, "medium"),  # 1.08 and 1.48 are 1.4 times as much
+        (lambda step: 2.0 if step % 2 else 1.0, 15, "medium"),
+        (lambda step: None, 15, "medium"),
+    ],
+    ids=["rising", "few steps", "rising by little", "up and down", "not read"],
+)
+def test_only_where_the_norm_of_the_gradients_rises_is_the_harm_seen(
+    norm: Callable[[int], float | None], num_steps: int, severity: str, tmp_path: Path
+) -> None:
+    steps = make_steps(num_steps, gradient_norm=norm)
+    run = write_run(tmp_path / "run", steps=steps, events=[clearing()], sources={"train.py": TRAIN})
+    finding = finding_of(run)
+    assert finding.severity == severity
+    assert ("the norm of the gradients rises" in finding.why) == (severity == "high")
 
 
 def test_optimizers_of_one_pass_are_one_finding_and_of_their_own_passes_one_each(tmp_path: Path) -> None:

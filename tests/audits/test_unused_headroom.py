@@ -9,7 +9,7 @@ from efprof.artifacts.run_file import Device
 from efprof.artifacts.steps import BoundaryMemory, SiteCalls, StepRecord
 from efprof.audits.unused_headroom import unused_headroom
 from efprof.facts.run.run import Run
-from efprof.model import BOUNDARIES, ConfigurationValue, Finding, NotRecorded, ThinEvidence
+from efprof.model import BOUNDARIES, ConfigurationValue, Finding, NothingToLookAt, ThinEvidence
 from efprof.units import GIB, MIB
 from tests.support.builders import loader_built, make_step, write_run
 
@@ -73,7 +73,7 @@ def test_it_blames_the_line_that_builds_the_loader_and_sets_a_batch_that_leaves_
     assert change == ConfigurationValue(name="args.batch_size", old="16", new="128", file="train.py") or (
         change == ConfigurationValue(name="batch_size", old="16", new="128", file="train.py")
     )
-    assert "128 would fit, 8.0 times as many" in finding.message
+    assert finding.why == "A micro-batch has 16 samples; 128 would fit, 8.0 times as many."
     gain = finding.gain
     assert gain.step_ms is gain.peak_bytes is None
     assert "'efprof fit --budget 35GiB -- python train.py --batch-size 16', with {batch} where" in finding.fix.summary
@@ -121,5 +121,5 @@ def test_steps_and_samples_of_different_sizes_and_hidden_peaks_are_not_judged(tm
 
 
 def test_a_host_is_never_judged(tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match="a host's is shared"):
+    with pytest.raises(NothingToLookAt, match=r"^Needs a CUDA device\.$"):
         unused_headroom(run_of(tmp_path / "run", sixty(), devices=[], memory_source="C allocator (malloc)"))

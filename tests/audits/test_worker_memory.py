@@ -10,7 +10,7 @@ from efprof.artifacts.readings import WORKER_MEMORY_FILE, DataSetObjects, HeldCo
 from efprof.audits.worker_memory import worker_memory
 from efprof.commands.report import analyse, render
 from efprof.facts.run.run import Run
-from efprof.model import Finding, NotRecorded, Series, ThinEvidence
+from efprof.model import Finding, NothingToLookAt, Series, ThinEvidence
 from efprof.units import MIB
 from tests.support.builders import make_steps, write_run
 
@@ -72,15 +72,15 @@ def only_finding(run: Run) -> Finding:
 
 
 def test_a_run_without_workers_has_no_artifact(tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match=r"worker_memory\.jsonl is missing; it is written on Linux"):
+    with pytest.raises(NothingToLookAt, match=r"^Needs data workers \(on Linux\)\.$"):
         worker_memory(write_run(tmp_path, steps=make_steps(10)))
 
 
 def test_it_tells_what_all_workers_copied_and_shows_each_over_time(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path, copying(0, 40 * MIB, 55 * MIB), LINES))
-    assert "by step 200, 55.0 MiB that it shared with the training process had become its own, 110 MiB in all" in (
-        finding.message
-    )
+    assert finding.message == "2 data workers have copied 110 MiB of the data set by step 200, 55.0 MiB each."
+    assert finding.why.startswith("Reading an object writes its reference count, which copies its page: ")
+    assert "TextData.lines" in finding.why
     assert finding.gain.peak_bytes is None
     assert finding.gain.explanation.startswith("110 MiB of host memory")
     (series,) = [one for one in finding.evidence if isinstance(one, Series)]
@@ -114,7 +114,7 @@ def test_new_workers_are_not_taken_for_the_first_and_an_unknown_line_falls_back_
     """They begin with all shared again: the epoch in which most was copied counts."""
     samples = copying(0, 50 * MIB, 0)
     samples[-1].processes[:2] = [process(worker, 10 * MIB, pid=2000 + worker) for worker in range(2)]
-    assert "by step 100, 50.0 MiB" in only_finding(run_of(tmp_path, samples, LINES)).message
+    assert "by step 100, 50.0 MiB each" in only_finding(run_of(tmp_path, samples, LINES)).message
     unknown = msgspec.structs.replace(LINES, site=None)
     assert str(only_finding(run_of(tmp_path / "class", copying(0, 55 * MIB), unknown)).blame) == "data.py:2"
     with pytest.raises(ThinEvidence, match="of no known line"):

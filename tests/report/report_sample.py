@@ -111,7 +111,14 @@ def make_measurements(num_steps: int = NUM_STEPS) -> Measurements:
         timeline=Timeline(steps=steps, memory=memory, windows=((10, 12, "profiler"), (40, 41, f"memory {HOSTILE}"))),
         stage_deltas=tuple(_stage_delta(place, boundary) for place, boundary in enumerate(BOUNDARIES)),
         overhead=Overhead(
-            step_ms=0.14, share=0.004, window_s=1.9, num_windows=2, num_steps=64, allowance_s=3.0, allowed_share=0.01
+            step_ms=0.14,
+            share=0.004,
+            window_s=1.9,
+            num_windows=2,
+            num_full_steps=30,
+            num_steps=64,
+            allowance_s=3.0,
+            allowed_share=0.01,
         ),
         memory_source="the CUDA allocator",
         num_skipped_steps=2,
@@ -170,7 +177,7 @@ def make_report(**changes: object) -> Report:
             AuditResult(
                 audit_id="backward_peak",
                 status="not_applicable",
-                reason="Needs memory-0.pickle; record it with: efprof record --memory-window -- ...",
+                reason="allocations-<n>.parquet is missing; record the run without '--windows none'.",
             ),
             AuditResult(audit_id="broken_audit", status="errored", reason=f"KeyError: {HOSTILE}"),
         ),
@@ -208,7 +215,8 @@ def memory_finding() -> Finding:
         blame=SourceLine(file="train.py", line=88, function="train_epoch", text="history.append(loss)"),
         category="memory",
         headline="Losses are kept with their graphs",
-        message="Memory grows 61.0 MiB per step and will end this run at about step 2,210.",
+        message="Memory grows 61.0 MiB per step; the 141 GiB of the device last about 1.4 minutes at this rate.",
+        why="`history` keeps each loss, and each loss keeps the graph that made it.",
         fix=Fix(
             summary="Keep the number instead of the tensor.",
             applicability="safe",

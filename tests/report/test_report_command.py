@@ -40,6 +40,27 @@ def test_json_goes_to_the_terminal() -> None:
     assert not Path("reports").exists()
 
 
+def test_the_brief_form_goes_to_the_terminal_as_text_or_json_and_writes_no_page() -> None:
+    text = run_command("--brief").stdout
+    assert text.startswith("Verdict  Memory grows 61.0 MiB per step (train.py:88); ")
+    assert text.endswith("$ efprof compare 20260301T101500-train-a1b2c3 latest\n")
+    assert text == run_command("--brief", "--format", "text").stdout
+    form = json.loads(run_command("--brief", "--json").stdout)
+    assert form["findings"][0]["line"] == "train.py:88"
+    assert form == json.loads(run_command("--brief", "--format", "json").stdout)
+    assert not Path("reports").exists()
+
+
+def test_the_brief_form_can_be_written_and_has_no_page() -> None:
+    assert run_command("--brief", "--out", "brief.json").stdout == "brief.json\n"
+    assert json.loads(Path("brief.json").read_text(encoding="utf-8"))["run"] == "20260301T101500-train-a1b2c3"
+    for options in (("--format", "html"), ("--out", "page.html")):
+        error = run_command("--brief", *options).exception
+        assert isinstance(error, EfprofError)
+        assert str(error) == "--brief makes text or, with --json, JSON, and no html."
+    assert [path.name for path in Path().iterdir()] == ["brief.json"]
+
+
 def test_the_name_of_the_file_says_the_form_unless_a_format_is_given() -> None:
     assert run_command("--out", "summary.md").stdout == "summary.md\n"
     assert Path("summary.md").read_text(encoding="utf-8").startswith("# efprof")

@@ -38,9 +38,15 @@ def test_no_markup_from_outside_survives() -> None:
     assert "\x1b" not in text
 
 
-def test_what_stands_between_backticks_is_code_in_the_sentence_on_cost_too() -> None:
-    assert "then 1.0 % of the time (`--overhead`)" in render_markdown(make_report())
-    assert re.search(r"of the time \(<code[^>]*>--overhead</code>\)", render_html(make_report()))
+def test_the_cause_follows_the_message_and_what_stands_between_backticks_in_it_is_code() -> None:
+    assert "last about 1.4 minutes at this rate. `history` keeps each loss, and" in render_markdown(make_report())
+    assert re.search(r"at this rate\. <code[^>]*>history</code> keeps each loss, and", render_html(make_report()))
+
+
+def test_all_forms_say_what_recording_took() -> None:
+    said = "Recording took 1.91 s of 1.6 min (allowed: 3.00 s + 1.0 %); it saw "
+    assert said in render_markdown(make_report())
+    assert said in render_html(make_report())
 
 
 def test_markdown_has_ranked_findings_with_their_changes_as_a_diff() -> None:

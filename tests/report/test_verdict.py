@@ -18,9 +18,12 @@ from efprof.model import (
     Timeline,
 )
 from efprof.report.verdict import (
+    VerdictLines,
     counts_phrase,
     describe_verdict,
     header_items,
+    needs_phrase,
+    overhead_phrase,
     rank_findings,
 )
 from tests.report.report_sample import (
@@ -37,14 +40,18 @@ EMPTY = Measurements(
 )
 
 
+PLACED = "Memory grows 61.0 MiB per step (train.py:88); the 141 GiB of the device last about 1.4 minutes at this rate."
+"""The message of `memory_finding`, with its line at the end of the first clause."""
+
+
 def ended(ending: str, **changes: Any) -> Report:
     return make_report(run=make_run(ended=ending, exit_code=1), **changes)
 
 
-def test_verdict_is_the_message_of_the_first_finding_and_commands_record_again_and_compare() -> None:
+def test_verdict_is_the_message_of_the_first_finding_with_its_line_and_commands_record_again_and_compare() -> None:
     lines = describe_verdict(make_report())
-    assert lines.verdict == memory_finding().message
-    assert lines.why == memory_finding().headline
+    assert lines.verdict == PLACED
+    assert lines.why == memory_finding().why
     assert lines.next == memory_finding().fix.summary
     assert lines.blame == memory_finding().blame
     record, compare = describe_verdict(make_report()).commands
@@ -64,7 +71,7 @@ def test_verdict_is_the_message_of_the_first_finding_and_commands_record_again_a
 def test_a_bad_ending_opens_the_verdict(ending: str, words: str) -> None:
     lines = describe_verdict(ended(ending))
     assert words in lines.verdict
-    assert memory_finding().message in lines.verdict
+    assert lines.verdict.endswith(PLACED)
     assert lines.tone == "high"
 
 
@@ -74,7 +81,7 @@ def test_no_cause_is_looked_for_in_an_interrupted_run_nor_a_finding_about_time_f
     audit = AuditResult(audit_id="reads", status="failed", reason="", findings=(time_finding(),))
     lines = describe_verdict(ended("out_of_memory", audits=(audit,)))
     assert lines.blame is None
-    assert time_finding().message not in lines.verdict
+    assert "makes the CPU wait" not in lines.verdict
     assert lines.next.startswith("Ask for less memory")
 
 
@@ -83,7 +90,7 @@ def test_a_clean_run_says_what_was_looked_at_and_a_run_that_none_could_look_at_i
     assert lines.verdict == "No fault was found."
     assert lines.why.startswith("3 checks passed over 64 steps: median step 36.0 ms, peak memory ")
     assert lines.tone == "none"
-    audit = AuditResult(audit_id="reads", status="not_applicable", reason="Needs a trace.")
+    audit = AuditResult(audit_id="reads", status="not_applicable", reason="trace-<n>.json.gz is missing.")
     assert describe_verdict(make_report(audits=(audit,))).verdict == "Too little was recorded: 0 of 1 check could look."
     report = make_report(run=make_run(ended="raised", exit_code=2, num_steps=0), audits=(), measurements=EMPTY)
     lines = describe_verdict(report)
@@ -95,6 +102,16 @@ def test_the_peak_of_a_run_whose_memory_was_read_early_is_told_up_to_that_step()
     report = make_clean_report()
     assert "up to step" not in describe_verdict(report).why
     assert describe_verdict(read_until(report, 40)).why.endswith(" up to step 40.")
+
+
+def test_what_recording_took_is_told_beside_the_time_of_the_run_and_what_it_might() -> None:
+    said = overhead_phrase(make_report())
+    assert (
+        said
+        == "Recording took 1.91 s of 1.6 min (allowed: 3.00 s + 1.0 %); it saw 30 of 64 steps in full, in 2 windows."
+    )
+    measured = dataclasses.replace(make_report().measurements, overhead=None)
+    assert overhead_phrase(make_report(measurements=measured)) == "The cost of recording was not measured."
 
 
 def test_counts_name_every_status_and_the_header_groups_equal_devices() -> None:
@@ -132,6 +149,77 @@ def test_why_the_run_ended_comes_before_everything() -> None:
     assert [item.audit_id for item in rank_findings(ended)] == ["out_of_memory", "oversized_peak"]
     survived = make_report(audits=audits)
     assert [item.audit_id for item in rank_findings(survived)] == ["oversized_peak", "out_of_memory"]
+
+
+def leading(**changes: Any) -> VerdictLines:
+    """The lines of a report whose one finding is so changed."""
+    finding = dataclasses.replace(memory_finding(), **changes)
+    audit = AuditResult(audit_id="some_audit", status="failed", reason="", findings=(finding,))
+    return describe_verdict(make_report(audits=(audit,)))
+
+
+@pytest.mark.parametrize(
+    ("message", "verdict"),
+    [
+        ("A step takes 1.50 ms. It was less.", "A step takes 1.50 ms (train.py:88). It was less."),
+        ("Memory grows by 2.5 GiB; it lasts.", "Memory grows by 2.5 GiB (train.py:88); it lasts."),
+        ("All of it goes to train.py:88.", "All of it goes to train.py:88."),
+        ("Without an end", "Without an end"),
+    ],
+    ids=["a sentence", "a clause", "told already", "no end"],
+)
+def test_the_line_stands_at_the_end_of_the_first_clause_and_once(message: str, verdict: str) -> None:
+    assert leading(message=message).verdict == verdict
+
+
+def test_a_finding_of_low_severity_leads_too_and_says_that_it_costs_little() -> None:
+    lines = leading(severity="low")
+    assert lines.verdict == f"Nothing costs much; the largest: {PLACED}"
+    assert (lines.why, lines.blame, lines.tone) == (memory_finding().why, memory_finding().blame, "low")
+    filling = leading(severity="low", may_be_filling=True)
+    assert filling.verdict == f"Nothing costs much; what may still be filling: {PLACED}"
+
+
+def test_without_a_cause_the_headline_is_the_why() -> None:
+    assert leading(why="").why == memory_finding().headline
+
+
+def test_what_may_be_filling_comes_last_whatever_it_would_save() -> None:
+    filling = dataclasses.replace(memory_finding(), severity="low", may_be_filling=True)
+    small = dataclasses.replace(time_finding(), severity="low", gain=Gain.none("nothing is claimed"))
+    assert ranked_headlines(filling, small) == [small.headline, filling.headline]
+
+
+def audits_that_need(*reasons: str) -> tuple[AuditResult, ...]:
+    return tuple(
+        AuditResult(audit_id=f"audit_{number}", status="not_applicable", reason=reason)
+        for number, reason in enumerate(reasons)
+    )
+
+
+def test_checks_of_one_need_are_told_together_without_what_stands_in_brackets() -> None:
+    could_not = audits_that_need(
+        "Needs several ranks.",
+        "Needs a CUDA device.",
+        "Needs a CUDA device (on a GPU synchronize waits at train.py:2).",
+        "steps.jsonl is missing; record a run.",
+    )
+    broken = AuditResult(audit_id="broken", status="errored", reason="Needs a friend.")
+    report = make_report(audits=(*could_not, broken))
+    assert needs_phrase(report) == "2 need a CUDA device, 1 needs several ranks"
+    assert counts_phrase(report).endswith("4 not applicable (2 need a CUDA device, 1 needs several ranks), 1 broke")
+    assert needs_phrase(make_clean_report()) == ""
+
+
+def test_checks_with_nothing_to_look_at_make_no_run_unclear() -> None:
+    """Of the four that had something to look at, two did."""
+    passed = make_clean_report().audits[:2]
+    missing = audits_that_need("steps.jsonl is missing.", "trace-<n>.json.gz is missing.")
+    nothing = audits_that_need(*["Needs a CUDA device."] * 9)
+    lines = describe_verdict(make_report(audits=(*passed, *missing, *nothing)))
+    assert lines.verdict == "No fault was found."
+    lines = describe_verdict(make_report(audits=(*passed[:1], *missing, *nothing)))
+    assert lines.verdict == "Too little was recorded: 1 of 3 checks could look."
 
 
 LINE = SourceLine(file="train.py", line=22, function="main", text="raise ValueError(x)")

@@ -98,18 +98,19 @@ def why_it_failed_on(failure: Failure) -> str:
     """In two sentences: why what was free did not serve, and who had the rest."""
     parts = failure.instant.composition
     driver = failure.device_free_bytes
-    rest = "" if driver is None else f", and the driver had {format_bytes(driver)}"
+    told = [f"the largest free piece was {format_bytes(max(failure.piece_bytes, default=0))}"]
     why = "Memory was there, but in pieces" if failure.is_fragmentation else "Memory was truly short"
     elsewhere = failure.free_bytes - failure.usable_bytes
-    where = f" ({format_bytes(elsewhere)} of that for other sizes, streams or pools)" if elsewhere else ""
+    told += [f"{format_bytes(elsewhere)} of what was free were for other sizes, streams or pools"] if elsewhere else []
+    told += [] if driver is None else [f"the driver had {format_bytes(driver)}"]
+    state = ", and ".join(filter(None, (", ".join(told[:-1]), told[-1])))
     most = next((owner for owner in failure.instant.owners if owner.site is not None), None)
     held = ""
     if most is not None and most.site is not None:
         share = format_share(most.num_bytes / max(1, parts.reserved_bytes))
         of_what = "Most" if most is failure.instant.owners[0] else "Of what stacks tell of, most"
         held = f" {of_what} was held by {place_of(most.site)}: {format_bytes(most.num_bytes)} ({share})."
-    largest = format_bytes(max(failure.piece_bytes, default=0))
-    return f"{why}: the largest free piece was {largest}{where}{rest}.{held}"
+    return f"{why}: {state}.{held}"
 
 
 def why_no_setting_helps(device: DeviceHistory, failure: Failure) -> str:

@@ -13,6 +13,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.steps.ready_threads import ReadyThreads
 from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, part_of_steps
 from efprof.model import Evidence, Narrative, frozen_dataclass
+from efprof.units import format_count, format_interval, format_ms, format_share, in_brackets
 
 MIN_GAIN = 0.03
 """More workers that win less than 3 % of the step are no advice: runs differ by as much."""
@@ -63,7 +64,7 @@ class InputWaits:
         times = run.get(StepTimes)
         steady = times.at_least(1)
         loader = loader_of(run, [time.record for time in steady])
-        num_steps = len(times.steady_ms)  # of the light ones nobody knows whether they waited; no epoch begins there
+        num_steps = len(times.own_ms)  # of the light ones nobody knows whether they waited; no epoch begins there
         restarts, epoch = _restarts(steady, loader, num_steps), _steps_per_epoch(times.every, loader)
         usual = [time for time in steady if time not in restarts]
         waits_ms = _without_longest([time.blocking_ms("data") for time in usual])
@@ -186,6 +187,22 @@ class InputWaits:
         """Whether it is for want of cores that more workers would not help."""
         all_work_ms = self._work_ms() / self.num_cpus
         return self.num_workers >= self.most_workers or all_work_ms > self.rest_ms + HANDOVER_MS
+
+    def told(self) -> tuple[str, str]:
+        """Of batches that come too late: what happens, and why."""
+        interval = in_brackets(format_interval(*self.data_interval_ms, "ms"))
+        share = format_share(self.data_ms / self.step_ms)
+        why = "The batches are made in the training process (`num_workers=0`)."
+        if self.num_workers:
+            why = f"{format_count(self.num_workers, 'data worker')} cannot make batches as fast as they are used."
+        return f"Each step waits {format_ms(self.data_ms)}{interval} for its data, {share} of its time.", why
+
+    def told_of_restarts(self) -> tuple[str, str]:
+        """Of workers that are started anew: what happens, and why."""
+        share = self.restart_ms / (self.step_ms + self.restart_ms)
+        cost = f"{format_ms(self.restart_ms)} per step on average, {format_share(share)} of the time"
+        why = "The loader ends its workers with each epoch and starts new ones for the next."
+        return f"Starting data workers at each of {self.num_restarts} epochs costs {cost}.", why
 
     def _work_ms(self) -> float:
         """CPU time per step of training and workers together."""

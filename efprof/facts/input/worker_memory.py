@@ -61,7 +61,7 @@ class WorkerMemory:
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded where no loader had workers, ThinEvidence where none of them was read twice."""
         if not (run.rank_folder / WORKER_MEMORY_FILE).exists():
-            raise NothingToLookAt("data workers")
+            raise NothingToLookAt("data workers (on Linux)")
         samples, data_sets = read_worker_memory(run.rank_folder)
         found = [cls(data_set=one, workers=_workers_of(samples, one.loader)) for one in data_sets]
         read_twice = [one for one in found if one.workers]

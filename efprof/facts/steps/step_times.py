@@ -71,7 +71,7 @@ class StepTimes:
     """All finished steps, and the steady ones: after warm-up and outside windows, whose collectors slow them.
 
     `steady` were recorded in full; `steady_ms` are the lengths of those that were not, where there are enough, else of
-    all; `own_ms` are the same less the recorder's part; `num_torn` lines were lost.
+    all; `own_ms` are those of all, less the recorder's part, in their order; `num_torn` lines were lost.
     """
 
     every: tuple[StepTime, ...]
@@ -89,11 +89,10 @@ class StepTimes:
         steady = [time for time in every[num_warm_up_steps(len(every)) :] if time.record.window is None]
         usual = [time for time in steady if not time.record.has_pause]
         light = [time for time in usual if not time.record.is_full]
-        usual = light if len(light) >= MIN_LIGHT else usual
         return cls(
             every=every,
             steady=tuple(time for time in steady if time.record.is_full),
-            steady_ms=tuple(time.total_ms for time in usual),
+            steady_ms=tuple(time.total_ms for time in (light if len(light) >= MIN_LIGHT else usual)),
             own_ms=tuple(time.total_ms - time.recorder_ms for time in usual),
             num_torn=run.read_steps[1],
         )

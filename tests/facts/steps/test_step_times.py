@@ -29,6 +29,18 @@ def test_steady_steps_leave_out_warm_up_and_windows(tmp_path):
     assert len(times.every) == 40
 
 
+@pytest.mark.parametrize(("num_light", "median_ms"), [(20, 15.5), (19, 17.5)])
+def test_the_usual_step_is_one_of_the_light_ones_where_there_are_twenty(tmp_path, num_light, median_ms):
+    steps = make_steps(60, is_full=lambda step: step < 60 - num_light)
+    for step in steps:
+        step.recorder_us, step.total_us = (2000.0, step.total_us + 2000.0) if step.is_full else (0.0, step.total_us)
+    times = write_run(tmp_path / "run", steps=steps).get(StepTimes)
+    assert times.median_ms() == pytest.approx(median_ms)
+    assert len(times.steady_ms) == (20 if num_light == 20 else 57)
+    assert times.own_ms == pytest.approx([15.5] * 57)
+    assert len(times.steady) == 57 - num_light
+
+
 def test_spans_of_one_stage_add_up_and_other_is_the_rest(tmp_path):
     spans = [StageSpan("forward", 0, 3000), StageSpan("backward", 3000, 5000), StageSpan("forward", 5000, 6000)]
     step = make_step(0, spans=spans, total_us=10_000.0, recorder_us=0.0)

@@ -112,8 +112,8 @@ def test_hostile_strings_stay_text_and_no_script_or_control_character_is_open(pa
 def test_sections_come_in_order_after_the_three_lines(page: Page) -> None:
     wanted = ["findings", "memory", "time", "stages", "numbers", "checks", "run"]
     assert [name for name in page.ids if name in wanted] == wanted
-    assert page.text.index("Verdict Memory grows 61.0 MiB per step") < page.text.index("Why Losses are kept")
-    assert page.text.index("Why Losses are kept") < page.text.index("Next Keep the number")
+    assert page.text.index("Verdict Memory grows 61.0 MiB per step") < page.text.index("Why history keeps each loss")
+    assert page.text.index("Why history keeps each loss") < page.text.index("Next Keep the number")
     assert "3 findings (memory 1, time 1, numbers 1); 2 checks passed, 1 not applicable, 1 broke why" in page.text
 
 
@@ -196,9 +196,9 @@ def test_every_picture_has_its_figure_and_name_and_plotly_is_there_only_with_the
 def test_a_clean_run_says_what_was_looked_for_and_every_check_shows_its_status(page: Page) -> None:
     text = Page(render_html(make_clean_report())).text
     assert "No fault was found." in text
-    assert "not applicable backward_peak Needs memory-0.pickle" in page.text
+    assert "not applicable backward_peak allocations-<n>.parquet is missing" in page.text
     assert "broke broken_audit KeyError" in page.text
-    assert "By its own clock, recording cost 140 us per step (0.4 % of the step); 2 windows took 1.90 s." in page.text
+    assert "Recording took 1.91 s of 1.6 min (allowed: 3.00 s + 1.0 %); it saw " in page.text
 
 
 def test_a_comparison_shows_its_verdict_first_and_what_was_added_in_full() -> None:
