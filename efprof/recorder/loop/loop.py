@@ -32,9 +32,10 @@ class Loop:
 
     Collectors subscribe to its lists. Those of a step are called for steps recorded in full: `step_began(step)`,
     `fetched(step)`, `step_dropped(step)`, `backward_began(step, tensors, gradients)`, `backward_called(step, tensors,
-    retains_graph, creates_graph)`, `backward_ended()`, `clipped(norm, parameters)`, `optimizer_began(step, optimizer)`,
-    `step_ended(step, record)`. In light steps too: `loader_began(loader)`, `loader_started(loader, iterator)` and
-    `loader_ended(iterator, number)`, where a DataLoader is to be gone through, has its iterator, has no more batches.
+    retains_graph, creates_graph)`, `backward_ended()`, `clip_began(parameters, bound)`, `clipped(norm, parameters)`,
+    `optimizer_began(step, optimizer)`, `step_ended(step, record)`. In light steps too: `loader_began(loader)`,
+    `loader_started(loader, iterator)` and `loader_ended(iterator, number)`, where a DataLoader is to be gone through,
+    has its iterator, has no more batches.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Loop:
         self.backward_called: list[Listener] = []
         self.backward_ended: list[Callable[[], None]] = []
         self.optimizer_began: list[Listener] = []
+        self.clip_began: list[Listener] = []
         self.clipped: list[Listener] = []
         self.loader_began: list[Listener] = []
         self.loader_started: list[Listener] = []
@@ -126,7 +128,7 @@ class Loop:
         for listeners in (
             self.step_began, self.fetched, self.step_dropped, self.backward_began, self.backward_called, self.clipped,
             self.optimizer_began, self.backward_ended, self.loader_began, self.loader_started, self.loader_ended,
-            self.forward_called, self.compilation_began,
+            self.forward_called, self.compilation_began, self.clip_began,
         ):  # fmt: skip
             listeners.clear()  # the end may come within an entry point, which goes on
 
