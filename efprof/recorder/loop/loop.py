@@ -17,7 +17,7 @@ from efprof.artifacts.steps import LightLine
 from efprof.recorder.budget.light_steps import LightLoop
 from efprof.recorder.budget.sampling import Sampling
 from efprof.recorder.loop.device import Memory
-from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.loop.open_step import OpenStep, num_elements
 from efprof.recorder.loop.step_ends import TrainerModules
 from efprof.recorder.loop.steps import Listener, StageClock, Steps, is_in_forward
 from efprof.recorder.loop.training_thread import TrainingThread
@@ -177,7 +177,7 @@ class Loop:
 
     # Forward.
 
-    def forward_began(self, module: torch.nn.Module | None = None) -> None:
+    def forward_began(self, module: torch.nn.Module | None = None, inputs: tuple[Any, ...] = ()) -> None:
         if self.light.is_on:
             return
         steps = self.steps
@@ -208,6 +208,7 @@ class Loop:
         if not step.has_forward:
             step.has_forward = True
             step.sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        step.num_elements += num_elements(inputs)
         if self.clock.stage is None:
             if not step.memory or step.memory[-1][0] in ("post_backward", "post_optimizer_step"):
                 steps.note_memory(step, "pre_forward", entered)
