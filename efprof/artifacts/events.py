@@ -83,10 +83,26 @@ class SuspectOperation(msgspec.Struct, kw_only=True):
     dtype: str
 
 
+class BadParameter(msgspec.Struct, kw_only=True):
+    """The first parameter that was not finite when a loss was not, and its optimizer, which has this `eps`.
+
+    Where that `has_finite_state`, a running value is finite where the parameter is not: so were its gradients.
+    """
+
+    name: str
+    dtype: str
+    num_bad: int
+    num_elements: int
+    optimizer: str
+    eps: float | None = None
+    has_finite_state: bool = False
+
+
 class NonFiniteSeen(Event, tag="nonfinite_seen"):
     """A loss or gradient was NaN or Inf; `site` is the line that called backward or the optimizer.
 
-    One that `is_late` was told by a device when backward had freed the graph: no suspects were looked for.
+    One that `is_late` was told by a device when backward had freed the graph: no suspects were looked for. `parameter`
+    was not finite before the forward pass.
     """
 
     what: str
@@ -94,6 +110,7 @@ class NonFiniteSeen(Event, tag="nonfinite_seen"):
     site: str | None
     suspects: list[SuspectOperation] = []
     is_late: bool = False
+    parameter: BadParameter | None = None
 
 
 class OutOfMemory(Event, tag="out_of_memory"):
@@ -201,6 +218,32 @@ class GradientClearing(Event, tag="gradient_clearing"):
     num_steps: int
     backward_sites: list[str] = []
     num_earlier_backwards: int = 0
+    step_site: str | None = None
+
+
+class OptimizerBuilt(Event, tag="optimizer_built"):
+    """An optimizer was built at `site`; of the same `number`, a later event replaces it.
+
+    `num_lost` of its parameters had state in another of its class, for exactly these parameters, and `load_state_dict`
+    did not give this one that state.
+    """
+
+    number: int
+    site: str | None
+    optimizer: str
+    num_parameters: int
+    num_lost: int = 0
+
+
+class GradientClips(Event, tag="gradient_clips"):
+    """Calls of `clip_grad_norm_` or `clip_grad_value_` at `site`, in full steps so far; a later one replaces it.
+
+    In `num_late` of them the gradients were those that the optimizer had stepped with before, at `step_site`.
+    """
+
+    site: str
+    num_calls: int = 0
+    num_late: int = 0
     step_site: str | None = None
 
 

@@ -54,13 +54,14 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One step, its micro-batches included. Sites are written `file:line:function`.
 
     `started_ns` is on the epoch's clock, as are a profiler window's events; `cpu_us` is CPU time of the whole process;
-    `loss` is the sum, over the step's calls of backward, of each loss
-    of one element times the gradient that `Tensor.backward` was given for it, 1 where it was given none, and as it was
-    before a gradient scaler, NaN and Inf spelled as strings; `gradient_norm` is missing where it is known of some of
-    the step's optimizers only; `sequence` is autograd's sequence number at the start of the forward pass;
-    `is_skipped` says that an optimizer was skipped since gradients were not finite; `window` names the costly collector
-    that was on; `recorder_us` is the recorder's own time within `total_us`; `device_us` is the time from its first
-    span's start to its own end as a span has it.
+    `loss` is the sum, over the step's calls of backward, of each loss of one element times the gradient that
+    `Tensor.backward` was given for it, 1 where it was given none, and as it was before a gradient scaler, NaN and Inf
+    spelled as strings; `num_elements` are those of the tensors that the outermost modules were given by position, else
+    those of the batches, 0 where neither is known; `gradient_norm` is missing where it is known of some of the step's
+    optimizers only; `sequence` is autograd's sequence number at the start of the forward pass; `is_skipped` says that
+    an optimizer was skipped since gradients were not finite; `window` names the costly collector that was on;
+    `recorder_us` is the recorder's own time within `total_us`; `device_us` is the time from its first span's start to
+    its own end as a span has it.
 
     Of a light step, which is not `is_full`, no more is known than its loss, its number of micro-batches, and its length
     from the update before to its own; the site and the loader are those of the full step before. One that `has_pause`
@@ -95,6 +96,7 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     device_us: float | None = None
     is_full: bool = True
     has_pause: bool = False
+    num_elements: int = 0
 
 
 IS_SKIPPED = 1

@@ -4,11 +4,14 @@ from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.numbers.nonfinite_cause import NonFiniteCause, how_nonfinite_is_known, is_guess
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.fixes.keep_finite import clip_gradients, keep_data_finite, keep_operand_finite
+from efprof.fixes.keep_finite import clip_gradients, keep_data_finite, keep_operand_finite, keep_update_finite
 from efprof.model import Examination, Finding, Fix, Gain
 
 LOST_SHARE = 0.5
 """Where at least half of the steps from the first bad one on are bad, the run did not recover."""
+
+HEADLINES = {"explosion": "Gradients explode", "update": "An update turns parameters to NaN or Inf"}
+"""By what is behind it; else what turned to what."""
 
 
 def nonfinite_loss(run: Run) -> Examination:
@@ -16,13 +19,14 @@ def nonfinite_loss(run: Run) -> Examination:
 
     ## What it finds
     The first step whose loss or gradient is NaN or Inf, and what is behind it: a log or root of zero, a division by
-    zero, an overflow, bad data, or gradients that exploded.
+    zero, an overflow, bad data, gradients that exploded, or an optimizer's update.
 
     ## Why it matters
     One such step turns every parameter to NaN; all training after it is lost.
 
     ## Fix
-    Keep the operand where the operation is finite; for an explosion, clip the gradients at the norm they had before.
+    Keep the operand where the operation is finite; for an explosion, clip the gradients at the norm they had before;
+    for an update, an `eps` that is not zero in the parameters' precision.
 
     ## Predicted gain
     No time and no memory: the steps after the first bad one.
@@ -42,7 +46,7 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
     return Finding(
         blame=cause.blame,
         category="numbers",
-        headline="Gradients explode" if cause.mechanism == "explosion" else f"The {found.what} turns to {found.value}",
+        headline=HEADLINES.get(cause.mechanism, f"The {found.what} turns to {found.value}"),
         message=f"The {found.what} is {found.value} at step {first_step:,}{_why(found, cause)}; {lost} lost.",
         fix=_fix(run.get(Sources), found, cause),
         gain=Gain.none(
@@ -57,12 +61,14 @@ def _why(found: NonFinite, cause: NonFiniteCause) -> str:
     if cause.mechanism == "explosion":
         times = float(f"{found.explosion:.2g}")
         return f" because gradients exploded to {times:,.6g} times their usual norm"
+    if cause.mechanism == "update" and (bad := found.parameter) is not None:
+        return f" since {bad.optimizer}'s update left `{bad.name}` ({bad.dtype}) not finite; its gradients were finite"
     if cause.operation is None:
         return ""
     one = cause.operation
     where = "this line" if not cause.why_no_line else f"a line not known ({cause.why_no_line})"
     if cause.mechanism == "data":
-        return f" because the step's data holds NaN or Inf before any layer ({one.num_bad:,} of {one.num_elements:,})"
+        return f" because data, or a detached tensor, holds NaN or Inf ({one.num_bad:,} of {one.num_elements:,})"
     if is_guess(one):
         return f", most likely because {cause.operation_name} on {where} met {one.operand}, where its slope is infinite"
     counts = f"{one.num_bad:,} of {one.num_elements:,}"
@@ -71,6 +77,8 @@ def _why(found: NonFinite, cause: NonFiniteCause) -> str:
 
 def _fix(sources: Sources, found: NonFinite, cause: NonFiniteCause) -> Fix:
     blame, file = cause.blame, sources.file(cause.blame.file)
+    if cause.mechanism == "update" and found.parameter is not None:
+        return keep_update_finite(found.parameter.optimizer, found.parameter.eps, found.parameter.dtype)
     if cause.mechanism == "data":
         return keep_data_finite(found.first_step or 0)
     if cause.operation is not None:

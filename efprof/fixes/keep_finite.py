@@ -3,6 +3,8 @@
 import ast
 import math
 
+import numpy as np
+
 from efprof.fixes.source_edit import as_receiver, replace_expression
 from efprof.model import CodeEdit, Fix, SourceFile, frozen_dataclass
 
@@ -60,6 +62,16 @@ def keep_data_finite(step: int) -> Fix:
         f"Look at the batch of step {step:,} (`torch.isfinite(batch).all()`), and mend or leave out such "
         "samples where the data is read; where this line divides, roots or takes a logarithm, bound its operand."
     )
+
+
+def keep_update_finite(optimizer: str, eps: float | None, dtype: str) -> Fix:
+    """What to do about an update that is not finite though its gradients are: most often, `eps` is zero in float16."""
+    if eps is not None and dtype == "float16" and not np.float16(eps):
+        return Fix.by_hand(
+            f"Set `{optimizer}(..., eps={SMALLEST[dtype]:g})`, since {eps:g} is 0 in {dtype}; or keep the parameters "
+            "in float32 and use autocast."
+        )
+    return Fix.by_hand(f"Check the settings of `{optimizer}` (learning rate, eps), or keep the parameters in float32.")
 
 
 def find_remedy(operation: str, dtype: str) -> Remedy | None:

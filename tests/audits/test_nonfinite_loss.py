@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
+from efprof.artifacts.events import BadParameter, NonFiniteSeen, OptimizerBuilt, SuspectOperation
 from efprof.artifacts.steps import StepRecord
 from efprof.audits.nonfinite_loss import nonfinite_loss
 from efprof.facts.run.run import Run
@@ -146,8 +146,46 @@ def test_bad_data_is_blamed_on_the_line_that_hands_it_to_the_first_operation(tmp
     traced = [call("linear", 2.5, 0.5, "train.py:7:train"), operation("aten::addmm", 7, 2.6)]
     (finding,) = nonfinite_loss(run_with(tmp_path, events=[event], traces=[traced])).findings
     assert finding.blame.text == "loss = divergence(y, model(x))"
-    assert "data holds NaN or Inf before any layer (1 of 128)" in finding.message
+    assert "because data, or a detached tensor, holds NaN or Inf (1 of 128)" in finding.message
     assert "torch.isfinite(batch)" in finding.fix.summary
+
+
+def bad_after_update(*, eps: float | None = 1e-8, has_finite_state: bool = False) -> list[Any]:
+    """AdamW was built on line 11; a parameter of its was not finite before step 20's forward pass."""
+    built = OptimizerBuilt(
+        at_ns=START_NS, step=0, number=0, site="train.py:11:<module>", optimizer="AdamW", num_parameters=4
+    )
+    parameter = BadParameter(
+        name="Linear.weight",
+        dtype="float16",
+        num_bad=3,
+        num_elements=64,
+        optimizer="AdamW",
+        eps=eps,
+        has_finite_state=has_finite_state,
+    )
+    return [built, msgspec.structs.replace(seen(), suspects=[], parameter=parameter)]
+
+
+def test_an_update_that_turns_parameters_bad_is_blamed_on_its_optimizer_and_its_eps(tmp_path: Path) -> None:
+    finite_before = steps()
+    finite_before[FIRST_BAD - 1].gradient_norm = 0.5
+    run = run_with(tmp_path, steps=finite_before, events=bad_after_update())
+    (finding,) = nonfinite_loss(run).findings
+    assert (finding.blame.line, finding.severity) == (11, "high")
+    assert "AdamW's update left `Linear.weight` (float16) not finite" in finding.message
+    assert finding.fix.summary.startswith("Set `AdamW(..., eps=0.0001)`, since 1e-08 is 0 in float16")
+
+
+@pytest.mark.parametrize("has_finite_state", [True, False])
+def test_where_no_gradient_norm_is_known_the_optimizer_s_state_tells_whether_gradients_were_finite(
+    has_finite_state: bool, tmp_path: Path
+) -> None:
+    events = bad_after_update(eps=1e-3, has_finite_state=has_finite_state)
+    run = run_with(tmp_path, steps=steps(gradient_norm=None), events=events)
+    (finding,) = nonfinite_loss(run).findings
+    assert ("update left" in finding.message) is has_finite_state
+    assert ("Check the settings of `AdamW`" in finding.fix.summary) is has_finite_state
 
 
 def test_what_a_device_told_too_late_is_to_be_run_again_where_it_is_seen_at_once(tmp_path: Path) -> None:

@@ -131,7 +131,10 @@ def test_without_a_line_that_explains_it_the_stage_is_shown_and_larger_steps_not
     )
 
 
-@pytest.mark.parametrize(("field", "name"), [("samples", "samples"), ("micro_batches", "micro-batches")])
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [("samples", "samples"), ("micro_batches", "micro-batches"), ("num_elements", "elements in its batch")],
+)
 def test_steps_that_were_given_more_are_unclear(field, name, tmp_path):
     steps = steps_with(forward_ms=lambda s: 4 + 0.2 * s)
     for step in steps:

@@ -154,6 +154,7 @@ def larger_steps(run: Run) -> str:
     counted: list[tuple[str, Callable[[StepRecord], int | None]]] = [
         ("samples", lambda record: record.samples),
         ("micro-batches", lambda record: record.micro_batches),
+        ("elements in its batch", lambda record: record.num_elements),
     ]
     if slowdown.stage in OF_GRADIENTS:  # as where one layer after the other is unfrozen
         counted.append(("gradients", lambda record: record.num_gradients))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Self
 
-from efprof.artifacts.events import NonFiniteSeen, SuspectOperation, events_of
+from efprof.artifacts.events import BadParameter, NonFiniteSeen, SuspectOperation, events_of
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded, ThinEvidence, frozen_dataclass
@@ -29,7 +29,8 @@ class NonFinite:
 
     `norms` are the finite gradient norms before it, in order; `suspects` the operations whose own inputs were
     finite and whose result was not, or `is_late` where nobody could look for them, since a device told of it only after
-    backward had freed the graph; `site` the line that called backward or the optimizer.
+    backward had freed the graph; `site` the line that called backward or the optimizer. `parameter` was bad
+    before the first bad loss, and `is_of_update` says that the gradients before it were finite.
     """
 
     num_steps: int
@@ -42,6 +43,8 @@ class NonFinite:
     suspects: tuple[SuspectOperation, ...] = ()
     is_late: bool = False
     site: str | None = None
+    parameter: BadParameter | None = None
+    is_of_update: bool = False
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -70,6 +73,8 @@ class NonFinite:
         before = [record for record in records if record.step < first]
         # Under a scaler the operation is looked for once that finds no scale. The training may have broken off there.
         is_bad_till_then = event is not None and set(range(first, event.step)) <= {record.step for record in bad}
+        parameter = event.parameter if event and event.step == first else None
+        is_known = bool(before) and before[-1].gradient_norm is not None  # and finite: `first` is the first that is not
         return cls(
             num_steps=len(records),
             first_step=first,
@@ -81,6 +86,8 @@ class NonFinite:
             suspects=tuple(event.suspects) if event and is_bad_till_then else (),
             is_late=event is not None and event.is_late,
             site=(record.backward_site if record else None) or (event.site if event else None),
+            parameter=parameter,
+            is_of_update=parameter is not None and (is_known or parameter.has_finite_state),
         )
 
     @property

@@ -12,7 +12,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from efprof.artifacts.events import SuspectOperation
+from efprof.artifacts.events import OptimizerBuilt, SuspectOperation, events_of
 from efprof.artifacts.steps import StepRecord
 from efprof.artifacts.trace.columns import ABSENT, Trace
 from efprof.artifacts.trace.read import read_window, trace_paths
@@ -40,7 +40,7 @@ class NonFiniteCause:
     operation is the first that it is handed to. `why_no_line` says why an operation's line is not known.
     """
 
-    mechanism: Literal["operation", "data", "explosion", "unknown"]
+    mechanism: Literal["operation", "data", "explosion", "update", "unknown"]
     blame: SourceLine
     operation: SuspectOperation | None = None
     why_no_line: str = ""
@@ -53,6 +53,8 @@ class NonFiniteCause:
         has a singular point is a suspect then, and of those not `pow`.
         """
         found, sources = run.get(NonFinite), run.get(Sources)
+        if found.is_of_update and not found.explosion:
+            return cls(mechanism="update", blame=_line_of_optimizer(run, found))
         suspects = list(found.suspects)
         if found.explosion:
             singular = (one for one in suspects if one.operand != OVERFLOW and not is_guess(one))
@@ -97,6 +99,16 @@ class NonFiniteCause:
         return operation_of(self.operation.node) if self.operation else ""
 
 
+def _line_of_optimizer(run: Run, found: NonFinite) -> SourceLine:
+    """Where the one that updates the bad parameter was built last; else the line that calls backward."""
+    name = found.parameter.optimizer if found.parameter else ""
+    built = [event.site for event in events_of(run.rank_folder, OptimizerBuilt) if event.optimizer == name]
+    site = next(filter(None, reversed(built)), found.site)
+    if site is None:
+        raise ThinEvidence(f"step {found.first_step}'s {found.what} is {found.value}, and no line was recorded.")
+    return run.get(Sources).line(site)
+
+
 def is_guess(one: SuspectOperation) -> bool:
     """Whether it was named for what it can do, after backward had freed what it was given."""
     return one.num_elements == 0
@@ -113,7 +125,13 @@ def how_nonfinite_is_known(found: NonFinite, cause: NonFiniteCause) -> Narrative
 
 
 def _how_known(found: NonFinite, cause: NonFiniteCause) -> str:
-    one = cause.operation
+    one, bad = cause.operation, found.parameter
+    if cause.mechanism == "update" and bad is not None:
+        seen = "a running value of the optimizer's was finite there" if bad.has_finite_state else "its norm was finite"
+        return (
+            f"Before that step's forward pass `{bad.name}` was not finite in {bad.num_bad:,} of {bad.num_elements:,} "
+            f"places; the gradient before was: {seen}."
+        )
     if one is None:
         why = "No operation with a singular operand was found in the forward graph"
         if found.is_late:

@@ -254,9 +254,9 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
 def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
     """Enter the stage `optimizer` while gradients are clipped, and while a learning rate moves on."""
     undo = []
-    for watch, name in ((_clipping, "clip_grad_norm_"), (updating, "clip_grad_value_")):
-        # One function for both places, if it is one there: it is pickled by its name in one of them.
-        watched = functools.cache(functools.partial(watch, loop, shell))
+    # One function for both places, if it is one there: it is pickled by its name in one of them.
+    watched = functools.cache(functools.partial(_clipping, loop, shell))
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
         undo += [
             replace(owner, name, watched(getattr(owner, name))) for owner in (torch.nn.utils, torch.nn.utils.clip_grad)
         ]
@@ -289,8 +289,9 @@ def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable
 
 
 def _clipping(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, and the norm from before the clipping is told, with the parameters whose gradients have it."""
+    """The same; told are the parameters and the bound before, and then the norm from before the clipping."""
     light, update = loop.light, updating(loop, shell, original)
+    began = shell.guarded("loop", functools.partial(_tell, loop, loop.clip_began))
     clipped = shell.guarded("loop", functools.partial(_tell, loop, loop.clipped))
 
     @functools.wraps(original)
@@ -299,6 +300,7 @@ def _clipping(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callabl
             return update(*args, **kwargs)
         given = args[0] if args else kwargs.pop("parameters")
         kept = list(given) if hasattr(given, "__next__") else given
+        began(kept, args[1] if len(args) > 1 else kwargs.get("max_norm"))
         norm = update(given if kept is given else (one for one in kept), *args[1:], **kwargs)
         if (args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0)) == 2.0:
             clipped(norm, kept)

@@ -70,9 +70,9 @@ class ModuleCalls:
             undo()
         self._hooks = []
 
-    def _before(self, module: torch.nn.Module, _: Any) -> None:
+    def _before(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         if module not in self._trainers:
-            self._began(module)
+            self._began(module, inputs)
             self._depth += self._loop.thread.is_training_thread
 
     def _after(self, module: torch.nn.Module, *_: Any) -> None:
@@ -90,7 +90,7 @@ class ModuleCalls:
             if not undo:
                 module = importlib.import_module(COMPILER).OptimizedModule  # of it is what is made of any module
                 call = self._around(
-                    module.__call__, lambda args: self._before(args[0], None), lambda args, _: self._after(args[0])
+                    module.__call__, lambda args: self._before(args[0], args[1:]), lambda args, _: self._after(args[0])
                 )
                 undo.append(replace(module, "__call__", call))
                 undo.append(
@@ -123,7 +123,7 @@ class ModuleCalls:
     def _watched(self, model: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:
         owner = getattr(model, "__self__", None)
         if isinstance(owner, torch.nn.Module) and model.__name__ == "_call_impl":  # what `Module.compile` puts into one
-            return self._around(compiled, lambda _: self._before(owner, None), lambda *_: self._after(owner))
+            return self._around(compiled, lambda args: self._before(owner, args), lambda *_: self._after(owner))
         function, functions = CompiledFunction(), self._functions
         return self._around(
             compiled, lambda _: functions.began(function), lambda _, result: functions.ended(function, result)

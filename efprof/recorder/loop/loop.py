@@ -17,7 +17,7 @@ from efprof.artifacts.steps import LightLine
 from efprof.recorder.budget.light_steps import LightLoop
 from efprof.recorder.budget.sampling import Sampling
 from efprof.recorder.loop.device import Memory
-from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.loop.open_step import OpenStep, num_elements
 from efprof.recorder.loop.step_ends import TrainerModules
 from efprof.recorder.loop.steps import Listener, StageClock, Steps, is_in_forward
 from efprof.recorder.loop.training_thread import TrainingThread
@@ -32,9 +32,10 @@ class Loop:
 
     Collectors subscribe to its lists. Those of a step are called for steps recorded in full: `step_began(step)`,
     `fetched(step)`, `step_dropped(step)`, `backward_began(step, tensors, gradients)`, `backward_called(step, tensors,
-    retains_graph, creates_graph)`, `backward_ended()`, `clipped(norm, parameters)`, `optimizer_began(step, optimizer)`,
-    `step_ended(step, record)`. In light steps too: `loader_began(loader)`, `loader_started(loader, iterator)` and
-    `loader_ended(iterator, number)`, where a DataLoader is to be gone through, has its iterator, has no more batches.
+    retains_graph, creates_graph)`, `backward_ended()`, `clip_began(parameters, bound)`, `clipped(norm, parameters)`,
+    `optimizer_began(step, optimizer)`, `step_ended(step, record)`. In light steps too: `loader_began(loader)`,
+    `loader_started(loader, iterator)` and `loader_ended(iterator, number)`, where a DataLoader is to be gone through,
+    has its iterator, has no more batches.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Loop:
         self.backward_called: list[Listener] = []
         self.backward_ended: list[Callable[[], None]] = []
         self.optimizer_began: list[Listener] = []
+        self.clip_began: list[Listener] = []
         self.clipped: list[Listener] = []
         self.loader_began: list[Listener] = []
         self.loader_started: list[Listener] = []
@@ -126,7 +128,7 @@ class Loop:
         for listeners in (
             self.step_began, self.fetched, self.step_dropped, self.backward_began, self.backward_called, self.clipped,
             self.optimizer_began, self.backward_ended, self.loader_began, self.loader_started, self.loader_ended,
-            self.forward_called, self.compilation_began,
+            self.forward_called, self.compilation_began, self.clip_began,
         ):  # fmt: skip
             listeners.clear()  # the end may come within an entry point, which goes on
 
@@ -175,7 +177,7 @@ class Loop:
 
     # Forward.
 
-    def forward_began(self, module: torch.nn.Module | None = None) -> None:
+    def forward_began(self, module: torch.nn.Module | None = None, inputs: tuple[Any, ...] = ()) -> None:
         if self.light.is_on:
             return
         steps = self.steps
@@ -206,6 +208,7 @@ class Loop:
         if not step.has_forward:
             step.has_forward = True
             step.sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        step.num_elements += num_elements(inputs)
         if self.clock.stage is None:
             if not step.memory or step.memory[-1][0] in ("post_backward", "post_optimizer_step"):
                 steps.note_memory(step, "pre_forward", entered)

@@ -1,13 +1,17 @@
 """The step that is being recorded, and how it becomes a line of steps.jsonl."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
 
 from efprof.artifacts.steps import BoundaryMemory, SiteCalls, StageSpan, StepRecord
 from efprof.recorder.numbers.step_numbers import StepNumbers
+
+MAX_ITEMS = 100
+"""Of a list or mapping, that are looked at for tensors."""
 
 Span = tuple[str, int, int]
 """Stage, start and end by `time.perf_counter_ns`."""
@@ -17,6 +21,7 @@ Span = tuple[str, int, int]
 class Batches:
     num_fetches: int = 0
     samples: int = 0
+    num_elements: int = 0
     loaders: list[int | None] = field(default_factory=list)
     """Of each batch that was asked for: the number of its DataLoader."""
     _unused: int = 0
@@ -30,6 +35,7 @@ class Batches:
 
     def add(self, batch: object) -> None:
         self.num_fetches += 1
+        self.num_elements += num_elements((batch,))
         self._unused, self._aside = num_samples(batch), 0
         self.samples += self._unused
 
@@ -75,6 +81,8 @@ class OpenStep:
     num_gradient_calls: int = 0
     """Of `torch.autograd.grad`, outside of every stage."""
     has_forward: bool = False
+    num_elements: int = 0
+    """Of what the outermost modules were given."""
     has_evaluation: bool = False
     sequence: int | None = None
     """Autograd's number as the first forward pass began."""
@@ -109,6 +117,7 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> 
         rss_bytes=resident_bytes,
         micro_batches=step.num_backwards or step.num_gradient_calls,
         samples=step.batches.samples,
+        num_elements=step.num_elements or step.batches.num_elements,
         recorder_us=step.recorder_ns / 1000,
         reads=list(step.waits.reads.values()),
         stalls=list(step.waits.stalls.values()),
@@ -132,6 +141,15 @@ def add_passes(record: StepRecord, passes: list[tuple[float, float]]) -> None:
         if began < end:
             record.spans.append(StageSpan("backward", began, end))
     record.spans.sort(key=lambda span: span.start_us)
+
+
+def num_elements(given: Iterable[object]) -> int:
+    """Of the tensors among them, and of those in a list or mapping among them."""
+    total = 0
+    for one in given:
+        items = one.values() if isinstance(one, Mapping) else one if isinstance(one, list | tuple) else (one,)
+        total += sum(item.numel() for item in islice(items, MAX_ITEMS) if isinstance(item, torch.Tensor))
+    return total
 
 
 def num_samples(batch: object) -> int:

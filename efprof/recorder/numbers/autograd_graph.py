@@ -69,6 +69,7 @@ STEEP: dict[str, str] = {
 def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation]:
     """The operations whose own inputs are finite and whose result is not, in order; else the first given bad data.
 
+    Data is a tensor that requires no gradient: nothing computed from parameters feeds it, unless it was detached.
     `sequence_start` is autograd's sequence number at the forward pass's start. A node behind a bad one is left out.
     """
     suspects: list[SuspectOperation] = []
@@ -83,7 +84,7 @@ def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperat
         suspect = _singular(node, sequence_start) if bad_input is None else None
         if suspect is not None:
             suspects.append(suspect)
-        elif bad_input is not None and None in feeders and given is None:
+        elif bad_input is not None and given is None and not bad_input.requires_grad:
             num_bad = int(_read((~torch.isfinite(bad_input)).sum()))
             given = _suspect(node, sequence_start, "data that is NaN or Inf already", num_bad, bad_input)
         if suspect is not None or bad_input is not None:
@@ -114,8 +115,8 @@ def _is_steep(node: Any) -> bool:
 
 def _bad_input(node: Any) -> torch.Tensor | None:
     for name in _saved_names(node):
-        tensor = _saved(node, name.removeprefix("_saved_")) if name != "_saved_result" else None
-        if tensor is not None and tensor.is_floating_point() and not _is_finite(tensor.clamp_min(0)):
+        tensor = _saved_as_it_is(node, name) if name != "_saved_result" else None
+        if tensor is not None and tensor.is_floating_point() and not _is_finite(tensor.detach().clamp_min(0)):
             return tensor
     return None
 
@@ -156,11 +157,17 @@ def _singular(node: Any, sequence_start: int) -> SuspectOperation | None:
 
 
 def _saved(node: Any, name: str) -> torch.Tensor | None:
+    tensor = _saved_as_it_is(node, f"_saved_{name}")
+    return None if tensor is None else tensor.detach()
+
+
+def _saved_as_it_is(node: Any, name: str) -> torch.Tensor | None:
+    """It requires a gradient where it was computed, or is a parameter."""
     try:
-        tensor = getattr(node, f"_saved_{name}", None)
+        tensor = getattr(node, name, None)
     except RuntimeError:  # freed by an earlier backward
         return None
-    return tensor.detach() if isinstance(tensor, torch.Tensor) else None
+    return tensor if isinstance(tensor, torch.Tensor) else None
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

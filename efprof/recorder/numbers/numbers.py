@@ -16,6 +16,7 @@ from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord, spelled
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.numbers.autograd_graph import find_steep, find_suspects
+from efprof.recorder.numbers.bad_parameter import find_bad_parameter
 from efprof.recorder.numbers.late_values import OnDevice, Send, on_device
 from efprof.recorder.numbers.step_numbers import (
     ScaledLosses,
@@ -205,6 +206,8 @@ class Numbers:
             self._has_searched = True
             known, is_late = list(suspects or ()), suspects is None
             event = NonFiniteSeen(step=number, what=what, value=str(value), site=site, suspects=known, is_late=is_late)
+            if not is_late and what == "loss":
+                event.parameter = find_bad_parameter()
             self._tell(event)
 
 

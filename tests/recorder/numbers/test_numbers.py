@@ -243,6 +243,32 @@ def test_what_makes_a_loss_or_its_gradient_bad_is_named(
     assert seen_in(tmp_path, loss_of)[1] == suspects
 
 
+def test_a_parameter_that_an_update_turned_bad_is_told_and_is_no_data(tmp_path: Path) -> None:
+    def train_half() -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 1)).half()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(3):
+            loss = model(torch.tensor([[1.0, 0.0]]).half()).square().sum()  # the second weight's gradient is zero
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    (seen,) = record_here(tmp_path, train_half).events(NonFiniteSeen)
+    assert (seen.step, seen.what, seen.suspects) == (1, "loss", [])
+    parameter = seen.parameter
+    assert parameter is not None
+    assert (parameter.name, parameter.dtype, parameter.num_bad) == ("Linear.weight", "float16", 1)
+    assert (parameter.optimizer, parameter.eps, parameter.has_finite_state) == ("Adam", 1e-8, True)
+
+
+def test_what_was_computed_from_parameters_is_not_called_data(tmp_path: Path) -> None:
+    def overflowing(weight: torch.Tensor) -> torch.Tensor:
+        too_much = weight * 1e30 * 1e30
+        return torch.nn.functional.binary_cross_entropy_with_logits(too_much, torch.ones(2))
+
+    assert seen_in(tmp_path, overflowing)[1] == []
+
+
 def test_the_square_of_an_exploded_value_is_no_suspect(tmp_path: Path) -> None:
     assert seen_in(tmp_path, lambda weight: (weight * 1e30).pow(2).mean())[1] == []
 

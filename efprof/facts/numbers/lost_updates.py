@@ -1,0 +1,38 @@
+"""Updates that lose what was learned: optimizers that are built again, gradients that are clipped too late."""
+
+from collections.abc import Mapping
+from itertools import groupby
+
+from efprof.artifacts.events import GradientClips, OptimizerBuilt, events_of
+from efprof.facts.run.run import Run
+from efprof.model import NotRecorded
+
+BuiltOptimizer = OptimizerBuilt
+"""An optimizer, where it was built, and of how many parameters it lost the state."""
+
+Clips = GradientClips
+"""The calls of one line that clips, and how many came after the update."""
+
+
+def built_optimizers(run: Run) -> list[BuiltOptimizer]:
+    """Each optimizer that was seen to be built, in order; raises NotRecorded where none was."""
+    latest = {event.number: event for event in events_of(run.rank_folder, OptimizerBuilt)}
+    if not latest:
+        raise NotRecorded("events.jsonl tells of no optimizer that was built while efprof recorded.")
+    return list(latest.values())
+
+
+def rebuilt_optimizers(run: Run) -> Mapping[str, list[BuiltOptimizer]]:
+    """By the line that built them, those that took the place of one with state."""
+    lost = [event for event in built_optimizers(run) if event.num_lost and event.site]
+    by_site = sorted(lost, key=lambda event: str(event.site))
+    return {str(site): list(events) for site, events in groupby(by_site, lambda event: event.site)}
+
+
+def gradient_clips(run: Run) -> list[Clips]:
+    """What was seen of each line that clips, in all; raises NotRecorded where none was compared."""
+    latest = {event.site: event for event in events_of(run.rank_folder, GradientClips)}
+    seen = [event for event in latest.values() if event.num_calls]
+    if not seen:
+        raise NotRecorded("events.jsonl tells of no call of clip_grad_norm_ or clip_grad_value_ in two full steps.")
+    return seen

@@ -1,0 +1,128 @@
+"""Sees where optimizers are built, and whether one loses what another of the same parameters had learned."""
+
+import sys
+import weakref
+from types import FrameType
+from typing import Any
+
+import torch
+
+from efprof.artifacts.events import OptimizerBuilt
+from efprof.recorder.hooks.patching import Undo, call_after, call_before
+from efprof.recorder.loop.loop import Loop
+from efprof.recorder.numbers.step_numbers import parameters_of
+from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Note
+from efprof.recorder.session.sites import Sites, callers
+
+COLLECTOR = "optimizers"
+
+MAX_NOTED = 256
+"""Optimizers that are told of: a program may build one in each step."""
+
+MAX_GONE = 8
+"""Optimizers that are no more and whose parameters are remembered."""
+
+Versions = frozenset[tuple[int, int]]
+"""Of parameters, by `id`, how often each had been written to: so many numbers are not those of other tensors."""
+
+
+class OptimizerWatch:
+    """Remembers optimizers by their parameters, and holds neither."""
+
+    def __init__(self, loop: Loop, sites: Sites, note: Note) -> None:
+        self._loop, self._sites, self._note = loop, sites, note
+        self._alive: weakref.WeakKeyDictionary[Any, OptimizerBuilt] = weakref.WeakKeyDictionary()
+        self._gone: dict[Versions, str] = {}
+        self._loaded: set[int] = set()
+        """Parameters, by `id`, that a module was given from outside: what follows begins anew."""
+        self._num_built = 0
+
+    def note_built(self, optimizer: Any, *_: object) -> None:
+        if not self._loop.thread.is_training_thread or self._num_built == MAX_NOTED:
+            return
+        event = OptimizerBuilt(
+            step=self._loop.number,
+            number=self._num_built,
+            site=self._sites.of_caller(_builder(optimizer, sys._getframe())),
+            optimizer=type(optimizer).__name__,
+            num_parameters=len(parameters_of(optimizer)),
+        )
+        if self._is_replacing(optimizer, event.optimizer):
+            event.num_lost = event.num_parameters
+        self._num_built += 1
+        self._alive[optimizer] = event
+        self._note(event)
+
+    def note_restored(self, optimizer: Any, *_: object) -> None:
+        event = self._alive.get(optimizer)
+        if event is not None and event.num_lost:
+            event.num_lost = 0
+            self._note(event)
+
+    def note_loaded(self, module: torch.nn.Module, *_: object) -> None:
+        self._loaded.update(map(id, module.parameters()))
+
+    def note_gone(self, optimizer: Any) -> None:
+        """Before it is torn down."""
+        if _has_state(optimizer):
+            self._gone[_versions(optimizer)] = type(optimizer).__name__
+            for oldest in list(self._gone)[:-MAX_GONE]:
+                del self._gone[oldest]
+
+    def _is_replacing(self, optimizer: Any, name: str) -> bool:
+        ids = set(map(id, parameters_of(optimizer)))
+        if self._loaded & ids:
+            self._loaded -= ids
+            return False
+        if self._gone.pop(_versions(optimizer), None) == name:
+            return True
+        return any(
+            type(other) is type(optimizer) and _has_state(other) and set(map(id, parameters_of(other))) == ids
+            for other in list(self._alive)
+        )
+
+
+def start(session: Session) -> None:
+    watch = OptimizerWatch(session.loop, session.sites, session.note)
+    guard = session.shell.guard(COLLECTOR)
+    kind = torch.optim.Optimizer
+    undo = [
+        call_after(kind, "__init__", guard(watch.note_built)),
+        call_after(kind, "load_state_dict", guard(watch.note_restored)),
+        call_before(torch.nn.Module, "load_state_dict", guard(watch.note_loaded)),
+    ]
+    if not hasattr(kind, "__del__"):
+        undo.append(_call_at_end_of_life(kind, session.shell.reraise_later(guard(watch.note_gone))))
+    session.undo_at_end(undo)
+
+
+def _call_at_end_of_life(kind: Any, function: Any) -> Undo:
+    def end(self: Any) -> None:
+        function(self)
+
+    kind.__del__ = end
+
+    def undo() -> None:
+        if vars(kind).get("__del__") is end:
+            del kind.__del__
+
+    return undo
+
+
+def _builder(optimizer: Any, frame: FrameType) -> FrameType | None:
+    """The frame that calls its class: the `__init__`s of that, of which the program may have some, are passed."""
+    codes = {getattr(vars(kind).get("__init__"), "__code__", None) for kind in type(optimizer).__mro__}
+    inner = [one for one in callers(frame) if one.f_code in codes]
+    return inner[-1].f_back if inner else frame
+
+
+def _versions(optimizer: Any) -> Versions:
+    parameters = parameters_of(optimizer)
+    return frozenset((id(one), 0 if one.is_inference() else one._version) for one in parameters)
+
+
+def _has_state(optimizer: Any) -> bool:
+    """True if it keeps numbers of a parameter; of one that was never finished nothing is asked."""
+    states = vars(optimizer).get("state") or {}
+    return any(isinstance(one, dict) and one for one in states.values())

@@ -1,0 +1,47 @@
+"""Pictures that get larger every 40 steps, as in progressive resizing: a loader's dicts, which the model takes by name."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+EXPECTED = ()
+SIZES = (8, 12, 16, 20, 24)
+
+Picture = dict[str, torch.Tensor]
+
+
+class Classifier(nn.Module):
+    """Pictures [batch, 3, size, size] -> scores [batch, 4]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()
+        )
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(pictures).mean((2, 3)))
+
+
+def pictures_of(size: int, count: int) -> list[Picture]:
+    kinds = torch.randint(4, (count,))
+    return [{"pictures": torch.randn(3, size, size) + kind, "kind": kind} for kind in kinds]
+
+
+def train() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = Classifier()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for size in SIZES:
+        for batch in DataLoader(pictures_of(size, 16 * 40), batch_size=16):
+            loss = functional.cross_entropy(model(pictures=batch["pictures"]), batch["kind"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+if __name__ == "__main__":
+    train()
