@@ -16,6 +16,7 @@ from efprof.facts.peak.live_memory import window_peaks
 from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
+from efprof.facts.steps.evaluations import place_in_loop
 from efprof.facts.steps.step_times import StepTime, StepTimes, num_warm_up_steps, stall_lines
 from efprof.facts.time.step_pictures import memory_series
 from efprof.facts.time.time_use import TimeUse, time_evidence
@@ -109,18 +110,20 @@ def _of_a_trace(run: Run) -> Measurements:
 
 
 def evaluations_of(run: Run) -> tuple[Evaluation, ...]:
-    """All passes without training, in order; empty where none was seen."""
+    """All that were seen, rollouts as well, in order."""
+    sites = [(record, place_in_loop(run, record)[1] or record.site) for record in read_evaluations(run.rank_folder)]
     return tuple(
         Evaluation(
             after_step=record.after_step,
             total_ms=record.total_us / 1000,
             num_batches=record.num_batches,
-            blame=None if record.site is None else run.get(Sources).line(record.site),
+            blame=None if site is None else run.get(Sources).line(site),
             peak_bytes=record.peak_bytes,
             is_peak_exact=record.is_peak_exact,
             kept_bytes_per_batch=_kept_per_batch(record.memory),
+            is_rollout=record.is_rollout,
         )
-        for record in read_evaluations(run.rank_folder)
+        for record, site in sites
     )
 
 
