@@ -9,31 +9,19 @@ TRAINS = frozenset({"backward", "step", "grad"})
 """Calls that a loop which only evaluates has none of."""
 
 
-def without_graph(file: SourceFile, blame: SourceLine) -> Fix:
+def without_graph(file: SourceFile, loop: SourceLine) -> Fix:
     """The edit of the statement that begins at this line; by hand where it trains as well, or holds long texts."""
-    inside = [node for node in ast.walk(file.tree) if isinstance(node, ast.stmt) and _is_at(node, blame.line)]
-    if not inside or "torch" not in _imported(file.tree):
-        return Fix.by_hand(f"Run what {blame} repeats under `{UNDER}`.")
-    statement = inside[-1]
-    nodes = list(ast.walk(statement))
-    if any(called_name(node) in TRAINS for node in nodes):
-        return Fix.by_hand(
-            f"Run the forward pass under `with torch.set_grad_enabled(...)`, false where {blame} evaluates."
-        )
-    if any(isinstance(node, ast.Constant | ast.JoinedStr) and node.lineno != node.end_lineno for node in nodes):
-        return Fix.by_hand(f"Put the loop at {blame} under `{UNDER}`.")
-    lines = file.lines[statement.lineno - 1 : statement.end_lineno]
-    indent = lines[0][: statement.col_offset]
-    new = [f"{indent}{UNDER}", *(f"    {line}" if line.strip() else line for line in lines)]
-    edit = CodeEdit(file=file.name, line=statement.lineno, old="\n".join(lines), new="\n".join(new))
-    return Fix.by(edit, "safe", f"Put the loop at {blame} under `{UNDER}`.")
-
-
-def _is_at(statement: ast.stmt, line: int) -> bool:
-    is_block = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    return statement.lineno <= line <= (statement.end_lineno or line) and not is_block
-
-
-def _imported(tree: ast.Module) -> set[str]:
-    every = (node for node in ast.walk(tree) if isinstance(node, ast.Import))
-    return {one.asname or one.name for node in every for one in node.names}
+    nodes = list(ast.walk(file.tree))
+    found = [one for one in nodes if isinstance(one, ast.stmt) and one.lineno == loop.line]
+    inside = list(ast.walk(found[0])) if found else []
+    if any(called_name(one) in TRAINS for one in inside):
+        return Fix.by_hand(f"Turn gradients off where {loop} evaluates: `with torch.set_grad_enabled(is_training):`.")
+    summary = f"Put the loop at {loop} under `{UNDER}`."
+    texts = (one for one in inside if isinstance(one, ast.Constant | ast.JoinedStr))
+    if not found or "import torch" not in file.lines or any(one.lineno != one.end_lineno for one in texts):
+        return Fix.by_hand(summary)
+    lines = file.lines[loop.line - 1 : found[0].end_lineno]
+    indent = lines[0][: found[0].col_offset]
+    new = [indent + UNDER, *(f"    {line}".rstrip() for line in lines)]
+    edit = CodeEdit(file=file.name, line=loop.line, old="\n".join(lines), new="\n".join(new))
+    return Fix.by(edit, "safe", summary)
