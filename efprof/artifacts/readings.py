@@ -146,11 +146,15 @@ class EvaluationMemory(msgspec.Struct, array_like=True, gc=False):
 
 
 class EvaluationRecord(msgspec.Struct, kw_only=True):
-    """One pass; it begins when its first batch is asked for.
+    """Forward passes in a row, through whose outputs no backward pass goes, from the first one's begin, or its
+    loader's.
 
-    `after_step` is the last step finished by then, -1 where there was none; `site` is the line of its loop. `memory` is
-    the readings after its first batches, the first from before it, the last from its end. `peak_bytes` is the highest
-    of them, or, where `is_peak_exact`, the CUDA allocator's own mark, which the evaluation raised.
+    `after_step` is the last step finished by then, -1 where there was none; `callers` are the user's lines that called
+    the module, innermost first, and `site` the first of them. `memory` is the readings after each of its first forward
+    passes and after the last, the first from before it. `peak_bytes` is the highest of them all, or, where
+    `is_peak_exact`, the CUDA allocator's own mark, which the evaluation raised. `graph_bytes` is what one forward
+    pass added to memory beside its output, None where it built no graph; `num_alive` is how many of the graphs were
+    there at a time. In a rollout the inputs were much smaller than those that are trained on.
     """
 
     after_step: int
@@ -161,9 +165,13 @@ class EvaluationRecord(msgspec.Struct, kw_only=True):
     memory: list[EvaluationMemory]
     peak_bytes: int
     is_peak_exact: bool
+    callers: list[str] = []
+    graph_bytes: int | None = None
+    num_alive: int = 0
+    is_rollout: bool = False
 
 
 def read_evaluations(rank_folder: Path) -> list[EvaluationRecord]:
-    """All whole lines in order; empty where no DataLoader was gone through without gradients, or nobody looked."""
+    """All whole lines in order; empty where none was seen."""
     path = rank_folder / EVALUATIONS_FILE
     return read_lines(path, EvaluationRecord, "record the run again.")[0] if path.exists() else []

@@ -114,10 +114,11 @@ class Timeline:
 
 @frozen_dataclass
 class Evaluation:
-    """A pass over a loader on which nothing was trained, after `after_step` (-1 where it came before every step).
+    """Forward passes in a row that no backward pass used, after `after_step` (-1 where they came before every step).
 
-    `peak_bytes` is the highest reading, between two batches unless `is_peak_exact`. `kept_bytes_per_batch` is what each
-    batch leaves behind, None where memory does not rise steadily.
+    `peak_bytes` is the highest reading, after a forward pass unless `is_peak_exact`. `kept_bytes_per_batch` is what
+    each batch leaves behind, None where memory does not rise steadily. `graph_bytes` is what the graph of one adds,
+    None where none is built, and `num_graphs` how many there were at a time. In a rollout a policy acts.
     """
 
     after_step: int
@@ -127,6 +128,10 @@ class Evaluation:
     peak_bytes: int
     is_peak_exact: bool
     kept_bytes_per_batch: float | None
+    loop: SourceLine | None = None
+    graph_bytes: int | None = None
+    num_graphs: int = 0
+    is_rollout: bool = False
 
 
 @frozen_dataclass

@@ -183,9 +183,10 @@ def measured_phrase(report: Report) -> str:
     """The two numbers that every run has: `median step 12.3 ms, peak memory 4.10 GiB read from the CUDA allocator`."""
     measured = report.measurements
     peak, source = show(measured.peak_bytes, "bytes"), source_phrase(measured.memory_source)
-    evaluated = max((each.peak_bytes for each in measured.evaluations), default=0)
-    if evaluated > (measured.peak_bytes or 0):
-        peak += f" ({show(evaluated, 'bytes')} in an evaluation)"
+    most = max(measured.evaluations, key=lambda each: each.peak_bytes, default=None)
+    if most is not None and most.peak_bytes > (measured.peak_bytes or 0):
+        what = "a rollout" if most.is_rollout else "an evaluation"
+        peak = f"{show(most.peak_bytes, 'bytes')} in {what} ({peak} in a step)"
     counted, last = f" read from {source}" if source and measured.peak_bytes else "", last_read_step(report)
     counted += "" if last is None else f" up to step {last:,}"
     return f"median step {show(measured.median_step_ms, 'ms')}, peak memory {peak}{counted}"

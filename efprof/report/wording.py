@@ -97,6 +97,8 @@ def gain_phrase(gain: Gain, step_ms: float | None, peak_bytes: int | None) -> st
         saved = interval[0] if interval and is_least else gain.peak_bytes
         until = "" if gain.until_step is None else f" up to step {gain.until_step:,}"
         share = _share(saved, peak_bytes, "of the recorded peak")
+        if gain.of_bytes:
+            share = _share(saved, gain.of_bytes, f"of {show(gain.of_bytes, 'bytes')}")
         parts.append(f"{show(saved, 'bytes')}{ends} of peak memory{until}{share}")
     if not parts:
         return "no saving is claimed"

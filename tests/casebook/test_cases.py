@@ -13,7 +13,8 @@ RUNS = Path(__file__).parents[1] / "runs"
 
 def test_every_case_has_a_name_of_its_own_and_without_a_fault_no_sick_side() -> None:
     assert [name for name, count in Counter(case.name for case in all_cases()).items() if count > 1] == []
-    healthy_alone = {name for name, case in CASES.items() if case.path.parent.name == "bounded"}
+    folders = {"bounded", "lookalikes"}
+    healthy_alone = {name for name, case in CASES.items() if case.path.parent.name in folders}
     assert {name for name, case in CASES.items() if not case.faults} == healthy_alone
     assert [name for name in healthy_alone if "--healthy" in CASES[name].path.read_text()] == []
 

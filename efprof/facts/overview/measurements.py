@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from typing import Final
 
 from efprof.artifacts.events import Event, RecordingCost, WindowClosed, read_events
-from efprof.artifacts.readings import EvaluationMemory, read_evaluations
+from efprof.artifacts.readings import EvaluationMemory, EvaluationRecord, read_evaluations
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.growth.memory_growth import MemoryGrowth
 from efprof.facts.input.worker_memory import process_table
@@ -15,6 +15,7 @@ from efprof.facts.numbers.nonfinite import badness
 from efprof.facts.peak.live_memory import window_peaks
 from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run
+from efprof.facts.source.loops import repeated_line
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTime, StepTimes, num_warm_up_steps, stall_lines
 from efprof.facts.time.step_pictures import memory_series
@@ -110,18 +111,25 @@ def _of_a_trace(run: Run) -> Measurements:
 
 
 def evaluations_of(run: Run) -> tuple[Evaluation, ...]:
-    """All passes without training, in order; empty where none was seen."""
-    return tuple(
-        Evaluation(
-            after_step=record.after_step,
-            total_ms=record.total_us / 1000,
-            num_batches=record.num_batches,
-            blame=None if record.site is None else run.get(Sources).line(record.site),
-            peak_bytes=record.peak_bytes,
-            is_peak_exact=record.is_peak_exact,
-            kept_bytes_per_batch=_kept_per_batch(record.memory),
-        )
-        for record in read_evaluations(run.rank_folder)
+    """All that were seen, rollouts as well, in order."""
+    return tuple(_evaluation(record, run.get(Sources)) for record in read_evaluations(run.rank_folder))
+
+
+def _evaluation(record: EvaluationRecord, sources: Sources) -> Evaluation:
+    repeated = repeated_line(record.callers, sources)
+    line = None if record.site is None else sources.line(record.site)
+    return Evaluation(
+        after_step=record.after_step,
+        total_ms=record.total_us / 1000,
+        num_batches=record.num_batches,
+        blame=repeated.line if repeated else line,
+        loop=repeated.loop if repeated else line,
+        peak_bytes=record.peak_bytes,
+        is_peak_exact=record.is_peak_exact,
+        kept_bytes_per_batch=_kept_per_batch(record.memory),
+        graph_bytes=record.graph_bytes,
+        num_graphs=record.num_alive,
+        is_rollout=record.is_rollout,
     )
 
 
@@ -131,7 +139,7 @@ def notes_on(every: Sequence[Evaluation]) -> tuple[str, ...]:
     if most is None or most.kept_bytes_per_batch is None:
         return ()
     return (
-        f"What {f'the loop at {most.blame}' if most.blame else 'an evaluation'} stores adds "
+        f"What {f'the loop at {most.loop}' if most.loop else 'an evaluation'} stores adds "
         f"{format_bytes(most.kept_bytes_per_batch)} per batch, "
         f"{format_bytes(most.kept_bytes_per_batch * most.num_batches)} by the end of its {most.num_batches:,} batches: "
         "keep of each output what is needed of it (the `argmax`, a sum, a count).",

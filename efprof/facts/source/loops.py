@@ -4,8 +4,8 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from efprof.facts.source.sources import name_of
-from efprof.model import called_name, frozen_dataclass
+from efprof.facts.source.sources import Sources, name_of, split_site
+from efprof.model import SourceLine, called_name, frozen_dataclass
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -23,6 +23,26 @@ class LoopAround:
     line: int
     is_chained: bool
     """Whether a call on the line may be given what it, or something made of it, gave in the round before."""
+
+
+@frozen_dataclass
+class RepeatedLine:
+    """A line, and the one that its loop begins at."""
+
+    line: SourceLine
+    loop: SourceLine
+    is_chained: bool
+
+
+def repeated_line(sites: Iterable[str], sources: Sources) -> RepeatedLine | None:
+    """Of the line of a call and of the calls that led to it, the innermost that a loop is around."""
+    for site in sites:
+        file, line, function = split_site(site)
+        found = loop_around(sources.tree(file), line)
+        if found is not None:
+            loop = sources.line(f"{file}:{found.line}:{function}")
+            return RepeatedLine(line=sources.line(site), loop=loop, is_chained=found.is_chained)
+    return None
 
 
 @lru_cache(maxsize=256)

@@ -16,8 +16,8 @@ import numpy as np
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
-from efprof.facts.source.loops import loop_around
-from efprof.facts.source.sources import COMPREHENSION, Sources, split_site
+from efprof.facts.source.loops import repeated_line
+from efprof.facts.source.sources import COMPREHENSION, Sources
 from efprof.facts.time.call_paths import MODULE, OPERATORS
 from efprof.facts.time.path_tree import CallPath, Kind
 from efprof.facts.time.time_use import TimeUse
@@ -199,12 +199,12 @@ def _sites(window: TraceWindow, is_function: Array, sites: Array, call: int) -> 
 def _repeated(
     key: _Key, passes: Counter[int], sites: tuple[str, ...], cost_ms: tuple[float, float], sources: Sources
 ) -> RepeatedCall:
-    loop, is_chained = _loop(sites, sources)
+    repeated = repeated_line(sites, sources)
     return RepeatedCall(
         modules=(key.parts[-1][1],),
         blame=sources.line(sites[0]),
-        loop=loop,
-        is_chained=is_chained,
+        loop=repeated.loop if repeated else None,
+        is_chained=repeated is not None and repeated.is_chained,
         parts=key.parts[:-1],
         num_calls=next(iter(passes.values())),
         num_passes=len(passes),
@@ -213,16 +213,6 @@ def _repeated(
         total_ms=cost_ms[0],
         fixed_ms=cost_ms[1],
     )
-
-
-def _loop(sites: tuple[str, ...], sources: Sources) -> tuple[SourceLine | None, bool]:
-    """The innermost loop that the user's source has around the call, in its function or the one that calls that."""
-    for site in sites:
-        file, line, function = split_site(site)
-        found = loop_around(sources.tree(file), line)
-        if found is not None:
-            return sources.line(f"{file}:{found.line}:{function}"), found.is_chained
-    return None, False
 
 
 def _by_line(calls: Sequence[RepeatedCall]) -> list[RepeatedCall]:

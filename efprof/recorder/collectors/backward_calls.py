@@ -99,7 +99,7 @@ class BackwardWatch:
         site.called.num_retained += retains_graph
         site.called.num_created += creates_graph
         has_time = self._seconds < MAX_SECONDS and site.called.num_watched < MAX_WATCHED
-        if retains_graph and has_time and not _is_compiled():
+        if retains_graph and has_time and not is_autograd_compiled():
             given = tensors if isinstance(tensors, list | tuple) else [tensors]
             roots = [one.grad_fn for one in given if isinstance(one, torch.Tensor) and one.grad_fn is not None]
             self._kept = (site, roots, step.number, creates_graph) if roots else None
@@ -155,7 +155,7 @@ def start(session: Session) -> None:
     session.on_end("backward_calls", watch.note)
 
 
-def _is_compiled() -> bool:
+def is_autograd_compiled() -> bool:
     """Whether autograd itself is compiled: a hook would have it compiled anew."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(module, "compiled_autograd_enabled", False))

@@ -1,175 +1,332 @@
-"""Sees evaluations: passes over a DataLoader on whose batches nothing is trained.
+"""Sees evaluations: two or more forward passes in a row, through whose outputs no backward pass goes.
 
-A batch was evaluated where, until the next one is asked for, autograd builds no graph and no step ends, and gradients
-are off or a module that the program put in evaluation mode still is. That needs no hooks on modules. Not seen are
-evaluations without a DataLoader, and those that build graphs all the same.
+A hook on the node of an output is called where a backward pass goes through it, and dies with the graph. What is not
+used before the next update is evaluated, or acts: a rollout. In light steps modules are watched from a call of `eval()`
+or a loader's start on, until a forward pass is used again; without either, where graphs were built between bursts that
+belong to no step.
 """
 
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from time import perf_counter_ns, thread_time_ns
+from dataclasses import dataclass, field
+from itertools import islice
+from statistics import median
+from time import perf_counter_ns
 from typing import Any, Final
 from weakref import ref
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from efprof.artifacts.readings import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
-from efprof.recorder.budget.sampling import Budget
+from efprof.recorder.collectors.backward_calls import is_autograd_compiled
 from efprof.recorder.hooks.patching import call_before
-from efprof.recorder.loop.device import Memory
-from efprof.recorder.loop.loop import Loop
+from efprof.recorder.loop.steps import epoch_ns
+from efprof.recorder.numbers.step_numbers import parameters_of
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.shell import Guard
-from efprof.recorder.session.sites import Sites
-from efprof.recorder.session.writing import LineWriter
+from efprof.recorder.session.sites import callers
 
-TRAINS: Final = "_efprof_trains"
-"""The attribute of an iterator on whose batch something was trained: it evaluates nothing."""
-
+MIN_FORWARDS: Final = 2
+"""A single one among others is a detached target, a skipped batch, a probe of shapes."""
 MAX_READINGS: Final = 32
-"""Batches of one evaluation after which memory is read, beside its end: they show whether each adds to it."""
+"""Forward passes of one evaluation whose memory is written, beside the last: they show whether each adds to it."""
+COUNTED: Final = 256
+"""After so many, graphs that are alive are counted at every 64th forward pass."""
+MAX_ROW: Final = 10_000
+"""Forward passes of an evaluation before training, or whose graphs are kept."""
+MAX_ROLLOUTS: Final = 100
+"""Written of a run: they are parts of its steps."""
+MAX_CALLERS: Final = 4
+MAX_OUTPUTS: Final = 8
+SMALL: Final = 0.5
+"""Of the input of a forward pass that is trained on: a policy acts on one observation, and learns from many."""
+MAX_VAIN: Final = 1000
+"""Forward passes watched in light steps for an evaluation that nothing announces: of 10 us each."""
+
+
+class _Hook:
+    """Called where a backward pass runs the node; it dies with the graph, and holds none of it."""
+
+    __slots__ = ("__weakref__", "_forward")
+
+    def __init__(self, forward: "_Forward") -> None:
+        self._forward = forward
+
+    def __call__(self, _: object) -> None:
+        self._forward.is_used = True
 
 
 @dataclass(kw_only=True, slots=True)
-class _Pass:
-    """An iterator that is gone through, so far without training, and what is to be written of it."""
+class _Forward:
+    """One call of an outermost module; `size` is the number of elements of its first input."""
 
-    iterator: ref[Any]
-    record: EvaluationRecord
+    parameter: ref[torch.Tensor]
+    """One that an optimizer has, and its version: another one after the next update."""
+    version: int
+    after_step: int
+    size: int
+    is_training: bool
+    before_bytes: int
     mark_bytes: int | None
+    """The CUDA allocator's own before it; `end_mark_bytes` after it."""
     began_ns: int
-    handed_ns: int = 0
-    progress: tuple[int, int] | None = None
-    """The numbers of graph nodes and of steps when its last batch came, until it is seen what became of that."""
+    ended_ns: int = 0
+    after_bytes: int = 0
+    output_bytes: int = 0
+    end_mark_bytes: int | None = None
+    num_alive: int = 0
+    """Graphs of the row, with its own."""
+    is_used: bool = False
+    hook: ref[_Hook] | None = None
+    """None where it has no graph."""
+    callers: list[str] = field(default_factory=list)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.hook is not None and self.hook() is not None
+
+    @property
+    def is_updated(self) -> bool:
+        parameter = self.parameter()
+        return parameter is None or parameter._version != self.version
 
 
 class Evaluations:
-    def __init__(
-        self, *, loop: Loop, memory: Memory, sites: Sites, budget: Budget, lines: LineWriter, guard: Guard
-    ) -> None:
-        self._loop, self._memory, self._sites, self._budget, self._lines = loop, memory, sites, budget, lines
-        self.may_begin = False
-        """Whether the program has put a module in evaluation mode, or a pass is open: where neither is, and gradients
-        are on, a batch asked for is one to train on, and this is all that training pays for."""
-        self._in_evaluation_mode: ref[torch.nn.Module] | None = None
-        self._open: _Pass | None = None
-        self.asked: Callable[[Any], None] = guard(self._note_asked)
-        self.handed: Callable[[Any], None] = guard(self._note_handed)
-        """Told of the loader's iterator before a batch is asked of it, and after."""
-        self._dropped = guard(self._drop)
+    def __init__(self, session: Session) -> None:
+        self._loop = session.loop
+        self._memory = session.memory
+        self._sites = session.sites
+        self._budget = session.budget
+        self._lines = session.lines(EVALUATIONS_FILE)
+        self._running: _Forward | None = None
+        self._row: list[_Forward] = []
+        """Those of which it is not known yet whether they are used."""
+        self._passed: list[_Forward] = []
+        """Those before them that were not: the first ones and the last."""
+        self._num_passed = self._num_alive = self._peak_bytes = 0
+        self._optimizers: set[int] = set()
+        self._optimized: set[int] = set()
+        self._parameters: dict[int, ref[torch.Tensor] | None] = {}
+        """Of each module, by its `id`, one that an optimizer has."""
+        self._used: _Forward | None = None
+        self._used_ns = 0
+        """When the last forward pass began that was used before those that are passed."""
+        self._loader_began_ns = self._loader_ended_ns = 0
+        self._is_over = False
+        """Whether an evaluation, or a forward pass that was used, is over since the watch began."""
+        self._num_rollouts = 0
+        self._evaluated_step = -1
+        self._num_watched = MAX_VAIN
+        self._nodes = [(0, 0)]
+        """Forward passes of steps so far, and autograd's sequence number, as light steps began and ended last."""
 
-    def put_in_evaluation_mode(self, module: torch.nn.Module) -> None:
-        self._in_evaluation_mode = ref(module)
-        self.may_begin = True
+    # What the loop tells.
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether a batch asked for now is one to train on."""
-        if self._open is not None:
-            return False
-        module = None if self._in_evaluation_mode is None else self._in_evaluation_mode()
-        self.may_begin = module is not None and not module.training
-        return torch.is_grad_enabled() and not self.may_begin
+    def watch(self, *_: object) -> None:
+        """An evaluation may begin: see the calls of modules, in light steps too."""
+        loop = self._loop
+        if loop.light.is_on and loop.thread.is_training_thread and self._budget.affords(0):
+            self.settle()
+            self._is_over = False
+            loop.watch_modules(True)
 
-    def _note_asked(self, iterator: Any) -> None:
-        """It is asked for a batch: what became of the last one shows now."""
-        if not self._loop.thread.is_training_thread:
+    def loader_began(self, _: object) -> None:
+        self._loader_began_ns = perf_counter_ns()
+        self.watch()
+
+    def loader_ended(self, *_: object) -> None:
+        self._loader_ended_ns = perf_counter_ns()
+
+    def note_optimizer(self, _: object, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) in self._optimizers:
             return
-        self._look_at_last()
-        if self._open is not None and self._open.iterator() is not iterator:
+        own = set(map(id, parameters_of(optimizer)))
+        if not self._optimizers:
+            self._row = [one for one in self._row if id(one.parameter()) in own]
+        self._optimizers.add(id(optimizer))
+        self._optimized |= own
+        self._parameters.clear()
+
+    def note_mode(self, is_full: bool) -> None:
+        """Whether graphs were built in the light steps that are over which belong to none of them."""
+        sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        now = (self._loop.num_steps + (not is_full), sequence)
+        self._nodes = [*self._nodes[-2:], now]
+        if not is_full:
+            if self._num_watched < MAX_VAIN:
+                self.watch()
+        elif len(self._nodes) > 2:
+            (_, before), (first, began), (last, ended) = self._nodes
+            per_step = (began - before) / max(1, first - self._nodes[0][0])
+            if 0 < (last - first + MIN_FORWARDS) * per_step < ended - began:
+                self._num_watched = 0
+
+    def began(self, module: torch.nn.Module, inputs: Any) -> None:
+        loop, light = self._loop, self._loop.light
+        if torch._C._current_graph_task_id() != -1 or loop.thread.is_capturing:
+            return  # a checkpoint's part is computed again
+        entered = perf_counter_ns()
+        self.settle()
+        self._num_watched += light.is_on
+        is_over = self._is_over and self._num_watched >= MAX_VAIN
+        if light.is_on and (is_over or not self._budget.affords(0)):
+            loop.watch_modules(False)
+        elif (parameter := self._parameter_of(module)) is not None:
+            is_stepped = loop.step is not None and bool(loop.step.stepped)
+            self._running = _Forward(
+                parameter=ref(parameter),
+                version=parameter._version,
+                after_step=loop.number - 1 + is_stepped,
+                size=next((one.numel() for one in _tensors_in(inputs)), 0),
+                is_training=module.training,
+                before_bytes=self._memory.read()[0],
+                mark_bytes=self._memory.highest_mark(),
+                began_ns=entered,
+            )
+        self._spend(entered)
+
+    def ended(self, result: Any) -> None:
+        forward, self._running = self._running, None
+        if forward is None or len(self._row) >= MAX_ROW:
+            return
+        forward.ended_ns = entered = perf_counter_ns()
+        forward.after_bytes = self._memory.read()[0]
+        outputs = _tensors_in(result)[:MAX_OUTPUTS]
+        forward.output_bytes = sum(one.untyped_storage().nbytes() for one in outputs)
+        nodes = [one.grad_fn for one in outputs if one.grad_fn is not None]
+        if nodes and not is_autograd_compiled():
+            hook = _Hook(forward)
+            forward.hook = ref(hook)
+            for node in nodes:
+                node.register_prehook(hook)
+        self._row.append(forward)
+        length = len(self._row) + self._num_passed
+        if length >= MIN_FORWARDS:
+            forward.end_mark_bytes = self._memory.highest_mark()
+        frames = (one for one in callers(sys._getframe()) if self._sites.is_user_code(one.f_code))
+        for frame in islice(frames, MAX_CALLERS):
+            forward.callers.append(self._sites.of_line(frame.f_code, frame.f_lineno))
+        if length < COUNTED or not length % 64:
+            forward.num_alive = sum(one.is_alive for one in self._row)
+        self._spend(entered)
+
+    def _spend(self, entered: int) -> None:
+        spent_ns = perf_counter_ns() - entered
+        if self._loop.step is None:
+            self._budget.spend("evaluations", spent_ns)
+        else:
+            self._loop.step.recorder_ns += spent_ns
+
+    # What became of them.
+
+    def settle(self, *, is_last: bool = False) -> None:
+        """Decide of those in the row, in their order, as far as is known."""
+        row = self._row
+        if not self._optimized and not self._loop.num_steps:
+            return  # it is not known yet what is trained
+        while row and (is_last or row[0].is_used or row[0].is_updated or not row[0].is_alive):
+            forward = row.pop(0)
+            if forward.is_used:
+                self._used = forward
+                self._close()
+                self._used_ns = forward.began_ns
+            else:
+                self._count(forward)
+        if self._passed and not row and (is_last or self._passed[-1].is_updated):
             self._close()
-        if self._open is None and not self.is_idle and TRAINS not in iterator.__dict__:
-            self._begin(iterator)
 
-    def _note_handed(self, iterator: Any) -> None:
-        going = self._open
-        if going is not None and going.iterator() is iterator and self._loop.thread.is_training_thread:
-            going.handed_ns, going.progress = perf_counter_ns(), self._progress()
-            if not going.record.num_batches:
-                going.record.after_step = self._loop.num_steps - 1
-
-    def exhausted(self, iterator: Any, *_: object) -> None:
-        if self._open is not None and self._open.iterator() is iterator:
-            self._close()
-
-    def end(self) -> None:
-        self._look_at_last()
-        self._close()
-
-    def _drop(self, iterator: ref[Any]) -> None:
-        """The loop was left, and its iterator is no more."""
-        if self._open is not None and self._open.iterator is iterator and self._loop.thread.is_training_thread:
-            self.end()
-
-    def _progress(self) -> tuple[int, int]:
-        return torch.autograd._get_sequence_nr(), self._loop.num_steps  # type: ignore[attr-defined]
-
-    def _begin(self, iterator: Any) -> None:
-        before = EvaluationMemory(0, self._memory.read()[0])
-        self.may_begin = True
-        self._open = _Pass(
-            iterator=ref(iterator, self._dropped),
-            record=EvaluationRecord(
-                after_step=-1,
-                started_ns=time.time_ns(),
-                total_us=0.0,
-                num_batches=0,
-                site=self._sites.of_caller(sys._getframe()),
-                memory=[before],
-                peak_bytes=before.allocated_bytes,
-                is_peak_exact=False,
-            ),
-            mark_bytes=self._memory.highest_mark(),
-            began_ns=perf_counter_ns(),
-        )
-
-    def _look_at_last(self) -> None:
-        """Count the last batch, if it was evaluated; otherwise the pass was over when that one came."""
-        going = self._open
-        if going is None or going.progress is None:
-            return
-        if going.progress != self._progress():
-            if (iterator := going.iterator()) is not None:
-                iterator.__dict__[TRAINS] = True
-            self._write(going.handed_ns)
-            return
-        record, going.progress = going.record, None
-        record.num_batches += 1
-        if record.num_batches <= MAX_READINGS:
-            began = thread_time_ns()
-            self._note(record)
-            self._budget.spend("evaluations", thread_time_ns() - began)
+    def _count(self, forward: _Forward) -> None:
+        if self._passed and self._passed[-1].version != forward.version:
+            self._close()  # there was an update, or it is another module
+        del self._passed[MAX_READINGS:]
+        self._passed.append(forward)
+        self._num_passed += 1
+        self._num_alive = max(self._num_alive, forward.num_alive)
+        self._peak_bytes = max(self._peak_bytes, forward.after_bytes)
 
     def _close(self) -> None:
-        going = self._open
-        if going is not None and going.record.num_batches:
-            if going.record.num_batches > MAX_READINGS:
-                self._note(going.record)
-            mark = self._memory.highest_mark()
-            if mark is not None and going.mark_bytes is not None and mark > going.mark_bytes:
-                going.record.peak_bytes, going.record.is_peak_exact = mark, True
-        self._write(perf_counter_ns())
+        """Write what was not used before one that is, or an update."""
+        passed, number, peak_bytes = self._passed, self._num_passed, self._peak_bytes
+        num_alive = self._num_alive
+        self._passed, self._num_passed, self._num_alive, self._peak_bytes = [], 0, 0, 0
+        self._is_over = True
+        if number < MIN_FORWARDS:
+            return
+        first, last, used = passed[0], passed[-1], self._used
+        is_fed = self._used_ns < self._loader_began_ns < first.began_ns
+        rises = [one.after_bytes - one.before_bytes - one.output_bytes for one in passed if one.hook]
+        is_rollout = False
+        if first.is_training and not is_fed:
+            lines = [one.callers for one in passed]
+            is_rollout = 0 < max(one.size for one in passed) < SMALL * (used.size if used else 0)
+            is_skipped = used is not None and used.callers in lines
+            is_repeated = any(lines.count(line) > 1 for line in lines)
+            if not is_rollout and (is_skipped or not is_repeated or not rises):
+                return  # batches without an update, or unlike forward passes
+        self._num_rollouts += is_rollout
+        if self._num_rollouts > MAX_ROLLOUTS * is_rollout > 0:
+            return
+        if not is_rollout:
+            self._mark(first)
+        began_ns = self._loader_began_ns if is_fed else first.began_ns
+        ended_ns = max(last.ended_ns, self._loader_ended_ns if is_fed else 0)
+        sizes = [(number if one is last else place, one.after_bytes) for place, one in enumerate(passed, 1)]
+        mark_bytes = last.end_mark_bytes or 0
+        is_peak_exact = mark_bytes > (first.mark_bytes or 0)
+        self._lines.write(
+            EvaluationRecord(
+                after_step=first.after_step,
+                started_ns=epoch_ns(began_ns),
+                total_us=(ended_ns - began_ns) / 1000,
+                num_batches=number,
+                site=last.callers[0] if last.callers else None,
+                memory=[EvaluationMemory(*size) for size in [(0, first.before_bytes), *sizes]],
+                peak_bytes=mark_bytes if is_peak_exact else peak_bytes,
+                is_peak_exact=is_peak_exact,
+                callers=last.callers,
+                graph_bytes=max(0, round(median(rises))) if rises else None,
+                num_alive=num_alive,
+                is_rollout=is_rollout,
+            )
+        )
 
-    def _write(self, ended_ns: int) -> None:
-        going, self._open = self._open, None
-        if going is not None and going.record.num_batches:
-            going.record.total_us = (ended_ns - going.began_ns) / 1000
-            self._lines.write(going.record)
+    def _mark(self, first: _Forward) -> None:
+        """The step that it lies in tells nothing of the others' length, unless they all hold one."""
+        light, step, before = self._loop.light, self._loop.step, self._evaluated_step
+        self._evaluated_step = first.after_step
+        if self._num_watched < MAX_VAIN:
+            self._num_watched = 0
+        if first.after_step > before + 1:
+            light.steps.is_interrupted |= light.is_on
+            if step is not None and step.start_ns <= first.began_ns:
+                step.has_pause = True
 
-    def _note(self, record: EvaluationRecord) -> None:
-        reading = EvaluationMemory(record.num_batches, self._memory.read()[0])
-        record.memory.append(reading)
-        record.peak_bytes = max(record.peak_bytes, reading.allocated_bytes)
+    def _parameter_of(self, module: torch.nn.Module) -> torch.Tensor | None:
+        """One that an optimizer has; before the first update any that requires a gradient."""
+        if id(module) not in self._parameters:
+            own = self._optimized
+            every = (one for one in module.parameters() if one.requires_grad)
+            found = next((one for one in every if not own or id(one) in own), None)
+            self._parameters[id(module)] = None if found is None else ref(found)
+        known = self._parameters[id(module)]
+        return None if known is None else known()
 
 
 def start(session: Session) -> None:
+    loop, evaluations = session.loop, Evaluations(session)
     guard = session.shell.guard("evaluations")
-    loop, lines = session.loop, session.lines(EVALUATIONS_FILE)
-    evaluations = loop.evaluations = Evaluations(
-        loop=loop, memory=session.memory, sites=session.sites, budget=session.budget, lines=lines, guard=guard
-    )
-    session.undo_at_end([call_before(torch.nn.Module, "eval", guard(evaluations.put_in_evaluation_mode))])
-    session.subscribe(loop.loader_ended, "evaluations", evaluations.exhausted)
-    session.on_end("evaluations", evaluations.end)
+    session.undo_at_end([call_before(torch.nn.Module, "eval", guard(evaluations.watch))])
+    for listeners, function in (
+        (loop.module_began, evaluations.began),
+        (loop.module_ended, evaluations.ended),
+        (loop.loader_began, evaluations.loader_began),
+        (loop.loader_ended, evaluations.loader_ended),
+        (loop.optimizer_began, evaluations.note_optimizer),
+        (loop.backward_ended, evaluations.settle),
+        (loop.light.mode_listeners, evaluations.note_mode),
+    ):
+        listeners.append(guard(function))
+    session.on_end("evaluations", lambda: evaluations.settle(is_last=True))
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]

@@ -52,20 +52,12 @@ def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
 
     return [
         replace(DataLoader, "__iter__", iterate),
-        replace(
-            _BaseDataLoaderIter, "__next__", fetching(loop, shell, _BaseDataLoaderIter.__next__, may_evaluate=True)
-        ),
+        replace(_BaseDataLoaderIter, "__next__", fetching(loop, shell, _BaseDataLoaderIter.__next__)),
     ]
 
 
-def fetching(
-    loop: Loop, shell: Shell, advance: Callable[..., Any], *, may_evaluate: bool = False
-) -> Callable[..., Any]:
-    """A `__next__` that enters the stage `data` while it runs; `loop.loader_ended` is told of the last.
-
-    Where it may be for an evaluation, those that watch for one are asked as well: in one function, since each that a
-    light step runs through is dear.
-    """
+def fetching(loop: Loop, shell: Shell, advance: Callable[..., Any]) -> Callable[..., Any]:
+    """A `__next__` that enters the stage `data` while it runs; `loop.loader_ended` is told of the last."""
     light = loop.light
     began = shell.guarded("loop", lambda iterator: loop.fetch_began(iterator.__dict__.get(NUMBER)))
     ended, exhausted = shell.guarded("loop", loop.fetch_ended), shell.guarded("loop", loop.data_ended)
@@ -76,17 +68,12 @@ def fetching(
 
     @functools.wraps(advance)
     def fetch(iterator: Any) -> Any:
-        watch, is_watched = loop.evaluations, False
-        if may_evaluate and watch is not None and (watch.may_begin or not torch.is_grad_enabled()):
-            is_watched = not watch.is_idle
-        if light.is_on and not light.is_burst_due and not is_watched:
+        if light.is_on and not light.is_burst_due:
             try:
                 return advance(iterator)
             except StopIteration:
                 over(iterator)
                 raise
-        if is_watched:
-            watch.asked(iterator)
         has_come = False
         try:
             began(iterator)
@@ -100,8 +87,6 @@ def fetching(
             if not has_come:
                 failed()
         ended(batch)
-        if is_watched:
-            watch.handed(iterator)
         return batch
 
     return fetch

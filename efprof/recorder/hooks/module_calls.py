@@ -44,6 +44,7 @@ class ModuleCalls:
         self._shell = shell
         self._undo_compilation = self._watch_compilation()
         loop.light.mode_listeners.append(self._want)
+        loop.watch_modules = self._want
         self._put_hooks_in()
 
     def remove(self) -> None:
@@ -70,15 +71,26 @@ class ModuleCalls:
             undo()
         self._hooks = []
 
-    def _before(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _before(self, module: torch.nn.Module, inputs: Any) -> None:
         if module not in self._trainers:
             self._began(module, inputs)
-            self._depth += self._loop.thread.is_training_thread
+            if self._loop.thread.is_training_thread:
+                self._depth += 1
+                if self._depth == 1:
+                    self._tell(self._loop.module_began, module, inputs)
 
-    def _after(self, module: torch.nn.Module, *_: Any) -> None:
+    def _after(self, module: torch.nn.Module, _: Any, result: Any) -> None:
         if module not in self._trainers:
-            self._depth = max(0, self._depth - self._loop.thread.is_training_thread)
+            if self._loop.thread.is_training_thread:
+                self._depth = max(0, self._depth - 1)
+                if self._depth == 0:
+                    self._tell(self._loop.module_ended, result)
             self._ended()
+
+    def _tell(self, listeners: list[Callable[..., None]], *what: Any) -> None:
+        if self._are_wanted:
+            for listener in listeners:
+                listener(*what)
 
     # Compiled code.
 
@@ -90,7 +102,9 @@ class ModuleCalls:
             if not undo:
                 module = importlib.import_module(COMPILER).OptimizedModule  # of it is what is made of any module
                 call = self._around(
-                    module.__call__, lambda args: self._before(args[0], args[1:]), lambda args, _: self._after(args[0])
+                    module.__call__,
+                    lambda args: self._before(args[0], args[1:]),
+                    lambda args, result: self._after(args[0], None, result),
                 )
                 undo.append(replace(module, "__call__", call))
                 undo.append(
@@ -123,7 +137,11 @@ class ModuleCalls:
     def _watched(self, model: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:
         owner = getattr(model, "__self__", None)
         if isinstance(owner, torch.nn.Module) and model.__name__ == "_call_impl":  # what `Module.compile` puts into one
-            return self._around(compiled, lambda args: self._before(owner, args), lambda *_: self._after(owner))
+            return self._around(
+                compiled,
+                lambda args: self._before(owner, args),
+                lambda _, result: self._after(owner, None, result),
+            )
         function, functions = CompiledFunction(), self._functions
         return self._around(
             compiled, lambda _: functions.began(function), lambda _, result: functions.ended(function, result)

@@ -33,9 +33,9 @@ class Loop:
     Collectors subscribe to its lists. Those of a step are called for steps recorded in full: `step_began(step)`,
     `fetched(step)`, `step_dropped(step)`, `backward_began(step, tensors, gradients)`, `backward_called(step, tensors,
     retains_graph, creates_graph)`, `backward_ended()`, `clip_began(parameters, bound)`, `clipped(norm, parameters)`,
-    `optimizer_began(step, optimizer)`, `step_ended(step, record)`. In light steps too: `loader_began(loader)`,
-    `loader_started(loader, iterator)` and `loader_ended(iterator, number)`, where a DataLoader is to be gone through,
-    has its iterator, has no more batches.
+    `optimizer_began(step, optimizer)`, `step_ended(step, record)`. In light steps too: `loader_began(loader)`, `loader_started(loader, iterator)` and
+    `loader_ended(iterator, number)`, where a DataLoader is to be gone through, has its iterator, has no more batches;
+    and, while modules are watched, `module_began(module, inputs)` and `module_ended(result)` of the outermost.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Loop:
         sampling.may_be_light = lambda: self.steps.can_switch_to_light
         self.scaled_losses = ScaledLosses()
         self.trainer_modules = TrainerModules()
-        self.evaluations: Any = None
-        """What watches for evaluations, and is told of batches that may be for one."""
+        self.watch_modules: Callable[[bool], None] = lambda _: None
+        """Have the outermost calls of modules seen from now on, or no longer, in light steps too."""
         self.loader_numbers: WeakKeyDictionary[DataLoader[object], int] = WeakKeyDictionary()
         self.is_updating = False
         """Whether a function runs that makes up the stage `optimizer` beside the optimizer's own step."""
@@ -70,6 +70,8 @@ class Loop:
         self.step_ended.append(self.thread.note_step)
         self.fetched: list[Listener] = []
         self.forward_called: list[Callable[[], None]] = []
+        self.module_began: list[Listener] = []
+        self.module_ended: list[Listener] = []
         self.compilation_began: list[Callable[[], None]] = []
         self.backward_began: list[Listener] = []
         self.backward_called: list[Listener] = []
@@ -128,7 +130,7 @@ class Loop:
         for listeners in (
             self.step_began, self.fetched, self.step_dropped, self.backward_began, self.backward_called, self.clipped,
             self.optimizer_began, self.backward_ended, self.loader_began, self.loader_started, self.loader_ended,
-            self.forward_called, self.compilation_began, self.clip_began,
+            self.forward_called, self.compilation_began, self.clip_began, self.module_began, self.module_ended,
         ):  # fmt: skip
             listeners.clear()  # the end may come within an entry point, which goes on
 

@@ -84,6 +84,8 @@ class OpenStep:
     num_elements: int = 0
     """Of what the outermost modules were given."""
     has_evaluation: bool = False
+    has_pause: bool = False
+    """Whether an evaluation lies within it that was not seen to be one when it began."""
     sequence: int | None = None
     """Autograd's number as the first forward pass began."""
     backward_site: str | None = None
@@ -127,6 +129,7 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> 
         loader=step.batches.loader,
         sequence=step.sequence,
         window=step.window,
+        has_pause=step.has_pause,
     )
 
 

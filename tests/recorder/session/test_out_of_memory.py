@@ -111,8 +111,8 @@ def fail_between_steps() -> None:
 def fail_in_the_recorder() -> None:
     train_plainly(3)
     assert current.session is not None
-    del current.session.loop.evaluations
-    train_plainly(3)
+    del current.session.loop.is_updating
+    torch.nn.utils.clip_grad_norm_(torch.nn.Linear(3, 1).parameters(), 1.0)
 
 
 PARTS: dict[str, tuple[Callable[[], None], str]] = {
