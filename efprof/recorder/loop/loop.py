@@ -70,6 +70,7 @@ class Loop:
         self.fetched: list[Listener] = []
         self.forward_called: list[Callable[[], None]] = []
         self.compilation_began: list[Callable[[], None]] = []
+        self.window_begins: list[Callable[[], None]] = []
         self.backward_began: list[Listener] = []
         self.backward_called: list[Listener] = []
         self.backward_ended: list[Callable[[], None]] = []
@@ -126,7 +127,7 @@ class Loop:
         for listeners in (
             self.step_began, self.fetched, self.step_dropped, self.backward_began, self.backward_called, self.clipped,
             self.optimizer_began, self.backward_ended, self.loader_began, self.loader_started, self.loader_ended,
-            self.forward_called, self.compilation_began,
+            self.forward_called, self.compilation_began, self.window_begins,
         ):  # fmt: skip
             listeners.clear()  # the end may come within an entry point, which goes on
 
