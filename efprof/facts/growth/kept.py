@@ -216,9 +216,14 @@ def _is_slower(sizes: Sequence[Size]) -> bool:
 
 
 def _spaced(sizes: Sequence[Size]) -> list[Size]:
-    """Without a count soon after another, by the distance before: what an entry more or less does to it is too much."""
+    """Without a count soon after another, by the distance before: what an entry more or less does to it is too much.
+
+    Of two after the same step, around the restart of a loader, the later one.
+    """
     kept = [sizes[0]]
     for size in sizes[1:]:
+        if size.step == kept[-1].step:
+            kept[-1] = size
         is_near = len(kept) > 1 and size.step - kept[-1].step < MIN_IDLE * (kept[-1].step - kept[-2].step)
         if size.step > kept[-1].step and not is_near:
             kept.append(size)

@@ -74,6 +74,8 @@ class Holders:
         self._containers = GrownContainers()
         self._sizes: dict[Key, tuple[int, int, int]] = {}
         """Of each holder at the last count: bytes, nodes of graphs and length."""
+        self._grown_between: set[Key] = set()
+        """Holders that grew between two epochs: they are watched when the next epoch ends."""
         self._watch: GrowthWatch | None = None
         self._iterators: WeakSet[_BaseDataLoaderIter] = WeakSet()
         """Of loaders, those that are not over: a loader that a `for` statement builds lives no longer than that."""
@@ -136,8 +138,11 @@ class Holders:
             self._budget.spend("counts", self._cost_ns)
             seconds = (perf_counter_ns() - began) / 1e9
             self._note(HoldersCounted(step=step, file=f"holders-{self._num_counts}.json", seconds=seconds))
+            if moment == "loader_began":
+                self._grown_between |= {*self._grown_holders(holder_count.held)}
+            if moment in ("step", "loader_ended"):
+                self._watch_what_grew(moment, holder_count.held, count.containers)
             if moment == "step":
-                self._watch_what_grew(holder_count.held, count.containers)
                 firsts = (due for due in FIRST_COUNTS if due > step + 1)
                 while self._due <= step + 1:
                     self._due = next(firsts, 2 * self._due)
@@ -163,8 +168,11 @@ class Holders:
         self._folder.write_json(f"holders-{self._num_counts}.json", count)
         return count
 
-    def _watch_what_grew(self, counted: dict[Key, Held], containers: list[Container]) -> None:
-        things, states = self._things(counted, containers)
+    def _watch_what_grew(self, moment: Moment, counted: dict[Key, Held], containers: list[Container]) -> None:
+        keys = self._grown_holders(counted)
+        if moment == "loader_ended":
+            keys = [key for key in counted if key in self._grown_between]
+        things, states = self._things([counted[key] for key in keys], containers)
         if not things or not (self._is_asked or self._budget.affords_count(MAX_NS)):
             return
         watch = GrowthWatch(self._sites, things, states, self._guard)
@@ -206,16 +214,20 @@ class Holders:
         self._num_watches += 1
         self._folder.write_json(f"watch-{self._num_watches}.json", watch)
 
-    def _things(self, counted: dict[Key, Held], listed: list[Container]) -> tuple[list[WatchedValue], list[State]]:
-        """What grew since the last count: holders, and containers that are not those of one of them."""
+    def _things(self, holders: list[Held], listed: list[Container]) -> tuple[list[WatchedValue], list[State]]:
+        """These, and containers that grew since the last count and are not those of one of them."""
         grown = dict(self._containers.grown)
         found: list[tuple[Counted | Container, list[Any], list[tuple[Any, str]]]] = []
-        for held in self._grown_holders(counted):
+        for held in holders:
             containers = held.containers or [one.value for one in grown.values() if one.inside is held]
             found.append((held.counted, containers, held.names))
             for container in containers:
                 grown.pop(id(container), None)
-        found += [(one, [grown[one.number].value], []) for one in listed if one.number in grown]
+        found += [
+            (one, [grown[one.number].value], [])
+            for one in listed
+            if one.number in grown and one.length > one.length_before
+        ]
         things, states = [], []
         for one, containers, names in found[:MAX_WATCHED]:
             told = Watched(path=one.path, scope=one.scope, file=one.file, number=one.number)
@@ -223,16 +235,14 @@ class Holders:
             states += states_of(things[-1], containers, names)
         return things, states
 
-    def _grown_holders(self, counted: dict[Key, Held]) -> list[Held]:
+    def _grown_holders(self, counted: dict[Key, Held]) -> list[Key]:
         """Those that grew most first; one that was cut may only seem to have grown, which its watch will show."""
         growth = {
             key: [now - then for now, then in zip(_size(held.counted), self._sizes[key], strict=True)]
             for key, held in counted.items()
             if key in self._sizes
         }
-        return [
-            counted[key] for key in sorted(growth, key=lambda key: growth[key], reverse=True) if max(growth[key]) > 0
-        ]
+        return [key for key in sorted(growth, key=lambda key: growth[key], reverse=True) if max(growth[key]) > 0]
 
 
 class HolderCount:
