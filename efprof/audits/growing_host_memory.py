@@ -2,7 +2,7 @@
 
 import shlex
 
-from efprof.facts.growth.leaks import place_to_blame
+from efprof.facts.growth.leaks import may_be_filling, place_to_blame
 from efprof.facts.growth.unheld_growth import HostGrowth, host_growth_evidence, host_limits
 from efprof.facts.run.run import Run
 from efprof.fixes.keep_less import WAYS_TO_BOUND
@@ -62,6 +62,7 @@ def _finding(run: Run, growth: HostGrowth) -> Finding:
         gain=Gain.none(f"{format_bytes(rise_bytes)} of host memory over the recorded steps"),
         evidence=host_growth_evidence(run),
         severity=limits.severity(trend.slope),
+        may_be_filling=may_be_filling(run, main),
     )
 
 

@@ -34,7 +34,7 @@ def growing_tensors(run: Run) -> Examination:
 def _finding(run: Run, leak: Leak) -> Finding:
     """With a copy where one holder keeps small parts of large storages, by a statement that says of what."""
     main, file = leak.kept[0], run.get(Sources).file(leak.blame.file)
-    if main.fed and main.fed[0].is_within_call:
+    if main.is_fed_by_library:
         fix = end_feeding(main.path or main.name, main.type, leak.blame.text)
         return leak_finding(run, leak, fix)
     is_one_view = leak.is_observed and main.is_view and len(leak.kept) == 1
@@ -54,4 +54,4 @@ def _bound(run: Run, leak: Leak) -> Fix:
     most = limits.most_kept(one.rate.slope * one.num_steps / number)
     elsewhere = "move what is kept off the device (`.cpu()`)" if limits.is_device else "write it to disk now and then"
     others = [kept.name for kept in leak.kept[1:]]
-    return keep_fewer(one.name, one.type, most, unit, elsewhere=elsewhere, others=others)
+    return keep_fewer(one.name, one.type, most, unit, are_numbers=one.are_numbers, elsewhere=elsewhere, others=others)

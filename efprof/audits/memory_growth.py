@@ -1,12 +1,12 @@
 """Memory that every step leaves behind, and no variable of the program is seen to keep."""
 
-from efprof.facts.growth.leaks import EXPLAINED, Leaks
+from efprof.facts.growth.leaks import EXPLAINED, Leaks, may_be_filling
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_gain, growth_words
 from efprof.facts.growth.reference_cycles import CycleSawtooth
 from efprof.facts.growth.unheld_growth import UnattributedGrowth, may_be_pointers
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
-from efprof.fixes.keep_less import WAYS_TO_BOUND, end_feeding
+from efprof.fixes.keep_less import WAYS_TO_BOUND, end_feeding, known_advice
 from efprof.model import Examination, Finding, Fix, ThinEvidence
 
 
@@ -62,13 +62,14 @@ def _finding(run: Run, growth: MemoryGrowth, share: float) -> Finding:
         gain=growth_gain(fit, share),
         evidence=unheld.evidence(run),
         severity=run.get(RunLimits).severity(fit.trend.slope),
+        may_be_filling=unheld.container is not None and may_be_filling(run, unheld.container),
     )
 
 
 def _fix(unheld: UnattributedGrowth) -> Fix:
     one = unheld.container
     if one is None:
-        return Fix.by_hand(unheld.advice)
-    if one.fed and one.fed[0].is_within_call:
+        return Fix.by_hand(known_advice(unheld.blame.text) or unheld.advice)
+    if one.is_fed_by_library:
         return end_feeding(one.name, one.type, unheld.blame.text)
     return Fix.by_hand(f"Bound `{one.name}` {WAYS_TO_BOUND}.")

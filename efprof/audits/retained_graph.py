@@ -44,7 +44,7 @@ def retained_graph(run: Run) -> Examination:
 def _finding(run: Run, leak: Leak) -> Finding:
     """With what to write instead where the line keeps one value; what is then still kept is not saved."""
     main, file = leak.kept[0], run.get(Sources).file(leak.blame.file)
-    if main.fed and main.fed[0].is_within_call:
+    if main.is_fed_by_library:
         return leak_finding(run, leak, end_feeding(main.path or main.name, main.type, leak.blame.text))
     values = {kept_at(file, leak.blame.line, one.name) for one in leak.kept} if leak.is_observed else set()
     kept = values.pop() if len(values) == 1 else None
@@ -71,5 +71,5 @@ def _what_is_left(leak: Leak, left: float) -> str:
         return ""
     return (
         f" That leaves the tensors themselves, {format_bytes(min(left, leak.rate.slope))} of "
-        f"{format_bytes(leak.rate.slope)} per step: bound `{leak.kept[0].name}` as well, or keep numbers (`.item()`)."
+        f"{format_bytes(leak.rate.slope)} per step: bound `{leak.kept[0].name}` as well, or keep one number of each."
     )

@@ -34,6 +34,11 @@ EMPTY: Final = frozenset({"[]", "{}", "set()", "list()", "dict()", "deque()"})
 
 ADVICE: Final = (
     (
+        (" cycle ", "cycle("),
+        "Iterate the loader anew (`while True: yield from loader`) instead of by `itertools.cycle`, which keeps every "
+        "batch.",
+    ),
+    (
         ("lru_cache", "cache_info"),
         "Give it a limit (`@lru_cache(maxsize=N)`), or call it with arguments that come again: each new one, a tensor "
         "above all, is kept with its result.",
@@ -147,10 +152,15 @@ def keep_copies(file: SourceFile, value: ast.expr, name: str) -> Fix:
     )
 
 
-def keep_fewer(name: str, kind: str, most: int, unit: str, *, elsewhere: str, others: Sequence[str] = ()) -> Fix:
-    """`most` of its `unit` (entries, tensors, steps) take 1 % of the memory; the line feeds the `others`, too."""
+def keep_fewer(
+    name: str, kind: str, most: int, unit: str, *, are_numbers: bool, elsewhere: str, others: Sequence[str] = ()
+) -> Fix:
+    """`most` of its `unit` (entries, tensors, steps) take 1 % of the memory; the line feeds the `others`, too.
+
+    Only of tensors that `are_numbers` can Python's numbers be kept instead.
+    """
     ways = [HOW[kind].format(most=most)] if kind in HOW and unit == "entries" else []
-    ways += ["keep numbers instead of tensors (`.item()`)"]
+    ways += ["keep numbers instead of tensors (`.item()`)" if are_numbers else "don't keep these tensors"]
     take = f"What {most:,} steps add takes" if unit == "steps" else f"{most:,} {unit} take"
     likewise = f" Likewise {', '.join(f'`{other}`' for other in others)}." if others else ""
     return Fix.by_hand(
@@ -160,9 +170,13 @@ def keep_fewer(name: str, kind: str, most: int, unit: str, *, elsewhere: str, ot
 
 def end_feeding(path: str, kind: str, line: str) -> Fix:
     """By what it is, and what the line that feeds it says."""
-    told = f"{path} {kind} {line}"
-    advice = next((advice for parts, advice in ADVICE if any(part in told for part in parts)), OTHERWISE)
+    advice = known_advice(f"{path} {kind} {line}") or OTHERWISE
     return Fix.by_hand(advice.format(path=path))
+
+
+def known_advice(told: str) -> str | None:
+    """By a part of what is told: of a line alone, where nothing is known of what it feeds."""
+    return next((advice for parts, advice in ADVICE if any(part in told for part in parts)), None)
 
 
 def without_traceback(file: SourceFile, name: str, error: ast.expr) -> Fix:

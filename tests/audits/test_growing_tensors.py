@@ -30,11 +30,80 @@ def test_it_blames_the_line_that_was_seen_and_bounds_the_holder(tmp_path: Path) 
     assert finding.headline == "`history` keeps tensors"
 
 
-def test_in_a_short_run_it_says_that_a_buffer_may_still_be_filling(tmp_path: Path) -> None:
-    assert "if it is a buffer, it may still be filling: it has 60 entries" in finding_of(tmp_path / "short").message
+BOUNDS = (
+    "history.append(x); history.pop(0) if len(history) > 500 else None",
+    "history.append(x) if len(history) < 500 else None",
+    "history.append(x); history = history[-500:]",
+    "history.append(x); del history[:-500]",
+    "history.append(x); history[:] = history[-500:]",
+    "history = [] if y else history; history.append(x)\n        if not y: history = []",
+)
+
+
+@pytest.mark.parametrize("statement", BOUNDS)
+def test_in_a_short_run_a_holder_whose_code_bounds_it_may_still_be_filling(statement: str, tmp_path: Path) -> None:
+    sources = {"train.py": SOURCE.replace("history.append(x)", statement)}
+    finding = finding_of(tmp_path / "short", sources=sources)
+    assert finding.may_be_filling
+    assert "60 entries so far: it may still be filling" in finding.message
     counts = counts_of(plain, steps=(19, 39, 79, 159, 249))
-    long = finding_of(tmp_path / "long", counts=counts, steps=leaking_steps(250))
-    assert "may still be filling" not in long.message
+    long = finding_of(tmp_path / "long", counts=counts, steps=leaking_steps(250), sources=sources)
+    assert not long.may_be_filling
+
+
+def test_what_is_known_by_another_name_or_bounds_itself_may_be_filling_too(tmp_path: Path) -> None:
+    alias = SOURCE.replace("history.append(x)", "kept.append(x); kept.pop(0) if len(kept) > 500 else None")
+    assert finding_of(tmp_path / "alias", sources={"train.py": alias}).may_be_filling
+    itself = SOURCE + "class Bounded(list):\n    def add(self, x):\n        del self[:-500]\n"
+    holder = lambda n: plain(n, type="Bounded")  # noqa: E731
+    assert finding_of(tmp_path / "itself", holder=holder, sources={"train.py": itself}).may_be_filling
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "history.append(x)",
+        "history.append(x)\n        y.pop(0)",
+        "history.append(x); print(len(history), len(history) == 0)",
+    ],
+)
+def test_a_holder_whose_code_takes_nothing_out_is_told_at_once(statement: str, tmp_path: Path) -> None:
+    finding = finding_of(tmp_path, sources={"train.py": SOURCE.replace("history.append(x)", statement)})
+    assert not finding.may_be_filling
+    assert "filling" not in finding.message
+
+
+def test_little_per_step_is_much_where_steps_are_so_short_that_it_fills_memory_within_a_day(tmp_path: Path) -> None:
+    """1 KiB in each step of 16 GiB of memory: full within a day below 5.1 ms."""
+    for step_ms, num_findings in ((4, 1), (6, 0)):
+        steps = leaking_steps(bytes_per_step=0)
+        for record in steps:
+            record.started_ns = record.step * step_ms * 1_000_000
+        counts = counts_of(lambda n: plain(n, tensor_bytes=1024 * n, value_bytes=1024 * n))
+        run = leaking_run(tmp_path / str(step_ms), counts=counts, steps=steps)
+        assert len(growing_tensors(run).findings) == num_findings
+
+
+def test_a_repeated_loader_is_iterated_anew_and_batches_are_no_numbers(tmp_path: Path) -> None:
+    fix = finding_of(tmp_path / "cycle", holder=lambda n: plain(n, type="cycle")).fix
+    assert "while True: yield from loader" in fix.summary
+    batches = finding_of(tmp_path / "batches", holder=lambda n: plain(n, entry=["list", "Tensor", "Tensor"])).fix
+    assert "don't keep these tensors" in batches.summary
+    assert ".item()" not in batches.summary
+
+
+def test_a_cached_function_is_to_blame_not_its_caller(tmp_path: Path) -> None:
+    fields = {"path": "train.cache_info", "name": "cache_info", "type": "lru_cache"}
+    watches = [watch_of(seen(), path="train.cache_info")]
+    assert str(finding_of(tmp_path, holder=lambda n: plain(n, **fields), watches=watches).blame) == "train.py:1"
+
+
+def test_hooks_of_each_step_are_removed(tmp_path: Path) -> None:
+    fields = {"path": "Net._forward_pre_hooks", "name": "_forward_pre_hooks", "owner": "Net", "type": "OrderedDict"}
+    watches = [watch_of(seen(is_within_call=True), path="Net._forward_pre_hooks")]
+    finding = finding_of(tmp_path, holder=lambda n: plain(n, **fields), watches=watches)
+    assert finding.headline == "`_forward_pre_hooks` keeps tensors"
+    assert "handle.remove()" in finding.fix.summary
 
 
 def test_of_a_small_part_of_a_large_storage_a_copy_is_kept(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_what_is_added_to_a_tensor_is_one_and_an_unknown_statement_is_left_to_a_
 
 def bound(name: str, kind: str, most: int, unit: str = "entries") -> str:
     """What is said where so many of its entries take 1 %."""
-    return keep_fewer(name, kind, most, unit, elsewhere="write it to disk now and then").summary
+    return keep_fewer(name, kind, most, unit, are_numbers=True, elsewhere="write it to disk now and then").summary
 
 
 @pytest.mark.parametrize(

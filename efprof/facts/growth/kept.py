@@ -8,16 +8,19 @@ from typing import Final, Literal
 from efprof.artifacts.holders import Change
 from efprof.facts.growth.trend import Trend
 from efprof.model import Series, SeriesLine, Table, frozen_dataclass
+from efprof.model.severity import DAY_S
 from efprof.units import format_bytes, format_count
 
 Kind = Literal["graphs", "tensors", "objects"]
 Verdict = Literal["leak", "filling", "thin", "bounded"]
 
 MIN_RATE: Final[dict[Kind, float]] = {"graphs": 512.0, "tensors": 8192.0, "objects": 1024.0}
-"""Bytes per step: less is no leak to speak of. A loss with its graph takes a kilobyte, and no sound program keeps one
-each step; of detached scalars 8 KiB are less than 1 GiB in 100,000 steps."""
+"""Bytes per step: less is no leak to speak of, unless steps are so short that it fills memory within a day. A loss with
+its graph takes a kilobyte, and no sound program keeps one each step; of detached scalars 8 KiB are less than 1 GiB in
+100,000 steps."""
 LARGER_STORAGE: Final = 0.5
 """Of the storages, by the tensors that keep them: less is worth a copy."""
+MAX_NUMBER_BYTES: Final = 16
 MAX_SHOWN: Final = 5
 """Rows, and lines of each."""
 MIN_RISES: Final = 2
@@ -53,7 +56,7 @@ class RetainedTensors:
     was. `against` says why it is no leak, or why nobody can tell. `aliases` are other paths to the same memory. `path`
     is None where nobody knows a name for it; `name` is as the program spells it; `entry` as a count tells it. Of the
     `rate`, `tensor_rate` bytes per step are the tensors' storages and `value_rate` what the tensors take of them, which
-    is what a copy of them without graphs goes on keeping.
+    is what a copy of them without graphs goes on keeping. At this rate memory is full in `seconds_left`.
     """
 
     path: str | None
@@ -74,11 +77,23 @@ class RetainedTensors:
     tensor_rate: float = 0.0
     value_rate: float = 0.0
     entry: tuple[str, ...] = ()
+    seconds_left: float = math.inf
 
     @property
     def site(self) -> str | None:
         """The line that feeds it, the one seen most often."""
         return self.fed[0].site if self.fed else None
+
+    @property
+    def is_fed_by_library(self) -> bool:
+        """True if the program's line only calls what puts the entries in."""
+        is_known = self.type == "cycle" or self.name.endswith("_hooks")
+        return is_known or (bool(self.fed) and self.fed[0].is_within_call)
+
+    @property
+    def are_numbers(self) -> bool:
+        """True if each of its tensors has the size of a number."""
+        return self.value_rate * self.num_steps <= MAX_NUMBER_BYTES * max(1, self.tensors_added)
 
     @property
     def entries_added(self) -> int:
@@ -98,7 +113,7 @@ class RetainedTensors:
     @property
     def is_large(self) -> bool:
         rate = self.rate.high if self.verdict == "bounded" else self.rate.slope
-        return rate >= MIN_RATE[self.kind]
+        return rate >= MIN_RATE[self.kind] or (self.verdict != "bounded" and self.seconds_left < DAY_S)
 
 
 def counted_series(kept: Sequence[RetainedTensors]) -> Series:
@@ -201,9 +216,14 @@ def _is_slower(sizes: Sequence[Size]) -> bool:
 
 
 def _spaced(sizes: Sequence[Size]) -> list[Size]:
-    """Without a count soon after another, by the distance before: what an entry more or less does to it is too much."""
+    """Without a count soon after another, by the distance before: what an entry more or less does to it is too much.
+
+    Of two after the same step, around the restart of a loader, the later one.
+    """
     kept = [sizes[0]]
     for size in sizes[1:]:
+        if size.step == kept[-1].step:
+            kept[-1] = size
         is_near = len(kept) > 1 and size.step - kept[-1].step < MIN_IDLE * (kept[-1].step - kept[-2].step)
         if size.step > kept[-1].step and not is_near:
             kept.append(size)

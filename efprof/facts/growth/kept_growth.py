@@ -1,5 +1,6 @@
 """What the run keeps more of at every count: the holder, the lines seen to feed it, what speaks against a leak."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -68,8 +69,10 @@ class KeptGrowth:
         seen = SeenLines(watches, counts)
         names = dict.fromkeys((one.scope, one.path, one.file) for count in counts for one in count.holders)
         plain = dict.fromkeys(one.number for count in counts for one in count.containers if not one.holds_tensors)
-        holders = [one for name in names if (one := _holder(name, counts, seen, run)) is not None]
-        containers = [one for number in plain if (one := _container(number, counts, seen)) is not None]
+        limits = run.find(RunLimits)
+        on_host = limits if limits and not limits.is_device else None
+        holders = [one for name in names if (one := _holder(name, counts, seen, limits)) is not None]
+        containers = [one for number in plain if (one := _container(number, counts, seen, on_host)) is not None]
         return cls(
             holders=tuple(_without_aliases(holders)),
             containers=tuple(sorted(containers, key=lambda one: -one.rate.slope)),
@@ -78,7 +81,7 @@ class KeptGrowth:
         )
 
 
-def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> RetainedTensors | None:
+def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, limits: RunLimits | None) -> RetainedTensors | None:
     """None where no count found more than an earlier one."""
     found = list(_counted(name, counts))
     sizes = [size for size, _ in found]
@@ -87,7 +90,7 @@ def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> R
         return None
     last = known[-1]
     first = found[0][1] or structs.replace(last, tensors=0, tensor_bytes=0, value_bytes=0, graph_nodes=0)
-    kept = _kept(last, sizes, seen, seen.of(name), run)
+    kept = _kept(last, sizes, seen, seen.of(name), limits)
     tensors_added = last.tensors - first.tensors
     tensor_bytes = max(0, last.tensor_bytes - first.tensor_bytes)
     has_more = last.graph_nodes > first.graph_nodes or tensors_added > 0  # counting nodes stops at a limit
@@ -103,9 +106,14 @@ def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> R
 
 
 def _kept(
-    of: Counted | Container, sizes: Sequence[Size], seen: SeenLines, changes: Sequence[Change], run: Run | None
+    of: Counted | Container,
+    sizes: Sequence[Size],
+    seen: SeenLines,
+    changes: Sequence[Change],
+    limits: RunLimits | None,
 ) -> RetainedTensors:
-    verdict, against = _judged(sizes, of.max_length, changes, run)
+    verdict, against = _judged(sizes, of.max_length, changes, limits)
+    rate = rate_of(sizes)
     return RetainedTensors(
         path=of.path,
         name=of.path or of.type,
@@ -114,12 +122,13 @@ def _kept(
         type=of.type,
         kind="objects",
         sizes=tuple(sizes),
-        rate=rate_of(sizes),
+        rate=rate,
         verdict=verdict,
         against=against,
         fed=tuple(change for change in changes if change.how != "shrank"),
         emptied=tuple(change for change in changes if change.how == "shrank"),
         unseen=seen.why_unseen,
+        seconds_left=limits.seconds_left(rate.slope) if limits else math.inf,
     )
 
 
@@ -144,12 +153,13 @@ def _counted(name: Name, counts: Sequence[Count]) -> Iterator[tuple[Size, Counte
             yield Size(step=count.step, length=counted.length, num_bytes=num_bytes, is_least=is_least), counted
 
 
-def _judged(sizes: Sequence[Size], max_length: int, changes: Sequence[Change], run: Run | None) -> tuple[Verdict, str]:
+def _judged(
+    sizes: Sequence[Size], max_length: int, changes: Sequence[Change], limits: RunLimits | None
+) -> tuple[Verdict, str]:
     """By its own limit, by what was seen to be taken out, and by the counts."""
     added = sizes[-1].length - sizes[0].length
     if 0 < sizes[-1].length <= max_length and added > 0:
         entry_bytes = (sizes[-1].num_bytes - sizes[0].num_bytes) / added
-        limits = run.find(RunLimits) if run else None
         if limits is None or not 0 < limits.total_bytes < max_length * entry_bytes:  # it is full before the memory is
             return "bounded", f"its maximum length is {max_length:,}"
     grew = sum(change.entries for change in changes if change.how == "grew")
@@ -167,7 +177,9 @@ def _spelled(counted: Counted) -> str:
     return counted.name + counted.path.removeprefix(whole) if counted.path.startswith(f"{whole}[") else counted.name
 
 
-def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> RetainedTensors | None:
+def _container(
+    number: int, counts: Sequence[Count], seen: SeenLines, limits: RunLimits | None
+) -> RetainedTensors | None:
     """None of one that was made between two counts and is gone at the next: it was never seen to grow."""
     found = [(count, one) for count in counts for one in count.containers if one.number == number]
     entry_bytes = max(one.entry_bytes for _, one in found)
@@ -181,7 +193,7 @@ def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> Retaine
     if len(lengths) < 2:
         return None
     sizes = [Size(step=step, length=length, num_bytes=length * entry_bytes) for step, length in lengths]
-    return _kept(last, sizes, seen, seen.of(None, number), None)
+    return _kept(last, sizes, seen, seen.of(None, number), limits)
 
 
 def _without_aliases(holders: Sequence[RetainedTensors]) -> list[RetainedTensors]:

@@ -9,7 +9,8 @@ from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, gro
 from efprof.facts.growth.trend import Fit, Trend
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
-from efprof.facts.source.sources import Sources, definition_of
+from efprof.facts.source.bounds import is_bounded_by_code
+from efprof.facts.source.sources import Sources, definition_of, split_site
 from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence, frozen_dataclass
 from efprof.units import format_bytes, format_count, format_interval, in_brackets
@@ -27,7 +28,8 @@ SHORT_RUN: Final = 200
 class Leak:
     """What one line feeds, most bytes first; `is_observed` where the line was seen to do it.
 
-    `share` is its part of the slope of memory; None where memory shows no trend, and `rate` is counted.
+    `share` is its part of the slope of memory; None where memory shows no trend, and `rate` is counted. The run is too
+    short to tell it from a buffer where it `may_be_filling`.
     """
 
     kept: tuple[RetainedTensors, ...]
@@ -35,6 +37,7 @@ class Leak:
     is_observed: bool
     rate: Trend
     share: float | None
+    may_be_filling: bool = False
 
     @property
     def kind(self) -> Kind:
@@ -152,13 +155,30 @@ def _leaks(run: Run, told: Sequence[RetainedTensors], fit: Fit | None, explained
         if fit is not None:
             share = rate.slope / (counted if explained >= EXPLAINED else fit.trend.slope)
             rate = Trend(slope=share * fit.trend.slope, low=share * fit.trend.low, high=share * fit.trend.high)
-        found.append(Leak(kept=tuple(kept), blame=blame, is_observed=is_observed, rate=rate, share=share))
+        filling = all(may_be_filling(run, one) for one in kept)
+        leak = Leak(
+            kept=tuple(kept), blame=blame, is_observed=is_observed, rate=rate, share=share, may_be_filling=filling
+        )
+        found.append(leak)
     return found
 
 
+def may_be_filling(run: Run, kept: RetainedTensors) -> bool:
+    """True if the run is short and the program's code takes out of it or tests its length; no graph is kept so."""
+    if kept.kind == "graphs" or run.get(RunLimits).num_steps >= SHORT_RUN:
+        return False
+    files = {file for file in (kept.file, kept.site and split_site(kept.site)[0]) if file}
+    return is_bounded_by_code(run.get(Sources), kept.name, kept.type, files, kept.site)
+
+
 def place_to_blame(run: Run, kept: RetainedTensors) -> SourceLine:
-    """The line that was seen to feed it; else where its class or function is defined; else the call of backward."""
+    """The line that was seen to feed it; else where its class or function is defined; else the call of backward.
+
+    A cached function is to blame itself: its caller knows nothing of the cache.
+    """
     sources = run.get(Sources)
+    if kept.type == "lru_cache" and (definition := definition_of(sources, kept.file, kept.owner)) is not None:
+        return definition
     if kept.site is not None:
         return sources.line(kept.site)
     return definition_of(sources, kept.file, kept.owner) or backward_line(run)
@@ -178,7 +198,7 @@ def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0) 
     return Finding(
         blame=leak.blame,
         category="memory",
-        headline=_who_keeps(leak.kept),
+        headline=_who_keeps(leak.kept) + ", and may still be filling" * leak.may_be_filling,
         message=_message(run, leak),
         fix=fix,
         gain=_gain(run, leak, left_per_step=left_per_step),
@@ -190,6 +210,7 @@ def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0) 
             how=_how_it_is_known(leaks, leak),
         ),
         severity=run.get(RunLimits).severity(leak.rate.slope),
+        may_be_filling=leak.may_be_filling,
     )
 
 
@@ -203,10 +224,15 @@ def _who_keeps(kept: Sequence[RetainedTensors]) -> str:
 def _message(run: Run, leak: Leak) -> str:
     """How fast, why, where it ends, and whether the line was seen."""
     leaks, limits = run.get(Leaks), run.get(RunLimits)
+    rate = f"{format_bytes(leak.rate.slope)} per step"
+    if leak.may_be_filling:
+        main = leak.kept[0]
+        return (
+            f"{rate} more is kept in `{main.name}`, {main.sizes[-1].length:,} entries so far: it may still be filling."
+        )
     if leak.share is not None and leaks.fit is not None:
         told = growth_words(run, leaks.fit, leak.rate, f" because {_who_keeps(leak.kept)}")
     else:
-        rate = f"{format_bytes(leak.rate.slope)} per step"
         rate += in_brackets(format_interval(leak.rate.low, leak.rate.high, "bytes"))
         told = f"{_who_keeps(leak.kept)}, {rate} more by {_counts_in_words(leak)}"
         told += limits.outlook(leak.rate.slope)
@@ -214,8 +240,6 @@ def _message(run: Run, leak: Leak) -> str:
     if not leak.is_observed:
         told += f"; the line that feeds it is not known ({leak.kept[0].unseen}), so the finding stands where "
         told += "its owner is defined, or backward runs"
-    elif limits.num_steps < SHORT_RUN and leak.kept[0].entries_added > 0 and leak.kind != "graphs":
-        told += f"; if it is a buffer, it may still be filling: it has {leak.kept[0].sizes[-1].length:,} entries"
     return f"{told}."
 
 

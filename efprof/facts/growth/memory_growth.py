@@ -18,6 +18,7 @@ from efprof.facts.growth.trend import (
     block_minima,
     first_after_warm_up,
     fit,
+    is_in_window,
     is_leak,
     theil_sen,
 )
@@ -76,18 +77,17 @@ def _read(records: Sequence[StepRecord], counted_after: Container[int]) -> tuple
     """What each step whose memory was read leaves allocated after the optimizer, and what it needed.
 
     That is, at its highest boundary above what it found and left. A count of holders is as a window: on a CPU up to
-    200 KiB of it stay with the process. To watch lines and count calls takes time, and no memory.
+    200 KiB of it stay with the process.
     """
     samples: list[Point | None] = []
     within: list[int] = []
     for record in records:
-        is_in_window = record.window is not None and not record.window.startswith(("watch", "calls"))
         sizes = [here.allocated_bytes for here in record.memory]
         left = [here.allocated_bytes for here in record.memory if here.boundary == "post_optimizer_step"][-1:]
-        if left and not is_in_window:
+        if left and not is_in_window(record):
             samples.append((record.step, left[0]))
             within.append(max(sizes) - max(left[0], sizes[0]))
-        if is_in_window or record.step in counted_after:
+        if is_in_window(record) or record.step in counted_after:
             samples.append(IN_WINDOW)
     return samples, within
 

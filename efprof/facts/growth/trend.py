@@ -43,6 +43,11 @@ IN_WINDOW = None
 """Stands for a step inside a window, whose collector keeps memory itself, or for a count of holders."""
 
 
+def is_in_window(record: StepRecord) -> bool:
+    """True if memory read in this step holds a collector's own: to watch lines and count calls takes none."""
+    return record.window is not None and not record.window.startswith(("watch", "calls"))
+
+
 @frozen_dataclass
 class Trend:
     """Bytes per step with the interval that they lie in; of a line through points also the level at x = 0."""

@@ -12,7 +12,16 @@ from efprof.facts.growth.kept import RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth
 from efprof.facts.growth.leaks import MIN_SHARE, Leaks, backward_line, place_to_blame
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence
-from efprof.facts.growth.trend import IN_WINDOW, MIN_SLOPE, Fit, Point, first_after_warm_up, fit, is_steady
+from efprof.facts.growth.trend import (
+    IN_WINDOW,
+    MIN_SLOPE,
+    Fit,
+    Point,
+    first_after_warm_up,
+    fit,
+    is_in_window,
+    is_steady,
+)
 from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, sites_of
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
@@ -98,7 +107,7 @@ def outside_samples(records: Sequence[StepRecord], *, is_heap_read: bool) -> lis
     """
     samples: list[Point | None] = []
     for record in records[:-1]:
-        if record.window is not None:
+        if is_in_window(record):
             samples.append(None)
         elif record.rss_bytes and record.memory:
             heap_bytes = record.memory[-1].reserved_bytes if is_heap_read else 0
@@ -222,7 +231,7 @@ def _container_to_blame(run: Run, slope: float) -> RetainedTensors | None:
                 return one
     grown = run.get(Leaks).grown
     fed = [one for one in grown.containers if one.fed and one.verdict != "bounded"] if grown else []
-    return next((one for one in fed if one.fed[0].is_within_call), None)
+    return next((one for one in fed if one.is_fed_by_library), None)
 
 
 def _left_behind(window: LiveWindow, sources: Sources) -> list[Counter[str]]:

@@ -13,7 +13,7 @@ from time import perf_counter_ns
 from typing import Final, NamedTuple
 
 FIRST_STEPS: Final = 20
-"""Recorded in full at any cost: many a run has no more, and what is learned of the loop is learned here."""
+"""Outside windows, recorded in full at any cost: many runs have no more, and the trend of memory needs as many."""
 
 BURST_STEPS: Final = 3
 """One more than shows that a step is like the one before."""
@@ -113,6 +113,7 @@ class Sampling:
         self._light_cost = 0.0
         self._credit_ns = 0.0
         self._burst_end = FIRST_STEPS
+        self._num_full = 0
         self._is_due = False
         # Its own generator: the program's random numbers stay what they would be. Uneven distances never beat with
         # accumulation, evaluation or logging every so many steps.
@@ -169,19 +170,24 @@ class Sampling:
         """A step that was recorded in full, outside of windows, took so long, the recorder's own `cost_ns` of it."""
         self._full_ns.append(length_ns)
         self._full_costs.append(cost_ns)
+        self._num_full += 1
+        if self._num_full < FIRST_STEPS:
+            self._burst_end = max(self._burst_end, number + 2)
         if len(self._full_costs) <= FIRST_STEPS or number % BURST_STEPS == 0:
             self._estimate()
-        if FIRST_STEPS <= number < self._burst_end:  # what somebody wanted is in his account
+        if self._num_full > FIRST_STEPS and number < self._burst_end:  # what somebody wanted is in his account
             self._credit_ns += self._share * length_ns - self._full_cost
 
     def note_light(self, steps: Sequence[LightStep]) -> None:
-        for step in (one for one in steps if one.is_usual):
-            self._light_ns.append(step.length_ns)
-            self._light_costs.append(step.cost_ns)
-            self._num_light += 1
-            if self._num_light % NUM_BETWEEN_ESTIMATES == 1:
-                self._estimate()
-            self._credit_ns += self._income_ns(step.number, step.length_ns)
+        for step in steps:
+            if step.is_usual:
+                self._light_ns.append(step.length_ns)
+                self._light_costs.append(step.cost_ns)
+                self._num_light += 1
+                if self._num_light % NUM_BETWEEN_ESTIMATES == 1:
+                    self._estimate()
+            # A watched step takes longer, and earns what a usual one does: a watch must not end the bursts.
+            self._credit_ns += self._income_ns(step.number, step.length_ns if step.is_usual else self._length_ns)
             if self._credit_ns >= self._price * BURST_STEPS * self._full_cost:
                 self._price = 0.5 + self._random.random()
                 self._is_due = True

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from efprof.artifacts.holders import Change, Watch, Watched
+from efprof.recorder.holders.paths import last_of
 from efprof.recorder.holders.variables import CONTAINERS, base_of, binding_lines, locals_of, may_read_locals, value_of
 from efprof.recorder.session.sites import Sites, callers
 
@@ -40,6 +41,9 @@ ENOUGH = 2
 MAX_HANDLES = 8
 """Of one path: of ten layers alike, some tell the line of all."""
 
+MAX_ENTRIES = 8
+"""Of one container, the last ones: `totals[key] = totals[key] + loss` binds one anew, and the length stays."""
+
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 _PAUSES = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
@@ -47,6 +51,9 @@ _PAUSES = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 Tracer = Callable[..., Any]
 
 How = Literal["grew", "shrank", "bound"]
+
+Measured = tuple[object, int | None, tuple[tuple[int, int], ...]]
+"""Which value it is, and of a container its length and which its last entries are."""
 
 
 class Line(NamedTuple):
@@ -71,9 +78,9 @@ class WatchedValue:
         seen = sum(times for (_, how), times in self.times.items() if how != "shrank")
         return max([seen, *(variable.times for variable in self.variables)])
 
-    def note(self, line: Line, before: Any, now: Any) -> None:
-        """By what was measured: a container got longer or shorter, or a name has another value."""
-        old, new = (one[1] if type(one) is tuple else one for one in (before, now))
+    def note(self, line: Line, before: Measured, now: Measured) -> None:
+        """By what was measured: a container got longer or shorter, or a name or an entry has another value."""
+        old, new = before[1], now[1]
         if old is None or new is None or old == new:
             self.times[line, "bound"] += 1
             return
@@ -98,9 +105,9 @@ class Variable:
 
 
 class State(NamedTuple):
-    """One comparison: `measure` gives a container's length; of what has a name, which value that is, and its length."""
+    """One comparison: of a container, or of what has a name."""
 
-    measure: Callable[[], Any]
+    measure: Callable[[], Measured]
     thing: WatchedValue
 
 
@@ -115,7 +122,7 @@ def states_of(thing: WatchedValue, containers: list[Any], names: list[tuple[Any,
             named.add(id(value_of(owner, name)))
     for container in containers[-MAX_HANDLES:]:
         if id(container) not in named:
-            states.append(State(partial(base_of(container).__len__, container), thing))
+            states.append(State(partial(_contained, container), thing))
     return states
 
 
@@ -291,9 +298,19 @@ class GrowthWatch:
         return known
 
 
-def _named(owner: Any, name: str) -> tuple[tuple[int, int], int | None]:
+def _named(owner: Any, name: str) -> Measured:
     value = value_of(owner, name)
-    return _identity(value), len(value) if type(value) in CONTAINERS else None
+    if issubclass(type(value), CONTAINERS):
+        return (_identity(value), *_contained(value)[1:])
+    return _identity(value), None, ()
+
+
+def _contained(container: Any) -> Measured:
+    base = base_of(container)
+    last = last_of(container, MAX_ENTRIES)
+    if base is dict:
+        last = [entry for _, entry in last]
+    return None, base.__len__(container), tuple(map(_identity, last))
 
 
 def _identity(value: Any) -> tuple[int, int]:

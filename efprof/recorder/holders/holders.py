@@ -1,4 +1,4 @@
-"""Counts who holds tensors after 20, 40, 80 and so many steps, and watches for a few steps what got larger in between.
+"""Counts who holds tensors after 3, 6, 10, 15, 20, 40, 80 and so many steps, and watches what grew in between.
 
 Also around the first restarts of the loader that feeds the training, so that what is cleared after each epoch shows,
 and at the end. As far as the budget goes; with `--holders` regardless of it, with `--no-holders` never.
@@ -30,8 +30,9 @@ from efprof.recorder.session.shell import Guard, Note
 from efprof.recorder.session.sites import Sites, callers
 from efprof.recorder.session.writing import RankFolder
 
-FIRST_COUNT = 20
-"""Steps; what a program allocates on its first ones, it keeps for good. Each later count is at twice as many."""
+FIRST_COUNTS = (3, 6, 10, 15, 20)
+"""Steps: users try a tool in runs of 30 to 100. Each later count is at twice as many. On the first two steps a program
+allocates what it keeps for good."""
 
 FIRST_COST_NS = 200_000_000
 """Of a count, before one was taken."""
@@ -45,10 +46,7 @@ MAX_HOLDERS = 500
 MAX_WATCHED = 32
 """Things at a time, those that grew most: each is compared after every line."""
 
-MIN_WATCHED_STEPS = 12
-
-WATCHED_PART = 8
-"""Of the steps so far: what grows at each evaluation is seen in a later watch. Its time is limited all the same."""
+MAX_WATCHED_STEPS = 12
 
 MAX_SECONDS = 0.2
 """Of computing; a count stops here, what it has not reached by then is not counted. It takes 120 to 180 ms with 2,000
@@ -70,12 +68,14 @@ class Holders:
         """Where it `is_asked` for, counts and watches are taken whatever they cost."""
         self._loop, self._sites, self._budget, self._folder, self._note = loop, sites, budget, folder, note
         self._guard, self._is_asked = guard, is_asked
-        self._due = FIRST_COUNT
+        self._due = FIRST_COUNTS[0]
         self._cost_ns = FIRST_COST_NS
         self._num_counts = self._num_watches = self._num_restarts = 0
         self._containers = GrownContainers()
         self._sizes: dict[Key, tuple[int, int, int]] = {}
         """Of each holder at the last count: bytes, nodes of graphs and length."""
+        self._grown_between: set[Key] = set()
+        """Holders that grew between two epochs: they are watched when the next epoch ends."""
         self._watch: GrowthWatch | None = None
         self._iterators: WeakSet[_BaseDataLoaderIter] = WeakSet()
         """Of loaders, those that are not over: a loader that a `for` statement builds lives no longer than that."""
@@ -87,15 +87,19 @@ class Holders:
         is_traced = record.window is not None
         if self._watch is not None:
             record.window = record.window or f"watch-{self._num_watches + 1}"
-            self._go_on_watching(is_last=is_traced)
+            self._go_on_watching()
+        if self._watch is not None or record.step + 1 < self._due:
+            return
         # A profiler's window would note everything that a count does; once the program ends, its functions are over.
-        elif not is_traced and record.step + 1 >= self._due and not is_over and not self._loop.has_compiled:
+        if is_traced or is_over or self._loop.has_compiled:
+            self._loop.sampling.want(record.step + 1, record.step + 2)
+        else:
             self.count("step", record.step)
 
     def loader_ended(self, _: Any, number: int | None) -> None:
         if number is None or number != self._loader:
             return
-        if self._loop.number >= FIRST_COUNT and self._num_restarts < MAX_RESTARTS:
+        if self._loop.number >= FIRST_COUNTS[0] and self._num_restarts < MAX_RESTARTS:
             self._num_restarts += 1
             self._is_loader_over = True
             self.count("loader_ended", self._loop.number - 1)
@@ -116,14 +120,14 @@ class Holders:
 
     def end(self) -> None:
         num_steps = self._loop.num_steps
-        self._stop_watching()
-        if num_steps >= FIRST_COUNT or (self._is_asked and num_steps):
+        self.stop_watching()
+        if num_steps >= FIRST_COUNTS[1] or (self._is_asked and num_steps):
             self.count("end", num_steps - 1)
 
     def count(self, moment: Moment, step: int) -> None:
         if not (self._is_asked or moment == "end" or self._budget.affords_count(self._cost_ns)):
             return
-        self._stop_watching()
+        self.stop_watching()
         began, computed = perf_counter_ns(), thread_time_ns()
         holder_count = HolderCount(self._sites, self._containers.note_container, list(self._iterators))
         try:
@@ -134,10 +138,14 @@ class Holders:
             self._budget.spend("counts", self._cost_ns)
             seconds = (perf_counter_ns() - began) / 1e9
             self._note(HoldersCounted(step=step, file=f"holders-{self._num_counts}.json", seconds=seconds))
+            if moment == "loader_began":
+                self._grown_between |= {*self._grown_holders(holder_count.held)}
+            if moment in ("step", "loader_ended"):
+                self._watch_what_grew(moment, holder_count.held, count.containers)
             if moment == "step":
-                self._watch_what_grew(holder_count.held, count.containers, step)
+                firsts = (due for due in FIRST_COUNTS if due > step + 1)
                 while self._due <= step + 1:
-                    self._due *= 2
+                    self._due = next(firsts, 2 * self._due)
                 self._loop.sampling.want(self._due - 1, self._due)
         finally:
             self._sizes = {key: _size(held.counted) for key, held in holder_count.held.items()}
@@ -160,12 +168,15 @@ class Holders:
         self._folder.write_json(f"holders-{self._num_counts}.json", count)
         return count
 
-    def _watch_what_grew(self, counted: dict[Key, Held], containers: list[Container], step: int) -> None:
-        things, states = self._things(counted, containers)
+    def _watch_what_grew(self, moment: Moment, counted: dict[Key, Held], containers: list[Container]) -> None:
+        keys = self._grown_holders(counted)
+        if moment == "loader_ended":
+            keys = [key for key in counted if key in self._grown_between]
+        things, states = self._things([counted[key] for key in keys], containers)
         if not things or not (self._is_asked or self._budget.affords_count(MAX_NS)):
             return
         watch = GrowthWatch(self._sites, things, states, self._guard)
-        why_not = watch.begin(sys._getframe(), max(MIN_WATCHED_STEPS, step // WATCHED_PART))
+        why_not = watch.begin(sys._getframe(), MAX_WATCHED_STEPS)
         if why_not is None:
             self._watch = watch
             self._loop.light.steps.watch = self._guard(self._go_on_watching)
@@ -174,13 +185,17 @@ class Holders:
             if not self._num_watches:
                 self._write_watch(Watch(watched=[], why_not=why_not))
 
-    def _go_on_watching(self, _: int = 0, *, is_last: bool = False) -> None:
+    def _go_on_watching(self, _: int = 0) -> None:
         if self._watch is not None:
             self._loop.mark_interrupted()
-            if self._watch.step_ended() or is_last:
-                self._stop_watching()
+            if self._watch.step_ended():
+                self.stop_watching()
+                number = self._loop.number
+                if self._due <= number + 1:
+                    self._loop.sampling.want(number + 1, number + 2)
 
-    def _stop_watching(self) -> None:
+    def stop_watching(self) -> None:
+        """Enough was seen, or a window begins, which would record the tracer."""
         if (watch := self._let_go()) is not None:
             watch.end()
             self._budget.spend("watches", watch.spent_ns)
@@ -199,15 +214,20 @@ class Holders:
         self._num_watches += 1
         self._folder.write_json(f"watch-{self._num_watches}.json", watch)
 
-    def _things(self, counted: dict[Key, Held], listed: list[Container]) -> tuple[list[WatchedValue], list[State]]:
-        """What grew since the last count: holders, and containers that are not those of one of them."""
+    def _things(self, holders: list[Held], listed: list[Container]) -> tuple[list[WatchedValue], list[State]]:
+        """These, and containers that grew since the last count and are not those of one of them."""
         grown = dict(self._containers.grown)
         found: list[tuple[Counted | Container, list[Any], list[tuple[Any, str]]]] = []
-        for held in self._grown_holders(counted):
-            found.append((held.counted, held.containers, held.names))
-            for container in held.containers:
+        for held in holders:
+            containers = held.containers or [one.value for one in grown.values() if one.inside is held]
+            found.append((held.counted, containers, held.names))
+            for container in containers:
                 grown.pop(id(container), None)
-        found += [(one, [grown[one.number].value], []) for one in listed if one.number in grown]
+        found += [
+            (one, [grown[one.number].value], [])
+            for one in listed
+            if one.number in grown and one.length > one.length_before
+        ]
         things, states = [], []
         for one, containers, names in found[:MAX_WATCHED]:
             told = Watched(path=one.path, scope=one.scope, file=one.file, number=one.number)
@@ -215,16 +235,14 @@ class Holders:
             states += states_of(things[-1], containers, names)
         return things, states
 
-    def _grown_holders(self, counted: dict[Key, Held]) -> list[Held]:
+    def _grown_holders(self, counted: dict[Key, Held]) -> list[Key]:
         """Those that grew most first; one that was cut may only seem to have grown, which its watch will show."""
         growth = {
             key: [now - then for now, then in zip(_size(held.counted), self._sizes[key], strict=True)]
             for key, held in counted.items()
             if key in self._sizes
         }
-        return [
-            counted[key] for key in sorted(growth, key=lambda key: growth[key], reverse=True) if max(growth[key]) > 0
-        ]
+        return [key for key in sorted(growth, key=lambda key: growth[key], reverse=True) if max(growth[key]) > 0]
 
 
 class HolderCount:
@@ -325,6 +343,7 @@ def start(session: Session) -> None:
     session.subscribe(loop.step_ended, "holders", finish)
     session.on_end("holders", holders.end)
     session.subscribe(loop.compilation_began, "holders", holders.compilation_began)
+    session.subscribe(loop.window_begins, "holders", holders.stop_watching)
     session.subscribe(loop.loader_ended, "holders", holders.loader_ended)
     session.subscribe(loop.loader_started, "holders", holders.loader_started)
     session.subscribe(loop.loader_began, "holders", holders.loader_began)

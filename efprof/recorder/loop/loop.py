@@ -73,6 +73,7 @@ class Loop:
         self.module_began: list[Listener] = []
         self.module_ended: list[Listener] = []
         self.compilation_began: list[Callable[[], None]] = []
+        self.window_begins: list[Callable[[], None]] = []
         self.backward_began: list[Listener] = []
         self.backward_called: list[Listener] = []
         self.backward_ended: list[Callable[[], None]] = []
@@ -130,7 +131,8 @@ class Loop:
         for listeners in (
             self.step_began, self.fetched, self.step_dropped, self.backward_began, self.backward_called, self.clipped,
             self.optimizer_began, self.backward_ended, self.loader_began, self.loader_started, self.loader_ended,
-            self.forward_called, self.compilation_began, self.clip_began, self.module_began, self.module_ended,
+            self.forward_called, self.compilation_began, self.window_begins, self.clip_began, self.module_began,
+            self.module_ended,
         ):  # fmt: skip
             listeners.clear()  # the end may come within an entry point, which goes on
 
