@@ -213,4 +213,4 @@ def read_long_steps(rank_folder: Path) -> list[LongStep]:
     """The last line of each, in order; raises NotRecorded where nobody looked."""
     how = "it is written once five steps of a torch optimizer were recorded."
     lines, _ = read_lines(rank_folder / LONG_STEPS_FILE, LongStep, how)
-    return list({line.step: line for line in lines if line.stacks}.values())
+    return list({line.started_ns: line for line in lines if line.stacks}.values())

@@ -13,7 +13,7 @@ MIN_SHARE: Final = 0.2
 """Of the training's time. An evaluation on a fifth of the data after each epoch takes less than a tenth."""
 MIN_STEPS: Final = 2
 """What happens once is not what a training spends its time on."""
-MAX_USUAL_SHARE: Final = 0.05
+MAX_USUAL_SHARE: Final = 0.1
 """Of the samples of usual steps: a line with more is a part of all, and a pause of the machine may hit it."""
 
 WRITING: Final = ("json", "pickle", "zipfile", "shutil", "numpy.lib", "safetensors", "torch.serialization", "pathlib")

@@ -50,7 +50,7 @@ class LongSteps:
                     found[place_of(stack.lines[0])].append((step, stack))
         evaluations = [each.started_ns for each in read_evaluations(run.rank_folder)]
         evaluated = {
-            step.step
+            step.started_ns
             for step in steps
             if any(0 <= began_ns - step.started_ns < step.seconds * 1e9 for began_ns in evaluations)
         }
@@ -62,7 +62,7 @@ def _line(sources: Sources, samples: list[tuple[LongStep, SampledStack]], evalua
     for _, stack in samples:
         seconds[stack.lines[-1], stack.inside] += stack.seconds
     inner, inside = max(seconds, key=lambda place: seconds[place])
-    numbers = {step.step for step, _ in samples}
+    numbers = {step.started_ns for step, _ in samples}
     last = samples[-1][1]
     return LongLine(
         blame=sources.line(last.lines[0]),

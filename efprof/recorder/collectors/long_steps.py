@@ -49,7 +49,7 @@ class LongSteps:
         self._usual = Counter[tuple[str, ...]]()
         """How often usual steps were seen at a line, by where it leaves those of the update."""
         self._times_ns = Counter[Stack]()
-        self._step = 0
+        self._step = LongStep(step=0, started_ns=0)
         self._updated_ns = self._seen_ns = self._write_ns = 0
 
     def note_update(self, step: OpenStep, *_: Any) -> None:
@@ -72,7 +72,8 @@ class LongSteps:
             usual_ns = self._loop.sampling.length_ns
             if updated_ns != self._updated_ns:
                 num_long += self._end_step()
-                self._step, self._updated_ns = self._loop.number, updated_ns
+                self._step = LongStep(step=self._loop.number, started_ns=epoch_ns(updated_ns))
+                self._updated_ns = updated_ns
                 self._seen_ns = updated_ns + round(usual_ns)
                 self._write_ns = updated_ns + WRITE_NS
             self._sample(now)
@@ -101,30 +102,32 @@ class LongSteps:
         for frame in callers(inner):
             is_asking |= frame.f_code.co_filename == dataloader.__file__
             if self._sites.is_user_code(frame.f_code):
-                if not is_asking:
+                if frame.f_lineno and not is_asking:  # an instruction may belong to no line
                     lines.append(self._sites.of_line(frame.f_code, frame.f_lineno))
                 is_asking = False
         return lines[::-1]
 
     def _end_step(self) -> bool:
-        """Returns whether the step was a long one; of those that are compiled in nothing is kept."""
+        """Returns whether the step was a long one. Of others the samples count that a usual step can have."""
         usual_ns = self._loop.sampling.length_ns
         is_long = self._times_ns.total() >= least_long_step(usual_ns, unit_per_ms=1e6) - usual_ns
-        if is_long and not self._loop.has_compiled:
+        if is_long:
             self._write()
-        elif not is_long:
-            self._usual.update(lines[:1] for lines, _ in self._times_ns)
+        else:
+            stacks = self._times_ns.items()
+            self._usual.update(lines[:1] for (lines, _), spent_ns in stacks if spent_ns <= 2 * usual_ns)
         self._times_ns.clear()
         return is_long
 
     def _write(self) -> None:
+        """Of a step in which something is compiled nothing is kept."""
         num_usual = max(1, self._usual.total())
-        stacks = [
+        self._step.stacks = [
             SampledStack(lines, inside, spent_ns / 1e9, self._usual[lines[:1]] / num_usual)
             for (lines, inside), spent_ns in self._times_ns.most_common(MAX_STACKS)
         ]
-        step = LongStep(step=self._step, started_ns=epoch_ns(self._updated_ns), stacks=stacks)
-        self._lines.write(step)
+        if self._step.stacks and not self._loop.has_compiled:
+            self._lines.write(self._step)
 
 
 def start(session: Session) -> None:
