@@ -8,13 +8,14 @@ import sys
 import threading
 from collections import Counter
 from os.path import commonprefix
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from types import FrameType
 from typing import Any, Final
 
 from torch.utils.data import dataloader
 
 from efprof.artifacts.readings import LONG_STEPS_FILE, LongStep, SampledStack, least_long_step
+from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.collectors.worker_samples import name_of
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
@@ -29,6 +30,8 @@ PERIOD_S: Final = 0.02
 FIRST_STEP: Final = 5
 """The steps before it warm up, and tell how long a usual one is."""
 MAX_STEPS: Final = 1000
+MAX_USUAL_LOOKS: Final = 200
+"""Then it samples long steps alone: a look without a sample costs a fifth."""
 MAX_STACKS: Final = 20
 """Of one step, those with the most time. The file has 5 MiB at most."""
 WRITE_NS: Final = 1_000_000_000
@@ -40,12 +43,14 @@ Stack = tuple[tuple[str, ...], str | None]
 
 
 class LongSteps:
-    def __init__(self, loop: Loop, sites: Sites, shell: Shell, lines: LineWriter) -> None:
-        self._loop, self._sites, self._shell, self._lines = loop, sites, shell, lines
+    def __init__(self, *, loop: Loop, sites: Sites, shell: Shell, budget: Budget, lines: LineWriter) -> None:
+        self._loop, self._sites, self._shell, self._budget, self._lines = loop, sites, shell, budget, lines
         self._update_lines: list[str] = []
         """Where the optimizer stepped, in the last step that was recorded in full."""
         self._thread: threading.Thread | None = None
-        self._is_over = threading.Event()
+        self._goes_on = threading.Lock()
+        """Held until the end; to wait for it with a time limit costs least."""
+        self._goes_on.acquire()
         self._usual = Counter[tuple[str, ...]]()
         """How often usual steps were seen at a line, by where it leaves those of the update."""
         self._times_ns = Counter[Stack]()
@@ -61,13 +66,14 @@ class LongSteps:
             self._thread.start()
 
     def stop(self) -> None:
-        self._is_over.set()
+        self._goes_on.release()
         if self._thread is not None:
             self._thread.join(MAX_JOIN_S)
 
     def _run(self) -> None:
-        num_long, wait_s = 0, PERIOD_S
-        while num_long < MAX_STEPS and not self._is_over.wait(wait_s):
+        num_long = num_looks = 0
+        wait_s = PERIOD_S
+        while num_long < MAX_STEPS and not self._goes_on.acquire(timeout=wait_s):
             now, updated_ns = perf_counter_ns(), self._loop.updated_ns
             usual_ns = self._loop.sampling.length_ns
             if updated_ns != self._updated_ns:
@@ -76,13 +82,16 @@ class LongSteps:
                 self._updated_ns = updated_ns
                 self._seen_ns = updated_ns + round(usual_ns)
                 self._write_ns = updated_ns + WRITE_NS
-            self._sample(now)
+            left_ns = updated_ns + least_long_step(usual_ns, unit_per_ms=1e6) - now
+            if left_ns <= 0 or num_looks < MAX_USUAL_LOOKS:
+                self._sample(now)
             if now >= self._write_ns:
                 self._write()
                 self._write_ns += now - updated_ns
-            left_ns = updated_ns + least_long_step(usual_ns, unit_per_ms=1e6) - now
             wait_s = max(PERIOD_S, left_ns / 1e9)
+            num_looks += 1
         self._end_step()
+        self._budget.spend("long steps", thread_time_ns())
 
     def _sample(self, now: int) -> None:
         """Not of what the recorder does, nor where no thread trains, as while a CUDA graph is captured."""
@@ -131,6 +140,9 @@ class LongSteps:
 
 
 def start(session: Session) -> None:
-    long_steps = LongSteps(session.loop, session.sites, session.shell, session.lines(LONG_STEPS_FILE))
+    lines = session.lines(LONG_STEPS_FILE)
+    long_steps = LongSteps(
+        loop=session.loop, sites=session.sites, shell=session.shell, budget=session.budget, lines=lines
+    )
     session.subscribe(session.loop.optimizer_began, "long_steps", long_steps.note_update)
     session.on_end("long_steps", long_steps.stop)
