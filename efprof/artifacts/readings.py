@@ -1,4 +1,6 @@
-"""What is read beside the steps: device_use.jsonl, worker_memory.jsonl, worker_samples.jsonl, evaluations.jsonl."""
+"""What is read beside the steps: device_use.jsonl, worker_memory.jsonl, worker_samples.jsonl, evaluations.jsonl,
+long_steps.jsonl.
+"""
 
 from pathlib import Path
 
@@ -13,6 +15,8 @@ WORKER_MEMORY_FILE = "worker_memory.jsonl"
 WORKER_SAMPLES_FILE = "worker_samples.jsonl"
 
 EVALUATIONS_FILE = "evaluations.jsonl"
+
+LONG_STEPS_FILE = "long_steps.jsonl"
 
 
 class DeviceUse(msgspec.Struct, kw_only=True):
@@ -175,3 +179,46 @@ def read_evaluations(rank_folder: Path) -> list[EvaluationRecord]:
     """All whole lines in order; empty where none was seen."""
     path = rank_folder / EVALUATIONS_FILE
     return read_lines(path, EvaluationRecord, "record the run again.")[0] if path.exists() else []
+
+
+class SampledStack(msgspec.Struct, array_like=True, frozen=True):
+    """For how many seconds the training thread was at these lines of the user's.
+
+    The first is where its stack leaves that of a usual step's update, the second the innermost, where there is one
+    further in; there is none in the update itself, or where a loader's batch was waited for. `inside` is the function
+    of a library that was running, None where the last line itself was. Of the samples of usual steps `usual_share`
+    were at the first line too.
+    """
+
+    lines: tuple[str, ...]
+    inside: str | None
+    seconds: float
+    usual_share: float
+
+
+class LongStep(msgspec.Struct, kw_only=True):
+    """The time from one update to the next where it was far longer than usual, by the stacks that were seen in it.
+
+    A usual step is taken off, and what the recorder did. `step` is the one that the next update ends. The first line of
+    a file has no stacks: from its step on, long ones are looked for. One that goes on for long has several lines.
+    """
+
+    step: int
+    started_ns: int
+    stacks: list[SampledStack] = []
+
+    @property
+    def seconds(self) -> float:
+        return sum(stack.seconds for stack in self.stacks)
+
+
+def least_long_step(usual: float, *, unit_per_ms: float) -> float:
+    """How long a long step is at least, in the unit of `usual`: three times as long, and 50 ms longer."""
+    return max(3 * usual, usual + 50 * unit_per_ms)
+
+
+def read_long_steps(rank_folder: Path) -> list[LongStep]:
+    """The last line of each, in order; raises NotRecorded where nobody looked."""
+    how = "it is written once five steps of a torch optimizer were recorded."
+    lines, _ = read_lines(rank_folder / LONG_STEPS_FILE, LongStep, how)
+    return list({line.started_ns: line for line in lines if line.stacks}.values())

@@ -165,6 +165,8 @@ class Measurements:
     overhead: Overhead | None = None
     memory_source: str
     """What `allocated` means here: the CUDA allocator, the C allocator, or the resident set."""
+    run_time: tuple[tuple[str, float], ...] = ()
+    """What the run's wall time went to, and for how many seconds: they add up to its duration."""
     num_skipped_steps: int = 0
     recommendations: tuple[str, ...] = ()
     stalls: tuple[StallLine, ...] = ()

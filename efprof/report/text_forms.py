@@ -14,6 +14,7 @@ from efprof.report.verdict import (
     needs_phrase,
     overhead_phrase,
     rank_findings,
+    run_time_phrase,
 )
 from efprof.report.wording import (
     APPLICABILITY_PHRASES,
@@ -45,7 +46,8 @@ def render_text(report: Report) -> str:
         *_finding_lines(rank_findings(report)),
     ]
     if report.run.num_steps:
-        lines += [shorten(f"Measured: {measured_phrase(report)}.", VERDICT_WIDTH), overhead_phrase(report)]
+        measured = f"Measured: {measured_phrase(report)}. {run_time_phrase(report)}"
+        lines += [shorten(measured, VERDICT_WIDTH), overhead_phrase(report)]
     lines += [shorten(f"Warning: {warning}", MAX_WIDTH) for warning in report.warnings[:MAX_WARNINGS]]
     if len(report.warnings) > MAX_WARNINGS:
         lines.append(f"and {format_count(len(report.warnings) - MAX_WARNINGS, 'more warning')} in the page")
@@ -55,7 +57,7 @@ def render_text(report: Report) -> str:
 def render_markdown(report: Report) -> str:
     """The page's words, order and numbers, without its pictures."""
     checks = [(code(audit.audit_id), audit.status.replace("_", " "), prose(audit.reason)) for audit in report.audits]
-    measured = f"{measured_phrase(report)}. {overhead_phrase(report)}"
+    measured = f"{measured_phrase(report)}. {run_time_phrase(report)} {overhead_phrase(report)}"
     parts = [
         f"# efprof: {escape(report.run.name)}",
         " · ".join(escape(item) for item in header_items(report.run)),

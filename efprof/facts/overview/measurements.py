@@ -17,6 +17,7 @@ from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run
 from efprof.facts.source.loops import repeated_line
 from efprof.facts.source.sources import Sources
+from efprof.facts.steps.run_time import RunTime
 from efprof.facts.steps.step_times import StepTime, StepTimes, num_warm_up_steps, stall_lines
 from efprof.facts.time.step_pictures import memory_series
 from efprof.facts.time.time_use import TimeUse, time_evidence
@@ -72,6 +73,7 @@ def measurements_of(run: Run) -> Measurements:
         events, _ = read_events(run.rank_folder)
     except NotRecorded:
         return _of_a_trace(run) if run.is_foreign else Measurements(memory_source=source)
+    run_time = run.find(RunTime)
     evaluations, window_memory = evaluations_of(run), run.find(WindowMemory, UnreadableInput)
     return Measurements(
         metrics=_metrics(times, run),
@@ -79,6 +81,7 @@ def measurements_of(run: Run) -> Measurements:
         stage_deltas=stage_deltas([time.record for time in times.every if time.record.is_full]),
         overhead=_overhead(times, events),
         memory_source=source,
+        run_time=run_time.largest_first if run_time else (),
         num_skipped_steps=_num_skipped(times.every),
         recommendations=_about_memory(stage_deltas([time.record for time in times.steady])),
         stalls=stall_lines(run),

@@ -83,7 +83,9 @@ class LightSteps:
         self._losses: list[Loss] = []
         self._num_passes = 0
         self._is_skipped = False
-        self._start_ns = self._update_ns = self._written_ns = 0
+        self._start_ns = self._written_ns = 0
+        self.updated_ns = 0
+        """When an optimizer stepped last."""
         self.clocked_ns = 0
         """The recorder's own time in the open step."""
         self._site: str | None = None
@@ -105,7 +107,7 @@ class LightSteps:
         """This step, which began as a full one, is light."""
         self._round = loop.last_stepped if loop.has_marks else [*dict.fromkeys(loop.last_stepped)]
         self._successions = loop.successions
-        self.number, self._start_ns, self._update_ns = step.number, step.start_ns, step.start_ns
+        self.number, self._start_ns, self.updated_ns = step.number, step.start_ns, step.start_ns
         self._site, self._loader, self._passes_by_hand = loop.last_site, loop.last_loader, loop.passes_by_hand
         self.stepped, self.waiting, self._losses = [], [], []
         self._num_passes = self._num_more = 0
@@ -144,11 +146,11 @@ class LightSteps:
             waiting.clear()
             self._num_more = 0
         self._is_skipped |= is_skipped
-        self._update_ns = entered
+        self.updated_ns = entered
         self.clocked_ns += perf_counter_ns() - entered
 
     def close(self) -> None:
-        number, end = self.number, self._update_ns
+        number, end = self.number, self.updated_ns
         loss = self._take_losses() if self._losses else None
         flags = IS_SKIPPED * self._is_skipped + HAS_PAUSE * (self.is_interrupted or self.watch is not None)
         self._rows.append((number, self._start_ns, end, self._num_passes, loss, flags, self.clocked_ns))

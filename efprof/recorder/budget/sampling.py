@@ -122,13 +122,14 @@ class Sampling:
         self._full_cost = 0.0
         self._affords_all = True
         self._num_light = 0
-        self._length_ns = 1.0
+        self.length_ns = 1.0
+        """The median length of the last usual steps."""
         self.look_at = 0
         """Among light steps nothing need be asked before the one of this number; 0 where it has to be now."""
 
     def taken_share(self) -> float:
         """Of the time, by light steps, and by bursts at least."""
-        return self._light_cost / self._length_ns + MIN_PART * self._share
+        return self._light_cost / self.length_ns + MIN_PART * self._share
 
     def want(self, first: int, end: int) -> None:
         self._wanted.append((first, end))
@@ -156,7 +157,7 @@ class Sampling:
 
     def _least_distance(self, number: int) -> int:
         """About so many light steps after this one there may be a burst."""
-        income = self._income_ns(number, self._length_ns)
+        income = self._income_ns(number, self.length_ns)
         left = self._price * BURST_STEPS * self._full_cost - self._credit_ns
         steps = math.ceil(left / income) if income > 0 else MAX_UNASKED_STEPS
         firsts = [first - 1 - number for first, _ in self._wanted if first > number]
@@ -207,5 +208,5 @@ class Sampling:
             self._full_cost = max(own, min(longer, 2 * UNSEEN_COST * own))
         if self._light_costs:
             self._light_cost = UNSEEN_COST * median(self._light_costs)
-        self._length_ns = median(self._light_ns or self._full_ns)
-        self._affords_all = self._full_cost <= self._share * self._length_ns
+        self.length_ns = median(self._light_ns or self._full_ns)
+        self._affords_all = self._full_cost <= self._share * self.length_ns

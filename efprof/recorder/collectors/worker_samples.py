@@ -184,11 +184,11 @@ class Sampler:
                 if is_asking:
                     self._num_idle += 1
                 else:
-                    self._places[None, _name_of(inner)] += 1
+                    self._places[None, name_of(inner)] += 1
                 return
             if self._sites.is_user_code(code):
                 site = self._sites.of_line(code, caller.f_lineno or code.co_firstlineno)
-                self._places[site, None if caller is inner else _name_of(inner)] += 1
+                self._places[site, None if caller is inner else name_of(inner)] += 1
                 return
             is_asking |= code is ASKING
 
@@ -202,5 +202,5 @@ class Sampler:
         self._num_idle = 0
 
 
-def _name_of(frame: FrameType | None) -> str | None:
+def name_of(frame: FrameType | None) -> str | None:
     return None if frame is None else f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_qualname}"

@@ -110,6 +110,11 @@ class Loop:
         return self.light.steps.number if self.light.is_on else self.steps.num_finished
 
     @property
+    def updated_ns(self) -> int:
+        """When an optimizer stepped last, by `perf_counter_ns`."""
+        return max(self.steps.updated_ns, self.light.steps.updated_ns)
+
+    @property
     def number(self) -> int:
         if self.light.is_on:
             return self.light.steps.current

@@ -43,6 +43,8 @@ class Steps:
         It goes on where a pass comes next in a loop that a loader feeds: a batch was fetched ahead, as Accelerate does.
         """
         self.num_finished = 0
+        self.updated_ns = 0
+        """When an optimizer stepped last in a full step."""
         self.began: list[Listener] = []
         self.dropped: list[Listener] = []
         self.ended: list[Listener] = []
@@ -159,6 +161,7 @@ class Steps:
 
     def updated(self, step: OpenStep, optimizer: int, at: int) -> None:
         self.note_memory(step, "post_optimizer_step", at)
+        self.updated_ns = at
         step.stepped.append(optimizer)
         self.cycle.stepped(optimizer)
 
@@ -170,6 +173,7 @@ class Steps:
         self.probe = None
         if not step.stepped:
             step.numbers.learning_rate = learning_rate_of(optimizer)
+        self.updated_ns = perf_counter_ns()
         step.stepped.append(id(optimizer))
         self.cycle.stepped(id(optimizer))
         return True

@@ -105,8 +105,12 @@ class Shell:
         """Have `function` called, guarded itself, if this collector is stopped by an error."""
         self._when_stopped[collector] = self.guarded(f"{collector} (its end)", function)
 
+    def is_in(self, frame: FrameType | None) -> bool:
+        """True if a function of the recorder's is running in this frame or in one that called it."""
+        return any(caller.f_code is self._guard for caller in callers(frame))
+
     def _call_postponed(self, frame: FrameType | None) -> None:
-        if any(caller.f_code is self._guard for caller in callers(frame)):
+        if self.is_in(frame):
             return
         while self._postponed:
             self._postponed.pop(0)()

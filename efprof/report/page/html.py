@@ -43,6 +43,7 @@ def render_html(report: Report, *, is_static: bool = False) -> str:
             counts=verdict.counts_phrase(report),
             needs=verdict.needs_phrase(report),
             overhead=verdict.overhead_phrase(report),
+            run_time=verdict.run_time_phrase(report),
             cards=rank_findings(report),
             device=device_evidence(report),
             memory_chart=timeline_charts.memory_chart(measurements),

@@ -1,0 +1,83 @@
+"""Work between the updates of a few steps that takes much of the training's time."""
+
+from typing import Final
+
+from efprof.facts.run.run import Run
+from efprof.facts.steps.long_steps import LongLine, LongSteps
+from efprof.facts.steps.run_time import RunTime
+from efprof.facts.steps.step_times import StepTimes
+from efprof.model import Examination, Finding, Fix, Gain, Narrative
+from efprof.units import format_count, format_ms, format_share, in_brackets
+
+MIN_SHARE: Final = 0.2
+"""Of the training's time. An evaluation on a fifth of the data after each epoch takes less than a tenth."""
+MIN_STEPS: Final = 2
+"""What happens once is not what a training spends its time on."""
+MAX_USUAL_SHARE: Final = 0.1
+"""Of the samples of usual steps: a line with more is a part of all, and a pause of the machine may hit it."""
+
+WRITING: Final = ("json", "pickle", "zipfile", "shutil", "numpy.lib", "safetensors", "torch.serialization", "pathlib")
+"""Libraries that write files."""
+
+
+def long_steps(run: Run) -> Examination:
+    """Find work in a few long steps that takes much of the training's time.
+
+    ## What it finds
+    A line that made at least two steps more than three times as long as the median, and took a fifth of the training's
+    time in them: an evaluation, a checkpoint, a log that is written as a whole again.
+
+    ## Why it matters
+    The median step does not show it, and to make usual steps faster wins nothing of it.
+
+    ## Fix
+    Do it less often, on less, or only what is new.
+
+    ## Predicted gain
+    All the time that the long steps spent at the line, spread over all steps.
+    """
+    found, training_s = run.get(LongSteps), run.get(RunTime).training_s
+    num_steps = len(run.get(StepTimes).every)
+    is_on_device = "CUDA" in run.run_file.memory_source
+    guilty = [
+        line
+        for line in found.lines
+        if line.num_steps >= MIN_STEPS and line.seconds >= MIN_SHARE * training_s
+        if line.usual_share < MAX_USUAL_SHARE and not (is_on_device and line.may_wait)
+    ]
+    return Examination(
+        looked_at=f"{format_count(num_steps, 'step')}, {found.num_steps} of them long",
+        findings=tuple(_finding(line, line.seconds / training_s, num_steps) for line in guilty),
+    )
+
+
+def _finding(line: LongLine, share: float, num_steps: int) -> Finding:
+    what, advice = _kind(line)
+    cost = f"{format_ms(1000 * line.seconds)}, {format_share(share)} of the training time,"
+    return Finding(
+        blame=line.blame,
+        category="time",
+        headline=f"{what} between updates takes much of the training time",
+        message=f"{cost} went to {format_count(line.num_steps, 'long step')} at {line.blame}.",
+        fix=Fix.by_hand(f"{advice}: `{line.blame.text}`."),
+        gain=Gain.of_step("all the time of long steps at this line", 1000 * line.seconds / num_steps),
+        evidence=(
+            Narrative.of(
+                "While a step lasted three times as long as the median, and 50 ms longer, its stack was sampled every "
+                "20 ms. At this line it leaves the frames in which usual steps call `optimizer.step()`. Most of the "
+                f"time was at {line.inner}{in_brackets(f'`{line.inside}`' if line.inside else '')}; an evaluation over "
+                f"a DataLoader began in {line.num_evaluated} of the {line.num_steps} steps.",
+                "It is wrong where the work is what the training is for, as a rollout that makes its data.",
+            ),
+        ),
+    )
+
+
+def _kind(line: LongLine) -> tuple[str, str]:
+    """What is done there, and what to do about it."""
+    inside = line.inside or ""
+    if line.num_evaluated or inside.startswith("torch.nn."):
+        return "Evaluation", "Evaluate less often, on fewer samples, or in larger batches"
+    if inside.startswith(WRITING):
+        return "Writing files", "Write less often, or only what is new"
+    return "Work", "Do this less often, or only for what is new"

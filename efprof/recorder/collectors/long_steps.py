@@ -1,0 +1,148 @@
+"""Samples what the training thread does while a step lasts far longer than usual, by a thread of the recorder's.
+
+The thread sleeps until the open step would be a long one, and wakes at most 20 times a second for that. What it sees
+then of steps that stay usual is counted too: a line that they have as well is not what makes others long.
+"""
+
+import sys
+import threading
+from collections import Counter
+from os.path import commonprefix
+from time import perf_counter_ns, thread_time_ns
+from types import FrameType
+from typing import Any, Final
+
+from torch.utils.data import dataloader
+
+from efprof.artifacts.readings import LONG_STEPS_FILE, LongStep, SampledStack, least_long_step
+from efprof.recorder.budget.sampling import Budget
+from efprof.recorder.collectors.worker_samples import name_of
+from efprof.recorder.loop.loop import Loop
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.loop.steps import epoch_ns
+from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.writing import OWN_FOLDER, LineWriter
+
+PERIOD_S: Final = 0.02
+"""Between two samples of a long step; one takes 35 us."""
+FIRST_STEP: Final = 5
+"""The steps before it warm up, and tell how long a usual one is."""
+MAX_STEPS: Final = 1000
+MAX_USUAL_LOOKS: Final = 200
+"""Then it samples long steps alone: a look without a sample costs a fifth."""
+MAX_STACKS: Final = 20
+"""Of one step, those with the most time. The file has 5 MiB at most."""
+WRITE_NS: Final = 1_000_000_000
+"""A step that is this long is written although it goes on, then after twice as long each time: it may be killed."""
+
+MAX_JOIN_S: Final = 3.0
+
+Stack = tuple[tuple[str, ...], str | None]
+
+
+class LongSteps:
+    def __init__(self, *, loop: Loop, sites: Sites, shell: Shell, budget: Budget, lines: LineWriter) -> None:
+        self._loop, self._sites, self._shell, self._budget, self._lines = loop, sites, shell, budget, lines
+        self._update_lines: list[str] = []
+        """Where the optimizer stepped, in the last step that was recorded in full."""
+        self._thread: threading.Thread | None = None
+        self._goes_on = threading.Lock()
+        """Held until the end; to wait for it with a time limit costs least."""
+        self._goes_on.acquire()
+        self._usual = Counter[tuple[str, ...]]()
+        """How often usual steps were seen at a line, by where it leaves those of the update."""
+        self._times_ns = Counter[Stack]()
+        self._step = LongStep(step=0, started_ns=0)
+        self._updated_ns = self._seen_ns = self._write_ns = 0
+
+    def note_update(self, step: OpenStep, *_: Any) -> None:
+        self._update_lines = self._lines_of(sys._getframe())
+        if self._thread is None and step.number >= FIRST_STEP:
+            self._lines.write(LongStep(step=step.number, started_ns=step.epoch_ns))
+            run = self._shell.guarded("long_steps", self._run)
+            self._thread = threading.Thread(target=run, name="efprof-long-steps", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._goes_on.release()
+        if self._thread is not None:
+            self._thread.join(MAX_JOIN_S)
+
+    def _run(self) -> None:
+        num_long = num_looks = 0
+        wait_s = PERIOD_S
+        while num_long < MAX_STEPS and not self._goes_on.acquire(timeout=wait_s):
+            now, updated_ns = perf_counter_ns(), self._loop.updated_ns
+            usual_ns = self._loop.sampling.length_ns
+            if updated_ns != self._updated_ns:
+                num_long += self._end_step()
+                self._step = LongStep(step=self._loop.number, started_ns=epoch_ns(updated_ns))
+                self._updated_ns = updated_ns
+                self._seen_ns = updated_ns + round(usual_ns)
+                self._write_ns = updated_ns + WRITE_NS
+            left_ns = updated_ns + least_long_step(usual_ns, unit_per_ms=1e6) - now
+            if left_ns <= 0 or num_looks < MAX_USUAL_LOOKS:
+                self._sample(now)
+            if now >= self._write_ns:
+                self._write()
+                self._write_ns += now - updated_ns
+            wait_s = max(PERIOD_S, left_ns / 1e9)
+            num_looks += 1
+        self._end_step()
+        self._budget.spend("long steps", thread_time_ns())
+
+    def _sample(self, now: int) -> None:
+        """Not of what the recorder does, nor where no thread trains, as while a CUDA graph is captured."""
+        inner = sys._current_frames().get(self._loop.thread.ident)
+        if inner is not None and not self._shell.is_in(inner):
+            lines = self._lines_of(inner)
+            left = tuple(lines[len(commonprefix([lines, self._update_lines])) :])  # noqa: RUF071 - of lists
+            while inner.f_back is not None and inner.f_code.co_filename.startswith(OWN_FOLDER):
+                inner = inner.f_back
+            inside = None if self._sites.is_user_code(inner.f_code) else name_of(inner)
+            self._times_ns[(*left[:1], *left[1:][-1:]), inside] += max(0, now - self._seen_ns)
+        self._seen_ns = max(now, self._seen_ns)
+
+    def _lines_of(self, inner: FrameType) -> list[str]:
+        """The user's, outermost first, without those that ask a loader for a batch: any loop has one."""
+        lines, is_asking = [], False
+        for frame in callers(inner):
+            is_asking |= frame.f_code.co_filename == dataloader.__file__
+            if self._sites.is_user_code(frame.f_code):
+                if frame.f_lineno and not is_asking:  # an instruction may belong to no line
+                    lines.append(self._sites.of_line(frame.f_code, frame.f_lineno))
+                is_asking = False
+        return lines[::-1]
+
+    def _end_step(self) -> bool:
+        """Returns whether the step was a long one. Of others the samples count that a usual step can have."""
+        usual_ns = self._loop.sampling.length_ns
+        is_long = self._times_ns.total() >= least_long_step(usual_ns, unit_per_ms=1e6) - usual_ns
+        if is_long:
+            self._write()
+        else:
+            stacks = self._times_ns.items()
+            self._usual.update(lines[:1] for (lines, _), spent_ns in stacks if spent_ns <= 2 * usual_ns)
+        self._times_ns.clear()
+        return is_long
+
+    def _write(self) -> None:
+        """Of a step in which something is compiled nothing is kept."""
+        num_usual = max(1, self._usual.total())
+        self._step.stacks = [
+            SampledStack(lines, inside, spent_ns / 1e9, self._usual[lines[:1]] / num_usual)
+            for (lines, inside), spent_ns in self._times_ns.most_common(MAX_STACKS)
+        ]
+        if self._step.stacks and not self._loop.has_compiled:
+            self._lines.write(self._step)
+
+
+def start(session: Session) -> None:
+    lines = session.lines(LONG_STEPS_FILE)
+    long_steps = LongSteps(
+        loop=session.loop, sites=session.sites, shell=session.shell, budget=session.budget, lines=lines
+    )
+    session.subscribe(session.loop.optimizer_began, "long_steps", long_steps.note_update)
+    session.on_end("long_steps", long_steps.stop)
