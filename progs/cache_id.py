@@ -3,9 +3,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+
 STEPS = int(os.environ.get("STEPS", 40))
 torch.manual_seed(0)
 torch.set_num_threads(1)
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -19,16 +21,20 @@ class Net(nn.Module):
         x = F.relu(self.second(x))
         return self.last(x)
 
+
 net = Net()
 opt = torch.optim.Adam(net.parameters(), lr=1e-3)
 
 _cache = {}
+
+
 def normalised(x):
     key = id(x)
     if key not in _cache:
         mean, std = x.mean(0), x.std(0)
         _cache[key] = (x, (x - mean) / std)  # fault
     return _cache[key][1]
+
 
 def train():
     for step in range(STEPS):
@@ -37,4 +43,6 @@ def train():
         loss = F.cross_entropy(net(normalised(x)), y)
         loss.backward()
         opt.step()
+
+
 train()

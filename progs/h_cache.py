@@ -3,9 +3,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+
 STEPS = int(os.environ.get("STEPS", 40))
 torch.manual_seed(0)
 torch.set_num_threads(1)
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -19,8 +21,10 @@ class Net(nn.Module):
         x = F.relu(self.second(x))
         return self.last(x)
 
+
 net = Net()
 opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+
 
 class Cache(dict):
     limit = 300
@@ -29,6 +33,7 @@ class Cache(dict):
         self[key] = value
         while len(self) > self.limit:
             self.pop(next(iter(self)))
+
 
 def train():
     cache = Cache()
@@ -39,4 +44,6 @@ def train():
         loss.backward()
         opt.step()
         cache.put(step, x)
+
+
 train()

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+
 STEPS = int(os.environ.get("STEPS", 40))
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -12,6 +13,8 @@ net(torch.randn(4, 64))
 opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
 ema = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
 best = {}
+
+
 def train():
     smooth = None
     for step in range(STEPS):
@@ -25,4 +28,6 @@ def train():
         if not best or smooth < best["loss"]:
             best["loss"] = smooth
             best["state"] = {k: v.clone() for k, v in net.state_dict().items()}
+
+
 train()

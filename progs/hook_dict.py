@@ -3,9 +3,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+
 STEPS = int(os.environ.get("STEPS", 40))
 torch.manual_seed(0)
 torch.set_num_threads(1)
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -19,8 +21,10 @@ class Net(nn.Module):
         x = F.relu(self.second(x))
         return self.last(x)
 
+
 net = Net()
 opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+
 
 class Monitor:
     def __init__(self, model):
@@ -33,9 +37,13 @@ class Monitor:
         def hook(module, inputs, output):
             store = self.features.setdefault(name, [])
             store.append(output)  # fault
+
         return hook
 
+
 monitor = Monitor(net)
+
+
 def main():
     for step in range(STEPS):
         x, y = torch.randn(128, 64), torch.randint(8, (128,))
@@ -43,4 +51,6 @@ def main():
         loss = F.cross_entropy(net(x), y)
         loss.backward()
         opt.step()
+
+
 main()

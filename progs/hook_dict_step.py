@@ -3,9 +3,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+
 STEPS = int(os.environ.get("STEPS", 40))
 torch.manual_seed(0)
 torch.set_num_threads(1)
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -19,15 +21,21 @@ class Net(nn.Module):
         x = F.relu(self.second(x))
         return self.last(x)
 
+
 net = Net()
 opt = torch.optim.Adam(net.parameters(), lr=1e-3)
 
 feats = {}
 current = 0
+
+
 def hook(name):
     def inner(module, inputs, output):
         feats[(name, current)] = output.detach()  # fault
+
     return inner
+
+
 net.first.register_forward_hook(hook("first"))
 net.second.register_forward_hook(hook("second"))
 for step in range(STEPS):

@@ -3,9 +3,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+
 STEPS = int(os.environ.get("STEPS", 40))
 torch.manual_seed(0)
 torch.set_num_threads(1)
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -19,13 +21,16 @@ class Net(nn.Module):
         x = F.relu(self.second(x))
         return self.last(x)
 
+
 net = Net()
 opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+
 
 def forward_with_noise(x):
     buffer = torch.randn(128, 64) * 0.01
     net.first.register_forward_pre_hook(lambda module, args: (args[0] + buffer,))  # fault
     return net(x)
+
 
 def train():
     for step in range(STEPS):
@@ -34,4 +39,6 @@ def train():
         loss = F.cross_entropy(forward_with_noise(x), y)
         loss.backward()
         opt.step()
+
+
 train()

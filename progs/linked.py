@@ -3,9 +3,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+
 STEPS = int(os.environ.get("STEPS", 40))
 torch.manual_seed(0)
 torch.set_num_threads(1)
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -19,13 +21,16 @@ class Net(nn.Module):
         x = F.relu(self.second(x))
         return self.last(x)
 
+
 net = Net()
 opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+
 
 class Record:
     def __init__(self, loss, previous):
         self.loss = loss
         self.previous = previous
+
 
 class Logger:
     def __init__(self):
@@ -34,7 +39,10 @@ class Logger:
     def log(self, loss):
         self.last = Record(loss, self.last)  # fault
 
+
 logger = Logger()
+
+
 def train():
     for step in range(STEPS):
         x, y = torch.randn(128, 64), torch.randint(8, (128,))
@@ -43,4 +51,6 @@ def train():
         loss.backward()
         opt.step()
         logger.log(loss)
+
+
 train()

@@ -3,9 +3,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+
 STEPS = int(os.environ.get("STEPS", 40))
 torch.manual_seed(0)
 torch.set_num_threads(1)
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -19,8 +21,10 @@ class Net(nn.Module):
         x = F.relu(self.second(x))
         return self.last(x)
 
+
 net = Net()
 opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+
 
 class Encoder:
     def __init__(self):
@@ -30,7 +34,10 @@ class Encoder:
     def encode(self, ids):  # fault
         return self.table[list(ids)] * 0.5
 
+
 encoder = Encoder()
+
+
 def train():
     for step in range(STEPS):
         ids = tuple(torch.randint(1000, (128,)).tolist())
@@ -39,4 +46,6 @@ def train():
         loss = F.cross_entropy(net(encoder.encode(ids)), y)
         loss.backward()
         opt.step()
+
+
 train()

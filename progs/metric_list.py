@@ -3,9 +3,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+
 STEPS = int(os.environ.get("STEPS", 40))
 torch.manual_seed(0)
 torch.set_num_threads(1)
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -19,8 +21,10 @@ class Net(nn.Module):
         x = F.relu(self.second(x))
         return self.last(x)
 
+
 net = Net()
 opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+
 
 class Accuracy(nn.Module):
     def __init__(self):
@@ -31,7 +35,10 @@ class Accuracy(nn.Module):
         self.preds.append(out.detach())  # fault
         self.targets.append(y)  # fault
 
+
 metric = Accuracy()
+
+
 def train():
     for step in range(STEPS):
         x, y = torch.randn(2048, 64), torch.randint(8, (2048,))
@@ -41,4 +48,6 @@ def train():
         loss.backward()
         opt.step()
         metric.update(out, y)
+
+
 train()

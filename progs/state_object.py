@@ -3,9 +3,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+
 STEPS = int(os.environ.get("STEPS", 40))
 torch.manual_seed(0)
 torch.set_num_threads(1)
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -19,8 +21,10 @@ class Net(nn.Module):
         x = F.relu(self.second(x))
         return self.last(x)
 
+
 net = Net()
 opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+
 
 class State:
     def __init__(self):
@@ -31,6 +35,7 @@ class State:
         self.step += 1
         self.last = loss if self.last is None else torch.lerp(self.last, loss, 0.05)  # fault
 
+
 def train():
     state = State()
     for step in range(STEPS):
@@ -40,4 +45,6 @@ def train():
         loss.backward()
         opt.step()
         state.update(loss)
+
+
 train()

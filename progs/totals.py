@@ -3,9 +3,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+
 STEPS = int(os.environ.get("STEPS", 40))
 torch.manual_seed(0)
 torch.set_num_threads(1)
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -19,8 +21,10 @@ class Net(nn.Module):
         x = F.relu(self.second(x))
         return self.last(x)
 
+
 net = Net()
 opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+
 
 class Metrics:
     def __init__(self):
@@ -31,6 +35,7 @@ class Metrics:
         self.num += 1
         for k, v in values.items():
             self.totals[k] = self.totals.get(k, 0) + v  # fault
+
 
 def train():
     metrics = Metrics()
@@ -43,4 +48,6 @@ def train():
         opt.step()
         metrics.add(loss=loss, spread=out.std())
     print({k: float(v) / metrics.num for k, v in metrics.totals.items()})
+
+
 train()

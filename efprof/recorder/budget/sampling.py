@@ -188,7 +188,7 @@ class Sampling:
                 if self._num_light % NUM_BETWEEN_ESTIMATES == 1:
                     self._estimate()
             # A watched step takes longer, and earns what a usual one does: a watch must not end the bursts.
-            self._credit_ns += self._income_ns(step.number, step.length_ns if step.is_usual else self._length_ns)
+            self._credit_ns += self._income_ns(step.number, step.length_ns if step.is_usual else self.length_ns)
             if self._credit_ns >= self._price * BURST_STEPS * self._full_cost:
                 self._price = 0.5 + self._random.random()
                 self._is_due = True

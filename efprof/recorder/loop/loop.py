@@ -33,9 +33,9 @@ class Loop:
     Collectors subscribe to its lists. Those of a step are called for steps recorded in full: `step_began(step)`,
     `fetched(step)`, `step_dropped(step)`, `backward_began(step, tensors, gradients)`, `backward_called(step, tensors,
     retains_graph, creates_graph)`, `backward_ended()`, `clip_began(parameters, bound)`, `clipped(norm, parameters)`,
-    `optimizer_began(step, optimizer)`, `step_ended(step, record)`. In light steps too: `loader_began(loader)`, `loader_started(loader, iterator)` and
-    `loader_ended(iterator, number)`, where a DataLoader is to be gone through, has its iterator, has no more batches;
-    and, while modules are watched, `module_began(module, inputs)` and `module_ended(result)` of the outermost.
+    `optimizer_began(step, optimizer)`, `step_ended(step, record)`. In light steps too: `loader_began(loader)`,
+    `loader_started(loader, iterator)` and `loader_ended(iterator, number)`, where a DataLoader is to be gone through,
+    has its iterator, has no more batches; and, while modules are watched, `module_began(module, inputs)` and `module_ended(result)` of the outermost.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Pictures that get larger every 40 steps, as in progressive resizing: a loader's dicts, which the model takes by name."""
+"""Pictures that get larger every 40 steps, as in progressive resizing: dicts that the model takes by name."""
 
 import torch
 from torch import nn
