@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, WindowOpened
 from efprof.commands.report import analyse
+from efprof.facts.input.input_waits import InputWaits
 from efprof.facts.run.run import open_run
 from efprof.facts.steps.step_times import StepTimes
 from efprof.model import AuditResult, Finding, Report
@@ -22,8 +23,8 @@ NUM_STEPS = 20
 FETCH_MS = 30.0
 ROUNDING = 1e-9
 """Of a mean: two ways to add up differ in the last bit."""
-BUSY_MS = 200.0
-"""Far more than the host takes for a step, on any machine."""
+BUSY_MS = (200.0, 1000.0, 5000.0)
+"""More than the host takes for a step: where a crowded machine takes longer, the next is tried."""
 SHORT_MS = 10.0
 
 Read = Callable[[torch.Tensor], object]
@@ -82,6 +83,17 @@ def examined(cuda: SimulatedCuda, folder: Path, device_ms: float, read: Read = l
     return analyse(folder)
 
 
+def on_a_busier_device(check: Callable[[float], None]) -> None:
+    """Check with a device that is busy for long enough on this machine."""
+    for busy_ms in BUSY_MS:
+        try:
+            return check(busy_ms)
+        except AssertionError:
+            if busy_ms == BUSY_MS[-1]:
+                raise
+    return None
+
+
 def result_of(report: Report, audit: str) -> AuditResult:
     return next(one for one in report.audits if one.audit_id == audit)
 
@@ -100,15 +112,21 @@ def mean(values: list[float]) -> float:
 
 
 def test_a_device_that_is_busy_while_the_host_fetches_waits_for_nothing(cuda: SimulatedCuda, tmp_path: Path) -> None:
-    report = examined(cuda, tmp_path, BUSY_MS)
-    assert min(metric(report, "data_ms")) >= FETCH_MS
-    assert max(metric(report, "data_device_ms")) < 1.0
-    assert min(metric(report, "forward_device_ms")) >= BUSY_MS
-    assert result_of(report, "input_stall").status == "passed"
-    assert result_of(report, "input_stall").reason.endswith("waited 0.0 % of their time for data")
+    def check(busy_ms: float) -> None:
+        report = examined(cuda, tmp_path / str(busy_ms), busy_ms)
+        assert min(metric(report, "data_ms")) >= FETCH_MS
+        assert max(metric(report, "data_device_ms")) < 1.0
+        assert min(metric(report, "forward_device_ms")) >= busy_ms
+        assert result_of(report, "input_stall").status == "passed"
+        assert result_of(report, "input_stall").reason.endswith("waited 0.0 % of their time for data")
+
+    on_a_busier_device(check)
 
 
-def test_a_device_that_starves_waits_for_the_rest_of_the_fetch_alone(cuda: SimulatedCuda, tmp_path: Path) -> None:
+def test_a_device_that_starves_waits_for_the_rest_of_the_fetch_alone(
+    cuda: SimulatedCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InputWaits, "others", 0.0)  # beside other programs it may be unclear
     report = examined(cuda, tmp_path, SHORT_MS)
     gain = finding_of(report, "input_stall").gain
     steady = open_run(tmp_path).get(StepTimes).steady
@@ -120,16 +138,21 @@ def test_a_device_that_starves_waits_for_the_rest_of_the_fetch_alone(cuda: Simul
 
 
 def test_a_read_costs_what_the_device_is_idle_after_it_and_not_what_it_waits_for(
-    cuda: SimulatedCuda, tmp_path: Path
+    cuda: SimulatedCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = examined(cuda, tmp_path, BUSY_MS, read_now)
-    idle_ms = metric(report, "device_idle_ms")
-    assert min(idle_ms) >= FETCH_MS, "the next batch is fetched when the device has nothing left to do"
-    gain = finding_of(report, "blocking_scalar_read").gain
-    assert gain.step_ms == pytest.approx(mean(idle_ms))
-    assert mean(idle_ms) < BUSY_MS / 2
-    assert f"at most what the device was idle, {format_ms(mean(idle_ms))}" in gain.explanation
-    assert 0.5 * FETCH_MS < (finding_of(report, "input_stall").gain.step_ms or 0) <= mean(idle_ms) * (1 + ROUNDING)
+    monkeypatch.setattr(InputWaits, "others", 0.0)
+
+    def check(busy_ms: float) -> None:
+        report = examined(cuda, tmp_path / str(busy_ms), busy_ms, read_now)
+        idle_ms = metric(report, "device_idle_ms")
+        assert min(idle_ms) >= FETCH_MS, "the next batch is fetched when the device has nothing left to do"
+        gain = finding_of(report, "blocking_scalar_read").gain
+        assert gain.step_ms == pytest.approx(mean(idle_ms))
+        assert mean(idle_ms) < busy_ms / 2
+        assert f"at most what the device was idle, {format_ms(mean(idle_ms))}" in gain.explanation
+        assert 0.5 * FETCH_MS < (finding_of(report, "input_stall").gain.step_ms or 0) <= mean(idle_ms) * (1 + ROUNDING)
+
+    on_a_busier_device(check)
 
 
 def bad_at(number: int) -> None:
