@@ -35,7 +35,8 @@ class Loop:
     retains_graph, creates_graph)`, `backward_ended()`, `clip_began(parameters, bound)`, `clipped(norm, parameters)`,
     `optimizer_began(step, optimizer)`, `step_ended(step, record)`. In light steps too: `loader_began(loader)`,
     `loader_started(loader, iterator)` and `loader_ended(iterator, number)`, where a DataLoader is to be gone through,
-    has its iterator, has no more batches; and, while modules are watched, `module_began(module, inputs)` and `module_ended(result)` of the outermost.
+    has its iterator, has no more batches; and, while modules are watched, `module_began(module, inputs)` and
+    `module_ended(result)` of the outermost.
     """
 
     def __init__(
