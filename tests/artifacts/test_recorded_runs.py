@@ -65,4 +65,4 @@ def test_recorded_runs_do_not_name_the_machine_that_they_were_made_on() -> None:
 def test_a_slow_loader_s_slowest_line_is_named_beside_the_one_that_is_to_blame() -> None:
     (finding,) = [found for one in analyse(RUNS / "input_stall_worker-sick").audits for found in one.findings]
     assert finding.blame.text.startswith("loader = DataLoader(")
-    assert "`counts[word] += 1  # slow`" in finding.message
+    assert "`counts[word] += 1  # slow`" in finding.why

@@ -48,7 +48,7 @@ def test_samples_of_all_workers_are_one_and_the_slowest_line_is_named_with_its_t
     assert found.busy_share == pytest.approx(100 / 110)
     assert [(str(line.blame), line.share) for line in found.lines] == [("data.py:4", 0.62), ("data.py:3", 0.38)]
     assert found.sentence == (
-        " 62 % (52 % to 71 %) of the workers' time goes to data.py:4 `image = image.rotate(self.angle(index))`, "
+        "62 % (52 % to 71 %) of the workers' time goes to data.py:4 `image = image.rotate(self.angle(index))`, "
         "inside PIL.Image.Image.rotate."
     )
 
@@ -106,7 +106,7 @@ def test_without_workers_a_window_has_the_lines_below_the_one_that_asks(tmp_path
         ("data.py:2", pytest.approx(1.5 / 6)),
         (None, pytest.approx(1 / 6)),
     ]
-    assert found.sentence == " 58 % of a profiled fetch goes to data.py:4 `image = image.rotate(self.angle(index))`."
+    assert found.sentence == "58 % of a profiled fetch goes to data.py:4 `image = image.rotate(self.angle(index))`."
     assert [line.interval for line in found.lines] == [None] * 3
 
 

@@ -45,10 +45,12 @@ def test_times_of_the_host_are_those_of_a_step_outside_windows() -> None:
     assert sum(row[-1] for row in table.rows) <= 100.5
 
 
-def test_a_run_in_which_nothing_is_wrong_says_where_its_time_goes_and_what_to_try() -> None:
+def test_a_run_in_which_nothing_is_wrong_says_where_its_time_goes_and_advises_nothing_where_operators_are_long() -> (
+    None
+):
     run = open_run(RECORDED)
     assert f"at {LINE}:30 (`return hidden + self.narrow" in where_it_goes(run)
-    assert "torch.compile" in next_experiment(run)
+    assert next_experiment(run) == ""
 
 
 def test_nested_bars_lie_within_the_bar_above_them_and_are_not_too_many() -> None:

@@ -6,13 +6,15 @@ import pytest
 
 from efprof.audits.input_stall import input_stall
 from tests.facts.time.traces import REAL, event, foreign_run, run_of, slower, step
+from tests.support.rating import severity_in
 
 WITH_WORKERS = "_MultiProcessingDataLoaderIter"
 
 
 def test_the_line_that_asks_for_a_batch_is_blamed_and_the_idle_device_is_the_gain(tmp_path: Path) -> None:
-    (finding,) = input_stall(foreign_run(tmp_path, *slower(100, *step(0, 0), *step(1000, 1)))).findings
-    assert (str(finding.blame), finding.severity) == ("train.py:5", "high")
+    run = foreign_run(tmp_path, *slower(100, *step(0, 0), *step(1000, 1)))
+    (finding,) = input_stall(run).findings
+    assert (str(finding.blame), severity_in(run, finding)) == ("train.py:5", "high")
     assert finding.gain.step_ms == pytest.approx(30.0)
     assert "num_workers: 0 -> 2 or more" in finding.fix.summary
 
@@ -42,8 +44,9 @@ def test_a_trace_without_a_loader_is_not_blamed(tmp_path: Path) -> None:
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/traces")
 def test_the_real_loader_without_workers_is_blamed_and_with_four_of_them_is_not() -> None:
     (without,) = REAL.glob("kineto_tb__resnet50_num_workers_0*")
-    (finding,) = input_stall(run_of(without)).findings
+    run = run_of(without)
+    (finding,) = input_stall(run).findings
     assert str(finding.blame) == "resnet50_profiler_api.py:42"
-    assert finding.severity == "high"
+    assert severity_in(run, finding) == "high"
     (with_four,) = REAL.glob("kineto_tb__resnet50_num_workers_4*")
     assert input_stall(run_of(with_four)).findings == ()

@@ -48,6 +48,43 @@ def test_a_step_of_which_next_to_nothing_was_recorded_has_no_experiment(tmp_path
     assert next_experiment(run) == ""
 
 
+def operators(num: int, length_us: float) -> list[dict[str, Any]]:
+    """So many in each of two steps of a millisecond on a CPU."""
+    return [
+        one
+        for number, start in enumerate((0.0, 1000.0))
+        for one in (
+            event(f"ProfilerStep#{number}", start, 1000, "user_annotation"),
+            *(event("aten::add", start + 5 + place * 990 / num, length_us) for place in range(num)),
+        )
+    ]
+
+
+@pytest.mark.parametrize(("num", "length_us"), [(60, 15.0), (28, 18.0), (47, 20.0)])
+def test_on_a_cpu_compiling_is_advised_where_short_operators_make_up_the_step(
+    num: int, length_us: float, tmp_path: Path
+) -> None:
+    told = f"{num} operators of {length_us:.0f} us each make up the step, mostly the cost of calling them: "
+    assert next_experiment(foreign_run(tmp_path, *operators(num, length_us))) == (
+        f"{told}try a larger batch, or `torch.compile(model)`."
+    )
+
+
+@pytest.mark.parametrize(("num", "length_us"), [(40, 21.0), (20, 18.0), (2, 400.0)], ids=["long", "few", "very long"])
+def test_on_a_cpu_nothing_is_advised_where_operators_compute_or_are_not_most_of_the_step(
+    num: int, length_us: float, tmp_path: Path
+) -> None:
+    assert next_experiment(foreign_run(tmp_path, *operators(num, length_us))) == ""
+
+
+def test_parts_that_are_less_than_half_are_not_called_most_of_it(tmp_path: Path) -> None:
+    names = ("mm", "add", "mul", "exp", "div", "sub", "log", "sin")
+    events = [event(f"aten::{name}", 10.0 * place, 10) for place, name in enumerate(names)]
+    text = where_it_goes(foreign_run(tmp_path, *events))
+    assert "The largest parts of " in text
+    assert "Most" not in text
+
+
 def test_nothing_is_told_of_nothing(tmp_path: Path) -> None:
     run = foreign_run(tmp_path, {"ph": "M", "name": "process_name", "args": {"name": "python"}})
     assert (where_it_goes(run), next_experiment(run)) == ("", "")
