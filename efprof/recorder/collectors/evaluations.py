@@ -18,12 +18,16 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from efprof.artifacts.readings import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
+from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.collectors.backward_calls import is_autograd_compiled
 from efprof.recorder.hooks.patching import call_before
+from efprof.recorder.loop.device import Memory
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.steps import epoch_ns
 from efprof.recorder.numbers.step_numbers import parameters_of
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.sites import callers
+from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.writing import LineWriter
 
 MIN_FORWARDS: Final = 2
 """A single one among others is a detached target, a skipped batch, a probe of shapes."""
@@ -68,6 +72,8 @@ class _Forward:
     before_bytes: int
     mark_bytes: int | None
     """The CUDA allocator's own before it; `end_mark_bytes` after it."""
+    loader_ns: int
+    """When a loader started last."""
     began_ns: int
     ended_ns: int = 0
     after_bytes: int = 0
@@ -91,12 +97,12 @@ class _Forward:
 
 
 class Evaluations:
-    def __init__(self, session: Session) -> None:
-        self._loop = session.loop
-        self._memory = session.memory
-        self._sites = session.sites
-        self._budget = session.budget
-        self._lines = session.lines(EVALUATIONS_FILE)
+    def __init__(self, loop: Loop, memory: Memory, sites: Sites, budget: Budget, lines: LineWriter) -> None:
+        self._loop = loop
+        self._memory = memory
+        self._sites = sites
+        self._budget = budget
+        self._lines = lines
         self._running: _Forward | None = None
         self._row: list[_Forward] = []
         """Those of which it is not known yet whether they are used."""
@@ -110,7 +116,7 @@ class Evaluations:
         self._used: _Forward | None = None
         self._used_ns = 0
         """When the last forward pass began that was used before those that are passed."""
-        self._loader_began_ns = self._loader_ended_ns = 0
+        self._loader_ns = self._loader_ended_ns = 0
         self._is_over = False
         """Whether an evaluation, or a forward pass that was used, is over since the watch began."""
         self._num_rollouts = 0
@@ -130,7 +136,7 @@ class Evaluations:
             loop.watch_modules(True)
 
     def loader_began(self, _: object) -> None:
-        self._loader_began_ns = perf_counter_ns()
+        self._loader_ns = perf_counter_ns()
         self.watch()
 
     def loader_ended(self, *_: object) -> None:
@@ -180,6 +186,7 @@ class Evaluations:
                 is_training=module.training,
                 before_bytes=self._memory.read()[0],
                 mark_bytes=self._memory.highest_mark(),
+                loader_ns=self._loader_ns,
                 began_ns=entered,
             )
         self._spend(entered)
@@ -252,7 +259,7 @@ class Evaluations:
         if number < MIN_FORWARDS:
             return
         first, last, used = passed[0], passed[-1], self._used
-        is_fed = self._used_ns < self._loader_began_ns < first.began_ns
+        is_fed = self._used_ns < first.loader_ns
         rises = [one.after_bytes - one.before_bytes - one.output_bytes for one in passed if one.hook]
         is_rollout = False
         if first.is_training and not is_fed:
@@ -267,7 +274,7 @@ class Evaluations:
             return
         if not is_rollout:
             self._mark(first)
-        began_ns = self._loader_began_ns if is_fed else first.began_ns
+        began_ns = first.loader_ns if is_fed else first.began_ns
         ended_ns = max(last.ended_ns, self._loader_ended_ns if is_fed else 0)
         sizes = [(number if one is last else place, one.after_bytes) for place, one in enumerate(passed, 1)]
         mark_bytes = last.end_mark_bytes or 0
@@ -312,7 +319,8 @@ class Evaluations:
 
 
 def start(session: Session) -> None:
-    loop, evaluations = session.loop, Evaluations(session)
+    loop, lines = session.loop, session.lines(EVALUATIONS_FILE)
+    evaluations = Evaluations(loop, session.memory, session.sites, session.budget, lines)
     guard = session.shell.guard("evaluations")
     session.undo_at_end([call_before(torch.nn.Module, "eval", guard(evaluations.watch))])
     for listeners, function in (

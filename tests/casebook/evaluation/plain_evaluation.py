@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 EXPECTED = "evaluation_graph"
-SEVERITY = "high"
+SEVERITY = "medium"
 YEARS, DAYS, WINDOW = 12, 4000, 28
 
 
@@ -24,15 +24,15 @@ def train(is_healthy: bool) -> None:
     torch.set_num_threads(1)
     series = torch.sin(torch.arange(DAYS + WINDOW + 1) / 9) + 0.1 * torch.randn(DAYS + WINDOW + 1)
     years = [series + 0.1 * torch.randn_like(series) for _ in range(YEARS)]
-    model = nn.Sequential(nn.Linear(WINDOW, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 1))
+    model = nn.Sequential(nn.Linear(WINDOW, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for step in range(1, 261):
+    for step in range(1, 181):
         inputs, targets = windows(series, torch.randint(DAYS, (64,)))
         loss = functional.l1_loss(model(inputs).squeeze(1), targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 50 == 0:
+        if step % 30 == 0:
             error = 0.0
             with torch.no_grad() if is_healthy else contextlib.nullcontext():
                 for year in years:

@@ -1,4 +1,4 @@
-"""What the recorder sees of evaluations: at the loader alone, without hooks on modules."""
+"""What the recorder sees of evaluations: forward passes in a row that no backward pass uses."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from efprof.artifacts.readings import EvaluationRecord, read_evaluations
 from efprof.model import NotRecorded
 from efprof.units import KIB
-from tests.recorder.recording import Recorded, record_here
+from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
 
 NUM_TRAINED, NUM_EVALUATED = 6, 20
 KEPT = 64 * KIB
@@ -170,3 +170,171 @@ def test_of_a_long_evaluation_the_first_batches_are_read_and_its_end(tmp_path: P
     first, _ = evaluations_of(tmp_path, program.run)
     assert first.num_batches == 200
     assert [each.num_batches for each in first.memory] == [*range(33), 200]
+
+
+BATCHES = torch.randn(12, 32, 8)
+IN_FULL_AND_LIGHT = pytest.mark.parametrize("overhead", [EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL])
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4))
+
+
+class Plain:
+    """Trains on tensors, without a loader; a test says what comes between."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = make_model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+
+    def update(self, loss: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def train(self, num_steps: int = 40) -> None:
+        self.model.train()
+        for number in range(num_steps):
+            self.update(self.model(BATCHES[number % 12]).square().mean())
+
+    def evaluate(self) -> list[torch.Tensor]:
+        return [self.model(batch) for batch in BATCHES]
+
+
+def evaluate_with_graphs(plain: Plain) -> None:
+    for _ in range(2):
+        plain.train()
+        plain.model.eval()
+        for batch in BATCHES:
+            plain.model(batch)
+
+
+def evaluate_compiled(plain: Plain) -> None:
+    plain.model = torch.compile(plain.model, backend="eager")  # type: ignore[assignment]
+    evaluate_with_graphs(plain)
+
+
+def evaluate_between_micro_batches(plain: Plain) -> None:
+    for number in range(80):
+        plain.optimizer.zero_grad()
+        plain.model(BATCHES[0]).mean().backward()
+        if number % 40 == 39:
+            plain.model.eval()
+            plain.evaluate()
+            plain.model.train()
+        plain.model(BATCHES[1]).mean().backward()
+        plain.optimizer.step()
+
+
+@IN_FULL_AND_LIGHT
+@pytest.mark.parametrize("run", [evaluate_with_graphs, evaluate_compiled, evaluate_between_micro_batches])
+def test_one_that_builds_graphs_without_a_loader_is_seen(
+    run: Callable[[Plain], None], overhead: float, tmp_path: Path
+) -> None:
+    first, second = read_evaluations(record_here(tmp_path, partial(run, Plain()), overhead=overhead).rank)
+    assert [first.num_batches, second.num_batches] == [12, 12]
+    assert second.after_step - first.after_step == 40
+    assert first.graph_bytes is not None
+    assert not first.is_rollout
+
+
+def test_what_announces_nothing_is_seen_once_graphs_were_built_between_steps(tmp_path: Path) -> None:
+    plain = Plain()
+
+    def run() -> None:
+        for _ in range(4):
+            plain.train(60)
+            plain.evaluate()
+
+    records = read_evaluations(record_here(tmp_path, run, overhead=HARDLY_ANY_IN_FULL).rank)
+    assert [one.num_batches for one in records][-1] == 12
+    assert records[-1].after_step == 239
+
+
+def test_graphs_that_are_kept_are_counted_and_weighed(tmp_path: Path) -> None:
+    plain = Plain()
+
+    def run() -> None:
+        plain.train()
+        plain.model.eval()
+        plain.evaluate()
+        plain.train()
+
+    (only,) = read_evaluations(record_here(tmp_path, run).rank)
+    assert only.num_alive == 12
+    hidden = 32 * 64 * 4
+    assert only.graph_bytes is not None
+    assert hidden <= only.graph_bytes < 2 * hidden  # and the nodes themselves
+
+
+def act(plain: Plain) -> None:
+    """Every fourth turn is followed by an update."""
+    for number in range(120):
+        plain.model(torch.randn(1, 8)).argmax().item()
+        if number % 4 == 3:
+            plain.update(plain.model(BATCHES[number % 12]).square().mean())
+
+
+@IN_FULL_AND_LIGHT
+def test_a_policy_that_acts_on_smaller_inputs_rolls_out(overhead: float, tmp_path: Path) -> None:
+    records = read_evaluations(record_here(tmp_path, partial(act, Plain()), overhead=overhead).rank)
+    assert records
+    assert {one.is_rollout for one in records} == {True}
+    assert {one.num_batches for one in records} == {4}
+
+
+def train_a_pair(plain: Plain) -> None:
+    critic = nn.Linear(4, 1)
+    of_critic = torch.optim.SGD(critic.parameters(), lr=0.01)
+    for number in range(60):
+        fake, other = plain.model(BATCHES[number % 12]), plain.model(BATCHES[0])
+        of_critic.zero_grad()
+        (critic(fake.detach()) - critic(other.detach())).mean().backward()
+        of_critic.step()
+        plain.update(-critic(fake).mean() - critic(other).mean())
+
+
+def skip_batches(plain: Plain) -> None:
+    for number in range(90):
+        loss = plain.model(BATCHES[number % 12]).square().mean()
+        if number % 9 < 6:
+            plain.update(loss)
+
+
+def detach_a_target_and_probe_the_shape(plain: Plain) -> None:
+    plain.model(BATCHES[0])
+    for number in range(60):
+        target = plain.model(BATCHES[number % 12]).detach()
+        plain.update((plain.model(BATCHES[0]) - target).square().mean())
+
+
+def use_several(plain: Plain) -> None:
+    for _ in range(60):
+        plain.update(torch.stack([plain.model(batch) for batch in BATCHES]).square().mean())
+
+
+def checkpoint_layers(plain: Plain) -> None:
+    for number in range(60):
+        hidden = BATCHES[number % 12]
+        for layer in plain.model.children():
+            hidden = torch.utils.checkpoint.checkpoint(layer, hidden, use_reentrant=False)
+        plain.update(hidden.square().mean())
+
+
+def ask_a_teacher(plain: Plain) -> None:
+    teacher = make_model().eval()
+    for number in range(60):
+        target = torch.stack([teacher(batch) for batch in BATCHES]).mean(0).detach()
+        plain.update((plain.model(BATCHES[number % 12]) - target).square().mean())
+
+
+@IN_FULL_AND_LIGHT
+@pytest.mark.parametrize(
+    "run",
+    [train_a_pair, skip_batches, detach_a_target_and_probe_the_shape, use_several, checkpoint_layers, ask_a_teacher],
+)
+def test_forward_passes_that_are_used_later_or_now_and_then_are_not_are_no_evaluation(
+    run: Callable[[Plain], None], overhead: float, tmp_path: Path
+) -> None:
+    assert none_of(record_here(tmp_path, partial(run, Plain()), overhead=overhead))
