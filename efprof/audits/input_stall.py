@@ -1,11 +1,12 @@
 """Steps that wait for their data."""
 
 from efprof.facts.gain.replay import gain_or_bound
-from efprof.facts.input.input_waits import MAX_HANDOVER_MS, MIN_GAIN, InputWaits, wait_evidence
+from efprof.facts.input.input_waits import MAX_HANDOVER_MS, MIN_GAIN, InputWaits, restarted_lines, wait_evidence
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, within_idle
 from efprof.facts.time.loader_lines import with_lines
+from efprof.facts.time.python_lines import PythonLines
 from efprof.facts.time.trace_input import TraceInput
 from efprof.fixes.settings import set_loader_arguments
 from efprof.model import Change, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
@@ -52,6 +53,10 @@ def input_stall(run: Run) -> Examination:
         return Examination(looked_at=looked_at)
     if waits.loader is None or waits.loader.site is None:
         raise ThinEvidence(f"{looked_at}, but the loader that made them wait was built where it could not be seen.")
+    if restarted_lines(run):
+        return Examination(looked_at=f"{looked_at}; a loader is restarted in each step")
+    if not waits.num_workers and (python := run.find(PythonLines)) and python.of_data:
+        return Examination(looked_at=f"{looked_at}, most of it for Python at {python.of_data.blame}")
     blame = run.get(Sources).line(waits.loader.site)
     if _is_stalled(waits):
         finding = with_lines(run, waits.loader, waits.data_ms, _of_slow_loader(run, waits, blame))
@@ -74,8 +79,7 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     message = f"Each step waits {format_ms(waits.data_ms)}{interval} for its data, {format_share(share)} of its time"
     if not waits.can_win:
         summary = f"Make a batch cheaper: none of the {waits.num_cpus} processors is free for another worker."
-        gain = Gain.of_step("the whole wait", waits.data_ms)
-        return _finding(run, blame, message, Fix.by_hand(summary), gain)
+        return _finding(run, blame, message, Fix.by_hand(summary), Gain.of_step("the whole wait", waits.data_ms))
     bound = f"; {wanted} would hide the wait, but one of {waits.num_cpus} processors must train"
     new = {"num_workers": workers} | ({} if waits.num_epochs == 1 or waits.keeps_workers else KEEP_WORKERS)
     gain = Gain(
@@ -96,8 +100,7 @@ def _of_restarts(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     message = f"Workers are started anew for each of {waits.num_restarts} epochs, which costs {cost}"
     summary, changes = "Keep the workers: persistent_workers=True.", _changes(run, waits, blame, KEEP_WORKERS)
     fix = Fix(summary=summary, applicability="safe", changes=changes)
-    gain = Gain.of_step("the waits where epochs start", waits.restart_ms)
-    return _finding(run, blame, message, fix, gain)
+    return _finding(run, blame, message, fix, Gain.of_step("the waits where epochs start", waits.restart_ms))
 
 
 def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, object]) -> tuple[Change, ...]:
@@ -106,13 +109,12 @@ def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, obje
 
 
 def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain) -> Finding:
-    gain = within_idle(run, gain)
     return Finding(
         blame=blame,
         category="time",
         headline="Training waits for its data",
         message=f"{message}.",
         fix=fix,
-        gain=gain,
+        gain=within_idle(run, gain),
         evidence=wait_evidence(run.get(StepTimes)),
     )
