@@ -317,6 +317,26 @@ class ThreadsReady(Event, tag="threads_ready"):
     throttled: float = 0.0
 
 
+class SampledPlace(msgspec.Struct, array_like=True):
+    """How long the training thread was at a line of the user's, in one stage; in a library's Python below it or not."""
+
+    site: str
+    stage: str
+    is_in_library: bool
+    us: float
+
+
+class TrainingSampled(Event, tag="training_sampled"):
+    """Where the training thread was in full steps outside of windows, by samples so far; a later one replaces it.
+
+    `total_us` they stand for in all, with those at no line of the user's.
+    """
+
+    num_samples: int
+    total_us: float
+    lines: list[SampledPlace]
+
+
 _REQUEST = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate|Requested +:) (\d+(?:\.\d*)?) ([KMGTPE]iB|bytes)")
 """So say torch's allocators, the third is `cudaMallocAsync`'s, and NumPy's; CUDA's and NumPy's round to two digits."""
 

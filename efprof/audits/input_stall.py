@@ -1,11 +1,12 @@
 """Steps that wait for their data."""
 
 from efprof.facts.gain.replay import gain_or_bound
-from efprof.facts.input.input_waits import MAX_HANDOVER_MS, MIN_GAIN, InputWaits, wait_evidence
+from efprof.facts.input.input_waits import MAX_HANDOVER_MS, MIN_GAIN, InputWaits, restarted_lines, wait_evidence
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, within_idle
 from efprof.facts.time.loader_lines import with_lines
+from efprof.facts.time.python_lines import PythonLines
 from efprof.facts.time.trace_input import TraceInput
 from efprof.fixes.settings import set_loader_arguments
 from efprof.model import Change, Examination, Finding, Fix, Gain, NothingToLookAt, SourceLine, ThinEvidence
@@ -54,6 +55,10 @@ def input_stall(run: Run) -> Examination:
         return Examination(looked_at=looked_at)
     if waits.loader is None or waits.loader.site is None:
         raise ThinEvidence(f"{looked_at}, but the loader that made them wait was built where it could not be seen.")
+    if restarted_lines(run):
+        return Examination(looked_at=f"{looked_at}; a loader is restarted in each step")
+    if not waits.num_workers and (python := run.find(PythonLines)) and python.of_data:
+        return Examination(looked_at=f"{looked_at}, most of it for Python at {python.of_data.blame}")
     blame = run.get(Sources).line(waits.loader.site)
     if _is_stalled(waits):
         finding = with_lines(run, waits.loader, waits.data_ms, _of_slow_loader(run, waits, blame))
@@ -104,7 +109,6 @@ def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, obje
 
 
 def _finding(run: Run, blame: SourceLine, message: str, why: str, fix: Fix, gain: Gain) -> Finding:
-    gain = within_idle(run, gain)
     return Finding(
         blame=blame,
         category="time",
@@ -112,6 +116,6 @@ def _finding(run: Run, blame: SourceLine, message: str, why: str, fix: Fix, gain
         message=message,
         why=why,
         fix=fix,
-        gain=gain,
+        gain=within_idle(run, gain),
         evidence=wait_evidence(run.get(StepTimes)),
     )

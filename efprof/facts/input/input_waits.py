@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
@@ -11,8 +11,8 @@ from efprof.artifacts.events import LoaderBuilt, events_of
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
 from efprof.facts.steps.ready_threads import ReadyThreads
-from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, part_of_steps
-from efprof.model import Evidence, Narrative, frozen_dataclass
+from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, part_of_steps, stall_lines
+from efprof.model import Evidence, Narrative, NotRecorded, StallLine, frozen_dataclass
 from efprof.units import format_count, format_interval, format_ms, format_share, in_brackets
 
 MIN_GAIN = 0.03
@@ -34,6 +34,9 @@ MAX_EPOCHS = 0.8
 """The share of the epochs that must begin with a large wait."""
 LONGEST_SHARE = 0.05
 """The waits left out of the mean."""
+
+MIN_RESTARTS = 0.5
+"""Per step: an evaluation that stops early restarts its loader too, but not in every second step."""
 
 
 @frozen_dataclass
@@ -207,6 +210,17 @@ class InputWaits:
     def _work_ms(self) -> float:
         """CPU time per step of training and workers together."""
         return self.cpu_ms + (self.production_ms if self.num_workers else 0.0)
+
+
+def restarted_lines(run: Run) -> list[list[StallLine]]:
+    """What each line does in at least every second step that restarts a loader; raises NotRecorded without a loader."""
+    if not events_of(run.rank_folder, LoaderBuilt):
+        raise NotRecorded("no DataLoader was recorded.")
+    lines: dict[str, list[StallLine]] = defaultdict(list)
+    for line in stall_lines(run):
+        if line.call.startswith("DataLoader") and line.count_per_step >= MIN_RESTARTS:
+            lines[line.blame.key].append(line)
+    return list(lines.values())
 
 
 def loader_of(run: Run, records: Sequence[StepRecord]) -> LoaderBuilt | None:

@@ -1,7 +1,7 @@
 """The loop around a line, and whether what the line computes may go into its next round: then no batch replaces it."""
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from efprof.facts.source.sources import Sources, name_of, split_site
@@ -12,6 +12,7 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 NO_MODULES = frozenset({"F", "functional", "np", "torch"})
 """What is called by these names takes results together, as `torch.cat([outputs, model(x)])`: no module is called so."""
+JOINS = frozenset({"cat", "concat", "concatenate", "hstack", "stack", "vstack"})
 
 Loop = ast.For | ast.AsyncFor | ast.While
 
@@ -23,6 +24,8 @@ class LoopAround:
     line: int
     is_chained: bool
     """Whether a call on the line may be given what it, or something made of it, gave in the round before."""
+    is_recurrent: bool
+    """The same of any function but those that only join results, as of a module."""
 
 
 @frozen_dataclass
@@ -57,16 +60,20 @@ def loop_around(tree: ast.Module, line: int) -> LoopAround | None:
     if not begins and not loops:
         return None
     statement = [node for node in inside if isinstance(node, ast.stmt)][-1]
-    is_chained = any(_is_chained(loop, statement, line) for loop in loops)
-    return LoopAround(line=begins[-1] if begins else loops[-1].lineno, is_chained=is_chained)
+    lasting = set[str]().union(*(_lasting(loop, line) for loop in loops))
+    return LoopAround(
+        line=begins[-1] if begins else loops[-1].lineno,
+        is_chained=bool(_given(statement, lambda call: _root(call.func) in NO_MODULES) & lasting),
+        is_recurrent=bool(_given(statement, lambda call: called_name(call) in JOINS) & lasting),
+    )
 
 
 def _spans(node: ast.stmt | ast.expr, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
-def _is_chained(loop: Loop, statement: ast.stmt, line: int) -> bool:
-    """Whether calls are given a name that the loop stores, unless each round makes it anew of what no round stores."""
+def _lasting(loop: Loop, line: int) -> set[str]:
+    """Names that the loop stores, without those that each round makes anew of what no round stores."""
     lasting = _stored([loop])
     lasting -= set() if isinstance(loop, ast.While) else _stored([loop.target])
     for one in _before(loop.body, line):
@@ -75,7 +82,7 @@ def _is_chained(loop: Loop, statement: ast.stmt, line: int) -> bool:
                 lasting -= _stored(made)
             case ast.For(target=target, iter=value) if not _names(value) & lasting:
                 lasting -= _stored([target])
-    return bool(_given(statement) & lasting)
+    return lasting
 
 
 def _before(body: Sequence[ast.stmt], line: int) -> Iterator[ast.stmt]:
@@ -91,12 +98,12 @@ def _before(body: Sequence[ast.stmt], line: int) -> Iterator[ast.stmt]:
                 yield from _before(part, line)
 
 
-def _given(statement: ast.stmt) -> set[str]:
-    """What modules may be called with in a statement: arguments of calls, and what comprehensions go through."""
+def _given(statement: ast.stmt, is_left_out: Callable[[ast.Call], bool]) -> set[str]:
+    """What may be called with in a statement: arguments of calls, and what comprehensions go through."""
     found: set[str] = set()
     for node in ast.walk(statement):
         match node:
-            case ast.Call(func=called, args=arguments, keywords=keywords) if _root(called) not in NO_MODULES:
+            case ast.Call(args=arguments, keywords=keywords) if not is_left_out(node):
                 found |= _names(*arguments, *(keyword.value for keyword in keywords))
             case ast.comprehension(iter=value):
                 found |= _names(value)

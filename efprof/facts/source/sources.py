@@ -62,6 +62,14 @@ class Sources:
         ordinal = sum(other.strip() == text for other in above)  # in the innermost function
         return SourceLine(file=file, line=line, function=function, text=text, ordinal=ordinal)
 
+    def first_with(self, text: str) -> SourceLine | None:
+        """The first line that holds this text; None where there is none."""
+        for file, lines in self.files.items():
+            for number, line in enumerate(lines, 1):
+                if text in line:
+                    return self.line(f"{file}:{number}:{MODULE}")
+        return None
+
     def snippet(self, blame: SourceLine) -> Snippet:
         lines = self.files.get(blame.file, [])
         first = max(1, blame.line - CONTEXT_LINES)

@@ -30,6 +30,9 @@ from efprof.recorder.session.session import Session
 NAMED_PACKAGES = ("numpy", "transformers", "accelerate", "lightning", "pytorch_lightning", "datasets", "torchvision")
 """Packages whose version can explain a difference between two runs, where the program has imported them."""
 
+SET_BY_PROGRAMS = ("CUDA_LAUNCH_BLOCKING", "NCCL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT")
+"""Environment variables that a program may set itself, after it was started."""
+
 FIRST_STEP: Final = 10
 """The second reading; libraries have their workspaces by then."""
 
@@ -113,7 +116,7 @@ def _settings(device: int | None) -> dict[str, str]:
         # torch refuses to say where a program has set the precision in its old and its new way; older ones lack some.
         with suppress(RuntimeError, AttributeError, AssertionError):
             settings[name] = str(reader())
-    return settings
+    return settings | {name: os.environ[name] for name in SET_BY_PROGRAMS if name in os.environ}
 
 
 def cuda_readers(device: int | None = None) -> dict[str, Callable[[], Any]]:

@@ -62,5 +62,16 @@ def test_rounds_that_go_on_from_the_one_before_are_told(name: str) -> None:
 
 def test_it_is_the_innermost_loop_of_the_same_function() -> None:
     nested = around("for batch in items:\n    for x in batch:\n        out = model(x)  # here")
-    assert nested == LoopAround(line=3, is_chained=False)
+    assert nested == LoopAround(line=3, is_chained=False, is_recurrent=False)
     assert around("for batch in items:\n    def encode(x):\n        return model(x)  # here") is None
+
+
+def test_a_cell_written_by_hand_is_recurrent_and_a_sum_or_a_joined_list_is_not() -> None:
+    def is_recurrent(line: str) -> bool:
+        found = loop_around(ast.parse(f"for x in xs:\n    {line}\n"), 2)
+        assert found is not None
+        return found.is_recurrent
+
+    assert is_recurrent("h = torch.tanh(x @ w + h @ u)")
+    assert not is_recurrent("loss = loss + F.mse_loss(x, 0 * x)")
+    assert not is_recurrent("out = torch.cat([out, x.sin()])")

@@ -1,0 +1,111 @@
+"""Modes for debugging that are left on, and calls for debugging in each step."""
+
+import re
+
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.facts.steps.step_times import StepTimes, stall_lines, within_idle
+from efprof.facts.time.time_use import TimeUse
+from efprof.fixes.source_edit import delete_statement
+from efprof.model import (
+    EnvironmentVariable,
+    Examination,
+    Finding,
+    Fix,
+    Gain,
+    SourceLine,
+    StallLine,
+    UnreadableInput,
+)
+from efprof.units import format_count, format_ms, format_share
+
+MIN_PER_STEP = 0.5
+"""A profiler that sees a few steps now and then, as torch's own examples do, is no mode that was left on."""
+MIN_SHARE = 0.01
+"""Of the step that `gc.collect` takes; the modes are told whatever is measured of them."""
+COLLECT = "gc.collect"
+CALLS = {
+    "anomaly detection": "Anomaly detection formats a stack for each operation and checks each gradient for NaN",
+    "torch.profiler": "A profiler of the program's own records every operation of these steps",
+    COLLECT: "The garbage collector looks through all Python objects in each step",
+}
+COLLECTIVES = "The host waits for each collective before it goes on"
+VARIABLES = {
+    "CUDA_LAUNCH_BLOCKING": "The host waits for each kernel before it launches the next one",
+    "NCCL_BLOCKING_WAIT": COLLECTIVES,
+    "TORCH_NCCL_BLOCKING_WAIT": COLLECTIVES,
+}
+DEBUGGING = re.compile(r"fx/traceback\.py\(\d+\): format_stack$|^aten::isnan$")
+"""What anomaly detection alone runs, as torch's profiler names it."""
+UNMEASURED = Gain.none("what it costs was not measured")
+
+
+def debug_mode(run: Run) -> Examination:
+    """Find modes for debugging that were left on.
+
+    ## What it finds
+    Anomaly detection, or a profiler of the program's own, in at least half of the steps; `gc.collect()` in each step;
+    on a GPU `CUDA_LAUNCH_BLOCKING` and NCCL's blocking wait.
+
+    ## Why it matters
+    They serve to find a fault. Training with them takes up to three times as long.
+
+    ## Fix
+    Delete the line, or unset the variable.
+
+    ## Predicted gain
+    The time inside `gc.collect`; of anomaly detection what a profiler window saw of its stacks and checks. Else none.
+    """
+    steps, step_ms = run.get(StepTimes).at_least(1), run.get(StepTimes).median_ms()
+    often = [line for line in stall_lines(run) if line.call in CALLS and line.count_per_step >= MIN_PER_STEP]
+    costly = [line for line in often if line.call != COLLECT or line.step_ms >= MIN_SHARE * step_ms]
+    found = [_left_on(run, line, step_ms) for line in costly]
+    values = run.run_file.environment | run.run_file.settings
+    if "CUDA" in run.run_file.memory_source:
+        found += [_set(run, name, values[name]) for name in VARIABLES if values.get(name) not in (None, "", "0")]
+    looked_at = f"{format_count(len(steps), 'step')}: anomaly detection, profilers, garbage, blocking launches"
+    return Examination(looked_at=looked_at, findings=tuple(found))
+
+
+def _left_on(run: Run, line: StallLine, step_ms: float) -> Finding:
+    cost_ms = line.step_ms or (_traced_ms(run) if line.call == "anomaly detection" else 0.0)
+    message = f"{format_ms(cost_ms)} of each step ({format_share(cost_ms / step_ms)}) go to {line.call}"
+    gain = within_idle(run, Gain.of_step("the time that was seen in it; more may go with it", cost_ms))
+    if not cost_ms:
+        message = f"Steps run with {line.call} on"
+        gain = UNMEASURED
+    edit = delete_statement(run.get(Sources).file(line.blame.file), line.blame.line)
+    fix = Fix.by(edit, "review", f"Delete `{line.blame.text}`; use it only while you look for a fault.")
+    return _finding(line.blame, CALLS[line.call], f"{message}, at {line.blame}.", fix, gain)
+
+
+def _traced_ms(run: Run) -> float:
+    use = run.find(TimeUse, UnreadableInput)
+    if use is None:
+        return 0.0
+    trace = use.window.trace
+    return use.per_step_ms(int(trace.duration_ns[trace.matches(DEBUGGING)].sum())) * use.window.scale
+
+
+def _set(run: Run, name: str, value: str) -> Finding:
+    """At the line that names it, where the program sets it itself."""
+    variable = EnvironmentVariable(name=name, old=value, new="0")
+    blame, fix = run.get(Sources).first_with(name), Fix.by(variable, "safe", f"Unset {name}.")
+    if blame is None:
+        blame = SourceLine(file="the environment", line=0, function=name, text="")
+    else:
+        fix = Fix.by_hand(f"Delete `{blame.text}`.")
+    return _finding(blame, VARIABLES[name], f"{name}={value} was set for all steps, in {blame}.", fix, UNMEASURED)
+
+
+def _finding(blame: SourceLine, why: str, message: str, fix: Fix, gain: Gain) -> Finding:
+    return Finding(
+        blame=blame,
+        category="time",
+        headline=why,
+        message=message,
+        fix=fix,
+        gain=gain,
+        evidence=(),
+        severity="medium",  # these modes cost a training far more than a twentieth, measured in this run or not
+    )

@@ -1,0 +1,66 @@
+"""A line whose time goes to Python, where one operation on whole arrays would do."""
+
+from efprof.facts.growth.grown_line import GrownLines
+from efprof.facts.run.run import Run
+from efprof.facts.steps.step_times import StepTimes, within_idle
+from efprof.facts.time.python_lines import MANY_OPERATORS, PythonLine, PythonLines
+from efprof.model import Examination, Finding, Fix, Gain, Narrative, ThinEvidence, UnreadableInput
+from efprof.units import format_count, format_ms, format_share, format_value
+
+
+def python_bound_line(run: Run) -> Examination:
+    """Find lines whose time goes to Python itself.
+
+    ## What it finds
+    A fifth of the step at a line, or in a loop over items, that runs no operator meanwhile, or at least a hundred small
+    ones: in the training loop, in `__getitem__` or in `collate_fn`, where the training process makes its batches.
+
+    ## Why it matters
+    Python takes about as long to start an operation on one number as on a thousand.
+
+    ## Fix
+    One operation on the whole batch; an array that is built once, before the training; or doing it less often.
+
+    ## Predicted gain
+    At most the time that samples found there, with 95 % of the chance.
+    """
+    found = run.get(PythonLines)
+    looked_at = f"{format_count(found.num_samples, 'sample')} of the training's lines"
+    grown = run.find(GrownLines, ThinEvidence, UnreadableInput)
+    slowing = grown.line.blame.key if grown and grown.line else None  # what `step_slowdown` tells
+    guilty = [line for line in found.lines if line.blame.key != slowing]
+    return Examination(looked_at=looked_at, findings=tuple(_finding(run, line) for line in guilty))
+
+
+def _finding(run: Run, line: PythonLine) -> Finding:
+    share = format_share(line.ms / run.get(StepTimes).median_ms())
+    what, why = "Python", "This line runs no operator for most of its time: Python does its work"
+    if line.num_operators >= MANY_OPERATORS:
+        what = f"{format_value(round(line.num_operators), 'count')} small operators"
+        why = "Python starts an operator for each item here, which takes longer than the operator itself"
+    gain = Gain.of_step("at most the time that samples found there", line.ms, line.interval_ms)
+    return Finding(
+        blame=line.blame,
+        category="time",
+        headline=why,
+        message=f"{format_ms(line.ms)} of each step ({share}) go to {what}, at {line.blame}.",
+        fix=Fix.by_hand(_advice(line)),
+        gain=within_idle(run, gain),
+        evidence=(
+            Narrative.of(
+                "A thread looked up to a thousand times a second at which line the training is, in steps outside "
+                "of windows. Operators are those that a profiler window saw start at the line.",
+                "It is wrong where the line waits for something, as for a file or another process.",
+            ),
+        ),
+    )
+
+
+def _advice(line: PythonLine) -> str:
+    """By what the line does."""
+    if line.loop is not None:
+        once = ", or do it once before the training" if line.stage == "data" else ""
+        return f"Replace the loop at {line.loop} by one operation on the whole array{once}."
+    if line.makes_array:
+        return "Build this array once, before the training, and index it here."
+    return "Move this out of the step, or do it every so many steps."

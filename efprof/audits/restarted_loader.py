@@ -1,0 +1,53 @@
+"""A loader that is started anew in each step, for one batch or a few."""
+
+from efprof.facts.input.input_waits import restarted_lines
+from efprof.facts.run.run import Run
+from efprof.facts.steps.step_times import StepTimes, within_idle
+from efprof.model import Examination, Finding, Fix, Gain, Narrative, StallLine
+from efprof.units import format_count, format_ms, format_share
+
+
+def restarted_loader(run: Run) -> Examination:
+    """Find loaders whose iterator is made anew in each step.
+
+    ## What it finds
+    A line that makes a new iterator of a `DataLoader`, as `next(iter(loader))` does, in at least every second step,
+    while the iterator before had batches left.
+
+    ## Why it matters
+    Each new iterator starts worker processes again, shuffles again, and has no batch prefetched. Without shuffling it
+    gives the first batches again and again.
+
+    ## Fix
+    One iterator that is kept, and made anew only at its end.
+
+    ## Predicted gain
+    The measured time to make the iterators and to end their workers; the wait for each first batch comes on top.
+    """
+    lines, steps = restarted_lines(run), run.get(StepTimes).at_least(1)
+    looked_at = f"{format_count(len(steps), 'step')}, {format_count(len(lines), 'line')} that restart a loader in each"
+    return Examination(looked_at=looked_at, findings=tuple(_finding(run, *calls) for calls in lines))
+
+
+def _finding(run: Run, *calls: StallLine) -> Finding:
+    cost_ms = sum(call.step_ms for call in calls)
+    share = format_share(cost_ms / max(1e-9, run.get(StepTimes).median_ms()))
+    parts = " and ".join(f"`{call.call}` {format_ms(call.step_ms)}" for call in calls)
+    ended = ", and its worker processes are ended and started" if len(calls) > 1 else ""
+    return Finding(
+        blame=calls[0].blame,
+        category="time",
+        headline=f"A new iterator of the loader is made in each step{ended}",
+        message=f"{format_ms(cost_ms)} of each step ({share}) restart a `DataLoader`, at {calls[0].blame}.",
+        fix=Fix.by_hand(
+            "Keep one iterator: `batches = iter(loader)` before the loop, `next(batches)` in it, "
+            "a new one at `StopIteration`."
+        ),
+        gain=within_idle(run, Gain.of_step("the time inside; the wait for each first batch is more", cost_ms)),
+        evidence=(
+            Narrative.of(
+                f"Per step, {parts}: {calls[0].count_per_step:.1f} times. Only an iterator counts whose "
+                "predecessor, made at the same line, had batches left.",
+            ),
+        ),
+    )

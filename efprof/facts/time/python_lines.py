@@ -1,0 +1,137 @@
+"""Lines of the user's that take a real step's time in Python: in samples, less the operators that windows saw there."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Self
+
+from efprof.artifacts.events import SampledPlace, TrainingSampled, events_of
+from efprof.facts.run.run import Run
+from efprof.facts.source.loops import LOOPS, loop_around
+from efprof.facts.source.sources import Sources, place_of, split_site
+from efprof.facts.steps.step_times import StepTimes
+from efprof.facts.time.loader_lines import binomial_interval
+from efprof.facts.time.time_use import TimeUse
+from efprof.model import NotRecorded, SourceLine, UnreadableInput, called_name, frozen_dataclass
+
+MIN_SHARE = 0.2
+"""Of the step: to rewrite such a line is more than an edit."""
+MIN_CERTAIN = 0.1
+MANY_OPERATORS, SMALL_MS = 100, 0.05
+"""So many operators a step, of so little time each, cost what Python takes to call them."""
+NOT_PYTHON = ("backward", "optimizer")
+MAKES_ARRAYS = frozenset({"array", "as_tensor", "asarray", "from_numpy", "stack", "tensor"})
+"""What copies Python's numbers into an array, one by one."""
+
+
+@frozen_dataclass
+class PythonLine:
+    """Milliseconds per step, with an interval of 95 %, and operators per step.
+
+    `loop` repeats the line within a step; None where the line runs once, or once for each item of a batch.
+    `makes_array` where it copies numbers of Python into one.
+    """
+
+    blame: SourceLine
+    stage: str
+    ms: float
+    interval_ms: tuple[float, float]
+    num_operators: float
+    loop: SourceLine | None
+    makes_array: bool
+
+
+@frozen_dataclass
+class PythonLines:
+    """Those that take a fifth of the step, the costliest first, one for each function; by so many samples.
+
+    What a data set does once for each item, and is no array of Python's numbers, may be work that is needed.
+    """
+
+    lines: tuple[PythonLine, ...]
+    num_samples: int
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded where the training was not sampled."""
+        sampled = events_of(run.rank_folder, TrainingSampled)
+        if not sampled:
+            raise NotRecorded("the training's lines were not sampled; record a run of some 10 steps or more.")
+        dear: dict[str, PythonLine] = {}
+        for line in sorted(_lines(run, sampled[-1]), key=lambda line: -line.ms):
+            if line.loop or line.makes_array or line.stage != "data":
+                dear.setdefault(f"{line.blame.file} {line.blame.function}", line)
+        return cls(lines=tuple(dear.values()), num_samples=sampled[-1].num_samples)
+
+    @property
+    def of_data(self) -> PythonLine | None:
+        """The costliest one that makes batches."""
+        return next((line for line in self.lines if line.stage == "data"), None)
+
+
+def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
+    sources, step_ms = run.get(Sources), run.get(StepTimes).median_ms()
+    use, step_lines = run.find(TimeUse, UnreadableInput), _lines_of_steps(run, sampled)
+    groups: dict[tuple[str, int, bool], list[SampledPlace]] = defaultdict(list)
+    for place in sampled.lines:
+        if place.stage not in NOT_PYTHON:
+            file, line, _ = split_site(place.site)
+            loop = _loop_of(sources.tree(file), line, {at for name, at in step_lines if name == file})
+            groups[file, loop or line, loop is not None].append(place)
+    for (file, first, is_loop), places in groups.items():
+        num_operators, operator_ms, python = _in_windows(use, {place_of(place.site) for place in places})
+        tree = sources.tree(file)
+        arounds = [loop_around(tree, split_site(place.site)[1]) for place in places]
+        is_batch = is_loop and not any(around and around.is_recurrent for around in arounds)
+        is_many = is_batch and num_operators >= MANY_OPERATORS and operator_ms <= SMALL_MS
+        us = sum(place.us for place in places if is_many or not place.is_in_library)
+        share = us / sampled.total_us * (1.0 if is_many else python)
+        interval = binomial_interval(round(share * sampled.num_samples), sampled.num_samples)
+        if share >= MIN_SHARE and interval[0] >= MIN_CERTAIN and (is_loop or use is not None):
+            inner = [place for place in places if split_site(place.site)[1] != first] or places
+            most = max(inner, key=lambda place: place.us)  # Python changes threads where a loop goes back to its begin
+            blame = sources.line(most.site)
+            yield PythonLine(
+                blame=blame,
+                stage=most.stage,
+                ms=share * step_ms,
+                interval_ms=(interval[0] * step_ms, interval[1] * step_ms),
+                num_operators=num_operators,
+                loop=sources.line(f"{file}:{first}:{split_site(most.site)[2]}") if is_loop else None,
+                makes_array=_makes_array(tree, blame.line),
+            )
+
+
+def _lines_of_steps(run: Run, sampled: TrainingSampled) -> set[tuple[str, int]]:
+    """The lines that lead to what each step does once: a loop around one of them is that of the steps."""
+    use = run.find(TimeUse, UnreadableInput)
+    paths = use.window.paths.root.walk() if use else ()
+    leading = [part.text for path in paths if path.stage == "optimizer" for part in path.parts() if part.kind == "line"]
+    sites = [*leading, *(place.site for place in sampled.lines if place.stage in NOT_PYTHON)]
+    return {split_site(site)[:2] for site in sites}
+
+
+def _loop_of(tree: ast.Module, line: int, step_lines: set[int]) -> int | None:
+    """Where the innermost loop around the line begins, or on it, unless it is the loop of the steps."""
+    begun = [node for node in ast.walk(tree) if isinstance(node, LOOPS) and node.lineno == line]
+    around = loop_around(tree, line)
+    first = line if begun else around.line if around else None
+    loops = [node for node in ast.walk(tree) if isinstance(node, LOOPS) and node.lineno == first]
+    is_of_steps = any(node.lineno <= at <= (node.end_lineno or 0) for node in loops for at in step_lines)
+    return None if is_of_steps else first
+
+
+def _makes_array(tree: ast.Module, line: int) -> bool:
+    return any(called_name(node) in MAKES_ARRAYS for node in ast.walk(tree) if getattr(node, "lineno", 0) == line)
+
+
+def _in_windows(use: TimeUse | None, places: set[str]) -> tuple[float, float, float]:
+    """Of these lines in a step: how many operators they start, how long one takes, and the share of all the rest."""
+    every = [path for place in places for path in use.window.lines.get(("line", place), ())] if use else []
+    paths = [path for path in every if path.stage not in NOT_PYTHON]
+    operators = [path for path in paths if path.kind == "operator"]
+    num, own_ns = sum(path.count for path in operators), sum(path.own_ns for path in operators)
+    if use is None or not num:
+        return 0.0, 0.0, 1.0
+    operator_ms = own_ns / num / 1e6 * use.window.scale
+    return num / use.window.num_steps, operator_ms, 1 - own_ns / max(1, sum(path.own_ns for path in paths))

@@ -1,0 +1,159 @@
+"""Samples which line of the user's the training thread is at, in steps recorded in full outside of windows.
+
+The profiler slows Python several times, and does not see the lines of a loop that calls nothing. Samples do neither.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from random import Random
+from types import CodeType
+from typing import Final, NamedTuple
+
+from efprof.artifacts.events import SampledPlace, TrainingSampled
+from efprof.artifacts.steps import StepRecord
+from efprof.recorder.budget.sampling import Budget
+from efprof.recorder.collectors.worker_samples import MAX_JOIN_S, SWITCH_S
+from efprof.recorder.loop.loop import Loop
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Note, Shell
+from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.writing import OWN_FOLDER
+
+FIRST_STEP: Final = 3
+"""Those before warm up."""
+PER_STEP: Final = 20
+MIN_PERIOD_S, MAX_PERIOD_S = 0.001, 0.02
+"""Between two samples; within these bounds a step has PER_STEP of them."""
+MAX_SAMPLES: Final = 600
+"""A share of a fifth is then known to 3 points."""
+SAMPLE_NS: Final = 40_000
+"""What a sample costs."""
+NUMPY: Final = f"{os.sep}numpy{os.sep}"
+"""In whose folders what a line does on arrays is written partly in Python: that is the line's own work."""
+
+
+class Place(NamedTuple):
+    code: CodeType
+    line: int
+    stage: str
+    is_in_library: bool
+    """Whether Python code of a library runs, called from this line."""
+
+
+class TrainingSamples:
+    """Has a thread that samples between `begin` and `end` of a step, and waits otherwise.
+
+    A sample counts for the time since the one before: C code may hold Python's lock for long.
+    """
+
+    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, note: Note, shell: Shell) -> None:
+        self._loop, self._sites, self._budget, self._note = loop, sites, budget, note
+        self._sample = shell.guarded("training_samples", self._sample_steps)
+        self._is_on = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._random = Random(0)
+        self._period_s, self._switch_s = MIN_PERIOD_S, sys.getswitchinterval()
+        self._last_ns = self._num_of_step = self._num_samples = self._num_written = 0
+        self._of_step: Counter[Place | None] = Counter()
+        self._ns: Counter[Place | None] = Counter()
+
+    def begin(self, step: OpenStep) -> None:
+        if step.number < FIRST_STEP or self._num_samples >= MAX_SAMPLES:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._sample, name="efprof-samples", daemon=True)
+            self._thread.start()
+        self._of_step, self._num_of_step, self._last_ns = Counter(), 0, time.perf_counter_ns()
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
+        self._is_on.set()
+
+    def end(self, _: OpenStep, record: StepRecord) -> None:
+        if not self._pause() or record.window is not None:
+            return
+        self._ns.update(self._of_step)
+        self._num_samples += self._num_of_step
+        self._period_s = min(MAX_PERIOD_S, max(MIN_PERIOD_S, record.total_us / 1e6 / PER_STEP))
+        self._budget.spend("samples", self._num_of_step * SAMPLE_NS)
+        if self._num_samples >= MAX_SAMPLES:
+            self.stop()
+        elif self._num_samples >= max(PER_STEP, 2 * self._num_written):
+            self.write()
+
+    def drop(self, *_: object) -> None:
+        self._pause()
+
+    def stop(self) -> None:
+        """End the thread: a program that forks would be warned of it."""
+        self._pause()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._is_on.set()
+            thread.join(MAX_JOIN_S)
+            self._is_on.clear()
+
+    def write(self) -> None:
+        """What was sampled so far."""
+        lines: Counter[tuple[str, str, bool]] = Counter()
+        for place, spent_ns in self._ns.items():
+            if place is not None:
+                site = self._sites.of_line(place.code, place.line)
+                lines[site, place.stage, place.is_in_library] += spent_ns
+        self._note(
+            TrainingSampled(
+                step=self._loop.number,
+                num_samples=self._num_samples,
+                total_us=self._ns.total() / 1000,
+                lines=[SampledPlace(*place, spent_ns / 1000) for place, spent_ns in lines.items()],
+            )
+        )
+        self._num_written = self._num_samples
+
+    def finish(self) -> None:
+        self.stop()
+        if self._num_samples > self._num_written:
+            self.write()
+
+    def _pause(self) -> bool:
+        """Whether the thread was on."""
+        was_on = self._is_on.is_set()
+        if was_on:
+            self._is_on.clear()
+            sys.setswitchinterval(self._switch_s)
+        return was_on
+
+    def _sample_steps(self) -> None:
+        while self._thread is threading.current_thread():
+            self._is_on.wait()
+            time.sleep(self._period_s * self._random.uniform(0.5, 1.5))
+            if self._is_on.is_set():
+                now = time.perf_counter_ns()
+                self._of_step[self._place()] += now - self._last_ns
+                self._last_ns, self._num_of_step = now, self._num_of_step + 1
+
+    def _place(self) -> Place | None:
+        """None of what no line of the user's has called, and of the recorder."""
+        inner, is_in_library = sys._current_frames().get(self._loop.thread.ident), False
+        for caller in callers(inner):
+            code = caller.f_code
+            if self._sites.is_user_code(code):
+                line = caller.f_lineno or code.co_firstlineno
+                return Place(code, line, self._loop.clock.stage or "other", is_in_library)
+            if caller is inner and code.co_filename.startswith(OWN_FOLDER):
+                return None
+            is_in_library |= NUMPY not in code.co_filename
+        return None
+
+
+def start(session: Session) -> None:
+    loop, shell = session.loop, session.shell
+    samples = TrainingSamples(loop=loop, sites=session.sites, budget=session.budget, note=session.note, shell=shell)
+    session.subscribe(loop.step_began, "training_samples", samples.begin)
+    session.subscribe(loop.step_ended, "training_samples", samples.end)
+    session.subscribe(loop.step_dropped, "training_samples", samples.drop)
+    session.on_end("training_samples", samples.finish)
+    os.register_at_fork(before=shell.guarded("training_samples", samples.stop))

@@ -1,0 +1,118 @@
+"""python_bound_line: fires on lines that take a fifth of the step in Python, and advises by what they do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from efprof.artifacts.events import SampledPlace, TrainingSampled
+from efprof.audits.input_stall import input_stall
+from efprof.audits.python_bound_line import python_bound_line
+from efprof.facts.run.run import Run, open_run
+from efprof.model import Finding, NotRecorded
+from tests.support.builders import loader_built, make_steps, trace_event, write_run
+
+RUNS = Path(__file__).parents[1] / "runs"
+SOURCE = """\
+def train(batches, model, optimizer):
+    for batch in batches:
+        weights = counted(batch)
+        h = torch.zeros(8)
+        for x in batch:
+            h = torch.tanh(x + h @ model)
+        for x in batch:
+            total += torch.dot(x, x)
+        loss = model(batch).sum()
+        loss.backward()
+        optimizer.step()
+
+
+class Rows:
+    def __getitem__(self, index):
+        row = torch.tensor(self.rows[index])
+        image = decoded(self.files[index])
+        for number in row.tolist():
+            self.counts[number] += 1
+        return row
+"""
+WINDOW = (20, 21)
+
+
+def run_of(folder: Path, *places: tuple[int, str, float], in_torch: bool = False, operators: int = 0) -> Run:
+    """Places are (line, stage, share of the step); operators of 10 us each start in each traced step at the first."""
+    lines = [
+        SampledPlace(f"train.py:{line}:train", stage, is_in_library=in_torch, us=share * 1e6)
+        for line, stage, share in places
+    ]
+    update = [SampledPlace("train.py:11:train", "optimizer", is_in_library=True, us=1.0)]
+    sampled = TrainingSampled(step=30, num_samples=400, total_us=1e6, lines=lines + update)
+    events: list[dict[str, Any]] = []
+    for step in WINDOW:
+        events.append(trace_event("train.py(1): train", 1000.0 * step, 15.5))
+        for number in range(operators):
+            start, site = 1000.0 * step + 0.03 * number, f"train.py:{places[0][0]}:train"
+            events.append(trace_event("<built-in method dot>", start, 0.02, call_site=site))
+            events.append(trace_event("aten::dot", start + 0.005, 0.01, category="cpu_op"))
+    steps = make_steps(40, data_ms=8.0, loader=1, window=lambda step: "trace-1" if step in WINDOW else None)
+    loaders = [loader_built(site="train.py:1:train")]
+    return write_run(folder, steps=steps, events=[*loaders, sampled], sources={"train.py": SOURCE}, traces=[events])
+
+
+def only(run: Run) -> Finding:
+    (finding,) = python_bound_line(run).findings
+    return finding
+
+
+def test_a_loop_of_many_small_operators_is_to_be_one_for_the_batch(tmp_path: Path) -> None:
+    finding = only(run_of(tmp_path / "run", (8, "other", 0.4), in_torch=True, operators=200))
+    assert str(finding.blame) == "train.py:8"
+    assert finding.message == "9.00 ms of each step (40 %) go to 200 small operators, at train.py:8."
+    assert finding.fix.summary == "Replace the loop at train.py:7 by one operation on the whole array."
+    assert finding.gain.step_ms == pytest.approx(9.0)
+
+
+def test_time_at_the_head_of_a_loop_belongs_to_the_line_in_it(tmp_path: Path) -> None:
+    finding = only(run_of(tmp_path / "run", (18, "data", 0.3), (19, "data", 0.05)))
+    assert str(finding.blame) == "train.py:19"
+    assert finding.gain.step_ms == pytest.approx(0.35 * 22.5)
+
+
+def test_an_array_of_python_numbers_is_to_be_built_once(tmp_path: Path) -> None:
+    finding = only(run_of(tmp_path / "run", (16, "data", 0.3)))
+    assert finding.fix.summary == "Build this array once, before the training, and index it here."
+
+
+def test_a_line_of_the_training_loop_is_to_be_moved_out(tmp_path: Path) -> None:
+    finding = only(run_of(tmp_path / "run", (3, "other", 0.3)))
+    assert finding.fix.summary.startswith("Move this out of the step")
+
+
+def test_input_stall_advises_no_worker_for_what_one_array_wins(tmp_path: Path) -> None:
+    assert input_stall(run_of(tmp_path / "needed", (17, "data", 0.35))).findings != ()
+    python = input_stall(run_of(tmp_path / "python", (16, "data", 0.35)))
+    assert python.findings == ()
+    assert python.looked_at.endswith("most of it for Python at train.py:16")
+
+
+def test_what_may_be_needed_once_for_each_item_is_left_to_input_stall(tmp_path: Path) -> None:
+    assert python_bound_line(run_of(tmp_path / "run", (17, "data", 0.35))).findings == ()
+
+
+def test_a_recurrence_and_what_torch_itself_runs_in_python_are_silent(tmp_path: Path) -> None:
+    assert python_bound_line(run_of(tmp_path / "cell", (6, "other", 0.4), in_torch=True, operators=200)).findings == ()
+    assert python_bound_line(run_of(tmp_path / "model", (9, "forward", 0.6), in_torch=True)).findings == ()
+
+
+def test_less_than_a_fifth_and_what_few_samples_tell_are_silent(tmp_path: Path) -> None:
+    assert python_bound_line(run_of(tmp_path / "run", (8, "other", 0.15))).findings == ()
+
+
+def test_the_recorded_tagger_is_found_and_its_twin_is_silent() -> None:
+    finding = only(open_run(RUNS / "python_bound_line-sick"))
+    assert finding.blame.text.endswith("# fault")
+    assert python_bound_line(open_run(RUNS / "python_bound_line-healthy")).findings == ()
+
+
+def test_a_run_of_which_no_samples_were_taken_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match="were not sampled"):
+        python_bound_line(write_run(tmp_path / "run", steps=make_steps(40)))
