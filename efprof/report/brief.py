@@ -46,7 +46,7 @@ def render_brief_text(report: Report) -> str:
 
 def _text(form: dict[str, Any]) -> str:
     # The lead's sentence and fix stand in the lines above it; those of another one with the same fix do not.
-    lead = next((one for one in form["findings"] if one["fix"] in form["next"]), None)
+    lead = next((one for one in form["findings"] if one["fix"].removesuffix("...") in form["next"]), None)
     lines = [f"Verdict  {form['verdict']}", f"Why      {form['why']}", f"Next     {form['next']}"]
     for number, one in enumerate(form["findings"], start=1):
         lines += ["", f"{number}. {one['severity']} {one['id']} at {one['line']}"]

@@ -106,6 +106,13 @@ def test_text_tells_the_lead_once_and_each_other_finding_with_its_sentence_and_f
     assert lines[-1] == "$ efprof compare 20260301T101500-train-a1b2c3 latest"
 
 
+def test_a_long_fix_of_the_lead_is_told_once() -> None:
+    long = Fix.by_hand("Collect the values on the device and read them at once. " * 6)
+    text = render_brief_text(report_of(dataclasses.replace(finding(1), fix=long)))
+    assert text.count("Collect the values") == 6
+    assert text.count("Fault 1") == 1
+
+
 def test_what_was_not_looked_at_is_one_line() -> None:
     def could_not(audit_id: str, reason: str) -> AuditResult:
         return AuditResult(audit_id=audit_id, status="not_applicable", reason=reason)

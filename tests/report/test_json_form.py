@@ -22,7 +22,7 @@ def test_has_the_promised_keys_and_the_key_names_the_audit_and_the_line(form: An
     assert {"schema_version", "run", "metrics", "overhead", "audits"} <= set(form)
     assert {"id", "status", "reason", "findings"} <= set(form["audits"][0])
     finding = finding_of(form, "memory_growth")
-    assert {"key", "severity", "message", "blame", "fix", "gain", "evidence"} <= set(finding)
+    assert {"key", "severity", "message", "why", "blame", "fix", "gain", "evidence"} <= set(finding)
     assert {"file", "line", "function", "text"} <= set(finding["blame"])
     assert {"summary", "applicability", "changes"} <= set(finding["fix"])
     assert {"step_ms", "peak_bytes", "basis"} <= set(finding["gain"])

@@ -1,5 +1,6 @@
 """Where a step's time goes: in words, tables and pictures, of recorded runs and of anybody's traces."""
 
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from efprof.artifacts.foreign import as_run
 from efprof.artifacts.trace.read import read_trace
 from efprof.facts.run.run import open_run
+from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.device_lanes import device_use, idle_gaps, kind_of
 from efprof.facts.time.rank_times import RankTimes
 from efprof.facts.time.step_pictures import MAX_BARS, MAX_BARS_OF_STEP
@@ -43,6 +45,15 @@ def test_times_of_the_host_are_those_of_a_step_outside_windows() -> None:
     (known,) = of_kind(time_evidence(open_run(RECORDED)), Narrative)
     assert "times of the host are scaled" in known.paragraphs[0]
     assert sum(row[-1] for row in table.rows) <= 100.5
+
+
+@pytest.mark.parametrize("stage", ["forward", "backward", "optimizer"])
+def test_the_lines_of_a_stage_take_together_what_it_takes_in_a_usual_step(stage: str) -> None:
+    run = open_run(RECORDED)
+    times, lines = run.get(StepTimes), run.get(TimeUse).lines
+    light = times.median_ms() / statistics.median(time.total_ms for time in times.steady)
+    usual_ms = light * statistics.median(time.of(stage) for time in times.steady)
+    assert sum(line.stage_ms.get(stage, 0.0) for line in lines) == pytest.approx(usual_ms, rel=0.02)
 
 
 def test_a_run_in_which_nothing_is_wrong_says_where_its_time_goes_and_advises_nothing_where_operators_are_long() -> (
