@@ -128,7 +128,9 @@ def score(case: Case, sick: Report, healthy: Report, fixed: Report | None) -> Sc
         found=len(audits & {audit for audit, _ in found}),
         on_line=len(wanted & set(found)),
         extra=tuple(f"{audit} at {place}" for audit, place in found if wanted and (audit, place) not in wanted),
-        false_alarms=tuple(f"{audit} at {finding.blame}" for audit, finding in findings(healthy)),
+        false_alarms=tuple(
+            f"{audit} at {finding.blame}" for audit, finding in findings(healthy) if not finding.may_be_filling
+        ),
     )
 
 
