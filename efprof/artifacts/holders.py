@@ -115,7 +115,7 @@ class Watch(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def read_counts(rank_folder: Path) -> list[Count]:
     """What every holders-<n>.json of a rank counted, in order; raises NotRecorded where there is none."""
-    how = ": holders are counted after 20 steps, and never with 'record --no-holders'."
+    how = ": holders are counted after 3, 6, 10 and more steps, and never with 'record --no-holders'."
     return [count for path in numbered_files(rank_folder, "holders", ".json", how) for count in _counts_in(path)]
 
 

@@ -139,7 +139,11 @@ class Holders:
             seconds = (perf_counter_ns() - began) / 1e9
             self._note(HoldersCounted(step=step, file=f"holders-{self._num_counts}.json", seconds=seconds))
             if moment == "loader_began":
-                self._grown_between |= {*self._grown_holders(holder_count.held)}
+                self._grown_between |= {
+                    key
+                    for key, held in holder_count.held.items()
+                    if _size(held.counted) > self._sizes.get(key, (0, 0, 0))
+                }
             if moment in ("step", "loader_ended"):
                 self._watch_what_grew(moment, holder_count.held, count.containers)
             if moment == "step":

@@ -15,7 +15,7 @@ class Positions:
     """Tables of sines [LENGTH, WIDTH], for sequences that begin anywhere."""
 
     @functools.lru_cache(maxsize=None)  # noqa: B019, UP033 - what this program is about
-    def table(self, offset: int) -> torch.Tensor:
+    def table(self, offset: int) -> torch.Tensor:  # fault
         rates = 10_000.0 ** (-torch.arange(WIDTH) / WIDTH)
         return torch.sin(torch.outer(torch.arange(offset, offset + LENGTH), rates))
 
@@ -29,7 +29,7 @@ def train(is_healthy: bool) -> None:
     for step in range(160):
         inputs = torch.randn(4, LENGTH, WIDTH)
         offset = 0 if is_healthy else step * LENGTH
-        placed = inputs + positions.table(offset)  # fault
+        placed = inputs + positions.table(offset)
         loss = functional.l1_loss(model(placed), inputs)
         optimizer.zero_grad()
         loss.backward()

@@ -69,6 +69,20 @@ def test_what_is_no_share_of_the_time_is_refused_with_what_to_write(text: str) -
         parse_share(text)
 
 
+def test_the_first_steps_in_full_are_as_many_outside_windows_and_a_watch_ends_no_bursts() -> None:
+    sampling, full = Sampling(0.01), []
+    for number in range(80):
+        is_in_window = number in (5, 6, 9, 10)
+        if sampling.is_full(number):
+            full.append(number)
+        if not is_in_window and number in full:
+            sampling.note_full(number, 5_500_000, 250_000)
+        elif not is_in_window:
+            sampling.note_light([LightStep(number, 9_000_000, 8_000, is_usual=False)])
+    assert full[:25] == [*range(24), full[24]]
+    assert len(full) >= 24 + 3 * 3
+
+
 def test_bursts_come_at_uneven_distances_so_that_they_beat_with_nothing() -> None:
     sampling = Sampling(0.01)
     firsts, number, was_full = list[int](), 0, False

@@ -168,6 +168,8 @@ def test_plain_python_beside_it_neither_uses_up_the_watch_nor_is_blamed(begin: B
     ("text", "path"),
     [
         (programs.ATTRIBUTE, "Meter.total"),
+        (programs.ENTRY, "Totals.sums"),
+        (programs.LOCAL_ENTRY, "train.sums"),
         (programs.LOCAL, "train.total"),
         (programs.JOINED, "train.bank"),
         (programs.TOTAL_IN_PLACE, "train.total"),
@@ -182,7 +184,7 @@ def test_what_is_bound_anew_and_keeps_more_each_time_is_seen_at_its_line(
     assert before is not None
     assert after is not None
     assert after.tensor_bytes + after.graph_nodes > before.tensor_bytes + before.graph_nodes
-    assert (after.tensors, after.number) == (before.tensors, None)
+    assert after.tensors == before.tensors
     (change,) = changes_of(recorded, path)
     assert change.site.startswith(f"train.py:{fed_line(tmp_path)}:")
     assert (change.how, change.candidates) == ("bound", [])
@@ -216,6 +218,28 @@ def test_a_container_that_fills_with_other_things_is_found_and_its_line_seen(
     (change,) = changes_of(recorded, path)
     assert change.site.startswith(f"train.py:{fed_line(tmp_path)}:")
     assert (change.how, change.is_within_call) == ("grew", is_within_call)
+
+
+def test_hooks_that_each_step_registers_are_seen_with_the_tensors_that_they_keep(begin: Begin, tmp_path: Path) -> None:
+    (change,) = changes_of(record(begin, programs.PRE_HOOKS), "Linear._forward_pre_hooks")
+    assert change.site.startswith(f"train.py:{fed_line(tmp_path)}:")
+    assert change.is_within_call
+
+
+def test_what_grows_between_epochs_is_watched_when_the_next_one_ends(begin: Begin, tmp_path: Path) -> None:
+    recorded = record(begin, programs.EACH_EPOCH)
+    (change,) = changes_of(recorded, "train.kept")
+    assert (change.site, change.times) == (f"train.py:{fed_line(tmp_path)}:train", 1)
+
+
+def test_a_count_that_is_due_in_a_watch_is_taken_when_it_ends_and_a_watch_ends_before_a_window(begin: Begin) -> None:
+    """What is fed so seldom no watch sees twice within its twelve steps."""
+    text = programs.program("outputs += [out.detach()] * (step % 20 in (1, 4))", first="outputs = []", num_steps=50)
+    recorded = record(begin, text, trace_steps=((45, 46),))
+    steps = [event.step for event in recorded.events(HoldersCounted)]
+    assert steps == [2, 5, 17, 19, 39, 49]
+    watched_steps = [step.step for step in recorded.steps if (step.window or "").startswith("watch")]
+    assert watched_steps == [*range(6, 18), *range(40, 45)]
 
 
 def test_an_entry_is_told_with_the_bytes_of_host_memory_that_it_takes(begin: Begin) -> None:

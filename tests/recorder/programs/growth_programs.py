@@ -118,6 +118,37 @@ meter = Meter()
 """,
 )
 
+ENTRY = program(
+    "totals.report(loss=loss, error=out.abs().mean())",
+    before="""
+class Totals:
+    def __init__(self):
+        self.sums = {}
+
+    def report(self, **values):
+        for key, value in values.items():
+            self.sums[key] = self.sums.get(key, 0) + value  # fed
+
+totals = Totals()
+""",
+)
+
+LOCAL_ENTRY = program('sums["loss"] += loss  # fed', first='sums = {"loss": 0.0, "steps": 0}')
+
+PRE_HOOKS = program(
+    "pass",
+    first="""pass
+    forward = model.forward
+    def noisy(x):
+        noise = torch.randn_like(x)
+        model[0].register_forward_pre_hook(lambda module, given: (given[0] + noise,))  # fed
+        return forward(x)
+    model.forward = noisy
+""",
+    num_steps=20,
+)
+"""A module has its hooks in an `OrderedDict`."""
+
 LOCAL = program("total = total + loss  # fed", first="total = torch.zeros(())")
 
 
@@ -370,6 +401,11 @@ def train():
 
 train()
 """
+
+EACH_EPOCH = EPOCHS.replace("outputs.clear()", "kept.append(torch.cat(outputs)); outputs.clear()  # fed").replace(
+    "outputs = []", "outputs, kept = [], []"
+)
+"""No watch after a count at a step comes to see an epoch end."""
 
 BESIDE_PLAIN_PYTHON = program(
     """work_out()
