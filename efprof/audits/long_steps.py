@@ -42,7 +42,7 @@ def long_steps(run: Run) -> Examination:
     guilty = [
         line
         for line in found.lines
-        if line.num_steps >= MIN_STEPS and line.seconds >= MIN_SHARE * training_s
+        if line.num_steps >= MIN_STEPS and 0 < MIN_SHARE * training_s <= line.seconds
         if line.usual_share < MAX_USUAL_SHARE and not (is_on_device and line.may_wait)
     ]
     return Examination(
