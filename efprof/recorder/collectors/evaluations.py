@@ -7,6 +7,7 @@ belong to no step.
 """
 
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
@@ -43,6 +44,8 @@ MAX_CALLERS: Final = 4
 MAX_OUTPUTS: Final = 8
 SMALL: Final = 0.5
 """Of the input of a forward pass that is trained on: a policy acts on one observation, and learns from many."""
+MAX_ANNOUNCED: Final = 8
+"""In vain: layers that are put in evaluation mode in each step announce nothing."""
 MAX_VAIN: Final = 1000
 """Forward passes watched in light steps for an evaluation that nothing announces: of 10 us each."""
 
@@ -72,9 +75,9 @@ class _Forward:
     before_bytes: int
     mark_bytes: int | None
     """The CUDA allocator's own before it; `end_mark_bytes` after it."""
-    loader_ns: int
-    """When a loader started last."""
     began_ns: int
+    started_ns: int
+    """When a loader started for it, after the forward pass before; else when it began itself."""
     ended_ns: int = 0
     after_bytes: int = 0
     output_bytes: int = 0
@@ -114,11 +117,12 @@ class Evaluations:
         self._parameters: dict[int, ref[torch.Tensor] | None] = {}
         """Of each module, by its `id`, one that an optimizer has."""
         self._used: _Forward | None = None
-        self._used_ns = 0
-        """When the last forward pass began that was used before those that are passed."""
-        self._loader_ns = self._loader_ended_ns = 0
+        self._began_ns = self._loader_ns = 0
+        """When a forward pass began last, and a loader started last."""
         self._is_over = False
         """Whether an evaluation, or a forward pass that was used, is over since the watch began."""
+        self._announced = Counter[int]()
+        """How often by whom, since the last evaluation."""
         self._num_rollouts = 0
         self._evaluated_step = -1
         self._num_watched = MAX_VAIN
@@ -127,7 +131,13 @@ class Evaluations:
 
     # What the loop tells.
 
-    def watch(self, *_: object) -> None:
+    def announce(self, who: object) -> None:
+        """A loader starts, or a module is put in evaluation mode, maybe in each step anew."""
+        self._announced[id(who)] += 1
+        if self._announced[id(who)] <= MAX_ANNOUNCED:
+            self.watch()
+
+    def watch(self) -> None:
         """An evaluation may begin: see the calls of modules, in light steps too."""
         loop = self._loop
         if loop.light.is_on and loop.thread.is_training_thread and self._budget.affords(0):
@@ -135,12 +145,9 @@ class Evaluations:
             self._is_over = False
             loop.watch_modules(True)
 
-    def loader_began(self, _: object) -> None:
+    def loader_began(self, loader: object) -> None:
         self._loader_ns = perf_counter_ns()
-        self.watch()
-
-    def loader_ended(self, *_: object) -> None:
-        self._loader_ended_ns = perf_counter_ns()
+        self.announce(loader)
 
     def note_optimizer(self, _: object, optimizer: torch.optim.Optimizer) -> None:
         if id(optimizer) in self._optimizers:
@@ -168,8 +175,10 @@ class Evaluations:
 
     def began(self, module: torch.nn.Module, inputs: Any) -> None:
         loop, light = self._loop, self._loop.light
-        if torch._C._current_graph_task_id() != -1 or loop.thread.is_capturing:
-            return  # a checkpoint's part is computed again
+        is_computed_again = torch._C._current_graph_task_id() != -1  # as a checkpoint's part
+        is_traced = torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack()
+        if is_computed_again or is_traced or loop.thread.is_capturing:
+            return
         entered = perf_counter_ns()
         self.settle()
         self._num_watched += light.is_on
@@ -186,9 +195,10 @@ class Evaluations:
                 is_training=module.training,
                 before_bytes=self._memory.read()[0],
                 mark_bytes=self._memory.highest_mark(),
-                loader_ns=self._loader_ns,
                 began_ns=entered,
+                started_ns=self._loader_ns if self._loader_ns > self._began_ns else entered,
             )
+            self._began_ns = entered
         self._spend(entered)
 
     def ended(self, result: Any) -> None:
@@ -198,7 +208,7 @@ class Evaluations:
         forward.ended_ns = entered = perf_counter_ns()
         forward.after_bytes = self._memory.read()[0]
         outputs = _tensors_in(result)[:MAX_OUTPUTS]
-        forward.output_bytes = sum(one.untyped_storage().nbytes() for one in outputs)
+        forward.output_bytes = sum(one.numel() * one.element_size() for one in outputs)
         nodes = [one.grad_fn for one in outputs if one.grad_fn is not None]
         if nodes and not is_autograd_compiled():
             hook = _Hook(forward)
@@ -235,7 +245,6 @@ class Evaluations:
             if forward.is_used:
                 self._used = forward
                 self._close()
-                self._used_ns = forward.began_ns
             else:
                 self._count(forward)
         if self._passed and not row and (is_last or self._passed[-1].is_updated):
@@ -259,31 +268,30 @@ class Evaluations:
         if number < MIN_FORWARDS:
             return
         first, last, used = passed[0], passed[-1], self._used
-        is_fed = self._used_ns < first.loader_ns
         rises = [one.after_bytes - one.before_bytes - one.output_bytes for one in passed if one.hook]
         is_rollout = False
-        if first.is_training and not is_fed:
+        if first.is_training:
             lines = [one.callers for one in passed]
-            is_rollout = 0 < max(one.size for one in passed) < SMALL * (used.size if used else 0)
+            is_fed = first.started_ns < first.began_ns
             is_skipped = used is not None and used.callers in lines
             is_repeated = any(lines.count(line) > 1 for line in lines)
-            if not is_rollout and (is_skipped or not is_repeated or not rises):
+            size = used.size if used else 0
+            is_rollout = not is_fed and 0 < max(one.size for one in passed) < SMALL * size
+            if not is_rollout and (is_skipped or not (is_fed or (is_repeated and rises))):
                 return  # batches without an update, or unlike forward passes
         self._num_rollouts += is_rollout
         if self._num_rollouts > MAX_ROLLOUTS * is_rollout > 0:
             return
         if not is_rollout:
             self._mark(first)
-        began_ns = first.loader_ns if is_fed else first.began_ns
-        ended_ns = max(last.ended_ns, self._loader_ended_ns if is_fed else 0)
         sizes = [(number if one is last else place, one.after_bytes) for place, one in enumerate(passed, 1)]
         mark_bytes = last.end_mark_bytes or 0
         is_peak_exact = mark_bytes > (first.mark_bytes or 0)
         self._lines.write(
             EvaluationRecord(
                 after_step=first.after_step,
-                started_ns=epoch_ns(began_ns),
-                total_us=(ended_ns - began_ns) / 1000,
+                started_ns=epoch_ns(first.started_ns),
+                total_us=(last.ended_ns - first.started_ns) / 1000,
                 num_batches=number,
                 site=last.callers[0] if last.callers else None,
                 memory=[EvaluationMemory(*size) for size in [(0, first.before_bytes), *sizes]],
@@ -300,6 +308,7 @@ class Evaluations:
         """The step that it lies in tells nothing of the others' length, unless they all hold one."""
         light, step, before = self._loop.light, self._loop.step, self._evaluated_step
         self._evaluated_step = first.after_step
+        self._announced.clear()
         if self._num_watched < MAX_VAIN:
             self._num_watched = 0
         if first.after_step > before + 1:
@@ -322,12 +331,11 @@ def start(session: Session) -> None:
     loop, lines = session.loop, session.lines(EVALUATIONS_FILE)
     evaluations = Evaluations(loop, session.memory, session.sites, session.budget, lines)
     guard = session.shell.guard("evaluations")
-    session.undo_at_end([call_before(torch.nn.Module, "eval", guard(evaluations.watch))])
+    session.undo_at_end([call_before(torch.nn.Module, "eval", guard(evaluations.announce))])
     for listeners, function in (
         (loop.module_began, evaluations.began),
         (loop.module_ended, evaluations.ended),
         (loop.loader_began, evaluations.loader_began),
-        (loop.loader_ended, evaluations.loader_ended),
         (loop.optimizer_began, evaluations.note_optimizer),
         (loop.backward_ended, evaluations.settle),
         (loop.light.mode_listeners, evaluations.note_mode),

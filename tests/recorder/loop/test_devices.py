@@ -29,13 +29,14 @@ BOTH_KINDS = HARDLY_ANY_IN_FULL
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def train(device: str, num_steps: int = NUM_STEPS, after: Callable[[int], object] = lambda _: None) -> None:
+def train(device: str, num_steps: int = NUM_STEPS, after: Callable[[int], object] = lambda _: None) -> torch.nn.Module:
     """A model that is moved there; the current device stays as it was. `after` is called after each step."""
     torch.manual_seed(0)
     model, optimizer = make_training(device)
     for number, (inputs, targets) in enumerate(make_loader(num_steps)):
         train_step(model, optimizer, inputs.to(device), targets.to(device))
         after(number)
+    return model
 
 
 def train_on_both(num_steps: int = NUM_STEPS) -> None:
@@ -187,8 +188,7 @@ def test_an_allocator_without_statistics_costs_the_memory_alone_and_that_is_said
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def train_and_evaluate() -> None:
-        train("cuda")
-        model = make_model().to("cuda").eval()
+        model = train("cuda").eval()
         with torch.no_grad():
             for inputs, _ in make_loader(3):
                 model(inputs.to("cuda"))
