@@ -53,12 +53,10 @@ def _finding(run: Run, growth: HostGrowth) -> Finding:
     return Finding(
         blame=place_to_blame(run, main),
         category="memory",
-        headline=f"`{main.name}` fills the host's memory",
-        message=f"The process's {what} grows {rate}, of which `{main.name}` was counted to take "
-        f"at least {format_bytes(main.rate.slope)}{limits.outlook(trend.slope)}.{unseen}",
-        fix=Fix.by_hand(
-            f"Bound `{main.name}` {WAYS_TO_BOUND}. What {most:,} steps put into it takes 1 % of the host's memory."
-        ),
+        headline=f"Python objects accumulate in `{main.name}`",
+        message=f"The process's {what} grows {rate}{limits.outlook(trend.slope)}.",
+        why=f"`{main.name}` was counted to take at least {format_bytes(main.rate.slope)} of that.{unseen}",
+        fix=Fix.by_hand(f"Bound `{main.name}` {WAYS_TO_BOUND}. {most:,} steps of entries use 1 % of host memory."),
         gain=Gain.none(f"{format_bytes(rise_bytes)} of host memory over the recorded steps"),
         evidence=host_growth_evidence(run),
         severity=limits.severity(trend.slope),

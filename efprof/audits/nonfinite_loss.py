@@ -47,7 +47,8 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
         blame=cause.blame,
         category="numbers",
         headline=HEADLINES.get(cause.mechanism, f"The {found.what} turns to {found.value}"),
-        message=f"The {found.what} is {found.value} at step {first_step:,}{_why(found, cause)}; {lost} lost.",
+        message=f"The {found.what} is {found.value} at step {first_step:,}; {lost} lost.",
+        why=_why(found, cause),
         fix=_fix(run.get(Sources), found, cause),
         gain=Gain.none(
             f"the training after step {first_step:,}: {found.num_from_first:,} of {found.num_steps:,} steps"
@@ -60,19 +61,19 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
 def _why(found: NonFinite, cause: NonFiniteCause) -> str:
     if cause.mechanism == "explosion":
         times = float(f"{found.explosion:.2g}")
-        return f" because gradients exploded to {times:,.6g} times their usual norm"
+        return f"Gradients exploded to {times:,.6g} times their usual norm."
     if cause.mechanism == "update" and (bad := found.parameter) is not None:
-        return f" since {bad.optimizer}'s update left `{bad.name}` ({bad.dtype}) not finite; its gradients were finite"
+        return f"{bad.optimizer}'s update left `{bad.name}` ({bad.dtype}) not finite; its gradients were finite."
     if cause.operation is None:
         return ""
     one = cause.operation
     where = "this line" if not cause.why_no_line else f"a line not known ({cause.why_no_line})"
     if cause.mechanism == "data":
-        return f" because data, or a detached tensor, holds NaN or Inf ({one.num_bad:,} of {one.num_elements:,})"
+        return f"Data, or a detached tensor, holds NaN or Inf ({one.num_bad:,} of {one.num_elements:,})."
     if is_guess(one):
-        return f", most likely because {cause.operation_name} on {where} met {one.operand}, where its slope is infinite"
+        return f"Most likely `{cause.operation_name}` on {where} met {one.operand}, where its slope is infinite."
     counts = f"{one.num_bad:,} of {one.num_elements:,}"
-    return f" because {cause.operation_name} on {where} meets {one.operand} ({counts})"
+    return f"`{cause.operation_name}` on {where} meets {one.operand} ({counts})."
 
 
 def _fix(sources: Sources, found: NonFinite, cause: NonFiniteCause) -> Fix:

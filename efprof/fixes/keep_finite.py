@@ -53,7 +53,7 @@ def keep_operand_finite(operation: str, dtype: str, file: SourceFile, line: int 
         usual = f"Keep the operands of {operation} where it is finite in {dtype}."
         return Fix.by_hand(ADVICE.get(operation, usual))
     edit = None if line is None else clamp_operand(file, line, remedy)
-    return Fix.by(edit, "review", f"In {dtype}, {remedy.rule}.")
+    return Fix.by(edit, "review", f"{remedy.rule} (in {dtype}).")
 
 
 def keep_data_finite(step: int) -> Fix:
@@ -81,14 +81,14 @@ def find_remedy(operation: str, dtype: str) -> Remedy | None:
     names = frozenset({operation, f"{operation}_"})
     match operation:
         case "log" | "log2" | "log10" | "sqrt" | "rsqrt" | "pow":
-            rule, operator = f"keep what {operation} is given above {least}", ast.Pow if operation == "pow" else None
+            rule, operator = f"Clamp the input of `{operation}` at {least}", ast.Pow if operation == "pow" else None
             return Remedy(clamp=f".clamp_min({least})", rule=rule, names=names, operator=operator)
         case "exp" | "expm1" | "exp2" | "sinh" | "cosh":
-            rule = f"keep what {operation} is given below {largest}"
+            rule = f"Clamp the input of `{operation}` below {largest}"
             return Remedy(clamp=f".clamp_max({largest})", rule=rule, names=names)
         case "acos" | "asin":
             most = f"{LARGEST_COSINE.get(dtype, 1 - 1e-6):g}"
-            rule = f"keep what {operation} is given within {most} of zero"
+            rule = f"Clamp the input of `{operation}` within {most} of zero"
             names = frozenset({operation, f"arc{operation[1:]}"})
             return Remedy(clamp=f".clamp(-{most}, {most})", rule=rule, names=names)
         case "div" | "reciprocal":

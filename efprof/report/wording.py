@@ -11,7 +11,7 @@ from efprof.model import Applicability, Basis, Change, CodeEdit, ConfigurationVa
 
 APPLICABILITY_PHRASES: Final[dict[Applicability, str]] = {
     "safe": "safe: the numbers stay the same",
-    "review": "review: numerics or behaviour may change, such as random augmentations",
+    "review": "review: numerics or behaviour may change",
     "manual": "by hand",
 }
 BASIS_PHRASES: Final[dict[Basis, str]] = {

@@ -200,6 +200,7 @@ def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0) 
         category="memory",
         headline=_who_keeps(leak.kept) + ", and may still be filling" * leak.may_be_filling,
         message=_message(run, leak),
+        why=_why(leaks, leak),
         fix=fix,
         gain=_gain(run, leak, left_per_step=left_per_step),
         evidence=growth_evidence(
@@ -222,25 +223,26 @@ def _who_keeps(kept: Sequence[RetainedTensors]) -> str:
 
 
 def _message(run: Run, leak: Leak) -> str:
-    """How fast, why, where it ends, and whether the line was seen."""
-    leaks, limits = run.get(Leaks), run.get(RunLimits)
-    rate = f"{format_bytes(leak.rate.slope)} per step"
+    """How fast, and how long memory lasts."""
+    fit, main = run.get(Leaks).fit, leak.kept[0]
+    if leak.share is not None and fit is not None and not leak.may_be_filling:
+        return growth_words(run, fit, leak.rate)
+    told = f"`{main.name}` keeps {format_bytes(leak.rate.slope)} more per step"
     if leak.may_be_filling:
-        main = leak.kept[0]
-        return (
-            f"{rate} more is kept in `{main.name}`, {main.sizes[-1].length:,} entries so far: it may still be filling."
-        )
-    if leak.share is not None and leaks.fit is not None:
-        told = growth_words(run, leaks.fit, leak.rate, f" because {_who_keeps(leak.kept)}")
-    else:
-        rate += in_brackets(format_interval(leak.rate.low, leak.rate.high, "bytes"))
-        told = f"{_who_keeps(leak.kept)}, {rate} more by {_counts_in_words(leak)}"
-        told += limits.outlook(leak.rate.slope)
-        told += "; retained memory alone does not show it" if leaks.fit is not None else ""
+        return f"{told}, {main.sizes[-1].length:,} entries so far: it may still be filling."
+    ends = in_brackets(format_interval(leak.rate.low, leak.rate.high, "bytes"))
+    return f"{told}{ends}{run.get(RunLimits).outlook(leak.rate.slope)}."
+
+
+def _why(leaks: Leaks, leak: Leak) -> str:
+    """What keeps it, how that is known, and whether the line was seen."""
+    told = f"{_who_keeps(leak.kept)}, by {_counts_in_words(leak)}."
+    if leak.share is None and leaks.fit is not None:
+        told += " Retained memory alone does not show it."
     if not leak.is_observed:
-        told += f"; the line that feeds it is not known ({leak.kept[0].unseen}), so the finding stands where "
-        told += "its owner is defined, or backward runs"
-    return f"{told}."
+        told += f" The line that feeds it is not known ({leak.kept[0].unseen}); this one defines its owner or runs "
+        told += "backward."
+    return told
 
 
 def _gain(run: Run, leak: Leak, *, left_per_step: float) -> Gain:

@@ -115,12 +115,11 @@ def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0) -> Gain:
     )
 
 
-def growth_words(run: Run, fit: Fit, rate: Trend, why: str = "") -> str:
-    """How fast memory grows, why, where it ends, and when it was last read if the run went on for long after it."""
+def growth_words(run: Run, fit: Fit, rate: Trend) -> str:
+    """How fast memory grows, and how long it lasts."""
     ends = in_brackets(format_interval(rate.low, rate.high, "bytes"))
     end = run.get(RunLimits).outlook(rate.slope, fit.read_until)
-    read = f"; memory was last read after step {fit.read_until:,} of {fit.last_step:,}" if fit.read_until else ""
-    return f"Memory grows {format_bytes(rate.slope)} per step{ends}{why}{end}{read}"
+    return f"Memory grows {format_bytes(rate.slope)} per step{ends}{end}."
 
 
 def growth_evidence(

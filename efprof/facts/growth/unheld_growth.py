@@ -188,7 +188,7 @@ class UnattributedGrowth:
         if grown is None:
             advice += "holders were not counted, so record a longer run."
         else:
-            advice += "no variable that was counted; look for a cache, a hook that each step registers anew, or an "
+            advice += "no variable that was counted; look for a cache, a hook that each step registers again, or an "
             advice += "object that only C++ holds."
         with contextlib.suppress(NotRecorded):
             for site, bytes_per_step in surviving_lines(run)[:1]:
