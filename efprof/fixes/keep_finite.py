@@ -94,7 +94,7 @@ def find_remedy(operation: str, dtype: str) -> Remedy | None:
         case "div" | "reciprocal":
             return Remedy(
                 clamp=f".clamp_min({least})",
-                rule=f"keep the denominator above {least}; where it may be negative, bound its absolute value instead",
+                rule=f"Keep the denominator above {least}; where it may be negative, bound its absolute value instead",
                 names=frozenset({"div", "div_", "divide", "true_divide", "reciprocal"}),
                 operator=ast.Div,
                 is_second=operation == "div",
