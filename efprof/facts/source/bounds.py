@@ -7,8 +7,7 @@ from efprof.facts.source.loops import LOOPS
 from efprof.facts.source.sources import Sources, name_of, placed_nodes, split_site
 from efprof.model import called_name
 
-TAKES_OUT = frozenset({"pop", "popleft", "popitem", "clear", "remove", "discard", "get_nowait"})
-MAKES_EMPTY = frozenset({"list", "dict", "set", "OrderedDict"})
+TAKES_OUT = frozenset({"pop", "popleft", "popitem", "clear", "remove"})
 
 
 def is_bounded_by_code(sources: Sources, name: str, kind: str, files: Set[str], site: str | None) -> bool:
@@ -75,6 +74,4 @@ def _makes_empty(node: ast.AST, names: Set[str]) -> bool:
     match node:
         case ast.Assign(targets=[target], value=ast.List(elts=[]) | ast.Dict(keys=[])):
             return name_of(target) in names
-        case ast.Assign(targets=[target], value=ast.Call(args=[]) as call):
-            return called_name(call) in MAKES_EMPTY and name_of(target) in names
     return False
