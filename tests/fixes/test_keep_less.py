@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from efprof.fixes.keep_less import CLONED, DETACHED, keep_copies, keep_fewer, keep_without_graph, kept_at
+from efprof.fixes.keep_less import CLONED, DETACHED, keep_copies, keep_fewer, keep_without_graph, kept_at, known_advice
 from efprof.model import CodeEdit, Fix, SourceFile
 
 
@@ -130,3 +130,10 @@ def test_what_the_line_that_was_seen_keeps(code: str, name: str, kept: str | Non
     found = kept_at(SourceFile("train.py", code.splitlines()), 1, name)
     assert (found and ast.unparse(found.value)) == kept
     assert (found and found.carried and ast.unparse(found.carried)) == carried
+
+
+def test_of_a_repeated_loader_in_a_for_statement_the_line_alone_tells_what_to_do() -> None:
+    advice = known_advice("for step, batch in zip(range(9), itertools.cycle(loader)):")
+    assert advice is not None
+    assert "while True: yield from loader" in advice
+    assert known_advice("for step, batch in enumerate(loader):") is None

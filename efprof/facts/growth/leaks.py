@@ -28,8 +28,7 @@ SHORT_RUN: Final = 200
 class Leak:
     """What one line feeds, most bytes first; `is_observed` where the line was seen to do it.
 
-    `share` is its part of the slope of memory; None where memory shows no trend, and `rate` is counted. The run is too
-    short to tell it from a buffer where it `may_be_filling`.
+    `share` is its part of the slope of memory; None where memory shows no trend, and `rate` is counted.
     """
 
     kept: tuple[RetainedTensors, ...]

@@ -7,8 +7,7 @@ from efprof.facts.source.loops import LOOPS
 from efprof.facts.source.sources import Sources, name_of, placed_nodes, split_site
 from efprof.model import called_name
 
-TAKES_OUT = frozenset({"pop", "popleft", "popitem", "clear", "remove", "discard", "get_nowait"})
-MAKES_EMPTY = frozenset({"list", "dict", "set", "OrderedDict"})
+TAKES_OUT = frozenset({"pop", "popleft", "popitem", "clear", "remove"})
 
 
 def is_bounded_by_code(sources: Sources, name: str, kind: str, files: Set[str], site: str | None) -> bool:
@@ -24,14 +23,12 @@ def is_bounded_by_code(sources: Sources, name: str, kind: str, files: Set[str], 
 
 
 def _fed_at(tree: ast.Module, line: int) -> set[str]:
-    """What has a method called there, or an entry bound."""
+    """What a statement there calls a method of."""
     found = set()
     for node in ast.walk(tree):
         match node:
-            case (
-                ast.Expr(value=ast.Call(func=ast.Attribute(value=fed))) | ast.Assign(targets=[ast.Subscript(value=fed)])
-            ):
-                if node.lineno <= line <= (node.end_lineno or line):
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=fed)), lineno=first, end_lineno=last):
+                if first <= line <= (last or first):
                     found.add(name_of(fed) or "")
     return found - {"self", ""}
 
@@ -40,10 +37,9 @@ def _bounds(tree: ast.AST, names: Set[str]) -> bool:
     loops = [node for node in ast.walk(tree) if isinstance(node, LOOPS)]
     in_loop = any(_makes_empty(node, names) for loop in loops for node in ast.walk(loop))
     in_method = any(
-        isinstance(target, ast.Attribute) and _makes_empty(placed.node, names)
+        _makes_empty(placed.node, names) and ast.unparse(placed.node).startswith("self.")
         for placed in placed_nodes(tree)
         if not placed.function.endswith("__init__")
-        for target in getattr(placed.node, "targets", ())
     )
     return in_loop or in_method or any(_takes_out(node, names) for node in ast.walk(tree))
 
@@ -75,6 +71,4 @@ def _makes_empty(node: ast.AST, names: Set[str]) -> bool:
     match node:
         case ast.Assign(targets=[target], value=ast.List(elts=[]) | ast.Dict(keys=[])):
             return name_of(target) in names
-        case ast.Assign(targets=[target], value=ast.Call(args=[]) as call):
-            return called_name(call) in MAKES_EMPTY and name_of(target) in names
     return False

@@ -20,7 +20,15 @@ import torch
 
 from efprof.artifacts.holders import Change, Watch, Watched
 from efprof.recorder.holders.paths import last_of
-from efprof.recorder.holders.variables import CONTAINERS, base_of, binding_lines, locals_of, may_read_locals, value_of
+from efprof.recorder.holders.variables import (
+    CONTAINERS,
+    PLAIN,
+    base_of,
+    binding_lines,
+    locals_of,
+    may_read_locals,
+    value_of,
+)
 from efprof.recorder.session.sites import Sites, callers
 
 MAX_NS = 300_000_000
@@ -310,7 +318,9 @@ def _contained(container: Any) -> Measured:
     last = last_of(container, MAX_ENTRIES)
     if base is dict:
         last = [entry for _, entry in last]
-    return None, base.__len__(container), tuple(map(_identity, last))
+    # A number beside the tensors is bound anew as well, and a detached tensor beside the graphs: neither is the leak.
+    kept = [one for one in last if type(one) in _TENSORS and one.requires_grad]
+    return None, base.__len__(container), tuple(map(_identity, kept or [one for one in last if type(one) not in PLAIN]))
 
 
 def _identity(value: Any) -> tuple[int, int]:

@@ -28,8 +28,7 @@ def train(is_healthy: bool) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        changed = bank + 0.1 * torch.randn_like(bank)
-        bank = changed if is_healthy else torch.cat([bank, changed])  # fault
+        bank = bank.roll(1, 0) if is_healthy else torch.cat([bank, 0.9 * bank])  # fault
     print(len(bank))
 
 

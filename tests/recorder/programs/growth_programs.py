@@ -133,7 +133,13 @@ totals = Totals()
 """,
 )
 
-LOCAL_ENTRY = program('sums["loss"] += loss  # fed', first='sums = {"loss": 0.0, "steps": 0}')
+LOCAL_ENTRY = program(
+    """sums["steps"] += 1000
+        sums["spread"] = sums["spread"] + out.detach().std()
+        sums["loss"] += loss  # fed""",
+    first='sums = {"loss": 0.0, "steps": 0, "spread": torch.zeros(())}',
+)
+"""Of the three entries that are bound anew one has a graph."""
 
 PRE_HOOKS = program(
     "pass",
