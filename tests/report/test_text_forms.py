@@ -30,6 +30,15 @@ def test_text_has_ranked_findings_with_place_and_gain_and_no_escape_codes() -> N
     assert "\x1b" not in "".join(lines)
 
 
+def test_what_the_time_of_the_run_went_to_is_one_sentence_without_what_is_next_to_nothing() -> None:
+    sentence = "Of the run's 8.00 s: usual steps 78 %, long steps 22 %."
+    assert sentence in render_text(make_report())
+    assert sentence in render_markdown(make_report())
+    report = make_report()
+    untimed = dataclasses.replace(report, measurements=dataclasses.replace(report.measurements, run_time=()))
+    assert "Of the run" not in render_text(untimed)
+
+
 def test_no_markup_from_outside_survives() -> None:
     text = render_markdown(make_report())
     outside_code = re.sub(r"(`+).*?\1", "", text, flags=re.DOTALL)

@@ -46,8 +46,7 @@ class RunTime:
         with suppress(NotRecorded):
             spans += [_span(LONG, step.started_ns, step.seconds) for step in read_long_steps(run.rank_folder)]
         spans += [_span(EVALUATION, each.started_ns, each.total_us / 1e6) for each in read_evaluations(run.rank_folder)]
-        length_s = run.run_file.duration_s
-        end_s = max(end for _, _, end in spans) if length_s is None else began_s + length_s
+        end_s = began_s + (run.run_file.duration_s or max(end for _, _, end in spans) - began_s)
         seconds = _seconds_of_parts([(OTHER, began_s, end_s), *spans], began_s, end_s)
         _take_out_recorder(seconds, run, every)
         return cls(seconds=dict(zip(LABELS, seconds.tolist(), strict=True)))
@@ -71,7 +70,7 @@ def _seconds_of_parts(spans: list[tuple[int, float, float]], began_s: float, end
     rows = np.array(sorted(spans))
     edges, places = np.unique(np.clip(rows[:, 1:], began_s, end_s), return_inverse=True)
     part_between = np.zeros(len(edges) - 1, int)
-    for part, (first, last) in zip(rows[:, 0], places.reshape(-1, 2), strict=True):
+    for part, (first, last) in zip(rows[:, 0].tolist(), places.reshape(-1, 2).tolist(), strict=True):
         part_between[first:last] = part
     return np.bincount(part_between, np.diff(edges), minlength=len(LABELS)).astype(float)
 

@@ -118,25 +118,26 @@ class LongSteps:
 
     def _end_step(self) -> bool:
         """Returns whether the step was a long one. Of others the samples count that a usual step can have."""
-        usual_ns = self._loop.sampling.length_ns
-        is_long = self._times_ns.total() >= least_long_step(usual_ns, unit_per_ms=1e6) - usual_ns
-        if is_long:
-            self._write()
-        else:
-            stacks = self._times_ns.items()
-            self._usual.update(lines[:1] for (lines, _), spent_ns in stacks if spent_ns <= 2 * usual_ns)
+        is_long = self._write()
+        if not is_long:
+            most_ns = 2 * self._loop.sampling.length_ns
+            self._usual.update(lines[:1] for (lines, _), spent in self._times_ns.items() if spent <= most_ns)
         self._times_ns.clear()
         return is_long
 
-    def _write(self) -> None:
-        """Of a step in which something is compiled nothing is kept."""
+    def _write(self) -> bool:
+        """Write the open step if it is a long one; nothing of one in which something is compiled."""
+        usual_ns = self._loop.sampling.length_ns
+        if self._times_ns.total() < least_long_step(usual_ns, unit_per_ms=1e6) - usual_ns:
+            return False
         num_usual = max(1, self._usual.total())
         self._step.stacks = [
             SampledStack(lines, inside, spent_ns / 1e9, self._usual[lines[:1]] / num_usual)
             for (lines, inside), spent_ns in self._times_ns.most_common(MAX_STACKS)
         ]
-        if self._step.stacks and not self._loop.has_compiled:
+        if self._loop.compiled_at < self._step.step:
             self._lines.write(self._step)
+        return True
 
 
 def start(session: Session) -> None:

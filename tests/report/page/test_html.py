@@ -117,6 +117,18 @@ def test_sections_come_in_order_after_the_three_lines(page: Page) -> None:
     assert "3 findings (memory 1, time 1, numbers 1); 2 checks passed, 1 not applicable, 1 broke why" in page.text
 
 
+def test_what_the_time_of_the_run_went_to_is_a_bar_below_the_three_lines(page: Page) -> None:
+    assert page.text.index("Next Keep the number") < page.text.index("Of the run's 8.00 s: usual steps 78 %")
+    widths = [str(part["style"]) for part in page.all("i") if "title" in part and "flex-grow" in str(part["style"])]
+    assert widths == [
+        "flex-grow:6.2;--c:var(--forward)",
+        "flex-grow:1.79;--c:var(--alert)",
+        "flex-grow:0.01;--c:var(--other)",
+        "flex-grow:0.0;--c:var(--extra)",
+    ]
+    assert "usual steps 6.20 s long steps 1.79 s other 10.0 ms" in page.text
+
+
 def test_cards_come_ranked_and_link_to_themselves_by_anchors_that_survive_moved_lines(page: Page) -> None:
     anchors = [str(card["id"]) for card in page.all("article")]
     assert [anchor.rsplit("-", 1)[0] for anchor in anchors] == [
