@@ -81,6 +81,11 @@ class Budget:
         is_theirs = self._counted_ns + cost_ns <= COUNTS_PART * self._earned_ns
         return is_theirs or self.spent_ns.total() + cost_ns <= self._earned_ns
 
+    def affords_evaluation(self) -> bool:
+        """Whether one may be watched: out of the part of counts, half of which it leaves to them."""
+        is_within = self.spent_ns["evaluations"] <= COUNTS_PART / 2 * self._earned_ns
+        return is_within and self.affords_count(0)
+
     @property
     def _earned_ns(self) -> float:
         half = self.share / 2
@@ -89,7 +94,7 @@ class Budget:
 
     @property
     def _counted_ns(self) -> int:
-        return self.spent_ns["counts"] + self.spent_ns["watches"]
+        return sum(self.spent_ns[one] for one in ("counts", "watches", "evaluations"))
 
     def spend(self, on: str, cost_ns: int) -> None:
         self.spent_ns[on] += cost_ns

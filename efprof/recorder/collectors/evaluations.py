@@ -10,8 +10,9 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 from statistics import median
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Any, Final
 from weakref import ref
 
@@ -35,7 +36,7 @@ MIN_FORWARDS: Final = 2
 MAX_READINGS: Final = 32
 """Forward passes of one evaluation whose memory is written, beside the last: they show whether each adds to it."""
 COUNTED: Final = 256
-"""After so many, graphs that are alive are counted at every 64th forward pass."""
+"""After so many, lines are read and graphs that are alive counted at every 64th forward pass."""
 MAX_ROW: Final = 10_000
 """Forward passes of an evaluation before training, or whose graphs are kept."""
 MAX_ROLLOUTS: Final = 100
@@ -128,6 +129,8 @@ class Evaluations:
         self._num_watched = MAX_VAIN
         self._nodes = [(0, 0)]
         """Forward passes of steps so far, and autograd's sequence number, as light steps began and ended last."""
+        self._per_step = inf
+        """Nodes of a full step at least: one may hold an evaluation."""
 
     # What the loop tells.
 
@@ -140,7 +143,7 @@ class Evaluations:
     def watch(self) -> None:
         """An evaluation may begin: see the calls of modules, in light steps too."""
         loop = self._loop
-        if loop.light.is_on and loop.thread.is_training_thread and self._budget.affords(0):
+        if loop.light.is_on and loop.thread.is_training_thread and self._budget.affords_evaluation():
             self.settle()
             self._is_over = False
             loop.watch_modules(True)
@@ -168,9 +171,9 @@ class Evaluations:
             if self._num_watched < MAX_VAIN:
                 self.watch()
         elif len(self._nodes) > 2:
-            (_, before), (first, began), (last, ended) = self._nodes
-            per_step = (began - before) / max(1, first - self._nodes[0][0])
-            if 0 < (last - first + MIN_FORWARDS) * per_step < ended - began:
+            (start, before), (first, began), (last, ended) = self._nodes
+            self._per_step = min(self._per_step, (began - before) / max(1, first - start))
+            if 0 < (last - first + MIN_FORWARDS) * self._per_step < ended - began:
                 self._num_watched = 0
 
     def began(self, module: torch.nn.Module, inputs: Any) -> None:
@@ -179,11 +182,11 @@ class Evaluations:
         is_traced = torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack()
         if is_computed_again or is_traced or loop.thread.is_capturing:
             return
-        entered = perf_counter_ns()
+        entered, spent_from = perf_counter_ns(), thread_time_ns()
         self.settle()
         self._num_watched += light.is_on
         is_over = self._is_over and self._num_watched >= MAX_VAIN
-        if light.is_on and (is_over or not self._budget.affords(0)):
+        if light.is_on and (is_over or not self._budget.affords_evaluation()):
             loop.watch_modules(False)
         elif (parameter := self._parameter_of(module)) is not None:
             is_stepped = loop.step is not None and bool(loop.step.stepped)
@@ -199,13 +202,13 @@ class Evaluations:
                 started_ns=self._loader_ns if self._loader_ns > self._began_ns else entered,
             )
             self._began_ns = entered
-        self._spend(entered)
+        self._spend(spent_from)
 
     def ended(self, result: Any) -> None:
         forward, self._running = self._running, None
         if forward is None or len(self._row) >= MAX_ROW:
             return
-        forward.ended_ns = entered = perf_counter_ns()
+        forward.ended_ns, spent_from = perf_counter_ns(), thread_time_ns()
         forward.after_bytes = self._memory.read()[0]
         outputs = _tensors_in(result)[:MAX_OUTPUTS]
         forward.output_bytes = sum(one.numel() * one.element_size() for one in outputs)
@@ -219,15 +222,15 @@ class Evaluations:
         length = len(self._row) + self._num_passed
         if length >= MIN_FORWARDS:
             forward.end_mark_bytes = self._memory.highest_mark()
-        frames = (one for one in callers(sys._getframe()) if self._sites.is_user_code(one.f_code))
-        for frame in islice(frames, MAX_CALLERS):
-            forward.callers.append(self._sites.of_line(frame.f_code, frame.f_lineno))
         if length < COUNTED or not length % 64:
+            frames = (one for one in callers(sys._getframe()) if self._sites.is_user_code(one.f_code))
+            for frame in islice(frames, MAX_CALLERS):
+                forward.callers.append(self._sites.of_line(frame.f_code, frame.f_lineno))
             forward.num_alive = sum(one.is_alive for one in self._row)
-        self._spend(entered)
+        self._spend(spent_from)
 
-    def _spend(self, entered: int) -> None:
-        spent_ns = perf_counter_ns() - entered
+    def _spend(self, spent_from: int) -> None:
+        spent_ns = thread_time_ns() - spent_from
         if self._loop.step is None:
             self._budget.spend("evaluations", spent_ns)
         else:
@@ -293,11 +296,11 @@ class Evaluations:
                 started_ns=epoch_ns(first.started_ns),
                 total_us=(last.ended_ns - first.started_ns) / 1000,
                 num_batches=number,
-                site=last.callers[0] if last.callers else None,
+                site=first.callers[0] if first.callers else None,
                 memory=[EvaluationMemory(*size) for size in [(0, first.before_bytes), *sizes]],
                 peak_bytes=mark_bytes if is_peak_exact else peak_bytes,
                 is_peak_exact=is_peak_exact,
-                callers=last.callers,
+                callers=first.callers,
                 graph_bytes=max(0, round(median(rises))) if rises else None,
                 num_alive=num_alive,
                 is_rollout=is_rollout,

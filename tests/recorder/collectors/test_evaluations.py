@@ -248,8 +248,8 @@ def test_what_announces_nothing_is_seen_once_graphs_were_built_between_steps(tmp
             plain.evaluate()
 
     records = read_evaluations(record_here(tmp_path, run, overhead=HARDLY_ANY_IN_FULL).rank)
-    assert [one.num_batches for one in records][-1] == 12
-    assert records[-1].after_step == 239
+    assert len(records) >= 2, "one may be missed, where none of its steps is recorded in full"
+    assert {one.num_batches for one in records} == {12}
 
 
 def test_graphs_that_are_kept_are_counted_and_weighed(tmp_path: Path) -> None:
