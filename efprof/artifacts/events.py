@@ -221,6 +221,15 @@ class GradientClearing(Event, tag="gradient_clearing"):
     step_site: str | None = None
 
 
+class Compilation(Event, tag="compilation"):
+    """`torch.compile` compiled `function` as `site` was run; `reason` is the guard that failed of what it had made."""
+
+    function: str
+    site: str | None
+    seconds: float
+    reason: str | None = None
+
+
 class OptimizerBuilt(Event, tag="optimizer_built"):
     """An optimizer was built at `site`; of the same `number`, a later event replaces it.
 

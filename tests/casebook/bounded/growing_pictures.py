@@ -1,9 +1,9 @@
-"""Pictures that get larger every 40 steps, as in progressive resizing: a loader's dicts, which the model takes by name."""
+"""Pictures that get larger every 40 steps, in progressive resizing: a loader's dicts, which the model takes by name."""
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 EXPECTED = ()
 SIZES = (8, 12, 16, 20, 24)
@@ -25,9 +25,16 @@ class Classifier(nn.Module):
         return self.head(self.layers(pictures).mean((2, 3)))
 
 
-def pictures_of(size: int, count: int) -> list[Picture]:
-    kinds = torch.randint(4, (count,))
-    return [{"pictures": torch.randn(3, size, size) + kind, "kind": kind} for kind in kinds]
+class Pictures(Dataset[Picture]):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return 16 * 40
+
+    def __getitem__(self, index: int) -> Picture:
+        kind = torch.tensor(index % 4)
+        return {"pictures": torch.randn(3, self.size, self.size) + kind, "kind": kind}
 
 
 def train() -> None:
@@ -36,7 +43,7 @@ def train() -> None:
     model = Classifier()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for size in SIZES:
-        for batch in DataLoader(pictures_of(size, 16 * 40), batch_size=16):
+        for batch in DataLoader(Pictures(size), batch_size=16):
             loss = functional.cross_entropy(model(pictures=batch["pictures"]), batch["kind"])
             optimizer.zero_grad()
             loss.backward()
