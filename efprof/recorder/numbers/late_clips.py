@@ -17,9 +17,10 @@ from efprof.recorder.session.sites import Sites
 
 COLLECTOR = "late_clips"
 
-MAX_SITES = 32
+MAX_CALLS = 30
+"""Of one line, that are compared: 2 us for each parameter and call."""
 
-NOTED_AT = frozenset({1, 3, 10, 30, 100})
+NOTED_AT = frozenset({1, 3, 10, MAX_CALLS})
 """Calls of a line after which its counts are written; and at the end."""
 
 
@@ -41,7 +42,7 @@ class ClipWatch:
 
     def note_step(self, _: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         self._num_seen += 1
-        if self._clips:
+        if any(one.num_calls < MAX_CALLS for one in self._clips.values()):
             self._step_site = self._sites.of_caller(sys._getframe())
             self._used |= _gradients(parameters_of(optimizer))
 
@@ -49,13 +50,13 @@ class ClipWatch:
         """The first call at a line is not counted: what had stepped before it is not known."""
         site = self._sites.of_caller(sys._getframe())
         is_to_measure = isinstance(bound, float) and math.isinf(bound)
-        if site is None or is_to_measure or len(self._clips) == MAX_SITES:
+        if site is None or is_to_measure:
             return
         event = self._clips.get(site)
         if event is None:
             self._clips[site] = GradientClips(step=self._loop.number, site=site)
             return
-        if self._loop.num_updates != self._num_seen:
+        if self._loop.num_updates != self._num_seen or event.num_calls == MAX_CALLS:
             return
         gradients = _gradients([clipped] if isinstance(clipped, torch.Tensor) else clipped)
         event.num_calls += 1
