@@ -61,8 +61,8 @@ def only_finding(run: Run) -> Finding:
 def test_it_blames_the_line_that_was_seen_to_fill_the_container_and_claims_no_peak_of_tensors(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", growing()))
     assert str(finding.blame) == "train.py:8"
-    assert finding.headline == "`train.log` fills the host's memory"
-    assert finding.message.startswith("The process's memory outside of tensors grows 1.00 MiB per step, of which ")
+    assert finding.headline == "Python objects accumulate in `train.log`"
+    assert finding.message.startswith("The process's memory outside of tensors grows 1.00 MiB per step")
     assert "deque(maxlen=...)" in finding.fix.summary
     gain = finding.gain
     assert gain.peak_bytes is None

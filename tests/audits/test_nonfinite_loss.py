@@ -101,7 +101,7 @@ def test_blames_the_line_that_called_log(tmp_path: Path) -> None:
     )
     assert finding.fix.applicability == "review"
     assert "step 20" in finding.message
-    assert "1 of 128" in finding.message
+    assert "1 of 128" in finding.why
     assert "40 of the 40" in finding.message
 
 
@@ -110,13 +110,13 @@ def test_a_gradient_that_breaks_under_a_finite_loss_is_told_by_the_slope_of_an_o
     event.suspects[0].num_bad = event.suspects[0].num_elements = 0
     (finding,) = nonfinite_loss(run_with(tmp_path, events=[event], traces=[trace()], steps=steps(loss=1.0))).findings
     assert str(finding.blame) == "train.py:3"
-    assert "most likely because log on this line" in finding.message
+    assert "Most likely `log` on this line" in finding.why
 
 
 def test_without_a_window_the_operation_is_named_and_without_a_suspect_nothing_claimed(tmp_path: Path) -> None:
     (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen()])).findings
     assert str(finding.blame) == "train.py:8"
-    assert "log on a line not known" in finding.message
+    assert "`log` on a line not known" in finding.why
     assert finding.fix.applicability == "manual"
     (finding,) = nonfinite_loss(run_with(tmp_path / "second")).findings
     assert finding.fix.applicability == "manual"
@@ -136,7 +136,7 @@ def test_an_explosion_is_clipped_at_the_norm_before_it(norms: list[float], tmp_p
     ]
     (finding,) = nonfinite_loss(run_with(tmp_path, steps=exploding)).findings
     assert str(finding.blame) == "train.py:8"
-    assert "exploded" in finding.message
+    assert "exploded" in finding.why
     assert "clip_grad_norm_(model.parameters(), max_norm=0.4)" in finding.fix.summary
 
 
@@ -146,7 +146,7 @@ def test_bad_data_is_blamed_on_the_line_that_hands_it_to_the_first_operation(tmp
     traced = [call("linear", 2.5, 0.5, "train.py:7:train"), operation("aten::addmm", 7, 2.6)]
     (finding,) = nonfinite_loss(run_with(tmp_path, events=[event], traces=[traced])).findings
     assert finding.blame.text == "loss = divergence(y, model(x))"
-    assert "because data, or a detached tensor, holds NaN or Inf (1 of 128)" in finding.message
+    assert "Data, or a detached tensor, holds NaN or Inf (1 of 128)" in finding.why
     assert "torch.isfinite(batch)" in finding.fix.summary
 
 
@@ -173,7 +173,7 @@ def test_an_update_that_turns_parameters_bad_is_blamed_on_its_optimizer_and_its_
     run = run_with(tmp_path, steps=finite_before, events=bad_after_update())
     (finding,) = nonfinite_loss(run).findings
     assert (finding.blame.line, finding.severity) == (11, "high")
-    assert "AdamW's update left `Linear.weight` (float16) not finite" in finding.message
+    assert "AdamW's update left `Linear.weight` (float16) not finite" in finding.why
     assert finding.fix.summary.startswith("Set `AdamW(..., eps=0.0001)`, since 1e-08 is 0 in float16")
 
 
@@ -184,7 +184,7 @@ def test_where_no_gradient_norm_is_known_the_optimizer_s_state_tells_whether_gra
     events = bad_after_update(eps=1e-3, has_finite_state=has_finite_state)
     run = run_with(tmp_path, steps=steps(gradient_norm=None), events=events)
     (finding,) = nonfinite_loss(run).findings
-    assert ("update left" in finding.message) is has_finite_state
+    assert ("update left" in finding.why) is has_finite_state
     assert ("Check the settings of `AdamW`" in finding.fix.summary) is has_finite_state
 
 

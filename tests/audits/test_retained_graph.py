@@ -53,18 +53,18 @@ def test_it_predicts_nothing_of_the_tensors_that_detaching_leaves(tmp_path: Path
 def test_counts_alone_are_evidence_where_memory_shows_no_trend(tmp_path: Path) -> None:
     """Memory stands still, as where something else shrinks; or is not read at all."""
     still = finding_of(tmp_path / "still", steps=leaking_steps(bytes_per_step=0))
-    assert "retained memory alone does not show it" in still.message
+    assert "Retained memory alone does not show it" in still.why
     assert still.gain.peak_bytes == pytest.approx(60 * MIB, rel=0.01)
     unread = finding_of(tmp_path / "unread", steps=make_steps(60, memory=[]))
     assert str(unread.blame) == "train.py:8"
-    assert "3 counts from step 19 to step 59" in unread.message
+    assert "3 counts from step 19 to step 59" in unread.why
     assert "Of memory no trend is known" in str(unread.evidence)
 
 
 def test_where_no_line_was_seen_the_owner_is_blamed_and_without_that_the_call_of_backward(tmp_path: Path) -> None:
     finding = finding_of(tmp_path, watches=[])
     assert finding.blame.text == "def train(model, loader, optimizer):"
-    assert "its lines were not watched" in finding.message
+    assert "its lines were not watched" in finding.why
     assert finding.fix.applicability == "manual"
     finding = finding_of(
         tmp_path / "second", watches=[], holder=lambda n: graphs(n, scope="global", owner="train", file=None)

@@ -20,7 +20,7 @@ def test_the_largest_jump_names_its_boundary_and_step() -> None:
         for place, delta in enumerate(make_measurements().stage_deltas)
     ]
     assert largest_jump_sentence(deltas) == (
-        "Largest jump: 4.00 MiB from the boundary before to `post_optimizer_step` in step 7."
+        "Largest jump: 4.00 MiB up to the instant after the optimizer's step in step 7."
     )
 
 

@@ -206,8 +206,8 @@ def test_checks_of_one_need_are_told_together_without_what_stands_in_brackets() 
     )
     broken = AuditResult(audit_id="broken", status="errored", reason="Needs a friend.")
     report = make_report(audits=(*could_not, broken))
-    assert needs_phrase(report) == "2 need a CUDA device, 1 needs several ranks"
-    assert counts_phrase(report).endswith("4 not applicable (2 need a CUDA device, 1 needs several ranks), 1 broke")
+    assert needs_phrase(report) == "2 need a CUDA device; others need several ranks"
+    assert counts_phrase(report).endswith("4 not applicable, 1 broke")
     assert needs_phrase(make_clean_report()) == ""
 
 

@@ -119,7 +119,7 @@ def memory_advice(folder, *sizes_mib):
 
 def test_activations_are_advised_to_be_saved_where_they_add_a_quarter_and_not_a_sixtieth(tmp_path):
     told = memory_advice(tmp_path / "run", 118, 160, 160, 119, 119)
-    assert "(160 MiB on average, 42.0 MiB above pre_forward) at post_forward_pre_backward" in told
+    assert "(160 MiB on average, 42.0 MiB above that before forward) after the forward pass" in told
     assert "checkpointing" in told
     told = memory_advice(tmp_path / "second", 116, 118, 118, 116, 116)
     assert "checkpointing" not in told
