@@ -65,6 +65,7 @@ class TrainingSamples:
         self._ns: Counter[Place | None] = Counter()
 
     def begin(self, step: OpenStep) -> None:
+        self._pause()  # a step that trained nothing has no end
         if step.number < FIRST_STEP or self._num_samples >= MAX_SAMPLES:
             return
         if self._thread is None:
@@ -126,7 +127,8 @@ class TrainingSamples:
         was_on = self._is_on.is_set()
         if was_on:
             self._is_on.clear()
-            sys.setswitchinterval(self._switch_s)
+            if sys.getswitchinterval() < 2 * TURN_S:  # the program has set no other
+                sys.setswitchinterval(self._switch_s)
         return was_on
 
     def _sample_steps(self) -> None:
