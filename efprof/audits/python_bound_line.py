@@ -3,7 +3,7 @@
 from efprof.facts.growth.grown_line import GrownLines
 from efprof.facts.run.run import Run
 from efprof.facts.steps.step_times import StepTimes, within_idle
-from efprof.facts.time.python_lines import MANY_OPERATORS, PythonLine, PythonLines
+from efprof.facts.time.python_lines import PythonLine, PythonLines
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, ThinEvidence, UnreadableInput
 from efprof.units import format_count, format_ms, format_share, format_value
 
@@ -35,7 +35,7 @@ def python_bound_line(run: Run) -> Examination:
 def _finding(run: Run, line: PythonLine) -> Finding:
     share = format_share(line.ms / run.get(StepTimes).median_ms())
     what, why = "Python", "This line runs no operator for most of its time: Python does its work"
-    if line.num_operators >= MANY_OPERATORS:
+    if line.num_operators:
         what = f"{format_value(round(line.num_operators), 'count')} small operators"
         why = "Python starts an operator for each item here, which takes longer than the operator itself"
     gain = Gain.of_step("at most the time that samples found there", line.ms, line.interval_ms)

@@ -26,7 +26,7 @@ MAKES_ARRAYS = frozenset({"array", "as_tensor", "asarray", "from_numpy", "stack"
 
 @frozen_dataclass
 class PythonLine:
-    """Milliseconds per step, with an interval of 95 %, and operators per step.
+    """Milliseconds per step, with an interval of 95 %; small operators per step where these take the time.
 
     `loop` repeats the line within a step; None where the line runs once, or once for each item of a batch.
     `makes_array` where it copies numbers of Python into one.
@@ -96,7 +96,7 @@ def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
                 stage=most.stage,
                 ms=share * step_ms,
                 interval_ms=(interval[0] * step_ms, interval[1] * step_ms),
-                num_operators=num_operators,
+                num_operators=num_operators if is_many else 0.0,
                 loop=sources.line(f"{file}:{first}:{split_site(most.site)[2]}") if is_loop else None,
                 makes_array=_makes_array(tree, blame.line),
             )

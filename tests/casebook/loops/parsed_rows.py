@@ -1,5 +1,6 @@
 """A regression on sensor readings whose data set parses each row's text anew whenever it is fetched."""
 
+import math
 import random
 import sys
 
@@ -19,7 +20,7 @@ def make_rows() -> list[str]:
 
 
 def parsed(row: str) -> torch.Tensor:
-    readings = [float(text) / 3 + 0.5 for text in row.split(";")]  # fault
+    readings = [round(math.tanh(float(text)), 5) for text in row.split(";")]  # fault
     return torch.tensor(readings)
 
 

@@ -66,13 +66,17 @@ SET = {
     "torch.utils.data.dataloader.DataLoader": ("__init__", "__iter__"),
     "torch.utils.data.dataloader._BaseDataLoaderIter": ("__next__",),
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter": ("_shutdown_workers",),
+    "torch.autograd.anomaly_mode.detect_anomaly": ("__init__",),
+    "torch.autograd.anomaly_mode.set_detect_anomaly": ("__init__",),
+    "torch.autograd.profiler.profile": ("__init__",),
+    "torch.profiler.profiler.profile": ("__init__",),
 }
 """All that the recorder puts into others' modules and types, to be reviewed with each that comes."""
 
 END_OF_LIFE = ": tp_finalize filled"
 """By `Optimizer.__del__`, of optimizers alone: C code calls it, and tells no kind of thing by it."""
 
-SET_WITH_WINDOWS = {"torch.autograd.profiler.profile": ("__init__",), "torch.utils": ("swap_tensors",)}
+SET_WITH_WINDOWS = {"torch.utils": ("swap_tensors",)}
 
 SET_WITH_SCALERS = {"torch.amp.grad_scaler.GradScaler": ("scale", "step", "unscale_", "update")}
 """Once the program has one."""
@@ -98,8 +102,12 @@ TABLES = frozenset(
 )  # fmt: skip
 """In which it has an entry."""
 
-GLOBALS = frozenset({"collector", "environment", "signals", "tracer", "profile function", "modes", "monitoring tools"})
-"""The garbage collector's callbacks, KINETO_LOG_LEVEL, SIGTERM; in a watch the tracer, in a window the profiler."""
+GLOBALS = frozenset({
+    "collector", "environment", "signals", "tracer", "profile function", "modes", "monitoring tools", "threads",
+    "switch interval",
+})  # fmt: skip
+"""The garbage collector's callbacks, KINETO_LOG_LEVEL, SIGTERM; in a watch the tracer, in a window the profiler; the
+thread that samples the training, and the interval while it does."""
 
 OF_PYTHON = ("re.", "sys.", "platform.", "pkgutil.", "tempfile.", "msgspec.", "linecache.")
 """Caches of theirs, which fill with use."""
