@@ -94,7 +94,9 @@ TABLES = frozenset(
 )  # fmt: skip
 """In which it has an entry."""
 
-GLOBALS = frozenset({"collector", "environment", "signals", "tracer", "profile function", "modes", "monitoring tools"})
+GLOBALS = frozenset(
+    {"collector", "environment", "signals", "threads", "tracer", "profile function", "modes", "monitoring tools"}
+)
 """The garbage collector's callbacks, KINETO_LOG_LEVEL, SIGTERM; in a watch the tracer, in a window the profiler."""
 
 OF_PYTHON = ("re.", "sys.", "platform.", "pkgutil.", "tempfile.", "msgspec.", "linecache.")
