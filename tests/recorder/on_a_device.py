@@ -30,8 +30,8 @@ LEFT_OUT = {
         "test_triggers", "test_window_sizes",
     ),
     "goes by the clock, or by the host's heap and processes": (
-        "test_cycles", "test_host_memory", "test_ready_threads", "test_stage_lengths", "test_worker_memory",
-        "test_worker_samples",
+        "test_cycles", "test_host_memory", "test_long_steps", "test_ready_threads", "test_stage_lengths",
+        "test_worker_memory", "test_worker_samples",
     ),
     "records programs in processes of their own": (
         "test_collectors", "test_compilation", "test_environment", "test_holders", "test_promises",
