@@ -210,7 +210,7 @@ class Evaluations:
             return
         forward.ended_ns, spent_from = perf_counter_ns(), thread_time_ns()
         forward.after_bytes = self._memory.read()[0]
-        outputs = _tensors_in(result)[:MAX_OUTPUTS]
+        outputs = _tensors_in(result)[:MAX_OUTPUTS] if torch.is_grad_enabled() else []
         forward.output_bytes = sum(one.numel() * one.element_size() for one in outputs)
         nodes = [one.grad_fn for one in outputs if one.grad_fn is not None]
         if nodes and not is_autograd_compiled():
