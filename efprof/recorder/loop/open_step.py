@@ -147,11 +147,16 @@ def add_passes(record: StepRecord, passes: list[tuple[float, float]]) -> None:
 
 
 def num_elements(given: Iterable[object]) -> int:
-    """Of the tensors among them, and of those in a list or mapping among them."""
+    """Of the tensors among them, and of those in a list or mapping among them.
+
+    Not while torch.jit.trace takes the question for the program's, and answers with a tensor.
+    """
+    if torch._C._get_tracing_state() is not None:
+        return 0
     total = 0
     for one in given:
         items = one.values() if isinstance(one, Mapping) else one if isinstance(one, list | tuple) else (one,)
-        total += sum(item.numel() for item in islice(items, MAX_ITEMS) if isinstance(item, torch.Tensor))
+        total += sum(item.numel() for item in islice(items, MAX_ITEMS) if type(item) is torch.Tensor)
     return total
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.recorder.recording import record_here
@@ -63,3 +64,15 @@ def test_a_loader_s_steps_have_the_elements_of_the_inputs_alone(tmp_path: Path) 
         train(model, make_loader(2), optimizer)
 
     assert [step.num_elements for step in record_here(tmp_path, train_from_loader).steps] == [12, 12]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_what_is_traced_gets_no_node_of_ours(tmp_path: Path) -> None:
+    def trace_and_train() -> None:
+        model, optimizer = make_training()
+        traced = torch.jit.trace(model, torch.randn(2, 3))
+        assert "numel" not in str(traced.inlined_graph)
+        traced(torch.randn(2, 3)).sum().backward()
+        optimizer.step()
+
+    assert len(record_here(tmp_path, trace_and_train).steps) == 1
