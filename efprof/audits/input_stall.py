@@ -61,10 +61,9 @@ def input_stall(run: Run) -> Examination:
         return Examination(looked_at=f"{looked_at}, most of it for Python at {python.of_data.blame}")
     blame = run.get(Sources).line(waits.loader.site)
     if _is_stalled(waits):
-        finding = with_lines(run, waits.loader, waits.data_ms, _of_slow_loader(run, waits, blame))
-    else:
-        finding = _of_restarts(run, waits, blame)
-    return Examination(looked_at=looked_at, findings=(finding,))
+        found = with_lines(run, waits.loader, waits.data_ms, _of_slow_loader(run, waits, blame))
+        return Examination(looked_at=looked_at, findings=(found,))
+    return Examination(looked_at=looked_at, findings=(_of_restarts(run, waits, blame),))
 
 
 def _is_stalled(waits: InputWaits) -> bool:

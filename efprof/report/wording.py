@@ -16,7 +16,7 @@ APPLICABILITY_PHRASES: Final[dict[Applicability, str]] = {
 }
 BASIS_PHRASES: Final[dict[Basis, str]] = {
     "measured bound": "measured",
-    "replay": "by replaying the recording",
+    "replay": "by replay",
     "model": "estimated",
 }
 SMALLEST_SHARE: Final = 0.0005

@@ -134,7 +134,7 @@ def test_without_any_holder_the_loop_is_named_and_the_doubt_said_by_this_audit_a
     assert "over the recorded steps" in finding.gain.explanation
     assert "seen up to" not in finding.message
     for audit in (retained_graph, growing_tensors):
-        with pytest.raises(ThinEvidence, match="memory grows, and nobody counted what keeps it"):
+        with pytest.raises(ThinEvidence, match="memory grows, but what keeps it was not counted"):
             audit(run)
 
 

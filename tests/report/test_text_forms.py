@@ -22,7 +22,7 @@ def test_text_has_ranked_findings_with_place_and_gain_and_no_escape_codes() -> N
     first = next(number for number, line in enumerate(lines) if line.startswith("  1  HIGH"))
     assert "Losses are kept with their graphs" in lines[first]
     assert (
-        "train.py:88   saves about 3.75 GiB (3.52 GiB to 3.81 GiB) of peak memory, 65 % of the recorded peak, by replaying the recording"
+        "train.py:88   saves about 3.75 GiB (3.52 GiB to 3.81 GiB) of peak memory, 65 % of the recorded peak, by replay"
         in lines[first + 1]
     )
     assert "The step waits for a scalar" in lines[first + 2]

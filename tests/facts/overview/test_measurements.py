@@ -127,7 +127,7 @@ def test_activations_are_advised_to_be_saved_where_they_add_a_quarter_and_not_a_
         "Allocated memory stays near 118 MiB through the step, of which the step itself adds 2.00 MiB"
     )
     told = memory_advice(tmp_path / "third", 20, 22, 22, 23, 24)
-    assert "at post_optimizer_step, after the optimizer's step: weights, gradients and its state" in told
+    assert "above that before forward) after the optimizer's step: weights, gradients and its state" in told
 
 
 def test_memory_in_a_window_is_measured_where_one_was_recorded(tmp_path):
