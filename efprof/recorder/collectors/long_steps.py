@@ -20,6 +20,7 @@ from efprof.recorder.collectors.worker_samples import name_of
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.loop.steps import epoch_ns
+from efprof.recorder.session.main_thread import MainThreadCall, is_main
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.sites import Sites, callers
@@ -47,6 +48,7 @@ class LongSteps:
         self._loop, self._sites, self._shell, self._budget, self._lines = loop, sites, shell, budget, lines
         self._update_lines: list[str] = []
         """Where the optimizer stepped, in the last step that was recorded in full."""
+        self._interrupt = MainThreadCall(shell.guarded("long_steps", self._sample))
         self._thread: threading.Thread | None = None
         self._goes_on = threading.Lock()
         """Held until the end; to wait for it with a time limit costs least."""
@@ -59,7 +61,7 @@ class LongSteps:
 
     def note_update(self, step: OpenStep, *_: Any) -> None:
         self._update_lines = self._lines_of(sys._getframe())
-        if self._thread is None and step.number >= FIRST_STEP:
+        if self._thread is None and step.number >= FIRST_STEP and is_main(self._loop.thread.ident):
             self._lines.write(LongStep(step=step.number, started_ns=step.epoch_ns))
             run = self._shell.guarded("long_steps", self._run)
             self._thread = threading.Thread(target=run, name="efprof-long-steps", daemon=True)
@@ -84,7 +86,7 @@ class LongSteps:
                 self._write_ns = updated_ns + WRITE_NS
             left_ns = updated_ns + least_long_step(usual_ns, unit_per_ms=1e6) - now
             if left_ns <= 0 or num_looks < MAX_USUAL_LOOKS:
-                self._sample(now)
+                self._interrupt.ask()
             if now >= self._write_ns:
                 self._write()
                 self._write_ns += now - updated_ns
@@ -93,9 +95,11 @@ class LongSteps:
         self._end_step()
         self._budget.spend("long steps", thread_time_ns())
 
-    def _sample(self, now: int) -> None:
-        """Not of what the recorder does, nor where no thread trains, as while a CUDA graph is captured."""
-        inner = sys._current_frames().get(self._loop.thread.ident)
+    def _sample(self, inner: FrameType | None) -> None:
+        """Not of what the recorder does."""
+        now = perf_counter_ns()
+        if self._loop.updated_ns != self._updated_ns:  # another step than that which the thread last saw
+            return
         if inner is not None and not self._shell.is_in(inner):
             lines = self._lines_of(inner)
             left = tuple(lines[len(commonprefix([lines, self._update_lines])) :])  # noqa: RUF071 - of lists
@@ -131,9 +135,10 @@ class LongSteps:
         if self._times_ns.total() < least_long_step(usual_ns, unit_per_ms=1e6) - usual_ns:
             return False
         num_usual = max(1, self._usual.total())
+        times_ns = Counter(dict(self._times_ns))  # the main thread may be adding to it
         self._step.stacks = [
             SampledStack(lines, inside, spent_ns / 1e9, self._usual[lines[:1]] / num_usual)
-            for (lines, inside), spent_ns in self._times_ns.most_common(MAX_STACKS)
+            for (lines, inside), spent_ns in times_ns.most_common(MAX_STACKS)
         ]
         if self._loop.compiled_at < self._step.step:
             self._lines.write(self._step)
@@ -147,3 +152,4 @@ def start(session: Session) -> None:
     )
     session.subscribe(session.loop.optimizer_began, "long_steps", long_steps.note_update)
     session.on_end("long_steps", long_steps.stop)
+    session.shell.when_stopped("long_steps", long_steps.stop)

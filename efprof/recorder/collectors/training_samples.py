@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from random import Random
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Final, NamedTuple
 
 from efprof.artifacts.events import SampledPlace, TrainingSampled
@@ -18,6 +18,7 @@ from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.collectors.worker_samples import MAX_JOIN_S
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.session.main_thread import MainThreadCall, is_main
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note, Shell
 from efprof.recorder.session.sites import Sites, callers
@@ -55,7 +56,8 @@ class TrainingSamples:
 
     def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, note: Note, shell: Shell) -> None:
         self._loop, self._sites, self._budget, self._note = loop, sites, budget, note
-        self._sample = shell.guarded("training_samples", self._sample_steps)
+        self._ask_for_samples = shell.guarded("training_samples", self._sample_steps)
+        self._sample = MainThreadCall(shell.guarded("training_samples", self._take))
         self._is_on = threading.Event()
         self._thread: threading.Thread | None = None
         self._random = Random(0)
@@ -66,10 +68,11 @@ class TrainingSamples:
 
     def begin(self, step: OpenStep) -> None:
         self._pause()  # a step that trained nothing has no end
-        if step.number < FIRST_STEP or self._num_samples >= MAX_SAMPLES:
+        is_done = step.number < FIRST_STEP or self._num_samples >= MAX_SAMPLES
+        if is_done or not is_main(self._loop.thread.ident):
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._sample, name="efprof-samples", daemon=True)
+            self._thread = threading.Thread(target=self._ask_for_samples, name="efprof-samples", daemon=True)
             self._thread.start()
         self._of_step, self._num_of_step, self._last_ns = Counter(), 0, time.perf_counter_ns()
         self._switch_s = sys.getswitchinterval()
@@ -136,13 +139,18 @@ class TrainingSamples:
             self._is_on.wait()
             time.sleep(self._period_s * self._random.uniform(0.5, 1.5))
             if self._is_on.is_set():
-                now = time.perf_counter_ns()
-                self._of_step[self._place()] += now - self._last_ns
-                self._last_ns, self._num_of_step = now, self._num_of_step + 1
+                self._sample.ask()
 
-    def _place(self) -> Place | None:
+    def _take(self, inner: FrameType | None) -> None:
+        if self._is_on.is_set():
+            now = time.perf_counter_ns()
+            self._of_step[self._place(inner)] += now - self._last_ns
+            self._last_ns = now
+            self._num_of_step += 1
+
+    def _place(self, inner: FrameType | None) -> Place | None:
         """None of what no line of the user's has called, and of the recorder."""
-        inner, is_in_library = sys._current_frames().get(self._loop.thread.ident), False
+        is_in_library = False
         for caller in callers(inner):
             code = caller.f_code
             if self._sites.is_user_code(code):
@@ -161,4 +169,5 @@ def start(session: Session) -> None:
     session.subscribe(loop.step_ended, "training_samples", samples.end)
     session.subscribe(loop.step_dropped, "training_samples", samples.drop)
     session.on_end("training_samples", samples.finish)
+    shell.when_stopped("training_samples", samples.stop)
     os.register_at_fork(before=shell.guarded("training_samples", samples.stop))
