@@ -7,23 +7,25 @@ then of steps that stay usual is counted too: a line that they have as well is n
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterable
+from functools import cache
 from os.path import commonprefix
+from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
-from types import FrameType
 from typing import Any, Final
 
 from torch.utils.data import dataloader
 
 from efprof.artifacts.readings import LONG_STEPS_FILE, LongStep, SampledStack, least_long_step
 from efprof.recorder.budget.sampling import Budget
-from efprof.recorder.collectors.worker_samples import name_of
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.loop.steps import epoch_ns
-from efprof.recorder.session.main_thread import MainThreadCall, is_main
+from efprof.recorder.session import shell
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.stacks import MOST_CALLS, Call, Stacks
 from efprof.recorder.session.writing import OWN_FOLDER, LineWriter
 
 PERIOD_S: Final = 0.02
@@ -48,7 +50,6 @@ class LongSteps:
         self._loop, self._sites, self._shell, self._budget, self._lines = loop, sites, shell, budget, lines
         self._update_lines: list[str] = []
         """Where the optimizer stepped, in the last step that was recorded in full."""
-        self._interrupt = MainThreadCall(shell.guarded("long_steps", self._sample))
         self._thread: threading.Thread | None = None
         self._goes_on = threading.Lock()
         """Held until the end; to wait for it with a time limit costs least."""
@@ -56,12 +57,15 @@ class LongSteps:
         self._usual = Counter[tuple[str, ...]]()
         """How often usual steps were seen at a line, by where it leaves those of the update."""
         self._times_ns = Counter[Stack]()
+        self._stacks = Stacks()
         self._step = LongStep(step=0, started_ns=0)
         self._updated_ns = self._seen_ns = self._write_ns = 0
 
     def note_update(self, step: OpenStep, *_: Any) -> None:
-        self._update_lines = self._lines_of(sys._getframe())
-        if self._thread is None and step.number >= FIRST_STEP and is_main(self._loop.thread.ident):
+        frames = callers(sys._getframe())
+        calls = (Call(one.f_code.co_filename, one.f_lineno or 0, one.f_code.co_name) for one in frames)
+        self._update_lines = self._lines_of(calls)
+        if self._thread is None and step.number >= FIRST_STEP:
             self._lines.write(LongStep(step=step.number, started_ns=step.epoch_ns))
             run = self._shell.guarded("long_steps", self._run)
             self._thread = threading.Thread(target=run, name="efprof-long-steps", daemon=True)
@@ -71,6 +75,7 @@ class LongSteps:
         self._goes_on.release()
         if self._thread is not None:
             self._thread.join(MAX_JOIN_S)
+        self._stacks.close()
 
     def _run(self) -> None:
         num_long = num_looks = 0
@@ -86,7 +91,7 @@ class LongSteps:
                 self._write_ns = updated_ns + WRITE_NS
             left_ns = updated_ns + least_long_step(usual_ns, unit_per_ms=1e6) - now
             if left_ns <= 0 or num_looks < MAX_USUAL_LOOKS:
-                self._interrupt.ask()
+                self._sample(now)
             if now >= self._write_ns:
                 self._write()
                 self._write_ns += now - updated_ns
@@ -95,28 +100,25 @@ class LongSteps:
         self._end_step()
         self._budget.spend("long steps", thread_time_ns())
 
-    def _sample(self, inner: FrameType | None) -> None:
-        """Not of what the recorder does."""
-        now = perf_counter_ns()
-        if self._loop.updated_ns != self._updated_ns:  # another step than that which the thread last saw
-            return
-        if inner is not None and not self._shell.is_in(inner):
-            lines = self._lines_of(inner)
+    def _sample(self, now: int) -> None:
+        """Not of what the recorder does, nor where no thread trains, as while a CUDA graph is captured."""
+        calls = self._stacks.calls_of(self._loop.thread.ident)
+        if 0 < len(calls) < MOST_CALLS and not any(map(_is_guard, calls)):
+            lines = self._lines_of(calls)
             left = tuple(lines[len(commonprefix([lines, self._update_lines])) :])  # noqa: RUF071 - of lists
-            while inner.f_back is not None and inner.f_code.co_filename.startswith(OWN_FOLDER):
-                inner = inner.f_back
-            inside = None if self._sites.is_user_code(inner.f_code) else name_of(inner)
+            inner = next((call for call in calls if not call.file.startswith(OWN_FOLDER)), calls[-1])
+            inside = None if self._sites.is_user_file(inner.file) else f"{module_of(inner.file)}.{inner.function}"
             self._times_ns[(*left[:1], *left[1:][-1:]), inside] += max(0, now - self._seen_ns)
         self._seen_ns = max(now, self._seen_ns)
 
-    def _lines_of(self, inner: FrameType) -> list[str]:
+    def _lines_of(self, calls: Iterable[Call]) -> list[str]:
         """The user's, outermost first, without those that ask a loader for a batch: any loop has one."""
         lines, is_asking = [], False
-        for frame in callers(inner):
-            is_asking |= frame.f_code.co_filename == dataloader.__file__
-            if self._sites.is_user_code(frame.f_code):
-                if frame.f_lineno and not is_asking:  # an instruction may belong to no line
-                    lines.append(self._sites.of_line(frame.f_code, frame.f_lineno))
+        for call in calls:
+            is_asking |= call.file == dataloader.__file__
+            if self._sites.is_user_file(call.file):
+                if call.line and not is_asking:  # an instruction may belong to no line
+                    lines.append(self._sites.of_place(*call))
                 is_asking = False
         return lines[::-1]
 
@@ -135,14 +137,25 @@ class LongSteps:
         if self._times_ns.total() < least_long_step(usual_ns, unit_per_ms=1e6) - usual_ns:
             return False
         num_usual = max(1, self._usual.total())
-        times_ns = Counter(dict(self._times_ns))  # the main thread may be adding to it
         self._step.stacks = [
             SampledStack(lines, inside, spent_ns / 1e9, self._usual[lines[:1]] / num_usual)
-            for (lines, inside), spent_ns in times_ns.most_common(MAX_STACKS)
+            for (lines, inside), spent_ns in self._times_ns.most_common(MAX_STACKS)
         ]
         if self._loop.compiled_at < self._step.step:
             self._lines.write(self._step)
         return True
+
+
+def _is_guard(call: Call) -> bool:
+    """True for the function of the shell around all that the recorder does."""
+    return call.function == "call" and call.file == shell.__file__
+
+
+@cache
+def module_of(file: str) -> str:
+    """Its name; that of the file where none is loaded from it."""
+    modules = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
+    return next((name for name, place in modules if place == file), Path(file).stem)
 
 
 def start(session: Session) -> None:
@@ -152,4 +165,3 @@ def start(session: Session) -> None:
     )
     session.subscribe(session.loop.optimizer_began, "long_steps", long_steps.note_update)
     session.on_end("long_steps", long_steps.stop)
-    session.shell.when_stopped("long_steps", long_steps.stop)

@@ -9,7 +9,6 @@ import threading
 import time
 from collections import Counter
 from random import Random
-from types import CodeType, FrameType
 from typing import Final, NamedTuple
 
 from efprof.artifacts.events import SampledPlace, TrainingSampled
@@ -18,10 +17,10 @@ from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.collectors.worker_samples import MAX_JOIN_S
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.session.main_thread import MainThreadCall, is_main
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note, Shell
-from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.stacks import Stacks
 from efprof.recorder.session.writing import OWN_FOLDER
 
 FIRST_STEP: Final = 3
@@ -34,15 +33,16 @@ TURN_S: Final = 0.000005
 Python that comes to an operator sooner is counted at the operator's line."""
 MAX_SAMPLES: Final = 600
 """A share of a fifth is then known to 3 points."""
-SAMPLE_NS: Final = 40_000
+SAMPLE_NS: Final = 160_000
 """What a sample costs."""
 NUMPY: Final = f"{os.sep}numpy{os.sep}"
 """In whose folders what a line does on arrays is written partly in Python: that is the line's own work."""
 
 
 class Place(NamedTuple):
-    code: CodeType
+    file: str
     line: int
+    function: str
     stage: str
     is_in_library: bool
     """Whether Python code of a library runs, called from this line."""
@@ -56,8 +56,8 @@ class TrainingSamples:
 
     def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, note: Note, shell: Shell) -> None:
         self._loop, self._sites, self._budget, self._note = loop, sites, budget, note
-        self._ask_for_samples = shell.guarded("training_samples", self._sample_steps)
-        self._sample = MainThreadCall(shell.guarded("training_samples", self._take))
+        self._sample = shell.guarded("training_samples", self._sample_steps)
+        self._stacks = Stacks()
         self._is_on = threading.Event()
         self._thread: threading.Thread | None = None
         self._random = Random(0)
@@ -68,11 +68,10 @@ class TrainingSamples:
 
     def begin(self, step: OpenStep) -> None:
         self._pause()  # a step that trained nothing has no end
-        is_done = step.number < FIRST_STEP or self._num_samples >= MAX_SAMPLES
-        if is_done or not is_main(self._loop.thread.ident):
+        if step.number < FIRST_STEP or self._num_samples >= MAX_SAMPLES:
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._ask_for_samples, name="efprof-samples", daemon=True)
+            self._thread = threading.Thread(target=self._sample, name="efprof-samples", daemon=True)
             self._thread.start()
         self._of_step, self._num_of_step, self._last_ns = Counter(), 0, time.perf_counter_ns()
         self._switch_s = sys.getswitchinterval()
@@ -108,7 +107,7 @@ class TrainingSamples:
         lines: Counter[tuple[str, str, bool]] = Counter()
         for place, spent_ns in self._ns.items():
             if place is not None:
-                site = self._sites.of_line(place.code, place.line)
+                site = self._sites.of_place(place.file, place.line, place.function)
                 lines[site, place.stage, place.is_in_library] += spent_ns
         self._note(
             TrainingSampled(
@@ -124,6 +123,7 @@ class TrainingSamples:
         self.stop()
         if self._num_samples > self._num_written:
             self.write()
+        self._stacks.close()
 
     def _pause(self) -> bool:
         """Whether the thread was on."""
@@ -139,26 +139,19 @@ class TrainingSamples:
             self._is_on.wait()
             time.sleep(self._period_s * self._random.uniform(0.5, 1.5))
             if self._is_on.is_set():
-                self._sample.ask()
+                now = time.perf_counter_ns()
+                self._of_step[self._place()] += now - self._last_ns
+                self._last_ns, self._num_of_step = now, self._num_of_step + 1
 
-    def _take(self, inner: FrameType | None) -> None:
-        if self._is_on.is_set():
-            now = time.perf_counter_ns()
-            self._of_step[self._place(inner)] += now - self._last_ns
-            self._last_ns = now
-            self._num_of_step += 1
-
-    def _place(self, inner: FrameType | None) -> Place | None:
+    def _place(self) -> Place | None:
         """None of what no line of the user's has called, and of the recorder."""
-        is_in_library = False
-        for caller in callers(inner):
-            code = caller.f_code
-            if self._sites.is_user_code(code):
-                line = caller.f_lineno or code.co_firstlineno
-                return Place(code, line, self._loop.clock.stage or "other", is_in_library)
-            if caller is inner and code.co_filename.startswith(OWN_FOLDER):
-                return None
-            is_in_library |= NUMPY not in code.co_filename
+        calls, is_in_library = self._stacks.calls_of(self._loop.thread.ident), False
+        if calls and calls[0].file.startswith(OWN_FOLDER):
+            return None
+        for file, line, function in calls:
+            if self._sites.is_user_file(file):
+                return Place(file, line, function, self._loop.clock.stage or "other", is_in_library)
+            is_in_library |= NUMPY not in file
         return None
 
 
@@ -169,5 +162,4 @@ def start(session: Session) -> None:
     session.subscribe(loop.step_ended, "training_samples", samples.end)
     session.subscribe(loop.step_dropped, "training_samples", samples.drop)
     session.on_end("training_samples", samples.finish)
-    shell.when_stopped("training_samples", samples.stop)
     os.register_at_fork(before=shell.guarded("training_samples", samples.stop))
