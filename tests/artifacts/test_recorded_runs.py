@@ -36,7 +36,7 @@ def test_a_sick_run_has_its_fault_found_on_the_marked_line_and_nothing_else(name
     assert finding["blame"]["line"] > 0
     assert finding["fix"]["summary"]
     assert finding["gain"]["basis"] in ("measured bound", "replay", "model")
-    is_told = "its lines were not watched" in finding["message"]
+    is_told = "its lines were not watched" in finding["why"]
     assert is_told == (name in BEFORE_LINES_WERE_WATCHED)
 
 

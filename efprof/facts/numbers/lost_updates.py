@@ -7,6 +7,9 @@ from efprof.artifacts.events import GradientClips, OptimizerBuilt, events_of
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
 
+MIN_REBUILT = 2
+"""By one line: a single time it is a second phase, as fine-tuning is."""
+
 BuiltOptimizer = OptimizerBuilt
 """An optimizer, where it was built, and of how many parameters it lost the state."""
 
@@ -26,7 +29,8 @@ def rebuilt_optimizers(run: Run) -> Mapping[str, list[BuiltOptimizer]]:
     """By the line that built them, those that took the place of one with state."""
     lost = [event for event in built_optimizers(run) if event.num_lost and event.site]
     by_site = sorted(lost, key=lambda event: str(event.site))
-    return {str(site): list(events) for site, events in groupby(by_site, lambda event: event.site)}
+    found = {str(site): list(events) for site, events in groupby(by_site, lambda event: event.site)}
+    return {site: events for site, events in found.items() if len(events) >= MIN_REBUILT}
 
 
 def gradient_clips(run: Run) -> list[Clips]:

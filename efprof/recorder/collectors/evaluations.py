@@ -13,7 +13,7 @@ from itertools import islice
 from math import inf
 from statistics import median
 from time import perf_counter_ns, thread_time_ns
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import ref
 
 import torch
@@ -63,11 +63,22 @@ class _Hook:
         self._forward.is_used = True
 
 
+class _Place(NamedTuple):
+    """Where a parameter is held: a weak reference to itself would keep it from being swapped."""
+
+    owner: ref[torch.nn.Module]
+    name: str
+
+    def __call__(self) -> torch.Tensor | None:
+        owner = self.owner()
+        return None if owner is None else getattr(owner, self.name, None)
+
+
 @dataclass(kw_only=True, slots=True)
 class _Forward:
     """One call of an outermost module; `size` is the number of elements of its first input."""
 
-    parameter: ref[torch.Tensor]
+    parameter: _Place
     """One that an optimizer has, and its version: another one after the next update."""
     version: int
     after_step: int
@@ -115,7 +126,7 @@ class Evaluations:
         self._num_passed = self._num_alive = self._peak_bytes = 0
         self._optimizers: set[int] = set()
         self._optimized: set[int] = set()
-        self._parameters: dict[int, ref[torch.Tensor] | None] = {}
+        self._parameters: dict[int, _Place | None] = {}
         """Of each module, by its `id`, one that an optimizer has."""
         self._used: _Forward | None = None
         self._began_ns = self._loader_ns = 0
@@ -188,10 +199,10 @@ class Evaluations:
         is_over = self._is_over and self._num_watched >= MAX_VAIN
         if light.is_on and (is_over or not self._budget.affords_evaluation()):
             loop.watch_modules(False)
-        elif (parameter := self._parameter_of(module)) is not None:
+        elif (place := self._parameter_of(module)) is not None and (parameter := place()) is not None:
             is_stepped = loop.step is not None and bool(loop.step.stepped)
             self._running = _Forward(
-                parameter=ref(parameter),
+                parameter=place,
                 version=parameter._version,
                 after_step=loop.number - 1 + is_stepped,
                 size=next((one.numel() for one in _tensors_in(inputs)), 0),
@@ -319,15 +330,20 @@ class Evaluations:
             if step is not None and step.start_ns <= first.began_ns:
                 step.has_pause = True
 
-    def _parameter_of(self, module: torch.nn.Module) -> torch.Tensor | None:
+    def _parameter_of(self, module: torch.nn.Module) -> _Place | None:
         """One that an optimizer has; before the first update any that requires a gradient."""
         if id(module) not in self._parameters:
             own = self._optimized
-            every = (one for one in module.parameters() if one.requires_grad)
-            found = next((one for one in every if not own or id(one) in own), None)
-            self._parameters[id(module)] = None if found is None else ref(found)
-        known = self._parameters[id(module)]
-        return None if known is None else known()
+            self._parameters[id(module)] = next(
+                (
+                    _Place(ref(inner), name)
+                    for inner in module.modules()
+                    for name, one in inner.named_parameters(recurse=False)
+                    if one.requires_grad and (not own or id(one) in own)
+                ),
+                None,
+            )
+        return self._parameters[id(module)]
 
 
 def start(session: Session) -> None:

@@ -81,7 +81,7 @@ class TrainingSamples:
     def end(self, _: OpenStep, record: StepRecord) -> None:
         if not self._pause() or record.window is not None:
             return
-        self._ns.update(self._of_step)
+        self._ns.update(dict(self._of_step))  # the thread may be about to add its last
         self._num_samples += self._num_of_step
         self._period_s = min(MAX_PERIOD_S, max(MIN_PERIOD_S, record.total_us / 1e6 / PER_STEP))
         self._budget.spend("samples", self._num_of_step * SAMPLE_NS)
@@ -139,9 +139,14 @@ class TrainingSamples:
             self._is_on.wait()
             time.sleep(self._period_s * self._random.uniform(0.5, 1.5))
             if self._is_on.is_set():
-                now = time.perf_counter_ns()
-                self._of_step[self._place()] += now - self._last_ns
-                self._last_ns, self._num_of_step = now, self._num_of_step + 1
+                self._add(self._place())
+
+    def _add(self, place: Place | None) -> None:
+        if self._is_on.is_set():
+            now = time.perf_counter_ns()
+            self._of_step[place] += now - self._last_ns
+            self._last_ns = now
+            self._num_of_step += 1
 
     def _place(self) -> Place | None:
         """None of what no line of the user's has called, and of the recorder."""

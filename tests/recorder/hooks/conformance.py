@@ -23,7 +23,7 @@ import torch
 from torch._dynamo.variables.functions import PolyfilledFunctionVariable
 
 from efprof.artifacts.events import CollectorStopped
-from efprof.recorder.holders import growth_watch
+from efprof.recorder.holders import growth_watch, holders
 from efprof.recorder.launch.start import start_session
 from efprof.recorder.session.session import Session
 from efprof.recorder.windows.profiled_window import ProfiledWindow
@@ -38,7 +38,7 @@ WINDOW = (200, 400)
 """Steps, of which the calls make some eighty."""
 
 WATCHED_FROM = 640
-"""There is a count at so many steps, and the watch after it lasts for as much as an eighth of them."""
+"""There is a count at so many steps, and a watch after it."""
 
 LIGHT_FROM = 240
 """After two hundred steps no burst of full ones comes without being earned."""
@@ -305,6 +305,7 @@ def main_compiled(result: str) -> None:
 def _run(findings: Findings, result: str) -> None:
     torch.set_num_threads(1)
     growth_watch.MAX_NS *= 100  # the watch goes on for as long as the calls take
+    holders.MAX_WATCHED_STEPS *= 100
     ProfiledWindow._write = lambda *_: []  # type: ignore[method-assign] # it would take longer than all the calls
     findings.make_bare()
     record_in_full(findings)
