@@ -71,7 +71,9 @@ class _Place(NamedTuple):
 
     def __call__(self) -> torch.Tensor | None:
         owner = self.owner()
-        return None if owner is None else getattr(owner, self.name, None)
+        # Not as an attribute, which a program that traces the module would see.
+        parameters = {} if owner is None else owner._parameters
+        return parameters[self.name] if self.name in parameters else None  # noqa: SIM401 - a script module has no get
 
 
 @dataclass(kw_only=True, slots=True)
