@@ -97,7 +97,7 @@ class Holders:
             self.count("step", record.step)
 
     def loader_ended(self, _: Any, number: int | None) -> None:
-        if number is None or number != self._loader:
+        if number is None or number != self._loader or self._is_in_window():
             return
         if self._loop.number >= FIRST_COUNTS[0] and self._num_restarts < MAX_RESTARTS:
             self._num_restarts += 1
@@ -111,7 +111,13 @@ class Holders:
     def loader_began(self, loader: Any) -> None:
         if self._is_loader_over and self._loop.loader_numbers.get(loader) == self._loader:
             self._is_loader_over = False
-            self.count("loader_began", self._loop.number - 1)
+            if not self._is_in_window():
+                self.count("loader_began", self._loop.number - 1)
+
+    def _is_in_window(self) -> bool:
+        """Whether the step that began last is traced, or its calls are counted: a count would be among them."""
+        step = self._loop.step or self._loop.steps.closed
+        return step is not None and step.window is not None
 
     def compilation_began(self) -> None:
         """A compiler runs a million of lines, each of them longer while it is watched."""

@@ -74,6 +74,7 @@ class Windows:
             loop.sampling.want(start - 1, planned.end)
 
     def begin(self, step: OpenStep) -> None:
+        self._events.stop()  # where a loader ended in the step that was counted, that was none
         if not self._may_open:
             self._triggers.requests.clear()  # steps are recorded in full as long as one waits
         if self._window is None and self._may_open:
