@@ -4,13 +4,11 @@ The thread sleeps until the open step would be a long one, and wakes at most 20 
 then of steps that stay usual is counted too: a line that they have as well is not what makes others long.
 """
 
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from functools import cache
 from os.path import commonprefix
-from pathlib import Path
+from threading import get_ident
 from time import perf_counter_ns, thread_time_ns
 from typing import Any, Final
 
@@ -24,8 +22,8 @@ from efprof.recorder.loop.steps import epoch_ns
 from efprof.recorder.session import shell
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
-from efprof.recorder.session.sites import Sites, callers
-from efprof.recorder.session.stacks import MOST_CALLS, Call, Stacks
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.stacks import MOST_CALLS, Call, calls_of
 from efprof.recorder.session.writing import OWN_FOLDER, LineWriter
 
 PERIOD_S: Final = 0.02
@@ -57,14 +55,11 @@ class LongSteps:
         self._usual = Counter[tuple[str, ...]]()
         """How often usual steps were seen at a line, by where it leaves those of the update."""
         self._times_ns = Counter[Stack]()
-        self._stacks = Stacks()
         self._step = LongStep(step=0, started_ns=0)
         self._updated_ns = self._seen_ns = self._write_ns = 0
 
     def note_update(self, step: OpenStep, *_: Any) -> None:
-        frames = callers(sys._getframe())
-        calls = (Call(one.f_code.co_filename, one.f_lineno or 0, one.f_code.co_name) for one in frames)
-        self._update_lines = self._lines_of(calls)
+        self._update_lines = self._lines_of(calls_of(get_ident()))
         if self._thread is None and step.number >= FIRST_STEP:
             self._lines.write(LongStep(step=step.number, started_ns=step.epoch_ns))
             run = self._shell.guarded("long_steps", self._run)
@@ -75,7 +70,6 @@ class LongSteps:
         self._goes_on.release()
         if self._thread is not None:
             self._thread.join(MAX_JOIN_S)
-        self._stacks.close()
 
     def _run(self) -> None:
         num_long = num_looks = 0
@@ -102,12 +96,12 @@ class LongSteps:
 
     def _sample(self, now: int) -> None:
         """Not of what the recorder does, nor where no thread trains, as while a CUDA graph is captured."""
-        calls = self._stacks.calls_of(self._loop.thread.ident)
+        calls = calls_of(self._loop.thread.ident)
         if 0 < len(calls) < MOST_CALLS and not any(map(_is_guard, calls)):
             lines = self._lines_of(calls)
             left = tuple(lines[len(commonprefix([lines, self._update_lines])) :])  # noqa: RUF071 - of lists
             inner = next((call for call in calls if not call.file.startswith(OWN_FOLDER)), calls[-1])
-            inside = None if self._sites.is_user_file(inner.file) else f"{module_of(inner.file)}.{inner.function}"
+            inside = None if self._sites.is_user_code(inner.code) else inner.full_name
             self._times_ns[(*left[:1], *left[1:][-1:]), inside] += max(0, now - self._seen_ns)
         self._seen_ns = max(now, self._seen_ns)
 
@@ -116,9 +110,9 @@ class LongSteps:
         lines, is_asking = [], False
         for call in calls:
             is_asking |= call.file == dataloader.__file__
-            if self._sites.is_user_file(call.file):
+            if self._sites.is_user_code(call.code):
                 if call.line and not is_asking:  # an instruction may belong to no line
-                    lines.append(self._sites.of_place(*call))
+                    lines.append(self._sites.of_line(call.code, call.line))
                 is_asking = False
         return lines[::-1]
 
@@ -148,14 +142,7 @@ class LongSteps:
 
 def _is_guard(call: Call) -> bool:
     """True for the function of the shell around all that the recorder does."""
-    return call.function == "call" and call.file == shell.__file__
-
-
-@cache
-def module_of(file: str) -> str:
-    """Its name; that of the file where none is loaded from it."""
-    modules = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
-    return next((name for name, place in modules if place == file), Path(file).stem)
+    return call.code.co_name == "call" and call.file == shell.__file__
 
 
 def start(session: Session) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from random import Random
+from types import CodeType
 from typing import Final, NamedTuple
 
 from efprof.artifacts.events import SampledPlace, TrainingSampled
@@ -20,7 +21,7 @@ from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note, Shell
 from efprof.recorder.session.sites import Sites
-from efprof.recorder.session.stacks import Stacks
+from efprof.recorder.session.stacks import calls_of
 from efprof.recorder.session.writing import OWN_FOLDER
 
 FIRST_STEP: Final = 3
@@ -34,15 +35,14 @@ Python that comes to an operator sooner is counted at the operator's line."""
 MAX_SAMPLES: Final = 600
 """A share of a fifth is then known to 3 points."""
 SAMPLE_NS: Final = 160_000
-"""What a sample costs."""
+"""What a sample costs, most of it to wait for Python's lock and to pass it on."""
 NUMPY: Final = f"{os.sep}numpy{os.sep}"
 """In whose folders what a line does on arrays is written partly in Python: that is the line's own work."""
 
 
 class Place(NamedTuple):
-    file: str
+    code: CodeType
     line: int
-    function: str
     stage: str
     is_in_library: bool
     """Whether Python code of a library runs, called from this line."""
@@ -57,7 +57,6 @@ class TrainingSamples:
     def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, note: Note, shell: Shell) -> None:
         self._loop, self._sites, self._budget, self._note = loop, sites, budget, note
         self._sample = shell.guarded("training_samples", self._sample_steps)
-        self._stacks = Stacks()
         self._is_on = threading.Event()
         self._thread: threading.Thread | None = None
         self._random = Random(0)
@@ -107,7 +106,7 @@ class TrainingSamples:
         lines: Counter[tuple[str, str, bool]] = Counter()
         for place, spent_ns in self._ns.items():
             if place is not None:
-                site = self._sites.of_place(place.file, place.line, place.function)
+                site = self._sites.of_line(place.code, place.line)
                 lines[site, place.stage, place.is_in_library] += spent_ns
         self._note(
             TrainingSampled(
@@ -123,7 +122,6 @@ class TrainingSamples:
         self.stop()
         if self._num_samples > self._num_written:
             self.write()
-        self._stacks.close()
 
     def _pause(self) -> bool:
         """Whether the thread was on."""
@@ -150,13 +148,13 @@ class TrainingSamples:
 
     def _place(self) -> Place | None:
         """None of what no line of the user's has called, and of the recorder."""
-        calls, is_in_library = self._stacks.calls_of(self._loop.thread.ident), False
+        calls, is_in_library = calls_of(self._loop.thread.ident), False
         if calls and calls[0].file.startswith(OWN_FOLDER):
             return None
-        for file, line, function in calls:
-            if self._sites.is_user_file(file):
-                return Place(file, line, function, self._loop.clock.stage or "other", is_in_library)
-            is_in_library |= NUMPY not in file
+        for code, line, _ in calls:
+            if self._sites.is_user_code(code):
+                return Place(code, line or code.co_firstlineno, self._loop.clock.stage or "other", is_in_library)
+            is_in_library |= NUMPY not in code.co_filename
         return None
 
 

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from multiprocessing.queues import Queue
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from torch.utils.data._utils import worker
@@ -23,7 +22,8 @@ from efprof.artifacts.run_file import SOURCES_FILE, SourceText, read_sources
 from efprof.recorder.hooks.patching import replace
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
-from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.stacks import calls_of
 from efprof.recorder.session.writing import OWN_FOLDER, LineWriter, RankFolder
 
 PERIOD_S: Final = 0.02
@@ -172,23 +172,23 @@ class Sampler:
         self._write()
 
     def _sample(self) -> None:
-        inner, is_asking = sys._current_frames().get(self._ident), False
-        for caller in callers(inner):
-            code = caller.f_code
+        inner, is_asking = None, False
+        for call in calls_of(self._ident):
+            code = call.code
             if code is SampledLoop.__call__.__code__:  # around it is the program that the worker was forked from
                 return
-            if caller is inner and code.co_filename.startswith(OWN_FOLDER):
-                inner = caller.f_back  # a forked worker goes through our hooks
-                continue
+            if inner is None and code.co_filename.startswith(OWN_FOLDER):
+                continue  # a forked worker goes through our hooks
+            inner = inner or call
             if code is LOOP.__code__:
                 if is_asking:
                     self._num_idle += 1
                 else:
-                    self._places[None, name_of(inner)] += 1
+                    self._places[None, inner.full_name] += 1
                 return
             if self._sites.is_user_code(code):
-                site = self._sites.of_line(code, caller.f_lineno or code.co_firstlineno)
-                self._places[site, None if caller is inner else name_of(inner)] += 1
+                site = self._sites.of_line(code, call.line or code.co_firstlineno)
+                self._places[site, None if call is inner else inner.full_name] += 1
                 return
             is_asking |= code is ASKING
 
@@ -200,7 +200,3 @@ class Sampler:
             )
         self._places.clear()
         self._num_idle = 0
-
-
-def name_of(frame: FrameType | None) -> str | None:
-    return None if frame is None else f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_qualname}"

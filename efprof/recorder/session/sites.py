@@ -51,10 +51,7 @@ class Sites:
         return None if frame is None else self.of_line(frame.f_code, frame.f_lineno)
 
     def of_line(self, code: CodeType, line: int) -> str:
-        return self.of_place(code.co_filename, line, code.co_qualname)
-
-    def of_place(self, file: str, line: int, function: str) -> str:
-        return f"{self.file(file)}:{line}:{function}"
+        return f"{self.file(code.co_filename)}:{line}:{code.co_qualname}"
 
     def file(self, path: str) -> str:
         """The name of a file in reports: relative to the repository. The text of a user's file is kept."""
