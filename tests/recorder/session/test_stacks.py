@@ -48,7 +48,7 @@ while thread.is_alive():
     except ValueError:
         pass
     sorted(range(50), key=lambda number: -number)
-print(seen == {"<module>"}, max(depths) > 30, gc.isenabled())
+print(seen == {"<module>"}, len(depths) > 3, gc.isenabled())
 """
 
 
