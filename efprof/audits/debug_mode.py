@@ -4,6 +4,7 @@ import re
 
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
+from efprof.facts.steps.long_steps import LongSteps
 from efprof.facts.steps.step_times import StepTimes, stall_lines, within_idle
 from efprof.facts.time.time_use import TimeUse
 from efprof.fixes.source_edit import delete_statement
@@ -54,7 +55,8 @@ def debug_mode(run: Run) -> Examination:
     Delete the line, or unset the variable.
 
     ## Predicted gain
-    The time inside `gc.collect`; of anomaly detection what a profiler window saw of its stacks and checks. Else none.
+    The time inside `gc.collect`; of anomaly detection what a profiler window saw of its stacks and checks; of the
+    program's profiler the long steps in which it puts its records together. Else none.
     """
     steps, step_ms = run.get(StepTimes).at_least(1), run.get(StepTimes).median_ms()
     often = [line for line in stall_lines(run) if line.call in CALLS and line.count_per_step >= MIN_PER_STEP]
@@ -68,8 +70,10 @@ def debug_mode(run: Run) -> Examination:
 
 
 def _left_on(run: Run, line: StallLine, step_ms: float) -> Finding:
-    cost_ms = line.step_ms or (_traced_ms(run) if line.call == "anomaly detection" else 0.0)
-    message = f"{format_ms(cost_ms)} of each step ({format_share(cost_ms / step_ms)}) go to {line.call}"
+    unseen = {"anomaly detection": _traced_ms, "torch.profiler": _profiler_ms}.get(line.call)
+    cost_ms = unseen(run) if unseen else line.step_ms
+    share = "on average" if cost_ms > step_ms else format_share(cost_ms / step_ms)
+    message = f"{format_ms(cost_ms)} of each step ({share}) go to {line.call}"
     gain = within_idle(run, Gain.of_step("the time that was seen in it; more may go with it", cost_ms))
     if not cost_ms:
         message = f"Steps run with {line.call} on"
@@ -85,6 +89,13 @@ def _traced_ms(run: Run) -> float:
         return 0.0
     trace = use.window.trace
     return use.per_step_ms(int(trace.duration_ns[trace.matches(DEBUGGING)].sum())) * use.window.scale
+
+
+def _profiler_ms(run: Run) -> float:
+    """A step, of what it put together in long steps."""
+    found = run.find(LongSteps)
+    lines = found.lines if found is not None else ()
+    return 1000 * sum(line.seconds for line in lines if line.is_profiler) / len(run.get(StepTimes).every)
 
 
 def _set(run: Run, name: str, value: str) -> Finding:

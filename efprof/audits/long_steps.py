@@ -10,12 +10,16 @@ from efprof.model import Examination, Finding, Fix, Gain, Narrative
 from efprof.units import format_count, format_ms, format_share, in_brackets
 
 MIN_SHARE: Final = 0.2
-"""Of the training's time. An evaluation on a fifth of the data after each epoch takes less than a tenth."""
+"""Of the training's time."""
+MIN_EVALUATION: Final = 1 / 3
+"""Of the training's time. An evaluation on as many samples as are trained on takes a third of training and evaluation
+together: on that many it is meant. On a fifth of them after each epoch, as usual, it takes less than a tenth."""
 MIN_STEPS: Final = 2
 """What happens once is not what a training spends its time on."""
 MAX_USUAL_SHARE: Final = 0.1
 """Of the samples of usual steps: a line with more is a part of all, and a pause of the machine may hit it."""
 
+EVALUATION: Final = "Evaluation"
 WRITING: Final = ("json", "pickle", "zipfile", "shutil", "numpy.lib", "safetensors", "torch.serialization", "pathlib")
 """Libraries that write files."""
 
@@ -42,13 +46,17 @@ def long_steps(run: Run) -> Examination:
     guilty = [
         line
         for line in found.lines
-        if line.num_steps >= MIN_STEPS and 0 < MIN_SHARE * training_s <= line.seconds
-        if line.usual_share < MAX_USUAL_SHARE and not (is_on_device and line.may_wait)
+        if line.num_steps >= MIN_STEPS and 0 < _min_share(line) * training_s <= line.seconds
+        if line.usual_share < MAX_USUAL_SHARE and not ((is_on_device and line.may_wait) or line.is_profiler)
     ]
     return Examination(
         looked_at=f"{format_count(num_steps, 'step')}, {found.num_steps} of them long",
         findings=tuple(_finding(line, line.seconds / training_s, num_steps) for line in guilty),
     )
+
+
+def _min_share(line: LongLine) -> float:
+    return MIN_EVALUATION if _kind(line)[0] == EVALUATION else MIN_SHARE
 
 
 def _finding(line: LongLine, share: float, num_steps: int) -> Finding:
@@ -77,7 +85,7 @@ def _kind(line: LongLine) -> tuple[str, str]:
     """What is done there, and what to do about it."""
     inside = line.inside or ""
     if line.num_evaluated or inside.startswith("torch.nn."):
-        return "Evaluation", "Evaluate less often, on fewer samples, or in larger batches"
+        return EVALUATION, "Evaluate less often, on fewer samples, or in larger batches"
     if inside.startswith(WRITING):
         return "Writing files", "Write less often, or only what is new"
     return "Work", "Do this less often, or only for what is new"

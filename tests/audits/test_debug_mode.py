@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from efprof.artifacts.readings import LONG_STEPS_FILE, LongStep, SampledStack
 from efprof.artifacts.steps import SiteCalls
 from efprof.audits.debug_mode import debug_mode
 from efprof.facts.run.run import Run, open_run
@@ -52,6 +54,16 @@ def test_a_profiler_that_sees_some_steps_and_a_collection_now_and_then_are_silen
     assert debug_mode(run_of(tmp_path / "collection", "gc.collect", every=10, us=6_000.0)).findings == ()
     assert debug_mode(run_of(tmp_path / "short", "gc.collect", us=10.0)).findings == ()
     assert only(run_of(tmp_path / "always", "torch.profiler")).severity == "medium"
+
+
+def test_of_a_profiler_is_told_what_it_took_in_long_steps_to_put_its_records_together(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", "torch.profiler")
+    stack = SampledStack(("train.py:3:train",), "torch.autograd.profiler.profile.__exit__", 2.0, 0.0)
+    with (run.rank_folder / LONG_STEPS_FILE).open("wb") as file:
+        file.write(msgspec.json.encode(LongStep(step=9, started_ns=1, stacks=[stack])) + b"\n")
+    finding = only(run)
+    assert finding.message == "50.0 ms of each step (on average) go to torch.profiler, at train.py:2."
+    assert finding.gain.step_ms == pytest.approx(50.0)
 
 
 def test_blocking_launches_are_told_on_a_gpu_alone(tmp_path: Path) -> None:

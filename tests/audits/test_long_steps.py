@@ -77,8 +77,8 @@ def test_it_blames_the_line_that_long_steps_have_in_common_and_says_how_much_of_
     assert examination.looked_at == "40 steps, 2 of them long"
 
 
-def test_an_evaluation_that_is_known_is_told_with_it(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", [stack(5.0, inside=None)], [stack(5.0, inside=None)])
+def evaluated(folder: Path, seconds: float) -> Run:
+    run = run_of(folder, [stack(seconds, inside=None)], [stack(seconds, inside=None)])
     evaluation = EvaluationRecord(
         after_step=9,
         started_ns=START_NS + 10**9,
@@ -90,9 +90,22 @@ def test_an_evaluation_that_is_known_is_told_with_it(tmp_path: Path) -> None:
         is_peak_exact=False,
     )
     add_lines(run, "evaluations.jsonl", evaluation)
-    finding = only(long_steps(run))
+    return run
+
+
+def test_an_evaluation_that_is_known_is_told_with_it(tmp_path: Path) -> None:
+    finding = only(long_steps(evaluated(tmp_path / "run", seconds=7.0)))
     assert finding.headline.startswith("Evaluation between updates")
     assert "an evaluation over a DataLoader began in 1 of the 2 steps" in str(finding.evidence)
+
+
+def test_an_evaluation_that_takes_a_quarter_of_the_training_is_silent(tmp_path: Path) -> None:
+    assert long_steps(evaluated(tmp_path / "run", seconds=5.0)).findings == ()
+
+
+def test_what_a_profiler_of_the_program_puts_together_is_told_by_debug_mode(tmp_path: Path) -> None:
+    profiles = [stack(9.0, inside="torch.autograd.profiler.profile.__exit__")]
+    assert examine(tmp_path / "run", profiles, profiles).findings == ()
 
 
 def test_a_line_that_usual_steps_have_as_well_is_silent(tmp_path: Path) -> None:

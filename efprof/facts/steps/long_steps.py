@@ -31,6 +31,11 @@ class LongLine:
         """True if nothing is known to run there: the line itself may wait for a device."""
         return self.inside is None and self.inner == self.blame
 
+    @property
+    def is_profiler(self) -> bool:
+        """True if a profiler of the program's own puts together what it recorded."""
+        return (self.inside or "").startswith(("torch.profiler", "torch.autograd.profiler"))
+
 
 @frozen_dataclass
 class LongSteps:

@@ -62,8 +62,8 @@ def worst_picture(model: nn.Module, loader: DataLoader, is_healthy: bool) -> int
 def train(is_healthy: bool) -> None:
     torch.manual_seed(4)
     torch.set_num_threads(1)
-    batches = DataLoader(textures(384), batch_size=16, shuffle=True)
-    validation = DataLoader(textures(400), batch_size=16)
+    batches = DataLoader(textures(640), batch_size=16, shuffle=True)
+    validation = DataLoader(textures(320), batch_size=16)
     model = Upscaler()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for epoch in range(3):

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 EXPECTED = "evaluation_graph"
 SEVERITY = "medium"
-YEARS, DAYS, WINDOW = 12, 4000, 28
+YEARS, DAYS, WINDOW, BATCH = 2, 4000, 28, 400
 
 
 def windows(series: torch.Tensor, starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,7 +27,7 @@ def train(is_healthy: bool) -> None:
     model = nn.Sequential(nn.Linear(WINDOW, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for step in range(1, 181):
-        inputs, targets = windows(series, torch.randint(DAYS, (64,)))
+        inputs, targets = windows(series, torch.randint(DAYS, (BATCH,)))
         loss = functional.l1_loss(model(inputs).squeeze(1), targets)
         optimizer.zero_grad()
         loss.backward()
