@@ -20,11 +20,13 @@ class Counted(msgspec.Struct, kw_only=True, omit_defaults=True):
     its function); `scope` is `local`, `attribute` or `global`; `owner` the function, class or module that the last name
     of `path` belongs to, `file` where that is written. `tensor_bytes` counts each storage once, whole; `value_bytes` is
     what the tensors themselves take of it: far less where a detached scalar keeps a large storage. `graph_nodes` are
-    the autograd nodes reachable, `graph_bytes` what they saved. `max_length` is the `maxlen` of a deque or of an
-    `lru_cache`, of several of that path together; 0 where there is none. `entry` is the type of the last entries and,
-    of a tuple, list or dict of few, the types of its parts (`tuple`, `int`, `Tensor`); empty where they are not alike.
-    `is_cut` where the count ran out of time in it: the numbers are the least there are. `number` tells the object apart
-    from others as long as it lives, where it is one container; None for several objects of one path.
+    the autograd nodes reachable, `graph_bytes` what they saved, `graph_span` the numbers of the first one that was made
+    and of the last: they tell a graph that is built anew in each step from one that goes on. `max_length` is the
+    `maxlen` of a deque or of an `lru_cache`, of several of that path together; 0 where there is none. `entry` is the
+    type of the last entries and, of a tuple, list or dict of few, the types of its parts (`tuple`, `int`, `Tensor`);
+    empty where they are not alike. `is_cut` where the count ran out of time in it: the numbers are the least there are.
+    `number` tells the object apart from others as long as it lives, where it is one container; None for several objects
+    of one path.
     """
 
     path: str
@@ -40,6 +42,7 @@ class Counted(msgspec.Struct, kw_only=True, omit_defaults=True):
     value_bytes: int = 0
     graph_nodes: int = 0
     graph_bytes: int = 0
+    graph_span: tuple[int, int] | None = None
     entry: list[str] = []
     is_cut: bool = False
     number: int | None = None

@@ -137,20 +137,28 @@ def _counted(name: Name, counts: Sequence[Count]) -> Iterator[tuple[Size, Counte
 
     At the program's end less says nothing: a function had returned, or an object was dropped.
     """
+    found = [next((one for one in count.holders if (one.scope, one.path, one.file) == name), None) for count in counts]
+    is_anew = _is_built_anew([(count.step, one.graph_span) for count, one in zip(counts, found, strict=True) if one])
     before = 0
-    for count in counts:
-        of_name = (one for one in count.holders if (one.scope, one.path, one.file) == name)
-        counted = next(of_name, None)
+    for count, counted in zip(counts, found, strict=True):
         if counted is None:
             if not count.is_partial and count.moment != "end":
                 yield Size(step=count.step, length=0, num_bytes=0), None
                 before = 0
             continue
+        if is_anew:
+            counted = structs.replace(counted, graph_nodes=0, graph_bytes=0)
         num_bytes = counted.tensor_bytes + counted.graph_bytes + GRAPH_NODE_BYTES * counted.graph_nodes
         is_least = counted.is_cut or counted.graph_nodes >= MAX_COUNTED_NODES
         if num_bytes > before or not (is_least or (count.moment == "end" and num_bytes < before)):
             before = num_bytes
             yield Size(step=count.step, length=counted.length, num_bytes=num_bytes, is_least=is_least), counted
+
+
+def _is_built_anew(spans: list[tuple[int, tuple[int, int] | None]]) -> bool:
+    """Whether nothing of its graph at one step was part of it at the next one counted: each has a size of its own."""
+    pairs = [(one, later) for (step, one), (later_step, later) in pairwise(spans) if later_step > step]
+    return bool(pairs) and all(one and later and later[0] > one[1] for one, later in pairs)
 
 
 def _judged(

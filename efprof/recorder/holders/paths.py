@@ -35,6 +35,8 @@ Storage = tuple[int, int]
 Node = tuple[tuple[Storage, ...], tuple[Any, ...]]
 """The storages that a node keeps, and the nodes that it leads to."""
 
+_OF_LEAVES = 2**64 - 1
+"""The number of nodes that are no operation's, but add up a leaf's gradient."""
 _LEAF = "variable"
 _SAVED = "_raw_saved_"
 """To read `_saved_self` instead would call the program's function that unpacks it: a checkpoint's runs the forward pass
@@ -155,6 +157,9 @@ class Held:
             for storage in storages:
                 self.counted.graph_bytes += self._bytes_of(*storage)
             todo.extend(following)
+        numbers = [node._sequence_nr() for node in self._nodes if hasattr(node, "_sequence_nr")]
+        made = [number for number in numbers if number < _OF_LEAVES]
+        self.counted.graph_span = (min(made), max(made)) if made else None
 
     def forget(self) -> None:
         for kept in (self.roots, self._nodes, self._storages, self._views):

@@ -1,12 +1,13 @@
 """What was counted to grow, by whom it was seen to be fed, and what speaks against a leak."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from efprof.artifacts.holders import Count, Watch
+from efprof.artifacts.holders import Count, Counted, Watch
 from efprof.facts.growth.kept import RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth
 from efprof.facts.run.run import Run
@@ -27,6 +28,18 @@ def test_a_holder_that_rose_through_three_counts_leaks_with_its_rate_and_its_lin
     assert [size.length for size in one.sizes] == [20, 40, 60]
     assert one.rate.slope == pytest.approx(MIB, rel=0.01)
     assert one.rate.low <= one.rate.slope <= one.rate.high
+
+
+def test_a_graph_that_is_built_anew_in_each_step_is_not_kept_however_large_it_gets(tmp_path: Path) -> None:
+    """As where texts come sorted by their length."""
+
+    def kinds(name: str, of: Callable[[int], Counted]) -> list[str]:
+        return [one.kind for one in leaking_run(tmp_path / name, counts=counts_of(of)).get(KeptGrowth).holders]
+
+    one_loss = {"tensors": 1, "tensor_bytes": 4, "length": 1}
+    assert kinds("anew", lambda step: graphs(step, graph_span=(100 * step, 100 * step + 9), **one_loss)) == []
+    assert kinds("goes on", lambda step: graphs(step, graph_span=(1, 100 * step + 9), **one_loss)) == ["graphs"]
+    assert kinds("more kept", lambda step: graphs(step, graph_span=(100 * step, 100 * step + 9))) == ["tensors"]
 
 
 def test_what_is_missing_from_a_whole_count_had_nothing_and_a_cut_one_tells_the_least(tmp_path: Path) -> None:

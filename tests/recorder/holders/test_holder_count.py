@@ -222,6 +222,15 @@ def held_by(*tensors: torch.Tensor, nodes: dict[Any, Node] | None = None) -> Cou
     return held.counted
 
 
+def test_a_graph_is_told_from_one_that_was_built_before_it_by_the_numbers_of_its_nodes() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    earlier, later = (held_by((weight * 2).sum()).graph_span for _ in range(2))
+    assert earlier is not None
+    assert later is not None
+    assert earlier[0] < earlier[1] < later[0] < later[1]
+    assert held_by(weight).graph_span is None
+
+
 def test_a_checkpoint_is_not_computed_again() -> None:
     calls = []
 
