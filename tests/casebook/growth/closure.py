@@ -31,7 +31,7 @@ def train(is_healthy: bool) -> None:
     model = nn.Sequential(nn.Embedding(1000, 64), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     log = make_log(is_healthy)
-    for step in range(180):
+    for step in range(220):
         sentences = [[chance.randrange(1000) for _ in range(NUM_WORDS)] for _ in range(NUM_SENTENCES)]
         words = torch.tensor(sentences)
         loss = functional.cross_entropy(model(words).flatten(0, 1), words.flatten() % 8)
