@@ -78,5 +78,5 @@ def _fix(sources: Sources, closed: ClosedCycle | None) -> Fix:
         return Fix.by_hand(
             f"Take the tensor out of `{name}` once the step has used it (`del`), or keep it `.detach()`ed."
         )
-    weakly = ", or keep it as a weak reference (`weakref.proxy`) where somebody else keeps the object as long as needed"
+    weakly = ", or make it a `weakref.proxy` where somebody else keeps the object"
     return Fix.by_hand(f"Set `{name}` to None at the end of the step{weakly if link.can_be_weak else ''}.")

@@ -12,8 +12,8 @@ MANY_READS = 2
 """From two reads per step on, the line is in an inner loop."""
 
 NEEDED_AT_ONCE = (
-    "Where the program goes on with the number at once, such a read cannot wait: have one read serve several such "
-    "calls, or compute the number on the CPU."
+    "Where the program goes on with the number at once, such a read cannot wait. Have one read serve several calls, "
+    "or compute the number on the CPU."
 )
 
 MIN_APART = 2

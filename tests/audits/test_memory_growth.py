@@ -121,7 +121,7 @@ def test_a_gradient_that_leads_back_to_its_tensor_is_blamed(tmp_path: Path) -> N
     assert str(finding.blame) == "train.py:5"
     assert finding.headline == "The gradient of `x` leads back to its own tensor"
     assert "`x.grad = None`" in finding.fix.summary
-    assert "6 such pairs were seen alive at once" in finding.why
+    assert "6 such pairs were alive at once" in finding.why
 
 
 def test_without_any_holder_the_loop_is_named_and_the_doubt_said_by_this_audit_alone(tmp_path: Path) -> None:
@@ -162,11 +162,11 @@ def test_what_passes_says_how_many_steps_were_read(audit: Audit, tmp_path: Path)
 def test_growth_that_is_known_early_only_is_told_up_to_there_and_its_end_in_time(tmp_path: Path) -> None:
     (finding,) = memory_growth(write_run(tmp_path, steps=read_early(), sources={"train.py": TRAIN})).findings
     assert finding.message.startswith(
-        "Memory grows 1.00 MiB per step; the 16.0 GiB of the host last about 4.4 hours at this rate, seen up to step 39"
+        "Memory grows 1.00 MiB per step. The 16.0 GiB of the host last about 4.4 hours at this rate, seen up to step 39"
     )
     assert finding.why.startswith("What holds it is not known")
     assert "seen up to step 39" in finding.message
     assert (finding.gain.peak_bytes, finding.gain.until_step) == (39 * MIB, 39)
     steps = read_early(bytes_per_step=64 * MIB)
     (finding,) = memory_growth(write_run(tmp_path / "second", steps=steps, sources={"train.py": TRAIN})).findings
-    assert "; the 16.0 GiB of the host last about 4.1 minutes at this rate, seen up to step 39" in finding.message
+    assert ". The 16.0 GiB of the host last about 4.1 minutes at this rate, seen up to step 39" in finding.message

@@ -49,7 +49,7 @@ def test_it_blames_the_backward_pass_clears_below_the_step_and_claims_neither_ti
     assert (finding.category, finding.severity) == ("numbers", "high")
     assert finding.message == "Nothing clears the gradients of Adam: each update follows the sum of all steps so far."
     assert finding.why.startswith("In each of the 10 steps that were watched, ")
-    assert finding.why.endswith("; the norm of the gradients rises with the steps.")
+    assert finding.why.endswith(". The norm of the gradients rises with the steps.")
     assert (finding.gain.step_ms, finding.gain.peak_bytes) == (None, None)
     assert [one.highlighted for one in finding.evidence if isinstance(one, Snippet)] == [6]
 
@@ -72,7 +72,7 @@ def test_only_where_the_norm_of_the_gradients_rises_is_the_harm_seen(
     run = write_run(tmp_path / "run", steps=steps, events=[clearing()], sources={"train.py": TRAIN})
     finding = finding_of(run)
     assert finding.severity == severity
-    assert ("the norm of the gradients rises" in finding.why) == (severity == "high")
+    assert ("The norm of the gradients rises" in finding.why) == (severity == "high")
 
 
 def test_optimizers_of_one_pass_are_one_finding_and_of_their_own_passes_one_each(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def finding_of(run: Run) -> Finding:
 def test_blames_the_line_that_refers_back_and_predicts_what_piles_up(tmp_path: Path) -> None:
     finding = finding_of(sawtooth_run(tmp_path / "run"))
     assert str(finding.blame) == "train.py:6"
-    assert "or keep it as a weak reference" in finding.fix.summary
+    assert "or make it a `weakref.proxy`" in finding.fix.summary
     assert "the cycle `Step.noise -> Noise.step -> Step`" in finding.why
     assert "40.0 MiB" in finding.message
     assert "every 10 steps" in finding.message

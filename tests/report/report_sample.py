@@ -216,7 +216,7 @@ def memory_finding() -> Finding:
         blame=SourceLine(file="train.py", line=88, function="train_epoch", text="history.append(loss)"),
         category="memory",
         headline="Losses are kept with their graphs",
-        message="Memory grows 61.0 MiB per step; the 141 GiB of the device last about 1.4 minutes at this rate.",
+        message="Memory grows 61.0 MiB per step. The 141 GiB of the device last about 1.4 minutes at this rate.",
         why="`history` keeps each loss, and each loss keeps the graph that made it.",
         fix=Fix(
             summary="Keep the number instead of the tensor.",

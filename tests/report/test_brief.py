@@ -52,7 +52,7 @@ def test_json_has_what_an_agent_needs() -> None:
     form = form_of(make_report())
     assert set(form) == {"run", "verdict", "why", "next", "findings", "not_looked_at", "commands"}
     assert form["run"] == "20260301T101500-train-a1b2c3"
-    assert form["verdict"].startswith("Memory grows 61.0 MiB per step (train.py:88); ")
+    assert form["verdict"].startswith("Memory grows 61.0 MiB per step (train.py:88). ")
     assert form["why"] == memory_finding().why
     assert form["next"] == "Keep the number instead of the tensor."
     assert form["commands"][1] == "efprof compare 20260301T101500-train-a1b2c3 latest"

@@ -42,7 +42,7 @@ def test_json_goes_to_the_terminal() -> None:
 
 def test_the_brief_form_goes_to_the_terminal_as_text_or_json_and_writes_no_page() -> None:
     text = run_command("--brief").stdout
-    assert text.startswith("Verdict  Memory grows 61.0 MiB per step (train.py:88); ")
+    assert text.startswith("Verdict  Memory grows 61.0 MiB per step (train.py:88). ")
     assert text.endswith("$ efprof compare 20260301T101500-train-a1b2c3 latest\n")
     assert text == run_command("--brief", "--format", "text").stdout
     form = json.loads(run_command("--brief", "--json").stdout)

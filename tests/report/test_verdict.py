@@ -40,7 +40,7 @@ EMPTY = Measurements(
 )
 
 
-PLACED = "Memory grows 61.0 MiB per step (train.py:88); the 141 GiB of the device last about 1.4 minutes at this rate."
+PLACED = "Memory grows 61.0 MiB per step (train.py:88). The 141 GiB of the device last about 1.4 minutes at this rate."
 """The message of `memory_finding`, with its line at the end of the first clause."""
 
 

@@ -178,9 +178,9 @@ class UnattributedGrowth:
                 return cls(
                     blame=sources.line(cycle.site),
                     headline=f"The gradient of {leaf} leads back to its own tensor",
-                    why=f"the gradient that this call gives {leaf} has a graph that leads back to it, and "
-                    f"{cycle.num_cycles} such pairs were seen alive at once: they keep each other through C++, where "
-                    "Python's garbage collector does not see them",
+                    why=f"the gradient that this call gives {leaf} has a graph that leads back to it; "
+                    f"{cycle.num_cycles} such pairs were alive at once. They keep each other through C++, which "
+                    "Python's garbage collector does not see",
                     advice=f"Take the gradient by `torch.autograd.grad(..., {name}, create_graph=True)`, which leaves "
                     f"none in {leaf}, or set `{name}.grad = None` once the step has used it.",
                 )
@@ -188,7 +188,7 @@ class UnattributedGrowth:
         if grown is None:
             advice += "holders were not counted, so record a longer run."
         else:
-            advice += "no variable that was counted; look for a cache, a hook that each step registers again, or an "
+            advice += "no variable that was counted. Look for a cache, a hook that each step registers again, or an "
             advice += "object that only C++ holds."
         with contextlib.suppress(NotRecorded):
             for site, bytes_per_step in surviving_lines(run)[:1]:

@@ -88,7 +88,7 @@ class RunLimits:
         return max(0.0, (self.total_bytes - self.used_bytes) / bytes_per_step) * self.step_s
 
     def outlook(self, bytes_per_step: float, read_until: int | None = None) -> str:
-        """How long memory lasts, as a clause; growth was seen up to a step, or to the end. Empty beyond a year."""
+        """How long memory lasts, in words; growth was seen up to a step, or to the end. Empty beyond a year."""
         if self.ran_out:
             return f" and ended this run at step {self.last_step:,}"
         seconds = self.seconds_left(bytes_per_step)
@@ -96,7 +96,7 @@ class RunLimits:
             return ""
         seen = f"for {self.num_steps:,} steps" if read_until is None else f"up to step {read_until:,}"
         total = f"{format_bytes(self.total_bytes)} of {self.name}"
-        return f"; the {total} last about {format_duration(seconds)} at this rate, seen {seen}"
+        return f". The {total} last about {format_duration(seconds)} at this rate, seen {seen}"
 
     def severity(self, bytes_per_step: float) -> Severity:
         """By how soon memory is used up."""

@@ -42,7 +42,7 @@ def test_what_is_left_lasts_as_many_steps_as_take_it_and_each_as_long_as_steps_t
 
 def test_the_outlook_is_a_time_with_the_steps_it_was_seen_for_and_none_beyond_a_year(tmp_path: Path) -> None:
     limits, rest = on_gpu(tmp_path / "run"), GPU.total_bytes - 100
-    whole = f"; the {format_bytes(GPU.total_bytes)} of {GPU.name} last about"
+    whole = f". The {format_bytes(GPU.total_bytes)} of {GPU.name} last about"
     assert limits.outlook(rest / 240) == f"{whole} 4 minutes at this rate, seen for 41 steps"
     assert limits.outlook(rest / 240, read_until=7) == f"{whole} 4 minutes at this rate, seen up to step 7"
     year_s = 365 * DAY_S
