@@ -29,7 +29,7 @@ def long_steps(run: Run) -> Examination:
 
     ## What it finds
     A line that made at least two steps more than three times as long as the median, and took a fifth of the training's
-    time in them: an evaluation, a checkpoint, a log that is written as a whole again.
+    time in them (an evaluation a third): an evaluation, a checkpoint, a log that is written as a whole again.
 
     ## Why it matters
     The median step does not show it, and to make usual steps faster wins nothing of it.
