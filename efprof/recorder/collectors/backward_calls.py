@@ -147,11 +147,8 @@ class BackwardWatch:
 
 
 def start(session: Session) -> None:
-    loop = session.loop
-    watch = BackwardWatch(loop, session.sites, session.note)
-    session.subscribe(loop.backward_called, "backward_calls", watch.begin)
-    loop.backward_ended.append(session.shell.guarded("backward_calls", watch.end))
-    session.subscribe(loop.step_ended, "backward_calls", watch.finish)
+    watch = BackwardWatch(session.loop, session.sites, session.note)
+    session.listen("backward_calls", backward_called=watch.begin, backward_ended=watch.end, step_ended=watch.finish)
     session.on_end("backward_calls", watch.note)
 
 

@@ -144,7 +144,7 @@ class DataWatch:
 
 def start(session: Session) -> None:
     watch = DataWatch(session.sites, session.shell.guard("device_data"), session.note)
-    session.subscribe(session.loop.step_began, "device_data", watch.step_began)
+    session.listen("device_data", step_began=watch.step_began)
     session.undo_at_end([watch.end])  # also where the collector was stopped by an error
 
 

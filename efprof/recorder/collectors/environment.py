@@ -41,7 +41,7 @@ READING_NS: Final = 2_000_000
 
 def start(session: Session) -> None:
     """Wait for the first step, by which most programs have chosen their device, and for CUDA to be initialised."""
-    loop, device, memory = session.loop, session.device, session.memory
+    device, memory = session.device, session.memory
     written: tuple[bool, int | None] | None = None
 
     def write_once(*_: object) -> None:
@@ -60,8 +60,7 @@ def start(session: Session) -> None:
             step.memory.clear()  # of another device
             write_once()
 
-    session.subscribe(loop.step_began, "environment", write_once)
-    session.subscribe(loop.backward_began, "environment", note_device)
+    session.listen("environment", step_began=write_once, backward_began=note_device)
     if torch.version.cuda is not None or torch.version.hip is not None:
         for collector, begin in (("device_times", _time_stages), ("device_use", _read_use)):
             began: Any = session.shell.guarded(collector, functools.partial(begin, session))
@@ -165,4 +164,4 @@ def _read_use(session: Session) -> None:
             lines.write(DeviceUse(step=step, device=index, used_bytes=total - free, reserved_bytes=reserved))
             budget.spend("device use", thread_time_ns() - began)
 
-    session.subscribe(loop.step_ended, "device_use", read)
+    session.listen("device_use", step_ended=read)

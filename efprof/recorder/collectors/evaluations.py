@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_leaves
 from efprof.artifacts.readings import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
 from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.collectors.backward_calls import is_autograd_compiled
-from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.loop.device import Memory
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.steps import epoch_ns
@@ -351,17 +350,16 @@ class Evaluations:
 def start(session: Session) -> None:
     loop, lines = session.loop, session.lines(EVALUATIONS_FILE)
     evaluations = Evaluations(loop, session.memory, session.sites, session.budget, lines)
-    guard = session.shell.guard("evaluations")
-    session.undo_at_end([call_before(torch.nn.Module, "eval", guard(evaluations.announce))])
-    for listeners, function in (
-        (loop.module_began, evaluations.began),
-        (loop.module_ended, evaluations.ended),
-        (loop.loader_began, evaluations.loader_began),
-        (loop.optimizer_began, evaluations.note_optimizer),
-        (loop.backward_ended, evaluations.settle),
-        (loop.light.mode_listeners, evaluations.note_mode),
-    ):
-        listeners.append(guard(function))
+    session.before(torch.nn.Module, "eval", "evaluations", evaluations.announce)
+    session.listen(
+        "evaluations",
+        module_began=evaluations.began,
+        module_ended=evaluations.ended,
+        loader_began=evaluations.loader_began,
+        optimizer_began=evaluations.note_optimizer,
+        backward_ended=evaluations.settle,
+    )
+    session.subscribe(loop.light.mode_listeners, "evaluations", evaluations.note_mode)
     session.on_end("evaluations", lambda: evaluations.settle(is_last=True))
 
 

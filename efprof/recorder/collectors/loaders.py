@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from efprof.artifacts.events import LoaderBuilt
 from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.hooks.loop_hooks import fetching
-from efprof.recorder.hooks.patching import MethodWrapper, Undo, call_after, replace
+from efprof.recorder.hooks.patching import MethodWrapper, Undo, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import num_samples
 from efprof.recorder.session.session import Session
@@ -48,9 +48,10 @@ def start(session: Session) -> None:
             num_built += 1
 
     feed = IteratorFeed(loop=session.loop, sites=session.sites, budget=session.budget, shell=session.shell)
-    session.undo_at_end([call_after(DataLoader, "__init__", session.shell.guarded("loaders", note)), feed.stop])
-    session.subscribe(session.loop.backward_began, "iterators", feed.look)
-    session.subscribe(session.loop.loader_began, "loaders", note)  # it may have been built before the recording began
+    session.after(DataLoader, "__init__", "loaders", note)
+    session.undo_at_end([feed.stop])
+    session.listen("iterators", backward_began=feed.look)
+    session.listen("loaders", loader_began=note)  # it may have been built before the recording began
 
 
 def _num_batches(loader: Any) -> int | None:

@@ -150,5 +150,5 @@ def start(session: Session) -> None:
     long_steps = LongSteps(
         loop=session.loop, sites=session.sites, shell=session.shell, budget=session.budget, lines=lines
     )
-    session.subscribe(session.loop.optimizer_began, "long_steps", long_steps.note_update)
+    session.listen("long_steps", optimizer_began=long_steps.note_update)
     session.on_end("long_steps", long_steps.stop)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from efprof.artifacts.events import ThreadsReady
 from efprof.artifacts.processors import throttled_s
 from efprof.recorder.budget.sampling import Budget
-from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.launch.machine import descendants_of, describe_host
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.training_thread import NO_THREAD
@@ -83,9 +82,8 @@ def start(session: Session) -> None:
     if not any(ran for ran, _ in times_of_threads().values()):
         return
     threads = ReadyThreads(loop=session.loop, sites=session.sites, budget=session.budget, note=session.note)
-    set_by_user = session.shell.guarded("ready_threads", threads.set_by_user)
-    session.undo_at_end([call_before(torch, "set_num_threads", set_by_user)])
-    session.subscribe(session.loop.step_ended, "ready_threads", threads.finish)
+    session.before(torch, "set_num_threads", "ready_threads", threads.set_by_user)
+    session.listen("ready_threads", step_ended=threads.finish)
 
 
 def times_of_threads() -> Times:

@@ -161,8 +161,6 @@ class TrainingSamples:
 def start(session: Session) -> None:
     loop, shell = session.loop, session.shell
     samples = TrainingSamples(loop=loop, sites=session.sites, budget=session.budget, note=session.note, shell=shell)
-    session.subscribe(loop.step_began, "training_samples", samples.begin)
-    session.subscribe(loop.step_ended, "training_samples", samples.end)
-    session.subscribe(loop.step_dropped, "training_samples", samples.drop)
+    session.listen("training_samples", step_began=samples.begin, step_ended=samples.end, step_dropped=samples.drop)
     session.on_end("training_samples", samples.finish)
     os.register_at_fork(before=shell.guarded("training_samples", samples.stop))

@@ -29,7 +29,6 @@ from efprof.artifacts.readings import (
 from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.holders.variables import CONTAINERS, PLAIN, PROGRAM, attributes_of
 from efprof.recorder.hooks.loop_hooks import NUMBER
-from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.launch.machine import descendants_of
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.session import Session
@@ -153,10 +152,8 @@ def start(session: Session) -> None:
         return
     lines = session.lines(WORKER_MEMORY_FILE)
     workers = WorkerMemory(loop=session.loop, sites=session.sites, budget=session.budget, lines=lines)
-    ending = session.shell.guarded("worker_memory", workers.ending)
-    session.undo_at_end([call_before(_MultiProcessingDataLoaderIter, "_shutdown_workers", ending)])
-    session.subscribe(session.loop.loader_started, "worker_memory", workers.started)
-    session.subscribe(session.loop.step_ended, "worker_memory", workers.finish)
+    session.before(_MultiProcessingDataLoaderIter, "_shutdown_workers", "worker_memory", workers.ending)
+    session.listen("worker_memory", loader_started=workers.started, step_ended=workers.finish)
 
 
 def read_process(pid: int, loader: int | None = None, worker: int | None = None) -> ProcessMemory | None:

@@ -71,8 +71,7 @@ def start(session: Session) -> None:
         loop.loader = None
 
     session.undo_at_end([replace(worker, "_worker_loop", loop)])
-    session.subscribe(session.loop.loader_began, "worker_samples", began)
-    session.subscribe(session.loop.loader_started, "worker_samples", started)
+    session.listen("worker_samples", loader_began=began, loader_started=started)
 
 
 class SampledLoop:

@@ -122,5 +122,5 @@ def start(session: Session) -> None:
             gc.callbacks.remove(called)
 
     session.undo_at_end([remove])
-    session.subscribe(loop.step_ended, "cycles", cycles.finish)
+    session.listen("cycles", step_ended=cycles.finish)
     session.on_end("cycles", cycles.write)

@@ -350,13 +350,16 @@ def start(session: Session) -> None:
 
     session.shell.when_stopped("holders", holders.abandon_watch)
     os.register_at_fork(after_in_child=holders.abandon_watch)
-    session.subscribe(loop.step_ended, "holders", finish)
     session.on_end("holders", holders.end)
-    session.subscribe(loop.compilation_began, "holders", holders.compilation_began)
-    session.subscribe(loop.window_begins, "holders", holders.stop_watching)
-    session.subscribe(loop.loader_ended, "holders", holders.loader_ended)
-    session.subscribe(loop.loader_started, "holders", holders.loader_started)
-    session.subscribe(loop.loader_began, "holders", holders.loader_began)
+    session.listen(
+        "holders",
+        step_ended=finish,
+        compilation_began=holders.compilation_began,
+        window_begins=holders.stop_watching,
+        loader_ended=holders.loader_ended,
+        loader_started=holders.loader_started,
+        loader_began=holders.loader_began,
+    )
 
 
 def _size(counted: Counted) -> tuple[int, int, int]:

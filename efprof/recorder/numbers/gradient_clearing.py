@@ -191,9 +191,12 @@ class ClearingWatch:
 def start(session: Session) -> None:
     loop, guard = session.loop, session.shell.guard(COLLECTOR)
     watch = ClearingWatch(loop=loop, sites=session.sites, send=session.late_values.send, note=session.note, guard=guard)
-    session.subscribe(loop.backward_began, COLLECTOR, _quietly(watch.note_backward))
-    session.subscribe(loop.backward_ended, COLLECTOR, _quietly(watch.note_end))
-    session.subscribe(loop.optimizer_began, COLLECTOR, _quietly(watch.note_step))
+    session.listen(
+        COLLECTOR,
+        backward_began=_quietly(watch.note_backward),
+        backward_ended=_quietly(watch.note_end),
+        optimizer_began=_quietly(watch.note_step),
+    )
 
 
 def _quietly(listener: Callable[..., None]) -> Callable[..., None]:

@@ -220,10 +220,13 @@ def start(session: Session) -> None:
         session.note(event)
 
     numbers = Numbers(scaled=loop.scaled_losses, sites=session.sites, send=send, tell=tell, guard=guard)
-    session.subscribe(loop.backward_began, "numbers", numbers.note_loss)
-    session.subscribe(loop.optimizer_began, "numbers", numbers.note_gradients)
-    session.subscribe(loop.step_ended, "numbers", numbers.finish)
-    session.subscribe(loop.clipped, "numbers", numbers.note_clip)
+    session.listen(
+        "numbers",
+        backward_began=numbers.note_loss,
+        optimizer_began=numbers.note_gradients,
+        step_ended=numbers.finish,
+        clipped=numbers.note_clip,
+    )
     loop.light.steps.read_losses = guard(numbers.losses)
     loop.light.steps.scaled = loop.scaled_losses
     loop.light.steps.send = send

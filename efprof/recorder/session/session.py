@@ -6,6 +6,7 @@ import os
 import pkgutil
 import time
 from collections.abc import Callable
+from typing import Any
 
 from efprof import recorder
 from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped
@@ -16,7 +17,7 @@ from efprof.recorder.budget.sampling import Budget, Sampling
 from efprof.recorder.hooks.cuda_graphs import watch_captures
 from efprof.recorder.hooks.loop_hooks import watch_backward, watch_loaders, watch_optimizers, watch_updates
 from efprof.recorder.hooks.module_calls import ModuleCalls
-from efprof.recorder.hooks.patching import Undo
+from efprof.recorder.hooks.patching import Undo, call_after, call_before
 from efprof.recorder.loop.device import Memory, TrainingDevice
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
@@ -98,9 +99,22 @@ class Session:
     def subscribe(self, listeners: list[Listener], collector: str, function: Listener) -> None:
         listeners.append(self.shell.guarded(collector, function))
 
+    def listen(self, collector: str, **functions: Listener) -> None:
+        """The same of several: each is called by the list of `loop` that has its name."""
+        for name, function in functions.items():
+            self.subscribe(getattr(self.loop, name), collector, function)
+
     def on_end(self, collector: str, function: Callable[[], None]) -> None:
         """Have it called when the program ends, before the files are closed; the last one comes first."""
         self._at_end.insert(0, self.shell.guarded(collector, function))
+
+    def before(self, owner: Any, name: str, collector: str, function: Listener) -> None:
+        """Have it called with the arguments of this function of torch's or the program's, before that runs."""
+        self._undo.append(call_before(owner, name, self.shell.guarded(collector, function)))
+
+    def after(self, owner: Any, name: str, collector: str, function: Listener) -> None:
+        """The same once that has returned."""
+        self._undo.append(call_after(owner, name, self.shell.guarded(collector, function)))
 
     def undo_at_end(self, undo: list[Undo]) -> None:
         self._undo += undo

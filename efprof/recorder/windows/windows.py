@@ -16,7 +16,6 @@ from torch.torch_version import TorchVersion
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowLeftOut, WindowOpened
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import LightStep
-from efprof.recorder.hooks.patching import call_after, call_before
 from efprof.recorder.loop.loop import QUIET_STEPS, Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, Options, StepRange
@@ -384,18 +383,20 @@ def start(session: Session) -> None:
         make = functools.partial(ProfiledWindow, loop=loop, memory=session.memory, folder=folder, sites=sites)
         windows = Windows(session.options, loop=loop, requests=requests, make=make, note=session.note)
         loop.sampling.is_asked = requests.are_waiting
-        session.subscribe(loop.step_began, "windows", windows.begin)
-        session.subscribe(loop.fetched, "windows", windows.fetch_ended)
-        session.subscribe(loop.forward_called, "windows", windows.forward_began)
-        session.subscribe(loop.compilation_began, "windows", windows.compilation_began)
-        session.subscribe(loop.step_dropped, "windows", windows.drop)
-        session.subscribe(loop.step_ended, "windows", windows.finish)
+        session.listen(
+            "windows",
+            step_began=windows.begin,
+            fetched=windows.fetch_ended,
+            forward_called=windows.forward_began,
+            compilation_began=windows.compilation_began,
+            step_dropped=windows.drop,
+            step_ended=windows.finish,
+        )
         if session.options.triggers:
             session.subscribe(loop.light.steps.listeners, "windows", windows.note_light)
         session.on_end("windows", windows.end)
         os.register_at_fork(after_in_child=windows.abandon)
         profile = torch.autograd.profiler.profile
         for owner, name, reason in ((profile, "__init__", PROFILES), (torch.utils, "swap_tensors", EXCHANGES)):
-            begins = functools.partial(windows.yield_to_program, reason)
-            session.undo_at_end([call_before(owner, name, session.shell.guarded("windows", begins))])
-        session.undo_at_end([call_after(profile, "__init__", session.shell.guarded("windows", windows.note_profiler))])
+            session.before(owner, name, "windows", functools.partial(windows.yield_to_program, reason))
+        session.after(profile, "__init__", "windows", windows.note_profiler)
