@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from efprof.artifacts.steps import HAS_PAUSE, IS_SKIPPED, LightLine, spelled
 from efprof.recorder.budget.sampling import LightStep, Sampling
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.loop.steps import Steps, epoch_ns
+from efprof.recorder.loop.steps import Listeners, Steps, epoch_ns
 from efprof.recorder.numbers.late_values import Answer, OnDevice, Send
 from efprof.recorder.numbers.step_numbers import ScaledLosses
 
@@ -59,7 +59,7 @@ class LightSteps:
         self.send: Send = lambda _: lambda: None
         self.note_bad: Callable[[int, float, str | None], None] = lambda *_: None
         """Told of a step, its loss that a device told and that is not finite, and the line that called backward."""
-        self.listeners: list[Callable[[list[LightStep]], None]] = []
+        self.listeners = Listeners()
         """Told of many steps at once, by `tell_listeners`."""
         self.watch: Callable[[int], None] | None = None
         """Told the number of each step as it ends, where its lines are watched, which makes it longer than others."""
@@ -171,8 +171,7 @@ class LightSteps:
                 LightStep(number, end - start, cost, not flags & HAS_PAUSE)
                 for number, start, end, _, _, flags, cost in rows
             ]
-            for listener in self.listeners:
-                listener(steps)
+            self.listeners(steps)
 
     # Writing.
 
@@ -237,7 +236,7 @@ class LightLoop:
         self.ends_with_update = True
         """Whether the step is over with an optimizer's update, not with a backward pass."""
         self.steps = LightSteps(write)
-        self.mode_listeners: list[Callable[[bool], None]] = []
+        self.mode_listeners = Listeners()
         """Told whether all calls are seen from now on, or hardly any; at an instant when no module's hook runs."""
         self._steps = steps
         self._sampling = sampling
@@ -253,8 +252,7 @@ class LightLoop:
         self._look_ahead()
         self.is_on = True
         self.ends_with_update = not steps.passes_by_hand
-        for listener in self.mode_listeners:
-            listener(False)
+        self.mode_listeners(False)
 
     def pass_ended(self) -> None:
         if self.steps.backward_left():
@@ -314,5 +312,4 @@ class LightLoop:
         self.steps.write()
         self._steps.num_finished = self.steps.number
         self.is_on = self.is_burst_due = False
-        for listener in self.mode_listeners:
-            listener(True)
+        self.mode_listeners(True)

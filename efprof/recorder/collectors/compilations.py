@@ -36,7 +36,7 @@ def start(session: Session) -> None:
     def began() -> None:
         nonlocal last
         note_new()
-        last = session.loop.number, session.sites.of_caller(sys._getframe())
+        last = session.loop.number, session.sites.of_caller()
 
     session.listen("compilations", compilation_began=began)
     session.on_end("compilations", note_new)

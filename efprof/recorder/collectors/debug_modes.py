@@ -27,13 +27,13 @@ def start(session: Session) -> None:
         """A window of ours makes a profiler too."""
         codes = (frame.f_code for frame in callers(sys._getframe()))
         if ProfiledWindow.start.__code__ not in codes:
-            site_of[mode] = session.sites.of_caller(sys._getframe())
+            site_of[mode] = session.sites.of_caller()
 
     def count(step: OpenStep, *_: object) -> None:
         """At the line that calls backward where the mode was set out of sight."""
         is_profiled = torch._C._autograd._profiler_enabled() and step.window is None
         for mode, older, is_on in ((ANOMALY, ANOMALY, torch.is_anomaly_enabled()), (PROFILER, OLDER, is_profiled)):
-            if is_on and (site := site_of.get(mode) or site_of.get(older) or session.sites.of_caller(sys._getframe())):
+            if is_on and (site := site_of.get(mode) or site_of.get(older) or session.sites.of_caller()):
                 count_call(step.waits.stalls, site, mode, 0)
 
     for kind, mode in KINDS.items():

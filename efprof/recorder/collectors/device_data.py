@@ -127,7 +127,7 @@ class DataWatch:
         if not made:
             return  # its shape was asked for
         is_view = any(_key(one) == _key(given) for one in made)
-        site = self._sites.of_caller(sys._getframe())
+        site = self._sites.of_caller()
         is_drawn = getattr(func, "__name__", "") in INDEXING
         if site is not None and (is_drawn or (is_view and made[0].numel() < given.numel())):
             use.taken_at[site] = None

@@ -1,6 +1,5 @@
 """Counts iterators of a DataLoader that are made while the one before has batches left, as calls that stall a step."""
 
-import sys
 from time import perf_counter_ns
 from typing import Any
 
@@ -22,7 +21,7 @@ def start(session: Session) -> None:
     def started(_: object, iterator: Any) -> None:
         """A light step records nothing, and changes nothing of what is known."""
         step = loop.step
-        site = session.sites.of_caller(sys._getframe()) if step is not None else None
+        site = session.sites.of_caller() if step is not None else None
         if step is None or site is None or not isinstance(iterator, _BaseDataLoaderIter):
             return
         vars(iterator)[SITE] = site

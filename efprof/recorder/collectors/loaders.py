@@ -38,7 +38,7 @@ def start(session: Session) -> None:
             event = LoaderBuilt(
                 step=session.loop.number,
                 loader=num_built,
-                site=session.sites.of_caller(sys._getframe()),
+                site=session.sites.of_caller(),
                 num_workers=loader.num_workers,
                 batch_size=loader.batch_size,
                 persistent_workers=loader.persistent_workers,
@@ -69,7 +69,7 @@ class IteratorFeed:
     """
 
     def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, shell: Shell) -> None:
-        self._loop, self._sites, self._budget, self._shell = loop, sites, budget, shell
+        self._loop, self._sites, self._budget, self._guard = loop, sites, budget, shell.guard("loop")
         self._watched: dict[type, Undo] = {}
         self._taking: set[int] = set()
         """Threads within such a `__next__`: what it takes from others on its way is no batch."""
@@ -128,7 +128,7 @@ class IteratorFeed:
         asking = next((code for code in self._users() if not code.co_flags & inspect.CO_GENERATOR), None)
         if asking in (self._around or ()) and num_samples(item) and self._loop.thread.is_training_thread:
             self.stop()
-            self._watch(kind, functools.partial(fetching, self._loop, self._shell))
+            self._watch(kind, functools.partial(fetching, self._loop, self._guard))
 
     def _users(self) -> Iterator[CodeType]:
         codes = (frame.f_code for frame in callers(sys._getframe()))

@@ -4,7 +4,6 @@ A reading takes 0.3 to 1 ms (measured, 3 to 15 threads).
 """
 
 import os
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -42,7 +41,7 @@ class ReadyThreads:
 
     def set_by_user(self, *_: object) -> None:
         if self._loop.thread.ident != NO_THREAD:  # as it is in a data worker, where torch sets one thread
-            self._site = self._sites.of_caller(sys._getframe()) or self._site
+            self._site = self._sites.of_caller() or self._site
 
     def finish(self, *_: object) -> None:
         began, step = time.perf_counter_ns(), self._loop.number

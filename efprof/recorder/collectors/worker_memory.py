@@ -121,7 +121,7 @@ class WorkerMemory:
         self._lines.write(
             DataSetObjects(
                 loader=number,
-                site=self._sites.of_caller(sys._getframe()),
+                site=self._sites.of_caller(),
                 start_method=getattr(iterator._workers[0], "_start_method", None) or multiprocessing.get_start_method(),
                 containers=[held for held, _, _ in found],
             )

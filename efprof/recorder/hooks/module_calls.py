@@ -76,21 +76,16 @@ class ModuleCalls:
             self._began(module, inputs)
             if self._loop.thread.is_training_thread:
                 self._depth += 1
-                if self._depth == 1:
-                    self._tell(self._loop.module_began, module, inputs)
+                if self._depth == 1 and self._are_wanted:
+                    self._loop.module_began(module, inputs)
 
     def _after(self, module: torch.nn.Module, _: Any, result: Any) -> None:
         if module not in self._trainers:
             if self._loop.thread.is_training_thread:
                 self._depth = max(0, self._depth - 1)
-                if self._depth == 0:
-                    self._tell(self._loop.module_ended, result)
+                if self._depth == 0 and self._are_wanted:
+                    self._loop.module_ended(result)
             self._ended()
-
-    def _tell(self, listeners: list[Callable[..., None]], *what: Any) -> None:
-        if self._are_wanted:
-            for listener in listeners:
-                listener(*what)
 
     # Compiled code.
 

@@ -5,7 +5,6 @@ they are gone, others, or the same, and then that pass adds to them. Before its 
 clipping. On a device nobody waits for an answer.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, islice
 from typing import Literal, TypeGuard
@@ -151,7 +150,7 @@ class ClearingWatch:
 
     def _judge(self, step: OpenStep, watched: Watched) -> None:
         """Nothing is told of gradients that were changed in place: by whom nobody knows."""
-        passes, site = watched.passes, self._sites.of_caller(sys._getframe())
+        passes, site = watched.passes, self._sites.of_caller()
         told = [torch.stack(watched.were_kept + watched.were_added_to).all(), *watched.differ[1::2]]
         watched.is_settled, watched.rows = True, ()
 

@@ -1,7 +1,6 @@
 """Sees whether gradients are clipped only after the update that they were for."""
 
 import math
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,12 +37,12 @@ def start(session: Session) -> None:
         nonlocal num_seen, step_site
         num_seen += 1
         if any(one.num_calls < MAX_CALLS for one in clips.values()):
-            step_site = sites.of_caller(sys._getframe())
+            step_site = sites.of_caller()
             used.update(_gradients(parameters_of(optimizer)))
 
     def note_clip(clipped: Any, bound: object) -> None:
         """The first call at a line is not counted: what had stepped before it is not known."""
-        site = sites.of_caller(sys._getframe())
+        site = sites.of_caller()
         is_to_measure = isinstance(bound, float) and math.isinf(bound)
         if site is None or is_to_measure:
             return

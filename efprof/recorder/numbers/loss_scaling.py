@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import sys
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
@@ -33,7 +32,7 @@ def start(session: Session) -> None:
         session.note(ScalerBuilt(step=session.loop.number, site=site, init_scale=scale, growth_interval=interval))
 
     def note_built(scaler: Any) -> None:
-        note_found(scaler, session.sites.of_caller(sys._getframe()))
+        note_found(scaler, session.sites.of_caller())
 
     watched = session.shell.guarded("loss_scaling", watch)
     built, found = (session.shell.guarded("scalers", note) for note in (note_built, note_found))
@@ -63,7 +62,7 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
     note_skipped = guarded("loss_scaling", functools.partial(optimizer_skipped, loop))
     scale, unscale, step, update = kind.scale, kind.unscale_, kind.step, kind.update
 
-    in_update = functools.partial(updating, loop, shell)  # as the rest of the stage `optimizer`
+    in_update = functools.partial(updating, loop, shell.guard("loop"))  # as the rest of the stage `optimizer`
     stage_unscale, stage_step, stage_update = in_update(unscale), in_update(step), in_update(update)
 
     @functools.wraps(scale)

@@ -4,7 +4,6 @@ without waiting.
 
 import contextlib
 import math
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -90,7 +89,7 @@ class Numbers:
                     values.append(value := factor * float(read_value(unscaled)))
                     if not self._has_searched and not math.isfinite(value):
                         suspects = find_suspects(loss, sequence or 0)
-                        site = site or self._sites.of_caller(sys._getframe())
+                        site = site or self._sites.of_caller()
                         self.note_bad(number, value, site, "loss", suspects)
                 elif is_read_late(unscaled):
                     # A copy: the program may average the loss over its ranks, in place, before it is read.

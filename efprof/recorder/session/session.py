@@ -86,8 +86,9 @@ class Session:
             shell.when_stopped(essential, self.end)
         atexit.register(self.end)
         os.register_at_fork(after_in_child=self._forget)
-        self._undo += watch_loaders(loop, shell) + watch_backward(loop, shell, self.sites)
-        self._undo += watch_optimizers(loop, shell) + watch_updates(loop, shell) + watch_captures(loop, shell)
+        guard = shell.guard("loop")
+        self._undo += watch_loaders(loop, guard) + watch_backward(loop, guard, self.sites)
+        self._undo += watch_optimizers(loop, guard) + watch_updates(loop, guard) + watch_captures(loop, guard)
         self._undo.append(ModuleCalls(loop, shell).remove)
         for module in collector_candidates():
             shell.guarded(_last_name(module), self._start_collector)(module)

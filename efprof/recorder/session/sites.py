@@ -45,7 +45,9 @@ class Sites:
             known = self._is_user[path] = self._is_written_by_user(path)
         return known
 
-    def of_caller(self, frame: FrameType | None) -> str | None:
+    def of_caller(self, frame: FrameType | None = None) -> str | None:
+        """The user's line that called this, or that `frame` is of or was called from."""
+        frame = frame or sys._getframe()
         while frame is not None and not self.is_user_code(frame.f_code):
             frame = frame.f_back
         return None if frame is None else self.of_line(frame.f_code, frame.f_lineno)

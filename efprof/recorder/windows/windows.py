@@ -84,7 +84,7 @@ class Windows:
                 self._loop.mark_interrupted()
                 self._open(step, planned)
             elif planned is None and self._is_worth_counting(step.number):
-                self._tell_listeners()
+                self._loop.window_begins()
                 if self._events.begin():
                     self._num_counts += 1
                     step.window = f"calls-{self._num_counts}"
@@ -280,13 +280,9 @@ class Windows:
     def _memory_steps(self) -> tuple[StepRange, ...]:
         return self._options.memory_steps if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
 
-    def _tell_listeners(self) -> None:
-        for listener in self._loop.window_begins:
-            listener()
-
     def _open(self, step: OpenStep, planned: Planned) -> None:
         del self._planned[step.number]
-        self._tell_listeners()
+        self._loop.window_begins()
         if self._would_crash():
             self._give_up(step.number, GRAPHS_CRASH)
             return
