@@ -1,6 +1,5 @@
 """Counts backward passes with anomaly detection or a profiler of the program's on, as what stalls a step."""
 
-import sys
 from functools import partial
 
 import torch
@@ -25,7 +24,7 @@ def start(session: Session) -> None:
 
     def note_site(mode: str, *_: object) -> None:
         """A window of ours makes a profiler too."""
-        codes = (frame.f_code for frame in callers(sys._getframe()))
+        codes = (frame.f_code for frame in callers())
         if ProfiledWindow.start.__code__ not in codes:
             site_of[mode] = session.sites.of_caller()
 

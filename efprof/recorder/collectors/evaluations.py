@@ -6,8 +6,8 @@ or a loader's start on, until a forward pass is used again; without either, wher
 belong to no step.
 """
 
-import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
@@ -25,9 +25,9 @@ from efprof.recorder.collectors.backward_calls import is_autograd_compiled
 from efprof.recorder.loop.device import Memory
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.steps import epoch_ns
-from efprof.recorder.numbers.step_numbers import parameters_of
+from efprof.recorder.numbers.step_numbers import nodes_of, parameters_of
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter
 
 MIN_FORWARDS: Final = 2
@@ -48,18 +48,6 @@ MAX_ANNOUNCED: Final = 8
 """In vain: layers that are put in evaluation mode in each step announce nothing."""
 MAX_VAIN: Final = 1000
 """Forward passes watched in light steps for an evaluation that nothing announces: of 10 us each."""
-
-
-class _Hook:
-    """Called where a backward pass runs the node; it dies with the graph, and holds none of it."""
-
-    __slots__ = ("__weakref__", "_forward")
-
-    def __init__(self, forward: "_Forward") -> None:
-        self._forward = forward
-
-    def __call__(self, _: object) -> None:
-        self._forward.is_used = True
 
 
 class _Place(NamedTuple):
@@ -98,7 +86,7 @@ class _Forward:
     num_alive: int = 0
     """Graphs of the row, with its own."""
     is_used: bool = False
-    hook: ref[_Hook] | None = None
+    hook: ref[Callable[[object], None]] | None = None
     """None where it has no graph."""
     callers: list[str] = field(default_factory=list)
 
@@ -224,19 +212,22 @@ class Evaluations:
         forward.after_bytes = self._memory.read()[0]
         outputs = _tensors_in(result)[:MAX_OUTPUTS] if torch.is_grad_enabled() else []
         forward.output_bytes = sum(one.numel() * one.element_size() for one in outputs)
-        nodes = [one.grad_fn for one in outputs if one.grad_fn is not None]
+        nodes = nodes_of(outputs)
         if nodes and not is_autograd_compiled():
-            hook = _Hook(forward)
-            forward.hook = ref(hook)
+
+            def use(_: object) -> None:
+                """Called where a backward pass runs the node; it dies with the graph, and holds none of it."""
+                forward.is_used = True
+
+            forward.hook = ref(use)
             for node in nodes:
-                node.register_prehook(hook)
+                node.register_prehook(use)
         self._row.append(forward)
         length = len(self._row) + self._num_passed
         if length >= MIN_FORWARDS:
             forward.end_mark_bytes = self._memory.highest_mark()
         if length < COUNTED or not length % 64:
-            frames = (one for one in callers(sys._getframe()) if self._sites.is_user_code(one.f_code))
-            for frame in islice(frames, MAX_CALLERS):
+            for frame in islice(self._sites.user_frames(), MAX_CALLERS):
                 forward.callers.append(self._sites.of_line(frame.f_code, frame.f_lineno))
             forward.num_alive = sum(one.is_alive for one in self._row)
         self._spend(spent_from)

@@ -3,7 +3,6 @@
 import functools
 import gc
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from time import thread_time_ns
@@ -21,7 +20,7 @@ from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import num_samples
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
-from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.sites import Sites
 
 LOOK_NS = 300_000_000
 """At most, for the types of a million objects."""
@@ -131,8 +130,7 @@ class IteratorFeed:
             self._watch(kind, functools.partial(fetching, self._loop, self._guard))
 
     def _users(self) -> Iterator[CodeType]:
-        codes = (frame.f_code for frame in callers(sys._getframe()))
-        return filter(self._sites.is_user_code, codes)
+        return (frame.f_code for frame in self._sites.user_frames())
 
 
 def _may_feed(kind: type) -> bool:

@@ -279,10 +279,10 @@ class HolderCount:
         """
         with no_garbage_collection():  # it would go through the whole heap
             if sys.gettrace() is None:  # under a debugger, reading a frame's locals may write them back
-                self._walk.running = set(map(id, callers(sys._getframe())))
-                for frame in callers(sys._getframe()):
+                self._walk.running = set(map(id, callers()))
+                for frame in self._sites.user_frames():
                     code = frame.f_code
-                    if self._sites.is_user_code(code) and may_read_locals(code):
+                    if may_read_locals(code):
                         self._count_variables("local", code.co_qualname, code.co_filename, locals_of(frame), frame)
             for module in {id(one): one for one in list(sys.modules.values())}.values():  # some have two names
                 file = getattr(module, "__file__", None) or self._file_that_runs(module)
@@ -309,8 +309,8 @@ class HolderCount:
         path = getattr(getattr(module, "__loader__", None), "path", None)
         if path is not None:
             return str(path)
-        running = (frame for frame in callers(sys._getframe()) if frame.f_globals is vars(module))
-        return next((frame.f_code.co_filename for frame in running if self._sites.is_user_code(frame.f_code)), None)
+        running = (frame for frame in self._sites.user_frames() if frame.f_globals is vars(module))
+        return next((frame.f_code.co_filename for frame in running), None)
 
     def _count_variables(
         self, scope: str, owner: str, file: str | None, names: dict[str, Any], within: Any = None

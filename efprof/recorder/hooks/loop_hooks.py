@@ -1,7 +1,6 @@
 """Puts the loop's entry points into torch, from outside, and takes them out again."""
 
 import functools
-import sys
 import traceback
 from collections.abc import Callable
 from math import isfinite
@@ -293,7 +292,7 @@ def _clipping(loop: Loop, guard: Guard, original: Callable[..., Any]) -> Callabl
 
 def _num_running_steps() -> int:
     """How many calls of `Optimizer.step` are on the stack: a subclass calls its parent's, a wrapper another's."""
-    return sum(frame.f_code is STEP_CODE for frame in callers(sys._getframe()))
+    return sum(frame.f_code is STEP_CODE for frame in callers())
 
 
 STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__

@@ -14,9 +14,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from efprof.recorder.hooks.dynamo_skip import forget_functions, keep_out_of_graphs
 from efprof.recorder.hooks.patching import Undo, call_after, replace
 from efprof.recorder.loop.loop import Loop
-from efprof.recorder.loop.step_ends import living_optimizers
 from efprof.recorder.loop.updates import optimizer_entered, optimizer_left
-from efprof.recorder.numbers.step_numbers import parameters_of
+from efprof.recorder.numbers.step_numbers import living, parameters_of
 from efprof.recorder.session.shell import Shell
 
 COMPILER = "torch._dynamo.eval_frame"
@@ -288,7 +287,7 @@ def _versions() -> dict[Optimizer, int]:
     """Of each optimizer's parameters, added up: it grows whenever one is written to."""
     return {
         weakref.ref(optimizer): sum(one._version for one in parameters_of(optimizer))
-        for optimizer in living_optimizers()
+        for optimizer in living(torch.optim.Optimizer)
     }
 
 

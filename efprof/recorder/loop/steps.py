@@ -1,6 +1,5 @@
 """Where one step ends and the next begins, which stage of it the training is in, and what is written of each."""
 
-import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -350,7 +349,4 @@ def read_cpu_ns() -> tuple[int, int]:
 
 def is_in_forward() -> bool:
     """Whether the call of a module, compiled or not, is running."""
-    return any(
-        caller.f_code is _MODULE_CALL or caller.f_code.co_filename == _COMPILED_CALLS
-        for caller in callers(sys._getframe())
-    )
+    return any(caller.f_code is _MODULE_CALL or caller.f_code.co_filename == _COMPILED_CALLS for caller in callers())

@@ -1,11 +1,13 @@
 """Walks an autograd graph, before backward frees it, to where a non-finite value was born."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 
 from efprof.artifacts.events import SuspectOperation
+from efprof.recorder.numbers.step_numbers import feeders_of, nodes_behind, nodes_of
 
 MAX_NODES = 100_000
 """A walk of this many nodes takes about a second, once in a run; a longer graph is cut off."""
@@ -74,11 +76,10 @@ def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperat
     """
     suspects: list[SuspectOperation] = []
     given: SuspectOperation | None = None
-    tainted = set()
-    for node in sorted(_nodes(root), key=lambda node: int(node._sequence_nr())):
-        feeders = [feeder for feeder, _ in node.next_functions]
+    tainted = set[Any]()
+    for node in _in_order(root):
         bad_input = _bad_input(node)
-        if any(feeder in tainted for feeder in feeders):
+        if not tainted.isdisjoint(feeders_of(node)):
             tainted.add(node)
             continue
         suspect = _singular(node, sequence_start) if bad_input is None else None
@@ -99,11 +100,15 @@ def find_steep(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation
 
     What they were given is freed by then, so none of it is counted.
     """
-    steep = sorted(filter(_is_steep, _nodes(root)), key=lambda node: int(node._sequence_nr()))
-    found = [_suspect(node, sequence_start, STEEP[node.name()], 0, root) for node in steep[:MAX_SUSPECTS]]
+    steep = islice(filter(_is_steep, _in_order(root)), MAX_SUSPECTS)
+    found = [_suspect(node, sequence_start, STEEP[node.name()], 0, root) for node in steep]
     for one in found:
         one.num_elements = 0
     return found
+
+
+def _in_order(root: torch.Tensor) -> list[Any]:
+    return sorted(nodes_behind(nodes_of(root), MAX_NODES), key=lambda node: int(node._sequence_nr()))
 
 
 def _is_steep(node: Any) -> bool:
@@ -130,19 +135,6 @@ def _saved_names(node: Any) -> list[str]:
     return _NAMES[node.name()]
 
 
-def _nodes(root: torch.Tensor) -> Iterator[Any]:
-    if root.grad_fn is None:
-        return
-    seen, todo = {root.grad_fn}, [root.grad_fn]
-    while todo and len(seen) < MAX_NODES:
-        node = todo.pop()
-        yield node
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                todo.append(following)
-
-
 def _singular(node: Any, sequence_start: int) -> SuspectOperation | None:
     singularity = SINGULARITIES.get(node.name())
     operand = None if singularity is None else _saved(node, singularity.saved)
@@ -151,7 +143,7 @@ def _singular(node: Any, sequence_start: int) -> SuspectOperation | None:
     if singularity.saved != "result" and not _is_finite(operand):
         return None
     num_bad = int(_read(singularity.is_bad(node, operand).sum()))
-    results = [_saved(feeder, "result") for feeder, _ in node.next_functions if feeder is not None]
+    results = [_saved(feeder, "result") for feeder in feeders_of(node)]
     is_given_bad = any(one is not None and one.is_floating_point() and not _is_finite(one) for one in results)
     return None if num_bad == 0 or is_given_bad else _suspect(node, sequence_start, singularity.words, num_bad, operand)
 

@@ -1,14 +1,12 @@
 """Finds the first parameter that is not finite, once a loss was not; a search of the whole heap."""
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from efprof.artifacts.events import BadParameter
-from efprof.recorder.loop.step_ends import living_optimizers
-from efprof.recorder.numbers.step_numbers import read_value
+from efprof.recorder.numbers.step_numbers import living, read_value
 
 
 def find_bad_parameter() -> BadParameter | None:
@@ -30,7 +28,7 @@ def find_bad_parameter() -> BadParameter | None:
 
 
 def _optimized() -> Iterator[tuple[torch.optim.Optimizer, dict[str, Any], torch.Tensor]]:
-    for optimizer in living_optimizers():
+    for optimizer in living(torch.optim.Optimizer):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if type(parameter.data) is torch.Tensor and parameter.is_cpu:
@@ -45,9 +43,8 @@ def _has_finite_state(state: dict[str, Any] | None, bad: torch.Tensor) -> bool:
 
 def _name_of(parameter: torch.Tensor) -> str:
     """As its own module calls it: `Linear.weight`; else its shape."""
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.nn.Module):  # isinstance would wake lazy objects
-            for name, own in vars(thing).get("_parameters", {}).items():
-                if own is parameter:
-                    return f"{type(thing).__name__}.{name}"
+    for module in living(torch.nn.Module):
+        for name, own in vars(module).get("_parameters", {}).items():
+            if own is parameter:
+                return f"{type(module).__name__}.{name}"
     return f"the parameter of shape {list(parameter.shape)}"

@@ -1,7 +1,6 @@
 """Watches GradScaler: where it was made, the loss before it was scaled, the scale, the skipped steps."""
 
 import functools
-import gc
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
@@ -14,7 +13,7 @@ from efprof.recorder.hooks.patching import Undo, call_after, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.updates import optimizer_skipped
 from efprof.recorder.numbers.late_values import on_device
-from efprof.recorder.numbers.step_numbers import is_read_late
+from efprof.recorder.numbers.step_numbers import is_read_late, living
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
 
@@ -36,7 +35,7 @@ def start(session: Session) -> None:
 
     watched = session.shell.guarded("loss_scaling", watch)
     built, found = (session.shell.guarded("scalers", note) for note in (note_built, note_found))
-    for scaler in [one for one in gc.get_objects() if issubclass(type(one), kind) and _is_enabled(one)]:
+    for scaler in filter(_is_enabled, list(living(kind))):
         watched()  # made before the recording
         found(scaler)
     for name, note in {"__init__": built, "__setstate__": found}.items():

@@ -47,10 +47,12 @@ class Sites:
 
     def of_caller(self, frame: FrameType | None = None) -> str | None:
         """The user's line that called this, or that `frame` is of or was called from."""
-        frame = frame or sys._getframe()
-        while frame is not None and not self.is_user_code(frame.f_code):
-            frame = frame.f_back
-        return None if frame is None else self.of_line(frame.f_code, frame.f_lineno)
+        user = next(self.user_frames(frame), None)
+        return None if user is None else self.of_line(user.f_code, user.f_lineno)
+
+    def user_frames(self, frame: FrameType | None = None) -> Iterator[FrameType]:
+        """Of these callers, those whose code the user wrote."""
+        return (one for one in callers(frame) if self.is_user_code(one.f_code))
 
     def of_line(self, code: CodeType, line: int) -> str:
         return f"{self.file(code.co_filename)}:{line}:{code.co_qualname}"
@@ -163,7 +165,9 @@ def user_file_of(kind: type[Any], sites: Sites) -> str | None:
     return next(filter(sites.is_user_file, files), None)
 
 
-def callers(frame: FrameType | None) -> Iterator[FrameType]:
+def callers(frame: FrameType | None = None) -> Iterator[FrameType]:
+    """This frame, or the one that goes through them, and those that called it."""
+    frame = frame or sys._getframe()
     while frame is not None:
         yield frame
         frame = frame.f_back

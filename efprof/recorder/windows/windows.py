@@ -1,7 +1,6 @@
 """Opens windows of torch.profiler for a few steps at a time; allocations with their lines come with it."""
 
 import functools
-import gc
 import os
 import sys
 import time
@@ -18,6 +17,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import LightStep
 from efprof.recorder.loop.loop import QUIET_STEPS, Loop
 from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.numbers.step_numbers import living
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, Options, StepRange
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note
@@ -308,8 +308,8 @@ class Windows:
         """CUPTI does in its second window where there are graphs; with those of torch.compile torch has it stay on."""
         if TorchVersion(torch.version.cuda or "12.6") >= "12.6" or os.environ.get("TEARDOWN_CUPTI") == "0":
             return False
-        graph = torch.cuda.CUDAGraph  # some may be older than the recording
-        return self._loop.thread.has_captured or any(issubclass(type(one), graph) for one in gc.get_objects())
+        # Some may be older than the recording.
+        return self._loop.thread.has_captured or next(living(torch.cuda.CUDAGraph), None) is not None
 
     def _is_program_profiling(self) -> bool:
         return is_profiling() or self._is_any_running()
