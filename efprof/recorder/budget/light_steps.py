@@ -8,7 +8,7 @@ its steps, at a mark.
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from time import perf_counter_ns
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from efprof.artifacts.steps import HAS_PAUSE, IS_SKIPPED, LightLine, spelled
 from efprof.recorder.budget.sampling import LightStep, Sampling
@@ -17,14 +17,14 @@ from efprof.recorder.loop.steps import Listeners, Steps, epoch_ns
 from efprof.recorder.numbers.late_values import Answer, OnDevice, Send
 from efprof.recorder.numbers.step_numbers import ScaledLosses
 
-MAX_ROWS: Final = 256
-MAX_WAIT_NS: Final = 1_000_000_000
+MAX_ROWS = 256
+MAX_WAIT_NS = 1_000_000_000
 """What a killed process may lose of them."""
 
-UPDATE_BY_HAND: Final = 0
+UPDATE_BY_HAND = 0
 """Stands for the optimizer where the program updates its parameters itself."""
 
-MAX_OVERDUE_STEPS: Final = 8
+MAX_OVERDUE_STEPS = 8
 """Steps for which a burst waits for a step that is whole as the last full one was; then any update ends one."""
 
 Loss = float | OnDevice

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import thread_time_ns
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import torch
@@ -33,10 +33,10 @@ NAMED_PACKAGES = ("numpy", "transformers", "accelerate", "lightning", "pytorch_l
 SET_BY_PROGRAMS = ("CUDA_LAUNCH_BLOCKING", "NCCL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT")
 """Environment variables that a program may set itself, after it was started."""
 
-FIRST_STEP: Final = 10
+FIRST_STEP = 10
 """The second reading; libraries have their workspaces by then."""
 
-READING_NS: Final = 2_000_000
+READING_NS = 2_000_000
 
 
 def start(session: Session) -> None:

@@ -13,7 +13,7 @@ from itertools import islice
 from math import inf
 from statistics import median
 from time import perf_counter_ns, thread_time_ns
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -30,23 +30,23 @@ from efprof.recorder.session.session import Session
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter
 
-MIN_FORWARDS: Final = 2
+MIN_FORWARDS = 2
 """A single one among others is a detached target, a skipped batch, a probe of shapes."""
-MAX_READINGS: Final = 32
+MAX_READINGS = 32
 """Forward passes of one evaluation whose memory is written, beside the last: they show whether each adds to it."""
-COUNTED: Final = 256
+COUNTED = 256
 """After so many, lines are read and graphs that are alive counted at every 64th forward pass."""
-MAX_ROW: Final = 10_000
+MAX_ROW = 10_000
 """Forward passes of an evaluation before training, or whose graphs are kept."""
-MAX_ROLLOUTS: Final = 100
+MAX_ROLLOUTS = 100
 """Written of a run: they are parts of its steps."""
-MAX_CALLERS: Final = 4
-MAX_OUTPUTS: Final = 8
-SMALL: Final = 0.5
+MAX_CALLERS = 4
+MAX_OUTPUTS = 8
+SMALL = 0.5
 """Of the input of a forward pass that is trained on: a policy acts on one observation, and learns from many."""
-MAX_ANNOUNCED: Final = 8
+MAX_ANNOUNCED = 8
 """In vain: layers that are put in evaluation mode in each step announce nothing."""
-MAX_VAIN: Final = 1000
+MAX_VAIN = 1000
 """Forward passes watched in light steps for an evaluation that nothing announces: of 10 us each."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from os.path import commonprefix
 from threading import get_ident
 from time import perf_counter_ns, thread_time_ns
-from typing import Any, Final
+from typing import Any
 
 from torch.utils.data import dataloader
 
@@ -26,19 +26,19 @@ from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.stacks import MOST_CALLS, Call, calls_of
 from efprof.recorder.session.writing import OWN_FOLDER, LineWriter
 
-PERIOD_S: Final = 0.02
+PERIOD_S = 0.02
 """Between two samples of a long step; one takes 35 us."""
-FIRST_STEP: Final = 5
+FIRST_STEP = 5
 """The steps before it warm up, and tell how long a usual one is."""
-MAX_STEPS: Final = 1000
-MAX_USUAL_LOOKS: Final = 200
+MAX_STEPS = 1000
+MAX_USUAL_LOOKS = 200
 """Then it samples long steps alone: a look without a sample costs a fifth."""
-MAX_STACKS: Final = 20
+MAX_STACKS = 20
 """Of one step, those with the most time. The file has 5 MiB at most."""
-WRITE_NS: Final = 1_000_000_000
+WRITE_NS = 1_000_000_000
 """A step that is this long is written although it goes on, then after twice as long each time: it may be killed."""
 
-MAX_JOIN_S: Final = 3.0
+MAX_JOIN_S = 3.0
 
 Stack = tuple[tuple[str, ...], str | None]
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from random import Random
 from types import CodeType
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from efprof.artifacts.events import SampledPlace, TrainingSampled
 from efprof.artifacts.steps import StepRecord
@@ -24,19 +24,19 @@ from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.stacks import calls_of
 from efprof.recorder.session.writing import OWN_FOLDER
 
-FIRST_STEP: Final = 3
+FIRST_STEP = 3
 """Those before warm up."""
-PER_STEP: Final = 20
+PER_STEP = 20
 MIN_PERIOD_S, MAX_PERIOD_S = 0.001, 0.02
 """Between two samples; within these bounds a step has PER_STEP of them."""
-TURN_S: Final = 0.000005
+TURN_S = 0.000005
 """For so long the training's Python runs on when the thread asks for its turn; in practice 60 us, the timers' slack.
 Python that comes to an operator sooner is counted at the operator's line."""
-MAX_SAMPLES: Final = 600
+MAX_SAMPLES = 600
 """A share of a fifth is then known to 3 points."""
-SAMPLE_NS: Final = 160_000
+SAMPLE_NS = 160_000
 """What a sample costs, most of it to wait for Python's lock and to pass it on."""
-NUMPY: Final = f"{os.sep}numpy{os.sep}"
+NUMPY = f"{os.sep}numpy{os.sep}"
 """In whose folders what a line does on arrays is written partly in Python: that is the line's own work."""
 
 

@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from time import thread_time_ns
 from types import FunctionType
-from typing import Any, Final
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -35,32 +35,32 @@ from efprof.recorder.session.session import Session
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter
 
-FIRST_STEP: Final = 10
+FIRST_STEP = 10
 """By then its first batches are read."""
 
-READ: Final = "_efprof_read"
+READ = "_efprof_read"
 """The attribute of an iterator whose workers were read."""
 
-READING_NS: Final = 6_000_000
+READING_NS = 6_000_000
 """Of one process that has imported torch (measured)."""
 
-PAGE_BYTES: Final = 4096
+PAGE_BYTES = 4096
 """Reading an object writes its reference count, which copies the page that it lies in, not the text behind it."""
 
-NUM_SAMPLED: Final = 256
+NUM_SAMPLED = 256
 """Entries of a container; of one within it 64, then 16."""
 
-MAX_VISITED: Final = 20_000
+MAX_VISITED = 20_000
 """Objects in all: about 20 ms (measured)."""
 
-MAX_DEPTH: Final = 5
+MAX_DEPTH = 5
 
-MIN_BYTES: Final = 1 << 20
+MIN_BYTES = 1 << 20
 
-MIN_LENGTH: Final = 100
+MIN_LENGTH = 100
 """Of a container that is told of; of a smaller one the entries are looked at, as the parts of a ConcatDataset."""
 
-MAX_LISTED: Final = 5
+MAX_LISTED = 5
 
 
 class WorkerMemory:

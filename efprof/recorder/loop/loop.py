@@ -7,7 +7,7 @@ What happens between those calls is the stage `other`; where a step begins is `S
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,7 +23,7 @@ from efprof.recorder.loop.steps import Listener, Listeners, StageClock, Steps, i
 from efprof.recorder.loop.training_thread import TrainingThread
 from efprof.recorder.numbers.step_numbers import ScaledLosses
 
-QUIET_STEPS: Final = 2
+QUIET_STEPS = 2
 """Steps that must have compiled nothing before one is looked at closely: a compiler makes a million calls."""
 
 
