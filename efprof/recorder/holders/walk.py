@@ -47,10 +47,11 @@ class Walk:
         self.seen: set[int] = set()
         self.running: set[int] = set()
         self._sites = sites
-        self._files: dict[type[Any], str | None] = {}
+        self._file_of: Callable[..., str | None] = functools.cache(functools.partial(user_file_of, sites=sites))
+        """The user's file that defines a class; None for what a library defines."""
         self._time_limit = time_limit
         self._on_container = on_container or (lambda *_: None)
-        self._kinds: dict[type[Any], _Kind] = {}
+        self._kind: Callable[..., _Kind] = functools.cache(self._new_kind)
         self._todo: deque[tuple[_Visitor, Any, Place, Held | None]] = deque()
         """What was met and not gone into yet: nearer things first, and a chain of any length needs no deep stack."""
         self._depths: dict[str, int] = {}
@@ -122,12 +123,6 @@ class Walk:
         self._seen_here.add(address)
         return is_new
 
-    def _kind(self, kind: type[Any]) -> _Kind:
-        known = self._kinds.get(kind)
-        if known is None:
-            known = self._kinds[kind] = self._new_kind(kind)
-        return known
-
     def _new_kind(self, kind: type[Any]) -> _Kind:
         if kind in variables.CODE:
             return _Kind(self._visit_code)
@@ -148,12 +143,6 @@ class Walk:
         if kind.__dictoffset__ or variables.slots_of(kind):
             return _Kind(self._visit_attributes)
         return _Kind(self._visit_contents, has_names=False)
-
-    def _file_of(self, kind: type[Any]) -> str | None:
-        """The user's file that defines a class; None for what a library defines."""
-        if kind not in self._files:
-            self._files[kind] = user_file_of(kind, self._sites)
-        return self._files[kind]
 
     def _visit_code(self, value: Any, place: Place, inside: Held | None) -> None:
         """Go to the variables that the user's own functions, generators and classes keep."""

@@ -175,16 +175,17 @@ class ClearingWatch:
         self, step: OpenStep, watched: Watched, outcome: Outcome, site: str | None = None, adding: Sequence[Pass] = ()
     ) -> None:
         sites = [line for line, num_others in adding if num_others == adding[-1][1]]
-        event = GradientClearing(
-            step=step.number,
-            optimizer=watched.optimizer,
-            outcome=outcome,
-            num_steps=len(watched.were_kept),
-            backward_sites=list(dict.fromkeys(filter(None, sites))),
-            num_earlier_backwards=len(adding) - len(sites),
-            step_site=site,
+        self._note(
+            GradientClearing(
+                step=step.number,
+                optimizer=watched.optimizer,
+                outcome=outcome,
+                num_steps=len(watched.were_kept),
+                backward_sites=list(dict.fromkeys(filter(None, sites))),
+                num_earlier_backwards=len(adding) - len(sites),
+                step_site=site,
+            )
         )
-        self._note(event)
 
 
 def start(session: Session) -> None:

@@ -59,10 +59,18 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
     note_scaled = guarded("loss_scaling", losses.note)
     note_scale = guarded("loss_scaling", functools.partial(_note_scale, loop))
     note_skipped = guarded("loss_scaling", functools.partial(optimizer_skipped, loop))
-    scale, unscale, step, update = kind.scale, kind.unscale_, kind.step, kind.update
 
-    in_update = functools.partial(updating, loop, shell.guard("loop"))  # as the rest of the stage `optimizer`
-    stage_unscale, stage_step, stage_update = in_update(unscale), in_update(step), in_update(update)
+    def in_stage(original: Callable[..., Any]) -> Callable[..., Any]:
+        """As the rest of the stage `optimizer`."""
+        watched = updating(loop, shell.guard("loop"), original)
+
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return (watched if _is_enabled(self) else original)(self, *args, **kwargs)
+
+        return call
+
+    scale, unscale, step, update = kind.scale, in_stage(kind.unscale_), in_stage(kind.step), in_stage(kind.update)
 
     @functools.wraps(scale)
     def watched_scale(self: Any, outputs: Any) -> Any:
@@ -73,29 +81,24 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
             note_scaled(outputs, scaled, getattr(self, "_scale", None))
         return scaled
 
-    @functools.wraps(unscale)
-    def watched_unscale(self: Any, *args: Any, **kwargs: Any) -> None:
-        (unscale if light.is_on or not _is_enabled(self) else stage_unscale)(self, *args, **kwargs)
-
     @functools.wraps(step)
     def watched_step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         before = loop.num_updates
-        is_rest = light.is_on or not _is_enabled(self)
-        result = (step if is_rest else stage_step)(self, optimizer, *args, **kwargs)
+        result = step(self, optimizer, *args, **kwargs)
         if _is_enabled(self) and loop.num_updates == before and isinstance(optimizer, torch.optim.Optimizer):
             note_skipped(optimizer)  # the scaler has held it back
         return result
 
     @functools.wraps(update)
     def watched_update(self: Any, *args: Any, **kwargs: Any) -> None:
-        (update if light.is_on or not _is_enabled(self) else stage_update)(self, *args, **kwargs)
+        update(self, *args, **kwargs)
         if getattr(self, "_scale", None) is not None:
             if light.is_on and get_ident() == thread.ident:
                 losses.is_used_up = True
             else:
                 note_scale(self)
 
-    new = {"scale": watched_scale, "unscale_": watched_unscale, "step": watched_step, "update": watched_update}
+    new = {"scale": watched_scale, "unscale_": unscale, "step": watched_step, "update": watched_update}
     return [replace(kind, name, function) for name, function in new.items()]
 
 

@@ -266,7 +266,7 @@ class Windows:
 
     def _plan_lean(self, window: ProfiledWindow, last: int) -> None:
         """As many steps as the scheduled window had, soon after it, to read times from that it did not bend."""
-        if window.why.startswith("schedule") and not (window.is_lean or self._is_asked_for):
+        if window.planned.why.startswith("schedule") and not (window.is_lean or self._is_asked_for):
             start = last + 1 + LEAN_DISTANCE
             self._plan(start, Planned(start + last + 1 - window.first, is_lean=True, is_alone=False))
 
