@@ -50,7 +50,9 @@ class LightSteps:
     microsecond, ten times what it costs in a loop of nothing else.
     """
 
-    def __init__(self, write: Callable[[LightLine], None]) -> None:
+    def __init__(self, loop: Steps, write: Callable[[LightLine], None]) -> None:
+        self._loop = loop
+        """Its last full step tells when a light one is over, and which line called backward."""
         self.read_losses: Callable[[int, Any, Any], Iterable[Loss] | None] = lambda *_: ()
         """Given the step's number and what backward is called with: its losses, now or on the device. Asked where it is
         no plain loss of one finite number on the CPU.
@@ -67,7 +69,6 @@ class LightSteps:
         """The optimizers that stepped in the open step, by `id`."""
         self.number = 0
         self._round: list[int] = []
-        self._successions: set[tuple[int, int]] = set()
         self.is_interrupted = False
         """Whether something else was done in this step: its length tells nothing of the others."""
         self._write = write
@@ -88,9 +89,6 @@ class LightSteps:
         """When an optimizer stepped last."""
         self.clocked_ns = 0
         """The recorder's own time in the open step."""
-        self._site: str | None = None
-        self._loader: int | None = None
-        self._passes_by_hand = 0
 
     # What the loop tells.
 
@@ -103,12 +101,11 @@ class LightSteps:
         """The number of the step that what happens now most likely belongs to: one that is whole may be open still."""
         return self.number + (len(self.stepped) >= max(1, len(self._round)))
 
-    def begin(self, step: OpenStep, loop: Steps) -> None:
+    def begin(self, step: OpenStep) -> None:
         """This step, which began as a full one, is light."""
+        loop = self._loop
         self._round = loop.last_stepped if loop.has_marks else [*dict.fromkeys(loop.last_stepped)]
-        self._successions = loop.successions
         self.number, self._start_ns, self.updated_ns = step.number, step.start_ns, step.start_ns
-        self._site, self._loader, self._passes_by_hand = loop.last_site, loop.last_loader, loop.passes_by_hand
         self.stepped, self.waiting, self._losses = [], [], []
         self._num_passes = self._num_more = 0
         self._is_skipped = self.is_interrupted = False
@@ -127,7 +124,8 @@ class LightSteps:
 
     def backward_left(self) -> bool:
         """The pass is over: whether a step ended with it, in a program that updates its parameters by hand."""
-        if not self._passes_by_hand or len(self.waiting) + self._num_more < self._passes_by_hand:
+        passes = self._loop.passes_by_hand
+        if not passes or len(self.waiting) + self._num_more < passes:
             return False
         self.updated(UPDATE_BY_HAND)
         return True
@@ -137,7 +135,7 @@ class LightSteps:
         stepped, waiting, num_more = self.stepped, self.waiting, self._num_more
         may_end = stepped and self._round and (waiting or num_more)
         is_again = optimizer in stepped and stepped.count(optimizer) >= self._round.count(optimizer)
-        if is_again or (may_end and (stepped[-1], optimizer) not in self._successions):
+        if is_again or (may_end and (stepped[-1], optimizer) not in self._loop.successions):
             self.close()
         stepped.append(optimizer)
         if waiting or num_more:
@@ -187,8 +185,8 @@ class LightSteps:
                     for number, start, end, num_passes, loss, flags, _ in self._rows
                 ],
                 recorder_us=sum(row[-1] for row in self._rows) / 1000 / len(self._rows),
-                backward_site=self._site,
-                loader=self._loader,
+                backward_site=self._loop.last_site,
+                loader=self._loop.last_loader,
             )
             self._write(line)
             if self._on_device:
@@ -235,7 +233,7 @@ class LightLoop:
         """Whether the step after this one is to be recorded in full."""
         self.ends_with_update = True
         """Whether the step is over with an optimizer's update, not with a backward pass."""
-        self.steps = LightSteps(write)
+        self.steps = LightSteps(steps, write)
         self.mode_listeners = Listeners()
         """Told whether all calls are seen from now on, or hardly any; at an instant when no module's hook runs."""
         self._steps = steps
@@ -247,7 +245,7 @@ class LightLoop:
         """The open step, in which gradients are computed or applied now, is a light one: see no more of it."""
         steps = self._steps
         steps.open = steps.closed = None
-        self.steps.begin(step, steps)
+        self.steps.begin(step)
         self._num_overdue = 0
         self._look_ahead()
         self.is_on = True

@@ -46,7 +46,7 @@ def start(session: Session) -> None:
             session.note(event)
             num_built += 1
 
-    feed = IteratorFeed(loop=session.loop, sites=session.sites, budget=session.budget, shell=session.shell)
+    feed = IteratorFeed(session.loop, session.sites, session.budget, session.shell)
     session.after(DataLoader, "__init__", "loaders", note)
     session.undo_at_end([feed.stop])
     session.listen("iterators", backward_began=feed.look)
@@ -67,7 +67,7 @@ class IteratorFeed:
     function that backward is called in. A generator that runs already cannot be seen.
     """
 
-    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, shell: Shell) -> None:
+    def __init__(self, loop: Loop, sites: Sites, budget: Budget, shell: Shell) -> None:
         self._loop, self._sites, self._budget, self._guard = loop, sites, budget, shell.guard("loop")
         self._watched: dict[type, Undo] = {}
         self._taking: set[int] = set()

@@ -44,7 +44,7 @@ Stack = tuple[tuple[str, ...], str | None]
 
 
 class LongSteps:
-    def __init__(self, *, loop: Loop, sites: Sites, shell: Shell, budget: Budget, lines: LineWriter) -> None:
+    def __init__(self, loop: Loop, sites: Sites, shell: Shell, budget: Budget, lines: LineWriter) -> None:
         self._loop, self._sites, self._shell, self._budget, self._lines = loop, sites, shell, budget, lines
         self._update_lines: list[str] = []
         """Where the optimizer stepped, in the last step that was recorded in full."""
@@ -147,8 +147,6 @@ def _is_guard(call: Call) -> bool:
 
 def start(session: Session) -> None:
     lines = session.lines(LONG_STEPS_FILE)
-    long_steps = LongSteps(
-        loop=session.loop, sites=session.sites, shell=session.shell, budget=session.budget, lines=lines
-    )
+    long_steps = LongSteps(session.loop, session.sites, session.shell, session.budget, lines)
     session.listen("long_steps", optimizer_began=long_steps.note_update)
     session.on_end("long_steps", long_steps.stop)

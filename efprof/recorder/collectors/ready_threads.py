@@ -32,7 +32,7 @@ FIRST_STEP = 5
 
 
 class ReadyThreads:
-    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, note: Note) -> None:
+    def __init__(self, loop: Loop, sites: Sites, budget: Budget, note: Note) -> None:
         self._loop, self._sites, self._budget, self._note, self._site = loop, sites, budget, note, ""
         self._due, self._cost_ns = FIRST_STEP, 1_000_000
         self._last_ns, self._last = 0, Times()
@@ -80,7 +80,7 @@ def start(session: Session) -> None:
     """Nothing where the kernel does not count."""
     if not any(ran for ran, _ in times_of_threads().values()):
         return
-    threads = ReadyThreads(loop=session.loop, sites=session.sites, budget=session.budget, note=session.note)
+    threads = ReadyThreads(session.loop, session.sites, session.budget, session.note)
     session.before(torch, "set_num_threads", "ready_threads", threads.set_by_user)
     session.listen("ready_threads", step_ended=threads.finish)
 

@@ -54,7 +54,7 @@ class TrainingSamples:
     A sample counts for the time since the one before: C code may hold Python's lock for long.
     """
 
-    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, note: Note, shell: Shell) -> None:
+    def __init__(self, loop: Loop, sites: Sites, budget: Budget, note: Note, shell: Shell) -> None:
         self._loop, self._sites, self._budget, self._note = loop, sites, budget, note
         self._sample = shell.guarded("training_samples", self._sample_steps)
         self._is_on = threading.Event()
@@ -159,8 +159,7 @@ class TrainingSamples:
 
 
 def start(session: Session) -> None:
-    loop, shell = session.loop, session.shell
-    samples = TrainingSamples(loop=loop, sites=session.sites, budget=session.budget, note=session.note, shell=shell)
+    samples = TrainingSamples(session.loop, session.sites, session.budget, session.note, session.shell)
     session.listen("training_samples", step_began=samples.begin, step_ended=samples.end, step_dropped=samples.drop)
     session.on_end("training_samples", samples.finish)
-    os.register_at_fork(before=shell.guarded("training_samples", samples.stop))
+    os.register_at_fork(before=session.shell.guarded("training_samples", samples.stop))

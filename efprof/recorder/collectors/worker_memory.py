@@ -64,7 +64,7 @@ MAX_LISTED = 5
 
 
 class WorkerMemory:
-    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, lines: LineWriter) -> None:
+    def __init__(self, loop: Loop, sites: Sites, budget: Budget, lines: LineWriter) -> None:
         self._loop, self._sites, self._budget, self._lines = loop, sites, budget, lines
         self._iterators: WeakSet[_MultiProcessingDataLoaderIter] = WeakSet()
         self._looked_at: set[int] = set()
@@ -151,7 +151,7 @@ def start(session: Session) -> None:
     if not Path("/proc/self/smaps_rollup").exists():
         return
     lines = session.lines(WORKER_MEMORY_FILE)
-    workers = WorkerMemory(loop=session.loop, sites=session.sites, budget=session.budget, lines=lines)
+    workers = WorkerMemory(session.loop, session.sites, session.budget, lines)
     session.before(_MultiProcessingDataLoaderIter, "_shutdown_workers", "worker_memory", workers.ending)
     session.listen("worker_memory", loader_started=workers.started, step_ended=workers.finish)
 

@@ -63,7 +63,7 @@ class Holders:
     """
 
     def __init__(
-        self, *, loop: Loop, sites: Sites, budget: Budget, folder: RankFolder, note: Note, guard: Guard, is_asked: bool
+        self, loop: Loop, sites: Sites, budget: Budget, folder: RankFolder, note: Note, guard: Guard, *, is_asked: bool
     ) -> None:
         """Where it `is_asked` for, counts and watches are taken whatever they cost."""
         self._loop, self._sites, self._budget, self._folder, self._note = loop, sites, budget, folder, note
@@ -339,10 +339,9 @@ class HolderCount:
 def start(session: Session) -> None:
     if session.options.holders is False:
         return
-    loop, sites, budget, folder = session.loop, session.sites, session.budget, session.rank_folder
     guard, is_asked = session.shell.guard("holders"), bool(session.options.holders)
     holders = Holders(
-        loop=loop, sites=sites, budget=budget, folder=folder, note=session.note, guard=guard, is_asked=is_asked
+        session.loop, session.sites, session.budget, session.rank_folder, session.note, guard, is_asked=is_asked
     )
 
     def finish(_: object, record: StepRecord) -> None:

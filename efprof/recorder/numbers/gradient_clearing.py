@@ -105,7 +105,7 @@ class Watched:
 class ClearingWatch:
     """Listens until steps may be light; holds no optimizer, and no tensor of the program's."""
 
-    def __init__(self, *, loop: Loop, sites: Sites, send: Send, note: Note, guard: Guard) -> None:
+    def __init__(self, loop: Loop, sites: Sites, send: Send, note: Note, guard: Guard) -> None:
         self._loop, self._sites, self._send, self._note, self._guard = loop, sites, send, note, guard
         self._watched: WeakKeyDictionary[torch.optim.Optimizer, Watched] = WeakKeyDictionary()
 
@@ -189,8 +189,8 @@ class ClearingWatch:
 
 
 def start(session: Session) -> None:
-    loop, guard = session.loop, session.shell.guard(COLLECTOR)
-    watch = ClearingWatch(loop=loop, sites=session.sites, send=session.late_values.send, note=session.note, guard=guard)
+    send, guard = session.late_values.send, session.shell.guard(COLLECTOR)
+    watch = ClearingWatch(session.loop, session.sites, send, session.note, guard)
     session.listen(
         COLLECTOR,
         backward_began=_quietly(watch.note_backward),

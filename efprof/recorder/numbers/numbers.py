@@ -14,8 +14,7 @@ import torch
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord, spelled
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.numbers.autograd_graph import find_steep, find_suspects
-from efprof.recorder.numbers.bad_parameter import find_bad_parameter
+from efprof.recorder.numbers.autograd_graph import find_bad_parameter, find_steep, find_suspects
 from efprof.recorder.numbers.late_values import OnDevice, Send, on_device
 from efprof.recorder.numbers.step_numbers import (
     ScaledLosses,

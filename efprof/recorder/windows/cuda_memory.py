@@ -175,7 +175,7 @@ def start(session: Session) -> None:
         memory = CudaMemory(options, loop=loop, requests=session.window_requests, files=files)
         subscribe(session, memory)
         session.undo_at_end([call_when_cuda_begins(guarded("cuda_memory", memory.cuda_began))])
-    failures = [MemoryFailures(files, loop=loop, endings=session.endings, note=session.note)]
+    failures = [MemoryFailures(files, loop, session.endings, session.note)]
     # Empty once the recording is over: torch cannot detach an observer, which then does nothing, and holds nothing.
 
     def add(*failure: int) -> None:
@@ -282,7 +282,7 @@ class MemoryFailures:
     Most of these failures a program survives, as when cuDNN tries work spaces: one snapshot is taken of all that.
     """
 
-    def __init__(self, files: MemoryFiles, *, loop: Loop, endings: ExitWatcher, note: Note) -> None:
+    def __init__(self, files: MemoryFiles, loop: Loop, endings: ExitWatcher, note: Note) -> None:
         self._files, self._loop, self._endings, self._note = files, loop, endings, note
         self._last = DeviceOutOfMemory(step=-1)
 

@@ -51,7 +51,7 @@ class Windows:
     """
 
     def __init__(
-        self, options: Options, *, loop: Loop, requests: WindowRequests, make: Callable[..., ProfiledWindow], note: Note
+        self, options: Options, loop: Loop, requests: WindowRequests, make: Callable[..., ProfiledWindow], note: Note
     ) -> None:
         """`make` a window, given its plan, its number and its first step."""
         self._options, self._loop, self._requests, self._make, self._note = options, loop, requests, make, note
@@ -377,7 +377,7 @@ def start(session: Session) -> None:
         loop, requests = session.loop, session.window_requests
         folder, sites = session.rank_folder, session.sites
         make = functools.partial(ProfiledWindow, loop=loop, memory=session.memory, folder=folder, sites=sites)
-        windows = Windows(session.options, loop=loop, requests=requests, make=make, note=session.note)
+        windows = Windows(session.options, loop, requests, make, session.note)
         loop.sampling.is_asked = requests.are_waiting
         session.listen(
             "windows",
