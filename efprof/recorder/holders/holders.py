@@ -229,7 +229,7 @@ class Holders:
         grown = dict(self._containers.grown)
         found: list[tuple[Counted | Container, list[Any], list[tuple[Any, str]]]] = []
         for held in holders:
-            containers = held.containers or [one.value for one in grown.values() if one.inside is held]
+            containers = held.containers or [one.value for one in grown.values() if one.place.inside is held]
             found.append((held.counted, containers, held.names))
             for container in containers:
                 grown.pop(id(container), None)
@@ -261,7 +261,7 @@ class HolderCount:
     def __init__(
         self,
         sites: Sites,
-        on_container: Callable[[Any, Place, Held | None], None] | None = None,
+        on_container: Callable[[Any, Place], None] | None = None,
         iterators: Iterable[Any] = (),
     ) -> None:
         self.held: dict[Key, Held] = {}

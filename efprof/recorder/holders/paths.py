@@ -71,7 +71,10 @@ class TimeLimit:
 
 
 class Place(NamedTuple):
-    """Where a walk stands: the names that led there; `within` is the namespace, frame, cell or object of `name`."""
+    """Where a walk stands: the names that led there; `within` is the namespace, frame, cell or object of `name`.
+
+    `inside` is what counts the element of a container that stands there.
+    """
 
     path: str
     scope: str
@@ -80,6 +83,7 @@ class Place(NamedTuple):
     file: str | None
     depth: int = 0
     within: Any = None
+    inside: "Held | None" = None
 
     def below(self) -> "Place":
         return self._replace(depth=self.depth + 1)
