@@ -190,29 +190,28 @@ class Walk:
 
     def _visit_each(self, elements: list[Any], place: Place, holder: Held) -> None:
         """What is alone of its kind in the outermost container is no record: its attributes are named by themselves."""
-        element_place = place._replace(inside=holder)
-        lone = (
-            variables.lone_kinds(elements) if place.inside is None and len(elements) <= variables.FEW else frozenset()
-        )
+        of_element = place._replace(inside=holder)
+        below = of_element.below()
+        is_outermost = place.inside is None and len(elements) <= variables.FEW
+        lone = variables.lone_kinds(elements) if is_outermost else frozenset()
         for part in self._parts_to_visit(elements):
             chunk = elements[part]
             kinds = set(map(type, chunk))
             if kinds - variables.PLAIN <= _TENSORS:
                 tensors = [element for element in chunk if type(element) not in variables.PLAIN]
                 if tensors:
-                    self._visit_tensors(tensors, element_place)
+                    self._visit_tensors(tensors, of_element)
                 continue
             if kinds <= _ROWS and len(chunk) > variables.FEW and sum(map(len, chunk)) <= variables.MAX_OBJECTS:
                 rows = filter(self._is_new, chunk)
                 visit = functools.partial(self._visit_each, holder=holder)
-                self._todo.append((visit, gc.get_referents(*rows), element_place))
+                self._todo.append((visit, gc.get_referents(*rows), of_element))
                 continue
             for element in chunk:
                 if type(element) not in variables.PLAIN:
                     kind = self._kind(type(element))
                     is_alone = kind.has_names and variables.kind_of(element) in lone
-                    at = place if is_alone else element_place
-                    self._visit(element, at.below() if kind.has_names else at)
+                    self._visit(element, place.below() if is_alone else below if kind.has_names else of_element)
 
     def _parts_to_visit(self, elements: list[Any]) -> Iterator[slice]:
         """Those in which there may be a tensor; raises TimeLimitReached."""
