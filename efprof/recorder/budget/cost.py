@@ -56,7 +56,7 @@ def start(session: Session) -> None:
         if all_told != 0:
             session.note(OtherThreadTrained(step=session.loop.number, num_updates=all_told))
 
-    session.subscribe(session.loop.step_ended, "cost", cost.add_full)
+    session.listen("cost", step_ended=cost.add_full)
     session.subscribe(session.loop.light.steps.listeners, "cost", cost.add_light)
     session.on_end("cost", cost.note)
     session.subscribe(session.loop.steps.manual_updates_found, "unrecorded_updates", note_manual)

@@ -8,23 +8,23 @@ its steps, at a mark.
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from time import perf_counter_ns
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from efprof.artifacts.steps import HAS_PAUSE, IS_SKIPPED, LightLine, spelled
 from efprof.recorder.budget.sampling import LightStep, Sampling
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.loop.steps import Steps, epoch_ns
+from efprof.recorder.loop.steps import Listeners, Steps, epoch_ns
 from efprof.recorder.numbers.late_values import Answer, OnDevice, Send
 from efprof.recorder.numbers.step_numbers import ScaledLosses
 
-MAX_ROWS: Final = 256
-MAX_WAIT_NS: Final = 1_000_000_000
+MAX_ROWS = 256
+MAX_WAIT_NS = 1_000_000_000
 """What a killed process may lose of them."""
 
-UPDATE_BY_HAND: Final = 0
+UPDATE_BY_HAND = 0
 """Stands for the optimizer where the program updates its parameters itself."""
 
-MAX_OVERDUE_STEPS: Final = 8
+MAX_OVERDUE_STEPS = 8
 """Steps for which a burst waits for a step that is whole as the last full one was; then any update ends one."""
 
 Loss = float | OnDevice
@@ -50,7 +50,9 @@ class LightSteps:
     microsecond, ten times what it costs in a loop of nothing else.
     """
 
-    def __init__(self, write: Callable[[LightLine], None]) -> None:
+    def __init__(self, loop: Steps, write: Callable[[LightLine], None]) -> None:
+        self._loop = loop
+        """Its last full step tells when a light one is over, and which line called backward."""
         self.read_losses: Callable[[int, Any, Any], Iterable[Loss] | None] = lambda *_: ()
         """Given the step's number and what backward is called with: its losses, now or on the device. Asked where it is
         no plain loss of one finite number on the CPU.
@@ -59,7 +61,7 @@ class LightSteps:
         self.send: Send = lambda _: lambda: None
         self.note_bad: Callable[[int, float, str | None], None] = lambda *_: None
         """Told of a step, its loss that a device told and that is not finite, and the line that called backward."""
-        self.listeners: list[Callable[[list[LightStep]], None]] = []
+        self.listeners = Listeners()
         """Told of many steps at once, by `tell_listeners`."""
         self.watch: Callable[[int], None] | None = None
         """Told the number of each step as it ends, where its lines are watched, which makes it longer than others."""
@@ -67,7 +69,6 @@ class LightSteps:
         """The optimizers that stepped in the open step, by `id`."""
         self.number = 0
         self._round: list[int] = []
-        self._successions: set[tuple[int, int]] = set()
         self.is_interrupted = False
         """Whether something else was done in this step: its length tells nothing of the others."""
         self._write = write
@@ -88,9 +89,6 @@ class LightSteps:
         """When an optimizer stepped last."""
         self.clocked_ns = 0
         """The recorder's own time in the open step."""
-        self._site: str | None = None
-        self._loader: int | None = None
-        self._passes_by_hand = 0
 
     # What the loop tells.
 
@@ -103,12 +101,11 @@ class LightSteps:
         """The number of the step that what happens now most likely belongs to: one that is whole may be open still."""
         return self.number + (len(self.stepped) >= max(1, len(self._round)))
 
-    def begin(self, step: OpenStep, loop: Steps) -> None:
+    def begin(self, step: OpenStep) -> None:
         """This step, which began as a full one, is light."""
+        loop = self._loop
         self._round = loop.last_stepped if loop.has_marks else [*dict.fromkeys(loop.last_stepped)]
-        self._successions = loop.successions
         self.number, self._start_ns, self.updated_ns = step.number, step.start_ns, step.start_ns
-        self._site, self._loader, self._passes_by_hand = loop.last_site, loop.last_loader, loop.passes_by_hand
         self.stepped, self.waiting, self._losses = [], [], []
         self._num_passes = self._num_more = 0
         self._is_skipped = self.is_interrupted = False
@@ -127,7 +124,8 @@ class LightSteps:
 
     def backward_left(self) -> bool:
         """The pass is over: whether a step ended with it, in a program that updates its parameters by hand."""
-        if not self._passes_by_hand or len(self.waiting) + self._num_more < self._passes_by_hand:
+        passes = self._loop.passes_by_hand
+        if not passes or len(self.waiting) + self._num_more < passes:
             return False
         self.updated(UPDATE_BY_HAND)
         return True
@@ -137,7 +135,7 @@ class LightSteps:
         stepped, waiting, num_more = self.stepped, self.waiting, self._num_more
         may_end = stepped and self._round and (waiting or num_more)
         is_again = optimizer in stepped and stepped.count(optimizer) >= self._round.count(optimizer)
-        if is_again or (may_end and (stepped[-1], optimizer) not in self._successions):
+        if is_again or (may_end and (stepped[-1], optimizer) not in self._loop.successions):
             self.close()
         stepped.append(optimizer)
         if waiting or num_more:
@@ -171,8 +169,7 @@ class LightSteps:
                 LightStep(number, end - start, cost, not flags & HAS_PAUSE)
                 for number, start, end, _, _, flags, cost in rows
             ]
-            for listener in self.listeners:
-                listener(steps)
+            self.listeners(steps)
 
     # Writing.
 
@@ -188,8 +185,8 @@ class LightSteps:
                     for number, start, end, num_passes, loss, flags, _ in self._rows
                 ],
                 recorder_us=sum(row[-1] for row in self._rows) / 1000 / len(self._rows),
-                backward_site=self._site,
-                loader=self._loader,
+                backward_site=self._loop.last_site,
+                loader=self._loop.last_loader,
             )
             self._write(line)
             if self._on_device:
@@ -236,8 +233,8 @@ class LightLoop:
         """Whether the step after this one is to be recorded in full."""
         self.ends_with_update = True
         """Whether the step is over with an optimizer's update, not with a backward pass."""
-        self.steps = LightSteps(write)
-        self.mode_listeners: list[Callable[[bool], None]] = []
+        self.steps = LightSteps(steps, write)
+        self.mode_listeners = Listeners()
         """Told whether all calls are seen from now on, or hardly any; at an instant when no module's hook runs."""
         self._steps = steps
         self._sampling = sampling
@@ -248,13 +245,12 @@ class LightLoop:
         """The open step, in which gradients are computed or applied now, is a light one: see no more of it."""
         steps = self._steps
         steps.open = steps.closed = None
-        self.steps.begin(step, steps)
+        self.steps.begin(step)
         self._num_overdue = 0
         self._look_ahead()
         self.is_on = True
         self.ends_with_update = not steps.passes_by_hand
-        for listener in self.mode_listeners:
-            listener(False)
+        self.mode_listeners(False)
 
     def pass_ended(self) -> None:
         if self.steps.backward_left():
@@ -314,5 +310,4 @@ class LightLoop:
         self.steps.write()
         self._steps.num_finished = self.steps.number
         self.is_on = self.is_burst_due = False
-        for listener in self.mode_listeners:
-            listener(True)
+        self.mode_listeners(True)

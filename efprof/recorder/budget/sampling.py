@@ -10,40 +10,40 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter_ns
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-FIRST_STEPS: Final = 20
+FIRST_STEPS = 20
 """Outside windows, recorded in full at any cost: many runs have no more, and the trend of memory needs as many."""
 
-BURST_STEPS: Final = 3
+BURST_STEPS = 3
 """One more than shows that a step is like the one before."""
 
-EARLY_STEPS: Final = 200
-EARLY_DISTANCE: Final = 7
+EARLY_STEPS = 200
+EARLY_DISTANCE = 7
 """Up to there a burst comes after about so many light steps, at the expense of the allowance: many runs end soon, and
 their memory is read in full steps alone. Of 3 s, the eighteen bursts take 20 to 50 ms."""
 
-MIN_PART: Final = 0.25
+MIN_PART = 0.25
 """Of their half of the share, for bursts, and for windows and counts, where light steps alone use up the rest."""
 
-MAX_OVERDRAWN_BURSTS: Final = 1.0
+MAX_OVERDRAWN_BURSTS = 1.0
 """The start of a loader is worth a burst that is not earned yet."""
 
-UNSEEN_COST: Final = 2.0
+UNSEEN_COST = 2.0
 """What a full step costs, over what its own clock sees of that: the dispatch of hooks, and the caches that they find
 cold and leave cold: 1.1 to 2.0 times as much, 2.9 with an enabled scaler (reports/overhead.md). Used until light steps
 tell how long a step takes without it; they may say up to twice as much."""
 
-NUM_REMEMBERED: Final = 48
-NUM_BETWEEN_ESTIMATES: Final = 16
+NUM_REMEMBERED = 48
+NUM_BETWEEN_ESTIMATES = 16
 
-MAX_UNASKED_STEPS: Final = 256
+MAX_UNASKED_STEPS = 256
 """Light steps after which it is asked again whether a burst is due, however far it seems; no later than each second."""
 
-ALLOWANCE_NS: Final = 3_000_000_000
+ALLOWANCE_NS = 3_000_000_000
 """For windows, counts and watches together: many a run is over before its share of the time is worth one."""
 
-COUNTS_PART: Final = 0.5
+COUNTS_PART = 0.5
 """Of all that, for counts and watches alone: on a busy machine a window takes up to 2 s, and must leave them some."""
 
 

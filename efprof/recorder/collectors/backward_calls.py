@@ -8,6 +8,7 @@ parameter a gradient whose graph leads back to it, they keep each other alive: s
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +17,14 @@ import torch
 from efprof.artifacts.events import BackwardCalls
 from efprof.artifacts.steps import StepRecord
 from efprof.model import frozen_dataclass
-from efprof.recorder.holders.paths import Node, read_node, storage_of
+from efprof.recorder.holders.paths import storage_of, storages_of
 from efprof.recorder.holders.variables import locals_of, may_read_locals
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.numbers.step_numbers import nodes_behind, nodes_of
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note
-from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.sites import Sites
 
 MAX_SECONDS = 0.3
 """Of walking graphs and hooking their nodes, in a whole run: 5 to 15 us a node (measured)."""
@@ -33,22 +35,22 @@ MAX_WATCHED = 20
 MAX_SITES = 32
 FIRST_NOTE, NOTE_FACTOR = 8, 4
 """An event per line after 8 steps, 32, 128 and so on, and one at the end: a process that is killed leaves the last."""
+Hook = Callable[[object], None]
 ACCUMULATE = "AccumulateGrad"
 """The kind of node that stands for a leaf; all passes share it."""
 
 
-class _Hook:
+def _hook_of(called: BackwardCalls) -> Hook:
     """Called with the gradients that a node is given; one for all nodes of a graph."""
+    is_run_again = False
 
-    __slots__ = ("__weakref__", "_called", "_is_run_again")
+    def hook(_: object) -> None:
+        nonlocal is_run_again
+        if not is_run_again:
+            is_run_again = True
+            called.num_run_again += 1
 
-    def __init__(self, called: BackwardCalls) -> None:
-        self._called, self._is_run_again = called, False
-
-    def __call__(self, _: object) -> None:
-        if not self._is_run_again:
-            self._is_run_again = True
-            self._called.num_run_again += 1
+    return hook
 
 
 @frozen_dataclass
@@ -56,7 +58,7 @@ class _Graph:
     """One that a pass of this step kept: gone once its hook is. `leaves` got gradients with a graph."""
 
     step: int
-    hook: weakref.ref[_Hook]
+    hook: weakref.ref[Hook]
     leaves: list[weakref.ref[torch.Tensor]]
 
 
@@ -100,8 +102,7 @@ class BackwardWatch:
         site.called.num_created += creates_graph
         has_time = self._seconds < MAX_SECONDS and site.called.num_watched < MAX_WATCHED
         if retains_graph and has_time and not is_autograd_compiled():
-            given = tensors if isinstance(tensors, list | tuple) else [tensors]
-            roots = [one.grad_fn for one in given if isinstance(one, torch.Tensor) and one.grad_fn is not None]
+            roots = nodes_of(tensors)
             self._kept = (site, roots, step.number, creates_graph) if roots else None
 
     def end(self) -> None:
@@ -110,11 +111,11 @@ class BackwardWatch:
             return
         (site, roots, step, creates_graph), self._kept = self._kept, None
         start = time.perf_counter()
-        hook, nodes = _Hook(site.called), dict[Any, Node]()
-        found = _walk(roots, nodes)
+        hook = _hook_of(site.called)
+        found = list(nodes_behind(roots, MAX_NODES + 1))
         leaves = [node.variable for node in found if type(node).__name__ == ACCUMULATE]
         if creates_graph:
-            found += _walk([leaf.grad.grad_fn for leaf in leaves if _has_graph(leaf)], nodes)
+            found += nodes_behind(nodes_of([leaf.grad for leaf in leaves]), MAX_NODES + 1)
         if len(found) <= MAX_NODES:
             for node in found:
                 if type(node).__name__ != ACCUMULATE:
@@ -122,7 +123,7 @@ class BackwardWatch:
             own = [leaf for leaf in leaves if _has_graph(leaf) and not isinstance(leaf, torch.nn.Parameter)]
             called = site.called
             called.num_watched, called.last_watched_step = called.num_watched + 1, step
-            called.kept_bytes = max(called.kept_bytes, _bytes_of(found, leaves, nodes))
+            called.kept_bytes = max(called.kept_bytes, _bytes_of(found, leaves))
             if own and called.leaf is None:
                 called.leaf = _name_of(own[0], self._sites)
             leaves_left = [weakref.ref(leaf) for leaf in own]
@@ -147,11 +148,8 @@ class BackwardWatch:
 
 
 def start(session: Session) -> None:
-    loop = session.loop
-    watch = BackwardWatch(loop, session.sites, session.note)
-    session.subscribe(loop.backward_called, "backward_calls", watch.begin)
-    loop.backward_ended.append(session.shell.guarded("backward_calls", watch.end))
-    session.subscribe(loop.step_ended, "backward_calls", watch.finish)
+    watch = BackwardWatch(session.loop, session.sites, session.note)
+    session.listen("backward_calls", backward_called=watch.begin, backward_ended=watch.end, step_ended=watch.finish)
     session.on_end("backward_calls", watch.note)
 
 
@@ -161,22 +159,9 @@ def is_autograd_compiled() -> bool:
     return bool(getattr(module, "compiled_autograd_enabled", False))
 
 
-def _walk(roots: list[Any], nodes: dict[Any, Node]) -> list[Any]:
-    seen, todo = set(roots), list(roots)
-    found: list[Any] = []
-    while todo and len(found) <= MAX_NODES:
-        node = todo.pop()
-        found.append(node)
-        for following in read_node(node, nodes)[1]:
-            if following not in seen:
-                seen.add(following)
-                todo.append(following)
-    return found
-
-
-def _bytes_of(found: list[Any], leaves: list[torch.Tensor], nodes: dict[Any, Node]) -> int:
+def _bytes_of(found: list[Any], leaves: list[torch.Tensor]) -> int:
     """What the nodes saved; a parameter is there with or without them."""
-    kept: dict[int, int] = dict(storage for node in found for storage in read_node(node, nodes)[0])
+    kept: dict[int, int] = dict(storage for node in found for storage in storages_of(node))
     for address, _ in filter(None, map(storage_of, leaves)):
         kept.pop(address, None)
     return sum(kept.values())
@@ -188,7 +173,7 @@ def _has_graph(leaf: torch.Tensor | None) -> bool:
 
 def _name_of(leaf: torch.Tensor, sites: Sites) -> str | None:
     """The variable of the innermost function of the user's that has it."""
-    frame = next((one for one in callers(sys._getframe()) if sites.is_user_code(one.f_code)), None)
+    frame = next(sites.user_frames(), None)
     if frame is None or sys.gettrace() is not None:
         return None
     names = locals_of(frame) if may_read_locals(frame.f_code) else frame.f_globals

@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -20,14 +20,14 @@ from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Guard, Note
 from efprof.recorder.session.sites import Sites
 
-DEVICE: Final = "cuda"
-FIRST_STEP: Final = 1
+DEVICE = "cuda"
+FIRST_STEP = 1
 """The first step's own work spaces, and an optimizer's state, are not there before it."""
-NUM_STEPS: Final = 2
+NUM_STEPS = 2
 """As many show whether each step uses another part."""
-MIN_BYTES: Final = 64 * 1024**2
+MIN_BYTES = 64 * 1024**2
 """Less in all is not what a device runs out of memory for; then nothing is looked at."""
-MAX_TENSORS: Final = 512
+MAX_TENSORS = 512
 INDEXING = frozenset({"__getitem__", "index_select", "embedding", "gather", "take", "take_along_dim"})
 """They read as much as they give."""
 
@@ -127,7 +127,7 @@ class DataWatch:
         if not made:
             return  # its shape was asked for
         is_view = any(_key(one) == _key(given) for one in made)
-        site = self._sites.of_caller(sys._getframe())
+        site = self._sites.of_caller()
         is_drawn = getattr(func, "__name__", "") in INDEXING
         if site is not None and (is_drawn or (is_view and made[0].numel() < given.numel())):
             use.taken_at[site] = None
@@ -144,7 +144,7 @@ class DataWatch:
 
 def start(session: Session) -> None:
     watch = DataWatch(session.sites, session.shell.guard("device_data"), session.note)
-    session.subscribe(session.loop.step_began, "device_data", watch.step_began)
+    session.listen("device_data", step_began=watch.step_began)
     session.undo_at_end([watch.end])  # also where the collector was stopped by an error
 
 

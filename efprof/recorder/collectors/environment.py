@@ -5,15 +5,16 @@ CUDA, creates no context and waits for nothing: only the device that the trainin
 memory there.
 """
 
-import functools
 import os
 import platform
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from time import thread_time_ns
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import torch
@@ -33,15 +34,37 @@ NAMED_PACKAGES = ("numpy", "transformers", "accelerate", "lightning", "pytorch_l
 SET_BY_PROGRAMS = ("CUDA_LAUNCH_BLOCKING", "NCCL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT")
 """Environment variables that a program may set itself, after it was started."""
 
-FIRST_STEP: Final = 10
+SETTINGS = {
+    "intra-op threads": "get_num_threads",
+    "inter-op threads": "get_num_interop_threads",
+    "deterministic algorithms": "are_deterministic_algorithms_enabled",
+    "anomaly detection": "is_anomaly_enabled",
+    "default dtype": "get_default_dtype",
+    "matmul precision": "get_float32_matmul_precision",
+}
+"""Where in torch each of them stands, as a value or a function that gives it."""
+
+CUDA_SETTINGS = {
+    "cudnn enabled": "backends.cudnn.enabled",
+    "cudnn benchmark": "backends.cudnn.benchmark",
+    "cudnn deterministic": "backends.cudnn.deterministic",
+    "cudnn TF32": "backends.cudnn.allow_tf32",
+    "matmul TF32": "backends.cuda.matmul.allow_tf32",
+    "matmul fp32 precision": "backends.cuda.matmul.fp32_precision",
+    "matmul reduced bf16 sums": "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "matmul reduced fp16 sums": "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "CUDA allocator": "cuda.memory.get_allocator_backend",
+}
+
+FIRST_STEP = 10
 """The second reading; libraries have their workspaces by then."""
 
-READING_NS: Final = 2_000_000
+READING_NS = 2_000_000
 
 
 def start(session: Session) -> None:
     """Wait for the first step, by which most programs have chosen their device, and for CUDA to be initialised."""
-    loop, device, memory = session.loop, session.device, session.memory
+    device, memory = session.device, session.memory
     written: tuple[bool, int | None] | None = None
 
     def write_once(*_: object) -> None:
@@ -60,11 +83,10 @@ def start(session: Session) -> None:
             step.memory.clear()  # of another device
             write_once()
 
-    session.subscribe(loop.step_began, "environment", write_once)
-    session.subscribe(loop.backward_began, "environment", note_device)
+    session.listen("environment", step_began=write_once, backward_began=note_device)
     if torch.version.cuda is not None or torch.version.hip is not None:
         for collector, begin in (("device_times", _time_stages), ("device_use", _read_use)):
-            began: Any = session.shell.guarded(collector, functools.partial(begin, session))
+            began: Any = session.shell.guarded(collector, partial(begin, session))
             session.undo_at_end([call_when_cuda_begins(began)])
 
 
@@ -100,15 +122,8 @@ def _devices(used: int | None) -> list[Device]:
 
 
 def _settings(device: int | None) -> dict[str, str]:
-    """What each reader says; they look their getter up when they are called, since not every torch has all."""
-    readers: dict[str, Callable[[], Any]] = {
-        "intra-op threads": lambda: torch.get_num_threads(),
-        "inter-op threads": lambda: torch.get_num_interop_threads(),
-        "deterministic algorithms": lambda: torch.are_deterministic_algorithms_enabled(),
-        "anomaly detection": lambda: torch.is_anomaly_enabled(),
-        "default dtype": lambda: torch.get_default_dtype(),
-        "matmul precision": lambda: torch.get_float32_matmul_precision(),
-    }
+    """What each reader says; they look up what they read when they are called, since not every torch has all."""
+    readers = _readers_of(SETTINGS)
     if _has_cuda():
         readers |= cuda_readers(device)
     settings = {}
@@ -120,20 +135,20 @@ def _settings(device: int | None) -> dict[str, str]:
 
 
 def cuda_readers(device: int | None = None) -> dict[str, Callable[[], Any]]:
-    backends = torch.backends
     return {
-        "cudnn enabled": lambda: backends.cudnn.enabled,
-        "cudnn benchmark": lambda: backends.cudnn.benchmark,
-        "cudnn deterministic": lambda: backends.cudnn.deterministic,
-        "cudnn TF32": lambda: backends.cudnn.allow_tf32,
-        "matmul TF32": lambda: backends.cuda.matmul.allow_tf32,
-        "matmul fp32 precision": lambda: backends.cuda.matmul.fp32_precision,
-        "matmul reduced bf16 sums": lambda: backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-        "matmul reduced fp16 sums": lambda: backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
-        "CUDA allocator": lambda: torch.cuda.memory.get_allocator_backend(),
+        **_readers_of(CUDA_SETTINGS),
         "memory fraction": lambda: torch.cuda.memory.get_per_process_memory_fraction(device),
         "CUDA allocator settings": _allocator_settings,
     }
+
+
+def _readers_of(places: dict[str, str]) -> dict[str, Callable[[], Any]]:
+    return {name: partial(_read_setting, place) for name, place in places.items()}
+
+
+def _read_setting(place: str) -> Any:
+    value = attrgetter(place)(torch)
+    return value() if callable(value) else value
 
 
 def _allocator_settings() -> str:
@@ -165,4 +180,4 @@ def _read_use(session: Session) -> None:
             lines.write(DeviceUse(step=step, device=index, used_bytes=total - free, reserved_bytes=reserved))
             budget.spend("device use", thread_time_ns() - began)
 
-    session.subscribe(loop.step_ended, "device_use", read)
+    session.listen("device_use", step_ended=read)

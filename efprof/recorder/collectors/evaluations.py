@@ -6,14 +6,14 @@ or a loader's start on, until a forward pass is used again; without either, wher
 belong to no step.
 """
 
-import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 from statistics import median
 from time import perf_counter_ns, thread_time_ns
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -22,45 +22,32 @@ from torch.utils._pytree import tree_leaves
 from efprof.artifacts.readings import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
 from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.collectors.backward_calls import is_autograd_compiled
-from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.loop.device import Memory
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.steps import epoch_ns
-from efprof.recorder.numbers.step_numbers import parameters_of
+from efprof.recorder.numbers.step_numbers import nodes_of, parameters_of
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter
 
-MIN_FORWARDS: Final = 2
+MIN_FORWARDS = 2
 """A single one among others is a detached target, a skipped batch, a probe of shapes."""
-MAX_READINGS: Final = 32
+MAX_READINGS = 32
 """Forward passes of one evaluation whose memory is written, beside the last: they show whether each adds to it."""
-COUNTED: Final = 256
+COUNTED = 256
 """After so many, lines are read and graphs that are alive counted at every 64th forward pass."""
-MAX_ROW: Final = 10_000
+MAX_ROW = 10_000
 """Forward passes of an evaluation before training, or whose graphs are kept."""
-MAX_ROLLOUTS: Final = 100
+MAX_ROLLOUTS = 100
 """Written of a run: they are parts of its steps."""
-MAX_CALLERS: Final = 4
-MAX_OUTPUTS: Final = 8
-SMALL: Final = 0.5
+MAX_CALLERS = 4
+MAX_OUTPUTS = 8
+SMALL = 0.5
 """Of the input of a forward pass that is trained on: a policy acts on one observation, and learns from many."""
-MAX_ANNOUNCED: Final = 8
+MAX_ANNOUNCED = 8
 """In vain: layers that are put in evaluation mode in each step announce nothing."""
-MAX_VAIN: Final = 1000
+MAX_VAIN = 1000
 """Forward passes watched in light steps for an evaluation that nothing announces: of 10 us each."""
-
-
-class _Hook:
-    """Called where a backward pass runs the node; it dies with the graph, and holds none of it."""
-
-    __slots__ = ("__weakref__", "_forward")
-
-    def __init__(self, forward: "_Forward") -> None:
-        self._forward = forward
-
-    def __call__(self, _: object) -> None:
-        self._forward.is_used = True
 
 
 class _Place(NamedTuple):
@@ -99,7 +86,7 @@ class _Forward:
     num_alive: int = 0
     """Graphs of the row, with its own."""
     is_used: bool = False
-    hook: ref[_Hook] | None = None
+    hook: ref[Callable[[object], None]] | None = None
     """None where it has no graph."""
     callers: list[str] = field(default_factory=list)
 
@@ -225,19 +212,22 @@ class Evaluations:
         forward.after_bytes = self._memory.read()[0]
         outputs = _tensors_in(result)[:MAX_OUTPUTS] if torch.is_grad_enabled() else []
         forward.output_bytes = sum(one.numel() * one.element_size() for one in outputs)
-        nodes = [one.grad_fn for one in outputs if one.grad_fn is not None]
+        nodes = nodes_of(outputs)
         if nodes and not is_autograd_compiled():
-            hook = _Hook(forward)
-            forward.hook = ref(hook)
+
+            def use(_: object) -> None:
+                """Called where a backward pass runs the node; it dies with the graph, and holds none of it."""
+                forward.is_used = True
+
+            forward.hook = ref(use)
             for node in nodes:
-                node.register_prehook(hook)
+                node.register_prehook(use)
         self._row.append(forward)
         length = len(self._row) + self._num_passed
         if length >= MIN_FORWARDS:
             forward.end_mark_bytes = self._memory.highest_mark()
         if length < COUNTED or not length % 64:
-            frames = (one for one in callers(sys._getframe()) if self._sites.is_user_code(one.f_code))
-            for frame in islice(frames, MAX_CALLERS):
+            for frame in islice(self._sites.user_frames(), MAX_CALLERS):
                 forward.callers.append(self._sites.of_line(frame.f_code, frame.f_lineno))
             forward.num_alive = sum(one.is_alive for one in self._row)
         self._spend(spent_from)
@@ -351,17 +341,16 @@ class Evaluations:
 def start(session: Session) -> None:
     loop, lines = session.loop, session.lines(EVALUATIONS_FILE)
     evaluations = Evaluations(loop, session.memory, session.sites, session.budget, lines)
-    guard = session.shell.guard("evaluations")
-    session.undo_at_end([call_before(torch.nn.Module, "eval", guard(evaluations.announce))])
-    for listeners, function in (
-        (loop.module_began, evaluations.began),
-        (loop.module_ended, evaluations.ended),
-        (loop.loader_began, evaluations.loader_began),
-        (loop.optimizer_began, evaluations.note_optimizer),
-        (loop.backward_ended, evaluations.settle),
-        (loop.light.mode_listeners, evaluations.note_mode),
-    ):
-        listeners.append(guard(function))
+    session.before(torch.nn.Module, "eval", "evaluations", evaluations.announce)
+    session.listen(
+        "evaluations",
+        module_began=evaluations.began,
+        module_ended=evaluations.ended,
+        loader_began=evaluations.loader_began,
+        optimizer_began=evaluations.note_optimizer,
+        backward_ended=evaluations.settle,
+    )
+    session.subscribe(loop.light.mode_listeners, "evaluations", evaluations.note_mode)
     session.on_end("evaluations", lambda: evaluations.settle(is_last=True))
 
 

@@ -46,6 +46,6 @@ def start(session: Session) -> None:
     """Begin at once: much of what the host keeps is loaded before the first step."""
     if session.options.host_memory:
         host_memory = HostMemory(session.run_folder, session.rank_folder, session.endings)
-        session.subscribe(session.loop.step_began, "host_memory", host_memory.move)
+        session.listen("host_memory", step_began=host_memory.move)
         session.on_end("host_memory", host_memory.close)
         session.shell.when_stopped("host_memory", host_memory.close)

@@ -3,7 +3,6 @@
 import functools
 import gc
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from time import thread_time_ns
@@ -16,12 +15,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from efprof.artifacts.events import LoaderBuilt
 from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.hooks.loop_hooks import fetching
-from efprof.recorder.hooks.patching import MethodWrapper, Undo, call_after, replace
+from efprof.recorder.hooks.patching import MethodWrapper, Undo, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import num_samples
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
-from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.sites import Sites
 
 LOOK_NS = 300_000_000
 """At most, for the types of a million objects."""
@@ -38,7 +37,7 @@ def start(session: Session) -> None:
             event = LoaderBuilt(
                 step=session.loop.number,
                 loader=num_built,
-                site=session.sites.of_caller(sys._getframe()),
+                site=session.sites.of_caller(),
                 num_workers=loader.num_workers,
                 batch_size=loader.batch_size,
                 persistent_workers=loader.persistent_workers,
@@ -47,10 +46,11 @@ def start(session: Session) -> None:
             session.note(event)
             num_built += 1
 
-    feed = IteratorFeed(loop=session.loop, sites=session.sites, budget=session.budget, shell=session.shell)
-    session.undo_at_end([call_after(DataLoader, "__init__", session.shell.guarded("loaders", note)), feed.stop])
-    session.subscribe(session.loop.backward_began, "iterators", feed.look)
-    session.subscribe(session.loop.loader_began, "loaders", note)  # it may have been built before the recording began
+    feed = IteratorFeed(session.loop, session.sites, session.budget, session.shell)
+    session.after(DataLoader, "__init__", "loaders", note)
+    session.undo_at_end([feed.stop])
+    session.listen("iterators", backward_began=feed.look)
+    session.listen("loaders", loader_began=note)  # it may have been built before the recording began
 
 
 def _num_batches(loader: Any) -> int | None:
@@ -67,8 +67,8 @@ class IteratorFeed:
     function that backward is called in. A generator that runs already cannot be seen.
     """
 
-    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, shell: Shell) -> None:
-        self._loop, self._sites, self._budget, self._shell = loop, sites, budget, shell
+    def __init__(self, loop: Loop, sites: Sites, budget: Budget, shell: Shell) -> None:
+        self._loop, self._sites, self._budget, self._guard = loop, sites, budget, shell.guard("loop")
         self._watched: dict[type, Undo] = {}
         self._taking: set[int] = set()
         """Threads within such a `__next__`: what it takes from others on its way is no batch."""
@@ -127,11 +127,10 @@ class IteratorFeed:
         asking = next((code for code in self._users() if not code.co_flags & inspect.CO_GENERATOR), None)
         if asking in (self._around or ()) and num_samples(item) and self._loop.thread.is_training_thread:
             self.stop()
-            self._watch(kind, functools.partial(fetching, self._loop, self._shell))
+            self._watch(kind, functools.partial(fetching, self._loop, self._guard))
 
     def _users(self) -> Iterator[CodeType]:
-        codes = (frame.f_code for frame in callers(sys._getframe()))
-        return filter(self._sites.is_user_code, codes)
+        return (frame.f_code for frame in self._sites.user_frames())
 
 
 def _may_feed(kind: type) -> bool:

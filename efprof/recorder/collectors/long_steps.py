@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from os.path import commonprefix
 from threading import get_ident
 from time import perf_counter_ns, thread_time_ns
-from typing import Any, Final
+from typing import Any
 
 from torch.utils.data import dataloader
 
@@ -26,25 +26,25 @@ from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.stacks import MOST_CALLS, Call, calls_of
 from efprof.recorder.session.writing import OWN_FOLDER, LineWriter
 
-PERIOD_S: Final = 0.02
+PERIOD_S = 0.02
 """Between two samples of a long step; one takes 35 us."""
-FIRST_STEP: Final = 5
+FIRST_STEP = 5
 """The steps before it warm up, and tell how long a usual one is."""
-MAX_STEPS: Final = 1000
-MAX_USUAL_LOOKS: Final = 200
+MAX_STEPS = 1000
+MAX_USUAL_LOOKS = 200
 """Then it samples long steps alone: a look without a sample costs a fifth."""
-MAX_STACKS: Final = 20
+MAX_STACKS = 20
 """Of one step, those with the most time. The file has 5 MiB at most."""
-WRITE_NS: Final = 1_000_000_000
+WRITE_NS = 1_000_000_000
 """A step that is this long is written although it goes on, then after twice as long each time: it may be killed."""
 
-MAX_JOIN_S: Final = 3.0
+MAX_JOIN_S = 3.0
 
 Stack = tuple[tuple[str, ...], str | None]
 
 
 class LongSteps:
-    def __init__(self, *, loop: Loop, sites: Sites, shell: Shell, budget: Budget, lines: LineWriter) -> None:
+    def __init__(self, loop: Loop, sites: Sites, shell: Shell, budget: Budget, lines: LineWriter) -> None:
         self._loop, self._sites, self._shell, self._budget, self._lines = loop, sites, shell, budget, lines
         self._update_lines: list[str] = []
         """Where the optimizer stepped, in the last step that was recorded in full."""
@@ -147,8 +147,6 @@ def _is_guard(call: Call) -> bool:
 
 def start(session: Session) -> None:
     lines = session.lines(LONG_STEPS_FILE)
-    long_steps = LongSteps(
-        loop=session.loop, sites=session.sites, shell=session.shell, budget=session.budget, lines=lines
-    )
-    session.subscribe(session.loop.optimizer_began, "long_steps", long_steps.note_update)
+    long_steps = LongSteps(session.loop, session.sites, session.shell, session.budget, lines)
+    session.listen("long_steps", optimizer_began=long_steps.note_update)
     session.on_end("long_steps", long_steps.stop)

@@ -4,7 +4,6 @@ A reading takes 0.3 to 1 ms (measured, 3 to 15 threads).
 """
 
 import os
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from efprof.artifacts.events import ThreadsReady
 from efprof.artifacts.processors import throttled_s
 from efprof.recorder.budget.sampling import Budget
-from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.launch.machine import descendants_of, describe_host
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.training_thread import NO_THREAD
@@ -34,7 +32,7 @@ FIRST_STEP = 5
 
 
 class ReadyThreads:
-    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, note: Note) -> None:
+    def __init__(self, loop: Loop, sites: Sites, budget: Budget, note: Note) -> None:
         self._loop, self._sites, self._budget, self._note, self._site = loop, sites, budget, note, ""
         self._due, self._cost_ns = FIRST_STEP, 1_000_000
         self._last_ns, self._last = 0, Times()
@@ -43,7 +41,7 @@ class ReadyThreads:
 
     def set_by_user(self, *_: object) -> None:
         if self._loop.thread.ident != NO_THREAD:  # as it is in a data worker, where torch sets one thread
-            self._site = self._sites.of_caller(sys._getframe()) or self._site
+            self._site = self._sites.of_caller() or self._site
 
     def finish(self, *_: object) -> None:
         began, step = time.perf_counter_ns(), self._loop.number
@@ -82,10 +80,9 @@ def start(session: Session) -> None:
     """Nothing where the kernel does not count."""
     if not any(ran for ran, _ in times_of_threads().values()):
         return
-    threads = ReadyThreads(loop=session.loop, sites=session.sites, budget=session.budget, note=session.note)
-    set_by_user = session.shell.guarded("ready_threads", threads.set_by_user)
-    session.undo_at_end([call_before(torch, "set_num_threads", set_by_user)])
-    session.subscribe(session.loop.step_ended, "ready_threads", threads.finish)
+    threads = ReadyThreads(session.loop, session.sites, session.budget, session.note)
+    session.before(torch, "set_num_threads", "ready_threads", threads.set_by_user)
+    session.listen("ready_threads", step_ended=threads.finish)
 
 
 def times_of_threads() -> Times:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from random import Random
 from types import CodeType
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from efprof.artifacts.events import SampledPlace, TrainingSampled
 from efprof.artifacts.steps import StepRecord
@@ -24,19 +24,19 @@ from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.stacks import calls_of
 from efprof.recorder.session.writing import OWN_FOLDER
 
-FIRST_STEP: Final = 3
+FIRST_STEP = 3
 """Those before warm up."""
-PER_STEP: Final = 20
+PER_STEP = 20
 MIN_PERIOD_S, MAX_PERIOD_S = 0.001, 0.02
 """Between two samples; within these bounds a step has PER_STEP of them."""
-TURN_S: Final = 0.000005
+TURN_S = 0.000005
 """For so long the training's Python runs on when the thread asks for its turn; in practice 60 us, the timers' slack.
 Python that comes to an operator sooner is counted at the operator's line."""
-MAX_SAMPLES: Final = 600
+MAX_SAMPLES = 600
 """A share of a fifth is then known to 3 points."""
-SAMPLE_NS: Final = 160_000
+SAMPLE_NS = 160_000
 """What a sample costs, most of it to wait for Python's lock and to pass it on."""
-NUMPY: Final = f"{os.sep}numpy{os.sep}"
+NUMPY = f"{os.sep}numpy{os.sep}"
 """In whose folders what a line does on arrays is written partly in Python: that is the line's own work."""
 
 
@@ -54,7 +54,7 @@ class TrainingSamples:
     A sample counts for the time since the one before: C code may hold Python's lock for long.
     """
 
-    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, note: Note, shell: Shell) -> None:
+    def __init__(self, loop: Loop, sites: Sites, budget: Budget, note: Note, shell: Shell) -> None:
         self._loop, self._sites, self._budget, self._note = loop, sites, budget, note
         self._sample = shell.guarded("training_samples", self._sample_steps)
         self._is_on = threading.Event()
@@ -159,10 +159,7 @@ class TrainingSamples:
 
 
 def start(session: Session) -> None:
-    loop, shell = session.loop, session.shell
-    samples = TrainingSamples(loop=loop, sites=session.sites, budget=session.budget, note=session.note, shell=shell)
-    session.subscribe(loop.step_began, "training_samples", samples.begin)
-    session.subscribe(loop.step_ended, "training_samples", samples.end)
-    session.subscribe(loop.step_dropped, "training_samples", samples.drop)
+    samples = TrainingSamples(session.loop, session.sites, session.budget, session.note, session.shell)
+    session.listen("training_samples", step_began=samples.begin, step_ended=samples.end, step_dropped=samples.drop)
     session.on_end("training_samples", samples.finish)
-    os.register_at_fork(before=shell.guarded("training_samples", samples.stop))
+    os.register_at_fork(before=session.shell.guarded("training_samples", samples.stop))

@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from time import thread_time_ns
 from types import FunctionType
-from typing import Any, Final
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -29,43 +29,42 @@ from efprof.artifacts.readings import (
 from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.holders.variables import CONTAINERS, PLAIN, PROGRAM, attributes_of
 from efprof.recorder.hooks.loop_hooks import NUMBER
-from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.launch.machine import descendants_of
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter
 
-FIRST_STEP: Final = 10
+FIRST_STEP = 10
 """By then its first batches are read."""
 
-READ: Final = "_efprof_read"
+READ = "_efprof_read"
 """The attribute of an iterator whose workers were read."""
 
-READING_NS: Final = 6_000_000
+READING_NS = 6_000_000
 """Of one process that has imported torch (measured)."""
 
-PAGE_BYTES: Final = 4096
+PAGE_BYTES = 4096
 """Reading an object writes its reference count, which copies the page that it lies in, not the text behind it."""
 
-NUM_SAMPLED: Final = 256
+NUM_SAMPLED = 256
 """Entries of a container; of one within it 64, then 16."""
 
-MAX_VISITED: Final = 20_000
+MAX_VISITED = 20_000
 """Objects in all: about 20 ms (measured)."""
 
-MAX_DEPTH: Final = 5
+MAX_DEPTH = 5
 
-MIN_BYTES: Final = 1 << 20
+MIN_BYTES = 1 << 20
 
-MIN_LENGTH: Final = 100
+MIN_LENGTH = 100
 """Of a container that is told of; of a smaller one the entries are looked at, as the parts of a ConcatDataset."""
 
-MAX_LISTED: Final = 5
+MAX_LISTED = 5
 
 
 class WorkerMemory:
-    def __init__(self, *, loop: Loop, sites: Sites, budget: Budget, lines: LineWriter) -> None:
+    def __init__(self, loop: Loop, sites: Sites, budget: Budget, lines: LineWriter) -> None:
         self._loop, self._sites, self._budget, self._lines = loop, sites, budget, lines
         self._iterators: WeakSet[_MultiProcessingDataLoaderIter] = WeakSet()
         self._looked_at: set[int] = set()
@@ -122,7 +121,7 @@ class WorkerMemory:
         self._lines.write(
             DataSetObjects(
                 loader=number,
-                site=self._sites.of_caller(sys._getframe()),
+                site=self._sites.of_caller(),
                 start_method=getattr(iterator._workers[0], "_start_method", None) or multiprocessing.get_start_method(),
                 containers=[held for held, _, _ in found],
             )
@@ -152,11 +151,9 @@ def start(session: Session) -> None:
     if not Path("/proc/self/smaps_rollup").exists():
         return
     lines = session.lines(WORKER_MEMORY_FILE)
-    workers = WorkerMemory(loop=session.loop, sites=session.sites, budget=session.budget, lines=lines)
-    ending = session.shell.guarded("worker_memory", workers.ending)
-    session.undo_at_end([call_before(_MultiProcessingDataLoaderIter, "_shutdown_workers", ending)])
-    session.subscribe(session.loop.loader_started, "worker_memory", workers.started)
-    session.subscribe(session.loop.step_ended, "worker_memory", workers.finish)
+    workers = WorkerMemory(session.loop, session.sites, session.budget, lines)
+    session.before(_MultiProcessingDataLoaderIter, "_shutdown_workers", "worker_memory", workers.ending)
+    session.listen("worker_memory", loader_started=workers.started, step_ended=workers.finish)
 
 
 def read_process(pid: int, loader: int | None = None, worker: int | None = None) -> ProcessMemory | None:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from torch.utils.data._utils import worker
 
@@ -26,32 +26,32 @@ from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.stacks import calls_of
 from efprof.recorder.session.writing import OWN_FOLDER, LineWriter, RankFolder
 
-PERIOD_S: Final = 0.02
+PERIOD_S = 0.02
 """Between two samples on average; they come at odd times, so as not to keep step with the items that a worker makes.
 Four times as many cost 1.5 % (measured)."""
 
-SWITCH_S: Final = 0.0002
+SWITCH_S = 0.0002
 """For so long a worker's Python runs on when the thread asks for its turn. At Python's 5 ms a loop that took a quarter
 of the time was in none of 429 samples, with this in 22 % of them (measured)."""
 
-MAX_LATE_S: Final = 1.0
+MAX_LATE_S = 1.0
 """Samples that are due while the worker has Python's lock and no core are taken later, all at the line it is at then.
 Without them, beside ten busy loops on two cores, a line of Python that took half the time had a quarter of the
 samples, and one of NumPy, which lets go of the lock, the rest (measured). Of a worker that was stopped no more."""
 
-WRITE_S: Final = 1.0
+WRITE_S = 1.0
 """Until a worker writes what it has counted; then after twice as long each time, so that days of training are a few
 lines. A worker that is killed loses two thirds of its samples at most."""
 
-MAX_STARTS: Final = 500
+MAX_STARTS = 500
 """Of loaders whose workers are sampled: epochs of seconds would write a line for each worker of each."""
 
-MAX_JOIN_S: Final = 3.0
+MAX_JOIN_S = 3.0
 """A worker that ends waits no longer for its last line; torch stops one that takes 5 s."""
 
-LOOP: Final = worker._worker_loop
+LOOP = worker._worker_loop
 
-ASKING: Final = Queue.get.__code__
+ASKING = Queue.get.__code__
 """Where a worker is while nobody asks for a batch."""
 
 Place = tuple[str | None, str | None]
@@ -71,8 +71,7 @@ def start(session: Session) -> None:
         loop.loader = None
 
     session.undo_at_end([replace(worker, "_worker_loop", loop)])
-    session.subscribe(session.loop.loader_began, "worker_samples", began)
-    session.subscribe(session.loop.loader_started, "worker_samples", started)
+    session.listen("worker_samples", loader_began=began, loader_started=started)
 
 
 class SampledLoop:

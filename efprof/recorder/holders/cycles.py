@@ -37,7 +37,7 @@ MAX_LISTED = 200
 
 class Cycles:
     def __init__(
-        self, *, loop: Loop, memory: Memory, sites: Sites, budget: Budget, folder: RankFolder, guard: Guard
+        self, loop: Loop, memory: Memory, sites: Sites, budget: Budget, folder: RankFolder, guard: Guard
     ) -> None:
         self._loop, self._memory, self._sites, self._budget, self._folder = loop, memory, sites, budget, folder
         self._started, self._stopped = guard(self._start), guard(self._stop)
@@ -111,9 +111,8 @@ class Cycles:
 
 
 def start(session: Session) -> None:
-    loop, memory, sites, budget = session.loop, session.memory, session.sites, session.budget
-    folder, guard = session.rank_folder, session.shell.guard("cycles")
-    cycles = Cycles(loop=loop, memory=memory, sites=sites, budget=budget, folder=folder, guard=guard)
+    guard = session.shell.guard("cycles")
+    cycles = Cycles(session.loop, session.memory, session.sites, session.budget, session.rank_folder, guard)
     called = session.shell.reraise_later(cycles)
     gc.callbacks.append(called)
 
@@ -122,5 +121,5 @@ def start(session: Session) -> None:
             gc.callbacks.remove(called)
 
     session.undo_at_end([remove])
-    session.subscribe(loop.step_ended, "cycles", cycles.finish)
+    session.listen("cycles", step_ended=cycles.finish)
     session.on_end("cycles", cycles.write)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from efprof.artifacts.holders import Container
-from efprof.recorder.holders.paths import Held, Place, last_of, max_length_of
+from efprof.recorder.holders.paths import Place, last_of, max_length_of
 from efprof.recorder.holders.variables import base_of
 from efprof.recorder.session.sites import Sites
 
@@ -36,13 +36,12 @@ _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, FrameT
 
 @dataclass(kw_only=True, slots=True)
 class Grown:
-    """One of them, with where the count met it and what holder its contents count for, if not its own."""
+    """One of them, with where the count met it."""
 
     value: Any
     length: int
     length_before: int
     place: Place
-    inside: Held | None
 
 
 class GrownContainers:
@@ -58,7 +57,7 @@ class GrownContainers:
         self._now: dict[int, int] = {}
         """Lengths by `id` and path: another object may lie where one lay before, though hardly of the same path."""
 
-    def note_container(self, value: Any, place: Place, inside: Held | None) -> None:
+    def note_container(self, value: Any, place: Place) -> None:
         """The count came to this container."""
         if not issubclass(type(value), _GROW):
             return
@@ -67,7 +66,7 @@ class GrownContainers:
         self._now[key] = length
         if before is not None and (length >= before + MIN_GROWTH or key in self._listed):
             self._listed.add(key)
-            self.grown[id(value)] = Grown(value=value, length=length, length_before=before, place=place, inside=inside)
+            self.grown[id(value)] = Grown(value=value, length=length, length_before=before, place=place)
 
     def finish(self) -> None:
         """Leave out those in a container that grew itself: new entries, which may lie where shorter ones lay.
@@ -78,9 +77,9 @@ class GrownContainers:
         table = getattr(getattr(helpers, "Gcf", None), "figs", None)
         if isinstance(table, dict):
             name = "matplotlib.pyplot.get_fignums"
-            self.note_container(table, Place(name, "global", "matplotlib.pyplot", "get_fignums", None), None)
-        outer = {one.place.path for one in self.grown.values() if one.inside is None}
-        inner = [key for key, one in self.grown.items() if one.inside is not None and one.place.path in outer]
+            self.note_container(table, Place(name, "global", "matplotlib.pyplot", "get_fignums", None))
+        outer = {one.place.path for one in self.grown.values() if one.place.inside is None}
+        inner = [key for key, one in self.grown.items() if one.place.inside is not None and one.place.path in outer]
         for key in inner:
             del self.grown[key]
 

@@ -29,7 +29,7 @@ from efprof.recorder.holders.variables import (
     may_read_locals,
     value_of,
 )
-from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.sites import Sites
 
 MAX_NS = 300_000_000
 """Of tracing: by the number of its events, since a clock would count what a busy machine does meanwhile."""
@@ -161,7 +161,7 @@ class GrowthWatch:
         """Trace the frames that call this one and all that they call; otherwise says why not."""
         if sys.gettrace() is not None:
             return "another tracer was at work, a debugger's or a coverage tool's"
-        users = [one for one in callers(frame) if self._sites.is_user_code(one.f_code)]
+        users = list(self._sites.user_frames(frame))
         if not users:
             return "none of the program's own functions was running"
         if _shares_locals(users[0].f_code):

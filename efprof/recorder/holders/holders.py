@@ -63,7 +63,7 @@ class Holders:
     """
 
     def __init__(
-        self, *, loop: Loop, sites: Sites, budget: Budget, folder: RankFolder, note: Note, guard: Guard, is_asked: bool
+        self, loop: Loop, sites: Sites, budget: Budget, folder: RankFolder, note: Note, guard: Guard, *, is_asked: bool
     ) -> None:
         """Where it `is_asked` for, counts and watches are taken whatever they cost."""
         self._loop, self._sites, self._budget, self._folder, self._note = loop, sites, budget, folder, note
@@ -229,7 +229,7 @@ class Holders:
         grown = dict(self._containers.grown)
         found: list[tuple[Counted | Container, list[Any], list[tuple[Any, str]]]] = []
         for held in holders:
-            containers = held.containers or [one.value for one in grown.values() if one.inside is held]
+            containers = held.containers or [one.value for one in grown.values() if one.place.inside is held]
             found.append((held.counted, containers, held.names))
             for container in containers:
                 grown.pop(id(container), None)
@@ -261,7 +261,7 @@ class HolderCount:
     def __init__(
         self,
         sites: Sites,
-        on_container: Callable[[Any, Place, Held | None], None] | None = None,
+        on_container: Callable[[Any, Place], None] | None = None,
         iterators: Iterable[Any] = (),
     ) -> None:
         self.held: dict[Key, Held] = {}
@@ -279,10 +279,10 @@ class HolderCount:
         """
         with no_garbage_collection():  # it would go through the whole heap
             if sys.gettrace() is None:  # under a debugger, reading a frame's locals may write them back
-                self._walk.running = set(map(id, callers(sys._getframe())))
-                for frame in callers(sys._getframe()):
+                self._walk.running = set(map(id, callers()))
+                for frame in self._sites.user_frames():
                     code = frame.f_code
-                    if self._sites.is_user_code(code) and may_read_locals(code):
+                    if may_read_locals(code):
                         self._count_variables("local", code.co_qualname, code.co_filename, locals_of(frame), frame)
             for module in {id(one): one for one in list(sys.modules.values())}.values():  # some have two names
                 file = getattr(module, "__file__", None) or self._file_that_runs(module)
@@ -309,8 +309,8 @@ class HolderCount:
         path = getattr(getattr(module, "__loader__", None), "path", None)
         if path is not None:
             return str(path)
-        running = (frame for frame in callers(sys._getframe()) if frame.f_globals is vars(module))
-        return next((frame.f_code.co_filename for frame in running if self._sites.is_user_code(frame.f_code)), None)
+        running = (frame for frame in self._sites.user_frames() if frame.f_globals is vars(module))
+        return next((frame.f_code.co_filename for frame in running), None)
 
     def _count_variables(
         self, scope: str, owner: str, file: str | None, names: dict[str, Any], within: Any = None
@@ -339,10 +339,9 @@ class HolderCount:
 def start(session: Session) -> None:
     if session.options.holders is False:
         return
-    loop, sites, budget, folder = session.loop, session.sites, session.budget, session.rank_folder
     guard, is_asked = session.shell.guard("holders"), bool(session.options.holders)
     holders = Holders(
-        loop=loop, sites=sites, budget=budget, folder=folder, note=session.note, guard=guard, is_asked=is_asked
+        session.loop, session.sites, session.budget, session.rank_folder, session.note, guard, is_asked=is_asked
     )
 
     def finish(_: object, record: StepRecord) -> None:
@@ -350,13 +349,16 @@ def start(session: Session) -> None:
 
     session.shell.when_stopped("holders", holders.abandon_watch)
     os.register_at_fork(after_in_child=holders.abandon_watch)
-    session.subscribe(loop.step_ended, "holders", finish)
     session.on_end("holders", holders.end)
-    session.subscribe(loop.compilation_began, "holders", holders.compilation_began)
-    session.subscribe(loop.window_begins, "holders", holders.stop_watching)
-    session.subscribe(loop.loader_ended, "holders", holders.loader_ended)
-    session.subscribe(loop.loader_started, "holders", holders.loader_started)
-    session.subscribe(loop.loader_began, "holders", holders.loader_began)
+    session.listen(
+        "holders",
+        step_ended=finish,
+        compilation_began=holders.compilation_began,
+        window_begins=holders.stop_watching,
+        loader_ended=holders.loader_ended,
+        loader_started=holders.loader_started,
+        loader_began=holders.loader_began,
+    )
 
 
 def _size(counted: Counted) -> tuple[int, int, int]:

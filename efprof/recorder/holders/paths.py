@@ -14,6 +14,7 @@ from torch._C._autograd import SavedTensor
 
 from efprof.artifacts.holders import Counted
 from efprof.recorder.holders.variables import CONTAINERS, base_of
+from efprof.recorder.numbers.step_numbers import feeders_of
 
 MAX_GRAPH_NODES = 20_000
 """Per holder; walking them takes about 50 ms."""
@@ -72,7 +73,10 @@ class TimeLimit:
 
 
 class Place(NamedTuple):
-    """Where a walk stands: the names that led there; `within` is the namespace, frame, cell or object of `name`."""
+    """Where a walk stands: the names that led there; `within` is the namespace, frame, cell or object of `name`.
+
+    `inside` is what counts the element of a container that stands there.
+    """
 
     path: str
     scope: str
@@ -81,6 +85,7 @@ class Place(NamedTuple):
     file: str | None
     depth: int = 0
     within: Any = None
+    inside: "Held | None" = None
 
     def below(self) -> "Place":
         return self._replace(depth=self.depth + 1)
@@ -175,8 +180,7 @@ class Held:
 def read_node(node: Any, known: dict[Any, Node]) -> Node:
     """Each node once: many tensors have a graph in common."""
     if node not in known:
-        following = tuple([one for one, _ in node.next_functions if one is not None])
-        known[node] = (_storages_of(node), following)
+        known[node] = (storages_of(node), tuple(feeders_of(node)))
     return known[node]
 
 
@@ -232,7 +236,7 @@ def storage_of(tensor: torch.Tensor) -> Storage | None:
         return None
 
 
-def _storages_of(node: Any) -> tuple[Storage, ...]:
+def storages_of(node: Any) -> tuple[Storage, ...]:
     names = _names.get(node.name())
     if names is None:
         names = tuple(name for name in dir(node) if name.startswith(_SAVED) or name == _LEAF)

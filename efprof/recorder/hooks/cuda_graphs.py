@@ -10,16 +10,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from efprof.recorder.hooks.patching import Undo, call_after, replace
 from efprof.recorder.loop.loop import Loop
-from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.shell import Guard
 
 
-def watch_captures(loop: Loop, shell: Shell) -> list[Undo]:
+def watch_captures(loop: Loop, guard: Guard) -> list[Undo]:
     """Look away while a CUDA graph is captured, and see a step where a graph that holds one is replayed."""
     if not hasattr(torch.cuda, "CUDAGraph") or not hasattr(torch.cuda.CUDAGraph, "capture_begin"):
         return []
     kind, stepping = torch.cuda.CUDAGraph, CapturedSteps(loop)
-    paused = shell.guarded("loop", stepping.capture_began)
-    resumed = shell.guarded("loop", stepping.capture_ended)
+    paused = guard(stepping.capture_began)
+    resumed = guard(stepping.capture_ended)
     begin, end = kind.capture_begin, kind.capture_end
 
     @functools.wraps(begin)
@@ -41,7 +41,7 @@ def watch_captures(loop: Loop, shell: Shell) -> list[Undo]:
     return [
         replace(kind, "capture_begin", capture_begin),
         replace(kind, "capture_end", capture_end),
-        call_after(kind, "replay", shell.guarded("loop", stepping.replayed)),
+        call_after(kind, "replay", guard(stepping.replayed)),
     ]
 
 

@@ -1,7 +1,6 @@
 """Puts the loop's entry points into torch, from outside, and takes them out again."""
 
 import functools
-import sys
 import traceback
 from collections.abc import Callable
 from math import isfinite
@@ -20,7 +19,7 @@ from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.updates import optimizer_entered, optimizer_left, update_began, update_ended
 from efprof.recorder.numbers.step_numbers import read_value
-from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.shell import Guard
 from efprof.recorder.session.sites import Sites, callers
 from efprof.recorder.session.writing import is_of_a_signal
 
@@ -31,12 +30,12 @@ NUMBER = "_efprof_number"
 """The attribute by which a loader's iterator, which nobody pickles or copies, knows its loader's number."""
 
 
-def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
+def watch_loaders(loop: Loop, guard: Guard) -> list[Undo]:
     """Enter the stage `data` whenever a DataLoader starts or is asked for a batch."""
-    began = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_began))
-    opened = shell.guarded("loop", lambda loader: loop.fetch_began(loop.loader_numbers.get(loader), is_start=True))
-    failed = shell.guarded("loop", loop.fetch_failed)
-    started = shell.guarded("loop", functools.partial(_number_iterator, loop))
+    began = guard(functools.partial(_tell, loop, loop.loader_began))
+    opened = guard(lambda loader: loop.fetch_began(loop.loader_numbers.get(loader), is_start=True))
+    failed = guard(loop.fetch_failed)
+    started = guard(functools.partial(_number_iterator, loop))
     start = DataLoader.__iter__
 
     @functools.wraps(start)
@@ -52,19 +51,17 @@ def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
 
     return [
         replace(DataLoader, "__iter__", iterate),
-        replace(_BaseDataLoaderIter, "__next__", fetching(loop, shell, _BaseDataLoaderIter.__next__)),
+        replace(_BaseDataLoaderIter, "__next__", fetching(loop, guard, _BaseDataLoaderIter.__next__)),
     ]
 
 
-def fetching(loop: Loop, shell: Shell, advance: Callable[..., Any]) -> Callable[..., Any]:
+def fetching(loop: Loop, guard: Guard, advance: Callable[..., Any]) -> Callable[..., Any]:
     """A `__next__` that enters the stage `data` while it runs; `loop.loader_ended` is told of the last."""
     light = loop.light
-    began = shell.guarded("loop", lambda iterator: loop.fetch_began(iterator.__dict__.get(NUMBER)))
-    ended, exhausted = shell.guarded("loop", loop.fetch_ended), shell.guarded("loop", loop.data_ended)
-    over = shell.guarded(
-        "loop", lambda iterator: _tell(loop, loop.loader_ended, iterator, iterator.__dict__.get(NUMBER))
-    )
-    failed = shell.guarded("loop", loop.fetch_failed)
+    began = guard(lambda iterator: loop.fetch_began(iterator.__dict__.get(NUMBER)))
+    ended, exhausted = guard(loop.fetch_ended), guard(loop.data_ended)
+    over = guard(lambda iterator: _tell(loop, loop.loader_ended, iterator, iterator.__dict__.get(NUMBER)))
+    failed = guard(loop.fetch_failed)
 
     @functools.wraps(advance)
     def fetch(iterator: Any) -> Any:
@@ -92,10 +89,9 @@ def fetching(loop: Loop, shell: Shell, advance: Callable[..., Any]) -> Callable[
     return fetch
 
 
-def _tell(loop: Loop, listeners: list[Callable[..., None]], *what: Any) -> None:
+def _tell(loop: Loop, listeners: Callable[..., None], *what: Any) -> None:
     if loop.thread.is_training_thread:
-        for listener in listeners:
-            listener(*what)
+        listeners(*what)
 
 
 def _number_iterator(loop: Loop, loader: Any, iterator: Any) -> None:
@@ -105,7 +101,7 @@ def _number_iterator(loop: Loop, loader: Any, iterator: Any) -> None:
     _tell(loop, loop.loader_started, loader, iterator)
 
 
-def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
+def watch_backward(loop: Loop, guard: Guard, sites: Sites) -> list[Undo]:
     """Enter the stage `backward` at `torch.autograd.backward`, which `Tensor.backward` calls too, and at `grad`.
 
     Not where they are called within a pass, as by reentrant checkpointing: that is part of it.
@@ -118,20 +114,20 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
         if loop.light.is_on:
             loop.light.steps.backward_entered(tensors, gradients)
             return
-        site = sites.of_caller(sys._getframe())
+        site = sites.of_caller()
         loop.backward_entered(tensors, gradients, site, retains_graph, creates_graph)
 
-    backward = _watched_backward(loop, shell, shell.guarded("loop", enter))
+    backward = _watched_backward(loop, guard, guard(enter))
     return [
         replace(torch.autograd, "backward", backward),
-        replace(torch.autograd, "grad", _watched_grad(loop, shell)),
+        replace(torch.autograd, "grad", _watched_grad(loop, guard)),
     ]
 
 
-def _watched_backward(loop: Loop, shell: Shell, entered: Callable[..., None]) -> Callable[..., None]:
+def _watched_backward(loop: Loop, guard: Guard, entered: Callable[..., None]) -> Callable[..., None]:
     light, lights, thread, steps = loop.light, loop.light.steps, loop.thread, loop.steps
-    left, passed = shell.guarded("loop", loop.backward_left), shell.guarded("loop", light.pass_ended)
-    lightly, original = shell.guarded("loop", lights.backward_entered), torch.autograd.backward
+    left, passed = guard(loop.backward_left), guard(light.pass_ended)
+    lightly, original = guard(lights.backward_entered), torch.autograd.backward
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         is_training_thread = get_ident() == thread.ident
@@ -169,9 +165,9 @@ def _watched_backward(loop: Loop, shell: Shell, entered: Callable[..., None]) ->
     return functools.wraps(original)(backward)
 
 
-def _watched_grad(loop: Loop, shell: Shell) -> Callable[..., Any]:
+def _watched_grad(loop: Loop, guard: Guard) -> Callable[..., Any]:
     light, thread, original = loop.light, loop.thread, torch.autograd.grad
-    asked, left = shell.guarded("loop", loop.gradients_entered), shell.guarded("loop", loop.backward_left)
+    asked, left = guard(loop.gradients_entered), guard(loop.backward_left)
 
     @functools.wraps(original)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -201,7 +197,7 @@ def _given(
     return gradients, bool(create_graph if retain_graph is None else retain_graph), bool(create_graph)
 
 
-def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
+def watch_optimizers(loop: Loop, guard: Guard) -> list[Undo]:
     light, thread = loop.light, loop.thread
 
     def enter(optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
@@ -214,8 +210,8 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
         if not loop.has_nested_steps or _num_running_steps() < 2:
             optimizer_left(loop, optimizer)
 
-    entered, left = shell.guarded("loop", enter), shell.guarded("loop", leave)
-    lightly, looked = shell.guarded("loop", light.steps.updated), shell.guarded("loop", light.after_update)
+    entered, left = guard(enter), guard(leave)
+    lightly, looked = guard(light.steps.updated), guard(light.after_update)
     lights, sampling = light.steps, loop.sampling
 
     def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -236,11 +232,11 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
     return [register_optimizer_step_pre_hook(before).remove, register_optimizer_step_post_hook(after).remove]
 
 
-def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
+def watch_updates(loop: Loop, guard: Guard) -> list[Undo]:
     """Enter the stage `optimizer` while gradients are clipped, and while a learning rate moves on."""
     undo = []
     # One function for both places, if it is one there: it is pickled by its name in one of them.
-    watched = functools.cache(functools.partial(_clipping, loop, shell))
+    watched = functools.cache(functools.partial(_clipping, loop, guard))
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         undo += [
             replace(owner, name, watched(getattr(owner, name))) for owner in (torch.nn.utils, torch.nn.utils.clip_grad)
@@ -250,13 +246,13 @@ def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
     ]
     within = "_update_lr" if hasattr(LRScheduler, "_update_lr") else "step"  # `step` warns with the line of its caller
     for kind, name in ((LRScheduler, within), *((kind, "step") for kind in own)):
-        undo.append(replace(kind, name, updating(loop, shell, getattr(kind, name))))
+        undo.append(replace(kind, name, updating(loop, guard, getattr(kind, name))))
     return undo
 
 
-def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
+def updating(loop: Loop, guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
     light = loop.light
-    began, ended = (shell.guarded("loop", functools.partial(told, loop)) for told in (update_began, update_ended))
+    began, ended = (guard(functools.partial(told, loop)) for told in (update_began, update_ended))
 
     @functools.wraps(original)
     def update(*args: Any, **kwargs: Any) -> Any:
@@ -273,11 +269,11 @@ def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable
     return update
 
 
-def _clipping(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
+def _clipping(loop: Loop, guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
     """The same; told are the parameters and the bound before, and then the norm from before the clipping."""
-    light, update = loop.light, updating(loop, shell, original)
-    began = shell.guarded("loop", functools.partial(_tell, loop, loop.clip_began))
-    clipped = shell.guarded("loop", functools.partial(_tell, loop, loop.clipped))
+    light, update = loop.light, updating(loop, guard, original)
+    began = guard(functools.partial(_tell, loop, loop.clip_began))
+    clipped = guard(functools.partial(_tell, loop, loop.clipped))
 
     @functools.wraps(original)
     def clip(*args: Any, **kwargs: Any) -> Any:
@@ -296,7 +292,7 @@ def _clipping(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callabl
 
 def _num_running_steps() -> int:
     """How many calls of `Optimizer.step` are on the stack: a subclass calls its parent's, a wrapper another's."""
-    return sum(frame.f_code is STEP_CODE for frame in callers(sys._getframe()))
+    return sum(frame.f_code is STEP_CODE for frame in callers())
 
 
 STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__

@@ -14,9 +14,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from efprof.recorder.hooks.dynamo_skip import forget_functions, keep_out_of_graphs
 from efprof.recorder.hooks.patching import Undo, call_after, replace
 from efprof.recorder.loop.loop import Loop
-from efprof.recorder.loop.step_ends import living_optimizers
 from efprof.recorder.loop.updates import optimizer_entered, optimizer_left
-from efprof.recorder.numbers.step_numbers import parameters_of
+from efprof.recorder.numbers.step_numbers import living, parameters_of
 from efprof.recorder.session.shell import Shell
 
 COMPILER = "torch._dynamo.eval_frame"
@@ -76,21 +75,16 @@ class ModuleCalls:
             self._began(module, inputs)
             if self._loop.thread.is_training_thread:
                 self._depth += 1
-                if self._depth == 1:
-                    self._tell(self._loop.module_began, module, inputs)
+                if self._depth == 1 and self._are_wanted:
+                    self._loop.module_began(module, inputs)
 
     def _after(self, module: torch.nn.Module, _: Any, result: Any) -> None:
         if module not in self._trainers:
             if self._loop.thread.is_training_thread:
                 self._depth = max(0, self._depth - 1)
-                if self._depth == 0:
-                    self._tell(self._loop.module_ended, result)
+                if self._depth == 0 and self._are_wanted:
+                    self._loop.module_ended(result)
             self._ended()
-
-    def _tell(self, listeners: list[Callable[..., None]], *what: Any) -> None:
-        if self._are_wanted:
-            for listener in listeners:
-                listener(*what)
 
     # Compiled code.
 
@@ -293,7 +287,7 @@ def _versions() -> dict[Optimizer, int]:
     """Of each optimizer's parameters, added up: it grows whenever one is written to."""
     return {
         weakref.ref(optimizer): sum(one._version for one in parameters_of(optimizer))
-        for optimizer in living_optimizers()
+        for optimizer in living(torch.optim.Optimizer)
     }
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -54,12 +54,12 @@ def _with_most_memory() -> int | None:
 MemoryReader = Callable[[], tuple[int, ...]]
 """Returns (allocated bytes, reserved bytes); from the CUDA allocator also what `BoundaryMemory` says of it alone."""
 
-UNKNOWN: Final = (0, 0)
+UNKNOWN = (0, 0)
 """Of an allocator that tells nothing of its memory, as many that are not PyTorch's own: nothing is made of it."""
 
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
-_MALLINFO2_FIELDS: Final = (
+_MALLINFO2_FIELDS = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ What happens between those calls is the stage `other`; where a step begins is `S
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,11 +19,11 @@ from efprof.recorder.budget.sampling import Sampling
 from efprof.recorder.loop.device import Memory
 from efprof.recorder.loop.open_step import OpenStep, num_elements
 from efprof.recorder.loop.step_ends import TrainerModules
-from efprof.recorder.loop.steps import Listener, StageClock, Steps, is_in_forward
+from efprof.recorder.loop.steps import Listener, Listeners, StageClock, Steps, is_in_forward
 from efprof.recorder.loop.training_thread import TrainingThread
 from efprof.recorder.numbers.step_numbers import ScaledLosses
 
-QUIET_STEPS: Final = 2
+QUIET_STEPS = 2
 """Steps that must have compiled nothing before one is looked at closely: a compiler makes a million calls."""
 
 
@@ -69,21 +69,21 @@ class Loop:
         self.step_dropped = self.steps.dropped
         self.step_ended = self.steps.ended
         self.step_ended.append(self.thread.note_step)
-        self.fetched: list[Listener] = []
-        self.forward_called: list[Callable[[], None]] = []
-        self.module_began: list[Listener] = []
-        self.module_ended: list[Listener] = []
-        self.compilation_began: list[Callable[[], None]] = []
-        self.window_begins: list[Callable[[], None]] = []
-        self.backward_began: list[Listener] = []
-        self.backward_called: list[Listener] = []
-        self.backward_ended: list[Callable[[], None]] = []
-        self.optimizer_began: list[Listener] = []
-        self.clip_began: list[Listener] = []
-        self.clipped: list[Listener] = []
-        self.loader_began: list[Listener] = []
-        self.loader_started: list[Listener] = []
-        self.loader_ended: list[Listener] = []
+        self.fetched = Listeners()
+        self.forward_called = Listeners()
+        self.module_began = Listeners()
+        self.module_ended = Listeners()
+        self.compilation_began = Listeners()
+        self.window_begins = Listeners()
+        self.backward_began = Listeners()
+        self.backward_called = Listeners()
+        self.backward_ended = Listeners()
+        self.optimizer_began = Listeners()
+        self.clip_began = Listeners()
+        self.clipped = Listeners()
+        self.loader_began = Listeners()
+        self.loader_started = Listeners()
+        self.loader_ended = Listeners()
         self._depth = 0
         self._trained: int | None = None
         """The outermost module that gradients were computed for last, by its `id`."""
@@ -99,8 +99,7 @@ class Loop:
         """Within a step, or before the next one begins."""
         step = self.steps.open
         self.compiled_at = self.number + (step is not None and bool(step.stepped))
-        for listener in self.compilation_began:
-            listener()
+        self.compilation_began()
 
     @property
     def step(self) -> OpenStep | None:
@@ -134,13 +133,9 @@ class Loop:
         elif self.clock.stage is None:
             self.steps.finish_last(perf_counter_ns())
         self.thread.stop()
-        for listeners in (
-            self.step_began, self.fetched, self.step_dropped, self.backward_began, self.backward_called, self.clipped,
-            self.optimizer_began, self.backward_ended, self.loader_began, self.loader_started, self.loader_ended,
-            self.forward_called, self.compilation_began, self.window_begins, self.clip_began, self.module_began,
-            self.module_ended,
-        ):  # fmt: skip
-            listeners.clear()  # the end may come within an entry point, which goes on
+        for listeners in vars(self).values():
+            if isinstance(listeners, Listeners) and listeners is not self.step_ended:
+                listeners.clear()  # the end may come within an entry point, which goes on
 
     # Fetching.
 
@@ -169,8 +164,7 @@ class Loop:
         entered = perf_counter_ns()
         self.clock.close(step, entered)
         step.batches.add(batch)
-        for listener in self.fetched:
-            listener(step)
+        self.fetched(step)
         step.recorder_ns += perf_counter_ns() - entered
 
     def fetch_failed(self) -> OpenStep | None:
@@ -197,8 +191,7 @@ class Loop:
         is_within = self._depth > 1 or (self.clock.stage is not None and self.clock.opener not in ("user", "optimizer"))
         if is_within or self.thread.is_capturing:  # nothing of ours may get into the graph
             return
-        for listener in self.forward_called:
-            listener()
+        self.forward_called()
         entered = perf_counter_ns()
         if not torch.is_grad_enabled():
             if module is not None and not module.training and id(module) == self._trained:
@@ -261,10 +254,8 @@ class Loop:
         if steps.probe is not None:
             steps.probe.watch_loss(tensors)
         steps.note_memory(step, "pre_backward", entered)
-        for listener in self.backward_began:
-            listener(step, tensors, gradients)
-        for listener in self.backward_called:
-            listener(step, tensors, retains_graph, creates_graph)
+        self.backward_began(step, tensors, gradients)
+        self.backward_called(step, tensors, retains_graph, creates_graph)
         if self.clock.stage is None:
             self.clock.open(step, "backward", "backward", entered)
 
@@ -300,8 +291,7 @@ class Loop:
             steps.note_memory(step, "post_optimizer_step", entered)
         if steps.probe is not None:
             steps.probe.note_backward()
-        for listener in self.backward_ended:
-            listener()
+        self.backward_ended()
         step.recorder_ns += perf_counter_ns() - entered
         if self.has_closure:
             self.clock.open(step, "optimizer", "optimizer", perf_counter_ns())  # the closure's part is over

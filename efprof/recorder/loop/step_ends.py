@@ -1,13 +1,12 @@
 """What tells where a step ends: optimizers that alternate, a trainer that is a module, updates made by hand."""
 
-import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 from weakref import ref
 
 import torch
 
-from efprof.recorder.numbers.step_numbers import parameters_of
+from efprof.recorder.numbers.step_numbers import living, nodes_behind, nodes_of, parameters_of
 
 MAX_SAMPLE = 4096
 """Of a parameter's values that are compared."""
@@ -94,9 +93,8 @@ class ParameterProbe:
     def watch_loss(self, tensors: Any) -> None:
         """Backward is called on these: watch a parameter that they were made from."""
         if self._alive() is None:
-            given = tensors if isinstance(tensors, list | tuple) else [tensors]
-            nodes = [one.grad_fn for one in given if isinstance(one, torch.Tensor) and one.grad_fn is not None]
-            self._watch(_first_leaf(nodes[-1]) if nodes else None)
+            leaves = (getattr(node, "variable", None) for node in nodes_behind(nodes_of(tensors)[-1:], MAX_NODES))
+            self._watch(next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None))
 
     def watch_inputs(self, inputs: Any) -> None:
         if self._alive() is None:
@@ -139,20 +137,6 @@ def _state_of(parameter: torch.Tensor) -> tuple[int, int, int]:
     return parameter._version, id(gradient), -1 if gradient is None else gradient._version
 
 
-def _first_leaf(node: Any) -> torch.Tensor | None:
-    waiting, seen = [node], {node}
-    for node in waiting:
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, torch.Tensor):
-            return variable
-        new = [child for child, _ in node.next_functions if child is not None and child not in seen]
-        seen.update(new)
-        waiting += new
-        if len(waiting) > MAX_NODES:
-            return None
-    return None
-
-
 def _sample_of(parameter: torch.Tensor) -> torch.Tensor | None:
     """Some of its values; None where it takes a device or another rank to tell, and while torch.jit.trace takes our
     operations for the program's.
@@ -166,12 +150,5 @@ def _sample_of(parameter: torch.Tensor) -> torch.Tensor | None:
 
 def _has_optimizer(parameter: torch.Tensor | None) -> bool:
     """Whether a torch optimizer that has not stepped yet is in charge of it, or of any; asked once in a program."""
-    every = (one for optimizer in living_optimizers() for one in parameters_of(optimizer))
+    every = (one for optimizer in living(torch.optim.Optimizer) for one in parameters_of(optimizer))
     return any(parameter is None or one is parameter for one in every)
-
-
-def living_optimizers() -> Iterator[torch.optim.Optimizer]:
-    """Every one there is; a search of the whole heap, which takes tens of milliseconds."""
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.optim.Optimizer):  # isinstance would wake lazy objects
-            yield thing

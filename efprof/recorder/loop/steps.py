@@ -1,11 +1,11 @@
 """Where one step ends and the next begins, which stage of it the training is in, and what is written of each."""
 
-import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter_ns
+from typing import Any
 
 import torch
 
@@ -19,6 +19,15 @@ from efprof.recorder.numbers.step_numbers import learning_rate_of
 from efprof.recorder.session.sites import callers
 
 Listener = Callable[..., None]
+
+
+class Listeners(list[Listener]):
+    """Called like one function: each in turn, in the order in which they came."""
+
+    def __call__(self, *what: Any) -> None:
+        for listener in self:
+            listener(*what)
+
 
 MAX_SPANS = 50_000
 """Kept of one step: a program that only looks at gradients never ends it."""
@@ -45,10 +54,10 @@ class Steps:
         self.num_finished = 0
         self.updated_ns = 0
         """When an optimizer stepped last in a full step."""
-        self.began: list[Listener] = []
-        self.dropped: list[Listener] = []
-        self.ended: list[Listener] = []
-        self.manual_updates_found: list[Listener] = []
+        self.began = Listeners()
+        self.dropped = Listeners()
+        self.ended = Listeners()
+        self.manual_updates_found = Listeners()
         self.passes: list[Pass] = []
         """Of other threads, that no step has taken so far."""
         self.has_helpers = False
@@ -193,8 +202,7 @@ class Steps:
         self.open, self.closed = step, None
         self._take_passes(at)  # which were for no step
         if not step.is_light:
-            for listener in self.began:
-                listener(step)
+            self.began(step)
         if self.is_disturbed:
             self.is_disturbed = False
             step.start_ns, step.epoch_ns = perf_counter_ns(), time.time_ns()
@@ -211,8 +219,7 @@ class Steps:
     def drop(self) -> None:
         step, self.open, self.closed = self.open, None, None
         if step is not None:
-            for listener in self.dropped:
-                listener(step)
+            self.dropped(step)
 
     def finish_last(self, at: int) -> None:
         """The program ends: write the open step if it is whole, drop it otherwise."""
@@ -239,8 +246,7 @@ class Steps:
         if step.window is None:
             self._sampling.note_full(step.number, at - step.start_ns, step.recorder_ns)
         try:
-            for listener in self.ended:
-                listener(step, record)
+            self.ended(step, record)
         finally:
             self._write(step, record)  # also where Ctrl-C comes meanwhile: the step is over
 
@@ -268,8 +274,7 @@ class Steps:
             return
         self.note_memory(step, "post_optimizer_step", at)
         step.stepped.append(0)
-        for listener in self.manual_updates_found:
-            listener(step)
+        self.manual_updates_found(step)
         self.manual_updates_found.clear()
 
 
@@ -344,7 +349,4 @@ def read_cpu_ns() -> tuple[int, int]:
 
 def is_in_forward() -> bool:
     """Whether the call of a module, compiled or not, is running."""
-    return any(
-        caller.f_code is _MODULE_CALL or caller.f_code.co_filename == _COMPILED_CALLS
-        for caller in callers(sys._getframe())
-    )
+    return any(caller.f_code is _MODULE_CALL or caller.f_code.co_filename == _COMPILED_CALLS for caller in callers())

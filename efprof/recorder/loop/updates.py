@@ -31,8 +31,7 @@ def optimizer_entered(loop: Loop, optimizer: torch.optim.Optimizer, has_closure:
         return
     loop.has_closure = has_closure
     if not has_closure:
-        for listener in loop.optimizer_began:
-            listener(step, optimizer)
+        loop.optimizer_began(step, optimizer)
     if loop.clock.stage is None:
         loop.clock.open(step, "optimizer", "optimizer", entered)
 
@@ -55,8 +54,7 @@ def optimizer_left(loop: Loop, optimizer: torch.optim.Optimizer) -> None:
         loop.clock.close(step, entered)
     if loop.has_closure:
         loop.has_closure = False
-        for listener in loop.optimizer_began:  # only now are there gradients
-            listener(step, optimizer)
+        loop.optimizer_began(step, optimizer)  # only now are there gradients
     loop.num_updates += 1
     loop.steps.updated(step, id(optimizer), entered)
     step.recorder_ns += perf_counter_ns() - entered
@@ -74,8 +72,7 @@ def optimizer_skipped(loop: Loop, optimizer: torch.optim.Optimizer) -> None:
         return
     loop.steps.probe = None
     step.skipped += (id(optimizer),)  # before its gradients are looked at: nobody applies them
-    for listener in loop.optimizer_began:
-        listener(step, optimizer)
+    loop.optimizer_began(step, optimizer)
     loop.steps.updated(step, id(optimizer), perf_counter_ns())
 
 

@@ -1,18 +1,18 @@
-"""Walks an autograd graph, before backward frees it, to where a non-finite value was born."""
+"""Finds where a non-finite value was born: in an operation of autograd's graph, or in a parameter."""
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 
-from efprof.artifacts.events import SuspectOperation
+from efprof.artifacts.events import BadParameter, SuspectOperation
+from efprof.recorder.numbers.step_numbers import feeders_of, living, nodes_behind, nodes_of, read_value
 
 MAX_NODES = 100_000
 """A walk of this many nodes takes about a second, once in a run; a longer graph is cut off."""
 
 MAX_SUSPECTS = 5
-
-_read = torch.Tensor.item
 
 
 class Singularity(NamedTuple):
@@ -74,18 +74,17 @@ def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperat
     """
     suspects: list[SuspectOperation] = []
     given: SuspectOperation | None = None
-    tainted = set()
-    for node in sorted(_nodes(root), key=lambda node: int(node._sequence_nr())):
-        feeders = [feeder for feeder, _ in node.next_functions]
+    tainted = set[Any]()
+    for node in _in_order(root):
         bad_input = _bad_input(node)
-        if any(feeder in tainted for feeder in feeders):
+        if not tainted.isdisjoint(feeders_of(node)):
             tainted.add(node)
             continue
         suspect = _singular(node, sequence_start) if bad_input is None else None
         if suspect is not None:
             suspects.append(suspect)
         elif bad_input is not None and given is None and not bad_input.requires_grad:
-            num_bad = int(_read((~torch.isfinite(bad_input)).sum()))
+            num_bad = int(read_value((~torch.isfinite(bad_input)).sum()))
             given = _suspect(node, sequence_start, "data that is NaN or Inf already", num_bad, bad_input)
         if suspect is not None or bad_input is not None:
             tainted.add(node)
@@ -99,11 +98,15 @@ def find_steep(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation
 
     What they were given is freed by then, so none of it is counted.
     """
-    steep = sorted(filter(_is_steep, _nodes(root)), key=lambda node: int(node._sequence_nr()))
-    found = [_suspect(node, sequence_start, STEEP[node.name()], 0, root) for node in steep[:MAX_SUSPECTS]]
+    steep = islice(filter(_is_steep, _in_order(root)), MAX_SUSPECTS)
+    found = [_suspect(node, sequence_start, STEEP[node.name()], 0, root) for node in steep]
     for one in found:
         one.num_elements = 0
     return found
+
+
+def _in_order(root: torch.Tensor) -> list[Any]:
+    return sorted(nodes_behind(nodes_of(root), MAX_NODES), key=lambda node: int(node._sequence_nr()))
 
 
 def _is_steep(node: Any) -> bool:
@@ -130,19 +133,6 @@ def _saved_names(node: Any) -> list[str]:
     return _NAMES[node.name()]
 
 
-def _nodes(root: torch.Tensor) -> Iterator[Any]:
-    if root.grad_fn is None:
-        return
-    seen, todo = {root.grad_fn}, [root.grad_fn]
-    while todo and len(seen) < MAX_NODES:
-        node = todo.pop()
-        yield node
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                todo.append(following)
-
-
 def _singular(node: Any, sequence_start: int) -> SuspectOperation | None:
     singularity = SINGULARITIES.get(node.name())
     operand = None if singularity is None else _saved(node, singularity.saved)
@@ -150,8 +140,8 @@ def _singular(node: Any, sequence_start: int) -> SuspectOperation | None:
         return None
     if singularity.saved != "result" and not _is_finite(operand):
         return None
-    num_bad = int(_read(singularity.is_bad(node, operand).sum()))
-    results = [_saved(feeder, "result") for feeder, _ in node.next_functions if feeder is not None]
+    num_bad = int(read_value(singularity.is_bad(node, operand).sum()))
+    results = [_saved(feeder, "result") for feeder in feeders_of(node)]
     is_given_bad = any(one is not None and one.is_floating_point() and not _is_finite(one) for one in results)
     return None if num_bad == 0 or is_given_bad else _suspect(node, sequence_start, singularity.words, num_bad, operand)
 
@@ -171,7 +161,7 @@ def _saved_as_it_is(node: Any, name: str) -> torch.Tensor | None:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    return bool(_read(torch.isfinite(tensor).all()))
+    return bool(read_value(torch.isfinite(tensor).all()))
 
 
 def _suspect(node: Any, start: int, words: str, num_bad: int, operand: torch.Tensor) -> SuspectOperation:
@@ -183,3 +173,47 @@ def _suspect(node: Any, start: int, words: str, num_bad: int, operand: torch.Ten
         num_elements=operand.numel(),
         dtype=str(operand.dtype).removeprefix("torch."),
     )
+
+
+def find_bad_parameter() -> BadParameter | None:
+    """The first one that is not finite, by a search of the whole heap.
+
+    Returns None if all that can be read without waiting are finite.
+    """
+    for optimizer, group, parameter in _optimized():
+        bad = ~torch.isfinite(parameter.detach())
+        num_bad = int(read_value(bad.sum()))
+        if num_bad:
+            return BadParameter(
+                name=_name_of(parameter),
+                dtype=str(parameter.dtype).removeprefix("torch."),
+                num_bad=num_bad,
+                num_elements=parameter.numel(),
+                optimizer=type(optimizer).__name__,
+                eps=group.get("eps"),
+                has_finite_state=_has_finite_state(optimizer.state.get(parameter), bad),
+            )
+    return None
+
+
+def _optimized() -> Iterator[tuple[torch.optim.Optimizer, dict[str, Any], torch.Tensor]]:
+    for optimizer in living(torch.optim.Optimizer):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if type(parameter.data) is torch.Tensor and parameter.is_cpu:
+                    yield optimizer, group, parameter
+
+
+def _has_finite_state(state: dict[str, Any] | None, bad: torch.Tensor) -> bool:
+    values = [one for one in (state or {}).values() if isinstance(one, torch.Tensor)]
+    alike = [one for one in values if one.shape == bad.shape and one.is_floating_point()]
+    return any(bool(read_value(torch.isfinite(one[bad]).all())) for one in alike)
+
+
+def _name_of(parameter: torch.Tensor) -> str:
+    """As its own module calls it: `Linear.weight`; else its shape."""
+    for module in living(torch.nn.Module):
+        for name, own in vars(module).get("_parameters", {}).items():
+            if own is parameter:
+                return f"{type(module).__name__}.{name}"
+    return f"the parameter of shape {list(parameter.shape)}"

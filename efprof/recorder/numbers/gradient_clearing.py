@@ -5,7 +5,6 @@ they are gone, others, or the same, and then that pass adds to them. Before its 
 clipping. On a device nobody waits for an answer.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, islice
 from typing import Literal, TypeGuard
@@ -106,7 +105,7 @@ class Watched:
 class ClearingWatch:
     """Listens until steps may be light; holds no optimizer, and no tensor of the program's."""
 
-    def __init__(self, *, loop: Loop, sites: Sites, send: Send, note: Note, guard: Guard) -> None:
+    def __init__(self, loop: Loop, sites: Sites, send: Send, note: Note, guard: Guard) -> None:
         self._loop, self._sites, self._send, self._note, self._guard = loop, sites, send, note, guard
         self._watched: WeakKeyDictionary[torch.optim.Optimizer, Watched] = WeakKeyDictionary()
 
@@ -151,7 +150,7 @@ class ClearingWatch:
 
     def _judge(self, step: OpenStep, watched: Watched) -> None:
         """Nothing is told of gradients that were changed in place: by whom nobody knows."""
-        passes, site = watched.passes, self._sites.of_caller(sys._getframe())
+        passes, site = watched.passes, self._sites.of_caller()
         told = [torch.stack(watched.were_kept + watched.were_added_to).all(), *watched.differ[1::2]]
         watched.is_settled, watched.rows = True, ()
 
@@ -176,24 +175,28 @@ class ClearingWatch:
         self, step: OpenStep, watched: Watched, outcome: Outcome, site: str | None = None, adding: Sequence[Pass] = ()
     ) -> None:
         sites = [line for line, num_others in adding if num_others == adding[-1][1]]
-        event = GradientClearing(
-            step=step.number,
-            optimizer=watched.optimizer,
-            outcome=outcome,
-            num_steps=len(watched.were_kept),
-            backward_sites=list(dict.fromkeys(filter(None, sites))),
-            num_earlier_backwards=len(adding) - len(sites),
-            step_site=site,
+        self._note(
+            GradientClearing(
+                step=step.number,
+                optimizer=watched.optimizer,
+                outcome=outcome,
+                num_steps=len(watched.were_kept),
+                backward_sites=list(dict.fromkeys(filter(None, sites))),
+                num_earlier_backwards=len(adding) - len(sites),
+                step_site=site,
+            )
         )
-        self._note(event)
 
 
 def start(session: Session) -> None:
-    loop, guard = session.loop, session.shell.guard(COLLECTOR)
-    watch = ClearingWatch(loop=loop, sites=session.sites, send=session.late_values.send, note=session.note, guard=guard)
-    session.subscribe(loop.backward_began, COLLECTOR, _quietly(watch.note_backward))
-    session.subscribe(loop.backward_ended, COLLECTOR, _quietly(watch.note_end))
-    session.subscribe(loop.optimizer_began, COLLECTOR, _quietly(watch.note_step))
+    send, guard = session.late_values.send, session.shell.guard(COLLECTOR)
+    watch = ClearingWatch(session.loop, session.sites, send, session.note, guard)
+    session.listen(
+        COLLECTOR,
+        backward_began=_quietly(watch.note_backward),
+        backward_ended=_quietly(watch.note_end),
+        optimizer_began=_quietly(watch.note_step),
+    )
 
 
 def _quietly(listener: Callable[..., None]) -> Callable[..., None]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,9 +12,9 @@ from efprof.recorder.session.shell import Guard
 # Before the waiting_calls collector wraps it: our own reads are not the user's.
 read_values = torch.Tensor.tolist
 
-ROW_SIZE: Final = 256
+ROW_SIZE = 256
 """Of one row, in numbers: as many as light steps have losses."""
-NUM_ROWS: Final = 64
+NUM_ROWS = 64
 """That are made at once, since the driver may wait for the device as it pins memory."""
 
 Answer = Callable[[], list[float] | None]

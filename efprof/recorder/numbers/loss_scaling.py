@@ -1,8 +1,6 @@
 """Watches GradScaler: where it was made, the loss before it was scaled, the scale, the skipped steps."""
 
 import functools
-import gc
-import sys
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
@@ -15,7 +13,7 @@ from efprof.recorder.hooks.patching import Undo, call_after, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.updates import optimizer_skipped
 from efprof.recorder.numbers.late_values import on_device
-from efprof.recorder.numbers.step_numbers import is_read_late
+from efprof.recorder.numbers.step_numbers import is_read_late, living
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
 
@@ -33,11 +31,11 @@ def start(session: Session) -> None:
         session.note(ScalerBuilt(step=session.loop.number, site=site, init_scale=scale, growth_interval=interval))
 
     def note_built(scaler: Any) -> None:
-        note_found(scaler, session.sites.of_caller(sys._getframe()))
+        note_found(scaler, session.sites.of_caller())
 
     watched = session.shell.guarded("loss_scaling", watch)
     built, found = (session.shell.guarded("scalers", note) for note in (note_built, note_found))
-    for scaler in [one for one in gc.get_objects() if issubclass(type(one), kind) and _is_enabled(one)]:
+    for scaler in filter(_is_enabled, list(living(kind))):
         watched()  # made before the recording
         found(scaler)
     for name, note in {"__init__": built, "__setstate__": found}.items():
@@ -61,10 +59,18 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
     note_scaled = guarded("loss_scaling", losses.note)
     note_scale = guarded("loss_scaling", functools.partial(_note_scale, loop))
     note_skipped = guarded("loss_scaling", functools.partial(optimizer_skipped, loop))
-    scale, unscale, step, update = kind.scale, kind.unscale_, kind.step, kind.update
 
-    in_update = functools.partial(updating, loop, shell)  # as the rest of the stage `optimizer`
-    stage_unscale, stage_step, stage_update = in_update(unscale), in_update(step), in_update(update)
+    def in_stage(original: Callable[..., Any]) -> Callable[..., Any]:
+        """As the rest of the stage `optimizer`."""
+        watched = updating(loop, shell.guard("loop"), original)
+
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return (watched if _is_enabled(self) else original)(self, *args, **kwargs)
+
+        return call
+
+    scale, unscale, step, update = kind.scale, in_stage(kind.unscale_), in_stage(kind.step), in_stage(kind.update)
 
     @functools.wraps(scale)
     def watched_scale(self: Any, outputs: Any) -> Any:
@@ -75,29 +81,24 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
             note_scaled(outputs, scaled, getattr(self, "_scale", None))
         return scaled
 
-    @functools.wraps(unscale)
-    def watched_unscale(self: Any, *args: Any, **kwargs: Any) -> None:
-        (unscale if light.is_on or not _is_enabled(self) else stage_unscale)(self, *args, **kwargs)
-
     @functools.wraps(step)
     def watched_step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         before = loop.num_updates
-        is_rest = light.is_on or not _is_enabled(self)
-        result = (step if is_rest else stage_step)(self, optimizer, *args, **kwargs)
+        result = step(self, optimizer, *args, **kwargs)
         if _is_enabled(self) and loop.num_updates == before and isinstance(optimizer, torch.optim.Optimizer):
             note_skipped(optimizer)  # the scaler has held it back
         return result
 
     @functools.wraps(update)
     def watched_update(self: Any, *args: Any, **kwargs: Any) -> None:
-        (update if light.is_on or not _is_enabled(self) else stage_update)(self, *args, **kwargs)
+        update(self, *args, **kwargs)
         if getattr(self, "_scale", None) is not None:
             if light.is_on and get_ident() == thread.ident:
                 losses.is_used_up = True
             else:
                 note_scale(self)
 
-    new = {"scale": watched_scale, "unscale_": watched_unscale, "step": watched_step, "update": watched_update}
+    new = {"scale": watched_scale, "unscale_": unscale, "step": watched_step, "update": watched_update}
     return [replace(kind, name, function) for name, function in new.items()]
 
 

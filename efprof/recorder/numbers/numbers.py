@@ -4,7 +4,6 @@ without waiting.
 
 import contextlib
 import math
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,8 +14,7 @@ import torch
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord, spelled
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.numbers.autograd_graph import find_steep, find_suspects
-from efprof.recorder.numbers.bad_parameter import find_bad_parameter
+from efprof.recorder.numbers.autograd_graph import find_bad_parameter, find_steep, find_suspects
 from efprof.recorder.numbers.late_values import OnDevice, Send, on_device
 from efprof.recorder.numbers.step_numbers import (
     ScaledLosses,
@@ -90,7 +88,7 @@ class Numbers:
                     values.append(value := factor * float(read_value(unscaled)))
                     if not self._has_searched and not math.isfinite(value):
                         suspects = find_suspects(loss, sequence or 0)
-                        site = site or self._sites.of_caller(sys._getframe())
+                        site = site or self._sites.of_caller()
                         self.note_bad(number, value, site, "loss", suspects)
                 elif is_read_late(unscaled):
                     # A copy: the program may average the loss over its ranks, in place, before it is read.
@@ -220,10 +218,13 @@ def start(session: Session) -> None:
         session.note(event)
 
     numbers = Numbers(scaled=loop.scaled_losses, sites=session.sites, send=send, tell=tell, guard=guard)
-    session.subscribe(loop.backward_began, "numbers", numbers.note_loss)
-    session.subscribe(loop.optimizer_began, "numbers", numbers.note_gradients)
-    session.subscribe(loop.step_ended, "numbers", numbers.finish)
-    session.subscribe(loop.clipped, "numbers", numbers.note_clip)
+    session.listen(
+        "numbers",
+        backward_began=numbers.note_loss,
+        optimizer_began=numbers.note_gradients,
+        step_ended=numbers.finish,
+        clipped=numbers.note_clip,
+    )
     loop.light.steps.read_losses = guard(numbers.losses)
     loop.light.steps.scaled = loop.scaled_losses
     loop.light.steps.send = send

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from efprof.artifacts.events import OptimizerBuilt
-from efprof.recorder.hooks.patching import Undo, call_after, call_before
+from efprof.recorder.hooks.patching import Undo
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.numbers.step_numbers import parameters_of
 from efprof.recorder.session.session import Session
@@ -85,16 +85,13 @@ class OptimizerWatch:
 
 def start(session: Session) -> None:
     watch = OptimizerWatch(session.loop, session.sites, session.note)
-    guard = session.shell.guard(COLLECTOR)
     kind = torch.optim.Optimizer
-    undo = [
-        call_after(kind, "__init__", guard(watch.note_built)),
-        call_after(kind, "load_state_dict", guard(watch.note_restored)),
-        call_before(torch.nn.Module, "load_state_dict", guard(watch.note_loaded)),
-    ]
+    session.after(kind, "__init__", COLLECTOR, watch.note_built)
+    session.after(kind, "load_state_dict", COLLECTOR, watch.note_restored)
+    session.before(torch.nn.Module, "load_state_dict", COLLECTOR, watch.note_loaded)
     if not hasattr(kind, "__del__"):
-        undo.append(_call_at_end_of_life(kind, session.shell.reraise_later(guard(watch.note_gone))))
-    session.undo_at_end(undo)
+        gone = session.shell.reraise_later(session.shell.guarded(COLLECTOR, watch.note_gone))
+        session.undo_at_end([_call_at_end_of_life(kind, gone)])
 
 
 def _call_at_end_of_life(kind: Any, function: Any) -> Undo:

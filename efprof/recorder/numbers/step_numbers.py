@@ -1,12 +1,13 @@
 """The numbers of an open step: how losses and gradients are read, and that nobody waits for those on a device."""
 
 import contextlib
+import gc
 import math
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -16,6 +17,9 @@ from efprof.recorder.numbers.late_values import OnDevice, Send
 
 # Before the waiting_calls collector wraps it: our own reads are not the user's.
 read_value = torch.Tensor.item
+
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(slots=True)
@@ -40,6 +44,34 @@ class StepNumbers:
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def nodes_of(tensors: Any) -> list[Any]:
+    """The nodes of autograd's graph that these come from, one tensor or several."""
+    given = tensors if isinstance(tensors, list | tuple) else [tensors]
+    return [one.grad_fn for one in given if isinstance(one, torch.Tensor) and one.grad_fn is not None]
+
+
+def feeders_of(node: Any) -> list[Any]:
+    return [feeder for feeder, _ in node.next_functions if feeder is not None]
+
+
+def nodes_behind(nodes: Iterable[Any], most: int) -> Iterator[Any]:
+    """These and those that feed them, nearer ones first, so many at most."""
+    waiting = list(dict.fromkeys(nodes))
+    seen = set(waiting)
+    for node in waiting:
+        yield node
+        new = [feeder for feeder in feeders_of(node) if feeder not in seen] if len(seen) < most else []
+        seen.update(new)
+        waiting += new
+
+
+def living(kind: type[Kind]) -> Iterator[Kind]:
+    """Every object of a class that there is; a search of the whole heap, which takes tens of milliseconds."""
+    for thing in gc.get_objects():
+        if issubclass(type(thing), kind):  # isinstance would wake lazy objects
+            yield thing
 
 
 def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:
@@ -235,7 +267,7 @@ class ScaledLosses:
             if node is None:
                 return
             yield _number_of(node)
-            waiting.extend(made for made, _ in node.next_functions if made is not None and _number_of(made) >= first)
+            waiting.extend(made for made in feeders_of(node) if _number_of(made) >= first)
 
 
 def _number_of(node: Any) -> int:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -29,17 +29,17 @@ from efprof.recorder.session.redaction import without_secrets
 from efprof.recorder.session.shell import Note, Shell
 from efprof.recorder.session.sites import Sites, user_file_of
 
-MAX_CAUSES: Final = 100
+MAX_CAUSES = 100
 """Of an error, in a row; they may go round in a circle."""
 
-PARTS: Final = ("certain", "possible", "apart", "none")
+PARTS = ("certain", "possible", "apart", "none")
 """Of several errors, one raised from another, the first of these counts."""
 
-OUT_OF_MEMORY_MESSAGES: Final = ("memory: you tried to allocate", "error: out of memory")
+OUT_OF_MEMORY_MESSAGES = ("memory: you tried to allocate", "error: out of memory")
 """Of torch's CPU allocator, which says "can't allocate" or, on Windows, "not enough"; and of CUDA or HIP itself, where
 it was no tensor of torch's that was asked for: an AcceleratorError, before torch 2.8 a plain RuntimeError."""
 
-RECORDER: Final = f"{Path(__file__).parents[1]}{os.sep}"
+RECORDER = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def origin_of(error: BaseException) -> BaseException | None:

@@ -6,27 +6,27 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
 
 from efprof.model import EfprofError
 
-VARIABLE: Final = "EFPROF_RECORD"
+VARIABLE = "EFPROF_RECORD"
 
 StepRange = tuple[int, int]
 
-DEFAULT_TRACE_STEPS: Final = ((5, 7), (30, 32), (300, 302), (3000, 3002))
+DEFAULT_TRACE_STEPS = ((5, 7), (30, 32), (300, 302), (3000, 3002))
 """One window soon after warm-up, then ever later ones, each ten times rarer."""
 
-DEFAULT_MEMORY_STEPS: Final = ((0, 4), (310, 313))
+DEFAULT_MEMORY_STEPS = ((0, 4), (310, 313))
 """From before the model is built, so that a replay starts cold, and again when the run has settled."""
 
-DEFAULT_OVERHEAD: Final = 0.01
+DEFAULT_OVERHEAD = 0.01
 
 Trigger = Literal["slow-step", "memory-peak", "non-finite", "signal"]
 
-ALL_TRIGGERS: Final[tuple[Trigger, ...]] = get_args(Trigger)
+ALL_TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 
 
 class Options(msgspec.Struct, kw_only=True, frozen=True):

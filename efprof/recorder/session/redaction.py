@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
 
-HIDDEN: Final = "<hidden>"
+HIDDEN = "<hidden>"
 
 _NAME = (
     r"(?<!max_)(?<!max-)token(?!i[sz]|s(?![a-z]))|secret|passw|passphrase|credential|api[-_]?key|private[-_]?key"
@@ -13,31 +12,29 @@ _NAME = (
 _SECRET_WORDS = ("token", "secret", "pass", "credential", "key", "auth")
 """One of these is in everything that `_NAME` fits."""
 
-SECRET_NAME: Final = re.compile(_NAME, re.IGNORECASE)
+SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
 """In the name of a variable or an option. `--tokenizer`, `--max-tokens` and `--author` are not secrets."""
 
-SECRET_VALUE: Final = re.compile(
+SECRET_VALUE = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[a-z]-|AKIA|eyJ)[\w.\-]{12,}"
     r"|(?<=://)[^/\s:@]*:[^@\s/]+(?=@)"
 )
 """Tokens of the well-known services by their prefix, and the name and password in a URL."""
 
 
-SECRET_LITERAL: Final = re.compile(
+SECRET_LITERAL = re.compile(
     rf"((?<!pad_)(?<!eos_)(?<!bos_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)(?:{_NAME})[\w-]{{0,40}}[\"']?\]?[ \t]{{0,8}}"
     r"(?::[^=\"'\n]{0,40}=|[:=])[ \t]{0,8})(?P<quote>[\"'])(?:(?!(?P=quote))[^\n\\]|\\.){6,}(?P=quote)",
     re.IGNORECASE,
 )
 """A quoted text given to a name that says secret: `password = "..."`, `"api_key": "..."`; not `pad_token="[PAD]"`."""
 
-SECRET_LINE: Final = re.compile(rf"(?:{_NAME})[\w-]*[\"']?\s*[:=]\s*(?=\S)", re.IGNORECASE)
+SECRET_LINE = re.compile(rf"(?:{_NAME})[\w-]*[\"']?\s*[:=]\s*(?=\S)", re.IGNORECASE)
 """The beginning of such a line in a file that is no program: `API_KEY=...`, `password: ...`."""
 
-PRIVATE_KEY: Final = re.compile(
-    r"(?s)-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
-)
+PRIVATE_KEY = re.compile(r"(?s)-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)")
 
-HARMLESS_VALUE: Final = re.compile(r"-?\d{1,9}(\.\d{0,9})?|(?i:true|false|null|none|)|<[|\w]{0,20}>|\[[A-Z]{1,8}\]")
+HARMLESS_VALUE = re.compile(r"-?\d{1,9}(\.\d{0,9})?|(?i:true|false|null|none|)|<[|\w]{0,20}>|\[[A-Z]{1,8}\]")
 """Of a configuration: numbers, switches and special tokens such as `</s>` are no secrets, whatever their key."""
 
 

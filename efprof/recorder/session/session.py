@@ -6,6 +6,7 @@ import os
 import pkgutil
 import time
 from collections.abc import Callable
+from typing import Any
 
 from efprof import recorder
 from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped
@@ -16,7 +17,7 @@ from efprof.recorder.budget.sampling import Budget, Sampling
 from efprof.recorder.hooks.cuda_graphs import watch_captures
 from efprof.recorder.hooks.loop_hooks import watch_backward, watch_loaders, watch_optimizers, watch_updates
 from efprof.recorder.hooks.module_calls import ModuleCalls
-from efprof.recorder.hooks.patching import Undo
+from efprof.recorder.hooks.patching import Undo, call_after, call_before
 from efprof.recorder.loop.device import Memory, TrainingDevice
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
@@ -85,8 +86,9 @@ class Session:
             shell.when_stopped(essential, self.end)
         atexit.register(self.end)
         os.register_at_fork(after_in_child=self._forget)
-        self._undo += watch_loaders(loop, shell) + watch_backward(loop, shell, self.sites)
-        self._undo += watch_optimizers(loop, shell) + watch_updates(loop, shell) + watch_captures(loop, shell)
+        guard = shell.guard("loop")
+        self._undo += watch_loaders(loop, guard) + watch_backward(loop, guard, self.sites)
+        self._undo += watch_optimizers(loop, guard) + watch_updates(loop, guard) + watch_captures(loop, guard)
         self._undo.append(ModuleCalls(loop, shell).remove)
         for module in collector_candidates():
             shell.guarded(_last_name(module), self._start_collector)(module)
@@ -98,9 +100,22 @@ class Session:
     def subscribe(self, listeners: list[Listener], collector: str, function: Listener) -> None:
         listeners.append(self.shell.guarded(collector, function))
 
+    def listen(self, collector: str, **functions: Listener) -> None:
+        """The same of several: each is called by the list of `loop` that has its name."""
+        for name, function in functions.items():
+            self.subscribe(getattr(self.loop, name), collector, function)
+
     def on_end(self, collector: str, function: Callable[[], None]) -> None:
         """Have it called when the program ends, before the files are closed; the last one comes first."""
         self._at_end.insert(0, self.shell.guarded(collector, function))
+
+    def before(self, owner: Any, name: str, collector: str, function: Listener) -> None:
+        """Have it called with the arguments of this function of torch's or the program's, before that runs."""
+        self._undo.append(call_before(owner, name, self.shell.guarded(collector, function)))
+
+    def after(self, owner: Any, name: str, collector: str, function: Listener) -> None:
+        """The same once that has returned."""
+        self._undo.append(call_after(owner, name, self.shell.guarded(collector, function)))
 
     def undo_at_end(self, undo: list[Undo]) -> None:
         self._undo += undo

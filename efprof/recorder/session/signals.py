@@ -106,7 +106,7 @@ def start(session: Session) -> None:
     def note_end() -> None:
         session.note(RecordingEnded(at_ns=time.time_ns(), step=session.loop.number, signal=signals.ended_by))
 
-    session.subscribe(session.loop.step_began, "signals", signals.install)
+    session.listen("signals", step_began=signals.install)
     session.on_end("signals", note_end)
     session.undo_at_end([signals.stop])
     guarded = session.shell.guarded

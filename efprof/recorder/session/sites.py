@@ -31,24 +31,22 @@ class Sites:
         self._start = os.getcwd()  # noqa: PTH109 - what Python calls files is relative to it, wherever the program goes
         self._keep = keep
         self.own_package = _package_that_runs()
-        self._is_user: dict[str, bool] = {}
         self._names: dict[str, str] = {}
-        self._absolute: dict[str, str] = {}
+        self.is_user_file = cache(self._is_written_by_user)
+        self.absolute = cache(self._find_on_path)
 
     def is_user_code(self, code: CodeType) -> bool:
         """Whether this code was written by the user: not Python's own, not an installed library, not ours."""
         return self.is_user_file(code.co_filename)
 
-    def is_user_file(self, path: str) -> bool:
-        known = self._is_user.get(path)
-        if known is None:
-            known = self._is_user[path] = self._is_written_by_user(path)
-        return known
+    def of_caller(self, frame: FrameType | None = None) -> str | None:
+        """The user's line that called this, or that `frame` is of or was called from."""
+        user = next(self.user_frames(frame), None)
+        return None if user is None else self.of_line(user.f_code, user.f_lineno)
 
-    def of_caller(self, frame: FrameType | None) -> str | None:
-        while frame is not None and not self.is_user_code(frame.f_code):
-            frame = frame.f_back
-        return None if frame is None else self.of_line(frame.f_code, frame.f_lineno)
+    def user_frames(self, frame: FrameType | None = None) -> Iterator[FrameType]:
+        """Of these callers, those whose code the user wrote."""
+        return (one for one in callers(frame) if self.is_user_code(one.f_code))
 
     def of_line(self, code: CodeType, line: int) -> str:
         return f"{self.file(code.co_filename)}:{line}:{code.co_qualname}"
@@ -75,12 +73,15 @@ class Sites:
             if self.is_user_file(path) and _typed_text(path) is not None:
                 self.file(path)
 
-    def absolute(self, shortened: str) -> str:
+    def _find_on_path(self, shortened: str) -> str:
         """The path of a file that torch's profiler names without its folder on `sys.path`."""
-        path = self._absolute.get(shortened)
-        if path is None:
-            path = self._absolute[shortened] = _find_on_path(shortened, self._start)
-        return path
+        if os.path.isabs(shortened):  # noqa: PTH117 - called for every frame of a window
+            return shortened
+        for folder in [*sys.path, self._start]:
+            candidate = os.path.join(self._start, folder, shortened)  # noqa: PTH118
+            if os.path.isfile(candidate):  # noqa: PTH113
+                return os.path.normpath(candidate)
+        return shortened
 
     def _is_written_by_user(self, path: str) -> bool:
         if path.startswith("<"):
@@ -143,16 +144,6 @@ def _module_that_runs() -> str | None:
     return next((entry_point.module for entry_point in entry_points), None)
 
 
-def _find_on_path(shortened: str, start: str) -> str:
-    if os.path.isabs(shortened):  # noqa: PTH117 - called for every frame of a window
-        return shortened
-    for folder in [*sys.path, start]:
-        candidate = os.path.join(start, folder, shortened)  # noqa: PTH118
-        if os.path.isfile(candidate):  # noqa: PTH113
-            return os.path.normpath(candidate)
-    return shortened
-
-
 def user_file_of(kind: type[Any], sites: Sites) -> str | None:
     """The user's file that defines a class; in a notebook, whose main module has none, the methods tell it."""
     module_file = getattr(sys.modules.get(getattr(kind, "__module__", "")), "__file__", None)
@@ -161,7 +152,9 @@ def user_file_of(kind: type[Any], sites: Sites) -> str | None:
     return next(filter(sites.is_user_file, files), None)
 
 
-def callers(frame: FrameType | None) -> Iterator[FrameType]:
+def callers(frame: FrameType | None = None) -> Iterator[FrameType]:
+    """This frame, or the one that goes through them, and those that called it."""
+    frame = frame or sys._getframe()
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from itertools import accumulate, chain, compress, repeat, starmap, takewhile, tee
 from operator import attrgetter, methodcaller
 from types import CodeType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-MOST_CALLS: Final = 500
+MOST_CALLS = 500
 """Of a deeper stack the outermost calls are not read."""
 
-OF_FRAME: Final = attrgetter("f_code", "f_lineno", "f_globals")
+OF_FRAME = attrgetter("f_code", "f_lineno", "f_globals")
 
 
 class Call(NamedTuple):

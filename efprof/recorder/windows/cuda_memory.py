@@ -12,7 +12,7 @@ import torch
 from efprof.artifacts.events import CollectorStopped, DeviceOutOfMemory, Event, OutOfMemory, WindowClosed, WindowOpened
 from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.hooks.patching import call_before, call_when_cuda_begins
+from efprof.recorder.hooks.patching import call_when_cuda_begins
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.endings import ExitWatcher
@@ -175,7 +175,7 @@ def start(session: Session) -> None:
         memory = CudaMemory(options, loop=loop, requests=session.window_requests, files=files)
         subscribe(session, memory)
         session.undo_at_end([call_when_cuda_begins(guarded("cuda_memory", memory.cuda_began))])
-    failures = [MemoryFailures(files, loop=loop, endings=session.endings, note=session.note)]
+    failures = [MemoryFailures(files, loop, session.endings, session.note)]
     # Empty once the recording is over: torch cannot detach an observer, which then does nothing, and holds nothing.
 
     def add(*failure: int) -> None:
@@ -193,12 +193,10 @@ def start(session: Session) -> None:
 
 
 def subscribe(session: Session, memory: CudaMemory) -> None:
-    session.subscribe(session.loop.step_began, "cuda_memory", memory.begin)
-    session.subscribe(session.loop.step_ended, "cuda_memory", memory.finish)
+    session.listen("cuda_memory", step_began=memory.begin, step_ended=memory.finish)
     session.on_end("cuda_memory", memory.end)
     session.shell.when_stopped("cuda_memory", memory.stop_watching)
-    begins = session.shell.guarded("cuda_memory", memory.yield_to_program)
-    session.undo_at_end([call_before(torch.cuda.memory, "_record_memory_history", begins)])
+    session.before(torch.cuda.memory, "_record_memory_history", "cuda_memory", memory.yield_to_program)
 
 
 def why_backend_has_none() -> str | None:
@@ -284,7 +282,7 @@ class MemoryFailures:
     Most of these failures a program survives, as when cuDNN tries work spaces: one snapshot is taken of all that.
     """
 
-    def __init__(self, files: MemoryFiles, *, loop: Loop, endings: ExitWatcher, note: Note) -> None:
+    def __init__(self, files: MemoryFiles, loop: Loop, endings: ExitWatcher, note: Note) -> None:
         self._files, self._loop, self._endings, self._note = files, loop, endings, note
         self._last = DeviceOutOfMemory(step=-1)
 

@@ -3,7 +3,6 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 import torch
 
@@ -11,34 +10,34 @@ from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Budget, Sampling
 from efprof.recorder.session.options import StepRange, Trigger
 
-NUM_STEPS_BEFORE: Final = 20
+NUM_STEPS_BEFORE = 20
 """A median of fewer is no yardstick, and memory settles within these: optimizer state, the longest batch so far."""
 
-NUM_FIRST_STEPS: Final = 3
+NUM_FIRST_STEPS = 3
 """The first steps allocate, compile and fill caches: what they take tells nothing of the others."""
 
-NUM_REMEMBERED: Final = 64
-NUM_BETWEEN_MEDIANS: Final = 16
+NUM_REMEMBERED = 64
+NUM_BETWEEN_MEDIANS = 16
 
-MIN_RATIO: Final = 2.0
-MIN_EXCESS_US: Final = 20_000.0
+MIN_RATIO = 2.0
+MIN_EXCESS_US = 20_000.0
 """On a busy machine every third step of 1.4 ms took twice the median, by up to 20 ms (measured): that is the
 scheduler's doing, and a window costs more than a hundred such steps."""
 
-MIN_PEAK_RISE: Final = 0.05
-MIN_PEAK_RISE_BYTES: Final = 1024**2
+MIN_PEAK_RISE = 0.05
+MIN_PEAK_RISE_BYTES = 1024**2
 
-TRIGGERED_STEPS: Final = 2
+TRIGGERED_STEPS = 2
 
-ASKED_FOR: Final = "SIGUSR1 asked for it"
+ASKED_FOR = "SIGUSR1 asked for it"
 
-MIN_COST_NS: Final = 200_000_000
+MIN_COST_NS = 200_000_000
 """Of a window, before a step was counted."""
 
-MIN_DISTANCE: Final = 10
+MIN_DISTANCE = 10
 """Steps between windows: closer ones would tell the same, and be measured in each other's wake."""
 
-MAX_WINDOWS: Final[dict[Trigger, int]] = {"slow-step": 1, "memory-peak": 1, "non-finite": 1, "signal": 5}
+MAX_WINDOWS: dict[Trigger, int] = {"slow-step": 1, "memory-peak": 1, "non-finite": 1, "signal": 5}
 """Per run: a second window of a kind tells little new, unless a person asks for it."""
 
 

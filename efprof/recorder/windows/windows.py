@@ -1,7 +1,6 @@
 """Opens windows of torch.profiler for a few steps at a time; allocations with their lines come with it."""
 
 import functools
-import gc
 import os
 import sys
 import time
@@ -16,9 +15,9 @@ from torch.torch_version import TorchVersion
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowLeftOut, WindowOpened
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import LightStep
-from efprof.recorder.hooks.patching import call_after, call_before
 from efprof.recorder.loop.loop import QUIET_STEPS, Loop
 from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.numbers.step_numbers import living
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, Options, StepRange
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note
@@ -52,7 +51,7 @@ class Windows:
     """
 
     def __init__(
-        self, options: Options, *, loop: Loop, requests: WindowRequests, make: Callable[..., ProfiledWindow], note: Note
+        self, options: Options, loop: Loop, requests: WindowRequests, make: Callable[..., ProfiledWindow], note: Note
     ) -> None:
         """`make` a window, given its plan, its number and its first step."""
         self._options, self._loop, self._requests, self._make, self._note = options, loop, requests, make, note
@@ -85,7 +84,7 @@ class Windows:
                 self._loop.mark_interrupted()
                 self._open(step, planned)
             elif planned is None and self._is_worth_counting(step.number):
-                self._tell_listeners()
+                self._loop.window_begins()
                 if self._events.begin():
                     self._num_counts += 1
                     step.window = f"calls-{self._num_counts}"
@@ -267,7 +266,7 @@ class Windows:
 
     def _plan_lean(self, window: ProfiledWindow, last: int) -> None:
         """As many steps as the scheduled window had, soon after it, to read times from that it did not bend."""
-        if window.why.startswith("schedule") and not (window.is_lean or self._is_asked_for):
+        if window.planned.why.startswith("schedule") and not (window.is_lean or self._is_asked_for):
             start = last + 1 + LEAN_DISTANCE
             self._plan(start, Planned(start + last + 1 - window.first, is_lean=True, is_alone=False))
 
@@ -281,13 +280,9 @@ class Windows:
     def _memory_steps(self) -> tuple[StepRange, ...]:
         return self._options.memory_steps if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
 
-    def _tell_listeners(self) -> None:
-        for listener in self._loop.window_begins:
-            listener()
-
     def _open(self, step: OpenStep, planned: Planned) -> None:
         del self._planned[step.number]
-        self._tell_listeners()
+        self._loop.window_begins()
         if self._would_crash():
             self._give_up(step.number, GRAPHS_CRASH)
             return
@@ -313,8 +308,8 @@ class Windows:
         """CUPTI does in its second window where there are graphs; with those of torch.compile torch has it stay on."""
         if TorchVersion(torch.version.cuda or "12.6") >= "12.6" or os.environ.get("TEARDOWN_CUPTI") == "0":
             return False
-        graph = torch.cuda.CUDAGraph  # some may be older than the recording
-        return self._loop.thread.has_captured or any(issubclass(type(one), graph) for one in gc.get_objects())
+        # Some may be older than the recording.
+        return self._loop.thread.has_captured or next(living(torch.cuda.CUDAGraph), None) is not None
 
     def _is_program_profiling(self) -> bool:
         return is_profiling() or self._is_any_running()
@@ -382,20 +377,22 @@ def start(session: Session) -> None:
         loop, requests = session.loop, session.window_requests
         folder, sites = session.rank_folder, session.sites
         make = functools.partial(ProfiledWindow, loop=loop, memory=session.memory, folder=folder, sites=sites)
-        windows = Windows(session.options, loop=loop, requests=requests, make=make, note=session.note)
+        windows = Windows(session.options, loop, requests, make, session.note)
         loop.sampling.is_asked = requests.are_waiting
-        session.subscribe(loop.step_began, "windows", windows.begin)
-        session.subscribe(loop.fetched, "windows", windows.fetch_ended)
-        session.subscribe(loop.forward_called, "windows", windows.forward_began)
-        session.subscribe(loop.compilation_began, "windows", windows.compilation_began)
-        session.subscribe(loop.step_dropped, "windows", windows.drop)
-        session.subscribe(loop.step_ended, "windows", windows.finish)
+        session.listen(
+            "windows",
+            step_began=windows.begin,
+            fetched=windows.fetch_ended,
+            forward_called=windows.forward_began,
+            compilation_began=windows.compilation_began,
+            step_dropped=windows.drop,
+            step_ended=windows.finish,
+        )
         if session.options.triggers:
             session.subscribe(loop.light.steps.listeners, "windows", windows.note_light)
         session.on_end("windows", windows.end)
         os.register_at_fork(after_in_child=windows.abandon)
         profile = torch.autograd.profiler.profile
         for owner, name, reason in ((profile, "__init__", PROFILES), (torch.utils, "swap_tensors", EXCHANGES)):
-            begins = functools.partial(windows.yield_to_program, reason)
-            session.undo_at_end([call_before(owner, name, session.shell.guarded("windows", begins))])
-        session.undo_at_end([call_after(profile, "__init__", session.shell.guarded("windows", windows.note_profiler))])
+            session.before(owner, name, "windows", functools.partial(windows.yield_to_program, reason))
+        session.after(profile, "__init__", "windows", windows.note_profiler)
