@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from efprof.artifacts.events import DeviceOutOfMemory, OutOfMemory, StepInterrupted, events_of
 from efprof.artifacts.run_file import Device
@@ -13,11 +13,11 @@ from efprof.model import NotRecorded, Severity, frozen_dataclass, severity_by_ti
 from efprof.model.severity import DAY_S
 from efprof.units import format_bytes, format_duration
 
-FRACTION_SETTING: Final = "memory fraction"
+FRACTION_SETTING = "memory fraction"
 """Among the settings in run.json: what `torch.cuda.set_per_process_memory_fraction` was given, 1.0 where nothing."""
-FARTHEST_S: Final = 365 * DAY_S
+FARTHEST_S = 365 * DAY_S
 """An end that is farther off is not told."""
-ROUNDED_SHARE: Final = 0.006
+ROUNDED_SHARE = 0.006
 """By which the request in an error's message may differ from the one that failed: `1.00 MiB` is of two digits."""
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from statistics import median
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from efprof.model import NotRecorded, frozen_dataclass
 
 OTHER, START, BETWEEN, USUAL, LONG, EVALUATION, RECORDER = range(7)
 """The parts. Where several hold for an instant, the last of them is counted."""
-LABELS: Final = ("other", "start", "between epochs", "usual steps", "long steps", "evaluation", "recorder")
+LABELS = ("other", "start", "between epochs", "usual steps", "long steps", "evaluation", "recorder")
 
 
 @frozen_dataclass

@@ -3,7 +3,7 @@
 import re
 import statistics
 from collections import Counter, defaultdict
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 
@@ -18,10 +18,10 @@ from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import Narrative, Numbers, Table, frozen_dataclass
 
-DDP: Final = re.compile(r"^DistributedDataParallel\.forward$|distributed(\.ddp)?[.:]+reducer")
+DDP = re.compile(r"^DistributedDataParallel\.forward$|distributed(\.ddp)?[.:]+reducer")
 FORWARD, UPDATE = re.compile(r"^DistributedDataParallel\.forward$"), re.compile(r"^Optimizer\.step#")
-BACKWARD: Final = re.compile(r"torch/(_tensor|autograd/__init__)\.py\(\d+\): backward$")
-COPIES_BUCKETS: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+BACKWARD = re.compile(r"torch/(_tensor|autograd/__init__)\.py\(\d+\): backward$")
+COPIES_BUCKETS = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 """What DDP does after each exchange unless gradients are views of its buckets."""
 
 

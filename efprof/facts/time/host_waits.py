@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
@@ -17,7 +17,7 @@ from efprof.facts.time.trace_waits import Kind, TraceWait, waits_in
 from efprof.model import NotRecorded, SourceLine, Table, UnreadableInput, frozen_dataclass
 from efprof.units import format_count, format_ms, format_share, format_value
 
-MIN_STEPS: Final = 5
+MIN_STEPS = 5
 """Fewer steady steps cannot tell a wait in every step from one in a few."""
 
 

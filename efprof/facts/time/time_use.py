@@ -4,7 +4,7 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 
@@ -24,14 +24,14 @@ from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import STAGES, Evidence, Narrative, Numbers, SourceLine, Table, UnreadableInput, frozen_dataclass
 from efprof.units import format_ms
 
-MAX_ROWS: Final = 15
+MAX_ROWS = 15
 """More rows than that nobody reads; what is left out is in the pictures."""
 MAX_NAME, MAX_TEXT = 42, 60
 """Letters of a kernel's name and of shapes, so that the numbers beside them are seen."""
-COMMON_PARTS: Final = re.compile(r"^void |at::native::|\(anonymous namespace\)::|gpu_kernel_impl(_nocast)?<")
+COMMON_PARTS = re.compile(r"^void |at::native::|\(anonymous namespace\)::|gpu_kernel_impl(_nocast)?<")
 """Of kernels' names, which tell nothing apart."""
-SHAPES: Final = "Input shapes"
-MULTIPLIED: Final = "\N{MULTIPLICATION SIGN}"
+SHAPES = "Input shapes"
+MULTIPLIED = "\N{MULTIPLICATION SIGN}"
 
 
 @frozen_dataclass

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from efprof.facts.time.path_tree import CallPath, Kind, Line, paths_by_line
 from efprof.model import NotRecorded, UnreadableInput, frozen_dataclass
 from efprof.units import format_bytes, format_share
 
-LIBRARIES: Final = frozenset({
+LIBRARIES = frozenset({
     "IPython", "PIL", "_pytest", "accelerate", "apex", "bitsandbytes", "click", "cv2", "datasets", "deepspeed",
     "detectron2", "diffusers", "efprof", "einops", "fairscale", "flash_attn", "flashinfer", "huggingface_hub",
     "hydra", "ignite", "ipykernel", "ipykernel_launcher", "jax", "kornia", "lightning", "lightning_fabric",
@@ -34,11 +34,11 @@ LIBRARIES: Final = frozenset({
     "transformers", "triton", "trl", "unsloth", "vllm", "wandb", "xformers", "yaml",
 })  # fmt: skip
 """What a user trains with, by the top-level package: frames of it are no lines of theirs. `--own` takes one out."""
-INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3\.\d+t?/", re.IGNORECASE)
-MODULE: Final = "<module>"
-NOTEBOOK: Final = "<ipython-input"
-FOREIGN_TRACE: Final = "trace-1.json.gz"
-OPTIMIZER_STEP: Final = re.compile(r"^Optimizer\.step#")
+INSTALLED = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3\.\d+t?/", re.IGNORECASE)
+MODULE = "<module>"
+NOTEBOOK = "<ipython-input"
+FOREIGN_TRACE = "trace-1.json.gz"
+OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 
 @dataclass(frozen=True, kw_only=True)
