@@ -140,9 +140,9 @@ def retry_evidence(retries: AllocationRetries, tried: RetryTrials | None) -> tup
     return (
         Numbers.of(
             "Retries of the allocator",
-            ("steps after warm-up", float(retries.num_steps), "count"),
-            ("steps with a retry", float(len(retries.by_step)), "count"),
-            *((f"retries in the {stage} stage", float(count), "count") for stage, count in retries.by_stage),
+            ("steps after warm-up", retries.num_steps, "count"),
+            ("steps with a retry", len(retries.by_step), "count"),
+            *((f"retries in the {stage} stage", count, "count") for stage, count in retries.by_stage),
             ("steps with a retry take longer by", retries.slower_ms, "ms", retries.slower_interval_ms),
         ),
         *(() if tried is None else (trial_bars(tried.what_if, tried.trials, tried.best),)),

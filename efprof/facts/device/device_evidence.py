@@ -90,7 +90,7 @@ def device_use_evidence(run: Run) -> tuple[Numbers, ...]:
     if last.outside_bytes > first.outside_bytes:
         numbers.append((f"risen since step {first.step:,}", last.outside_bytes - first.outside_bytes))
     title = f"In use outside PyTorch's allocator, at step {last.step:,}"
-    return (Numbers.of(title, *((label, float(value), "bytes") for label, value in numbers)),)
+    return (Numbers.of(title, *((label, value, "bytes") for label, value in numbers)),)
 
 
 def reserved_series(
@@ -130,7 +130,7 @@ def composition_numbers(instant: Instant, title: str) -> Numbers:
         ("releasable: free in whole segments", parts.releasable_bytes),
         ("largest free block", parts.largest_free_bytes),
     ]
-    shown = [(label, float(value), "bytes") for label, value in numbers if value or label == "reserved"]
+    shown = [(label, value, "bytes") for label, value in numbers if value or label == "reserved"]
     return Numbers.of(title, *shown)
 
 

@@ -252,7 +252,6 @@ def _gain(run: Run, leak: Leak, *, left_per_step: float) -> Gain:
     rates = (leak.rate.low, leak.rate.slope, leak.rate.high)
     low, value, high = (max(0, round((rate - left_per_step) * num_steps)) for rate in rates)
     return Gain(
-        basis="measured bound",
         explanation=f"the bytes counted per step ({_counts_in_words(leak)}) times the {num_steps:,} steps "
         "recorded; the interval is that between the slowest and the fastest stretch",
         peak_bytes=value,

@@ -277,9 +277,7 @@ def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:
         num_steps=len(times.every),
         allowance_s=cost.allowance_s if cost else None,
         allowed_share=cost.share if cost else None,
-        beside_steps_s=sum(spent for what, spent in cost.seconds.items() if not what.endswith("steps"))
-        if cost
-        else None,
+        beside_steps_s=cost.beside_steps_s if cost else None,
     )
 
 

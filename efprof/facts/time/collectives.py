@@ -110,7 +110,7 @@ class ExposedCommunication:
 
 def collectives_of(window: TraceWindow) -> tuple[Collective, ...]:
     """Those that overlap the window's steps, in the order they began."""
-    trace, start_ns, end_ns = window.trace, window.steps[0][0], window.steps[-1][1]
+    trace, (start_ns, end_ns) = window.trace, window.bounds
     events = on_device_between(trace, start_ns, end_ns)
     is_collective = np.array([kind_of(trace, event) == "communication" for event in events.tolist()], bool)
     others = events[~is_collective]
@@ -149,7 +149,8 @@ def _starts_of(window: TraceWindow, label: re.Pattern[str]) -> Array:
     """When each of these of the host began within the steps, in order."""
     trace = window.trace
     starts: Array = np.sort(trace.start_ns[trace.matches(label) & trace.is_of("user_annotation")])
-    return starts[(starts >= window.steps[0][0]) & (starts < window.steps[-1][1])]
+    start_ns, end_ns = window.bounds
+    return starts[(starts >= start_ns) & (starts < end_ns)]
 
 
 def communication_evidence(found: ExposedCommunication) -> tuple[Numbers | Table | Narrative, ...]:

@@ -58,7 +58,7 @@ class LaunchUse:
         """From the last window; raises NotRecorded where there is no trace."""
         use = run.get(TimeUse)
         window = use.window
-        (start_ns, *_), (*_, end_ns) = window.steps[0], window.steps[-1]
+        start_ns, end_ns = window.bounds
         gaps = window.gaps if use.device else []
         launched = _launched(window, start_ns, end_ns)
         busy = [gap for gap in gaps if gap.cause == "the host had launched nothing"]

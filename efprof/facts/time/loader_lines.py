@@ -14,7 +14,7 @@ from efprof.artifacts.readings import read_worker_samples
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
 from efprof.facts.time.trace_windows import TraceWindows
-from efprof.model import Evidence, Finding, Narrative, NotRecorded, SourceLine, Table, frozen_dataclass
+from efprof.model import Evidence, Finding, Narrative, NotRecorded, Row, SourceLine, Table, frozen_dataclass
 from efprof.units import format_interval, format_share, in_brackets
 
 MIN_SAMPLES = 50
@@ -182,6 +182,6 @@ def binomial_interval(number: int, total: int) -> tuple[float, float]:
     return max(0.0, middle - half_width), min(1.0, middle + half_width)
 
 
-def _row(line: LoaderLine) -> tuple[str | float, ...]:
+def _row(line: LoaderLine) -> Row:
     named = "no line of yours" if line.blame is None else f"{line.blame} {line.blame.text[:MAX_TEXT]}"
     return named, line.inside or "", 100 * line.share, *(100 * end for end in line.interval or ())

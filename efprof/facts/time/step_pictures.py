@@ -201,7 +201,7 @@ def memory_series(window: TraceWindow) -> Series | None:
     """What the allocator has given out, of the device where there is one: by the events that torch's profiler writes
     with `profile_memory=True`; None without these.
     """
-    trace, (start_ns, *_), (*_, end_ns) = window.trace, window.steps[0], window.steps[-1]
+    trace, (start_ns, end_ns) = window.trace, window.bounds
     totals, devices = trace.argument("total_bytes"), trace.argument("device_type")
     events = np.array(trace.named("[memory]"), np.int64)
     known = events[totals[events] != ABSENT] if len(events) else events

@@ -92,7 +92,7 @@ def outermost_calls(trace: Trace, events: Array) -> tuple[Array, dict[int, int]]
 
 def waits_in(window: TraceWindow) -> list[TraceWait]:
     """All waits of the threads that make the steps, in order of their start; each nanosecond is one's only."""
-    trace, paths, (covered_ns, last_ns) = window.trace, window.paths, (window.steps[0][0], window.steps[-1][1])
+    trace, paths, (covered_ns, last_ns) = window.trace, window.paths, window.bounds
     is_operator, copies = trace.is_of(*OPERATORS), _copies(trace)
     calls = waiting_calls(trace)
     calls = calls[np.isin(trace.lane[calls], list(paths.threads))]

@@ -69,7 +69,7 @@ class TraceWindow:
     @cached_property
     def paths(self) -> CallPaths:
         """The paths of all steps together."""
-        return call_paths(self.trace, self.steps[0][0], self.steps[-1][1], self.sites_of)
+        return call_paths(self.trace, *self.bounds, self.sites_of)
 
     @cached_property
     def lines(self) -> dict[Line, list[CallPath]]:
@@ -79,12 +79,17 @@ class TraceWindow:
     @cached_property
     def device(self) -> DeviceUse | None:
         """What the devices do in these steps; None where nothing of a device was recorded."""
-        return device_use(self.trace, self.steps[0][0], self.steps[-1][1])
+        return device_use(self.trace, *self.bounds)
 
     @cached_property
     def gaps(self) -> list[IdleGap]:
         """When the devices have nothing to do."""
-        return idle_gaps(self.trace, self.steps[0][0], self.steps[-1][1])
+        return idle_gaps(self.trace, *self.bounds)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """When the first step began and the last one ended."""
+        return self.steps[0][0], self.steps[-1][1]
 
     @property
     def span(self) -> str:
