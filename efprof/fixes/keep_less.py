@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from efprof.fixes.source_edit import as_receiver, replace_expression, text_of
-from efprof.model import Fix, SourceFile, frozen_dataclass
+from efprof.model import Fix, SourceFile, frozen_dataclass, nodes_on
 
 DETACHED, CLONED = ".detach()", ".detach().clone()"
 """The second where what is kept is a view of a larger storage, as `F.mse_loss` gives on a CPU: detaching keeps it."""
@@ -86,9 +86,8 @@ def kept_at(file: SourceFile, line: int, name: str) -> KeptValue | None:
     last = name.partition("[")[0].rpartition(".")[2]
     found = [
         pair
-        for statement in ast.walk(file.tree)
+        for statement in nodes_on(file.tree, line)
         if isinstance(statement, ast.stmt) and not hasattr(statement, "body")
-        if statement.lineno <= line <= (statement.end_lineno or statement.lineno)
         for node in ast.walk(statement)
         for pair in _kept_by(node, last)
     ]
