@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from efprof.artifacts.processors import num_processors
 from efprof.model import EfprofError, UnreadableInput
@@ -22,11 +22,11 @@ R = TypeVar("R")
 Work = Callable[[], R]
 """Raises UnreadableInput where its file cannot be read; for a cluster it can be pickled."""
 
-DASK: Final = "dask://"
-RETRIES_HERE: Final = 1
+DASK = "dask://"
+RETRIES_HERE = 1
 """Of a killed process that was one of many, which memory may have been short for; a second time it is the file."""
-RETRIES_ON_A_CLUSTER: Final = 2
-CONNECT_S: Final = "30s"
+RETRIES_ON_A_CLUSTER = 2
+CONNECT_S = "30s"
 
 _is_apart = False
 """Whether this process was started for one work, and may end with it."""

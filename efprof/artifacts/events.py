@@ -186,6 +186,11 @@ class RecordingCost(Event, tag="recording_cost"):
     seconds: dict[str, float]
     num_full_steps: int
 
+    @property
+    def beside_steps_s(self) -> float:
+        """What windows, counts and the like took."""
+        return sum(spent for what, spent in self.seconds.items() if not what.endswith("steps"))
+
 
 class StepsWithoutOptimizer(Event, tag="steps_without_optimizer"):
     """Parameters changed though no torch optimizer stepped: steps end where the program goes on after such a change."""

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
 
 from efprof.model import EfprofError, UnreadableInput
 
-USER: Final = re.compile(r"(?<!\babfs)(?<!\babfss)(?<!\baz)(?<!\bgithub)://[^/\s]*@")
+USER = re.compile(r"(?<!\babfs)(?<!\babfss)(?<!\baz)(?<!\bgithub)://[^/\s]*@")
 """With its password. What stands there in Azure's URLs is a container, in GitHub's a repository."""
-QUERY: Final = re.compile(r"(://[^?\s'\"]*)\?[^\s'\"]*")
+QUERY = re.compile(r"(://[^?\s'\"]*)\?[^\s'\"]*")
 
 
 def is_url(name: str) -> bool:

@@ -3,30 +3,30 @@
 import copyreg
 import pickle
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 
 from efprof.artifacts.files import bounded_memory, no_garbage_collection
 from efprof.model import UnreadableInput
 
-DEFAULT_POOL: Final = (0, 0)
+DEFAULT_POOL = (0, 0)
 """Of memory that belongs to no CUDA graph and no `torch.cuda.MemPool`."""
 
-DAMAGED: Final = (
+DAMAGED = (
     pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError, ImportError, ArithmeticError,
     MemoryError, RecursionError,
 )  # fmt: skip
 """What a pickle raises that is torn, or made of bytes that happen to be operations."""
 
-WHAT_TO_GIVE: Final = "give a file that torch.cuda.memory._dump_snapshot wrote, whole"
+WHAT_TO_GIVE = "give a file that torch.cuda.memory._dump_snapshot wrote, whole"
 
-FIXED_BYTES: Final = 12 * 1024**2
-BYTES_PER_BYTE: Final = 64
+FIXED_BYTES = 12 * 1024**2
+BYTES_PER_BYTE = 64
 """What reading may take: a snapshot of a million events takes about ten times its own size."""
 
-GROWTH: Final = frozenset({"segment_alloc", "segment_map"})
-RELEASE: Final = frozenset({"segment_free", "segment_unmap"})
+GROWTH = frozenset({"segment_alloc", "segment_map"})
+RELEASE = frozenset({"segment_free", "segment_unmap"})
 """Events of memory that comes from the driver, and goes back to it."""
 
 Bytes = Annotated[int, msgspec.Meta(ge=0)]

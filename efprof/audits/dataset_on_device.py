@@ -42,7 +42,6 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
         why=f"The whole data set is moved there, and {_use_of(dataset)} takes a part at a time.",
         fix=_fix(dataset),
         gain=Gain(
-            basis="measured bound",
             explanation="the bytes that this line's tensors have at the peak, less two batches of "
             f"{format_bytes(dataset.batch_bytes)}; the time it costs is not known",
             peak_bytes=dataset.saved_bytes,

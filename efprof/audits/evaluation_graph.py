@@ -88,7 +88,6 @@ def _gain(run: Run, peak_bytes: int, held_bytes: int) -> Gain:
     if saved <= 0:
         return Gain.none("the peak is in training; what the graphs take of time was not measured")
     return Gain(
-        basis="measured bound",
         explanation="the graphs that were there at once, as far as the peak is higher than in training",
         peak_bytes=saved,
         of_bytes=peak_bytes,

@@ -41,7 +41,6 @@ def _finding(run: Run, found: NeedlessGraph) -> Finding:
     gain = Gain.none("none is claimed: the graph is gone before the next forward")
     if found.reaches_next_step:
         gain = Gain(
-            basis="measured bound",
             explanation="what a graph was measured to hold while the next forward pass is made; at most all of it",
             peak_bytes=kept,
             peak_bytes_interval=(0.0, float(kept)),

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Sequence
-from typing import Final
 
 from efprof.facts.growth.backward_calls import UnclearedOptimizer, uncleared_optimizers
 from efprof.facts.run.run import Run
@@ -10,9 +9,9 @@ from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import clear_gradients
 from efprof.model import Examination, Finding, Gain, Narrative
 
-MIN_NORMS: Final = 5
+MIN_NORMS = 5
 """In each third of the steps: their median is then no single step's."""
-MIN_RISE: Final = 1.5
+MIN_RISE = 1.5
 """By which the norms of a sum of all steps' gradients rise between the thirds; a step's own seldom rise at all."""
 
 

@@ -4,7 +4,7 @@ Of a run that was recorded on a CPU: what would it reserve on a GPU, an estimate
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from efprof.facts.allocator.what_if import Trial
     from efprof.facts.gpu_estimate.gpu_estimate import RunEstimate
 
-SIZES: Final = "24GiB or 24G (times 1024^3), 24GB (times 1000^3)"
+SIZES = "24GiB or 24G (times 1024^3), 24GB (times 1000^3)"
 """How sizes are written, for the help of every option that takes one."""
 
 FILE = click.argument("file", type=click.Path(path_type=Path))

@@ -3,7 +3,7 @@
 import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,8 +23,8 @@ from efprof.model import EfprofError
 if TYPE_CHECKING:
     from efprof.model import Comparison, Report
 
-FAILED: Final = 1
-INCONCLUSIVE: Final = 3
+FAILED = 1
+INCONCLUSIVE = 3
 
 
 def parse_budgets(context: click.Context, option: click.Parameter, words: tuple[str, ...]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,9 +11,9 @@ from efprof.commands import print_json
 if TYPE_CHECKING:
     from efprof.recorder.doctor.checks import Check
 
-CANNOT_RECORD: Final = 1
+CANNOT_RECORD = 1
 
-WIDTH: Final = 110
+WIDTH = 110
 """Of a line: what a terminal beside an editor shows."""
 
 

@@ -1,6 +1,6 @@
 """`efprof fit --budget 24GiB -- python train.py --batch-size {batch}`: the largest batch that fits."""
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from efprof.fit.search import Fitted
 
 
-SMALLEST: Final = 2
+SMALLEST = 2
 """The first that is measured: some layers refuse a single sample."""
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from efprof.model import Report
 
-ENGINE: Final = click.option(
+ENGINE = click.option(
     "--engine",
     metavar="dask://HOST:8786",
     help="Dask scheduler whose workers read the ranks' traces; default: one process per core here.",
 )
-OWN: Final = click.option(
+OWN = click.option(
     "--own",
     multiple=True,
     metavar="PACKAGE",
@@ -32,12 +32,12 @@ OWN: Final = click.option(
 )
 Format = Literal["text", "json", "markdown", "html"]
 
-FORMATS: Final = get_args(Format)
-FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {".txt": "text", ".json": "json", ".md": "markdown", ".html": "html"}
-REPORTS_FOLDER: Final = Path("reports")
+FORMATS = get_args(Format)
+FORMAT_OF_SUFFIX: dict[str, Format] = {".txt": "text", ".json": "json", ".md": "markdown", ".html": "html"}
+REPORTS_FOLDER = Path("reports")
 
-SHOW_AFTER_S: Final = 1.0
-_CLEARED: Final = "\r\x1b[K"
+SHOW_AFTER_S = 1.0
+_CLEARED = "\r\x1b[K"
 
 
 @click.command()

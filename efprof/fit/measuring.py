@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
 
 from efprof.artifacts.events import WindowClosed, events_of
 from efprof.artifacts.steps import read_steps
@@ -18,20 +17,20 @@ from efprof.facts.gpu_estimate.gpu_estimate import GpuEstimate
 from efprof.facts.run.run import Run, open_run
 from efprof.model import EfprofError, NotRecorded, ThinEvidence, UnreadableInput
 
-PLACE: Final = "{batch}"
+PLACE = "{batch}"
 """What stands for the batch size in the command."""
 
-WINDOW: Final = "3:4"
+WINDOW = "3:4"
 """Steps whose every allocation is recorded: the first ones make the optimizer's state, and memory settles."""
 
-NUM_STEPS: Final = 8
+NUM_STEPS = 8
 """After these the run is ended: a step more than what the windows need."""
 
-MAX_SECONDS: Final = 600.0
+MAX_SECONDS = 600.0
 """A run that has not come so far by then is ended, and said to be too slow."""
 
-SECONDS_TO_END: Final = 15.0
-POLL_SECONDS: Final = 0.2
+SECONDS_TO_END = 15.0
+POLL_SECONDS = 0.2
 
 
 def measure_peak(command: Sequence[str], batch: int) -> int | None:

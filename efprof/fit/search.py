@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from efprof.model import frozen_dataclass
 
@@ -12,22 +11,22 @@ GROWTH, GROWTH_WHERE_FLAT = 4, 16
 MIN_SMALL, MAX_SMALL = 3, 6
 """Sizes that are measured before a line through two of them is believed, and before memory is said to stay flat."""
 
-MIN_RISE: Final = 0.1
+MIN_RISE = 0.1
 """Of what the budget leaves above the first size: what rose by less tells too little of what comes, since a few
 hundred KiB come and go between runs (measured)."""
 
-LEVEL_SHARE: Final = 0.01
+LEVEL_SHARE = 0.01
 """Of the peak: a rise by less is none."""
 
-MIN_APART: Final = 1.25
+MIN_APART = 1.25
 """Between two sizes: memory rises less from 92 to 93 samples than from run to run."""
 
-MAX_RUNS: Final = 10
+MAX_RUNS = 10
 
-GOOD_ENOUGH: Final = 0.97
+GOOD_ENOUGH = 0.97
 """Of the largest batch that the line allows: nobody trains with three percent more."""
 
-MARGIN: Final = 0.25
+MARGIN = 0.25
 """Of the largest batch that ran, left free: longer samples or a busier device than in those few steps may need it."""
 
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from efprof.fixes.source_edit import as_receiver, replace_expression
-from efprof.model import CodeEdit, Fix, SourceFile, frozen_dataclass
+from efprof.model import CodeEdit, Fix, SourceFile, frozen_dataclass, nodes_on
 
 SMALLEST = {"float16": 1e-4, "bfloat16": 1e-6, "float32": 1e-6, "float64": 1e-12}
 """The least operand that keeps the value and its gradient finite with room to spare; in float16 1e-5 is too low
@@ -104,12 +104,7 @@ def find_remedy(operation: str, dtype: str) -> Remedy | None:
 
 def clamp_operand(file: SourceFile, line: int, remedy: Remedy) -> CodeEdit | None:
     """Put the remedy's clamp behind the operand on `line`; None where not exactly one call there fits."""
-    found = [
-        operand
-        for node in ast.walk(file.tree)
-        if isinstance(node, ast.expr) and node.lineno <= line <= (node.end_lineno or node.lineno)
-        if (operand := _operand(node, remedy)) is not None
-    ]
+    found = [operand for node in nodes_on(file.tree, line) if (operand := _operand(node, remedy)) is not None]
     if len(found) != 1:
         return None
     operand = found[0]
@@ -128,7 +123,7 @@ def clip_gradients(usual_norm: float) -> Fix:
     )
 
 
-def _operand(node: ast.expr, remedy: Remedy) -> ast.expr | None:
+def _operand(node: ast.AST, remedy: Remedy) -> ast.expr | None:
     """The operand that the remedy bounds, where `node` is the remedy's operation."""
     if isinstance(node, ast.BinOp) and remedy.operator is not None and isinstance(node.op, remedy.operator):
         return node.left if remedy.operator is ast.Pow else node.right

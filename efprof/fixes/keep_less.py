@@ -2,10 +2,9 @@
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from efprof.fixes.source_edit import as_receiver, replace_expression, text_of
-from efprof.model import Fix, SourceFile, frozen_dataclass
+from efprof.model import Fix, SourceFile, frozen_dataclass, nodes_on
 
 DETACHED, CLONED = ".detach()", ".detach().clone()"
 """The second where what is kept is a view of a larger storage, as `F.mse_loss` gives on a CPU: detaching keeps it."""
@@ -23,16 +22,16 @@ WAYS_TO_BOUND = (
 )
 """The same where the type is one of many."""
 
-VALUE_PLACE: Final = {
+VALUE_PLACE = {
     "append": 0, "appendleft": 0, "add": 0, "extend": 0, "extendleft": 0, "update": 0, "insert": 1, "setdefault": 1,
     "put": 0, "put_nowait": 0,
 }  # fmt: skip
 """The methods that make a container longer, and which argument it keeps."""
-JOINING: Final = frozenset({"cat", "stack", "concat", "concatenate", "hstack", "vstack", "maximum", "minimum", "add"})
+JOINING = frozenset({"cat", "stack", "concat", "concatenate", "hstack", "vstack", "maximum", "minimum", "add"})
 """Calls that put the old value and a new one together; any other call carries the old value through a model."""
-EMPTY: Final = frozenset({"[]", "{}", "set()", "list()", "dict()", "deque()"})
+EMPTY = frozenset({"[]", "{}", "set()", "list()", "dict()", "deque()"})
 
-ADVICE: Final = (
+ADVICE = (
     (
         (" cycle ", "cycle("),
         "Iterate the loader anew (`while True: yield from loader`) instead of by `itertools.cycle`, which keeps every "
@@ -61,7 +60,7 @@ ADVICE: Final = (
     (("figure(", "subplots("), "Close each figure (`plt.close(figure)`) once it is saved."),
 )
 """By a part of the holder's path or type, or of the line that feeds it."""
-OTHERWISE: Final = (
+OTHERWISE = (
     "Take this call out of the loop, and use again what it was given once; where each step needs its own, make what "
     "has `{path}` anew as well."
 )
@@ -87,9 +86,8 @@ def kept_at(file: SourceFile, line: int, name: str) -> KeptValue | None:
     last = name.partition("[")[0].rpartition(".")[2]
     found = [
         pair
-        for statement in ast.walk(file.tree)
+        for statement in nodes_on(file.tree, line)
         if isinstance(statement, ast.stmt) and not hasattr(statement, "body")
-        if statement.lineno <= line <= (statement.end_lineno or statement.lineno)
         for node in ast.walk(statement)
         for pair in _kept_by(node, last)
     ]

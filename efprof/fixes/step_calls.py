@@ -5,7 +5,7 @@ import builtins
 from collections.abc import Callable, Sequence
 
 from efprof.fixes.source_edit import calls_on, replace_expression, text_of
-from efprof.model import CodeEdit, Fix, SourceFile, SourceLine, called_name
+from efprof.model import CodeEdit, Fix, SourceFile, SourceLine, called_name, nodes_on
 
 BACKWARD_NAMES = frozenset({"backward", "manual_backward"})
 """`Tensor.backward`, `torch.autograd.backward`, and what Accelerate and Lightning call theirs; all hand these on."""
@@ -31,8 +31,8 @@ TENSOR_METHODS = frozenset(
 
 def drop_graph(file: SourceFile, line: int, told: str) -> Fix:
     """Take `told` out; an edit where the line has one call of backward, given such arguments as a plain `True`."""
-    every = [node for node in ast.walk(file.tree) if isinstance(node, ast.Call) and called_name(node) in BACKWARD_NAMES]
-    calls = [call for call in every if call.lineno <= line <= (call.end_lineno or call.lineno)]
+    every = [node for node in nodes_on(file.tree, line) if isinstance(node, ast.Call)]
+    calls = [call for call in every if called_name(call) in BACKWARD_NAMES]
     given = [one for one in calls[0].keywords if one.arg in KEEPING] if len(calls) == 1 else []
     is_plain = bool(given) and all(isinstance(one.value, ast.Constant) and one.value.value is True for one in given)
     edit = _without(file, calls[0], given) if is_plain else None

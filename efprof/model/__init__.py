@@ -24,6 +24,7 @@ from efprof.model.evidence import (
     Narrative,
     Number,
     Numbers,
+    Row,
     SegmentMap,
     SegmentRow,
     SegmentView,
@@ -52,6 +53,8 @@ from efprof.model.finding import (
     SourceFile,
     SourceLine,
     called_name,
+    nodes_on,
+    spans,
 )
 from efprof.model.report import (
     BOUNDARIES,

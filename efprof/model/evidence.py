@@ -35,11 +35,14 @@ class Numbers:
     def of(cls, title: str, *rows: NumberRow) -> Self:
         """A row whose value is None is left out."""
         numbers = [
-            Number(label=row[0], value=row[1], unit=row[2], interval=row[3] if len(row) == 4 else None)
+            Number(label=row[0], value=float(row[1]), unit=row[2], interval=row[3] if len(row) == 4 else None)
             for row in rows
             if row[1] is not None
         ]
         return cls(title=title, numbers=tuple(numbers))
+
+
+Row = tuple[str | float, ...]
 
 
 @frozen_dataclass
@@ -49,10 +52,10 @@ class Table:
     title: str
     columns: tuple[str, ...]
     units: tuple[str, ...]
-    rows: tuple[tuple[str | float, ...], ...]
+    rows: tuple[Row, ...]
 
     @classmethod
-    def of(cls, title: str, columns: Mapping[str, str], rows: Iterable[tuple[str | float, ...]]) -> Self:
+    def of(cls, title: str, columns: Mapping[str, str], rows: Iterable[Row]) -> Self:
         """With columns by their headings, and the unit of each."""
         return cls(title=title, columns=tuple(columns), units=tuple(columns.values()), rows=tuple(rows))
 

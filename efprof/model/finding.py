@@ -74,6 +74,16 @@ def called_name(node: ast.AST) -> str:
     return ""
 
 
+def spans(node: ast.stmt | ast.expr, line: int) -> bool:
+    """True if the line is one of the node's."""
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def nodes_on(tree: ast.AST, line: int) -> list[ast.stmt | ast.expr]:
+    """The statements and expressions that the line is of, an outer one before its inner ones."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.stmt | ast.expr) and spans(node, line)]
+
+
 @frozen_dataclass
 class EnvironmentVariable:
     """A variable to set before the command; `old` is None where it is unset."""
@@ -138,7 +148,7 @@ class Gain:
     `peak_bytes` is a share of where that is not the run's peak of allocated memory, such as what was reserved.
     """
 
-    basis: Basis
+    basis: Basis = "measured bound"
     explanation: str
     step_ms: float | None = None
     peak_bytes: int | None = None
@@ -151,12 +161,12 @@ class Gain:
     @classmethod
     def none(cls, why: str) -> Self:
         """Nothing is claimed, as `why` explains."""
-        return cls(basis="measured bound", explanation=why)
+        return cls(explanation=why)
 
     @classmethod
     def of_step(cls, explanation: str, step_ms: float, interval: tuple[float, float] | None = None) -> Self:
         """A measured bound of the milliseconds per step that are saved."""
-        return cls(basis="measured bound", explanation=explanation, step_ms=step_ms, step_ms_interval=interval)
+        return cls(explanation=explanation, step_ms=step_ms, step_ms_interval=interval)
 
 
 @frozen_dataclass

@@ -1,15 +1,15 @@
 """Everything one run's page, terminal summary and JSON are rendered from."""
 
 import statistics
-from typing import Final, Literal
+from typing import Literal
 
 from efprof.model.data import frozen_dataclass
 from efprof.model.evidence import Evidence, Series, Table
 from efprof.model.finding import AuditResult, SourceLine
 
-STAGES: Final = ("data", "forward", "backward", "optimizer", "other")
+STAGES = ("data", "forward", "backward", "optimizer", "other")
 
-BOUNDARIES: Final = (
+BOUNDARIES = (
     "pre_forward",
     "post_forward_pre_backward",
     "pre_backward",
@@ -17,7 +17,7 @@ BOUNDARIES: Final = (
     "post_optimizer_step",
 )
 """The instants between the parts of a training step, in the order they come."""
-BOUNDARY_PHRASES: Final = {
+BOUNDARY_PHRASES = {
     "pre_forward": "before forward",
     "post_forward_pre_backward": "after forward",
     "pre_backward": "before backward",

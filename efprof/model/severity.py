@@ -1,16 +1,16 @@
 """How severe a finding is: one rule for all, by what it costs this run."""
 
 from dataclasses import replace
-from typing import Final, get_args
+from typing import get_args
 
 from efprof.model.finding import Finding, Gain, Severity
 
-HIGH_SHARE: Final = 0.2
-MEDIUM_SHARE: Final = 0.05
+HIGH_SHARE = 0.2
+MEDIUM_SHARE = 0.05
 """Gains as shares of the step or of the peak: a fifth is felt in every run; under a twentieth is within
 what two runs of the same code differ by on a shared machine."""
-DAY_S: Final = 86_400.0
-MONTH_S: Final = 30 * DAY_S
+DAY_S = 86_400.0
+MONTH_S = 30 * DAY_S
 """How soon memory is full: most trainings take longer than a day, few longer than a month."""
 
 

@@ -1,6 +1,6 @@
 """The answer in one screen of at most 4 kB, as text or JSON: for a terminal, and for a coding agent."""
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -8,11 +8,11 @@ from efprof.model import NEEDS, Report
 from efprof.report.verdict import RankedFinding, describe_verdict, needs_phrase, rank_findings
 from efprof.report.wording import change_name, change_sides, one_line, shorten
 
-MAX_BYTES: Final = 4000
-MAX_EDITS: Final = 3
+MAX_BYTES = 4000
+MAX_EDITS = 3
 """Findings whose edit is shown: whoever has made these records again."""
-MAX_SENTENCE: Final = 240
-MAX_EDIT: Final = 600
+MAX_SENTENCE = 240
+MAX_EDIT = 600
 
 
 def brief_form(report: Report) -> dict[str, Any]:

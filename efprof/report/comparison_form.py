@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from typing import Final
 
 from efprof.model import Comparison, FindingChange, MetricChange, Presence, RunIdentity, Verdict
 from efprof.report.text_forms import code, escape, prose, table
@@ -10,14 +9,14 @@ from efprof.report.verdict import FOREIGN, revision
 from efprof.report.wording import one_line, shorten, shorten_path, show
 from efprof.units import format_change, format_count
 
-CHANGES: Final[tuple[Presence, ...]] = ("added", "unchecked", "gone", "kept")
-TABLE_CAPTION: Final = (
+CHANGES: tuple[Presence, ...] = ("added", "unchecked", "gone", "kept")
+TABLE_CAPTION = (
     "Of each run the median over its steps, where the name says no other statistic; IQR is the interquartile range of "
     "the steps. A change is head over base, with its interval where there is one."
 )
-NOT_MEASURED: Final = "not measured"
-MAX_LOCATION: Final = 60
-COLUMNS: Final = ("Metric", "Base", "Head", "Change", "Verdict", "What it rests on")
+NOT_MEASURED = "not measured"
+MAX_LOCATION = 60
+COLUMNS = ("Metric", "Base", "Head", "Change", "Verdict", "What it rests on")
 
 
 def comparison_verdict(comparison: Comparison) -> tuple[Verdict, str]:

@@ -12,6 +12,7 @@ from efprof.model import (
     Metric,
     Number,
     Numbers,
+    Row,
     StageDelta,
     StallLine,
     Table,
@@ -30,7 +31,7 @@ def device_table(metrics: Sequence[Metric]) -> Table:
     """Medians of a step's stages on the host, which queues work, and on the device, which does it; no rows without."""
     samples = {metric.name: metric.samples for metric in metrics if metric.samples}
     idle_ms = samples.get("device_idle_ms", ())
-    rows: list[tuple[str | float, ...]] = [
+    rows: list[Row] = [
         (name, statistics.median(samples[f"{name}_ms"]), statistics.median(samples[f"{name}_device_ms"]))
         for name in STAGES * bool(idle_ms)
     ]
@@ -83,7 +84,7 @@ def totals(measurements: Measurements) -> tuple[Number, ...]:
     ).numbers
 
 
-def _stage_row(delta: StageDelta) -> tuple[str | float, ...]:
+def _stage_row(delta: StageDelta) -> Row:
     row = (BOUNDARY_PHRASES.get(delta.boundary, delta.boundary), delta.count, delta.average_bytes, delta.maximum_bytes)
     if delta.boundary == BOUNDARIES[0] and not delta.average_delta_bytes and not delta.largest_jump_bytes:
         return (*row, "", "", "")

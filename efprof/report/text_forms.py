@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from efprof.model import Report
 from efprof.report.verdict import (
@@ -28,14 +27,14 @@ from efprof.report.wording import (
 )
 from efprof.units import format_count, in_brackets
 
-MAX_FINDINGS: Final = 4
+MAX_FINDINGS = 4
 """Two lines each: with the twelve other lines there can be, the summary stays within twenty."""
-MAX_WARNINGS: Final = 1
-MAX_WIDTH: Final = 240
+MAX_WARNINGS = 1
+MAX_WIDTH = 240
 """Of a sentence, two lines of a wide terminal: past that it hides its neighbours."""
-VERDICT_WIDTH: Final = 2 * MAX_WIDTH
+VERDICT_WIDTH = 2 * MAX_WIDTH
 """What one came for: who filled memory, and what to do, come last in a long sentence."""
-PATH_WIDTH: Final = 60
+PATH_WIDTH = 60
 
 
 def render_text(report: Report) -> str:

@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections import Counter
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 from efprof.model import (
     NEEDS,
@@ -28,14 +28,14 @@ from efprof.report.wording import (
 )
 from efprof.units import format_count, format_share, in_brackets
 
-MAX_UNREAD_SHARE: Final = 0.1
+MAX_UNREAD_SHARE = 0.1
 """Of the run: memory that was last read before that is told of up to that step only."""
-MIN_SHOWN: Final = 0.005
+MIN_SHOWN = 0.005
 """Of the run's time: a smaller part is not worth a word."""
-FOREIGN: Final = "unknown"
+FOREIGN = "unknown"
 """How a run ended of which there is only a file that something else wrote."""
-BELOW: Final = "; what was recorded until then is below."
-ENDINGS: Final[dict[str, tuple[str, str]]] = {
+BELOW = "; what was recorded until then is below."
+ENDINGS: dict[str, tuple[str, str]] = {
     "raised": ("The run stopped with an error", f"Read what the program itself said last{BELOW}"),
     "out_of_memory": ("The run ran out of memory", f"Ask for less memory{BELOW}"),
     "killed": (
@@ -49,12 +49,12 @@ ENDINGS: Final[dict[str, tuple[str, str]]] = {
     ),
 }
 """What is said of a run that did not finish, and what to do next."""
-CLAUSE_END: Final = re.compile(r"[;.](?=\s|$)")
+CLAUSE_END = re.compile(r"[;.](?=\s|$)")
 """Where the place of what is told fits in."""
-MAX_MESSAGE: Final = 300
+MAX_MESSAGE = 300
 """Letters of an exception's message: some hold whole tensors."""
 
-RECORD: Final = "Record the training with 'efprof record -- COMMAND' to have its steps, time and numbers checked."
+RECORD = "Record the training with 'efprof record -- COMMAND' to have its steps, time and numbers checked."
 
 
 @frozen_dataclass

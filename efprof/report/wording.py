@@ -4,25 +4,24 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
 
 from efprof import units
 from efprof.model import Applicability, Basis, Change, CodeEdit, ConfigurationValue, EnvironmentVariable, Gain
 
-APPLICABILITY_PHRASES: Final[dict[Applicability, str]] = {
+APPLICABILITY_PHRASES: dict[Applicability, str] = {
     "safe": "safe: the numbers stay the same",
     "review": "review: numerics or behaviour may change",
     "manual": "by hand",
 }
-BASIS_PHRASES: Final[dict[Basis, str]] = {
+BASIS_PHRASES: dict[Basis, str] = {
     "measured bound": "measured",
     "replay": "by replay",
     "model": "estimated",
 }
-SMALLEST_SHARE: Final = 0.0005
+SMALLEST_SHARE = 0.0005
 """A smaller share would read 0.0 %."""
-_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
-_HIDDEN: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
+_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters and text-direction overrides: in a terminal they could rewrite what was printed."""
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from io import BytesIO
 from itertools import accumulate, compress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import msgspec
 from isal import igzip, isal_zlib
@@ -26,12 +26,12 @@ MAX_BLOCK_BYTES = 64 << 20
 """A block that does not decode is joined with the next. Past this size it never will: the file is broken there."""
 LONG_EVENT_BYTES = 1 << 16
 """Few first events are longer, and then all that was read is looked at."""
-GZIP: Final = b"\x1f\x8b"
-_DAMAGED: Final[Any] = isal_zlib.error
-EVENTS: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
-FIRST_TIME: Final = re.compile(rb'"ts"\s*:\s*(\d+(?:\.\d+)?)')
-BETWEEN: Final = b",\n"
-COMMA: Final = re.compile(rb"\s*,\s*")
+GZIP = b"\x1f\x8b"
+_DAMAGED: Any = isal_zlib.error
+EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+FIRST_TIME = re.compile(rb'"ts"\s*:\s*(\d+(?:\.\d+)?)')
+BETWEEN = b",\n"
+COMMA = re.compile(rb"\s*,\s*")
 
 
 class Header(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,8 +17,8 @@ from efprof.artifacts.trace.events import TEXTS, Array, Block
 Lane = tuple[int | str, int | str]
 """Process (or device) and thread (or stream) of an event, as the file names them."""
 
-COMPLETE: Final = ord("X")
-ABSENT: Final = -1
+COMPLETE = ord("X")
+ABSENT = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Trace:
         return replace(self, sparse=_reordered(self.sparse, order), **dense)
 
 
-DENSE: Final = ("phase", "category", "lane", "id", "start_ns", "duration_ns", "name_code")
+DENSE = ("phase", "category", "lane", "id", "start_ns", "duration_ns", "name_code")
 
 
 class Columns:

@@ -7,26 +7,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from itertools import compress
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-EXACT_US: Final = 2.0**42
+EXACT_US = 2.0**42
 """Up to 51 days in microseconds a float tells one nanosecond from the next; later times are read digit by digit."""
-NO_JSON: Final = re.compile(rb":\s*[+-]?(?:inf|nan|infinity)\b", re.IGNORECASE)
+NO_JSON = re.compile(rb":\s*[+-]?(?:inf|nan|infinity)\b", re.IGNORECASE)
 """What C++ and Python write for a number that is none; kineto divides by durations of zero."""
-NO_ID: Final = -1
-LAST_US: Final = 4 * 10**15
+NO_ID = -1
+LAST_US = 4 * 10**15
 """A hundred years in microseconds; larger is a mistake, and twice as many nanoseconds no longer fit a column."""
 
 
-NO_NUMBER: Final = -(1 << 63)
+NO_NUMBER = -(1 << 63)
 """What a column of integers has where an event has none: no size or number of anything."""
-_NO_TEXT: Final[Any] = None
-DIGITS: Final = b"0123456789"
+_NO_TEXT: Any = None
+DIGITS = b"0123456789"
 
 
 class Arguments(msgspec.Struct, gc=False):
@@ -63,7 +63,7 @@ def _event_type(time: type, zero: Any) -> Any:
     )
 
 
-NUMBERS: Final = {
+NUMBERS = {
     "sequence": np.int64,
     "forward_thread": np.int64,
     "total_bytes": np.int64,
@@ -71,10 +71,10 @@ NUMBERS: Final = {
     "waited_stream": np.int64,
 }
 """Arguments that some events have, as numbers."""
-TEXTS: Final = ("shapes", "call_stack", "call_site", "collective")
+TEXTS = ("shapes", "call_stack", "call_site", "collective")
 """The same as texts, each different one kept once."""
-_EVENT: Final = _event_type(float, 0.0)
-_LATE_EVENT: Final = _event_type(msgspec.Raw, msgspec.Raw(b"0"))
+_EVENT = _event_type(float, 0.0)
+_LATE_EVENT = _event_type(msgspec.Raw, msgspec.Raw(b"0"))
 """Its start is left as text."""
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import zip_longest
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -29,10 +29,10 @@ from efprof.model import UnreadableInput
 SITE_COLUMNS = ("start_ns", "site")
 """Of sites-<n>.parquet: the exact line of every call made in the user's code in a window, beside its trace."""
 MIN_LIMIT_BYTES = 1 << 30
-MAX_PER_BYTE: Final = {True: 24, False: 2}
+MAX_PER_BYTE = {True: 24, False: 2}
 """What a file may take in memory for each of its bytes, packed or not: twelve times and once what real ones take, 60
 bytes for an event of 15 bytes packed, or 250."""
-LARGE_BYTES: Final = {True: 4 << 20, False: 48 << 20}
+LARGE_BYTES = {True: 4 << 20, False: 48 << 20}
 """From this size on, packed or not, several processes decode: each costs some milliseconds, and half a second less."""
 MAX_PROCESSES = 4
 """Each unpacks the whole file, a tenth of the work: more of them win little."""

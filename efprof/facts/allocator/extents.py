@@ -1,6 +1,7 @@
 """Memory from the driver, as it was between the events of a history."""
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -41,7 +42,7 @@ class Extents:
     def __init__(self, segments: list[Segment]) -> None:
         self._by_address: dict[int, Extent] = {}
         self._addresses: list[int] = []
-        self._mapped: dict[Kind, int] = {}
+        self._mapped = Counter[Kind]()
         self.lows: dict[Kind, set[int]] = {}
         """By kind, where stretches began: the lowest tell where ranges begin, which last while any of it is mapped."""
         for segment in segments:
@@ -66,7 +67,7 @@ class Extents:
         if index >= 0 and self._by_address[self._addresses[index]].end > extent.address:
             return False
         if extent.is_expandable:
-            self._mapped[extent.kind] = self._mapped.get(extent.kind, 0) + extent.num_bytes
+            self._mapped[extent.kind] += extent.num_bytes
             self.lows.setdefault(extent.kind, set()).add(extent.address)
             extent = self._joined(extent)
         self._insert(extent)
@@ -79,7 +80,7 @@ class Extents:
             return False
         self._delete(extent)
         if extent.is_expandable:
-            self._mapped[extent.kind] = self._mapped.get(extent.kind, 0) - num_bytes
+            self._mapped[extent.kind] -= num_bytes
             if not self._mapped[extent.kind]:  # there was another range before, or none
                 self.lows.pop(extent.kind, None)
         if extent.address < address:

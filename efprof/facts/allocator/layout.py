@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 
 from efprof.artifacts.snapshot import GROWTH, RELEASE, Frames
 from efprof.facts.allocator.blocks import Block
@@ -11,7 +10,7 @@ from efprof.facts.allocator.replay import Replayer
 from efprof.facts.allocator.settings import rounded_bytes
 from efprof.model import StretchState, frozen_dataclass
 
-FREE: Final = frozenset({"stranded", "releasable"})
+FREE = frozenset({"stranded", "releasable"})
 
 
 @frozen_dataclass

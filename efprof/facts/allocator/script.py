@@ -1,7 +1,5 @@
 """A recorded history as a program for the model, free of any address; and how large a device it was recorded on."""
 
-from typing import Final
-
 from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry
 from efprof.facts.allocator.history import History
 from efprof.model import frozen_dataclass
@@ -9,7 +7,7 @@ from efprof.model import frozen_dataclass
 ALLOCATE, FREE, EMPTY_CACHE, ATTEMPT = range(4)
 """ATTEMPT is a request that failed when it was recorded: where it is served now, it is returned at once."""
 
-REQUESTS: Final = GROWTH | {"oom"}
+REQUESTS = GROWTH | {"oom"}
 """Of memory from the driver, served or not."""
 
 Operation = tuple[int, int, int, int, tuple[int, int]]

@@ -2,16 +2,15 @@
 
 import re
 from dataclasses import replace
-from typing import Final
 
 from efprof.artifacts.snapshot import Settings
 from efprof.model import EfprofError, frozen_dataclass, nearest_to
 
-MIB: Final = 1024**2
-NUM_INTERVALS: Final = 16
+MIB = 1024**2
+NUM_INTERVALS = 16
 """Of roundup_power2_divisions: one for each power of two from 1 MiB to 32 GiB, the last for all above."""
 
-HOST_KEYS: Final = frozenset(
+HOST_KEYS = frozenset(
     {
         "backend", "release_lock_on_cudamalloc", "pinned_use_cuda_host_register", "pinned_num_register_threads",
         "pinned_use_background_threads", "pinned_reserve_segment_size_mb", "pinned_free_catch_all",
@@ -98,7 +97,7 @@ def parse_configuration(text: str) -> AllocatorSettings:
     )
 
 
-KNOWN_KEYS: Final = HOST_KEYS | {
+KNOWN_KEYS = HOST_KEYS | {
     "expandable_segments", "max_split_size_mb", "large_segment_size_mb", "max_non_split_rounding_mb",
     "roundup_power2_divisions", "garbage_collection_threshold", "per_process_memory_fraction",
 }  # fmt: skip
@@ -168,15 +167,15 @@ def _power_of_two(value: str, *, at_least: int = 0) -> int:
     return number
 
 
-MIN_BLOCK_BYTES: Final = 512
-SMALL_BYTES: Final = 1 * MIB
+MIN_BLOCK_BYTES = 512
+SMALL_BYTES = 1 * MIB
 """The largest block of a small pool, and the least that is split off in a large one."""
 
-SMALL_SEGMENT_BYTES: Final = 2 * MIB
-MIN_LARGE_REQUEST_BYTES: Final = 10 * MIB
+SMALL_SEGMENT_BYTES = 2 * MIB
+MIN_LARGE_REQUEST_BYTES = 10 * MIB
 """From here on a segment is as large as the request, in units of LARGE_UNIT_BYTES."""
 
-LARGE_UNIT_BYTES: Final = 2 * MIB
+LARGE_UNIT_BYTES = 2 * MIB
 
 
 def rounded_bytes(requested: int, settings: AllocatorSettings) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice, pairwise
-from typing import Final
 
 from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry
 from efprof.facts.allocator.blocks import Block
@@ -17,23 +16,23 @@ from efprof.facts.allocator.script import ATTEMPT, EMPTY_CACHE, FREE, script_of
 from efprof.facts.allocator.settings import AllocatorSettings, in_effect, parse_configuration
 from efprof.model import frozen_dataclass
 
-NUM_LAYOUTS: Final = 5
+NUM_LAYOUTS = 5
 """The driver may place segments anywhere, and among equal blocks the lowest address is taken: the peak moved by up to
 7 % between layouts in one of 36 recordings, by nothing in nearly all (measured)."""
 
-MANY_OPERATIONS: Final = 200_000
+MANY_OPERATIONS = 200_000
 """From here on one layout has to do, so nothing tells how far the peak moves: each takes microseconds per operation."""
 
-MIN_CALLS: Final = 5
+MIN_CALLS = 5
 """Of a kind, before their median tells anything: between two events the program may have done something else."""
 
-MADE_UP: Final = 1 << 60
+MADE_UP = 1 << 60
 """Addresses from here on are of no driver: none is there already when a recording is gone on with."""
 
-RANGE_GAP: Final = 1 << 42
+RANGE_GAP = 1 << 42
 """More than any range is long."""
 
-CANDIDATES: Final = (
+CANDIDATES = (
     "",
     "expandable_segments:True",
     "max_split_size_mb:64",
@@ -45,7 +44,7 @@ CANDIDATES: Final = (
 )
 """Tried on every recording; the first is torch's default. More divisions than 8 round too little to matter."""
 
-MIN_SAVED_SHARE: Final = 0.01
+MIN_SAVED_SHARE = 0.01
 """Of the peak: what is less may be the model's error, which is that large in one recording of twenty."""
 
 

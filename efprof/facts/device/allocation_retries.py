@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Final, Self
+from typing import Self
 
 from efprof.artifacts.snapshot import RELEASE, Entry
 from efprof.artifacts.steps import StepRecord
@@ -30,9 +30,9 @@ from efprof.model import (
 )
 from efprof.units import format_interval, format_ms, in_brackets
 
-STAGE_BEFORE: Final = dict(zip(BOUNDARIES, ("data", "forward", "forward", "backward", "optimizer"), strict=True))
+STAGE_BEFORE = dict(zip(BOUNDARIES, ("data", "forward", "forward", "backward", "optimizer"), strict=True))
 """The stage that ends at a boundary; what lies between two steps ends with the next one's fetch."""
-MIN_COMPARED: Final = 5
+MIN_COMPARED = 5
 """Steps on either side, to tell how much longer those with a retry take."""
 
 
@@ -140,9 +140,9 @@ def retry_evidence(retries: AllocationRetries, tried: RetryTrials | None) -> tup
     return (
         Numbers.of(
             "Retries of the allocator",
-            ("steps after warm-up", float(retries.num_steps), "count"),
-            ("steps with a retry", float(len(retries.by_step)), "count"),
-            *((f"retries in the {stage} stage", float(count), "count") for stage, count in retries.by_stage),
+            ("steps after warm-up", retries.num_steps, "count"),
+            ("steps with a retry", len(retries.by_step), "count"),
+            *((f"retries in the {stage} stage", count, "count") for stage, count in retries.by_stage),
             ("steps with a retry take longer by", retries.slower_ms, "ms", retries.slower_interval_ms),
         ),
         *(() if tried is None else (trial_bars(tried.what_if, tried.trials, tried.best),)),

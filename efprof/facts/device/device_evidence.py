@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Literal
 
 from efprof.artifacts.readings import read_device_use
 from efprof.facts.allocator.layout import FREE, Instant, Piece, SegmentLayout, totals_of
@@ -32,19 +32,19 @@ from efprof.model import (
 )
 from efprof.units import format_bytes
 
-MAX_BARS: Final = 8
-MAX_ROWS: Final = 24
+MAX_BARS = 8
+MAX_ROWS = 24
 """The largest segments have a row each, all others one together. The recordings of public programs that were looked at
 had 2 to 1,722."""
-WRAPPED_LINES: Final = 16
+WRAPPED_LINES = 16
 """A row with much of the memory is wrapped so that all of it would fill so many lines: an expandable segment may be all
 there is, and a line of 50 GiB would show nothing that is smaller than 50 MiB."""
-PIXELS_PER_LINE: Final = 1000
+PIXELS_PER_LINE = 1000
 """A line is about as many pixels wide on a desk: what is shorter than that is mixed with its neighbours."""
-STATES: Final[tuple[StretchState, ...]] = ("used", "slack", "pending", "stranded", "releasable")
+STATES: tuple[StretchState, ...] = ("used", "slack", "pending", "stranded", "releasable")
 
-DEFAULT: Final = "torch's default"
-COLD: Final = "as recorded, cold"
+DEFAULT = "torch's default"
+COLD = "as recorded, cold"
 """Of the recorded settings from the cold start that all others begin with: what these are to be compared with."""
 
 Owners = dict[str | None, int]
@@ -90,7 +90,7 @@ def device_use_evidence(run: Run) -> tuple[Numbers, ...]:
     if last.outside_bytes > first.outside_bytes:
         numbers.append((f"risen since step {first.step:,}", last.outside_bytes - first.outside_bytes))
     title = f"In use outside PyTorch's allocator, at step {last.step:,}"
-    return (Numbers.of(title, *((label, float(value), "bytes") for label, value in numbers)),)
+    return (Numbers.of(title, *((label, value, "bytes") for label, value in numbers)),)
 
 
 def reserved_series(
@@ -130,7 +130,7 @@ def composition_numbers(instant: Instant, title: str) -> Numbers:
         ("releasable: free in whole segments", parts.releasable_bytes),
         ("largest free block", parts.largest_free_bytes),
     ]
-    shown = [(label, float(value), "bytes") for label, value in numbers if value or label == "reserved"]
+    shown = [(label, value, "bytes") for label, value in numbers if value or label == "reserved"]
     return Numbers.of(title, *shown)
 
 

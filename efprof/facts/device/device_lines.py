@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +12,11 @@ from efprof.facts.peak.window_memory import drawn_instants, sums_at
 from efprof.facts.source.sources import place_of
 from efprof.model import frozen_dataclass
 
-MAX_LINES: Final = 6
+MAX_LINES = 6
 """More could not be told apart."""
-NO_LINE: Final = "no line of yours (a backward pass runs without Python)"
-OTHER_LINES: Final = "other lines"
-MIN_SHARE: Final = 1 / 1000
+NO_LINE = "no line of yours (a backward pass runs without Python)"
+OTHER_LINES = "other lines"
+MIN_SHARE = 1 / 1000
 """Of what all have: less would be thinner than a pixel."""
 
 NO_OWNER, RESERVED = 0, 1

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from efprof.artifacts.snapshot import Entry, Frames, read_snapshot
 from efprof.facts.allocator.history import History, devices_of, history_of
@@ -18,18 +18,18 @@ from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
 from efprof.model import CUDA_DEVICE, NothingToLookAt, NotRecorded, UnreadableInput, frozen_dataclass
 
-MANY_EVENTS: Final = 50_000
+MANY_EVENTS = 50_000
 """Beyond it a history is tried under fewer settings: each costs some microseconds per operation, and a page should be
 made within seconds."""
 
-FEW_CANDIDATES: Final = 1
+FEW_CANDIDATES = 1
 
-LIBRARIES: Final = re.compile(
+LIBRARIES = re.compile(
     r"[/\\](?:site-packages|dist-packages)[/\\]|[/\\]lib[/\\]python3(?:\.\d+)?[/\\]|^<(?!ipython|stdin)|[/\\]torch[/\\]csrc[/\\]"
 )
 """Of packages, of Python's own library, and what has no file; a notebook's cells and what was typed are the user's."""
 
-PYTHON_FILE: Final = re.compile(r"\.py$|^<ipython|^<stdin|ipykernel_")
+PYTHON_FILE = re.compile(r"\.py$|^<ipython|^<stdin|ipykernel_")
 """All others are C++."""
 
 

@@ -133,12 +133,12 @@ def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
     return (
         Numbers.of(
             "What a batch takes of the device",
-            (f"memory of {headroom.device}", float(headroom.total_bytes), "bytes"),
-            ("used by others, or outside of the allocator", float(headroom.outside_bytes), "bytes"),
-            ("reserved at most", float(headroom.peak_reserved_bytes), "bytes"),
-            ("kept whatever the batch", float(headroom.fixed_bytes), "bytes"),
+            (f"memory of {headroom.device}", headroom.total_bytes, "bytes"),
+            ("used by others, or outside of the allocator", headroom.outside_bytes, "bytes"),
+            ("reserved at most", headroom.peak_reserved_bytes, "bytes"),
+            ("kept whatever the batch", headroom.fixed_bytes, "bytes"),
             ("taken by each sample", headroom.sample_bytes, "bytes"),
-            ("samples that would fit", float(headroom.largest_micro_batch), "count"),
+            ("samples that would fit", headroom.largest_micro_batch, "count"),
         ),
         Narrative.of(*paragraphs),
     )

@@ -1,7 +1,7 @@
 """What lay on the device when memory ran out, the lines likely behind it, and what is shown of it."""
 
 from collections import Counter, defaultdict
-from typing import Final, Self
+from typing import Self
 
 from efprof.artifacts.events import DeviceOutOfMemory
 from efprof.artifacts.snapshot import Entry, Snapshot, read_snapshot
@@ -33,10 +33,10 @@ from efprof.model import (
 )
 from efprof.units import format_bytes, format_share
 
-SNAPSHOT: Final = "memory-out-of-memory.pickle"
+SNAPSHOT = "memory-out-of-memory.pickle"
 
-MAX_ROWS: Final = 10
-MAX_NAMED: Final = 3
+MAX_ROWS = 10
+MAX_NAMED = 3
 
 
 @frozen_dataclass

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.device.device_memory import DeviceHistory, Failure
@@ -15,13 +14,13 @@ from efprof.facts.run.user_settings import UserSettings
 from efprof.model import ConfigurationValue, Fix, Gain, NotRecorded, ThinEvidence, frozen_dataclass
 from efprof.units import format_bytes
 
-FULL_STAGES: Final = frozenset({"backward", "optimizer"})
+FULL_STAGES = frozenset({"backward", "optimizer"})
 """From backward on, gradients are there whatever the batch."""
 
-WORDS: Final = "take smaller micro-batches and accumulate gradients over more of them"
-WORDS_FOR_ONE: Final = "checkpoint the forward pass, take a smaller model, or compute in lower precision"
+WORDS = "take smaller micro-batches and accumulate gradients over more of them"
+WORDS_FOR_ONE = "checkpoint the forward pass, take a smaller model, or compute in lower precision"
 
-NO_TENSOR: Final = (
+NO_TENSOR = (
     "Look at the sizes on that line: what it asked for is no tensor but an object of Python's or an array of NumPy's. "
     "Make less of it at once, in parts or in a file that is mapped (`numpy.memmap`); smaller micro-batches help only "
     "where its size goes with theirs."

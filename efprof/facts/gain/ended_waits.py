@@ -50,7 +50,7 @@ def _ended(run: Run, lines: Sequence[WaitingLine]) -> tuple[Gain, str]:
     waits, ms = run.get(HostWaits), sum(line.typical_ms for line in lines)
     low, high = (sum(line.interval_ms[end] for line in lines) for end in (0, 1))
     what = "the time inside the calls that wait"
-    bound = Gain(basis="measured bound", explanation=what, step_ms=ms, step_ms_interval=(low, high))
+    bound = Gain(explanation=what, step_ms=ms, step_ms_interval=(low, high))
     if not waits.is_gpu:
         return bound, ""
     bound = replace(bound, step_ms_interval=(0.0, high), explanation=f"{what}; a later call may wait in their place")

@@ -6,7 +6,7 @@ last before it, whatever their threads, the host works or waits for something el
 
 import heapq
 import re
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,12 +16,12 @@ from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, by_launch
 from efprof.facts.time.trace_waits import ASYNCHRONOUS, COPY, SYNCHRONIZE, outermost_calls
 from efprof.model import frozen_dataclass
 
-STREAM_WAIT: Final = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
-WITH_HOST: Final = re.compile(r"HtoD|DtoH|Host")
+STREAM_WAIT = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
+WITH_HOST = re.compile(r"HtoD|DtoH|Host")
 """A copy between the host and a device; from or to pageable memory it blocks, whatever its name says."""
 STREAM_WAIT_EVENT, NO_STREAM = "Stream Wait", -1
 """How the profiler names a stream's wait among the `cuda_sync` events, and the stream where there is none."""
-ANY_STREAM: Final = -1
+ANY_STREAM = -1
 """Where the trace does not tell which stream: without `enable_cuda_sync_events` it never does."""
 
 

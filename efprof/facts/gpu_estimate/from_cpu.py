@@ -10,7 +10,6 @@ dataset. So what the gradients and the optimizer's first step are evidence of is
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from efprof.artifacts.snapshot import Entry
 from efprof.artifacts.steps import StepRecord
@@ -21,14 +20,14 @@ from efprof.model import frozen_dataclass
 Move = tuple[int, int]
 """A block's number and the bytes asked for, or its number and 0 where it is returned."""
 
-END: Final[Move] = (-1, 0)
+END: Move = (-1, 0)
 
-RETURNED_AT: Final = {"data": "forward", "forward": "backward", "backward": "backward", "optimizer": "optimizer"}
+RETURNED_AT = {"data": "forward", "forward": "backward", "backward": "backward", "optimizer": "optimizer"}
 """By the stage that made what a window leaves: the stage of the next window that begins when it is returned. A batch
 goes once the next one is there, an output by the end of the next forward pass, a gradient before the pass that makes
 the next, what the optimizer made before it makes that again; all else at the end."""
 
-MAX_COPIES: Final = 8
+MAX_COPIES = 8
 """Of the parameters, that the optimizer's state is taken to consist of: Adam keeps 2. A longer history is one block."""
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.replay_results import form_of_trial
@@ -22,20 +22,20 @@ from efprof.facts.run.run import Run, open_run
 from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Evidence, Narrative, NotRecorded, Numbers, frozen_dataclass
 
-NUM_ROUNDS: Final = 6
+NUM_ROUNDS = 6
 """How often the windows are played. In 34 recordings (tests/runs) the default's peak was reached by the third round, in
 one of them by the sixth; sixteen added nothing."""
 
-MAX_EVENTS: Final = 50_000
+MAX_EVENTS = 50_000
 """All windows are played in order up to here, beyond it only the fullest: an event takes a microsecond
 in each round, layout and setting, and a quarter of a kilobyte in each round."""
 
-MAX_WASTE: Final = 12 / 11
+MAX_WASTE = 12 / 11
 """Bytes reserved for a byte in use, at most: of a segment of 12 MiB less than 1 MiB is not split off. Larger blocks
 waste a smaller share, smaller ones leave what others can use."""
 
-TITLE: Final = "Memory on a GPU, an estimate"
-CAVEATS: Final = (
+TITLE = "Memory on a GPU, an estimate"
+CAVEATS = (
     "An estimate: nothing of this ran on a GPU. The workspaces of cuBLAS, cuDNN and NCCL are missing, and so is the "
     "CUDA context, some hundred MiB beside what is reserved.",
     "In it is what only a CPU's kernels need: scratch memory, tensors cast to float32; a fused GPU kernel, such as "

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Literal
 
 from efprof.artifacts.holders import Change
 from efprof.facts.growth.trend import Trend
@@ -14,27 +14,27 @@ from efprof.units import format_bytes, format_count
 Kind = Literal["graphs", "tensors", "objects"]
 Verdict = Literal["leak", "filling", "thin", "bounded"]
 
-MIN_RATE: Final[dict[Kind, float]] = {"graphs": 512.0, "tensors": 8192.0, "objects": 1024.0}
+MIN_RATE: dict[Kind, float] = {"graphs": 512.0, "tensors": 8192.0, "objects": 1024.0}
 """Bytes per step: less is no leak to speak of, unless steps are so short that it fills memory within a day. A loss with
 its graph takes a kilobyte, and no sound program keeps one each step; of detached scalars 8 KiB are less than 1 GiB in
 100,000 steps."""
-LARGER_STORAGE: Final = 0.5
+LARGER_STORAGE = 0.5
 """Of the storages, by the tensors that keep them: less is worth a copy."""
-MAX_NUMBER_BYTES: Final = 16
-MAX_SHOWN: Final = 5
+MAX_NUMBER_BYTES = 16
+MAX_SHOWN = 5
 """Rows, and lines of each."""
-MIN_RISES: Final = 2
+MIN_RISES = 2
 """From count to count: three counts, as one of two may have met what is let go again."""
-MIN_EMPTIED: Final = 0.5
+MIN_EMPTIED = 0.5
 """Of what it held: so much is taken out where something is cleared or trimmed, not where batches differ in size."""
-UNSTEADY: Final = 0.1
+UNSTEADY = 0.1
 """Of the whole rise: falls that are no larger come of entries that differ in size."""
-MIN_LAST_RATE: Final = 0.6
+MIN_LAST_RATE = 0.6
 """Of the rate before: what fills up adds less and less. A cache of the samples drawn by chance comes to a half or less
 where the steps between two counts double."""
-CHANCE: Final = 2.0
+CHANCE = 2.0
 """Standard deviations: entries that come now and then, as caught errors, are as many as their root says."""
-MIN_IDLE: Final = 0.5
+MIN_IDLE = 0.5
 """Of the widest gap between two counts that it rose across: something fed that seldom may stand still for less."""
 
 

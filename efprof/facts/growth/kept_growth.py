@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Final, Self
+from typing import Self
 
 from msgspec import structs
 
@@ -15,11 +15,11 @@ from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.model import NotRecorded, frozen_dataclass
 
-GRAPH_NODE_BYTES: Final = 420
+GRAPH_NODE_BYTES = 420
 """What an autograd node itself takes once backward has freed what it saved: 404 to 438 bytes measured, torch 2.13."""
-MAX_COUNTED_NODES: Final = 20_000
+MAX_COUNTED_NODES = 20_000
 """Where recorders stopped counting a graph before they said so."""
-SAME_MEMORY: Final = 0.1
+SAME_MEMORY = 0.1
 """Holders whose growth differs by less than this share, and that got longer by as much, hold the same."""
 
 

@@ -1,7 +1,7 @@
 """What leaks, by both kinds of evidence: things that were counted to grow, and the trend of memory."""
 
 from collections.abc import Callable, Sequence
-from typing import Final, Self
+from typing import Self
 
 from efprof.facts.growth.kept import MAX_SHOWN, Kind, RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth
@@ -15,12 +15,12 @@ from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence, frozen_dataclass
 from efprof.units import format_bytes, format_count, format_interval, in_brackets
 
-MIN_SHARE: Final = 0.2
+MIN_SHARE = 0.2
 """Of the slope of memory: a holder that was counted to grow once, and explains less of it, is not what was measured."""
-EXPLAINED: Final = 0.4
+EXPLAINED = 0.4
 """Of the slope: what is counted to grow by so much is all of it. Graphs are counted by their nodes, half of what they
 take (measured: 52 %)."""
-SHORT_RUN: Final = 200
+SHORT_RUN = 200
 """Steps: a buffer that the program bounds may well be no longer than that when it is full."""
 
 
@@ -252,7 +252,6 @@ def _gain(run: Run, leak: Leak, *, left_per_step: float) -> Gain:
     rates = (leak.rate.low, leak.rate.slope, leak.rate.high)
     low, value, high = (max(0, round((rate - left_per_step) * num_steps)) for rate in rates)
     return Gain(
-        basis="measured bound",
         explanation=f"the bytes counted per step ({_counts_in_words(leak)}) times the {num_steps:,} steps "
         "recorded; the interval is that between the slowest and the fastest stretch",
         peak_bytes=value,

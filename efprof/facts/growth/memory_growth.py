@@ -105,7 +105,6 @@ def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0) -> Gain:
     needed = [*zip(fit.steps, fit.within or (0,) * len(fit.steps), strict=True)][fit.first_steady :]
     used = max(0.0, theil_sen(block_minima(needed)).low) * num_steps
     return Gain(
-        basis="measured bound",
         explanation="the measured slope over the recorded steps, no more than the rise that was measured, and less "
         "where an earlier step needs more than the last ones; its interval is that of the slope, one step more or "
         "less, as its peak may come before what it keeps, and what steps were seen to need ever more of for themselves",

@@ -78,7 +78,6 @@ def cycle_gain(sawtooth: CycleSawtooth) -> Gain:
     height, one_step = sawtooth.height_bytes, sawtooth.height_bytes / sawtooth.steps_apart
     least = min(tooth.freed_bytes for tooth in sawtooth.teeth)
     return Gain(
-        basis="measured bound",
         explanation="the most that was allocated when a collection began, less the lowest that collections left; its "
         "interval goes from what the least of the comparable collections freed to that, and one step's garbage farther "
         "at both ends, as another run's collections come at other moments",

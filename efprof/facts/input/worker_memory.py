@@ -1,7 +1,7 @@
 """What data workers copied of the memory that they shared with the training process, and what the data set holds."""
 
 import statistics
-from typing import Final, Self
+from typing import Self
 
 from efprof.artifacts.readings import (
     WORKER_MEMORY_FILE,
@@ -27,13 +27,13 @@ from efprof.model import (
 )
 from efprof.units import MIB, format_bytes
 
-MIN_OBJECTS: Final = 16 * MIB
+MIN_OBJECTS = 16 * MIB
 """What a data set may hold in Python objects: the interpreter with torch takes five times as much."""
-MIN_COPIED: Final = 8 * MIB
-MIN_SHARE: Final = 0.25
+MIN_COPIED = 8 * MIB
+MIN_SHARE = 0.25
 """Of these objects, by the time a worker was read last. With arrays a worker copied 1 to 3 MiB of a whole epoch, with
 strings all of them, nine tenths in the first half of it (measured, Python 3.11)."""
-MAX_LINES: Final = 8
+MAX_LINES = 8
 
 
 @frozen_dataclass
@@ -114,7 +114,7 @@ class WorkerMemory:
         return private, NARRATIVE
 
 
-NARRATIVE: Final = Narrative.of(
+NARRATIVE = Narrative.of(
     "A forked worker shares the memory of the training process until one of them writes to it. Python counts "
     "references within each object, so that reading one writes to it: the system then copies the page of memory "
     "that the object lies in. What a worker shared when it was read first and no longer when it was read last, it "

@@ -17,7 +17,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -28,19 +28,19 @@ from efprof.facts.time.call_paths import ON_DEVICE
 from efprof.facts.time.time_use import MAX_ROWS, TimeUse
 from efprof.model import Narrative, NotRecorded, Table, UnreadableInput
 
-PACKAGE: Final = "traceinsight"
-COUNTERS: Final = "cuda_profiler_range"
-COUNTER: Final = re.compile(r"\w+__\w+\.\w+")
+PACKAGE = "traceinsight"
+COUNTERS = "cuda_profiler_range"
+COUNTER = re.compile(r"\w+__\w+\.\w+")
 """NVIDIA names one so: `smsp__sass_thread_inst_executed_op_ffma_pred_on.sum`."""
-MAX_PER_COUNTER: Final = 5
-MAX_TOLD: Final = 200
-LONGEST_S: Final = 900
+MAX_PER_COUNTER = 5
+MAX_TOLD = 200
+LONGEST_S = 900
 """It takes 50 s for 314 MB; it has hung."""
-FAILURES: Final = (
+FAILURES = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, OSError, RuntimeError,
     TypeError, ValueError,
 )  # fmt: skip
-COLUMNS: Final = {
+COLUMNS = {
     "stream": ("Stream", ""), "idle_category": ("Cause", ""), "idle_time": ("Idle", "ms"),
     "kernel_time(us)": ("First to last kernel", "ms"), "idle_time(us)": ("Idle", "ms"),
     "compute_time(us)": ("Computes", "ms"), "non_compute_time(us)": ("Other work", "ms"),
@@ -50,13 +50,13 @@ COLUMNS: Final = {
     "max (us)": ("Longest", "ms"), "bound_by": ("Bound by", ""), "duration": ("Of the path", "percent"),
 }  # fmt: skip
 """Those of HTA's columns that are shown: their headings, and our units of them."""
-KNOWN: Final = (
+KNOWN = (
     "By HolisticTraceAnalysis {}, of the whole trace and not per step. Its rounding to microseconds is off; waits and "
     "Triton's operators, which it takes for work of the device, were left out, waits for all but the critical path. "
     "Where there are several steps, it leaves out kernels whose launch was not recorded."
 )
-NOT_INSTALLED: Final = "HolisticTraceAnalysis is not installed where this was made: `pip install 'efprof[hta]'`."
-NO_PATH: Final = (
+NOT_INSTALLED = "HolisticTraceAnalysis is not installed where this was made: `pip install 'efprof[hta]'`."
+NO_PATH = (
     "The critical path is left out: HTA knows what waits for what by `cuda_sync` events, of which the trace has none. "
     "`experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)` records them."
 )

@@ -4,7 +4,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from itertools import groupby, pairwise
-from typing import Final
 
 from efprof.artifacts.events import Event, RecordingCost, WindowClosed, read_events
 from efprof.artifacts.readings import EvaluationMemory, EvaluationRecord, read_evaluations
@@ -47,7 +46,7 @@ PEAK_BUDGET = 0.005
 SLOW_FACTOR = 1.5
 """A step this many times the median is marked slow: quiet machines stay below 1.2, a stall is well above."""
 
-MEANINGS: Final = {
+MEANINGS = {
     "pre_forward": "before the forward pass: what is kept from step to step is the maximum, whatever the batch",
     "post_forward_pre_backward": "after the forward pass: activations are the maximum, which checkpointing lowers",
     "pre_backward": "when backward is called: activations and the loss are the maximum, which checkpointing lowers",
@@ -57,11 +56,11 @@ MEANINGS: Final = {
 """What it means that memory is highest there."""
 MIN_RANGE = 0.1
 """Where the boundaries differ by less than this share of the highest, all that a step adds is not worth saving."""
-MIN_READINGS: Final = 6
+MIN_READINGS = 6
 """After the first batch, which fills caches and loads kernels."""
 MIN_RISING, MIN_RISE = 0.9, 0.1
 """Of the batches, by how much of the mean: what fills up in the first ones is no store of each batch."""
-MIN_KEPT: Final = 4 * MIB
+MIN_KEPT = 4 * MIB
 """In all, by its end: less than a model's own noise is not worth a sentence."""
 
 
@@ -278,9 +277,7 @@ def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:
         num_steps=len(times.every),
         allowance_s=cost.allowance_s if cost else None,
         allowed_share=cost.share if cost else None,
-        beside_steps_s=sum(spent for what, spent in cost.seconds.items() if not what.endswith("steps"))
-        if cost
-        else None,
+        beside_steps_s=cost.beside_steps_s if cost else None,
     )
 
 

@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from functools import cache
-from typing import Final, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,14 @@ Chain = tuple[str, ...]
 
 Category = Literal["activations", "gradients", "optimizer state", "inputs", "work space"]
 
-KEPT_OF: Final[dict[str, Category]] = {
+KEPT_OF: dict[str, Category] = {
     "forward": "activations",
     "backward": "gradients",
     "optimizer": "optimizer state",
 }
 """What a stage makes and leaves alive."""
 
-CATEGORIES: Final[tuple[Category, ...]] = ("activations", "gradients", "optimizer state", "inputs", "work space")
+CATEGORIES: tuple[Category, ...] = ("activations", "gradients", "optimizer state", "inputs", "work space")
 
 
 @frozen_dataclass

@@ -3,7 +3,7 @@
 import statistics
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final, Self
+from typing import Self
 
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.peak.backward_rise import BackwardJump
@@ -19,20 +19,20 @@ from efprof.units import format_bytes, format_ms
 Owner = tuple[str | None, Category]
 """The user's line, None where there is none, and what its memory is for."""
 
-SCALING: Final[tuple[Category, ...]] = ("activations", "inputs", "work space")
+SCALING: tuple[Category, ...] = ("activations", "inputs", "work space")
 """What grows with the batch."""
 
-MAX_PARTS: Final = 16
+MAX_PARTS = 16
 """Micro-batches of a sixteenth leave most devices idle."""
 
-MIN_SAVED: Final = 0.02
+MIN_SAVED = 0.02
 """Of the peak: a way that saves less is none."""
 
-SPARE_SHARE: Final = 0.2
+SPARE_SHARE = 0.2
 """Of what a step needed for which memory ran out: with so much less it is to do. Where no recorded peak comes as near
 to it, another kind of step failed, or memory had grown since."""
 
-WITH_BUDGET: Final = "'efprof report --budget 24GiB' tells how the recorded peak comes to stay below that"
+WITH_BUDGET = "'efprof report --budget 24GiB' tells how the recorded peak comes to stay below that"
 
 MAX_BARS, MIN_BAR = 8, 0.005
 """The second as a share of the peak: less is not seen."""

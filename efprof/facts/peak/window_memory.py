@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from efprof.facts.source.sources import Sources, place_of
 from efprof.model import Series, SeriesLine, StageBand, frozen_dataclass
 from efprof.units import format_bytes
 
-STAGE_OF: Final[dict[Category, str]] = {
+STAGE_OF: dict[Category, str] = {
     "activations": "forward",
     "gradients": "backward",
     "optimizer state": "optimizer",
@@ -134,7 +134,7 @@ def _tops(lines: Sequence[str], alive: NDArray[np.float64]) -> Iterator[str]:
         yield f"{lines[row]} has {format_bytes(num_bytes)} of it" if num_bytes else "none of your lines made it"
 
 
-MAX_INSTANTS: Final = 300
+MAX_INSTANTS = 300
 """Each may have a note for every curve, and a picture so wide still loses little."""
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from efprof.artifacts.events import DeviceOutOfMemory, OutOfMemory, StepInterrupted, events_of
 from efprof.artifacts.run_file import Device
@@ -13,11 +13,11 @@ from efprof.model import NotRecorded, Severity, frozen_dataclass, severity_by_ti
 from efprof.model.severity import DAY_S
 from efprof.units import format_bytes, format_duration
 
-FRACTION_SETTING: Final = "memory fraction"
+FRACTION_SETTING = "memory fraction"
 """Among the settings in run.json: what `torch.cuda.set_per_process_memory_fraction` was given, 1.0 where nothing."""
-FARTHEST_S: Final = 365 * DAY_S
+FARTHEST_S = 365 * DAY_S
 """An end that is farther off is not told."""
-ROUNDED_SHARE: Final = 0.006
+ROUNDED_SHARE = 0.006
 """By which the request in an error's message may differ from the one that failed: `1.00 MiB` is of two digits."""
 
 
@@ -40,7 +40,7 @@ def catches_out_of_memory(run: Run) -> bool:
 
 @frozen_dataclass
 class RunLimits:
-    """The memory that training allocates from; `used_bytes` of it at `used_step`, the last one that was read.
+    """The memory that training allocates from; `used_bytes` of it where it was read last.
 
     What is used on the host is all of the process's.
     """
@@ -49,7 +49,6 @@ class RunLimits:
     is_device: bool
     total_bytes: int
     used_bytes: int
-    used_step: int
     last_step: int
     num_steps: int
     step_s: float
@@ -64,17 +63,15 @@ class RunLimits:
         is_device = device is not None
         # Read in full steps alone.
         used = [
-            (record.memory[-1].allocated_bytes if is_device else record.rss_bytes, record.step)
+            record.memory[-1].allocated_bytes if is_device else record.rss_bytes
             for record in records
             if (record.memory if is_device else record.rss_bytes)
         ]
-        used_bytes, used_step = used[-1] if used else (0, 0)
         return cls(
             name="the host" if device is None else device_name(run, device),
             is_device=is_device,
             total_bytes=allowed_bytes(run, device) if device else host.total_bytes if host else 0,
-            used_bytes=used_bytes,
-            used_step=used_step,
+            used_bytes=used[-1] if used else 0,
             last_step=records[-1].step if records else 0,
             num_steps=len(records),
             step_s=_seconds_per_step(records),

@@ -4,33 +4,31 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final, Self, TypeVar
+from typing import Self, TypeVar
 
 from efprof.artifacts.events import LoaderBuilt, events_of
 from efprof.facts.run.run import Run
 from efprof.model import ConfigurationValue, NotRecorded, frozen_dataclass
 
 T = TypeVar("T")
-OTHER_LOOPS: Final = re.compile(
-    r"eval(uat\w+)?|val(id\w*)?|test(ing)?|infer(ence)?|predict(ion)?|generat(e|ion)|serv(e|ing)"
-)
+OTHER_LOOPS = re.compile(r"eval(uat\w+)?|val(id\w*)?|test(ing)?|infer(ence)?|predict(ion)?|generat(e|ion)|serv(e|ing)")
 """Words of keys that belong to loops which do not train."""
-BATCHES: Final = frozenset({"batch", "batchsize", "minibatch", "microbatch", "bs", "bsz"})
-BATCH_WORDS: Final = BATCHES | {
+BATCHES = frozenset({"batch", "batchsize", "minibatch", "microbatch", "bs", "bsz"})
+BATCH_WORDS = BATCHES | {
     "size", "per", "device", "gpu", "train", "training", "micro", "mini", "local", "samples",
 }  # fmt: skip
 """A key of these words alone, one of `BATCHES` among them, is the size of a micro-batch; `num_batches` or `batch_norm`
 is none, nor is `global_batch_size`, which the trainer itself divides."""
-ACCUMULATIONS: Final = frozenset({"accumulate", "accumulation", "accum"})
-ACCUMULATION_WORDS: Final = ACCUMULATIONS | {
+ACCUMULATIONS = frozenset({"accumulate", "accumulation", "accum"})
+ACCUMULATION_WORDS = ACCUMULATIONS | {
     "acc", "gradient", "gradients", "grad", "grads", "step", "steps", "batches", "iter", "iters", "num",
 }  # fmt: skip
-CHECKPOINTING: Final = re.compile(
+CHECKPOINTING = re.compile(
     r"(?!.*\b(no|not|non|disabled?|skip|without)\b)"
     r".*\b(gradient|grad|activations?|act) checkpoint(ing|s)?( enabled?| use| on)?"
 )
 """As the words of a key, such as `model.gradient_checkpointing.enabled`; `checkpoint` alone most often names a file."""
-ON_OF: Final = {"false": "true", "no": "yes", "off": "on"}
+ON_OF = {"false": "true", "no": "yes", "off": "on"}
 
 
 @frozen_dataclass

@@ -5,7 +5,7 @@ from collections.abc import Set
 
 from efprof.facts.source.loops import LOOPS
 from efprof.facts.source.sources import Sources, name_of, placed_nodes, split_site
-from efprof.model import called_name
+from efprof.model import called_name, nodes_on
 
 TAKES_OUT = frozenset({"pop", "popleft", "popitem", "clear", "remove"})
 
@@ -25,11 +25,10 @@ def is_bounded_by_code(sources: Sources, name: str, kind: str, files: Set[str], 
 def _fed_at(tree: ast.Module, line: int) -> set[str]:
     """What a statement there calls a method of."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes_on(tree, line):
         match node:
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=fed)), lineno=first, end_lineno=last):
-                if first <= line <= (last or first):
-                    found.add(name_of(fed) or "")
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=fed))):
+                found.add(name_of(fed) or "")
     return found - {"self", ""}
 
 

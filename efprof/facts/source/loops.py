@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from efprof.facts.source.sources import Sources, name_of, split_site
-from efprof.model import SourceLine, called_name, frozen_dataclass
+from efprof.model import SourceLine, called_name, frozen_dataclass, nodes_on, spans
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -51,7 +51,7 @@ def repeated_line(sites: Iterable[str], sources: Sources) -> RepeatedLine | None
 @lru_cache(maxsize=256)
 def loop_around(tree: ast.Module, line: int) -> LoopAround | None:
     """The loop in the same function that repeats what is called on `line`; None where there is none."""
-    around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt | ast.expr) and _spans(node, line)]
+    around = nodes_on(tree, line)
     scopes = [place for place, node in enumerate(around) if isinstance(node, SCOPES)]
     inside = around[scopes[-1] + 1 :] if scopes else around
     every = (one for one in inside if isinstance(one, LOOPS))
@@ -66,10 +66,6 @@ def loop_around(tree: ast.Module, line: int) -> LoopAround | None:
         is_chained=bool(_given(statement, lambda call: _root(call.func) in NO_MODULES) & lasting),
         is_recurrent=bool(_given(statement, lambda call: called_name(call) in JOINS) & lasting),
     )
-
-
-def _spans(node: ast.stmt | ast.expr, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
 def _lasting(loop: Loop, line: int) -> set[str]:
@@ -90,11 +86,11 @@ def _before(body: Sequence[ast.stmt], line: int) -> Iterator[ast.stmt]:
     for one in body:
         if one.lineno >= line:
             return
-        if _spans(one, line) or not isinstance(one, ast.For):  # another loop may have no round
+        if spans(one, line) or not isinstance(one, ast.For):  # another loop may have no round
             yield one
         for _, part in ast.iter_fields(one):
             is_block = isinstance(part, list) and all(isinstance(each, ast.stmt) for each in part)
-            if is_block and (isinstance(one, ast.With) or any(_spans(each, line) for each in part)):
+            if is_block and (isinstance(one, ast.With) or any(spans(each, line) for each in part)):
                 yield from _before(part, line)
 
 

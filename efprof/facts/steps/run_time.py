@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from statistics import median
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from efprof.model import NotRecorded, frozen_dataclass
 
 OTHER, START, BETWEEN, USUAL, LONG, EVALUATION, RECORDER = range(7)
 """The parts. Where several hold for an instant, the last of them is counted."""
-LABELS: Final = ("other", "start", "between epochs", "usual steps", "long steps", "evaluation", "recorder")
+LABELS = ("other", "start", "between epochs", "usual steps", "long steps", "evaluation", "recorder")
 
 
 @frozen_dataclass
@@ -79,7 +79,7 @@ def _take_out_recorder(seconds: NDArray[np.float64], run: Run, every: Sequence[S
     """Take its cost by its own clock out of what it lies in: windows and counts come between two steps if they can."""
     cost_s = sum(time.recorder_ms for time in every) / 1000
     for cost in events_of(run.rank_folder, RecordingCost)[-1:]:
-        cost_s += sum(spent for what, spent in cost.seconds.items() if not what.endswith("steps"))
+        cost_s += cost.beside_steps_s
     for part in (BETWEEN, USUAL, LONG):
         taken_s = min(cost_s, seconds[part])
         seconds[part] -= taken_s

@@ -9,7 +9,7 @@ differentiates.
 import re
 from collections.abc import Callable
 from functools import cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,24 +18,24 @@ from efprof.artifacts.trace.events import Array
 from efprof.facts.time.path_tree import CallPath, Kind
 from efprof.model import frozen_dataclass
 
-HOST: Final = ("cpu_op", "operator", "python_function", "user_annotation", "cuda_runtime", "cuda_driver", "runtime")
+HOST = ("cpu_op", "operator", "python_function", "user_annotation", "cuda_runtime", "cuda_driver", "runtime")
 """Categories of what threads of the host do, of 2021 and later; ROCm has the same names."""
-OPERATORS: Final = ("cpu_op", "operator")
-LAUNCHES: Final = ("cuda_runtime", "cuda_driver", "runtime", "mtia_ccp_events")
-ON_DEVICE: Final = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
-EVALUATE: Final = "autograd::engine::evaluate_function: "
+OPERATORS = ("cpu_op", "operator")
+LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "mtia_ccp_events")
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
+EVALUATE = "autograd::engine::evaluate_function: "
 """How the autograd engine names its call of one node."""
-OTHER: Final = "other"
-STAGES_OF_CALLS: Final = {
+OTHER = "other"
+STAGES_OF_CALLS = {
     "data": re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$|^enumerate\(DataLoader\)#"),
     "forward": re.compile(r"^nn\.Module: |^DistributedDataParallel\.forward$"),
     "backward": re.compile(r"torch/(_tensor|autograd/__init__)\.py\(\d+\): backward$|^autograd::engine::evaluate_"),
     "optimizer": re.compile(r"torch/optim/optimizer\.py\(\d+\): (wrapper|step)$|^Optimizer\.(step|zero_grad)#"),
 }
 """The events that begin a stage, the outermost of them, as torch's profiler names them."""
-RECORDER: Final = re.compile(r"(^|/)efprof/recorder/")
-STEP_LABEL: Final = re.compile(r"^ProfilerStep\s*#?(\d{1,18})(?!\d)")
-MODULE: Final = "nn.Module: "
+RECORDER = re.compile(r"(^|/)efprof/recorder/")
+STEP_LABEL = re.compile(r"^ProfilerStep\s*#?(\d{1,18})(?!\d)")
+MODULE = "nn.Module: "
 
 
 SitesOf = Callable[[str, str | None, str | None], tuple[tuple[Kind, str], ...]]

@@ -3,7 +3,7 @@
 import re
 import statistics
 from collections import Counter, defaultdict
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 
@@ -18,10 +18,10 @@ from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import Narrative, Numbers, Table, frozen_dataclass
 
-DDP: Final = re.compile(r"^DistributedDataParallel\.forward$|distributed(\.ddp)?[.:]+reducer")
+DDP = re.compile(r"^DistributedDataParallel\.forward$|distributed(\.ddp)?[.:]+reducer")
 FORWARD, UPDATE = re.compile(r"^DistributedDataParallel\.forward$"), re.compile(r"^Optimizer\.step#")
-BACKWARD: Final = re.compile(r"torch/(_tensor|autograd/__init__)\.py\(\d+\): backward$")
-COPIES_BUCKETS: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+BACKWARD = re.compile(r"torch/(_tensor|autograd/__init__)\.py\(\d+\): backward$")
+COPIES_BUCKETS = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 """What DDP does after each exchange unless gradients are views of its buckets."""
 
 
@@ -110,7 +110,7 @@ class ExposedCommunication:
 
 def collectives_of(window: TraceWindow) -> tuple[Collective, ...]:
     """Those that overlap the window's steps, in the order they began."""
-    trace, start_ns, end_ns = window.trace, window.steps[0][0], window.steps[-1][1]
+    trace, (start_ns, end_ns) = window.trace, window.bounds
     events = on_device_between(trace, start_ns, end_ns)
     is_collective = np.array([kind_of(trace, event) == "communication" for event in events.tolist()], bool)
     others = events[~is_collective]
@@ -149,7 +149,8 @@ def _starts_of(window: TraceWindow, label: re.Pattern[str]) -> Array:
     """When each of these of the host began within the steps, in order."""
     trace = window.trace
     starts: Array = np.sort(trace.start_ns[trace.matches(label) & trace.is_of("user_annotation")])
-    return starts[(starts >= window.steps[0][0]) & (starts < window.steps[-1][1])]
+    start_ns, end_ns = window.bounds
+    return starts[(starts >= start_ns) & (starts < end_ns)]
 
 
 def communication_evidence(found: ExposedCommunication) -> tuple[Numbers | Table | Narrative, ...]:

@@ -2,7 +2,7 @@
 
 import re
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -18,9 +18,9 @@ Cause = Literal["the host had launched nothing", "launched, not begun", "not kno
 Spans = tuple[Array, Array]
 """Where stretches begin, and where each of them ends."""
 
-COMMUNICATION: Final = re.compile(r"nccl(Dev)?Kernel|^nccl|rccl|multimem_all_|nvshmem|deep_ep::", re.IGNORECASE)
+COMMUNICATION = re.compile(r"nccl(Dev)?Kernel|^nccl|rccl|multimem_all_|nvshmem|deep_ep::", re.IGNORECASE)
 """Collectives of NCCL under its old and its new name, of RCCL, and what talks over NVLink by itself."""
-KINDS: Final = {
+KINDS = {
     "all-reduce": re.compile(r"all_?reduce", re.I),
     "reduce-scatter": re.compile(r"reduce_?scatter", re.I),
     "all-gather": re.compile(r"all_?gather", re.I),
@@ -30,10 +30,10 @@ KINDS: Final = {
     "send and receive": re.compile(r"send|recv", re.I),
 }
 """Names of labels of c10d and of kernels of NCCL, old and new, the longer ones first."""
-LABEL: Final = re.compile(r"(nccl|rccl|gloo|c10d):")
-COPY: Final = re.compile(r"^Mem(cpy|set)\b|^Copy", re.IGNORECASE)
+LABEL = re.compile(r"(nccl|rccl|gloo|c10d):")
+COPY = re.compile(r"^Mem(cpy|set)\b|^Copy", re.IGNORECASE)
 """By the whole word: kernels that a compiler has named after a copy compute."""
-COLOURS: Final[dict[Cause, str]] = {
+COLOURS: dict[Cause, str] = {
     "the host had launched nothing": "alert",
     "launched, not begun": "muted",
     "not known": "other",

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
@@ -14,10 +14,10 @@ from efprof.facts.steps.step_times import StepTimes, median_interval
 from efprof.facts.time.launching_lines import blame_of
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_waits import Kind, TraceWait, waits_in
-from efprof.model import NotRecorded, SourceLine, Table, UnreadableInput, frozen_dataclass
+from efprof.model import NotRecorded, Row, SourceLine, Table, UnreadableInput, frozen_dataclass
 from efprof.units import format_count, format_ms, format_share, format_value
 
-MIN_STEPS: Final = 5
+MIN_STEPS = 5
 """Fewer steady steps cannot tell a wait in every step from one in a few."""
 
 
@@ -120,13 +120,12 @@ class HostWaits:
 
     def table(self) -> Table:
         """Of all waits, those that torch asks for itself among them."""
-        rows: list[tuple[str | float, ...]] = []
+        rows: list[Row] = []
         for one in self.lines:
             idle, code = "" if one.idle_ms is None else one.idle_ms, f"`{one.blame.text}`" * bool(one.blame.text)
             rows.append((f"`{one.blame}`", code, ", ".join(one.calls), one.count, one.typical_ms, idle))
-        columns = ("line", "code", "asked for by", "waits per step", "time per step", "device then idle")
-        units = ("", "", "", "count", "ms", "ms")
-        return Table(title="All waits of the host", columns=columns, units=units, rows=tuple(rows))
+        columns = {"line": "", "code": "", "asked for by": "", "waits per step": "count", "time per step": "ms"}
+        return Table.of("All waits of the host", columns | {"device then idle": "ms"}, rows)
 
 
 def _use_of_device(run: Run) -> TimeUse | None:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 
@@ -21,19 +21,17 @@ from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import Narrative
 from efprof.units import format_ms
 
-MAX_GAP_NS: Final = 1_000_000
+MAX_GAP_NS = 1_000_000
 """Longer, the host did something else than launching. In 22 real traces the gaps between launches are below 0.5 ms, and
 what lies above 1 ms is loading a library, compiling, or Python that launches nothing."""
-RECORDING_MS: Final = 0.0006
+RECORDING_MS = 0.0006
 """What the profiler adds to the host for each event: 0.35 us (stacks alone) to 0.62 us (shapes) were measured with
 torch 2.13 on a CPU, where nothing records launches."""
-MEMORY: Final = re.compile(r"^(cuda|hip)(Malloc|Free|HostAlloc)")
+MEMORY = re.compile(r"^(cuda|hip)(Malloc|Free|HostAlloc)")
 """Calls in which the host waits for memory; in these and in those that wait for the device it launches nothing."""
-FOREACH: Final = re.compile(
-    r"multi_tensor_apply|_foreach_|_fused_(adam|sgd|adagrad)|Fused(Adam|SGD|LAMB)|fused_adam", re.I
-)
-GRAPHS: Final = re.compile(r"^(cuda|hip)GraphLaunch")
-COMPILED: Final = re.compile(r"^triton_|CompiledFxGraph|^CompiledFunction|^Torch-Compiled Region")
+FOREACH = re.compile(r"multi_tensor_apply|_foreach_|_fused_(adam|sgd|adagrad)|Fused(Adam|SGD|LAMB)|fused_adam", re.I)
+GRAPHS = re.compile(r"^(cuda|hip)GraphLaunch")
+COMPILED = re.compile(r"^triton_|CompiledFxGraph|^CompiledFunction|^Torch-Compiled Region")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +58,7 @@ class LaunchUse:
         """From the last window; raises NotRecorded where there is no trace."""
         use = run.get(TimeUse)
         window = use.window
-        (start_ns, *_), (*_, end_ns) = window.steps[0], window.steps[-1]
+        start_ns, end_ns = window.bounds
         gaps = window.gaps if use.device else []
         launched = _launched(window, start_ns, end_ns)
         busy = [gap for gap in gaps if gap.cause == "the host had launched nothing"]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
-from typing import Final
 
 import numpy as np
 
@@ -23,12 +22,12 @@ from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, OPERATORS, outermo
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import NotRecorded, UnreadableInput
 
-MIN_KNOWN: Final = 0.95
+MIN_KNOWN = 0.95
 """Of the time of a lean window's calls, and of its kernels: with less, the two windows did not do the same."""
-MAX_COMPARED: Final = 2_000
+MAX_COMPARED = 2_000
 """Calls between the first and the last difference of two steps; to compare them takes their square."""
-EVER: Final = (0, 2**63 - 1)
-FAR_NS: Final = 10**13
+EVER = (0, 2**63 - 1)
+FAR_NS = 10**13
 """Before the first and after the last known instant, time runs as it was recorded."""
 
 Span = tuple[int, int]

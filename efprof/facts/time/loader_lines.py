@@ -8,27 +8,26 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import takewhile
-from typing import Final
 
 from efprof.artifacts.events import LoaderBuilt
 from efprof.artifacts.readings import read_worker_samples
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
 from efprof.facts.time.trace_windows import TraceWindows
-from efprof.model import Evidence, Finding, Narrative, NotRecorded, SourceLine, Table, frozen_dataclass
+from efprof.model import Evidence, Finding, Narrative, NotRecorded, Row, SourceLine, Table, frozen_dataclass
 from efprof.units import format_interval, format_share, in_brackets
 
-MIN_SAMPLES: Final = 50
+MIN_SAMPLES = 50
 """Of busy workers: with fewer, 95 % of the chance is more than 14 points to each side of a half."""
-MIN_BUSY: Final = 0.5
+MIN_BUSY = 0.5
 """Workers that wait for the training more than they work are not what it waits for."""
-MIN_SHARE: Final = 0.1
+MIN_SHARE = 0.1
 """What certainly takes less of a batch is not worth an edit."""
-MIN_SEEN: Final = 0.5
+MIN_SEEN = 0.5
 """Of the wait, in the windows of the profiler: they leave out fetches of more than 20 ms."""
-Z_95: Final = 1.96
-MAX_ROWS: Final = 6
-MAX_TEXT: Final = 60
+Z_95 = 1.96
+MAX_ROWS = 6
+MAX_TEXT = 60
 
 
 @frozen_dataclass
@@ -96,7 +95,7 @@ class LoaderLines:
         )
 
 
-NARRATIVE_OF_WINDOWS: Final = Narrative.of(
+NARRATIVE_OF_WINDOWS = Narrative.of(
     "The training process makes the batches itself, so the windows of the profiler have the time of their lines. The "
     "profiler slows Python functions more than long operators. A line that defines a function stands for what its own "
     "code takes, outside of its calls."
@@ -183,6 +182,6 @@ def binomial_interval(number: int, total: int) -> tuple[float, float]:
     return max(0.0, middle - half_width), min(1.0, middle + half_width)
 
 
-def _row(line: LoaderLine) -> tuple[str | float, ...]:
+def _row(line: LoaderLine) -> Row:
     named = "no line of yours" if line.blame is None else f"{line.blame} {line.blame.text[:MAX_TEXT]}"
     return named, line.inside or "", 100 * line.share, *(100 * end for end in line.interval or ())

@@ -1,6 +1,6 @@
 """The typical step of a run or a trace, or the steps of a finding, as a trace that opens in Perfetto."""
 
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 
@@ -14,9 +14,9 @@ from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import Finding, NotRecorded, frozen_dataclass
 
-AFTER_A_LAUNCH: Final = (*ON_DEVICE, "ac2g", "async_cpu_to_gpu")
+AFTER_A_LAUNCH = (*ON_DEVICE, "ac2g", "async_cpu_to_gpu")
 """What has the number of a launch: what it launched, and the arrow to it."""
-NAMES_OF_LANES: Final = ord("M")
+NAMES_OF_LANES = ord("M")
 
 
 @frozen_dataclass

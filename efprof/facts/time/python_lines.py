@@ -113,12 +113,11 @@ def _lines_of_steps(run: Run, sampled: TrainingSampled) -> set[tuple[str, int]]:
 
 def _loop_of(tree: ast.Module, line: int, step_lines: set[int]) -> int | None:
     """Where the innermost loop around the line begins, or on it, unless it is the loop of the steps."""
-    begun = [node for node in ast.walk(tree) if isinstance(node, LOOPS) and node.lineno == line]
+    loops = {node.lineno: node.end_lineno or 0 for node in ast.walk(tree) if isinstance(node, LOOPS)}
     around = loop_around(tree, line)
-    first = line if begun else around.line if around else None
-    loops = [node for node in ast.walk(tree) if isinstance(node, LOOPS) and node.lineno == first]
-    is_of_steps = any(node.lineno <= at <= (node.end_lineno or 0) for node in loops for at in step_lines)
-    return None if is_of_steps else first
+    first = line if line in loops else around.line if around else 0
+    is_of_steps = any(first <= at <= loops.get(first, 0) for at in step_lines)
+    return None if is_of_steps else first or None
 
 
 def _makes_array(tree: ast.Module, line: int) -> bool:

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -29,12 +29,12 @@ from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.trace_windows import FOREIGN_TRACE, TraceWindow, TraceWindows, foreign_window
 from efprof.model import Narrative, NotRecorded, SourceLine, Table, ThinEvidence, UnreadableInput, frozen_dataclass
 
-GLOO: Final = re.compile(r"^gloo:")
+GLOO = re.compile(r"^gloo:")
 """What c10d calls a collective that threads of the host carry out, for as long as it lasts."""
-WAITS_FOR_ALL: Final = re.compile(r"^all-|reduce-scatter|barrier")
+WAITS_FOR_ALL = re.compile(r"^all-|reduce-scatter|barrier")
 """Of others the root goes on alone, or two ranks wait for each other only."""
 
-MAX_ROWS: Final = 12
+MAX_ROWS = 12
 """More than the few stages and the lines that matter nobody reads."""
 
 Where = Literal["host", "device"]

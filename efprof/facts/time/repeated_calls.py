@@ -9,7 +9,7 @@ import bisect
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -26,18 +26,18 @@ from efprof.model import SourceLine, ThinEvidence, frozen_dataclass
 
 Parts = tuple[tuple[Kind, str], ...]
 """What tells a path from others: its lines and modules, from the outermost."""
-TELLING: Final = ("line", "module")
-LAUNCH_NS: Final = 100_000
+TELLING = ("line", "module")
+LAUNCH_NS = 100_000
 """What an operator takes at most that is not work on its items: 30 to 140 us were measured for small ones, under the
 profiler on busy cores."""
-RECURRENT: Final = frozenset({"aten::gru", "aten::lstm", "aten::rnn_tanh", "aten::rnn_relu"})
+RECURRENT = frozenset({"aten::gru", "aten::lstm", "aten::rnn_tanh", "aten::rnn_relu"})
 """Their second input is the state, [layers, batch, width] whichever way the input lies."""
-LAYERS: Final = RECURRENT | {
+LAYERS = RECURRENT | {
     "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::embedding", "aten::gru_cell", "aten::linear",
     "aten::lstm_cell", "aten::matmul", "aten::rnn_relu_cell", "aten::rnn_tanh_cell",
 }  # fmt: skip
 """Operators whose input tells how many items a call was given."""
-MIN_STEPS: Final = 2
+MIN_STEPS = 2
 """One step cannot tell what each step does from what one in a hundred does."""
 
 

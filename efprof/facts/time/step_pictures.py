@@ -4,7 +4,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,18 +18,18 @@ from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import STAGES, Interval, IntervalRow, Intervals, Series, SeriesLine
 from efprof.units import format_ms, format_share
 
-MAX_BARS: Final = 700
+MAX_BARS = 700
 """What a page of 1.2 MB has room for, twice: narrower bars than the widest 700 are too thin to be seen."""
-MAX_DEPTH: Final = 14
+MAX_DEPTH = 14
 """Rows that a screen shows at once; what is deeper is operators within modules within modules."""
-MIN_SHARE: Final = 1 / 500
+MIN_SHARE = 1 / 500
 """Of the whole: narrower than a pixel or two."""
-MAX_LETTERS: Final = 60
-MAX_THREADS: Final = 4
-MAX_STREAMS: Final = 8
+MAX_LETTERS = 60
+MAX_THREADS = 4
+MAX_STREAMS = 8
 """The busiest ones have a lane each, all others one together."""
-MAX_BARS_OF_STEP: Final = 4_000 - 2 * MAX_BARS
-CUDA: Final = 1
+MAX_BARS_OF_STEP = 4_000 - 2 * MAX_BARS
+CUDA = 1
 """torch's number for the type of a CUDA or ROCm device; the host's is 0."""
 
 Weight = Callable[[CallPath], int]
@@ -201,7 +201,7 @@ def memory_series(window: TraceWindow) -> Series | None:
     """What the allocator has given out, of the device where there is one: by the events that torch's profiler writes
     with `profile_memory=True`; None without these.
     """
-    trace, (start_ns, *_), (*_, end_ns) = window.trace, window.steps[0], window.steps[-1]
+    trace, (start_ns, end_ns) = window.trace, window.bounds
     totals, devices = trace.argument("total_bytes"), trace.argument("device_type")
     events = np.array(trace.named("[memory]"), np.int64)
     known = events[totals[events] != ABSENT] if len(events) else events

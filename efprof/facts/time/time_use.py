@@ -4,7 +4,7 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 
@@ -21,17 +21,17 @@ from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.rank_times import RankTimes
 from efprof.facts.time.step_pictures import nested_bars, one_step
 from efprof.facts.time.trace_windows import TraceWindow
-from efprof.model import STAGES, Evidence, Narrative, Numbers, SourceLine, Table, UnreadableInput, frozen_dataclass
+from efprof.model import STAGES, Evidence, Narrative, Numbers, Row, SourceLine, Table, UnreadableInput, frozen_dataclass
 from efprof.units import format_ms
 
-MAX_ROWS: Final = 15
+MAX_ROWS = 15
 """More rows than that nobody reads; what is left out is in the pictures."""
 MAX_NAME, MAX_TEXT = 42, 60
 """Letters of a kernel's name and of shapes, so that the numbers beside them are seen."""
-COMMON_PARTS: Final = re.compile(r"^void |at::native::|\(anonymous namespace\)::|gpu_kernel_impl(_nocast)?<")
+COMMON_PARTS = re.compile(r"^void |at::native::|\(anonymous namespace\)::|gpu_kernel_impl(_nocast)?<")
 """Of kernels' names, which tell nothing apart."""
-SHAPES: Final = "Input shapes"
-MULTIPLIED: Final = "\N{MULTIPLICATION SIGN}"
+SHAPES = "Input shapes"
+MULTIPLIED = "\N{MULTIPLICATION SIGN}"
 
 
 @frozen_dataclass
@@ -136,7 +136,7 @@ def _line_table(use: TimeUse) -> Table | None:
     shown = [line for line in use.lines if line.host_ms + line.device_ms >= use.step_ms / 500][:MAX_ROWS]
     if not shown:
         return None
-    rows: list[tuple[str | float, ...]] = []
+    rows: list[Row] = []
     for line in shown:
         text = f"`{line.blame}` in `{line.blame.function}`" if line.is_function else f"`{line.blame}`"
         code = "outside of its calls" if line.is_function else f"`{line.blame.text}`" * bool(line.blame.text)
@@ -154,7 +154,7 @@ def _operator_table(use: TimeUse) -> Table | None:
         if path.kind == "operator":
             spent[path.text] += (path.count, path.own_ns, path.device_ns)
     on_device = any(total[2] for total in spent.values())
-    shapes, rows = _usual_shapes(use.window.trace), list[tuple[str | float, ...]]()
+    shapes, rows = _usual_shapes(use.window.trace), list[Row]()
     for name, total in sorted(spent.items(), key=lambda item: -item[1][1:].sum())[:MAX_ROWS]:
         count, host_ns, device_ns = total.tolist()
         host_ms = use.per_step_ms(host_ns) * use.window.scale
@@ -182,11 +182,11 @@ def _said(shapes: Iterable[tuple[int, ...]]) -> str:
 
 def kernel_table(use: TimeUse) -> Table | None:
     """Those that take most; None where none ran."""
-    trace, steps = use.window.trace, use.window.steps
+    trace = use.window.trace
     on_device = np.flatnonzero(trace.is_of(*ON_DEVICE))
     kernels = on_device[[event in use.window.paths.of_event for event in on_device.tolist()]]
     if not len(kernels):  # where no launch was recorded, by when they ran
-        kernels = on_device_between(trace, steps[0][0], steps[-1][1])
+        kernels = on_device_between(trace, *use.window.bounds)
     if not len(kernels):
         return None
     codes = trace.name_code[kernels]
@@ -194,7 +194,7 @@ def kernel_table(use: TimeUse) -> Table | None:
     spent = np.bincount(codes, weights=trace.duration_ns[kernels], minlength=len(trace.texts))
     launching = _launching(use, kernels.tolist())
     whole_ns = max(1, int(trace.duration_ns[kernels].sum()))
-    rows: list[tuple[str | float, ...]] = []
+    rows: list[Row] = []
     for code in np.argsort(-spent, kind="stable")[:MAX_ROWS].tolist():
         if not counts[code]:
             break
@@ -229,9 +229,9 @@ def _rank_table(run: Run) -> Table | None:
     ranks = run.get(RankTimes).ranks if run.is_foreign else {}
     if len(ranks) < 2:
         return None
-    rows: list[tuple[str | float, ...]] = []
+    rows: list[Row] = []
     for rank, one in ranks.items():
-        num_steps, use, spent = len(one.steps_ns), one.device, tuple[str | float, ...](("",) * 5)
+        num_steps, use, spent = len(one.steps_ns), one.device, Row(("",) * 5)
         if use is not None:
             communicates, idle_ns = use.kind_ns["communication"], use.span_ns - use.busy_ns
             spent_ns = (use.busy_ns, use.kind_ns["compute"], communicates, use.exposed_ns, idle_ns)

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -17,15 +17,15 @@ from efprof.facts.time.device_lanes import COPY as COPIED
 from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.trace_windows import TraceWindow
 
-SYNCHRONIZE: Final = re.compile(r"^(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize|^(cuda|hip)Free$|^cuMemFree")
+SYNCHRONIZE = re.compile(r"^(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize|^(cuda|hip)Free$|^cuMemFree")
 """Calls that wait for the device; to give memory back to the driver waits for all of it."""
-COPY: Final = re.compile(r"^(cuda|cu|hip)Memcpy")
+COPY = re.compile(r"^(cuda|cu|hip)Memcpy")
 ASYNCHRONOUS, PAGEABLE, TO_HOST = "Async", "Pageable", "DtoH"
 """A copy from or to pageable memory waits, whatever its call is named."""
 
 Kind = Literal["read", "synchronisation", "told"]
 """The program reads a value; it waits otherwise; or torch itself does, which no line of the program can end."""
-TOLD: Final = {
+TOLD = {
     "an optimizer": r"\btorch/optim/|^Optimizer\.(step|zero_grad)#",
     "the gradient scaler": r"\btorch/(cuda/)?amp/grad_scaler\.py",
     "clipping of gradients": r"\btorch/nn/utils/clip_grad\.py",
@@ -35,17 +35,17 @@ TOLD: Final = {
     "the compiler": r"\b(torch/_(inductor|dynamo)|triton)/",
 }
 """What of torch asks, by names around the wait."""
-IN_LABEL: Final = "DistributedDataParallel.forward"
+IN_LABEL = "DistributedDataParallel.forward"
 """Its own waits lie in this label itself, the model's in operators in it."""
-READS: Final = {
+READS = {
     "item": "item", "_local_scalar_dense": "item", "is_nonzero": "bool", "equal": "bool", "allclose": "bool",
 }  # fmt: skip
-COPIES: Final = frozenset({"to", "_to_copy", "copy_", "clone", "contiguous"})
-INDEXES: Final = re.compile(r"_?index(_put|$)")
-SIZED: Final = re.compile(r"_?(masked_select|unique|repeat_interleave|one_hot|bincount|argwhere|nonzero|where)")
+COPIES = frozenset({"to", "_to_copy", "copy_", "clone", "contiguous"})
+INDEXES = re.compile(r"_?index(_put|$)")
+SIZED = re.compile(r"_?(masked_select|unique|repeat_interleave|one_hot|bincount|argwhere|nonzero|where)")
 """Operators whose result is as large as values on the device say."""
 
-CLOCKS_NS: Final = 10_000
+CLOCKS_NS = 10_000
 """By how much the clocks of host and device differ: on an MI300X a kernel ended 8 us after the wait for it."""
 
 
@@ -92,7 +92,7 @@ def outermost_calls(trace: Trace, events: Array) -> tuple[Array, dict[int, int]]
 
 def waits_in(window: TraceWindow) -> list[TraceWait]:
     """All waits of the threads that make the steps, in order of their start; each nanosecond is one's only."""
-    trace, paths, (covered_ns, last_ns) = window.trace, window.paths, (window.steps[0][0], window.steps[-1][1])
+    trace, paths, (covered_ns, last_ns) = window.trace, window.paths, window.bounds
     is_operator, copies = trace.is_of(*OPERATORS), _copies(trace)
     calls = waiting_calls(trace)
     calls = calls[np.isin(trace.lane[calls], list(paths.threads))]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from efprof.facts.time.path_tree import CallPath, Kind, Line, paths_by_line
 from efprof.model import NotRecorded, UnreadableInput, frozen_dataclass
 from efprof.units import format_bytes, format_share
 
-LIBRARIES: Final = frozenset({
+LIBRARIES = frozenset({
     "IPython", "PIL", "_pytest", "accelerate", "apex", "bitsandbytes", "click", "cv2", "datasets", "deepspeed",
     "detectron2", "diffusers", "efprof", "einops", "fairscale", "flash_attn", "flashinfer", "huggingface_hub",
     "hydra", "ignite", "ipykernel", "ipykernel_launcher", "jax", "kornia", "lightning", "lightning_fabric",
@@ -34,11 +34,11 @@ LIBRARIES: Final = frozenset({
     "transformers", "triton", "trl", "unsloth", "vllm", "wandb", "xformers", "yaml",
 })  # fmt: skip
 """What a user trains with, by the top-level package: frames of it are no lines of theirs. `--own` takes one out."""
-INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3\.\d+t?/", re.IGNORECASE)
-MODULE: Final = "<module>"
-NOTEBOOK: Final = "<ipython-input"
-FOREIGN_TRACE: Final = "trace-1.json.gz"
-OPTIMIZER_STEP: Final = re.compile(r"^Optimizer\.step#")
+INSTALLED = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3\.\d+t?/", re.IGNORECASE)
+MODULE = "<module>"
+NOTEBOOK = "<ipython-input"
+FOREIGN_TRACE = "trace-1.json.gz"
+OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class TraceWindow:
     @cached_property
     def paths(self) -> CallPaths:
         """The paths of all steps together."""
-        return call_paths(self.trace, self.steps[0][0], self.steps[-1][1], self.sites_of)
+        return call_paths(self.trace, *self.bounds, self.sites_of)
 
     @cached_property
     def lines(self) -> dict[Line, list[CallPath]]:
@@ -79,12 +79,17 @@ class TraceWindow:
     @cached_property
     def device(self) -> DeviceUse | None:
         """What the devices do in these steps; None where nothing of a device was recorded."""
-        return device_use(self.trace, self.steps[0][0], self.steps[-1][1])
+        return device_use(self.trace, *self.bounds)
 
     @cached_property
     def gaps(self) -> list[IdleGap]:
         """When the devices have nothing to do."""
-        return idle_gaps(self.trace, self.steps[0][0], self.steps[-1][1])
+        return idle_gaps(self.trace, *self.bounds)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """When the first step began and the last one ended."""
+        return self.steps[0][0], self.steps[-1][1]
 
     @property
     def span(self) -> str:

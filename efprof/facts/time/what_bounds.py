@@ -3,7 +3,6 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Final
 
 from efprof.facts.run.run import Run
 from efprof.facts.time.device_lanes import DeviceUse
@@ -12,23 +11,23 @@ from efprof.facts.time.time_use import TimeUse, kernel_table
 from efprof.model import UnreadableInput
 from efprof.units import format_share
 
-BOUND_BY_DEVICE: Final = 0.8
+BOUND_BY_DEVICE = 0.8
 """Of the step the device is busy: then only less or faster work on it makes the step shorter."""
-THE_DEVICE: Final = "the device"
-THE_HOST: Final = "the host had launched nothing"
-UNCLEAR: Final = "unclear"
-SMALLEST_TOLD: Final = 0.05
+THE_DEVICE = "the device"
+THE_HOST = "the host had launched nothing"
+UNCLEAR = "unclear"
+SMALLEST_TOLD = 0.05
 """Of the whole: nobody starts with a part of less."""
-ONLY_ONE: Final = 0.9
+ONLY_ONE = 0.9
 """A line or module that has nearly all, as `trainer.train()`, says nothing: what is inside it leads."""
-WORTH_SAYING: Final = 0.1
-MAX_PARTS: Final = 3
-MOST: Final = 0.5
-SHORT_OPERATOR_US: Final = 20.0
+WORTH_SAYING = 0.1
+MAX_PARTS = 3
+MOST = 0.5
+SHORT_OPERATOR_US = 20.0
 """On a CPU: to call an operator takes 3 to 10 us, with its gradient; from twice that on it mostly computes."""
-MAX_CODE: Final = 48
+MAX_CODE = 48
 """Letters of a line within a sentence; the table has all of it."""
-INSTANCE: Final = re.compile(r"_\d+$")
+INSTANCE = re.compile(r"_\d+$")
 """The number that torch gives each module of a class."""
 
 Part = tuple[float, str]

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal
+from typing import Literal
 
 from efprof.model import frozen_dataclass
 from efprof.units import GIB, KIB, MIB
 
-COLOURS: Final = {
+COLOURS = {
     "data": ("#e69f00", "#f0b53c"),
     "forward": ("#0072b2", "#56b4e9"),
     "backward": ("#d55e00", "#f58a4b"),
@@ -23,26 +23,26 @@ COLOURS: Final = {
     "ground": ("#ffffff", "#161a1f"),
 }
 """By name: on a light ground, and on a dark one."""
-LIGHT: Final = {name: light for name, (light, _) in COLOURS.items()}
-DARK: Final = {name: dark for name, (_, dark) in COLOURS.items()}
-SERIES: Final = ("forward", "data", "optimizer", "extra", "backward", "window", "other", "muted")
+LIGHT = {name: light for name, (light, _) in COLOURS.items()}
+DARK = {name: dark for name, (_, dark) in COLOURS.items()}
+SERIES = ("forward", "data", "optimizer", "extra", "backward", "window", "other", "muted")
 """The order in which curves without a colour of their own take theirs."""
 
 
 LayerKind = Literal["line", "fill", "stack", "bar", "points"]
 """line: a curve; fill: closed outlines with gaps between them; stack, bar: on top of each other; points: markers."""
 
-MAX_POINTS: Final = 1500
+MAX_POINTS = 1500
 """Points per curve: more than a screen has columns, and a page of ten pictures still opens at once."""
 
 
-MAX_BAND_ROWS: Final = 3
+MAX_BAND_ROWS = 3
 """Rows of labels at the top of a picture: more would cover what it shows."""
 
-MAX_BAND_LETTERS: Final = 22
+MAX_BAND_LETTERS = 22
 """A note inside the picture must leave room for others on a phone."""
 
-MANY_MINUTES_MS: Final = 300_000.0
+MANY_MINUTES_MS = 300_000.0
 """A shorter axis in minutes would be labelled with fractions of them."""
 
 

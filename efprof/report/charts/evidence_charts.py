@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from efprof.model import STAGES, Series, SeriesLine
 from efprof.report.charts.chart import (
@@ -19,19 +18,19 @@ from efprof.report.charts.chart import (
 )
 from efprof.report.wording import shorten_path
 
-NO_STAGE: Final = "other"
+NO_STAGE = "other"
 """What is of none of the others: its grey alone does not make the other colours those of stages."""
 
-MIN_BAND: Final = 1 / 1000
+MIN_BAND = 1 / 1000
 """Of the picture's width: a narrower band is thinner than a pixel."""
 
-BAND_ROOM: Final = 1.2
+BAND_ROOM = 1.2
 """How much higher than its curves a picture with stages is: for their strip, and their names below it."""
 
-MAX_NOTE: Final = 44
+MAX_NOTE = 44
 """Letters of a note that fit on a phone: a longer one begins with a path, whose end says which file it is."""
 
-MAX_FLATNESS: Final = 0.8
+MAX_FLATNESS = 0.8
 """Curves whose lowest point is higher than this share of the highest look flat above a zero."""
 
 

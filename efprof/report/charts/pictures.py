@@ -3,20 +3,20 @@
 import io
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from efprof.model import EfprofError
 from efprof.report.charts.chart import LIGHT, MAX_BAND_LETTERS, Band, Chart, Layer, label_rows, x_range
 from efprof.report.wording import shorten
 
 Figure = dict[str, Any]
-MAX_LABEL: Final = 60
-STATIC_INCHES: Final = (8.6, 3.0)
-STRIP_SHARE: Final = 0.03
+MAX_LABEL = 60
+STATIC_INCHES = (8.6, 3.0)
+STRIP_SHARE = 0.03
 """The height of the strip that tells which stage ran, as a share of the picture's."""
-ROW_SHARE: Final = 0.08
+ROW_SHARE = 0.08
 """The height of a row of labels as a share of the picture's."""
-HALF_OPAQUE: Final = "80"
+HALF_OPAQUE = "80"
 """The alpha channel that the page's script appends to a named colour."""
 
 

@@ -2,20 +2,19 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Final
 
 from efprof.model import SegmentMap, SegmentRow, SegmentView, Stretch, StretchState, frozen_dataclass
 from efprof.report.wording import one_line, sentence, shorten_path, show
 from efprof.units import format_count
 
-LINE_PIXELS: Final = 14
-GAP_PIXELS: Final = 3
-OWNER_COLOURS: Final = ("forward", "data", "optimizer", "extra", "other")
+LINE_PIXELS = 14
+GAP_PIXELS = 3
+OWNER_COLOURS = ("forward", "data", "optimizer", "extra", "other")
 """Of the palette, for the owners with most bytes; more could not be told apart."""
-BLAMED_COLOUR: Final = "alert"
-REST_COLOUR: Final = "window"
-OWNER_LETTERS: Final = 56
-STATE_WORDS: Final[dict[StretchState, str]] = {
+BLAMED_COLOUR = "alert"
+REST_COLOUR = "window"
+OWNER_LETTERS = 56
+STATE_WORDS: dict[StretchState, str] = {
     "used": "in use",
     "slack": "rounding and slack behind blocks",
     "pending": "given back, waiting for another stream",

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 from efprof.model import BOUNDARIES, STAGES, Measurements, MemorySample, Series, SeriesLine, StepSample, Timeline
 from efprof.report.charts.chart import (
@@ -25,17 +24,17 @@ from efprof.report.charts.evidence_charts import series_chart
 from efprof.report.wording import show, source_phrase
 from efprof.units import format_count
 
-STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer"), strict=False))
+STAGE_AFTER = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer"), strict=False))
 """The stage that runs from one boundary of a step to the next."""
-RECORDER: Final = "recorder"
+RECORDER = "recorder"
 """The part of a step that no stage has: what recording it took."""
-MAX_BANDED_SAMPLES: Final = 2000
+MAX_BANDED_SAMPLES = 2000
 """400 steps of five boundaries: past that a stage is thinner than a pixel until one zooms far in."""
-MAX_BARS: Final = 400
+MAX_BARS = 400
 """Steps drawn one by one: past that bars are thinner than two pixels and each shows the mean of several steps."""
-CLIP_FACTOR: Final = 3.0
+CLIP_FACTOR = 3.0
 """A step this many times above the 95th percentile would flatten all the others: the picture starts below it."""
-MAX_SLOW_MARKS: Final = 200
+MAX_SLOW_MARKS = 200
 
 
 def memory_chart(measurements: Measurements) -> Chart | None:

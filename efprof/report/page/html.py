@@ -7,7 +7,7 @@ import shlex
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import jinja2
 import msgspec
@@ -22,8 +22,8 @@ from efprof.report.charts.pictures import figure_of, svg_of
 from efprof.report.verdict import rank_findings
 from efprof.units import format_count
 
-TEMPLATES: Final = Path(__file__).parent / "templates"
-PLOTLY: Final = Path(__file__).parent / "plotly" / "plotly-cartesian.min.js.gz"
+TEMPLATES = Path(__file__).parent / "templates"
+PLOTLY = Path(__file__).parent / "plotly" / "plotly-cartesian.min.js.gz"
 """plotly.js with the traces that have an x and a y axis, as npm has it, compressed: `make plotly` renews it."""
 
 
