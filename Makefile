@@ -52,8 +52,9 @@ types: $(TESTS_INSTALLED)
 
 # Most of a test is a process that starts: two at once take little more than half the time. Where one of them crashes,
 # all end: pytest-xdist gives the one that takes its place nothing to do (its issue 784), and would wait for ever.
+# Files come in the order of tests/conftest.py, the longest first; pytest-xdist's own puts those with the fewest tests last.
 tests: $(TESTS_INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 -m 'not long'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m 'not long'
 
 format: $(TESTS_INSTALLED) ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix .

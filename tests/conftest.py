@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -19,6 +20,20 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 adopt_orphans()
+
+LONGEST = (
+    "scripts/test_scripts.py", "recorder/hooks/test_conformance.py", "recorder/hooks/test_compilation.py",
+    "test_docs.py", "recorder/holders/test_holders.py", "recorder/launch/test_training_process.py",
+    "recorder/launch/test_launchers.py", "test_wheel.py", "commands/test_agents_page.py",
+    "recorder/collectors/test_worker_samples.py", "energy_flow/training/test_resume.py",
+)  # fmt: skip
+"""Ten seconds each, and more. They come first: a worker whose last file is such a one lets the other wait for it."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
 
 # A shell ignores the first two for what runs in its background, nohup the third; programs inherit that.
 for number, handler in (

@@ -190,12 +190,17 @@ def test_real_traces_of_two_trainings_are_not_compared() -> None:
 
 
 PROGRAM = """\
+import os
+import sys
 import time
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+import efprof
 
 
 def save(model):
@@ -203,31 +208,47 @@ def save(model):
         time.sleep(0.06)
 
 
-dist.init_process_group("gloo")
-torch.set_num_threads(1)
-model = DistributedDataParallel(nn.Linear(8, 8))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(16):
-    optimizer.zero_grad()
-    model(torch.randn(4, 8)).sum().backward()
-    optimizer.step()
-    save(model)
-time.sleep(0.2)  # gloo's threads let go of the last tensors
-dist.destroy_process_group()
+def train():
+    place = f"file://{os.getcwd()}/rendezvous"
+    dist.init_process_group("gloo", init_method=place, rank=int(os.environ["RANK"]), world_size=2)
+    torch.set_num_threads(1)
+    model = DistributedDataParallel(nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(16):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        save(model)
+    time.sleep(0.2)  # gloo's threads let go of the last tensors
+    dist.destroy_process_group()
+
+
+for rank in ("0", "1"):
+    if os.fork() == 0:
+        os.environ |= {"WORLD_SIZE": "2", "RANK": rank}
+        break
+else:
+    sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) != 0 for _ in range(2)))
+with efprof.record(trace_steps="4:13"):
+    train()
 """
+"""Its ranks are forks of one process, numbered in their environment as torchrun does: torch is imported once."""
 
 
 def test_a_recorded_training_of_two_processes_is_blamed_on_what_one_of_them_does_alone(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    record = [sys.executable, "-m", "efprof", "record", "--trace-steps", "4:13", "--"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     environment = os.environ | {"EFPROF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        record + torchrun, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=MAX_WAIT_S
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=MAX_WAIT_S,
     )
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "home" / "runs").iterdir()
     (finding,) = slow_rank(open_run(folder)).findings
-    assert (str(finding.blame), finding.blame.text) == ("train.py:11", "time.sleep(0.06)")
+    assert (str(finding.blame), finding.blame.text) == ("train.py:16", "time.sleep(0.06)")
     assert "for rank 1" in finding.message
     assert finding.gain.step_ms > 30  # which sleeps for 60 ms at least

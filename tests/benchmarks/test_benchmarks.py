@@ -132,7 +132,7 @@ def test_a_recorder_sees_each_step_of_a_loop_whose_bare_slices_come_between(
     switch = Switch(loop.model)
     sides: tuple[Side, ...] = ("bare", "light", "full", "bare", "light")
     within_bare = list[int]()
-    with efprof.record(windows="none") as recording:
+    with efprof.record(windows="none", holders=False) as recording:
         for _ in range(25):
             loop.train(next(loop.batches))
         switch.learn()

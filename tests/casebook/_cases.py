@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from efprof.units import parse_bytes
 
 FOLDER = Path(__file__).parent
 MARK = "# fault"
+CONSTANTS = ("EXPECTED", "BUDGET", "OPTIONS", "DEVICE", "SEVERITY")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,29 +39,34 @@ def find_cases() -> Iterator[Case]:
             yield case
 
 
-def all_cases() -> Iterator[Case]:
-    """Every file of this folder and those below that names what is expected of it."""
-    for path in sorted(FOLDER.rglob("[!_]*.py")):
-        expected, budget = _constant(path, "EXPECTED"), _constant(path, "BUDGET")
-        if expected is not None:
-            audits = (expected,) if isinstance(expected, str) else tuple(expected)
-            yield Case(
-                name=path.stem,
-                path=path,
-                faults=tuple(_faults(path, audits)),
-                budget_bytes=parse_bytes(budget) if budget else None,
-                options=_constant(path, "OPTIONS") or (),
-                device=_constant(path, "DEVICE"),
-                severity=_constant(path, "SEVERITY") or "medium",
-            )
+@cache
+def all_cases() -> tuple[Case, ...]:
+    """Every file of this folder and those below that names what is expected of it; read once."""
+    return tuple(case for path in sorted(FOLDER.rglob("[!_]*.py")) if (case := _case_in(path)) is not None)
 
 
-def _constant(path: Path, name: str) -> Any:
-    """A constant of the module, read without running the file; None where it has none."""
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == name:
-            return ast.literal_eval(node.value)
-    return None
+def _case_in(path: Path) -> Case | None:
+    constants = _constants(path)
+    expected, budget = constants.get("EXPECTED"), constants.get("BUDGET")
+    if expected is None:
+        return None
+    audits = (expected,) if isinstance(expected, str) else tuple(expected)
+    return Case(
+        name=path.stem,
+        path=path,
+        faults=tuple(_faults(path, audits)),
+        budget_bytes=parse_bytes(budget) if budget else None,
+        options=constants.get("OPTIONS") or (),
+        device=constants.get("DEVICE"),
+        severity=constants.get("SEVERITY") or "medium",
+    )
+
+
+def _constants(path: Path) -> dict[str, Any]:
+    """Those of the module that say what a case is, read without running the file."""
+    assigned = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
+    named = {getattr(node.targets[0], "id", None): node.value for node in reversed(assigned)}
+    return {name: ast.literal_eval(value) for name, value in named.items() if name in CONSTANTS}
 
 
 def _faults(path: Path, expected: tuple[str, ...]) -> Iterator[tuple[str, int]]:

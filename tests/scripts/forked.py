@@ -7,6 +7,7 @@ by `efprof record` without options but every step in full: into FOLDER/runs/name
 Ranks have the variables of torchrun.
 """
 
+import gc
 import os
 import runpy
 import signal
@@ -21,6 +22,7 @@ from efprof.artifacts.run_file import write_run_file
 from efprof.recorder.launch.launch import close_run
 from efprof.recorder.launch.start import start
 from efprof.recorder.session.options import VARIABLE, encode_options, parse_options
+from tests.recorder.faults.fork_server import import_what_a_child_needs
 from tests.support.builders import make_run_file
 from tests.support.waiting import MAX_WAIT_S
 
@@ -28,6 +30,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def main(folder: Path, scripts: list[str]) -> None:
+    import_what_a_child_needs()
+    gc.freeze()  # or each child would look through all of torch for garbage when it ends
     for text in scripts:
         script, _, ranks = text.partition(":")
         run = folder / "runs" / Path(script).stem

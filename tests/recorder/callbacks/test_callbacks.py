@@ -67,7 +67,7 @@ def test_a_training_with_the_callback_is_a_run_of_its_own_with_exact_steps(
 ) -> None:
     script, callback = load(framework)
     with caplog.at_level(logging.INFO):
-        script.main([callback("mine", windows="none")])
+        script.main([callback("mine", windows="none", holders=False)])
     recorded = Recorded(folder=only_run(home))
     assert (recorded.run.name, recorded.run.ended) == ("mine", "finished")
     assert described(recorded) == expected_of(framework)
@@ -81,7 +81,7 @@ def test_a_training_with_the_callback_is_a_run_of_its_own_with_exact_steps(
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_within_a_recording_the_callback_starts_none_of_its_own(framework: str, home: Path) -> None:
     script, callback = load(framework)
-    with efprof.record("outer", windows="none"):
+    with efprof.record("outer", windows="none", holders=False):
         script.main([callback("inner", windows="none")])
         train_plainly(3)
     recorded = Recorded(folder=only_run(home))
@@ -99,7 +99,7 @@ def test_the_callback_changes_no_loss_and_leaves_no_hook(framework: str, capsys:
 
     script.main()
     bare, before = capsys.readouterr().out, hooks()
-    script.main([callback(windows="none")])
+    script.main([callback(windows="none", holders=False)])
     assert capsys.readouterr().out == bare
     assert hooks() == before
 
@@ -130,7 +130,7 @@ def test_an_error_in_a_fit_ends_the_recording_with_it(home: Path) -> None:
             return super().training_step(batch, batch_idx)
 
     with pytest.raises(FloatingPointError):
-        fit(Failing(), script.make_loader(6, shuffle=False), callbacks=[callback(windows="none")])
+        fit(Failing(), script.make_loader(6, shuffle=False), callbacks=[callback(windows="none", holders=False)])
     recorded = Recorded(folder=only_run(home))
     assert (recorded.run.ended, len(recorded.steps)) == ("raised", 3)
     assert [(event.error, event.step) for event in recorded.events(TrainingRaised)] == [("FloatingPointError", 3)]
@@ -151,7 +151,7 @@ def test_two_optimizers_of_one_batch_make_one_step(home: Path) -> None:
         def configure_optimizers(self) -> Any:
             return [torch.optim.SGD(self.parameters(), lr=0.01) for _ in range(2)]
 
-    fit(Adversaries(), script.make_loader(5, shuffle=False), callbacks=[callback(windows="none")])
+    fit(Adversaries(), script.make_loader(5, shuffle=False), callbacks=[callback(windows="none", holders=False)])
     turn = ("forward", "backward", "optimizer")
     assert described(Recorded(folder=only_run(home))) == [Step(stages=("data", *turn, *turn), micro_batches=2)] * 5
 

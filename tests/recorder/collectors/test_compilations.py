@@ -1,9 +1,8 @@
 """What is noted of each compilation."""
 
-from pathlib import Path
-
 from efprof.artifacts.events import CollectorStopped, Compilation
-from tests.recorder.recording import record_script
+from tests.recorder.conftest import Begin
+from tests.recorder.recording import Recorded
 
 COUNTING = """\
 import torch
@@ -30,8 +29,10 @@ train()
 """
 
 
-def test_the_function_the_line_the_time_and_the_guard_of_each_are_noted(tmp_path: Path) -> None:
-    recorded = record_script(tmp_path / "home", COUNTING)
+def test_the_function_the_line_the_time_and_the_guard_of_each_are_noted(begin: Begin) -> None:
+    child = begin(COUNTING)
+    assert child.wait() == 0, child.errors
+    recorded = Recorded(folder=child.folder)
     assert recorded.events(CollectorStopped) == []
     events = [event for event in recorded.events(Compilation) if event.function == "forward"]
     assert [(event.site or "").split(":", 1)[1] for event in events] == ["17:train"] * 4

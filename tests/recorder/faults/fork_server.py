@@ -95,7 +95,7 @@ class ForkServer:
 
 def serve() -> None:
     """Fork for every line of standard input; the child's number goes out first, its exit code when it has ended."""
-    _import_what_a_child_needs()
+    import_what_a_child_needs()
     gc.freeze()  # or each child would look through all of torch for garbage when it ends
     orders = sys.stdin
     while line := orders.readline():
@@ -107,7 +107,8 @@ def serve() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
-def _import_what_a_child_needs() -> None:
+def import_what_a_child_needs() -> None:
+    """Torch and all of the recorder, once for all children."""
     import torch._dynamo  # noqa: F401 - torch itself does at the first optimizer, for a second
 
     import efprof.recorder.session.endings  # noqa: F401

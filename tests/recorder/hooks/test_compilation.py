@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.events import CollectorStopped, Compilation
 from efprof.artifacts.steps import StepRecord
 from tests.recorder.programs import compiled_programs
 from tests.recorder.programs.compiled_programs import NUM_STEPS, PROGRAMS
@@ -106,6 +106,11 @@ def test_the_compiler_has_nothing_to_say_of_the_recorder(both: Both) -> None:
     assert "global hooks" not in both.recording.errors
     assert "efprof/recorder" not in both.recording.errors
     assert both.recording.events(CollectorStopped) == []
+
+
+def test_compilations_are_noted_where_the_compiler_is_imported_after_the_recorder_has_started(both: Both) -> None:
+    assert all(event.seconds > 0 for event in both.recording.events(Compilation))
+    assert {event.function for event in both.recording.events(Compilation)} >= {"forward", "call", "step"}
 
 
 DEFAULT_BACKEND = """

@@ -42,7 +42,7 @@ def test_a_with_statement_records_the_loop_inside_and_nothing_else() -> None:
 
 
 def test_the_run_is_described_as_that_of_a_command(home: Path) -> None:
-    with efprof.record(windows="none") as recording:
+    with efprof.record(windows="none", holders=False) as recording:
         train_plainly(2)
     assert recording.folder == only_run(home).absolute()
     run = Recorded(folder=recording.folder).run
@@ -54,7 +54,7 @@ def test_the_run_is_described_as_that_of_a_command(home: Path) -> None:
 
 
 def test_a_decorated_function_is_recorded_at_every_call(home: Path) -> None:
-    @efprof.record(windows="none")
+    @efprof.record(windows="none", holders=False)
     def train(num_steps: int) -> str:
         train_plainly(num_steps)
         return "trained"
@@ -64,7 +64,7 @@ def test_a_decorated_function_is_recorded_at_every_call(home: Path) -> None:
 
 
 def test_a_recording_within_another_is_refused_in_one_sentence(home: Path) -> None:
-    with efprof.record("outer", windows="none") as recording:
+    with efprof.record("outer", windows="none", holders=False) as recording:
         train_plainly(2)
         with pytest.raises(EfprofError) as refused, efprof.record("inner"):
             raise AssertionError("never entered")
@@ -94,7 +94,8 @@ ENDINGS = {
 @pytest.mark.parametrize("ended", ENDINGS)
 def test_an_error_passes_through_and_is_the_ending(ended: str, home: Path) -> None:
     train, code = ENDINGS[ended]
-    with pytest.raises((KeyError, RuntimeError, KeyboardInterrupt)) as raised, efprof.record(windows="none"):
+    endings = (KeyError, RuntimeError, KeyboardInterrupt)
+    with pytest.raises(endings) as raised, efprof.record(windows="none", holders=False):
         train()
     recorded = Recorded(folder=only_run(home))
     assert (recorded.run.ended, recorded.run.exit_code) == (ended, code)
@@ -106,7 +107,7 @@ def test_an_error_passes_through_and_is_the_ending(ended: str, home: Path) -> No
     ("code", "ended"), [(None, "finished"), (256, "finished"), (3, "raised"), ("no data", "raised")]
 )
 def test_a_program_that_exits_within_ends_as_its_code_says(code: object, ended: str, home: Path) -> None:
-    with pytest.raises(SystemExit), efprof.record(windows="none"):
+    with pytest.raises(SystemExit), efprof.record(windows="none", holders=False):
         end_by(SystemExit(code))()
     recorded = Recorded(folder=only_run(home))
     assert recorded.run.ended == ended
@@ -116,7 +117,7 @@ def test_a_program_that_exits_within_ends_as_its_code_says(code: object, ended: 
 def test_an_error_of_before_is_not_the_one_that_ended_the_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     older = ValueError("of an earlier cell")
     monkeypatch.setattr(sys, "last_value", older, raising=False)
-    with efprof.record(windows="none"):
+    with efprof.record(windows="none", holders=False):
         train_plainly(2)
     recorded = Recorded(folder=only_run(home))
     assert (recorded.run.ended, recorded.events(TrainingRaised)) == ("finished", [])
@@ -184,7 +185,7 @@ def train_prepared(prepared: Prepared) -> None:
 @pytest.mark.parametrize("num_accumulated", [1, 2])
 def test_a_loop_that_accelerate_prepared_before_is_recorded_inside_a_with_statement(num_accumulated: int) -> None:
     prepared = prepare(12, num_accumulated)
-    with efprof.record(windows="none") as recording:
+    with efprof.record(windows="none", holders=False) as recording:
         train_prepared(prepared)
     recorded = Recorded(folder=recording.folder)
     num_steps = 12 // num_accumulated
@@ -208,7 +209,7 @@ def test_clipping_by_a_name_bound_before_is_no_stage_and_all_else_is_seen(
             clip(model.parameters(), 1.0)
             optimizer.step()
 
-    with efprof.record(windows="none", overhead="100%") as recording:
+    with efprof.record(windows="none", overhead="100%", holders=False) as recording:
         train()
     steps = Recorded(folder=recording.folder).steps
     assert [stages(step) for step in steps] == [["data", *PLAIN]] + [PLAIN] * 79

@@ -38,7 +38,7 @@ def test_a_stage_of_another_name_is_refused_naming_the_four(name: str) -> None:
 
 def test_a_loop_that_cannot_be_seen_is_recorded_by_its_marks() -> None:
     weight = torch.ones(3)
-    with efprof.record(windows="none") as recording:
+    with efprof.record(windows="none", holders=False) as recording:
         for _ in range(4):
             with efprof.stage("data"):
                 batch = torch.randn(8, 3)
@@ -53,7 +53,7 @@ def test_a_loop_that_cannot_be_seen_is_recorded_by_its_marks() -> None:
 
 
 def test_only_marks_divide_steps_once_there_is_one() -> None:
-    with efprof.record(windows="none") as recording:
+    with efprof.record(windows="none", holders=False) as recording:
         model, optimizer = make_training()
         for _ in range(3):
             train(model, make_loader(2), optimizer)
@@ -73,7 +73,7 @@ def test_an_evaluation_between_marked_steps_belongs_to_none(feeds: bool) -> None
                 evaluated.append(time.time())
                 error_of(model, inputs, targets)
 
-    with efprof.record(windows="none") as recording:
+    with efprof.record(windows="none", holders=False) as recording:
         model, optimizer = make_training()
         for inputs, targets in make_loader(6):
             train_step(model, optimizer, inputs, targets)
@@ -87,7 +87,7 @@ def test_an_evaluation_between_marked_steps_belongs_to_none(feeds: bool) -> None
 
 
 def test_an_error_within_a_marked_stage_passes_through_and_ends_it() -> None:
-    with efprof.record(windows="none") as recording:
+    with efprof.record(windows="none", holders=False) as recording:
         for number in range(3):
             try:
                 with efprof.stage("forward"):

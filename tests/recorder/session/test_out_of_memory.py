@@ -28,7 +28,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def recorded_end(home: Path, train: Callable[[], object]) -> tuple[str, list[str], list[str]]:
     """How this training ended, and what is told of it: the shortages by their messages, the errors by their names."""
-    with pytest.raises((KeyError, ValueError, KeyboardInterrupt, SystemExit)), efprof.record(windows="none"):
+    endings = (KeyError, ValueError, KeyboardInterrupt, SystemExit)
+    with pytest.raises(endings), efprof.record(windows="none", holders=False):
         train()
     recorded = Recorded(folder=only_run(home))
     messages, raised = [event.message for event in recorded.events(OutOfMemory)], recorded.events(TrainingRaised)
@@ -126,7 +127,7 @@ PARTS: dict[str, tuple[Callable[[], None], str]] = {
 @pytest.mark.parametrize("which", PARTS)
 def test_the_part_of_the_recorder_in_an_error_is_read_from_its_traceback(which: str, home: Path) -> None:
     train, part = PARTS[which]
-    with pytest.raises((Exception, KeyboardInterrupt)), efprof.record(windows="none"):
+    with pytest.raises((Exception, KeyboardInterrupt)), efprof.record(windows="none", holders=False):
         train()
     (raised,) = Recorded(folder=only_run(home)).events(TrainingRaised)
     assert raised.recorder_part == part

@@ -62,11 +62,11 @@ def cuda() -> Iterator[SimulatedCuda]:
 
 
 def recorded(fail: str, at_step: int = 2, overhead: str = "100%", **options: str | bool) -> Recorded:
-    """A training in which this happens, in its third step unless another one is named."""
+    """A training in which this happens, in its third step unless another one is named; holders are not asked for."""
     text = TRAIN.replace("FAIL", fail).replace("step == 2", f"step == {at_step}")
     text = text.replace("range(6)", f"range({max(60, at_step + 1)})")
     Path("train.py").write_text(text)
-    with suppress(RuntimeError), efprof.record(overhead=overhead, **options):  # type: ignore[arg-type]
+    with suppress(RuntimeError), efprof.record(overhead=overhead, holders=False, **options):  # type: ignore[arg-type]
         runpy.run_path(str(Path("train.py").absolute()))
     return Recorded(folder=only_run(Path("home")))
 
@@ -182,7 +182,7 @@ def test_the_ring_is_short_and_a_window_takes_its_place(cuda: SimulatedCuda) -> 
 
 def test_a_program_that_keeps_the_history_itself_ends_the_ring_and_keeps_its_own(cuda: SimulatedCuda) -> None:
     Path("train.py").write_text(TRAIN.replace("FAIL", "torch.cuda.memory._record_memory_history(max_entries=77)"))
-    with efprof.record(memory_ring=True, windows="none"):
+    with efprof.record(memory_ring=True, windows="none", holders=False):
         runpy.run_path(str(Path("train.py").absolute()))
     assert (cuda.history, cuda.max_entries) == ("all", 77)
     (stopped,) = stops_of(Recorded(folder=only_run(Path("home"))))
