@@ -87,7 +87,7 @@ class BackwardWatch:
         self._kept: tuple[_Site, list[Any], int, bool] | None = None
         """The pass that runs, if it is to keep its graph: its line, the graph's roots, its step, `create_graph`."""
 
-    def begin(self, step: OpenStep, tensors: Any, retains_graph: bool, creates_graph: bool) -> None:
+    def begin(self, step: OpenStep, tensors: Any, _: object, retains_graph: bool, creates_graph: bool) -> None:
         if torch._C._current_graph_task_id() != -1:
             return  # reentrant checkpointing calls backward from within a pass
         self._kept = None
@@ -149,7 +149,7 @@ class BackwardWatch:
 
 def start(session: Session) -> None:
     watch = BackwardWatch(session.loop, session.sites, session.note)
-    session.listen("backward_calls", backward_called=watch.begin, backward_ended=watch.end, step_ended=watch.finish)
+    session.listen("backward_calls", backward_began=watch.begin, backward_ended=watch.end, step_ended=watch.finish)
     session.on_end("backward_calls", watch.note)
 
 

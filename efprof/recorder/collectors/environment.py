@@ -78,7 +78,7 @@ def start(session: Session) -> None:
         if session.rank_folder.path.name == "rank0":
             _write(session.run_folder, device.index, source)
 
-    def note_device(step: OpenStep, losses: object, _: object) -> None:
+    def note_device(step: OpenStep, losses: object, *_: object) -> None:
         if step.num_backwards == 1 and device.see(losses):
             step.memory.clear()  # of another device
             write_once()

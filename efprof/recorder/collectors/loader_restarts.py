@@ -27,7 +27,7 @@ def start(session: Session) -> None:
         vars(iterator)[SITE] = site
         if site in unfinished and step.spans:
             _, began_ns, ended_ns = step.spans[-1]  # of the call that made it
-            count_call(step.waits.stalls, site, "DataLoader.__iter__", ended_ns - began_ns)
+            count_call(step.stalls, site, "DataLoader.__iter__", ended_ns - began_ns)
         unfinished.add(site)
 
     def exhausted(iterator: Any, _: object) -> None:
@@ -40,7 +40,7 @@ def start(session: Session) -> None:
     def workers_ended(iterator: Any) -> None:
         step, site = loop.step, vars(iterator).get(SITE)
         if step is not None and site in unfinished and loop.thread.is_training_thread:
-            count_call(step.waits.stalls, site, "DataLoader workers end", perf_counter_ns() - end_began_ns)
+            count_call(step.stalls, site, "DataLoader workers end", perf_counter_ns() - end_began_ns)
 
     session.listen("loader_restarts", loader_started=started, loader_ended=exhausted)
     session.before(kind, "_shutdown_workers", "loader_restarts", workers_end)

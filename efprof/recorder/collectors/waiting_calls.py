@@ -121,7 +121,7 @@ class _WaitingCalls:
         is_of_user = call == "print" or file.endswith(FORMATTING) or not file.startswith((_TORCH, _TRITON))
         site = self._sites.of_caller(caller) if is_of_user else None
         if site is not None and self._loop.step is not None:
-            count_call(self._loop.step.waits.reads, site, call, spent_ns)
+            count_call(self._loop.step.reads, site, call, spent_ns)
 
     def _note_stall(self, call: str, caller: FrameType, spent_ns: int) -> None:
         for frame in callers(caller):
@@ -131,4 +131,4 @@ class _WaitingCalls:
                 break
         site = self._sites.of_caller(caller)
         if site is not None and self._loop.step is not None:
-            count_call(self._loop.step.waits.stalls, site, call, spent_ns)
+            count_call(self._loop.step.stalls, site, call, spent_ns)

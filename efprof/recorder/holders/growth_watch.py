@@ -79,6 +79,7 @@ class WatchedValue:
     told: Watched
     times: Counter[tuple[Line, How]] = field(default_factory=Counter)
     entries: Counter[tuple[Line, How]] = field(default_factory=Counter)
+    states: list["State"] = field(default_factory=list)
     variables: list["Variable"] = field(default_factory=list)
 
     @property
@@ -112,39 +113,39 @@ class Variable:
         self._last = now
 
 
-class State(NamedTuple):
-    """One comparison: of a container, or of what has a name."""
+@dataclass(slots=True)
+class State:
+    """What is compared after each event, of a container or of what has a name."""
 
     measure: Callable[[], Measured]
-    thing: WatchedValue
+    last: Measured
 
 
-def states_of(thing: WatchedValue, containers: list[Any], names: list[tuple[Any, str]]) -> list[State]:
-    """All that is compared for one thing; its local variables become `thing.variables` instead."""
-    states, named = [], set()
+def watched(told: Watched, containers: list[Any], names: list[tuple[Any, str]]) -> WatchedValue:
+    """With all that is compared for it, and its local variables."""
+    thing = WatchedValue(told)
+    measures: list[Callable[[], Measured]] = []
+    named = set()
     for owner, name in names[-MAX_HANDLES:]:
         if type(owner) is FrameType:
             thing.variables.append(Variable(owner, name))
         else:
-            states.append(State(partial(_named, owner, name), thing))
+            measures.append(partial(_named, owner, name))
             named.add(id(value_of(owner, name)))
     for container in containers[-MAX_HANDLES:]:
         if id(container) not in named:
-            states.append(State(partial(_contained, container), thing))
-    return states
+            measures.append(partial(_contained, container))
+    thing.states = [State(measure, measure()) for measure in measures]
+    return thing
 
 
 class GrowthWatch:
     """Traces the calling thread from `begin` on; `step_ended` after each step tells when to `end`."""
 
-    def __init__(
-        self, sites: Sites, things: list[WatchedValue], states: list[State], guarded: Callable[[Tracer], Tracer]
-    ) -> None:
+    def __init__(self, sites: Sites, things: list[WatchedValue], guarded: Callable[[Tracer], Tracer]) -> None:
         self.spent_ns = 0
         self._sites = sites
         self._things = things
-        self._states = states
-        self._last = [state.measure() for state in states]
         self._called, self._within = guarded(self._on_call), guarded(self._on_event)
         self._at: Line | None = None
         self._lines: set[tuple[CodeType, int]] = set()
@@ -201,8 +202,8 @@ class GrowthWatch:
                 if may_read_locals(frame.f_code):
                     locals_of(frame)  # lets go of the copies that Python made for the tracer
         self._frames.clear()
-        self._states.clear()
-        self._last.clear()
+        for thing in self._things:
+            thing.states.clear()
 
     def stop(self) -> None:
         """Trace no more, and blame no line for what is done from here on; another thread stops at its next call."""
@@ -291,12 +292,13 @@ class GrowthWatch:
 
     def _check(self) -> None:
         """What has changed since the last event, the line did that had begun then."""
-        for index, state in enumerate(self._states):
-            now, before = state.measure(), self._last[index]
-            if now != before:
-                self._last[index] = now
-                if self._at is not None:
-                    state.thing.note(self._at, before, now)
+        for thing in self._things:
+            for state in thing.states:
+                before, now = state.last, state.measure()
+                if now != before:
+                    state.last = now
+                    if self._at is not None:
+                        thing.note(self._at, before, now)
 
     def _may_trace(self, code: CodeType) -> bool:
         known = self._is_user.get(code)

@@ -20,7 +20,7 @@ from efprof.artifacts.holders import Container, Count, Counted, Moment, Watch, W
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.holders.grown_containers import GrownContainers
-from efprof.recorder.holders.growth_watch import MAX_NS, GrowthWatch, State, WatchedValue, states_of
+from efprof.recorder.holders.growth_watch import MAX_NS, GrowthWatch, WatchedValue, watched
 from efprof.recorder.holders.paths import Held, Key, Node, Place, TimeLimit, TimeLimitReached
 from efprof.recorder.holders.variables import attributes_of, locals_of, may_read_locals
 from efprof.recorder.holders.walk import Walk
@@ -182,10 +182,10 @@ class Holders:
         keys = self._grown_holders(counted)
         if moment == "loader_ended":
             keys = [key for key in counted if key in self._grown_between]
-        things, states = self._things([counted[key] for key in keys], containers)
+        things = self._things([counted[key] for key in keys], containers)
         if not things or not (self._is_asked or self._budget.affords_count(MAX_NS)):
             return
-        watch = GrowthWatch(self._sites, things, states, self._guard)
+        watch = GrowthWatch(self._sites, things, self._guard)
         why_not = watch.begin(sys._getframe(), MAX_WATCHED_STEPS)
         if why_not is None:
             self._watch = watch
@@ -224,7 +224,7 @@ class Holders:
         self._num_watches += 1
         self._folder.write_json(f"watch-{self._num_watches}.json", watch)
 
-    def _things(self, holders: list[Held], listed: list[Container]) -> tuple[list[WatchedValue], list[State]]:
+    def _things(self, holders: list[Held], listed: list[Container]) -> list[WatchedValue]:
         """These, and containers that grew since the last count and are not those of one of them."""
         grown = dict(self._containers.grown)
         found: list[tuple[Counted | Container, list[Any], list[tuple[Any, str]]]] = []
@@ -238,12 +238,10 @@ class Holders:
             for one in listed
             if one.number in grown and one.length > one.length_before
         ]
-        things, states = [], []
-        for one, containers, names in found[:MAX_WATCHED]:
-            told = Watched(path=one.path, scope=one.scope, file=one.file, number=one.number)
-            things.append(WatchedValue(told))
-            states += states_of(things[-1], containers, names)
-        return things, states
+        return [
+            watched(Watched(path=one.path, scope=one.scope, file=one.file, number=one.number), containers, names)
+            for one, containers, names in found[:MAX_WATCHED]
+        ]
 
     def _grown_holders(self, counted: dict[Key, Held]) -> list[Key]:
         """Those that grew most first; one that was cut may only seem to have grown, which its watch will show."""

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -36,19 +35,19 @@ def launch(
     command: list[str],
     *,
     runs_folder: Path,
-    name: str | None = None,
-    wanted: Options | None = None,
-    configuration: Mapping[str, str] | None = None,
+    name: str | None,
+    wanted: Options,
+    configuration: dict[str, str],
 ) -> tuple[Path, int]:
     """Run `command` to its end; returns the run folder and the command's own exit code.
 
     Raises EfprofError before anything is started where the program or the folder cannot be had.
     """
     path = find_program(command[0])
-    run = describe_run(command, name or name_of_command(command), dict(configuration or {}))
+    run = describe_run(command, name or name_of_command(command), configuration)
     folder = make_run_folder(runs_folder, run)
     root = run.git.root if run.git else run.working_folder
-    options = msgspec.structs.replace(wanted or Options(), run_folder_name=str(folder), root_name=root)
+    options = msgspec.structs.replace(wanted, run_folder_name=str(folder), root_name=root)
     keep_diff(folder, run.git if options.keeps_diff else None)
     start = time.monotonic()
     program, environment = RecordedProgram(run_folder=folder), child_environment(options)
@@ -161,7 +160,7 @@ def _run_child(command: list[str], environment: dict[str, str], program: Recorde
         return program.child.wait()
 
 
-def how_it_ended(folder: Path, code: int, program: RecordedProgram | None = None) -> Ending:
+def how_it_ended(folder: Path, code: int, program: RecordedProgram | None) -> Ending:
     """The ending of a run whose command gave this code; `program` is None where the run is recorded in code."""
     if code == 0:
         return "finished"

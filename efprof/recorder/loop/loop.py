@@ -31,7 +31,7 @@ class Loop:
     """The state machine behind the hooks.
 
     Collectors subscribe to its lists. Those of a step are called for steps recorded in full: `step_began(step)`,
-    `fetched(step)`, `step_dropped(step)`, `backward_began(step, tensors, gradients)`, `backward_called(step, tensors,
+    `fetched(step)`, `step_dropped(step)`, `backward_began(step, tensors, gradients,
     retains_graph, creates_graph)`, `backward_ended()`, `clip_began(parameters, bound)`, `clipped(norm, parameters)`,
     `optimizer_began(step, optimizer)`, `step_ended(step, record)`. In light steps too: `loader_began(loader)`,
     `loader_started(loader, iterator)` and `loader_ended(iterator, number)`, where a DataLoader is to be gone through,
@@ -76,7 +76,6 @@ class Loop:
         self.compilation_began = Listeners()
         self.window_begins = Listeners()
         self.backward_began = Listeners()
-        self.backward_called = Listeners()
         self.backward_ended = Listeners()
         self.optimizer_began = Listeners()
         self.clip_began = Listeners()
@@ -254,8 +253,7 @@ class Loop:
         if steps.probe is not None:
             steps.probe.watch_loss(tensors)
         steps.note_memory(step, "pre_backward", entered)
-        self.backward_began(step, tensors, gradients)
-        self.backward_called(step, tensors, retains_graph, creates_graph)
+        self.backward_began(step, tensors, gradients, retains_graph, creates_graph)
         if self.clock.stage is None:
             self.clock.open(step, "backward", "backward", entered)
 

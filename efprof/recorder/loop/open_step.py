@@ -50,12 +50,6 @@ class Batches:
 
 
 @dataclass(kw_only=True, slots=True)
-class WaitingCalls:
-    reads: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
-    stalls: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True, slots=True)
 class OpenStep:
     """The step that is being recorded; times are `time.perf_counter_ns` unless they say otherwise."""
 
@@ -72,7 +66,8 @@ class OpenStep:
     memory: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
     """Boundary, when, and what `Memory.read` gave."""
     batches: Batches = field(default_factory=Batches)
-    waits: WaitingCalls = field(default_factory=WaitingCalls)
+    reads: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
+    stalls: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
     numbers: StepNumbers = field(default_factory=StepNumbers)
     stepped: list[int] = field(default_factory=list)
     skipped: tuple[int, ...] = ()
@@ -121,8 +116,8 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> 
         samples=step.batches.samples,
         num_elements=step.num_elements or step.batches.num_elements,
         recorder_us=step.recorder_ns / 1000,
-        reads=list(step.waits.reads.values()),
-        stalls=list(step.waits.stalls.values()),
+        reads=list(step.reads.values()),
+        stalls=list(step.stalls.values()),
         learning_rate=step.numbers.learning_rate,
         is_skipped=bool(step.skipped),
         backward_site=step.backward_site,

@@ -61,7 +61,7 @@ class Numbers:
         self._num_bad_reads: Counter[bool] = Counter()
         """By whether the optimizer was skipped: a scaler that finds its scale uses up nothing of the others."""
 
-    def note_loss(self, step: OpenStep, tensors: Any, gradients: Any) -> None:
+    def note_loss(self, step: OpenStep, tensors: Any, gradients: Any, *_: object) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
         self._clipped.clear()  # what is clipped next may be the same gradients, to which others were added
         opened = step.numbers

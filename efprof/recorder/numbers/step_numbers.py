@@ -57,12 +57,12 @@ def feeders_of(node: Any) -> list[Any]:
 
 
 def nodes_behind(nodes: Iterable[Any], most: int) -> Iterator[Any]:
-    """These and those that feed them, nearer ones first, so many at most."""
+    """These and those that feed them, nearer ones first, each once; no further once so many were met."""
     waiting = list(dict.fromkeys(nodes))
     seen = set(waiting)
     for node in waiting:
         yield node
-        new = [feeder for feeder in feeders_of(node) if feeder not in seen] if len(seen) < most else []
+        new = [one for one in dict.fromkeys(feeders_of(node)) if one not in seen] if len(seen) < most else []
         seen.update(new)
         waiting += new
 
