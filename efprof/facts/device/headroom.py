@@ -102,9 +102,9 @@ class Headroom:
 
 def device_capacity(run: Run) -> int | None:
     """Free at the first step or reserved already, of what the program lets itself take of it; None without CUDA."""
-    if not run.run_file.devices or "CUDA" not in run.run_file.memory_source:
+    device = run.cuda_device
+    if device is None:
         return None
-    device = run.run_file.devices[0]
     allowed = allowed_bytes(run, device)
     if device.free_bytes is None:
         return allowed
