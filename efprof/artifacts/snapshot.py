@@ -10,6 +10,7 @@ import msgspec
 from efprof.artifacts.files import bounded_memory, no_garbage_collection
 from efprof.model import UnreadableInput
 
+PoolId = tuple[int, int]
 DEFAULT_POOL = (0, 0)
 """Of memory that belongs to no CUDA graph and no `torch.cuda.MemPool`."""
 
@@ -62,7 +63,7 @@ class Segment(msgspec.Struct):
     device: int = 0
     stream: int = 0
     segment_type: str = "large"
-    segment_pool_id: tuple[int, int] = DEFAULT_POOL
+    segment_pool_id: PoolId = DEFAULT_POOL
     is_expandable: bool = False
 
 
@@ -75,11 +76,11 @@ class Entry(msgspec.Struct, gc=False):
     device_free: int | None = None
     stream: int = 0
     time_us: int | None = None
-    pool_id: tuple[int, int] | None = None
+    pool_id: PoolId | None = None
     frames: Frames = None
 
     @property
-    def private_id(self) -> tuple[int, int]:
+    def private_id(self) -> PoolId:
         """The private pool that it is of, as far as the file tells: torch names it since 2.12."""
         return self.pool_id or DEFAULT_POOL
 

@@ -98,6 +98,10 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     has_pause: bool = False
     num_elements: int = 0
 
+    def allocated(self, boundary: str | None = None) -> list[int]:
+        """Bytes at each of its boundaries in order, or each time that it came to one of them."""
+        return [here.allocated_bytes for here in self.memory if boundary in (None, here.boundary)]
+
 
 IS_SKIPPED = 1
 """A gradient scaler held the update back."""

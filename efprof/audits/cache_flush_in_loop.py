@@ -29,7 +29,7 @@ def cache_flush_in_loop(run: Run) -> Examination:
     The time measured inside the calls; asking the driver again comes on top.
     """
     times, stalls = run.get(StepTimes), stall_lines(run)
-    if "CUDA" not in run.run_file.memory_source:
+    if not run.is_on_cuda:
         raise NothingToLookAt(CUDA_DEVICE)
     flushes = [line for line in stalls if CALL in line.call and line.count_per_step >= MIN_PER_STEP]
     looked_at = f"{len(times.steady)} steps, {format_count(len(stalls), 'line')} that stall"

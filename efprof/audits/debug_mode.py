@@ -63,7 +63,7 @@ def debug_mode(run: Run) -> Examination:
     costly = [line for line in often if line.call != COLLECT or line.step_ms >= MIN_SHARE * step_ms]
     found = [_left_on(run, line, step_ms) for line in costly]
     values = run.run_file.environment | run.run_file.settings
-    if "CUDA" in run.run_file.memory_source:
+    if run.is_on_cuda:
         found += [_set(run, name, values[name]) for name in VARIABLES if values.get(name) not in (None, "", "0")]
     looked_at = f"{format_count(len(steps), 'step')}: anomaly detection, profilers, garbage, blocking launches"
     return Examination(looked_at=looked_at, findings=tuple(found))

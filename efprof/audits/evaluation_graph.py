@@ -83,7 +83,7 @@ def _finding(run: Run, blame: SourceLine, every: list[Evaluation]) -> Finding:
 
 def _gain(run: Run, peak_bytes: int, held_bytes: int) -> Gain:
     steps = (one for one in run.steps if not one.has_pause)
-    trained = max((each.allocated_bytes for one in steps for each in one.memory), default=0)
+    trained = max((size for one in steps for size in one.allocated()), default=0)
     saved = peak_bytes - max(trained, peak_bytes - held_bytes)
     if saved <= 0:
         return Gain.none("the peak is in training; what the graphs take of time was not measured")

@@ -3,7 +3,9 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-PoolKey = tuple[tuple[int, int], bool]
+from efprof.artifacts.snapshot import PoolId
+
+PoolKey = tuple[PoolId, bool]
 """The private pool's id, and whether the blocks are small."""
 
 
@@ -73,7 +75,7 @@ class Pool:
 
     __slots__ = ("_at", "_free", "_unmapped", "_unmapped_at", "is_small", "num_lookups", "private_id")
 
-    def __init__(self, private_id: tuple[int, int], *, is_small: bool) -> None:
+    def __init__(self, private_id: PoolId, *, is_small: bool) -> None:
         self.private_id = private_id
         self.is_small = is_small
         self.num_lookups = 0

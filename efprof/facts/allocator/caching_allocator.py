@@ -7,7 +7,7 @@ memory was released the pools are not searched again (pytorch/pytorch#189504).
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from efprof.artifacts.snapshot import DEFAULT_POOL
+from efprof.artifacts.snapshot import DEFAULT_POOL, PoolId
 from efprof.facts.allocator.blocks import Block, Pool, PoolKey, Range, merge, part_of, split
 from efprof.facts.allocator.settings import (
     MIN_BLOCK_BYTES,
@@ -56,7 +56,7 @@ class CachingAllocator:
         self._allowed = int(fraction * capacity) if fraction and fraction < 1 and capacity else None
         self._collects_garbage = self._allowed is not None and settings.garbage_collection_threshold > 0
 
-    def pool(self, private_id: tuple[int, int], *, is_small_pool: bool) -> Pool:
+    def pool(self, private_id: PoolId, *, is_small_pool: bool) -> Pool:
         key = private_id, is_small_pool
         pool = self._pools.get(key)
         if pool is None:
@@ -68,7 +68,7 @@ class CachingAllocator:
         return list(self._pools.values())
 
     def malloc(
-        self, requested: int, stream: int, private_id: tuple[int, int] = DEFAULT_POOL, *, has_searched: bool = False
+        self, requested: int, stream: int, private_id: PoolId = DEFAULT_POOL, *, has_searched: bool = False
     ) -> Block | None:
         """None where memory is short; `has_searched` where the free ones were looked through before the latest came."""
         size = self._rounded.get(requested)

@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Segment
+from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, PoolId, Segment
 from efprof.facts.allocator.settings import SMALL_SEGMENT_BYTES, AllocatorSettings, is_small, rounded_bytes
 
 MAX_RANGE_BYTES = 1 << 39
 """More than the addresses of any expandable segment: an eighth above the memory of the largest device."""
 
-Kind = tuple[tuple[int, int], bool, int]
+Kind = tuple[PoolId, bool, int]
 """Private pool, whether its blocks are small, stream."""
 
 
@@ -23,7 +23,7 @@ class Extent:
     num_bytes: int
     stream: int
     is_small: bool
-    private_id: tuple[int, int] = DEFAULT_POOL
+    private_id: PoolId = DEFAULT_POOL
     is_expandable: bool = False
 
     @property
@@ -114,7 +114,7 @@ class Known:
     """Addresses in expandable segments of which the file tells the pool: what is nearest is of the same range."""
 
     def __init__(self, entries: Iterable[Entry], segments: Iterable[Segment], settings: AllocatorSettings) -> None:
-        self._pools: dict[tuple[int, int], tuple[bool, tuple[int, int] | None]] = {
+        self._pools: dict[PoolId, tuple[bool, PoolId | None]] = {
             (entry.stream, entry.addr): (is_small(rounded_bytes(entry.size, settings)), entry.pool_id)
             for entry in entries
             if entry.action in {"alloc", "free_completed"}
@@ -126,7 +126,7 @@ class Known:
                     self._pools[segment.stream, address] = found
         self._places = sorted(self._pools)
 
-    def pool_of(self, entry: Entry) -> tuple[bool, tuple[int, int]]:
+    def pool_of(self, entry: Entry) -> tuple[bool, PoolId]:
         """Whether it is one of small blocks, and its private id."""
         index = bisect_left(self._places, (entry.stream, entry.addr))
         around = [place for place in self._places[max(0, index - 1) : index + 1] if place[0] == entry.stream]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, zip_longest
 from operator import attrgetter, itemgetter
 
-from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames, Segment, Snapshot
+from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames, PoolId, Segment, Snapshot
 from efprof.facts.allocator.blocks import Block, Range
 from efprof.facts.allocator.caching_allocator import RANGE_BYTES, CachingAllocator
 from efprof.facts.allocator.extents import Extent, Extents, Kind, Known, released_extent
@@ -42,7 +42,7 @@ class LiveBlock:
     requested: int
     size: int | None
     stream: int
-    private_id: tuple[int, int] = DEFAULT_POOL
+    private_id: PoolId = DEFAULT_POOL
     frames: Frames = None
     """Where it was asked for, if it is still there at the end; the file does not tell of others."""
 

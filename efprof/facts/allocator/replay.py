@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames
+from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames, PoolId
 from efprof.facts.allocator.blocks import Block, part_of
 from efprof.facts.allocator.caching_allocator import CachingAllocator
 from efprof.facts.allocator.history import History, restore
@@ -188,7 +188,7 @@ class Replayer:
 
 
 def _place(
-    allocator: CachingAllocator, address: int, requested: int, stream: int, private_id: tuple[int, int] = DEFAULT_POOL
+    allocator: CachingAllocator, address: int, requested: int, stream: int, private_id: PoolId = DEFAULT_POOL
 ) -> Block | None:
     """Serve a request at this address, if that is free; None where it is not."""
     size = rounded_bytes(requested, allocator.settings)

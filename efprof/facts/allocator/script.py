@@ -1,6 +1,6 @@
 """A recorded history as a program for the model, free of any address; and how large a device it was recorded on."""
 
-from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry
+from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry, PoolId
 from efprof.facts.allocator.history import History
 from efprof.model import frozen_dataclass
 
@@ -10,7 +10,7 @@ ALLOCATE, FREE, EMPTY_CACHE, ATTEMPT = range(4)
 REQUESTS = GROWTH | {"oom"}
 """Of memory from the driver, served or not."""
 
-Operation = tuple[int, int, int, int, tuple[int, int]]
+Operation = tuple[int, int, int, int, PoolId]
 """What to do; the number of the block, by the order of requests; its bytes as asked for, stream and private pool."""
 
 

@@ -59,7 +59,7 @@ class Headroom:
         if capacity is None:
             raise NothingToLookAt(CUDA_DEVICE)
         steady = [time.record for time in times.steady if time.record.memory]
-        fixed = [here.allocated_bytes for record in steady for here in record.memory if here.boundary == "pre_forward"]
+        fixed = [size for record in steady for size in record.allocated("pre_forward")]
         if not fixed:
             raise NotRecorded("steps.jsonl holds no memory at the start of a forward pass; record a longer run.")
         micro_batch = statistics.mode(record.samples // max(1, record.micro_batches) for record in steady)
@@ -102,9 +102,9 @@ class Headroom:
 
 def device_capacity(run: Run) -> int | None:
     """Free at the first step or reserved already, of what the program lets itself take of it; None without CUDA."""
-    if not run.run_file.devices or "CUDA" not in run.run_file.memory_source:
+    device = run.cuda_device
+    if device is None:
         return None
-    device = run.run_file.devices[0]
     allowed = allowed_bytes(run, device)
     if device.free_bytes is None:
         return allowed
@@ -149,7 +149,7 @@ def _is_even(steady: Sequence[StepRecord]) -> bool:
     sizes = [(record.samples, record.micro_batches) for record in steady]
     usual = statistics.mode(sizes)
     is_same = sizes.count(usual) >= EVEN_SHARE * len(sizes) and all(size[0] <= usual[0] for size in sizes)
-    read = ([one.allocated_bytes for one in record.memory] for record in steady)
+    read = (record.allocated() for record in steady)
     kept = [max(each) - min(each) for each, size in zip(read, sizes, strict=True) if size == usual]
     kept = [rise for rise in kept if rise]
     return is_same and (not kept or max(kept) <= MAX_UNEVENNESS * statistics.median(kept))

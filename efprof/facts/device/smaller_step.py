@@ -84,7 +84,7 @@ def kept_and_usual_bytes(rank_folder: Path, stage: str | None) -> tuple[int | No
     whole = [one for one in records if {"pre_forward", "post_backward"} <= {here.boundary for here in one.memory}]
     if not whole:
         return None, None
-    usual_bytes = max(here.allocated_bytes for here in whole[-1].memory) - min(_sizes(whole[-1], "pre_forward"))
+    usual_bytes = max(whole[-1].allocated()) - min(whole[-1].allocated("pre_forward"))
     return _kept(whole[-1], stage), usual_bytes
 
 
@@ -166,19 +166,15 @@ def _parts_of(micro_batch: int) -> Iterator[int]:
         yield micro_batch
 
 
-def _sizes(record: StepRecord, boundary: str) -> list[int]:
-    return [here.allocated_bytes for here in record.memory if here.boundary == boundary]
-
-
 def _kept(record: StepRecord, stage: str | None) -> int:
     """At the most recent instants without activations: before forward, and once backward has freed them.
 
     The first step's optimizer makes its state, which its own boundaries before do not show.
     """
-    kept = max(_sizes(record, "pre_forward"))
+    kept = max(record.allocated("pre_forward"))
     if stage is None or stage in FULL_STAGES:
-        kept = max(kept, *_sizes(record, "post_backward"))
-    made = max(_sizes(record, "post_optimizer_step"), default=0) - max(_sizes(record, "post_backward"))
+        kept = max(kept, *record.allocated("post_backward"))
+    made = max(record.allocated("post_optimizer_step"), default=0) - max(record.allocated("post_backward"))
     return kept + (max(0, made) if record.step == 0 else 0)
 
 

@@ -72,7 +72,7 @@ class RetainedBackward:
                 "too few."
             )
         records = [time.record for time in steady]
-        peak_bytes = max((here.allocated_bytes for record in records for here in record.memory), default=0)
+        peak_bytes = max((size for record in records for size in record.allocated()), default=0)
         needless = (
             NeedlessGraph(
                 site=one.site,

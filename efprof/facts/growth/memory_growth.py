@@ -82,8 +82,8 @@ def _read(records: Sequence[StepRecord], counted_after: Container[int]) -> tuple
     samples: list[Point | None] = []
     within: list[int] = []
     for record in records:
-        sizes = [here.allocated_bytes for here in record.memory]
-        left = [here.allocated_bytes for here in record.memory if here.boundary == "post_optimizer_step"][-1:]
+        sizes = record.allocated()
+        left = record.allocated("post_optimizer_step")[-1:]
         if left and not is_in_window(record):
             samples.append((record.step, left[0]))
             within.append(max(sizes) - max(left[0], sizes[0]))

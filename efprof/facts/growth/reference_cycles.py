@@ -45,7 +45,7 @@ class CycleSawtooth:
         starts = [record.started_ns for record in records]
         places = [bisect_right(starts, each.at_ns) - 1 for each in large]
         steps = [records[place].step if place >= 0 else 0 for place in places]
-        read = [here.allocated_bytes for record in records if record.window is None for here in record.memory]
+        read = [size for record in records if record.window is None for size in record.allocated()]
         apart = [later - step for step, later in pairwise([0, *steps])]
         return cls(
             garbage=garbage,

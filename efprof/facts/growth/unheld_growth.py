@@ -68,7 +68,7 @@ class HostGrowth:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Fit the trend; raises NotRecorded where the system told nothing, ThinEvidence where too little was read."""
-        is_heap_read = "CUDA" not in run.run_file.memory_source
+        is_heap_read = not run.is_on_cuda
         records = run.steps
         samples = outside_samples(records, is_heap_read=is_heap_read)
         steps = [sample[0] for sample in samples if sample is not IN_WINDOW]
@@ -225,7 +225,7 @@ def surviving_lines(run: Run) -> list[tuple[str, float]]:
 
 def _container_to_blame(run: Run, slope: float) -> RetainedTensors | None:
     """One whose entries explain it, as they do on a CPU; else one of a library, whose entries are not taken apart."""
-    if "CUDA" not in run.run_file.memory_source:
+    if not run.is_on_cuda:
         for one in grown_containers(run):
             if one.rate.slope >= MIN_SHARE * slope:
                 return one

@@ -70,19 +70,19 @@ class InputWaits:
         num_steps = len(times.own_ms)  # of the light ones nobody knows whether they waited; no epoch begins there
         restarts, epoch = _restarts(steady, loader, num_steps), _steps_per_epoch(times.every, loader)
         usual = [time for time in steady if time not in restarts]
-        waits_ms = _without_longest([time.blocking_ms("data") for time in usual])
+        waits_ms = _without_longest([time.data_wait_ms for time in usual])
         data_ms = statistics.fmean(waits_ms)
         return cls(
             loader=loader,
             num_cpus=run.run_file.host.num_cpus if run.run_file.host else 1,
             num_epochs=math.ceil(len(times.every) / epoch) if epoch else 1,
-            rest_ms=statistics.median(time.total_ms - time.blocking_ms("data") for time in steady),
+            rest_ms=statistics.median(time.total_ms - time.data_wait_ms for time in steady),
             data_ms=data_ms,
             data_interval_ms=mean_interval(waits_ms),
             fetch_ms=statistics.fmean(_without_longest([time.of("data") for time in usual])),
             cpu_ms=statistics.median(time.cpu_ms for time in steady),
             num_restarts=len(restarts),
-            restart_ms=sum(time.blocking_ms("data") - data_ms for time in restarts) / num_steps,
+            restart_ms=sum(time.data_wait_ms - data_ms for time in restarts) / num_steps,
             threads=run.find(ReadyThreads),
         )
 
@@ -247,8 +247,8 @@ def _restarts(steady: Sequence[StepTime], loader: LoaderBuilt | None, num_steps:
     """The first steps of the epochs, where they waited long; none for a loader that keeps its workers."""
     if loader is None or not loader.num_workers or loader.persistent_workers:
         return []
-    limit_ms = max(LARGE_WAIT_MS, LARGE_WAIT_FACTOR * statistics.median(time.blocking_ms("data") for time in steady))
-    large = [time for time in steady if time.blocking_ms("data") > limit_ms]
+    limit_ms = max(LARGE_WAIT_MS, LARGE_WAIT_FACTOR * statistics.median(time.data_wait_ms for time in steady))
+    large = [time for time in steady if time.data_wait_ms > limit_ms]
     if len(large) < 2 or len(large) > MAX_LARGE_SHARE * num_steps:
         return []
     steps = _steps_per_epoch(steady, loader) or large[1].step - large[0].step
@@ -260,7 +260,7 @@ def _restarts(steady: Sequence[StepTime], loader: LoaderBuilt | None, num_steps:
 
 def wait_evidence(times: StepTimes) -> tuple[Evidence, ...]:
     return (
-        part_of_steps(times, "waiting for data", [time.blocking_ms("data") for time in times.steady]),
+        part_of_steps(times, "waiting for data", [time.data_wait_ms for time in times.steady]),
         Narrative.of(
             "The time between asking the loader for a batch and getting it was measured in every step; as long as a "
             "device still has something to do, it is no wait.",

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
-from efprof.artifacts.run_file import RunFile, read_run_file
+from efprof.artifacts.run_file import Device, RunFile, read_run_file
 from efprof.artifacts.runs import last_trained, list_attempts
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.model import EfprofError, NotRecorded, UnreadableInput
@@ -53,6 +53,16 @@ class Run:
     def is_foreign(self) -> bool:
         """Whether there are only files of it that efprof did not record."""
         return self.run_file.ended == "unknown"
+
+    @property
+    def is_on_cuda(self) -> bool:
+        """True if memory was read from CUDA's allocator."""
+        return "CUDA" in self.run_file.memory_source
+
+    @property
+    def cuda_device(self) -> Device | None:
+        """The first of the devices whose allocator was read."""
+        return self.run_file.devices[0] if self.run_file.devices and self.is_on_cuda else None
 
     @property
     def rank_folder(self) -> Path:

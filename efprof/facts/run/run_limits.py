@@ -59,7 +59,7 @@ class RunLimits:
         """The device's memory where the allocator counted that, else the host's."""
         records = run.steps
         host = run.run_file.host
-        device = run.run_file.devices[0] if run.run_file.devices and "CUDA" in run.run_file.memory_source else None
+        device = run.cuda_device
         is_device = device is not None
         # Read in full steps alone.
         used = [

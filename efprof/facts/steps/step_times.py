@@ -61,9 +61,10 @@ class StepTime:
     def of(self, stage: str) -> float:
         return self.stage_ms[STAGES.index(stage)]
 
-    def blocking_ms(self, stage: str) -> float:
-        """Milliseconds of one stage, or where a device trains those in which it had nothing to do, at most."""
-        return (self.idle_ms or self.stage_ms)[STAGES.index(stage)]
+    @property
+    def data_wait_ms(self) -> float:
+        """Milliseconds of the data stage, or where a device trains those in which it had nothing to do, at most."""
+        return (self.idle_ms or self.stage_ms)[STAGES.index("data")]
 
 
 @frozen_dataclass
@@ -125,7 +126,7 @@ def within_idle(run: Run, gain: Gain) -> Gain:
     """
     idle_ms = [sum(time.idle_ms) for time in run.get(StepTimes).steady if time.idle_ms]
     low_high = gain.step_ms_interval
-    if gain.step_ms is None or not (idle_ms or "CUDA" in run.run_file.memory_source):
+    if gain.step_ms is None or not (idle_ms or run.is_on_cuda):
         return gain
     if not idle_ms:
         return replace(

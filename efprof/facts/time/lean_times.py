@@ -19,7 +19,7 @@ from efprof.artifacts.trace.columns import ABSENT, Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, OPERATORS, outermost
-from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
+from efprof.facts.time.trace_windows import Span, TraceWindow, TraceWindows
 from efprof.model import NotRecorded, UnreadableInput
 
 MIN_KNOWN = 0.95
@@ -30,7 +30,6 @@ EVER = (0, 2**63 - 1)
 FAR_NS = 10**13
 """Before the first and after the last known instant, time runs as it was recorded."""
 
-Span = tuple[int, int]
 _Clock = Callable[[Array], Array]
 
 

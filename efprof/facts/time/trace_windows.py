@@ -38,6 +38,9 @@ INSTALLED = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3\.\d+t?
 MODULE = "<module>"
 NOTEBOOK = "<ipython-input"
 FOREIGN_TRACE = "trace-1.json.gz"
+Span = tuple[int, int]
+"""Nanoseconds at which something began and ended."""
+
 OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 
@@ -52,7 +55,7 @@ class TraceWindow:
     name: str
     path: Path = Path()
     read: Callable[..., Trace]
-    steps: tuple[tuple[int, int], ...]
+    steps: tuple[Span, ...]
     numbers: tuple[int, ...]
     has_steps: bool
     sites_of: SitesOf
@@ -87,7 +90,7 @@ class TraceWindow:
         return idle_gaps(self.trace, *self.bounds)
 
     @property
-    def bounds(self) -> tuple[int, int]:
+    def bounds(self) -> Span:
         """When the first step began and the last one ended."""
         return self.steps[0][0], self.steps[-1][1]
 
@@ -238,7 +241,7 @@ def foreign_window(trace: Trace, own_packages: frozenset[str] = frozenset()) -> 
     )
 
 
-def _steps_in(trace: Trace, labels: dict[str, list[tuple[int, int]]]) -> tuple[tuple[tuple[int, int], ...], bool]:
+def _steps_in(trace: Trace, labels: dict[str, list[Span]]) -> tuple[tuple[Span, ...], bool]:
     """Where each step of a trace begins and ends, and whether the trace says so itself.
 
     By the profiler's own label, else by the ends of what an optimizer does, else by the label of the user's that
@@ -260,28 +263,28 @@ def _steps_in(trace: Trace, labels: dict[str, list[tuple[int, int]]]) -> tuple[t
     return (whole,), False
 
 
-def _outermost(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _outermost(spans: Iterable[Span]) -> list[Span]:
     """Those in no other, in order."""
-    found: list[tuple[int, int]] = []
+    found: list[Span] = []
     for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
         if not found or start >= found[-1][1]:
             found.append((start, end))
     return found
 
 
-def _until_the_next(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _until_the_next(spans: list[Span]) -> tuple[Span, ...]:
     """A step lasts until the next one begins; the last one until its label ends."""
     ends = [start for start, _ in spans[1:]] + [spans[-1][1]]
     return tuple((start, end) for (start, _), end in zip(spans, ends, strict=True))
 
 
-def _labels(trace: Trace) -> dict[str, list[tuple[int, int]]]:
+def _labels(trace: Trace) -> dict[str, list[Span]]:
     """Where each label of the host begins and ends; files of 2021 call labels operators."""
     places = np.flatnonzero(trace.is_of("user_annotation"))
     if not len(places):
         steps = [code for code, text in enumerate(trace.texts) if STEP_LABEL.match(text) or OPTIMIZER_STEP.match(text)]
         places = np.flatnonzero(np.isin(trace.name_code, steps) & trace.is_of("operator"))
-    found: dict[str, list[tuple[int, int]]] = {}
+    found: dict[str, list[Span]] = {}
     for place in places.tolist():
         found.setdefault(trace.text(place), []).append((int(trace.start_ns[place]), int(trace.end_ns[place])))
     return found

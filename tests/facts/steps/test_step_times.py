@@ -91,7 +91,7 @@ def test_a_device_is_idle_until_the_host_gives_it_work_and_no_longer(tmp_path):
     assert time.idle_ms == pytest.approx((0.0, 2.0, 0.0, 0.0, 0.0))
     step = on_device(make_step(0, recorder_us=0.0, data_ms=10.0), 7.0, 4.0, 8.0, 2.0, total_ms=21.5)
     time = time_of(tmp_path / "second", step)
-    assert time.blocking_ms("data") == pytest.approx(7.0), "three were left of what it had to do"
+    assert time.data_wait_ms == pytest.approx(7.0), "three were left of what it had to do"
     assert time.device_ms[-1] == time.idle_ms[-1] == pytest.approx(0.5)
 
 
