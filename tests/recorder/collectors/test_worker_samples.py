@@ -334,8 +334,9 @@ def test_the_program_s_own_start_of_workers_runs_and_stays_its_own(tmp_path: Pat
     assert program.loader.worker_init_fn is own
 
 
-def test_what_the_program_s_own_start_raises_arrives(tmp_path: Path) -> None:
-    program = Program(worker_init_fn=failing, num_workers=1)  # torch waits five seconds for each
+def test_what_the_program_s_own_start_raises_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # torch waits so long for its end
+    program = Program(worker_init_fn=failing, num_workers=1)
     assert "ArithmeticError: of the program" in error_of(lambda: record_here(tmp_path, program.run))
     assert multiprocessing.active_children() == []
 
