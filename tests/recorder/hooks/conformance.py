@@ -77,8 +77,11 @@ class Snapshot:
     """All that a program could find changed."""
 
     def __init__(self) -> None:
+        """In a thread of its own: neither a profiler nor a tracer of this one goes along."""
         self.globals = state.global_state()
-        _apart(self._look)
+        looking = threading.Thread(target=self._look)
+        looking.start()
+        looking.join()
 
     def _look(self) -> None:
         modules, types = state.all_modules(), state.all_types()
@@ -88,11 +91,6 @@ class Snapshot:
         self.checks = {kind: state.checks_of(kind) for kind in state.derived_types()}
 
     def since(self, before: "Snapshot") -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        _apart(lambda: found.update(self._since(before)))
-        return found
-
-    def _since(self, before: "Snapshot") -> dict[str, list[str]]:
         slots = [
             f"{state.name_of(kind)}: {slot}"
             for kind, seen in before.slots.items()
@@ -111,13 +109,6 @@ class Snapshot:
             "checks": sorted(checks),
             "globals": sorted(name for name, value in self.globals.items() if before.globals[name] != value),
         }
-
-
-def _apart(function: Callable[[], object]) -> None:
-    """In a thread of its own: neither a profiler nor a tracer of this one goes along, which would take ten seconds."""
-    thread = threading.Thread(target=function)
-    thread.start()
-    thread.join()
 
 
 class Findings:
