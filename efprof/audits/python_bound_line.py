@@ -59,8 +59,10 @@ def _finding(run: Run, line: PythonLine) -> Finding:
 def _advice(line: PythonLine) -> str:
     """By what the line does."""
     if line.loop is not None:
-        once = ", or do it once before the training" if line.stage == "data" else ""
-        return f"Replace the loop at {line.loop} by one operation on the whole array{once}."
+        rarely = ", or do it once before the training" if line.stage == "data" else ""
+        if line.stage == "other" and not line.num_operators:  # no model's work: a log, a plot, a file
+            rarely = ", or do it every so many steps"
+        return f"Replace the loop at {line.loop} by one operation on the whole array{rarely}."
     if line.makes_array:
         return "Build this array once, before the training, and index it here."
     return "Move this out of the step, or do it every so many steps."

@@ -44,6 +44,11 @@ class LongSteps:
     lines: tuple[LongLine, ...]
     num_steps: int
 
+    @property
+    def profiler_s(self) -> float:
+        """What a profiler of the program's own took to put its records together."""
+        return sum(line.seconds for line in self.lines if line.is_profiler)
+
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded where nobody looked for long steps."""
