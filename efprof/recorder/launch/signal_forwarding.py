@@ -18,8 +18,13 @@ from efprof.recorder.launch.machine import descendants_of
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
 
-WAIT_S = 0.5
-"""A group gets its signal within a millisecond; the watcher must then be given the processor to say so."""
+SPREAD_S = 0.05
+"""A group's signal is pending in all its processes within a millisecond."""
+
+MAX_WAIT_S = 10.0
+"""For an answer of the watcher, which must be given the processor for it."""
+
+YES, NO = b"y", b"n"
 
 
 @dataclass
@@ -86,53 +91,62 @@ def _handles_sigusr1(pid: int) -> bool:
 
 
 class GroupWatcher:
-    """A forked process that notes which of `numbers` it was sent, until it is stopped or we are gone.
+    """A forked process in which `numbers` are blocked, so that they stay pending there once they were sent.
 
     What reaches a process of our own in the same group too, as Ctrl-C in a terminal does, was meant for the group, and
-    so for the program as well.
+    so for the program as well. It ends when we stop it, or are gone.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
-        self._notes, notes = os.pipe()
-        stopped, self._stopping = os.pipe()
+        self._numbers = set(numbers)
+        asked, self._asking = os.pipe()
+        self._answers, answering = os.pipe()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
         self._pid = os.fork()
         if self._pid == 0:
-            _note_signals(numbers, notes, stopped, unneeded=(self._notes, self._stopping))
-        os.close(notes)
-        os.close(stopped)
+            _answer(asked, answering, unneeded=(self._asking, self._answers))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(asked)
+        os.close(answering)
 
     def has_seen(self, number: int) -> bool:
-        deadline = time.monotonic() + WAIT_S
-        while select.select([self._notes], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            note = os.read(self._notes, 1)
-            if not note:
-                return False  # it has been killed: better twice than not at all
-            if note[0] == number:
-                return True
-        return False
+        """Once for each time; False where it does not answer: better twice than not at all."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)  # one question at a time
+        try:
+            os.write(self._asking, bytes([number]))
+            is_answered = select.select([self._answers], [], [], MAX_WAIT_S)[0]
+            return bool(is_answered) and os.read(self._answers, 1) == YES
+        except OSError:  # it has been killed
+            return False
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def stop(self) -> None:
-        os.close(self._stopping)
-        os.close(self._notes)
+        os.close(self._asking)
+        os.close(self._answers)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
 
-def _note_signals(numbers: Iterable[int], notes: int, stopped: int, unneeded: tuple[int, ...]) -> None:
-    """Note signals until the other end of `stopped` is closed; never returns. It holds no file open but its own two."""
-
-    def note(number: int, _: FrameType | None) -> None:
-        with contextlib.suppress(OSError):
-            os.write(notes, bytes([number]))
-
+def _answer(asked: int, answering: int, unneeded: tuple[int, ...]) -> None:
+    """Say which signals came, until nobody can ask any more; never returns. It holds no file open but its own two."""
     try:
-        for number in numbers:
-            signal.signal(number, note)
         for descriptor in unneeded:
             os.close(descriptor)
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in range(3):
             os.dup2(nowhere, standard)
-        os.read(stopped, 1)
+        while question := os.read(asked, 1):
+            os.write(answering, YES if _has_come(question[0]) else NO)
     finally:
         os._exit(0)
+
+
+def _has_come(number: int) -> bool:
+    end = time.monotonic() + SPREAD_S
+    while number not in signal.sigpending():
+        if time.monotonic() > end:
+            return False
+        time.sleep(SPREAD_S / 10)
+    signal.sigwait({number})
+    return True
