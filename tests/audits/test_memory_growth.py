@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from efprof.artifacts.allocations import AllocationEvent
-from efprof.artifacts.events import BackwardCalls
+from efprof.artifacts.events import BackwardCalls, Compilation
 from efprof.artifacts.holders import Count
 from efprof.artifacts.steps import StepRecord
 from efprof.audits.growing_tensors import growing_tensors
@@ -65,6 +65,21 @@ def test_where_a_library_keeps_what_nobody_can_size_the_line_that_feeds_it_is_bl
     (finding,) = memory_growth(leaking_run(tmp_path, counts=counts, watches=[fills], sources=sources)).findings
     assert str(finding.blame) == "train.py:8"
     assert "Close each figure" in finding.fix.summary
+
+
+def test_what_torch_keeps_of_steps_that_compile_is_no_growth(tmp_path: Path) -> None:
+    """As many mebibytes at once as other steps would leave one by one."""
+    steps = leaking_steps()
+    for step in steps:
+        for here in step.memory:
+            here.allocated_bytes = 100 * MIB + (step.step // 4 * 4) * MIB
+    run = leaking_run(tmp_path / "plain", steps=steps, counts=NOTHING, watches=[])
+    assert len(memory_growth(run).findings) == 1
+    compiled = [
+        Compilation(step=step, function="forward", site="train.py:5:train", seconds=0.3) for step in range(0, 60, 4)
+    ]
+    run = leaking_run(tmp_path / "compiled", steps=steps, counts=NOTHING, watches=[], events=compiled)
+    assert memory_growth(run).findings == ()
 
 
 def test_what_rises_unsteadily_is_not_passed_and_steady_memory_is_silent(tmp_path: Path) -> None:

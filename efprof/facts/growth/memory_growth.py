@@ -5,6 +5,7 @@ import math
 from collections.abc import Container, Sequence
 from typing import Self
 
+from efprof.artifacts.events import Compilation, events_of
 from efprof.artifacts.holders import read_counts
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.growth.kept import RetainedTensors, counted_series, kept_table
@@ -56,7 +57,8 @@ class MemoryGrowth:
         counted_after: set[int] = set()
         with contextlib.suppress(NotRecorded, UnreadableInput):
             counted_after = {count.step for count in read_counts(run.rank_folder)}
-        samples, within = _read(records, counted_after)
+        compiled = {event.step for event in events_of(run.rank_folder, Compilation)}
+        samples, within = _read(records, counted_after, compiled)
         steps = [sample[0] for sample in samples if sample is not IN_WINDOW]
         if len(steps) < MIN_STEPS:
             raise ThinEvidence(
@@ -73,21 +75,24 @@ class MemoryGrowth:
         return cls(fit=found, is_growing=is_growing, is_rising=is_rising and not is_growing)
 
 
-def _read(records: Sequence[StepRecord], counted_after: Container[int]) -> tuple[list[Point | None], list[int]]:
+def _read(
+    records: Sequence[StepRecord], counted_after: Container[int], compiled: Container[int]
+) -> tuple[list[Point | None], list[int]]:
     """What each step whose memory was read leaves allocated after the optimizer, and what it needed.
 
     That is, at its highest boundary above what it found and left. A count of holders is as a window: on a CPU up to
-    200 KiB of it stay with the process.
+    200 KiB of it stay with the process. So is a step that compiles: torch keeps what it made, by design.
     """
     samples: list[Point | None] = []
     within: list[int] = []
     for record in records:
         sizes = record.allocated()
         left = record.allocated("post_optimizer_step")[-1:]
-        if left and not is_in_window(record):
+        is_apart = is_in_window(record) or record.step in compiled
+        if left and not is_apart:
             samples.append((record.step, left[0]))
             within.append(max(sizes) - max(left[0], sizes[0]))
-        if is_in_window(record) or record.step in counted_after:
+        if is_apart or record.step in counted_after:
             samples.append(IN_WINDOW)
     return samples, within
 
