@@ -40,6 +40,13 @@ def test_it_blames_the_line_that_was_seen_writes_the_edit_and_predicts_the_rise(
     assert (gain.basis, gain.until_step) == ("measured bound", None)
 
 
+def test_of_graphs_in_a_deque_of_many_it_is_told_what_they_take_in_the_end(tmp_path: Path) -> None:
+    finding = finding_of(tmp_path, holder=lambda n: graphs(n, type="deque", max_length=10_000))
+    assert finding.message.startswith("Memory grows 1.00 MiB per step, up to 9.8")
+    assert "last about" not in finding.message
+    assert finding.severity == "low"  # by itself: what it costs this run comes on top
+
+
 def test_it_predicts_nothing_of_the_tensors_that_detaching_leaves(tmp_path: Path) -> None:
     half = {"graph_nodes": 1}
     finding = finding_of(

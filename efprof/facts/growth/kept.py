@@ -56,7 +56,8 @@ class RetainedTensors:
     was. `against` says why it is no leak, or why nobody can tell. `aliases` are other paths to the same memory. `path`
     is None where nobody knows a name for it; `name` is as the program spells it; `entry` as a count tells it. Of the
     `rate`, `tensor_rate` bytes per step are the tensors' storages and `value_rate` what the tensors take of them, which
-    is what a copy of them without graphs goes on keeping. At this rate memory is full in `seconds_left`.
+    is what a copy of them without graphs goes on keeping. At this rate memory is full in `seconds_left`, where a limit
+    of its own does not end it at `most_bytes`.
     """
 
     path: str | None
@@ -78,6 +79,7 @@ class RetainedTensors:
     value_rate: float = 0.0
     entry: tuple[str, ...] = ()
     seconds_left: float = math.inf
+    most_bytes: float = math.inf
 
     @property
     def site(self) -> str | None:

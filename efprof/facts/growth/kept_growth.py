@@ -19,6 +19,8 @@ GRAPH_NODE_BYTES = 420
 """What an autograd node itself takes once backward has freed what it saved: 404 to 438 bytes measured, torch 2.13."""
 MAX_COUNTED_NODES = 20_000
 """Where recorders stopped counting a graph before they said so."""
+MOST_GRAPHS = 0.1
+"""Of the memory, that graphs may take within a limit of their holder's own; tensors may take all."""
 SAME_MEMORY = 0.1
 """Holders whose growth differs by less than this share, and that got longer by as much, hold the same."""
 
@@ -112,7 +114,13 @@ def _kept(
     changes: Sequence[Change],
     limits: RunLimits | None,
 ) -> RetainedTensors:
-    verdict, against = _judged(sizes, of.max_length, changes, limits)
+    most = _most_bytes(sizes, of.max_length)
+    room = limits.total_bytes if limits and limits.total_bytes else math.inf
+    if isinstance(of, Counted) and of.graph_nodes:
+        room *= MOST_GRAPHS
+    verdict, against = _judged(sizes, changes)
+    if math.isfinite(most) and most <= room:
+        verdict, against = "bounded", f"its maximum length is {of.max_length:,}"
     rate = rate_of(sizes)
     return RetainedTensors(
         path=of.path,
@@ -129,6 +137,7 @@ def _kept(
         emptied=tuple(change for change in changes if change.how == "shrank"),
         unseen=seen.why_unseen,
         seconds_left=limits.seconds_left(rate.slope) if limits else math.inf,
+        most_bytes=most,
     )
 
 
@@ -161,15 +170,16 @@ def _is_built_anew(spans: list[tuple[int, tuple[int, int] | None]]) -> bool:
     return bool(pairs) and all(one and later and later[0] > one[1] for one, later in pairs)
 
 
-def _judged(
-    sizes: Sequence[Size], max_length: int, changes: Sequence[Change], limits: RunLimits | None
-) -> tuple[Verdict, str]:
-    """By its own limit, by what was seen to be taken out, and by the counts."""
+def _most_bytes(sizes: Sequence[Size], max_length: int) -> float:
+    """What it holds once it has its maximum length, by what its entries took so far; endless where it has none."""
     added = sizes[-1].length - sizes[0].length
-    if 0 < sizes[-1].length <= max_length and added > 0:
-        entry_bytes = (sizes[-1].num_bytes - sizes[0].num_bytes) / added
-        if limits is None or not 0 < limits.total_bytes < max_length * entry_bytes:  # it is full before the memory is
-            return "bounded", f"its maximum length is {max_length:,}"
+    if not 0 < sizes[-1].length <= max_length or added <= 0:
+        return math.inf
+    return max_length * (sizes[-1].num_bytes - sizes[0].num_bytes) / added
+
+
+def _judged(sizes: Sequence[Size], changes: Sequence[Change]) -> tuple[Verdict, str]:
+    """By what was seen to be taken out, and by the counts."""
     grew = sum(change.entries for change in changes if change.how == "grew")
     shrank = sum(change.entries for change in changes if change.how == "shrank")
     if shrank and shrank >= grew:

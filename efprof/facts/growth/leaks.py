@@ -209,7 +209,7 @@ def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0) 
             else leak.kept,
             how=_how_it_is_known(leaks, leak),
         ),
-        severity=run.get(RunLimits).severity(leak.rate.slope),
+        severity=run.get(RunLimits).severity(leak.rate.slope, leak.kept[0].most_bytes),
         may_be_filling=leak.may_be_filling,
     )
 
@@ -225,12 +225,12 @@ def _message(run: Run, leak: Leak) -> str:
     """How fast, and how long memory lasts."""
     fit, main = run.get(Leaks).fit, leak.kept[0]
     if leak.share is not None and fit is not None and not leak.may_be_filling:
-        return growth_words(run, fit, leak.rate)
+        return growth_words(run, fit, leak.rate, main.most_bytes)
     told = f"`{main.name}` keeps {format_bytes(leak.rate.slope)} more per step"
     if leak.may_be_filling:
         return f"{told}, {main.sizes[-1].length:,} entries so far: it may still be filling."
     ends = in_brackets(format_interval(leak.rate.low, leak.rate.high, "bytes"))
-    return f"{told}{ends}{run.get(RunLimits).outlook(leak.rate.slope)}."
+    return f"{told}{ends}{run.get(RunLimits).outlook(leak.rate.slope, most_bytes=main.most_bytes)}."
 
 
 def _why(leaks: Leaks, leak: Leak) -> str:

@@ -119,10 +119,10 @@ def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0) -> Gain:
     )
 
 
-def growth_words(run: Run, fit: Fit, rate: Trend) -> str:
-    """How fast memory grows, and how long it lasts."""
+def growth_words(run: Run, fit: Fit, rate: Trend, most_bytes: float = math.inf) -> str:
+    """How fast memory grows, and how long it lasts, or up to what it grows."""
     ends = in_brackets(format_interval(rate.low, rate.high, "bytes"))
-    end = run.get(RunLimits).outlook(rate.slope, fit.read_until)
+    end = run.get(RunLimits).outlook(rate.slope, fit.read_until, most_bytes)
     return f"Memory grows {format_bytes(rate.slope)} per step{ends}{end}."
 
 

@@ -84,10 +84,15 @@ class RunLimits:
             return math.inf
         return max(0.0, (self.total_bytes - self.used_bytes) / bytes_per_step) * self.step_s
 
-    def outlook(self, bytes_per_step: float, read_until: int | None = None) -> str:
-        """How long memory lasts, in words; growth was seen up to a step, or to the end. Empty beyond a year."""
+    def outlook(self, bytes_per_step: float, read_until: int | None = None, most_bytes: float = math.inf) -> str:
+        """How long memory lasts, in words; growth was seen up to a step, or to the end. Empty beyond a year.
+
+        What ends at `most_bytes` may leave room.
+        """
         if self.ran_out:
             return f" and ended this run at step {self.last_step:,}"
+        if self.can_hold(most_bytes):
+            return f", up to {format_bytes(most_bytes)}"
         seconds = self.seconds_left(bytes_per_step)
         if seconds > FARTHEST_S:
             return ""
@@ -95,9 +100,15 @@ class RunLimits:
         total = f"{format_bytes(self.total_bytes)} of {self.name}"
         return f". The {total} last about {format_duration(seconds)} at this rate, seen {seen}"
 
-    def severity(self, bytes_per_step: float) -> Severity:
-        """By how soon memory is used up."""
-        return "high" if self.ran_out else severity_by_time_left(self.seconds_left(bytes_per_step))
+    def can_hold(self, num_bytes: float) -> bool:
+        """Whether so much has room."""
+        return num_bytes <= self.total_bytes
+
+    def severity(self, bytes_per_step: float, most_bytes: float = math.inf) -> Severity:
+        """By how soon memory is used up, unless what grows ends at `most_bytes`."""
+        if self.ran_out:
+            return "high"
+        return "low" if self.can_hold(most_bytes) else severity_by_time_left(self.seconds_left(bytes_per_step))
 
     def most_kept(self, bytes_each: float) -> int:
         """How many entries, or steps, that keep so much each take a hundredth of the memory."""

@@ -92,6 +92,18 @@ def test_a_limit_bounds_nothing_that_memory_cannot_hold_or_whose_entries_grow(tm
     assert kept_in(leaking_run(tmp_path / "second", counts=counts)).verdict == "leak"
 
 
+def test_a_limit_that_memory_can_hold_bounds_tensors_but_no_more_than_a_tenth_of_it_of_graphs(tmp_path: Path) -> None:
+    """16 GiB of memory, entries of a mebibyte."""
+
+    def verdict(name: str, of: Callable[..., Counted], max_length: int) -> str:
+        counts = counts_of(lambda step: of(step, type="deque", max_length=max_length))
+        return kept_in(leaking_run(tmp_path / name, counts=counts)).verdict
+
+    assert verdict("tensors", plain, 10_000) == "bounded"
+    assert verdict("graphs", graphs, 10_000) == "leak"
+    assert verdict("few graphs", graphs, 100) == "bounded"
+
+
 def test_the_count_at_the_end_of_the_program_may_find_less_and_says_nothing(tmp_path: Path) -> None:
     for number, left in enumerate(([], [graphs(1)])):
         end = Count(step=59, moment="end", holders=left)
