@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from benchmarks.recording.blocks import Side
 from efprof.recorder.budget.sampling import MAX_UNASKED_STEPS
+from efprof.recorder.collectors import evaluations
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session import current
 from efprof.recorder.session.session import Session
@@ -52,9 +53,14 @@ class Switch:
         self._changes: list[tuple[Any, str, Any, Any]] = []
         self._hooks: list[dict[int, Any]] = []
         self._listeners: list[Callable[..., Any]] = []
+        self._count_nodes, self._num_nodes = evaluations.count_nodes, 0
+        """How autograd counts the nodes of its graphs, and how many it had when the bare steps began."""
+        self._num_bare = 0
+        """Nodes of all the bare steps so far."""
 
     def learn(self) -> None:
-        """Whatever is not as it was is the recorder's."""
+        """Whatever is not as it was is the recorder's. Graphs of bare steps would be an evaluation to it."""
+        evaluations.count_nodes = lambda: self._count_nodes() - self._num_bare
         self._changes = list(self._changed())
         if not self._changes:
             raise RuntimeError("the recorder has replaced nothing: there is nothing to measure")
@@ -68,12 +74,14 @@ class Switch:
         if not isinstance(session, Session):
             raise RuntimeError("the recording has ended: there is nothing to measure")
         if was == "bare":
+            self._num_bare += self._count_nodes() - self._num_nodes
             self._put_back()
             _resume(session.loop)
         _choose(session, side)
         if side == "bare":
             _pause(session.loop)
             self._take_out()
+            self._num_nodes = self._count_nodes()
 
     def _take_out(self) -> None:
         for owner, name, bare, _ in self._changes:

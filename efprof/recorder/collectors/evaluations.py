@@ -24,6 +24,7 @@ from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.collectors.backward_calls import is_autograd_compiled
 from efprof.recorder.loop.device import Memory
 from efprof.recorder.loop.loop import Loop
+from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.loop.steps import epoch_ns
 from efprof.recorder.numbers.step_numbers import nodes_of, parameters_of
 from efprof.recorder.session.session import Session
@@ -45,9 +46,13 @@ MAX_OUTPUTS = 8
 SMALL = 0.5
 """Of the input of a forward pass that is trained on: a policy acts on one observation, and learns from many."""
 MAX_ANNOUNCED = 8
-"""In vain: layers that are put in evaluation mode in each step announce nothing."""
+"""In vain: layers that are put in evaluation mode in each step announce nothing, nor do graphs that grow and shrink."""
 MAX_VAIN = 1000
-"""Forward passes watched in light steps for an evaluation that nothing announces: of 10 us each."""
+"""Forward passes watched in light steps for an evaluation that nothing announces. One takes 100 us to 250 us of a step
+of 3 ms, which leaves nothing of ours in the caches."""
+
+count_nodes: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+"""Of all the graphs that were built in this thread so far."""
 
 
 class _Place(NamedTuple):
@@ -127,8 +132,10 @@ class Evaluations:
         self._num_rollouts = 0
         self._evaluated_step = -1
         self._num_watched = MAX_VAIN
-        self._nodes = [(0, 0)]
-        """Forward passes of steps so far, and autograd's sequence number, as light steps began and ended last."""
+        self._full: list[tuple[int, int]] = []
+        """Of the first and the last of full steps in a row: its number, and how many nodes graphs had had before it."""
+        self._light = (0, 0)
+        """The same where light steps began last: within the step of this number."""
         self._per_step = inf
         """Nodes of a full step at least: one may hold an evaluation."""
 
@@ -162,18 +169,24 @@ class Evaluations:
         self._optimized |= own
         self._parameters.clear()
 
+    def note_step(self, step: OpenStep) -> None:
+        self._full = [*self._full[:1], (step.number, count_nodes())]
+
     def note_mode(self, is_full: bool) -> None:
         """Whether graphs were built in the light steps that are over which belong to none of them."""
-        sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-        now = (self._loop.num_steps + (not is_full), sequence)
-        self._nodes = [*self._nodes[-2:], now]
+        now = (self._loop.num_steps, count_nodes())
         if not is_full:
+            steps, nodes = _difference(self._full[0], self._full[-1]) if self._full else (0, 0)
+            if steps and nodes:
+                self._per_step = min(self._per_step, nodes / steps)
+            self._full, self._light = [], now
             if self._num_watched < MAX_VAIN:
                 self.watch()
-        elif len(self._nodes) > 2:
-            (start, before), (first, began), (last, ended) = self._nodes
-            self._per_step = min(self._per_step, (began - before) / max(1, first - start))
-            if 0 < (last - first + MIN_FORWARDS) * self._per_step < ended - began:
+            return
+        steps, nodes = _difference(self._light, now)
+        if (steps + MIN_FORWARDS - 1) * self._per_step < nodes:
+            self._announced[id(self)] += 1
+            if self._announced[id(self)] <= MAX_ANNOUNCED:
                 self._num_watched = 0
 
     def began(self, module: torch.nn.Module, inputs: Any) -> None:
@@ -346,12 +359,17 @@ def start(session: Session) -> None:
         "evaluations",
         module_began=evaluations.began,
         module_ended=evaluations.ended,
+        step_began=evaluations.note_step,
         loader_began=evaluations.loader_began,
         optimizer_began=evaluations.note_optimizer,
         backward_ended=evaluations.settle,
     )
     session.subscribe(loop.light.mode_listeners, "evaluations", evaluations.note_mode)
     session.on_end("evaluations", lambda: evaluations.settle(is_last=True))
+
+
+def _difference(first: tuple[int, int], last: tuple[int, int]) -> tuple[int, int]:
+    return last[0] - first[0], last[1] - first[1]
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import _global_forward_pre_hooks
 from torch.utils.data import DataLoader, TensorDataset
 
 from efprof.artifacts.readings import EvaluationRecord, read_evaluations
+from efprof.artifacts.steps import read_steps
 from efprof.model import NotRecorded
 from efprof.units import KIB
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
@@ -250,6 +252,24 @@ def test_what_announces_nothing_is_seen_once_graphs_were_built_between_steps(tmp
     records = read_evaluations(record_here(tmp_path, run, overhead=HARDLY_ANY_IN_FULL).rank)
     assert len(records) >= 2, "one may be missed, where none of its steps is recorded in full"
     assert {one.num_batches for one in records} == {12}
+
+
+def test_nothing_is_watched_in_light_steps_where_every_graph_belongs_to_a_step(tmp_path: Path) -> None:
+    """With four passes a step, light steps begin at the first: what follows of that step is not between two of them."""
+    plain, watched = Plain(), []
+
+    def run() -> None:
+        for _ in range(200):
+            plain.optimizer.zero_grad()
+            for batch in BATCHES[:4]:
+                watched.append(bool(_global_forward_pre_hooks))
+                plain.model(batch).square().mean().backward()
+            plain.optimizer.step()
+
+    in_full = sum(
+        bool(step.spans) for step in read_steps(record_here(tmp_path, run, overhead=HARDLY_ANY_IN_FULL).rank)[0]
+    )
+    assert sum(watched) <= 4 * in_full + 100
 
 
 def test_graphs_that_are_kept_are_counted_and_weighed(tmp_path: Path) -> None:
