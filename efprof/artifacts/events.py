@@ -332,12 +332,16 @@ class ThreadsReady(Event, tag="threads_ready"):
 
 
 class SampledPlace(msgspec.Struct, array_like=True):
-    """How long the training thread was at a line of the user's, in one stage; in a library's Python below it or not."""
+    """How long the training thread was at a line of the user's, in one stage; in a library's Python below it or not.
+
+    `function` is what the line calls then, with its module.
+    """
 
     site: str
     stage: str
     is_in_library: bool
     us: float
+    function: str = ""
 
 
 class TrainingSampled(Event, tag="training_sampled"):

@@ -13,7 +13,8 @@ def python_bound_line(run: Run) -> Examination:
 
     ## What it finds
     A fifth of the step at a line, or in a loop over items, that runs no operator meanwhile, or at least a hundred small
-    ones: in the training loop, in `__getitem__` or in `collate_fn`, where the training process makes its batches.
+    ones: in the training loop, in `__getitem__` or in `collate_fn`, where the training process makes its batches. In
+    the training loop also a line that has a library write, draw or log, as `torch.save` does.
 
     ## Why it matters
     Python takes about as long to start an operation on one number as on a thousand.
@@ -35,6 +36,9 @@ def python_bound_line(run: Run) -> Examination:
 def _finding(run: Run, line: PythonLine) -> Finding:
     share = format_share(line.ms / run.get(StepTimes).median_ms())
     what, why = "Python", "This line runs no operator for most of its time: Python does its work"
+    if line.function:
+        what = line.function
+        why = "The training uses nothing that this call returns, and each step makes it"
     if line.num_operators:
         what = f"{format_value(round(line.num_operators), 'count')} small operators"
         why = "Python starts an operator for each item here, which takes longer than the operator itself"
@@ -58,6 +62,8 @@ def _finding(run: Run, line: PythonLine) -> Finding:
 
 def _advice(line: PythonLine) -> str:
     """By what the line does."""
+    if line.function:
+        return "Do this once in many steps, or once after each epoch."
     if line.loop is not None:
         rarely = ", or do it once before the training" if line.stage == "data" else ""
         if line.stage == "other" and not line.num_operators:  # no model's work: a log, a plot, a file

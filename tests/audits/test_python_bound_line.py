@@ -25,6 +25,10 @@ def train(batches, model, optimizer):
         loss = model(batch).sum()
         loss.backward()
         optimizer.step()
+        torch.save(
+            model.state_dict(), "model.pt"
+        )
+        state, _ = env.step(loss)
 
 
 class Rows:
@@ -38,10 +42,12 @@ class Rows:
 WINDOW = (20, 21)
 
 
-def run_of(folder: Path, *places: tuple[int, str, float], in_torch: bool = False, operators: int = 0) -> Run:
+def run_of(
+    folder: Path, *places: tuple[int, str, float], in_torch: bool = False, operators: int = 0, function: str = ""
+) -> Run:
     """Places are (line, stage, share of the step); operators of 10 us each start in each traced step at the first."""
     lines = [
-        SampledPlace(f"train.py:{line}:train", stage, is_in_library=in_torch, us=share * 1e6)
+        SampledPlace(f"train.py:{line}:train", stage, in_torch or bool(function), us=share * 1e6, function=function)
         for line, stage, share in places
     ]
     update = [SampledPlace("train.py:11:train", "optimizer", is_in_library=True, us=1.0)]
@@ -72,13 +78,13 @@ def test_a_loop_of_many_small_operators_is_to_be_one_for_the_batch(tmp_path: Pat
 
 
 def test_time_at_the_head_of_a_loop_belongs_to_the_line_in_it(tmp_path: Path) -> None:
-    finding = only(run_of(tmp_path / "run", (18, "data", 0.3), (19, "data", 0.05)))
-    assert str(finding.blame) == "train.py:19"
+    finding = only(run_of(tmp_path / "run", (22, "data", 0.3), (23, "data", 0.05)))
+    assert str(finding.blame) == "train.py:23"
     assert finding.gain.step_ms == pytest.approx(0.35 * 22.5)
 
 
 def test_an_array_of_python_numbers_is_to_be_built_once(tmp_path: Path) -> None:
-    finding = only(run_of(tmp_path / "run", (16, "data", 0.3)))
+    finding = only(run_of(tmp_path / "run", (20, "data", 0.3)))
     assert finding.fix.summary == "Build this array once, before the training, and index it here."
 
 
@@ -88,19 +94,38 @@ def test_a_line_of_the_training_loop_is_to_be_moved_out(tmp_path: Path) -> None:
 
 
 def test_input_stall_advises_no_worker_for_what_one_array_wins(tmp_path: Path) -> None:
-    assert input_stall(run_of(tmp_path / "needed", (17, "data", 0.35))).findings != ()
-    python = input_stall(run_of(tmp_path / "python", (16, "data", 0.35)))
+    assert input_stall(run_of(tmp_path / "needed", (21, "data", 0.35))).findings != ()
+    python = input_stall(run_of(tmp_path / "python", (20, "data", 0.35)))
     assert python.findings == ()
-    assert python.looked_at.endswith("most of it for Python at train.py:16")
+    assert python.looked_at.endswith("most of it for Python at train.py:20")
 
 
 def test_what_may_be_needed_once_for_each_item_is_left_to_input_stall(tmp_path: Path) -> None:
-    assert python_bound_line(run_of(tmp_path / "run", (17, "data", 0.35))).findings == ()
+    assert python_bound_line(run_of(tmp_path / "run", (21, "data", 0.35))).findings == ()
 
 
 def test_a_recurrence_and_what_torch_itself_runs_in_python_are_silent(tmp_path: Path) -> None:
     assert python_bound_line(run_of(tmp_path / "cell", (6, "other", 0.4), in_torch=True, operators=200)).findings == ()
     assert python_bound_line(run_of(tmp_path / "model", (9, "forward", 0.6), in_torch=True)).findings == ()
+
+
+def test_a_file_that_is_written_in_each_step_is_to_be_written_once_in_many(tmp_path: Path) -> None:
+    finding = only(run_of(tmp_path / "run", (13, "other", 0.4), function="torch.serialization.save"))
+    assert finding.message == "9.00 ms of each step (40 %) go to torch.serialization.save, at train.py:13."
+    assert finding.fix.summary == "Do this once in many steps, or once after each epoch."
+
+
+@pytest.mark.parametrize(
+    ("line", "stage", "function"),
+    [
+        (15, "other", "gym.core.Env.step"),  # its result is used
+        (13, "other", "torch.distributed.barrier"),
+        (13, "data", "torch.serialization.save"),
+        (11, "other", "lightning.Trainer.fit"),  # leads to the update
+    ],
+)
+def test_a_library_s_work_that_may_be_needed_is_silent(tmp_path: Path, line: int, stage: str, function: str) -> None:
+    assert python_bound_line(run_of(tmp_path / "run", (line, stage, 0.4), function=function)).findings == ()
 
 
 def test_less_than_a_fifth_and_what_few_samples_tell_are_silent(tmp_path: Path) -> None:

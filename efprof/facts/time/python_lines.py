@@ -12,7 +12,7 @@ from efprof.facts.source.sources import Sources, place_of, split_site
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.loader_lines import binomial_interval
 from efprof.facts.time.time_use import TimeUse
-from efprof.model import NotRecorded, SourceLine, UnreadableInput, called_name, frozen_dataclass
+from efprof.model import NotRecorded, SourceLine, UnreadableInput, called_name, frozen_dataclass, nodes_on
 
 MIN_SHARE = 0.2
 """Of the step: to rewrite such a line is more than an edit."""
@@ -22,6 +22,8 @@ MANY_OPERATORS, SMALL_MS = 100, 0.05
 NOT_PYTHON = ("backward", "optimizer")
 MAKES_ARRAYS = frozenset({"array", "as_tensor", "asarray", "from_numpy", "stack", "tensor"})
 """What copies Python's numbers into an array, one by one."""
+NO_TRAINING = ("torch.serialization.", "torch.utils.tensorboard.")
+"""Whose functions no update needs, of torch's own."""
 
 
 @frozen_dataclass
@@ -29,7 +31,8 @@ class PythonLine:
     """Milliseconds per step, with an interval of 95 %; small operators per step where these take the time.
 
     `loop` repeats the line within a step; None where the line runs once, or once for each item of a batch.
-    `makes_array` where it copies numbers of Python into one.
+    `makes_array` where it copies numbers of Python into one. `function` is a library's that takes the time, and returns
+    nothing that is used; empty where the line's own Python does.
     """
 
     blame: SourceLine
@@ -39,6 +42,7 @@ class PythonLine:
     num_operators: float
     loop: SourceLine | None
     makes_array: bool
+    function: str = ""
 
 
 @frozen_dataclass
@@ -72,6 +76,7 @@ class PythonLines:
 def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
     sources, step_ms = run.get(Sources), run.get(StepTimes).median_ms()
     use, step_lines = run.find(TimeUse, UnreadableInput), _lines_of_steps(run, sampled)
+    aside = {place.site for place in sampled.lines if _is_aside(place, sources, step_lines)}
     groups: dict[tuple[str, int, bool], list[SampledPlace]] = defaultdict(list)
     for place in sampled.lines:
         if place.stage not in NOT_PYTHON:
@@ -84,10 +89,11 @@ def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
         arounds = [loop_around(tree, split_site(place.site)[1]) for place in places]
         is_batch = is_loop and not any(around and around.is_recurrent for around in arounds)
         is_many = is_batch and num_operators >= MANY_OPERATORS and operator_ms <= SMALL_MS
-        us = sum(place.us for place in places if is_many or not place.is_in_library)
+        us = sum(place.us for place in places if is_many or not place.is_in_library or place.site in aside)
         share = us / sampled.total_us * (1.0 if is_many else python)
         interval = binomial_interval(round(share * sampled.num_samples), sampled.num_samples)
-        if share >= MIN_SHARE and interval[0] >= MIN_CERTAIN and (is_loop or use is not None):
+        is_seen = is_loop or use is not None or any(place.site in aside for place in places)
+        if share >= MIN_SHARE and interval[0] >= MIN_CERTAIN and is_seen:
             inner = [place for place in places if split_site(place.site)[1] != first] or places
             most = max(inner, key=lambda place: place.us)  # Python changes threads where a loop goes back to its begin
             blame = sources.line(most.site)
@@ -99,6 +105,7 @@ def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
                 num_operators=num_operators if is_many else 0.0,
                 loop=sources.line(f"{file}:{first}:{split_site(most.site)[2]}") if is_loop else None,
                 makes_array=_makes_array(tree, blame.line),
+                function=most.function if most.site in aside else "",
             )
 
 
@@ -109,6 +116,15 @@ def _lines_of_steps(run: Run, sampled: TrainingSampled) -> set[tuple[str, int]]:
     leading = [part.text for path in paths if path.stage == "optimizer" for part in path.parts() if part.kind == "line"]
     sites = [*leading, *(place.site for place in sampled.lines if place.stage in NOT_PYTHON)]
     return {split_site(site)[:2] for site in sites}
+
+
+def _is_aside(place: SampledPlace, sources: Sources, step_lines: set[tuple[str, int]]) -> bool:
+    """Whether what a library's function returns there is used by nothing: it writes a file, logs, draws."""
+    file, line, _ = split_site(place.site)
+    is_torchs = place.function.startswith("torch.") and not place.function.startswith(NO_TRAINING)
+    if place.stage != "other" or not place.function or is_torchs or (file, line) in step_lines:
+        return False
+    return any(isinstance(node, ast.Expr) for node in nodes_on(sources.tree(file), line))
 
 
 def _loop_of(tree: ast.Module, line: int, step_lines: set[int]) -> int | None:

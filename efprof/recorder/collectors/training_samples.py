@@ -21,7 +21,7 @@ from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note, Shell
 from efprof.recorder.session.sites import Sites
-from efprof.recorder.session.stacks import calls_of
+from efprof.recorder.session.stacks import Call, calls_of
 from efprof.recorder.session.writing import OWN_FOLDER
 
 FIRST_STEP = 3
@@ -46,6 +46,8 @@ class Place(NamedTuple):
     stage: str
     is_in_library: bool
     """Whether Python code of a library runs, called from this line."""
+    function: str
+    """Of the library, which the line calls."""
 
 
 class TrainingSamples:
@@ -103,17 +105,20 @@ class TrainingSamples:
 
     def write(self) -> None:
         """What was sampled so far."""
-        lines: Counter[tuple[str, str, bool]] = Counter()
+        lines: Counter[tuple[str, str, bool, str]] = Counter()
         for place, spent_ns in self._ns.items():
             if place is not None:
                 site = self._sites.of_line(place.code, place.line)
-                lines[site, place.stage, place.is_in_library] += spent_ns
+                lines[site, place.stage, place.is_in_library, place.function] += spent_ns
         self._note(
             TrainingSampled(
                 step=self._loop.number,
                 num_samples=self._num_samples,
                 total_us=self._ns.total() / 1000,
-                lines=[SampledPlace(*place, spent_ns / 1000) for place, spent_ns in lines.items()],
+                lines=[
+                    SampledPlace(site, stage, is_in_library, spent_ns / 1000, function)
+                    for (site, stage, is_in_library, function), spent_ns in lines.items()
+                ],
             )
         )
         self._num_written = self._num_samples
@@ -151,10 +156,13 @@ class TrainingSamples:
         calls, is_in_library = calls_of(self._loop.thread.ident), False
         if calls and calls[0].file.startswith(OWN_FOLDER):
             return None
-        for code, line, _ in calls:
-            if self._sites.is_user_code(code):
-                return Place(code, line or code.co_firstlineno, self._loop.clock.stage or "other", is_in_library)
-            is_in_library |= NUMPY not in code.co_filename
+        called: Call | None = None
+        for call in calls:
+            if self._sites.is_user_code(code := call.code):
+                stage, function = self._loop.clock.stage or "other", called.full_name if called else ""
+                return Place(code, call.line or code.co_firstlineno, stage, is_in_library, function)
+            is_in_library |= NUMPY not in call.file
+            called = call
         return None
 
 
