@@ -116,10 +116,15 @@ def attributes(modules: dict[str, ModuleType], types: list[type]) -> Attributes:
 
 
 def contents(modules: dict[str, ModuleType]) -> dict[tuple[str, str], list[Any]]:
-    """What is in the tables and lists that modules name: keys and values of dicts, items of lists and sets."""
+    """What is in the tables and lists that modules name: keys and values of dicts, items of lists and sets.
+
+    Not the table of modules itself, by whatever name: any import adds to it.
+    """
     found = {}
     for name, module in modules.items():
         for key, one in list(vars(module).items()):
+            if one is sys.modules:
+                continue
             if issubclass(type(one), dict):
                 found[name, key] = [*dict.keys(one), *dict.values(one)]
             elif issubclass(type(one), list | set):
