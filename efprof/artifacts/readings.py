@@ -160,7 +160,8 @@ class EvaluationRecord(msgspec.Struct, kw_only=True):
     passes and after the last, the first from before it. `peak_bytes` is the highest of them all, or, where
     `is_peak_exact`, the CUDA allocator's own mark, which the evaluation raised. `graph_bytes` is what one forward
     pass added to memory beside its output, None where it built no graph; `num_alive` is how many of the graphs were
-    there at a time. In a rollout the inputs were much smaller than those that are trained on.
+    there at a time. In a rollout the inputs were much smaller than those that are trained on,
+    or a line gave them without gradients, in training mode, again and again.
     """
 
     after_step: int

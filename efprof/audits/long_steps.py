@@ -48,6 +48,7 @@ def long_steps(run: Run) -> Examination:
         for line in found.lines
         if line.num_steps >= MIN_STEPS and 0 < _min_share(line) * training_s <= line.seconds
         if line.usual_share < MAX_USUAL_SHARE and not ((is_on_device and line.may_wait) or line.is_profiler)
+        if not line.is_rollout
     ]
     return Examination(
         looked_at=f"{format_count(num_steps, 'step')}, {found.num_steps} of them long",
@@ -75,7 +76,7 @@ def _finding(line: LongLine, share: float, num_steps: int) -> Finding:
                 "20 ms. At this line it leaves the frames in which usual steps call `optimizer.step()`. Most of the "
                 f"time was at {line.inner}{in_brackets(f'`{line.inside}`' if line.inside else '')}; an evaluation over "
                 f"a DataLoader began in {line.num_evaluated} of the {line.num_steps} steps.",
-                "It is wrong where the work is what the training is for, as a rollout that makes its data.",
+                "It is wrong where the work is what the training is for, as what makes its data.",
             ),
         ),
     )

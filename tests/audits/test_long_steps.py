@@ -77,12 +77,13 @@ def test_it_blames_the_line_that_long_steps_have_in_common_and_says_how_much_of_
     assert examination.looked_at == "40 steps, 2 of them long"
 
 
-def evaluated(folder: Path, seconds: float) -> Run:
+def evaluated(folder: Path, seconds: float, *, is_rollout: bool = False) -> Run:
     run = run_of(folder, [stack(seconds, inside=None)], [stack(seconds, inside=None)])
     evaluation = EvaluationRecord(
         after_step=9,
         started_ns=START_NS + 10**9,
-        total_us=3e6,
+        total_us=7.5e6,
+        is_rollout=is_rollout,
         num_batches=7,
         site=WITHIN,
         memory=[],
@@ -101,6 +102,12 @@ def test_an_evaluation_that_is_known_is_told_with_it(tmp_path: Path) -> None:
 
 def test_an_evaluation_that_takes_a_quarter_of_the_training_is_silent(tmp_path: Path) -> None:
     assert long_steps(evaluated(tmp_path / "run", seconds=5.0)).findings == ()
+
+
+def test_a_rollout_that_took_as_long_is_what_the_training_learns_from(tmp_path: Path) -> None:
+    assert long_steps(evaluated(tmp_path / "rollout", seconds=7.0, is_rollout=True)).findings == ()
+    beside_it = only(long_steps(evaluated(tmp_path / "beside it", seconds=8.0, is_rollout=True)))
+    assert beside_it.headline.startswith("Work between updates")
 
 
 def test_what_a_profiler_of_the_program_puts_together_is_told_by_debug_mode(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import Self
 
-from efprof.artifacts.readings import LongStep, SampledStack, read_evaluations, read_long_steps
+from efprof.artifacts.readings import EvaluationRecord, LongStep, SampledStack, read_evaluations, read_long_steps
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
 from efprof.model import SourceLine, frozen_dataclass
@@ -15,7 +15,7 @@ class LongLine:
 
     Most of their time was at the user's line `inner`, and `inside` that function of a library, None where it was at the
     line itself. Of a usual step's samples `usual_share` were at the line too. An evaluation was seen to begin in
-    `num_evaluated` of the steps.
+    `num_evaluated` of the steps. `is_rollout` where rollouts took as long in them: what made the data is needed.
     """
 
     blame: SourceLine
@@ -25,6 +25,7 @@ class LongLine:
     seconds: float
     usual_share: float
     num_evaluated: int
+    is_rollout: bool
 
     @property
     def may_wait(self) -> bool:
@@ -58,28 +59,34 @@ class LongSteps:
             for stack in step.stacks:
                 if stack.lines:
                     found[place_of(stack.lines[0])].append((step, stack))
-        evaluations = [each.started_ns for each in read_evaluations(run.rank_folder)]
-        evaluated = {
-            step.started_ns
+        evaluations = read_evaluations(run.rank_folder)
+        within = {
+            step.started_ns: [
+                each for each in evaluations if 0 <= each.started_ns - step.started_ns < step.seconds * 1e9
+            ]
             for step in steps
-            if any(0 <= began_ns - step.started_ns < step.seconds * 1e9 for began_ns in evaluations)
         }
-        return cls(lines=tuple(_line(sources, samples, evaluated) for samples in found.values()), num_steps=len(steps))
+        return cls(lines=tuple(_line(sources, samples, within) for samples in found.values()), num_steps=len(steps))
 
 
-def _line(sources: Sources, samples: list[tuple[LongStep, SampledStack]], evaluated: set[int]) -> LongLine:
+def _line(
+    sources: Sources, samples: list[tuple[LongStep, SampledStack]], within: dict[int, list[EvaluationRecord]]
+) -> LongLine:
     seconds: dict[tuple[str, str | None], float] = defaultdict(float)
-    for _, stack in samples:
+    of_step: dict[int, float] = defaultdict(float)
+    for step, stack in samples:
         seconds[stack.lines[-1], stack.inside] += stack.seconds
+        of_step[step.started_ns] += stack.seconds
     inner, inside = max(seconds, key=lambda place: seconds[place])
-    numbers = {step.started_ns for step, _ in samples}
     last = samples[-1][1]
+    rolled = {step: sum(each.total_us for each in within[step] if each.is_rollout) / 1e6 for step in of_step}
     return LongLine(
         blame=sources.line(last.lines[0]),
         inner=sources.line(inner),
         inside=inside,
-        num_steps=len(numbers),
+        num_steps=len(of_step),
         seconds=sum(seconds.values()),
         usual_share=last.usual_share,
-        num_evaluated=len(numbers & evaluated),
+        num_evaluated=sum(any(not each.is_rollout for each in within[step]) for step in of_step),
+        is_rollout=0 < sum(spent for step, spent in of_step.items() if rolled[step]) <= sum(rolled.values()),
     )

@@ -37,6 +37,8 @@ MAX_READINGS = 32
 """Forward passes of one evaluation whose memory is written, beside the last: they show whether each adds to it."""
 COUNTED = 256
 """After so many, lines are read and graphs that are alive counted at every 64th forward pass."""
+COUNTED_ALONE = 8
+"""Of so many forward passes of a long row without graphs one is looked at: a policy acts thousands of times."""
 MAX_ROW = 10_000
 """Forward passes of an evaluation before training, or whose graphs are kept."""
 MAX_ROLLOUTS = 100
@@ -201,6 +203,8 @@ class Evaluations:
         is_over = self._is_over and self._num_watched >= MAX_VAIN
         if light.is_on and (is_over or not self._budget.affords_evaluation()):
             loop.watch_modules(False)
+        elif self._goes_on(module):
+            return
         elif (place := self._parameter_of(module)) is not None and (parameter := place()) is not None:
             is_stepped = loop.step is not None and bool(loop.step.stepped)
             self._running = _Forward(
@@ -216,6 +220,17 @@ class Evaluations:
             )
             self._began_ns = entered
         self._spend(spent_from)
+
+    def _goes_on(self, module: torch.nn.Module) -> bool:
+        """Count the forward pass, and no more, where it is one of many alike."""
+        if self._num_passed < MAX_READINGS or self._num_passed % COUNTED_ALONE == 0 or torch.is_grad_enabled():
+            return False
+        last = self._passed[-1]
+        if self._row or last.is_updated or self._parameter_of(module) is None:
+            return False
+        self._num_passed += 1
+        last.ended_ns = perf_counter_ns()
+        return True
 
     def ended(self, result: Any) -> None:
         forward, self._running = self._running, None
@@ -295,7 +310,8 @@ class Evaluations:
             is_skipped = used is not None and used.callers in lines
             is_repeated = any(lines.count(line) > 1 for line in lines)
             size = used.size if used else 0
-            is_rollout = not is_fed and 0 < max(one.size for one in passed) < SMALL * size
+            is_small = 0 < max(one.size for one in passed) < SMALL * size
+            is_rollout = not is_fed and (is_small or (is_repeated and not is_skipped and not rises))
             if not is_rollout and (is_skipped or not (is_fed or (is_repeated and rises))):
                 return  # batches without an update, or unlike forward passes
         self._num_rollouts += is_rollout

@@ -304,6 +304,28 @@ def test_a_policy_that_acts_on_smaller_inputs_rolls_out(overhead: float, tmp_pat
     assert {one.num_batches for one in records} == {4}
 
 
+def act_in_many_environments(plain: Plain) -> None:
+    """The batches are as large as those that are trained on."""
+    for _ in range(8):
+        with torch.no_grad():
+            for number in range(100):
+                plain.model(BATCHES[number % 12])
+        for number in range(4):
+            plain.update(plain.model(BATCHES[number]).square().mean())
+
+
+@IN_FULL_AND_LIGHT
+def test_acting_in_training_mode_without_gradients_is_a_rollout_and_every_pass_counts(
+    overhead: float, tmp_path: Path
+) -> None:
+    records = read_evaluations(
+        record_here(tmp_path, partial(act_in_many_environments, Plain()), overhead=overhead).rank
+    )
+    assert records
+    assert {one.is_rollout for one in records} == {True}
+    assert {one.num_batches for one in records} == {100}
+
+
 def train_a_pair(plain: Plain) -> None:
     critic = nn.Linear(4, 1)
     of_critic = torch.optim.SGD(critic.parameters(), lr=0.01)
