@@ -38,7 +38,7 @@ def _finding(run: Run, line: PythonLine) -> Finding:
     what, why = "Python", "This line runs no operator for most of its time: Python does its work"
     if line.function:
         what = line.function
-        why = "The training uses nothing that this call returns, and each step makes it"
+        why = "It runs in each step, and the training uses nothing that it returns"
     if line.num_operators:
         what = f"{format_value(round(line.num_operators), 'count')} small operators"
         why = "Python starts an operator for each item here, which takes longer than the operator itself"
