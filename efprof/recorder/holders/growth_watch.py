@@ -31,15 +31,14 @@ from efprof.recorder.holders.variables import (
 )
 from efprof.recorder.session.sites import Sites
 
-MAX_NS = 500_000_000
+MAX_NS = 300_000_000
 """Of tracing: by the number of its events, since a clock would count what a busy machine does meanwhile."""
 
-CALL_NS = 2_500
-"""What a call of a library's function costs that is not traced: 0.6 to 1.2 us in a loop of nothing else, but twice to
-four times that between a program's own work (measured in cleanrl's ppo, whose environment makes most of the calls)."""
+CALL_NS = 1_000
+"""What a call of a library's function costs that is not traced (measured: 0.5 us in a loop of nothing else)."""
 
-EVENT_NS = 4_000
-"""What an event in the user's functions costs beside the comparison, which is timed once in such a loop."""
+EVENT_NS = 2_000
+"""What an event in the user's functions costs beside the comparison, which is timed once."""
 
 MAX_LINES = 1_000
 """Of one function, without a change: 2 to 3 ms."""
@@ -147,17 +146,20 @@ class GrowthWatch:
         self.spent_ns = 0
         self._sites = sites
         self._things = things
-        self._called, self._within = guarded(self._on_call), guarded(self._on_event)
         self._at: Line | None = None
-        self._lines: set[tuple[CodeType, int]] = set()
-        self._num_lines: Counter[CodeType] = Counter()
-        self._is_user: dict[CodeType, bool] = {}
+        self._lines: set[tuple[int, int]] = set()
+        self._num_lines: Counter[int] = Counter()
+        self._is_user: dict[int, bool] = {}
+        """By the `id` of a code, as the two above: to hash one takes up to 1 us, the longer the more names it has."""
+        self._codes: list[CodeType] = []
+        """Kept, so that no other one gets its `id`."""
         self._event_ns = EVENT_NS
         self._frames: dict[CodeType, FrameType] = {}
         """That outlive a step, the last one of each function."""
         self._thread = get_ident()
         self._is_over = False
         self._num_steps = self._max_steps = 0
+        self._called, self._within = self._unless_in_libraries(guarded(self._on_call)), guarded(self._on_event)
 
     def begin(self, frame: FrameType | None, max_steps: int) -> str | None:
         """Trace the frames that call this one and all that they call; otherwise says why not."""
@@ -234,11 +236,26 @@ class GrowthWatch:
         ]
 
     def _rebound(self, variable: Variable) -> Change | None:
-        bound = binding_lines(variable.frame.f_code, variable.name) & self._lines
+        binding = binding_lines(variable.frame.f_code, variable.name)
+        bound = [(code, number) for code, number in binding if (id(code), number) in self._lines]
         sites = [self._sites.of_line(code, number) for code, number in sorted(bound, key=lambda item: item[1])]
         return Change(site=sites[0], how="bound", times=variable.times, candidates=sites[1:]) if sites else None
 
     # What Python calls.
+
+    def _unless_in_libraries(self, called: Tracer) -> Tracer:
+        """Where a library's function calls another there is nothing to see, and most calls are such."""
+        is_user = self._is_user
+
+        def call(frame: FrameType, event: str, detail: Any) -> Any:
+            caller = frame.f_back
+            is_seen = caller is None or is_user.get(id(frame.f_code), True) or is_user.get(id(caller.f_code), True)
+            if is_seen or self._is_over or self.spent_ns > MAX_NS:
+                return called(frame, event, detail)
+            self.spent_ns += CALL_NS
+            return None
+
+        return call
 
     def _on_call(self, frame: FrameType, *_: Any) -> Tracer | None:
         self.spent_ns += CALL_NS
@@ -266,9 +283,10 @@ class GrowthWatch:
         self._check()
         if event == "line":
             self._at = Line(frame.f_code, frame.f_lineno, False)
-            self._lines.add((frame.f_code, frame.f_lineno))
-            self._num_lines[frame.f_code] += 1
-            if self._num_lines[frame.f_code] == MAX_LINES:
+            code = id(frame.f_code)
+            self._lines.add((code, frame.f_lineno))
+            self._num_lines[code] += 1
+            if self._num_lines[code] == MAX_LINES:
                 self._leave(frame)
         elif event == "return":
             self._at = self._line_around(frame.f_back)
@@ -281,7 +299,7 @@ class GrowthWatch:
         """
         code = frame.f_code
         if not any(line.code is code for thing in self._things for line, _ in thing.times):
-            self._is_user[code] = False
+            self._is_user[id(code)] = False
             frame.f_trace_lines = False
 
     def _line_around(self, frame: FrameType | None) -> Line | None:
@@ -302,10 +320,11 @@ class GrowthWatch:
                         thing.note(self._at, before, now)
 
     def _may_trace(self, code: CodeType) -> bool:
-        known = self._is_user.get(code)
+        known = self._is_user.get(id(code))
         if known is None:
             is_plain = not (_is_compiled(code) or _shares_locals(code))
-            known = self._is_user[code] = is_plain and self._sites.is_user_code(code)
+            known = self._is_user[id(code)] = is_plain and self._sites.is_user_code(code)
+            self._codes.append(code)
         return known
 
 
