@@ -4,7 +4,7 @@ import math
 
 from efprof.facts.gain.ended_waits import MIN_SHARE_OF_STEPS, wait_finding, worth_an_edit
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import file_of
 from efprof.facts.time.host_waits import HostWaits, WaitingLine
 from efprof.fixes.scalar_read import read_less
 from efprof.model import Examination, Finding
@@ -55,7 +55,7 @@ def _costs_on_cpu(line: WaitingLine, step_ms: float) -> bool:
 
 def _finding(run: Run, lines: list[WaitingLine], cost: str) -> Finding:
     first, every = lines[0], math.ceil(run.get(HostWaits).share(lines) / AFTER_COST)
-    file = run.get(Sources).file(first.blame.file)
+    file = file_of(run, first.blame)
     return wait_finding(
         run,
         lines,

@@ -11,9 +11,9 @@ from efprof.artifacts.snapshot import RELEASE, Entry
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import REQUESTS, capacity_of
-from efprof.facts.allocator.what_if import Trial, WhatIf, try_configurations
+from efprof.facts.allocator.what_if import WhatIf, try_configurations
 from efprof.facts.device.device_evidence import trial_bars
-from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, candidates_for
+from efprof.facts.device.device_memory import DeviceHistory, RetryTrials, candidates_for, recorded_devices
 from efprof.facts.device.headroom import device_capacity
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
@@ -25,7 +25,6 @@ from efprof.model import (
     Narrative,
     NothingToLookAt,
     Numbers,
-    UnreadableInput,
     frozen_dataclass,
 )
 from efprof.units import format_interval, format_ms, in_brackets
@@ -109,24 +108,6 @@ def retried_requests(history: History) -> Iterator[Entry]:
             is_retry = has_grown = False
 
 
-@frozen_dataclass
-class RetryTrials:
-    """A device's history under the recorded settings and under others, on a device as large as the real one.
-
-    `best` is None where no other has fewer than half of the retries that the recorded ones have from the same start.
-    """
-
-    what_if: WhatIf
-    trials: list[Trial]
-    best: Trial | None
-
-
-def recorded_devices(run: Run) -> tuple[DeviceHistory, ...]:
-    """None without a snapshot that can be read."""
-    memory = run.find(DeviceMemory, UnreadableInput)
-    return memory.devices if memory else ()
-
-
 def retry_trials(run: Run) -> RetryTrials | None:
     """Of the first device that a setting helps; None where no replay under the recorded settings has a retry."""
     tried: RetryTrials | None = None
@@ -145,7 +126,7 @@ def retry_evidence(retries: AllocationRetries, tried: RetryTrials | None) -> tup
             *((f"retries in the {stage} stage", count, "count") for stage, count in retries.by_stage),
             ("steps with a retry take longer by", retries.slower_ms, "ms", retries.slower_interval_ms),
         ),
-        *(() if tried is None else (trial_bars(tried.what_if, tried.trials, tried.best),)),
+        *(() if tried is None else (trial_bars(tried),)),
         Narrative.of(
             "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
             "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow.",

@@ -166,6 +166,18 @@ class DeviceHistory:
         return best_of(self.what_if, self.trials)
 
 
+@frozen_dataclass
+class RetryTrials:
+    """A device's history under the recorded settings and under others, on a device as large as the real one.
+
+    `best` is None where no other has fewer than half of the retries that the recorded ones have from the same start.
+    """
+
+    what_if: WhatIf
+    trials: list[Trial]
+    best: Trial | None
+
+
 def candidates_for(history: History, what_if: WhatIf) -> tuple[str, ...]:
     """Of a long history only the one that helps most often."""
     return worth_a_try(what_if)[: FEW_CANDIDATES if len(history.entries) > MANY_EVENTS else None]
@@ -242,6 +254,12 @@ class DeviceMemory:
         if not trusted:
             raise NotRecorded(max(self.devices, key=lambda device: device.replay.match_share).why_not_trusted)
         return trusted
+
+
+def recorded_devices(run: Run) -> tuple[DeviceHistory, ...]:
+    """None without a snapshot that can be read."""
+    memory = run.find(DeviceMemory, UnreadableInput)
+    return memory.devices if memory else ()
 
 
 def limit_bytes_of(run: Run, number: int) -> int | None:

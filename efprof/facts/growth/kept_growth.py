@@ -39,7 +39,7 @@ class SeenLines:
             things: list[Counted | Container] = [*count.holders, *count.containers]
             for one in things:
                 if one.number is not None and one.path is not None:
-                    self._numbers[one.scope, one.path, one.file].add(one.number)
+                    self._numbers[_name(one)].add(one.number)
         self.why_unseen = "no line was seen to change it in the steps that were watched"
         """Of something whose lines nobody saw."""
         if all(watch.why_not is not None for watch in watches):
@@ -48,9 +48,7 @@ class SeenLines:
     def of(self, name: Name | None, number: int | None = None) -> list[Change]:
         """Those of a holder, and of the containers that are or lie in it; or of one container."""
         numbers = {number} if name is None else self._numbers[name]
-        return _together(
-            one for one in self._watched if (one.scope, one.path, one.file) == name or one.number in numbers
-        )
+        return _together(one for one in self._watched if _name(one) == name or one.number in numbers)
 
 
 @frozen_dataclass
@@ -69,7 +67,7 @@ class KeptGrowth:
         if len(counts) == 1:
             raise NotRecorded(f"holders were counted only once, after step {counts[0].step:,}; record a longer run.")
         seen = SeenLines(watches, counts)
-        names = dict.fromkeys((one.scope, one.path, one.file) for count in counts for one in count.holders)
+        names = dict.fromkeys(_name(one) for count in counts for one in count.holders)
         plain = dict.fromkeys(one.number for count in counts for one in count.containers if not one.holds_tensors)
         limits = run.find(RunLimits)
         on_host = limits if limits and not limits.is_device else None
@@ -81,6 +79,10 @@ class KeptGrowth:
             num_counts=len(counts),
             last_step=counts[-1].step,
         )
+
+
+def _name(one: Counted | Container | Watched) -> Name:
+    return one.scope, one.path, one.file
 
 
 def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, limits: RunLimits | None) -> RetainedTensors | None:
@@ -146,7 +148,7 @@ def _counted(name: Name, counts: Sequence[Count]) -> Iterator[tuple[Size, Counte
 
     At the program's end less says nothing: a function had returned, or an object was dropped.
     """
-    found = [next((one for one in count.holders if (one.scope, one.path, one.file) == name), None) for count in counts]
+    found = [next((one for one in count.holders if _name(one) == name), None) for count in counts]
     is_anew = _is_built_anew([(count.step, one.graph_span) for count, one in zip(counts, found, strict=True) if one])
     before = 0
     for count, counted in zip(counts, found, strict=True):

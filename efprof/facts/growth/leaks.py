@@ -10,7 +10,7 @@ from efprof.facts.growth.trend import Fit, Trend
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.facts.source.bounds import is_bounded_by_code
-from efprof.facts.source.sources import Sources, definition_of, split_site
+from efprof.facts.source.sources import Sources, definition_of, line_at, split_site
 from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence, frozen_dataclass
 from efprof.units import format_bytes, format_count, format_interval, in_brackets
@@ -188,7 +188,7 @@ def backward_line(run: Run) -> SourceLine:
     site = run.get(StepTimes).backward_site
     if site is None:
         raise ThinEvidence("no line of the training loop was recorded to point at.")
-    return run.get(Sources).line(site)
+    return line_at(run, site)
 
 
 def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0) -> Finding:
