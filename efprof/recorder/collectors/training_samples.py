@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 
 class TrainingSamples:
-    """Has a thread that samples between `begin` and `end` of a step, and waits otherwise.
+    """Has a thread that samples between the begin and the end of a step, and waits otherwise.
 
     A sample counts for the time since the one before: C code may hold Python's lock for long.
     """
@@ -61,35 +61,38 @@ class TrainingSamples:
         self._thread: threading.Thread | None = None
         self._random = Random(0)
         self._period_s, self._switch_s = MIN_PERIOD_S, sys.getswitchinterval()
-        self._last_ns = self._num_of_step = self._num_samples = self._num_written = 0
-        self._of_step: Counter[Place | None] = Counter()
+        self._last_ns = self._num_samples = self._num_written = 0
+        self._of_step: list[tuple[Place | None, int]] = []
+        """Its samples, with the nanoseconds since the one before."""
         self._ns: Counter[Place | None] = Counter()
 
-    def begin(self, step: OpenStep) -> None:
+    def step_began(self, step: OpenStep) -> None:
         self._pause()  # a step that trained nothing has no end
         if step.number < FIRST_STEP or self._num_samples >= MAX_SAMPLES:
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._sample, name="efprof-samples", daemon=True)
             self._thread.start()
-        self._of_step, self._num_of_step, self._last_ns = Counter(), 0, time.perf_counter_ns()
+        self._of_step, self._last_ns = [], time.perf_counter_ns()
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(TURN_S)
         self._is_on.set()
 
-    def end(self, _: OpenStep, record: StepRecord) -> None:
+    def step_ended(self, _: OpenStep, record: StepRecord) -> None:
         if not self._pause() or record.window is not None:
             return
-        self._ns.update(dict(self._of_step))  # the thread may be about to add its last
-        self._num_samples += self._num_of_step
+        samples = list(self._of_step)  # the thread may be about to add its last
+        for place, spent_ns in samples:
+            self._ns[place] += spent_ns
+        self._num_samples += len(samples)
         self._period_s = min(MAX_PERIOD_S, max(MIN_PERIOD_S, record.total_us / 1e6 / PER_STEP))
-        self._budget.spend("samples", self._num_of_step * SAMPLE_NS)
+        self._budget.spend("samples", len(samples) * SAMPLE_NS)
         if self._num_samples >= MAX_SAMPLES:
             self.stop()
         elif self._num_samples >= max(PER_STEP, 2 * self._num_written):
             self.write()
 
-    def drop(self, *_: object) -> None:
+    def step_dropped(self, *_: object) -> None:
         self._pause()
 
     def stop(self) -> None:
@@ -118,7 +121,7 @@ class TrainingSamples:
         )
         self._num_written = self._num_samples
 
-    def finish(self) -> None:
+    def at_end(self) -> None:
         self.stop()
         if self._num_samples > self._num_written:
             self.write()
@@ -142,9 +145,8 @@ class TrainingSamples:
     def _add(self, place: Place | None) -> None:
         if self._is_on.is_set():
             now = time.perf_counter_ns()
-            self._of_step[place] += now - self._last_ns
+            self._of_step.append((place, now - self._last_ns))
             self._last_ns = now
-            self._num_of_step += 1
 
     def _place(self) -> Place | None:
         """None of what no line of the user's has called, and of the recorder."""
@@ -160,6 +162,5 @@ class TrainingSamples:
 
 def start(session: Session) -> None:
     samples = TrainingSamples(session.loop, session.sites, session.budget, session.note, session.shell)
-    session.listen("training_samples", step_began=samples.begin, step_ended=samples.end, step_dropped=samples.drop)
-    session.on_end("training_samples", samples.finish)
+    session.attach("training_samples", samples)
     os.register_at_fork(before=session.shell.guarded("training_samples", samples.stop))

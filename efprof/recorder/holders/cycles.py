@@ -55,7 +55,7 @@ class Cycles:
         elif self._before is not None:
             self._stopped(info["generation"])
 
-    def finish(self, _: object, record: StepRecord) -> None:
+    def step_ended(self, _: object, record: StepRecord) -> None:
         """Look at a step whose garbage nobody has freed yet, and write what there is for a process that is killed."""
         is_apart = record.step >= self._last_apart + STEPS_APART
         if self._num_apart >= self._due_at and is_apart and record.window is None:
@@ -121,5 +121,5 @@ def start(session: Session) -> None:
             gc.callbacks.remove(called)
 
     session.undo_at_end([remove])
-    session.listen("cycles", step_ended=cycles.finish)
+    session.attach("cycles", cycles)
     session.on_end("cycles", cycles.write)

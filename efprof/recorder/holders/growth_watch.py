@@ -90,12 +90,10 @@ class WatchedValue:
     def note(self, line: Line, before: Measured, now: Measured) -> None:
         """By what was measured: a container got longer or shorter, or a name or an entry has another value."""
         old, new = before[1], now[1]
-        if old is None or new is None or old == new:
-            self.times[line, "bound"] += 1
-            return
-        how: How = "grew" if new > old else "shrank"
+        added = 0 if old is None or new is None else new - old
+        how: How = "grew" if added > 0 else "shrank" if added else "bound"
         self.times[line, how] += 1
-        self.entries[line, how] += abs(new - old)
+        self.entries[line, how] += abs(added)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ and at the end. As far as the budget goes; with `--holders` regardless of it, wi
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 from weakref import WeakSet
@@ -119,12 +119,16 @@ class Holders:
         step = self._loop.step or self._loop.steps.closed
         return step is not None and step.window is not None
 
+    def window_begins(self) -> None:
+        """It would record the tracer."""
+        self.stop_watching()
+
     def compilation_began(self) -> None:
         """A compiler runs a million of lines, each of them longer while it is watched."""
         if self._watch is not None:
             self._watch.stop()
 
-    def end(self) -> None:
+    def at_end(self) -> None:
         num_steps = self._loop.num_steps
         self.stop_watching()
         if num_steps >= FIRST_COUNTS[1] or (self._is_asked and num_steps):
@@ -205,7 +209,6 @@ class Holders:
                     self._loop.sampling.want(number + 1, number + 2)
 
     def stop_watching(self) -> None:
-        """Enough was seen, or a window begins, which would record the tracer."""
         if (watch := self._let_go()) is not None:
             watch.end()
             self._budget.spend("watches", watch.spent_ns)
@@ -256,12 +259,7 @@ class Holders:
 class HolderCount:
     """One walk from the user's variables; `held` maps scope and path to what was found there."""
 
-    def __init__(
-        self,
-        sites: Sites,
-        on_container: Callable[[Any, Place], None] | None = None,
-        iterators: Iterable[Any] = (),
-    ) -> None:
+    def __init__(self, sites: Sites, on_container: Callable[[Any, Place], None], iterators: list[Any]) -> None:
         self.held: dict[Key, Held] = {}
         self.is_partial = False
         self._sites = sites
@@ -347,16 +345,8 @@ def start(session: Session) -> None:
 
     session.shell.when_stopped("holders", holders.abandon_watch)
     os.register_at_fork(after_in_child=holders.abandon_watch)
-    session.on_end("holders", holders.end)
-    session.listen(
-        "holders",
-        step_ended=finish,
-        compilation_began=holders.compilation_began,
-        window_begins=holders.stop_watching,
-        loader_ended=holders.loader_ended,
-        loader_started=holders.loader_started,
-        loader_began=holders.loader_began,
-    )
+    session.attach("holders", holders)
+    session.listen("holders", step_ended=finish)
 
 
 def _size(counted: Counted) -> tuple[int, int, int]:

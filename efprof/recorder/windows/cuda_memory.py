@@ -12,7 +12,6 @@ import torch
 from efprof.artifacts.events import CollectorStopped, DeviceOutOfMemory, Event, OutOfMemory, WindowClosed, WindowOpened
 from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.hooks.patching import call_when_cuda_begins
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.endings import ExitWatcher
@@ -70,7 +69,7 @@ class CudaMemory:
         elif self._has_ring:
             self._history.turn_on(RING_ENTRIES)
 
-    def begin(self, step: OpenStep) -> None:
+    def step_began(self, step: OpenStep) -> None:
         is_asked_for = self._options.memory_steps != DEFAULT_MEMORY_STEPS  # then no budget stands against it
         is_due = self._is_ready and bool(self._wanted) and self._wanted[0][0] <= step.number
         is_due = is_due and (is_asked_for or self._requests.are_affordable())
@@ -80,7 +79,7 @@ class CudaMemory:
         if self._end is not None:
             self._mark(step)
 
-    def finish(self, _: object, record: StepRecord) -> None:
+    def step_ended(self, _: object, record: StepRecord) -> None:
         """Close the window after its last step, or before one that a profiler is meant for."""
         if self._is_ready and self._peaks is not None and record.memory:
             rise = self._peaks.rise(record.step, max(boundary.allocated_bytes for boundary in record.memory))
@@ -96,7 +95,7 @@ class CudaMemory:
             self._close(self._loop.number)
             self._give_up(OWN_HISTORY)
 
-    def end(self) -> None:
+    def at_end(self) -> None:
         """The program ends, perhaps inside a window: keep what it has. CUDA may still start after us."""
         self._is_over = True
         self._close(self._loop.number)
@@ -169,12 +168,12 @@ class CudaMemory:
 def start(session: Session) -> None:
     if not hasattr(torch._C, "_cuda_record_memory_history"):
         return
-    options, loop, guarded = session.options, session.loop, session.shell.guarded
+    options, loop = session.options, session.loop
     files = MemoryFiles(CudaHistory(), loop=loop, folder=session.rank_folder, note=session.note)
     if options.memory_steps or options.memory_ring or "memory-peak" in options.triggers:
         memory = CudaMemory(options, loop=loop, requests=session.window_requests, files=files)
         subscribe(session, memory)
-        session.undo_at_end([call_when_cuda_begins(guarded("cuda_memory", memory.cuda_began))])
+        session.when_cuda_begins("cuda_memory", memory.cuda_began)
     failures = [MemoryFailures(files, loop, session.endings, session.note)]
     # Empty once the recording is over: torch cannot detach an observer, which then does nothing, and holds nothing.
 
@@ -182,19 +181,18 @@ def start(session: Session) -> None:
         for one in failures:
             one.add(*failure)
 
-    observe = guarded("out_of_memory", add)
+    observe = session.shell.guarded("out_of_memory", add)
 
     def attach() -> None:
         if failures and why_backend_has_none() is None:
             torch._C._cuda_attach_out_of_memory_observer(observe)  # type: ignore[attr-defined]
 
-    session.undo_at_end([call_when_cuda_begins(guarded("out_of_memory", attach))])
+    session.when_cuda_begins("out_of_memory", attach)
     session.on_end("out_of_memory", lambda: failures.pop().tell())
 
 
 def subscribe(session: Session, memory: CudaMemory) -> None:
-    session.listen("cuda_memory", step_began=memory.begin, step_ended=memory.finish)
-    session.on_end("cuda_memory", memory.end)
+    session.attach("cuda_memory", memory)
     session.shell.when_stopped("cuda_memory", memory.stop_watching)
     session.before(torch.cuda.memory, "_record_memory_history", "cuda_memory", memory.yield_to_program)
 
