@@ -41,7 +41,7 @@ def allocation_retries(run: Run) -> Examination:
     """
     retries = run.get(AllocationRetries)
     looked_at = f"{retries.num_steps} steps, {retries.num_retries} of the allocator's retries"
-    if len(retries.by_step) < MIN_STEPS or not retries.goes_on:
+    if retries.num_retried < MIN_STEPS or not retries.goes_on:
         return Examination(looked_at=looked_at)
     return Examination(looked_at=looked_at, findings=(_finding(run, retries),))
 
@@ -78,7 +78,7 @@ def _blame(run: Run, retries: AllocationRetries) -> tuple[SourceLine, str]:
 
 
 def _gain(retries: AllocationRetries) -> Gain:
-    (low, high), share = retries.slower_interval_ms, len(retries.by_step) / retries.num_steps
+    (low, high), share = retries.slower_interval_ms, retries.num_retried / retries.num_steps
     if retries.slower_ms is None:
         return Gain.none("too few steps of either kind differ to tell what a retry costs")
     why = "what the median step with a retry takes longer, times the share of such steps"

@@ -42,7 +42,8 @@ class AllocationRetries:
     num_steps: int
     goes_on: bool
     """Whether both halves of the steps had one."""
-    by_step: tuple[tuple[int, int], ...]
+    num_retried: int
+    num_retries: int
     by_stage: tuple[tuple[str, int], ...]
     slower_ms: float | None
     slower_interval_ms: tuple[float, float]
@@ -54,27 +55,22 @@ class AllocationRetries:
         by_step = retries_by_step([time.record for time in times.every])
         if by_step is None:
             raise NothingToLookAt(CUDA_DEVICE)
-        found = [(time.step, by_step[time.step]) for time in times.steady if time.step in by_step]
-        stages = sum((rises for _, rises in found), start=Counter[str]())
-        retried = {step for step, _ in found}
-        slow_ms = [time.total_ms for time in times.steady if time.step in retried]
-        usual_ms = [time.total_ms for time in times.steady if time.step not in retried]
+        retried = [time.step for time in times.steady if time.step in by_step]
+        stages = sum((by_step[step] for step in retried), start=Counter[str]())
+        slow_ms = [time.total_ms for time in times.steady if time.step in by_step]
+        usual_ms = [time.total_ms for time in times.steady if time.step not in by_step]
         interval = (0.0, 0.0)
         if min(len(slow_ms), len(usual_ms)) >= MIN_COMPARED:
             interval = quantile_change_intervals(usual_ms, slow_ms, 0.5)[1]
         return cls(
             num_steps=len(times.steady),
-            goes_on=bool(found) and found[0][0] < times.steady[len(times.steady) // 2].step <= found[-1][0],
-            by_step=tuple((step, rises.total()) for step, rises in found),
+            goes_on=bool(retried) and retried[0] < times.steady[len(times.steady) // 2].step <= retried[-1],
+            num_retried=len(retried),
+            num_retries=stages.total(),
             by_stage=tuple(stages.most_common()),
             slower_ms=statistics.median(slow_ms) - statistics.median(usual_ms) if interval[0] > 0 else None,
             slower_interval_ms=interval,
         )
-
-    @property
-    def num_retries(self) -> int:
-        """In all steady steps."""
-        return sum(count for _, count in self.by_step)
 
 
 def retries_by_step(records: Sequence[StepRecord]) -> dict[int, Counter[str]] | None:
@@ -122,7 +118,7 @@ def retry_evidence(retries: AllocationRetries, tried: RetryTrials | None) -> tup
         Numbers.of(
             "Retries of the allocator",
             ("steps after warm-up", retries.num_steps, "count"),
-            ("steps with a retry", len(retries.by_step), "count"),
+            ("steps with a retry", retries.num_retried, "count"),
             *((f"retries in the {stage} stage", count, "count") for stage, count in retries.by_stage),
             ("steps with a retry take longer by", retries.slower_ms, "ms", retries.slower_interval_ms),
         ),

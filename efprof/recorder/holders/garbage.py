@@ -115,7 +115,7 @@ class _Search:
         """The user's objects by what they are; those of libraries where there are none."""
         alike: dict[tuple[str, str | None], list[Any]] = {}
         for value in self._objects:
-            self._time_limit.check_sometimes()
+            self._time_limit.check()
             if issubclass(type(value), (ModuleType, BuiltinFunctionType)) or self._is_between(value):
                 continue
             alike.setdefault((_owner_of(value), self._file_of(value)), []).append(value)
@@ -128,7 +128,7 @@ class _Search:
         todo = deque([start])
         while todo:
             value = todo.popleft()
-            self._time_limit.check_sometimes()
+            self._time_limit.check()
             for referent in self._referents(value):
                 if referent is start:
                     way, here = [], id(value)
@@ -150,7 +150,7 @@ class _Search:
         seen, todo = {id(value) for value in ring}, list(ring)
         while todo:
             value = todo.pop()
-            self._time_limit.check_sometimes()
+            self._time_limit.check()
             if issubclass(type(value), torch.Tensor):
                 held.add([value])
             for referent in self._referents(value):

@@ -79,7 +79,8 @@ class WatchedValue:
     told: Watched
     times: Counter[tuple[Line, How]] = field(default_factory=Counter)
     entries: Counter[tuple[Line, How]] = field(default_factory=Counter)
-    states: list["State"] = field(default_factory=list)
+    last: dict[Callable[[], Measured], Measured] = field(default_factory=dict)
+    """What is compared after each event, of a container or of what has a name, and what it was last."""
     variables: list["Variable"] = field(default_factory=list)
 
     @property
@@ -111,14 +112,6 @@ class Variable:
         self._last = now
 
 
-@dataclass(slots=True)
-class State:
-    """What is compared after each event, of a container or of what has a name."""
-
-    measure: Callable[[], Measured]
-    last: Measured
-
-
 def watched(told: Watched, containers: list[Any], names: list[tuple[Any, str]]) -> WatchedValue:
     """With all that is compared for it, and its local variables."""
     thing = WatchedValue(told)
@@ -133,7 +126,7 @@ def watched(told: Watched, containers: list[Any], names: list[tuple[Any, str]]) 
     for container in containers[-MAX_HANDLES:]:
         if id(container) not in named:
             measures.append(partial(_contained, container))
-    thing.states = [State(measure, measure()) for measure in measures]
+    thing.last = {measure: measure() for measure in measures}
     return thing
 
 
@@ -201,7 +194,7 @@ class GrowthWatch:
                     locals_of(frame)  # lets go of the copies that Python made for the tracer
         self._frames.clear()
         for thing in self._things:
-            thing.states.clear()
+            thing.last = {}  # another thread may be going through it
 
     def stop(self) -> None:
         """Trace no more, and blame no line for what is done from here on; another thread stops at its next call."""
@@ -291,10 +284,11 @@ class GrowthWatch:
     def _check(self) -> None:
         """What has changed since the last event, the line did that had begun then."""
         for thing in self._things:
-            for state in thing.states:
-                before, now = state.last, state.measure()
+            last = thing.last
+            for measure, before in last.items():
+                now = measure()
                 if now != before:
-                    state.last = now
+                    last[measure] = now
                     if self._at is not None:
                         thing.note(self._at, before, now)
 

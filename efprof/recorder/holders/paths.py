@@ -58,13 +58,9 @@ class TimeLimit:
     _num_calls: int = 0
 
     def check(self) -> None:
-        if time.thread_time() > self.limit:
+        """Now and then: between things that are small, to ask for the time, a microsecond, takes as long as they do."""
+        if self._num_calls % CALLS_PER_CHECK == 0 and time.thread_time() > self.limit:
             raise TimeLimitReached
-
-    def check_sometimes(self) -> None:
-        """The same between things so small that to ask for the time, a microsecond, takes as long: now and then."""
-        if self._num_calls % CALLS_PER_CHECK == 0:
-            self.check()
         self._num_calls += 1
 
 
@@ -153,7 +149,7 @@ class Held:
                 continue
             self._nodes.add(node)
             self.counted.graph_nodes = len(self._nodes)
-            time_limit.check_sometimes()
+            time_limit.check()
             storages, following = read_node(node, known)
             for storage in storages:
                 self.counted.graph_bytes += self._bytes_of(*storage)

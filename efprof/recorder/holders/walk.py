@@ -67,7 +67,7 @@ class Walk:
         self._visit_names(scope, owner, file, {name: value}, within)
         try:
             while self._todo:
-                self._time_limit.check_sometimes()
+                self._time_limit.check()
                 visit, value, place = self._todo.popleft()
                 visit(value, place)
         except TimeLimitReached:
