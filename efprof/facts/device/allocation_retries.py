@@ -53,8 +53,6 @@ class AllocationRetries:
         """Follow the counter; raises NotRecorded where no step read it, as without CUDA."""
         times = run.get(StepTimes)
         by_step = retries_by_step([time.record for time in times.every])
-        if by_step is None:
-            raise NothingToLookAt(CUDA_DEVICE)
         retried = [time.step for time in times.steady if time.step in by_step]
         stages = sum((by_step[step] for step in retried), start=Counter[str]())
         slow_ms = [time.total_ms for time in times.steady if time.step in by_step]
@@ -73,8 +71,8 @@ class AllocationRetries:
         )
 
 
-def retries_by_step(records: Sequence[StepRecord]) -> dict[int, Counter[str]] | None:
-    """For each step with a retry, how many each stage had; None where the counter was never read."""
+def retries_by_step(records: Sequence[StepRecord]) -> dict[int, Counter[str]]:
+    """For each step with a retry, how many each stage had; raises NothingToLookAt where the counter was never read."""
     found: dict[int, Counter[str]] = {}
     before: int | None = None
     for record in records:
@@ -85,7 +83,9 @@ def retries_by_step(records: Sequence[StepRecord]) -> dict[int, Counter[str]] | 
                 stages = found.setdefault(record.step, Counter())
                 stages[STAGE_BEFORE.get(here.boundary, "other")] += here.num_retries - before
             before = here.num_retries
-    return None if before is None else found
+    if before is None:
+        raise NothingToLookAt(CUDA_DEVICE)
+    return found
 
 
 def retried_requests(history: History) -> Iterator[Entry]:

@@ -53,7 +53,7 @@ class FailureState:
         if not path.exists():
             raise NotRecorded(f"{SNAPSHOT} is missing; record the run on a CUDA device.")
         snapshot, told, requested = read_snapshot(path), failure.device_event, failure.requested_bytes or 0
-        if told is None or told.requested_bytes != requested:  # it is of another failure
+        if told.requested_bytes != requested:  # it is of another failure
             told = DeviceOutOfMemory(at_ns=0, step=0)
         reserved = Counter[int]()
         for segment in snapshot.segments:
@@ -139,7 +139,7 @@ def evidence_of_device(run: Run, device: DeviceHistory, failure: Failure) -> tup
 
 def evidence_of_state(run: Run, state: FailureState, failure: MemoryFailure) -> tuple[Evidence, ...]:
     """The same where no history was kept, and by size which lines may have asked for what no stack tells of."""
-    on_device, told = state.device.failure, failure.device_event or DeviceOutOfMemory(at_ns=0, step=-1)
+    on_device, told = state.device.failure, failure.device_event
     return (
         *(() if on_device is None else _what_lay_there(run, state.device, on_device)),
         state.sizes,

@@ -55,10 +55,10 @@ class SeenLines:
 class KeptGrowth:
     """What grew, most bytes first: of tensors and graphs, and of all else; by `num_counts` up to step `last_step`."""
 
-    holders: tuple[RetainedTensors, ...]
-    containers: tuple[RetainedTensors, ...]
-    num_counts: int
-    last_step: int
+    holders: tuple[RetainedTensors, ...] = ()
+    containers: tuple[RetainedTensors, ...] = ()
+    num_counts: int = 0
+    last_step: int = 0
 
     @classmethod
     def compute(cls, run: Run) -> Self:
