@@ -63,11 +63,20 @@ class Holders:
     """
 
     def __init__(
-        self, loop: Loop, sites: Sites, budget: Budget, folder: RankFolder, note: Note, guard: Guard, *, is_asked: bool
+        self,
+        loop: Loop,
+        sites: Sites,
+        budget: Budget,
+        folder: RankFolder,
+        note: Note,
+        guard: Guard,
+        *,
+        is_asked: bool,
+        is_over: Callable[[], bool],
     ) -> None:
-        """Where it `is_asked` for, counts and watches are taken whatever they cost."""
+        """Where it `is_asked` for, counts and watches are taken whatever they cost; not once the program `is_over`."""
         self._loop, self._sites, self._budget, self._folder, self._note = loop, sites, budget, folder, note
-        self._guard, self._is_asked = guard, is_asked
+        self._guard, self._is_asked, self._is_over = guard, is_asked, is_over
         self._due = FIRST_COUNTS[0]
         self._cost_ns = FIRST_COST_NS
         self._num_counts = self._num_watches = self._num_restarts = 0
@@ -82,7 +91,7 @@ class Holders:
         self._loader: int | None = None
         self._is_loader_over = False
 
-    def finish(self, record: StepRecord, *, is_over: bool) -> None:
+    def step_ended(self, _: object, record: StepRecord) -> None:
         self._loader = record.loader
         is_traced = record.window is not None
         if self._watch is not None:
@@ -91,7 +100,7 @@ class Holders:
         if self._watch is not None or record.step + 1 < self._due:
             return
         # A profiler's window would note everything that a count does; once the program ends, its functions are over.
-        if is_traced or is_over or self._loop.has_compiled:
+        if is_traced or self._is_over() or self._loop.has_compiled:
             self._loop.sampling.want(record.step + 1, record.step + 2)
         else:
             self.count("step", record.step)
@@ -337,16 +346,18 @@ def start(session: Session) -> None:
         return
     guard, is_asked = session.shell.guard("holders"), bool(session.options.holders)
     holders = Holders(
-        session.loop, session.sites, session.budget, session.rank_folder, session.note, guard, is_asked=is_asked
+        session.loop,
+        session.sites,
+        session.budget,
+        session.rank_folder,
+        session.note,
+        guard,
+        is_asked=is_asked,
+        is_over=lambda: session.is_ended,
     )
-
-    def finish(_: object, record: StepRecord) -> None:
-        holders.finish(record, is_over=session.is_ended)
-
     session.shell.when_stopped("holders", holders.abandon_watch)
     os.register_at_fork(after_in_child=holders.abandon_watch)
     session.attach("holders", holders)
-    session.listen("holders", step_ended=finish)
 
 
 def _size(counted: Counted) -> tuple[int, int, int]:
