@@ -11,9 +11,9 @@ from efprof.artifacts.snapshot import RELEASE, Entry
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import REQUESTS, capacity_of
-from efprof.facts.allocator.what_if import WhatIf, try_configurations
+from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.device.device_evidence import trial_bars
-from efprof.facts.device.device_memory import DeviceHistory, RetryTrials, candidates_for, recorded_devices
+from efprof.facts.device.device_memory import DeviceHistory, RetryTrials, recorded_devices, try_others
 from efprof.facts.device.headroom import device_capacity
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
@@ -109,7 +109,7 @@ def retry_trials(run: Run) -> RetryTrials | None:
     tried: RetryTrials | None = None
     for device in recorded_devices(run):
         if device.replay.is_trusted and (tried is None or tried.best is None):
-            tried = _try(device, _what_if(run, device)) or tried
+            tried = _try(_what_if(run, device)) or tried
     return tried
 
 
@@ -173,7 +173,7 @@ def _what_if(run: Run, device: DeviceHistory) -> WhatIf:
     return WhatIf(replace(device.history, settings=settings), capacity=real.total_bytes)
 
 
-def _try(device: DeviceHistory, what_if: WhatIf) -> RetryTrials | None:
+def _try(what_if: WhatIf) -> RetryTrials | None:
     """None where the replay has no retry under the recorded settings.
 
     The history alone knows of a retry only that the device had no more than was needed then: too little for others.
@@ -181,7 +181,7 @@ def _try(device: DeviceHistory, what_if: WhatIf) -> RetryTrials | None:
     recorded = what_if.compared.calls.num_retries
     if not recorded:
         return None
-    trials = try_configurations(what_if, candidates_for(device.history, what_if))
+    trials = try_others(what_if)
     fewer = [
         trial
         for trial in trials

@@ -158,7 +158,7 @@ class DeviceHistory:
         """
         if not self.replay.allocations:
             return []
-        return try_configurations(self.what_if, candidates_for(self.history, self.what_if))
+        return try_others(self.what_if)
 
     @cached_property
     def best(self) -> Trial | None:
@@ -178,9 +178,10 @@ class RetryTrials:
     best: Trial | None
 
 
-def candidates_for(history: History, what_if: WhatIf) -> tuple[str, ...]:
-    """Of a long history only the one that helps most often."""
-    return worth_a_try(what_if)[: FEW_CANDIDATES if len(history.entries) > MANY_EVENTS else None]
+def try_others(what_if: WhatIf) -> list[Trial]:
+    """Of a long history only the setting that helps most often."""
+    most = FEW_CANDIDATES if len(what_if.history.entries) > MANY_EVENTS else None
+    return try_configurations(what_if, worth_a_try(what_if)[:most])
 
 
 def _failure(

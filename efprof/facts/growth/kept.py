@@ -171,8 +171,15 @@ def rate_of(sizes: Sequence[Size]) -> Trend:
     return Trend(slope=slope, low=min(rates), high=max(rates))
 
 
-def judged(sizes: Sequence[Size]) -> tuple[Verdict, str]:
-    """The verdict, and why it is no leak, as a clause: `it fell from 80 MiB to 1 MiB after step 120`."""
+def judged(sizes: Sequence[Size], changes: Sequence[Change]) -> tuple[Verdict, str]:
+    """The verdict, and why it is no leak, as a clause: `it fell from 80 MiB to 1 MiB after step 120`.
+
+    By what was seen to be taken out, and by the counts.
+    """
+    grew = sum(change.entries for change in changes if change.how == "grew")
+    shrank = sum(change.entries for change in changes if change.how == "shrank")
+    if shrank and shrank >= grew:
+        return "bounded", "as many entries were seen to be taken out as were put in"
     rise = sizes[-1].num_bytes - sizes[0].num_bytes
     falls = [(one, later) for one, later in pairwise(sizes) if later.num_bytes < one.num_bytes]
     for before, after in falls:

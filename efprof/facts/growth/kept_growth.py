@@ -10,7 +10,7 @@ from typing import Self
 from msgspec import structs
 
 from efprof.artifacts.holders import Change, Container, Count, Counted, Watch, Watched, read_counts, read_watches
-from efprof.facts.growth.kept import RetainedTensors, Size, Verdict, judged, rate_of
+from efprof.facts.growth.kept import RetainedTensors, Size, judged, rate_of
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.model import NotRecorded, frozen_dataclass
@@ -46,9 +46,21 @@ class SeenLines:
             self.why_unseen = next((watch.why_not for watch in watches if watch.why_not), "its lines were not watched")
 
     def of(self, name: Name | None, number: int | None = None) -> list[Change]:
-        """Those of a holder, and of the containers that are or lie in it; or of one container."""
+        """Those of a holder, and of the containers that are or lie in it; or of one container.
+
+        Changes of the same line are added up, those seen most often come first.
+        """
         numbers = {number} if name is None else self._numbers[name]
-        return _together(one for one in self._watched if _name(one) == name or one.number in numbers)
+        alike: dict[tuple[str, str], list[Change]] = {}
+        for one in self._watched:
+            if _name(one) == name or one.number in numbers:
+                for change in one.changes:
+                    alike.setdefault((change.site, change.how), []).append(change)
+        found = [
+            structs.replace(same[0], times=sum(one.times for one in same), entries=sum(one.entries for one in same))
+            for _, same in sorted(alike.items())
+        ]
+        return sorted(found, key=lambda one: (-one.entries, -one.times))
 
 
 @frozen_dataclass
@@ -120,7 +132,7 @@ def _kept(
     room = limits.total_bytes if limits and limits.total_bytes else math.inf
     if isinstance(of, Counted) and of.graph_nodes:
         room *= MOST_GRAPHS
-    verdict, against = _judged(sizes, changes)
+    verdict, against = judged(sizes, changes)
     if math.isfinite(most) and most <= room:
         verdict, against = "bounded", f"its maximum length is {of.max_length:,}"
     rate = rate_of(sizes)
@@ -180,15 +192,6 @@ def _most_bytes(sizes: Sequence[Size], max_length: int) -> float:
     return max_length * (sizes[-1].num_bytes - sizes[0].num_bytes) / added
 
 
-def _judged(sizes: Sequence[Size], changes: Sequence[Change]) -> tuple[Verdict, str]:
-    """By what was seen to be taken out, and by the counts."""
-    grew = sum(change.entries for change in changes if change.how == "grew")
-    shrank = sum(change.entries for change in changes if change.how == "shrank")
-    if shrank and shrank >= grew:
-        return "bounded", "as many entries were seen to be taken out as were put in"
-    return judged(sizes)
-
-
 def _spelled(counted: Counted) -> str:
     """As the program spells it: `stats['train']['losses']` where the variable is `stats`; a cache by its function."""
     if counted.type == "lru_cache":
@@ -236,15 +239,3 @@ def _is_same_memory(one: RetainedTensors, other: RetainedTensors) -> bool:
     is_view = one.entries_added <= 0 or (not one.fed and one.tensors_added == other.tensors_added)
     is_as_fast = abs(one.rate.slope - other.rate.slope) <= SAME_MEMORY * other.rate.slope
     return is_view and is_as_fast and (one.verdict, one.kind) == (other.verdict, other.kind)
-
-
-def _together(watched: Iterator[Watched]) -> list[Change]:
-    """Changes of the same line added up, those seen most often first."""
-    alike: dict[tuple[str, str], list[Change]] = {}
-    for change in (change for one in watched for change in one.changes):
-        alike.setdefault((change.site, change.how), []).append(change)
-    found = [
-        structs.replace(same[0], times=sum(one.times for one in same), entries=sum(one.entries for one in same))
-        for _, same in sorted(alike.items())
-    ]
-    return sorted(found, key=lambda one: (-one.entries, -one.times))
