@@ -128,7 +128,9 @@ def _kept(
     changes: Sequence[Change],
     limits: RunLimits | None,
 ) -> RetainedTensors:
-    most = _most_bytes(sizes, of.max_length)
+    most, added = math.inf, sizes[-1].length - sizes[0].length
+    if 0 < sizes[-1].length <= of.max_length and added > 0:  # by what its entries took so far
+        most = of.max_length * (sizes[-1].num_bytes - sizes[0].num_bytes) / added
     room = limits.total_bytes if limits and limits.total_bytes else math.inf
     if isinstance(of, Counted) and of.graph_nodes:
         room *= MOST_GRAPHS
@@ -182,14 +184,6 @@ def _is_built_anew(spans: list[tuple[int, tuple[int, int] | None]]) -> bool:
     """Whether nothing of its graph at one step was part of it at the next one counted: each has a size of its own."""
     pairs = [(one, later) for (step, one), (later_step, later) in pairwise(spans) if later_step > step]
     return bool(pairs) and all(one and later and later[0] > one[1] for one, later in pairs)
-
-
-def _most_bytes(sizes: Sequence[Size], max_length: int) -> float:
-    """What it holds once it has its maximum length, by what its entries took so far; endless where it has none."""
-    added = sizes[-1].length - sizes[0].length
-    if not 0 < sizes[-1].length <= max_length or added <= 0:
-        return math.inf
-    return max_length * (sizes[-1].num_bytes - sizes[0].num_bytes) / added
 
 
 def _spelled(counted: Counted) -> str:

@@ -204,24 +204,21 @@ class GrowthWatch:
 
     def result(self) -> Watch:
         for thing in self._things:
-            thing.told.changes = self._changes_of(thing)
+            thing.told.changes = [
+                Change(
+                    site=self._sites.of_line(line.code, line.number),
+                    how=how,
+                    times=times,
+                    entries=thing.entries[line, how],
+                    is_within_call=line.is_within_call,
+                )
+                for (line, how), times in thing.times.most_common()
+            ]
             if not thing.told.changes:  # a closure's cell tells as much at once
                 rebound = [self._rebound(variable) for variable in thing.variables if variable.times]
                 thing.told.changes = [change for change in rebound if change is not None]
             thing.variables.clear()
         return Watch(watched=[thing.told for thing in self._things])
-
-    def _changes_of(self, thing: WatchedValue) -> list[Change]:
-        return [
-            Change(
-                site=self._sites.of_line(line.code, line.number),
-                how=how,
-                times=times,
-                entries=thing.entries[line, how],
-                is_within_call=line.is_within_call,
-            )
-            for (line, how), times in thing.times.most_common()
-        ]
 
     def _rebound(self, variable: Variable) -> Change | None:
         bound = binding_lines(variable.frame.f_code, variable.name) & self._lines

@@ -84,7 +84,11 @@ class CudaMemory:
         if self._is_ready and self._peaks is not None and record.memory:
             rise = self._peaks.rise(record.step, max(boundary.allocated_bytes for boundary in record.memory))
             if rise is not None:
-                self._ask_for_peak(record.step, rise)
+                self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new
+                start, end = record.step + 1, record.step + 1 + TRIGGERED_STEPS
+                why = f"step {record.step} had {rise:.0%} more memory allocated than any before it"
+                self._loop.sampling.want(start, end)
+                self._wanted.insert(0, (start, end, why))
         if self._end is not None and (record.step + 1 >= self._end or not self._may_be_on(record.step + 1)):
             self._close(record.step)
 
@@ -110,12 +114,6 @@ class CudaMemory:
         is_traced = any(start <= number < end for start, end in self._options.trace_steps)
         return not is_traced and not torch._C._autograd._profiler_enabled()
 
-    def _ask_for_peak(self, number: int, rise: float) -> None:
-        self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new
-        why = f"step {number} had {rise:.0%} more memory allocated than any before it"
-        self._loop.sampling.want(number + 1, number + 1 + TRIGGERED_STEPS)
-        self._wanted.insert(0, (number + 1, number + 1 + TRIGGERED_STEPS, why))
-
     def _open(self, end: int, why: str) -> None:
         self._loop.mark_interrupted()
         if self._has_ring:
@@ -137,21 +135,14 @@ class CudaMemory:
         """Write what was recorded; that comes first, since turning off clears it."""
         if self._end is None:
             return
-        if self._untold:
-            self._abandon()
-            return
-        self._loop.mark_interrupted()
-        seconds = self._files.write(self._name, last)
-        self._abandon()
-        self._requests.spend(round(seconds * 1e9))
-
-    def _abandon(self) -> None:
-        """Turn off, whatever becomes of the records; what is kept at all times begins anew."""
-        if self._end is not None:
-            self._end = None
-            self._history.turn_off()
-            if self._has_ring:
-                self._history.turn_on(RING_ENTRIES)
+        if not self._untold:
+            self._loop.mark_interrupted()
+            seconds = self._files.write(self._name, last)
+            self._requests.spend(round(seconds * 1e9))
+        self._end = None
+        self._history.turn_off()
+        if self._has_ring:  # what is kept at all times begins anew
+            self._history.turn_on(RING_ENTRIES)
 
     def _give_up(self, reason: str) -> None:
         self.stop_watching()
