@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 from time import thread_time_ns
 from typing import Any
 
@@ -77,7 +76,14 @@ def start(session: Session) -> None:
         written = found
         source = memory.choose()
         if session.rank_folder.path.name == "rank0":
-            _write(session.run_folder, device.index, source)
+            used = device.index
+            read = {
+                "versions": _versions(),
+                "devices": _devices(used),
+                "settings": _settings(used),
+                "memory_source": source,
+            }
+            change_run_file(session.run_folder, lambda run: msgspec.structs.replace(run, **read))
 
     def note_device(step: OpenStep, losses: object, *_: object) -> None:
         if step.num_backwards == 1 and device.see(losses):
@@ -88,11 +94,6 @@ def start(session: Session) -> None:
     if torch.version.cuda is not None or torch.version.hip is not None:
         for collector, begin in (("device_times", _time_stages), ("device_use", _read_use)):
             session.when_cuda_begins(collector, partial(begin, session))
-
-
-def _write(run_folder: Path, used: int | None, source: str) -> None:
-    found = {"versions": _versions(), "devices": _devices(used), "settings": _settings(used), "memory_source": source}
-    change_run_file(run_folder, lambda run: msgspec.structs.replace(run, **found))
 
 
 def _has_cuda() -> bool:

@@ -83,12 +83,10 @@ class Cycles:
         freed = before - self._memory.read()[0]
         now = time.perf_counter_ns()
         self._due_ns = now + round(2 * (now - began_ns) / READING_SHARE)
-        self._found.num_read += 1
-        if freed >= max(MIN_FREED_BYTES, MIN_FREED_SHARE * before):
-            self._note(generation, before, freed)
-
-    def _note(self, generation: int, before: int, freed: int) -> None:
         step, found = self._loop.number, self._found
+        found.num_read += 1
+        if freed < max(MIN_FREED_BYTES, MIN_FREED_SHARE * before):
+            return
         found.num_large += 1
         self._generation = generation
         if step >= self._last_apart + STEPS_APART:

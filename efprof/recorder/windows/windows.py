@@ -323,7 +323,7 @@ class Windows:
         self._window, began_ns = None, time.thread_time_ns()
         window.discard()
         self._requests.spend(self._started_ns - self._opened_ns + time.thread_time_ns() - began_ns)
-        self._note_closed(window, number, window.start_seconds, [])
+        self._note(WindowClosed(step=number, window=window.name, seconds=window.start_seconds, files=[]))
 
     def _give_up(self, number: int, reason: str) -> None:
         self._may_open = False
@@ -353,7 +353,7 @@ class Windows:
         files = window.write()
         seconds = window.start_seconds + time.perf_counter() - start
         self._spend(window, last)
-        self._note_closed(window, last, seconds, files)
+        self._note(WindowClosed(step=last, window=window.name, seconds=seconds, files=files))
         if files:
             self._plan_lean(window, last)
 
@@ -366,9 +366,6 @@ class Windows:
             cost_ns = max(0, cost_ns - self._own_ns(window, last + 1))
             self._events.learn(window.num_events, cost_ns, is_lean=window.is_lean)
         self._requests.spend(cost_ns)
-
-    def _note_closed(self, window: ProfiledWindow, last: int, seconds: float, files: list[str]) -> None:
-        self._note(WindowClosed(step=last, window=window.name, seconds=seconds, files=files))
 
 
 def start(session: Session) -> None:
