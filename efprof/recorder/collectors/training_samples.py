@@ -140,13 +140,10 @@ class TrainingSamples:
             self._is_on.wait()
             time.sleep(self._period_s * self._random.uniform(0.5, 1.5))
             if self._is_on.is_set():
-                self._add(self._place())
-
-    def _add(self, place: Place | None) -> None:
-        if self._is_on.is_set():
-            now = time.perf_counter_ns()
-            self._of_step.append((place, now - self._last_ns))
-            self._last_ns = now
+                place, now = self._place(), time.perf_counter_ns()
+                if self._is_on.is_set():  # the step is not over
+                    self._of_step.append((place, now - self._last_ns))
+                    self._last_ns = now
 
     def _place(self) -> Place | None:
         """None of what no line of the user's has called, and of the recorder."""

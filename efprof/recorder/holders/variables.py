@@ -231,8 +231,11 @@ def binding_lines(code: CodeType, name: str, stores: frozenset[str] = STORES) ->
         for instruction in dis.get_instructions(one):
             if instruction.positions is not None and instruction.positions.lineno is not None:
                 line = instruction.positions.lineno
-            if instruction.opname in stores and name in _bound_by(instruction):
-                found.add((one, line))
+            if instruction.opname in stores:
+                # From Python 3.13 on one instruction may bind two names, or bind one and load another.
+                names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+                if name in (names[:1] if instruction.opname == "STORE_FAST_LOAD_FAST" else names):
+                    found.add((one, line))
     return found
 
 
@@ -242,9 +245,3 @@ def _within(code: CodeType, name: str) -> Iterator[CodeType]:
         if isinstance(constant, CodeType) and name in constant.co_freevars:
             yield constant
             yield from _within(constant, name)
-
-
-def _bound_by(instruction: dis.Instruction) -> tuple[str, ...]:
-    """From Python 3.13 on one instruction may bind two names, or bind one and load another."""
-    names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-    return names[:1] if instruction.opname == "STORE_FAST_LOAD_FAST" else names

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from efprof.artifacts.events import CollectorStopped, DeviceOutOfMemory, Event, OutOfMemory, WindowClosed, WindowOpened
+from efprof.artifacts.events import CollectorStopped, DeviceOutOfMemory, OutOfMemory, WindowClosed, WindowOpened
 from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.loop.loop import Loop
@@ -307,13 +307,10 @@ class MemoryFailures:
         if last.num_failed > 1 or last.num_rejected:
             self._note(last)
         written_in = last.step if last.num_failed == 1 else None
-        if any(_is_of_device(event) and event.step != written_in for event in self._endings.events):
+        errors = [event for event in self._endings.events if isinstance(event, OutOfMemory) and event.is_for_tensor]
+        if any("CPUAllocator" not in event.message and event.step != written_in for event in errors):
             self._write("the program ended for want of memory")
 
     def _write(self, why: str) -> None:
         self._files.note_opened(self._loop.number, WINDOW, why)
         self._files.write(WINDOW, self._loop.number)
-
-
-def _is_of_device(event: Event) -> bool:
-    return isinstance(event, OutOfMemory) and event.is_for_tensor and "CPUAllocator" not in event.message

@@ -133,7 +133,9 @@ class WindowRequests:
 
     def take(self, number: int, scheduled: Iterable[StepRange]) -> str | None:
         """Why a window is to open at this step, in words; None where it is too near to another one."""
-        if number < self._clear_from or any(_is_near(number, window) for window in scheduled):
+        last = number + TRIGGERED_STEPS
+        is_near = any(start - MIN_DISTANCE < last and number < end + MIN_DISTANCE for start, end in scheduled)
+        if number < self._clear_from or is_near:
             return None
         while self.asked:
             kind = "signal" if "signal" in self.asked else self.asked[0]  # a person's request goes first
@@ -142,8 +144,3 @@ class WindowRequests:
                 self._left[kind] -= 1
                 return self._why[kind]
         return None
-
-
-def _is_near(number: int, window: StepRange) -> bool:
-    start, end = window
-    return start - MIN_DISTANCE < number + TRIGGERED_STEPS and number < end + MIN_DISTANCE
