@@ -61,9 +61,8 @@ class TrainingSamples:
         self._thread: threading.Thread | None = None
         self._random = Random(0)
         self._period_s, self._switch_s = MIN_PERIOD_S, sys.getswitchinterval()
-        self._last_ns = self._num_samples = self._num_written = 0
-        self._of_step: list[tuple[Place | None, int]] = []
-        """Its samples, with the nanoseconds since the one before."""
+        self._last_ns = self._num_of_step = self._num_samples = self._num_written = 0
+        self._of_step: Counter[Place | None] = Counter()
         self._ns: Counter[Place | None] = Counter()
 
     def step_began(self, step: OpenStep) -> None:
@@ -73,7 +72,7 @@ class TrainingSamples:
         if self._thread is None:
             self._thread = threading.Thread(target=self._sample, name="efprof-samples", daemon=True)
             self._thread.start()
-        self._of_step, self._last_ns = [], time.perf_counter_ns()
+        self._of_step, self._num_of_step, self._last_ns = Counter(), 0, time.perf_counter_ns()
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(TURN_S)
         self._is_on.set()
@@ -81,12 +80,10 @@ class TrainingSamples:
     def step_ended(self, _: OpenStep, record: StepRecord) -> None:
         if not self._pause() or record.window is not None:
             return
-        samples = list(self._of_step)  # the thread may be about to add its last
-        for place, spent_ns in samples:
-            self._ns[place] += spent_ns
-        self._num_samples += len(samples)
+        self._ns.update(dict(self._of_step))  # the thread may be about to add its last
+        self._num_samples += self._num_of_step
         self._period_s = min(MAX_PERIOD_S, max(MIN_PERIOD_S, record.total_us / 1e6 / PER_STEP))
-        self._budget.spend("samples", len(samples) * SAMPLE_NS)
+        self._budget.spend("samples", self._num_of_step * SAMPLE_NS)
         if self._num_samples >= MAX_SAMPLES:
             self.stop()
         elif self._num_samples >= max(PER_STEP, 2 * self._num_written):
@@ -142,8 +139,9 @@ class TrainingSamples:
             if self._is_on.is_set():
                 place, now = self._place(), time.perf_counter_ns()
                 if self._is_on.is_set():  # the step is not over
-                    self._of_step.append((place, now - self._last_ns))
+                    self._of_step[place] += now - self._last_ns
                     self._last_ns = now
+                    self._num_of_step += 1
 
     def _place(self) -> Place | None:
         """None of what no line of the user's has called, and of the recorder."""
