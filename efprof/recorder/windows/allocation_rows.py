@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ NAMELESS = "?:0:?"
 
 @dataclass(slots=True, eq=False)
 class _Context:
-    """One enclosing event; `around` is what encloses it."""
+    """One enclosing event; `around` is what encloses it. Stacks are put together only where they are asked for."""
 
     around: "_Context | None" = None
     site: str = ""
@@ -32,6 +32,20 @@ class _Context:
     operation: str = ""
     sequence: int = -1
     is_backward: bool = False
+    _stack: str | None = None
+    _modules: str | None = None
+
+    def stack(self) -> str:
+        if self._stack is None:
+            above = self.around.stack() if self.around else ""
+            self._stack = SEPARATOR.join(part for part in (above, self.site) if part)
+        return self._stack
+
+    def modules(self) -> str:
+        if self._modules is None:
+            above = self.around.modules() if self.around else ""
+            self._modules = SEPARATOR.join(part for part in (above, self.module) if part)
+        return self._modules
 
 
 class _Row(NamedTuple):
@@ -48,7 +62,6 @@ class WindowEvents:
         self._place = ("cpu", None) if device is None else (device.type, device.index)
         self._rows: list[_Row] = []
         self._forward: dict[int, _Context] = {}
-        self._known: dict[tuple[_Context, str], str] = {}
 
     def walk(self, roots: list[Any], most: int = sys.maxsize) -> int:
         """Go through all events, or one more than `most`; how many these were."""
@@ -70,37 +83,25 @@ class WindowEvents:
         return num_events
 
     def write_allocations(self, path: Path) -> None:
-        rows = sorted(self._rows, key=lambda row: row.time_ns)
-        origins = [self._forward.get(row.context.sequence) if row.context.is_backward else None for row in rows]
-
+        rows, nowhere = sorted(self._rows, key=lambda row: row.time_ns), _Context()
+        origins = [
+            self._forward.get(row.context.sequence, nowhere) if row.context.is_backward else nowhere for row in rows
+        ]
         columns = {
             "time_ns": integers([row.time_ns for row in rows]),
             "address": integers([row.address for row in rows]),
             "num_bytes": integers([row.num_bytes for row in rows]),
             "operation": strings([row.context.operation for row in rows]),
-            "stack": strings([self._joined(row.context, "site") for row in rows]),
-            "forward_stack": strings([self._joined(origin, "site") for origin in origins]),
+            "stack": strings([row.context.stack() for row in rows]),
+            "forward_stack": strings([origin.stack() for origin in origins]),
             "modules": strings(
-                [
-                    self._joined(origin, "module") or self._joined(row.context, "module")
-                    for row, origin in zip(rows, origins, strict=True)
-                ]
+                [origin.modules() or row.context.modules() for row, origin in zip(rows, origins, strict=True)]
             ),
             "is_backward": booleans([row.context.is_backward for row in rows]),
         }
         table = pa.table({name: columns[name] for name in ALLOCATION_COLUMNS})
         with written_whole(path) as part:
             parquet.write_table(table, part, compression="zstd")
-
-    def _joined(self, context: _Context | None, part: Literal["site", "module"]) -> str:
-        """Those of all that encloses it, and its own; put together only where they are asked for."""
-        if context is None:
-            return ""
-        key = context, part
-        if key not in self._known:
-            parts = self._joined(context.around, part), getattr(context, part)
-            self._known[key] = SEPARATOR.join(filter(None, parts))
-        return self._known[key]
 
     def _inside(self, event: Any, fields: Any, around: _Context) -> _Context:
         caller = getattr(fields, "caller", None)
