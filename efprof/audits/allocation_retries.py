@@ -4,17 +4,16 @@ from collections import Counter
 
 from efprof.facts.device.allocation_retries import (
     AllocationRetries,
-    RetryTrials,
     how_much_slower,
-    recorded_devices,
     retried_requests,
     retry_evidence,
     retry_trials,
 )
+from efprof.facts.device.device_memory import RetryTrials, recorded_devices
 from efprof.facts.device.headroom import smaller_micro_batch
 from efprof.facts.growth.leaks import backward_line
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import line_at
 from efprof.facts.steps.step_times import within_idle
 from efprof.fixes.settings import set_allocator
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine
@@ -42,16 +41,14 @@ def allocation_retries(run: Run) -> Examination:
     """
     retries = run.get(AllocationRetries)
     looked_at = f"{retries.num_steps} steps, {retries.num_retries} of the allocator's retries"
-    if len(retries.by_step) < MIN_STEPS or not retries.goes_on:
+    if retries.num_retried < MIN_STEPS or not retries.goes_on:
         return Examination(looked_at=looked_at)
     return Examination(looked_at=looked_at, findings=(_finding(run, retries),))
 
 
 def _finding(run: Run, retries: AllocationRetries) -> Finding:
     tried, gain = retry_trials(run), within_idle(run, _gain(retries))
-    requests = ((device, entry) for device in recorded_devices(run) for entry in retried_requests(device.history))
-    sites = Counter(device.lines.site(entry.frames) for device, entry in requests)  # None is a thread without Python
-    blame, whose = _blame(run, retries, sites)
+    blame, whose = _blame(run, retries)
     stage, count = retries.by_stage[0]
     often = f"{format_value(retries.num_retries / retries.num_steps, '')} times per step"
     where = f"{format_share(count / retries.num_retries)} of them in the {stage} stage"
@@ -68,18 +65,20 @@ def _finding(run: Run, retries: AllocationRetries) -> Finding:
     )
 
 
-def _blame(run: Run, retries: AllocationRetries, sites: Counter[str | None]) -> tuple[SourceLine, str]:
+def _blame(run: Run, retries: AllocationRetries) -> tuple[SourceLine, str]:
     """The line of the requests that a history holds, else that of the stage; and which of the two it is."""
+    requests = ((device, entry) for device in recorded_devices(run) for entry in retried_requests(device.history))
+    sites = Counter(device.lines.site(entry.frames) for device, entry in requests)  # None is a thread without Python
     known = [site for site, _ in sites.most_common() if site is not None]
     if known:
-        return run.get(Sources).line(known[0]), "most often it was this line that asked"
+        return line_at(run, known[0]), "most often it was this line that asked"
     is_backward = retries.by_stage[0][0] == "backward"
     said = "this line runs that stage" if is_backward else "of that stage no line is known: this runs backward"
     return backward_line(run), said
 
 
 def _gain(retries: AllocationRetries) -> Gain:
-    (low, high), share = retries.slower_interval_ms, len(retries.by_step) / retries.num_steps
+    (low, high), share = retries.slower_interval_ms, retries.num_retried / retries.num_steps
     if retries.slower_ms is None:
         return Gain.none("too few steps of either kind differ to tell what a retry costs")
     why = "what the median step with a retry takes longer, times the share of such steps"

@@ -3,7 +3,7 @@
 from efprof.facts.peak.backward_rise import BackwardJump, Temporaries, how_jump_is_known
 from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import line_at
 from efprof.model import Examination, Finding, Fix, Gain
 from efprof.units import format_bytes, format_count, format_share
 
@@ -36,7 +36,7 @@ def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
     low, high = jump.saved_bytes(made.own_blocks, num_chunks), jump.saved_bytes(made.split_blocks, None)
     where = f"in {made.module}" if made.module else "outside any module"
     return Finding(
-        blame=run.get(Sources).line(made.site),
+        blame=line_at(run, made.site),
         category="memory",
         headline="One line's gradient makes the peak of memory",
         message=f"Backward of one line raises memory by {format_bytes(jump.jump_bytes)}, "

@@ -4,7 +4,7 @@ import math
 
 from efprof.facts.gain.ended_waits import MIN_SHARE_OF_STEPS, wait_finding, worth_an_edit
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import file_of
 from efprof.facts.time.host_waits import HostWaits, WaitingLine
 from efprof.fixes.scalar_read import read_less
 from efprof.model import Examination, Finding
@@ -40,7 +40,8 @@ def blocking_scalar_read(run: Run) -> Examination:
         guilty = worth_an_edit(run, "read")
         findings = tuple(_finding(run, [line], f", which waits for the GPU for {waits.cost(line)}.") for line in guilty)
         return Examination(looked_at=looked_at, findings=findings)
-    guilty = [line for line in reads if _costs_on_cpu(line, waits.step_ms)]
+    least_ms = max(MIN_COST * waits.step_ms, MIN_COST_MS)
+    guilty = [line for line in reads if line.typical_ms >= least_ms and line.share_of_steps >= MIN_SHARE_OF_STEPS]
     if not guilty:
         return Examination(looked_at=looked_at)
     cost = f"{', and other lines read too' * (len(guilty) > 1)}, which costs {waits.cost(*guilty)} on this CPU."
@@ -48,14 +49,9 @@ def blocking_scalar_read(run: Run) -> Examination:
     return Examination(looked_at=looked_at, findings=(finding,))
 
 
-def _costs_on_cpu(line: WaitingLine, step_ms: float) -> bool:
-    costs = line.typical_ms >= max(MIN_COST * step_ms, MIN_COST_MS)
-    return costs and line.share_of_steps >= MIN_SHARE_OF_STEPS
-
-
 def _finding(run: Run, lines: list[WaitingLine], cost: str) -> Finding:
     first, every = lines[0], math.ceil(run.get(HostWaits).share(lines) / AFTER_COST)
-    file = run.get(Sources).file(first.blame.file)
+    file = file_of(run, first.blame)
     return wait_finding(
         run,
         lines,

@@ -2,7 +2,7 @@
 
 from efprof.facts.device.allocation_retries import what_flushes_give_back
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import file_of
 from efprof.facts.steps.step_times import StepTimes, stall_lines, within_idle
 from efprof.fixes.source_edit import delete_statement
 from efprof.model import CUDA_DEVICE, Examination, Finding, Fix, Gain, Narrative, NothingToLookAt, StallLine
@@ -50,7 +50,7 @@ def _finding(run: Run, line: StallLine) -> Finding:
         why="The call waits for the device and gives back segments that the next step asks the driver for again"
         f"{given_back}.",
         fix=Fix.by(
-            delete_statement(run.get(Sources).file(line.blame.file), line.blame.line),
+            delete_statement(file_of(run, line.blame), line.blame.line),
             "safe",
             "Delete the call: what it gives back is asked for again. Against fragments, 'efprof allocator what-if' "
             "names the setting that helps.",

@@ -3,7 +3,7 @@
 from efprof.facts.device.device_dataset import DeviceDataset, DeviceDatasets
 from efprof.facts.device.device_evidence import composition_numbers, owner_map
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources, place_of
+from efprof.facts.source.sources import line_at, place_of
 from efprof.model import Examination, Finding, Fix, Gain, Narrative
 from efprof.units import format_bytes, format_share
 
@@ -31,8 +31,8 @@ def dataset_on_device(run: Run) -> Examination:
 
 
 def _finding(run: Run, dataset: DeviceDataset) -> Finding:
-    sources, device, held_bytes = run.get(Sources), dataset.device, dataset.num_bytes
-    blame, reserved = sources.line(dataset.site), device.peak.composition.reserved_bytes
+    device, held_bytes = dataset.device, dataset.num_bytes
+    blame, reserved = line_at(run, dataset.site), device.peak.composition.reserved_bytes
     return Finding(
         blame=blame,
         category="memory",

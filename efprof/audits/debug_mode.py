@@ -3,7 +3,7 @@
 import re
 
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import Sources, file_of
 from efprof.facts.steps.long_steps import LongSteps
 from efprof.facts.steps.step_times import StepTimes, stall_lines, within_idle
 from efprof.facts.time.time_use import TimeUse
@@ -78,7 +78,7 @@ def _left_on(run: Run, line: StallLine, step_ms: float) -> Finding:
     if not cost_ms:
         message = f"Steps run with {line.call} on"
         gain = UNMEASURED
-    edit = delete_statement(run.get(Sources).file(line.blame.file), line.blame.line)
+    edit = delete_statement(file_of(run, line.blame), line.blame.line)
     fix = Fix.by(edit, "review", f"Delete `{line.blame.text}`; use it only while you look for a fault.")
     return _finding(line.blame, CALLS[line.call], f"{message}, at {line.blame}.", fix, gain)
 

@@ -2,7 +2,7 @@
 
 from efprof.facts.gain.ended_waits import wait_finding, worth_an_edit
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import file_of
 from efprof.facts.time.host_waits import HostWaits, WaitingLine
 from efprof.fixes.source_edit import delete_statement
 from efprof.model import CUDA_DEVICE, Examination, Finding, Fix, NothingToLookAt, NotRecorded
@@ -54,7 +54,7 @@ def device_synchronisation(run: Run) -> Examination:
 
 def _finding(run: Run, line: WaitingLine) -> Finding:
     asked, waits = line.calls[0], run.get(HostWaits)
-    file = run.get(Sources).file(line.blame.file)
+    file = file_of(run, line.blame)
     edit = delete_statement(file, line.blame.line) if asked == "synchronize" else None
     return wait_finding(
         run,

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from efprof.facts.overview.measurements import evaluations_of
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import file_of
 from efprof.fixes.without_graph import without_graph
 from efprof.model import Evaluation, Examination, Finding, Gain, Narrative, SourceLine, ThinEvidence
 from efprof.units import MIB, format_bytes, format_count, format_duration
@@ -68,7 +68,7 @@ def _finding(run: Run, blame: SourceLine, every: list[Evaluation]) -> Finding:
         category="memory",
         headline=headline,
         message=message,
-        fix=without_graph(run.get(Sources).file(blame.file), most.loop or blame),
+        fix=without_graph(file_of(run, blame), most.loop or blame),
         gain=_gain(run, most.peak_bytes, held_bytes),
         evidence=(
             Narrative.of(

@@ -79,7 +79,7 @@ def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
             composition_numbers(device.peak, "Reserved memory at its peak"),
             owner_map(device.peak, blame, "Who has it"),
             segment_map(device, device.peak, "at the peak", blame, "Where it lies"),
-            trial_bars(device.what_if, device.trials, device.best),
+            trial_bars(device),
             how_replay_is_known(device),
         ),
     )

@@ -5,7 +5,7 @@ from functools import partial
 from efprof.facts.growth.leaks import Leak, Leaks, leak_finding
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import file_of
 from efprof.fixes.keep_less import end_feeding, keep_copies, keep_fewer, kept_at, tensor_in
 from efprof.model import Examination, Finding, Fix
 
@@ -33,7 +33,7 @@ def growing_tensors(run: Run) -> Examination:
 
 def _finding(run: Run, leak: Leak) -> Finding:
     """With a copy where one holder keeps small parts of large storages, by a statement that says of what."""
-    main, file = leak.kept[0], run.get(Sources).file(leak.blame.file)
+    main, file = leak.kept[0], file_of(run, leak.blame)
     if main.is_fed_by_library:
         fix = end_feeding(main.path or main.name, main.type, leak.blame.text)
         return leak_finding(run, leak, fix)

@@ -3,7 +3,7 @@
 from efprof.facts.gain.replay import gain_or_bound
 from efprof.facts.input.input_waits import MAX_HANDOVER_MS, MIN_GAIN, InputWaits, restarted_lines, wait_evidence
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import file_of, line_at
 from efprof.facts.steps.step_times import StepTimes, within_idle
 from efprof.facts.time.loader_lines import with_lines
 from efprof.facts.time.python_lines import PythonLines
@@ -59,7 +59,7 @@ def input_stall(run: Run) -> Examination:
         return Examination(looked_at=f"{looked_at}; a loader is restarted in each step")
     if not waits.num_workers and (python := run.find(PythonLines)) and python.of_data:
         return Examination(looked_at=f"{looked_at}, most of it for Python at {python.of_data.blame}")
-    blame = run.get(Sources).line(waits.loader.site)
+    blame = line_at(run, waits.loader.site)
     if _is_stalled(waits):
         found = with_lines(run, waits.loader, waits.data_ms, _of_slow_loader(run, waits, blame))
         return Examination(looked_at=looked_at, findings=(found,))
@@ -104,7 +104,7 @@ def _of_restarts(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
 
 def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, object]) -> tuple[Change, ...]:
     old = {"num_workers": waits.num_workers, "persistent_workers": waits.keeps_workers}
-    return set_loader_arguments(run.get(Sources).file(blame.file), blame.line, old=old, new=new)
+    return set_loader_arguments(file_of(run, blame), blame.line, old=old, new=new)
 
 
 def _finding(run: Run, blame: SourceLine, message: str, why: str, fix: Fix, gain: Gain) -> Finding:

@@ -35,7 +35,7 @@ def memory_growth(run: Run) -> Examination:
         return Examination(looked_at=looked_at)
     if leaks.explained >= EXPLAINED:
         return Examination(looked_at=f"{looked_at}: what grows was counted to be kept by a variable")
-    if leaks.grown is not None:
+    if leaks.grown.num_counts:
         leaks.abstain_if_unclear("graphs")
         leaks.abstain_if_unclear("tensors")
     if leaks.is_bounded:

@@ -1,8 +1,8 @@
 """A graph that backward is told to keep, and that nobody goes through again."""
 
-from efprof.facts.growth.backward_calls import NeedlessGraph, RetainedBackward
+from efprof.facts.growth.backward_calls import KeepingCalls, RetainedBackward, how_it_is_needless
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import file_of, line_at
 from efprof.fixes.step_calls import drop_graph
 from efprof.model import Examination, Finding, Gain
 from efprof.units import MIB, format_bytes
@@ -30,16 +30,18 @@ def needless_retain_graph(run: Run) -> Examination:
     """
     found = run.get(RetainedBackward)
     looked_at = f"{found.num_calls} backward calls, and {found.num_watched} graphs that they kept, node by node"
-    worth_it = [one for one in found.needless if one.kept_bytes >= MIN_BYTES and not 0 < one.share < MIN_SHARE]
+    least = max(MIN_BYTES, MIN_SHARE * found.peak_bytes)
+    worth_it = [one for one in found.needless if one.kept_bytes >= least]
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, one) for one in worth_it))
 
 
-def _finding(run: Run, found: NeedlessGraph) -> Finding:
-    sources, kept = run.get(Sources), found.kept_bytes
-    blame = sources.line(found.site)
-    until = "into the next step's forward pass" if found.reaches_next_step else "past its end"
+def _finding(run: Run, calls: KeepingCalls) -> Finding:
+    blame, kept = line_at(run, calls.site), calls.kept_bytes
+    argument = "create_graph" if calls.num_created else "retain_graph"
+    until = "past its end"
     gain = Gain.none("none is claimed: the graph is gone before the next forward")
-    if found.reaches_next_step:
+    if 2 * calls.num_released_later > calls.num_released:  # mostly
+        until = "into the next step's forward pass"
         gain = Gain(
             explanation="what a graph was measured to hold while the next forward pass is made; at most all of it",
             peak_bytes=kept,
@@ -49,9 +51,9 @@ def _finding(run: Run, found: NeedlessGraph) -> Finding:
         blame=blame,
         category="memory",
         headline="Backward keeps a graph that is never used again",
-        message=f"`backward({found.argument}=True)` keeps {format_bytes(kept)} of graph {until}.",
+        message=f"`backward({argument}=True)` keeps {format_bytes(kept)} of graph {until}.",
         why="No later backward goes through that graph.",
-        fix=drop_graph(sources.file(blame.file), blame.line, found.argument),
+        fix=drop_graph(file_of(run, blame), blame.line, argument),
         gain=gain,
-        evidence=(found.how,),
+        evidence=(how_it_is_needless(calls),),
     )

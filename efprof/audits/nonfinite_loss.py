@@ -3,9 +3,9 @@
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.numbers.nonfinite_cause import NonFiniteCause, how_nonfinite_is_known, is_guess
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import file_of
 from efprof.fixes.keep_finite import clip_gradients, keep_data_finite, keep_operand_finite, keep_update_finite
-from efprof.model import Examination, Finding, Fix, Gain
+from efprof.model import Examination, Finding, Fix, Gain, SourceFile
 
 LOST_SHARE = 0.5
 """Where at least half of the steps from the first bad one on are bad, the run did not recover."""
@@ -49,7 +49,7 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
         headline=HEADLINES.get(cause.mechanism, f"The {found.what} turns to {found.value}"),
         message=f"The {found.what} is {found.value} at step {first_step:,}; {lost} lost.",
         why=_why(found, cause),
-        fix=_fix(run.get(Sources), found, cause),
+        fix=_fix(found, cause, file_of(run, cause.blame)),
         gain=Gain.none(
             f"the training after step {first_step:,}: {found.num_from_first:,} of {found.num_steps:,} steps"
         ),
@@ -76,14 +76,13 @@ def _why(found: NonFinite, cause: NonFiniteCause) -> str:
     return f"`{cause.operation_name}` on {where} meets {one.operand} ({counts})."
 
 
-def _fix(sources: Sources, found: NonFinite, cause: NonFiniteCause) -> Fix:
-    blame, file = cause.blame, sources.file(cause.blame.file)
+def _fix(found: NonFinite, cause: NonFiniteCause, file: SourceFile) -> Fix:
     if cause.mechanism == "update" and found.parameter is not None:
         return keep_update_finite(found.parameter.optimizer, found.parameter.eps, found.parameter.dtype)
     if cause.mechanism == "data":
         return keep_data_finite(found.first_step or 0)
     if cause.operation is not None:
-        line = None if cause.why_no_line else blame.line
+        line = None if cause.why_no_line else cause.blame.line
         return keep_operand_finite(cause.operation_name, cause.operation.dtype, file, line)
     if cause.mechanism == "explosion" and found.usual_norm:
         return clip_gradients(found.usual_norm)

@@ -21,7 +21,7 @@ from efprof.facts.device.memory_failure import (
 from efprof.facts.device.smaller_step import fit_step, gain_of, missing_memory_at_end, missing_memory_on
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, catches_out_of_memory
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import line_at
 from efprof.fixes.settings import set_allocator
 from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, ThinEvidence, UnreadableInput
 from efprof.units import format_count
@@ -74,7 +74,7 @@ def _by_error(run: Run, failure: MemoryFailure) -> Finding:
         raise ThinEvidence("memory ran out, but no line of yours is in the traceback of the error that says so.")
     missing = missing_memory_at_end(run)
     return Finding(
-        blame=run.get(Sources).line(site),
+        blame=line_at(run, site),
         category="memory",
         headline="Out of memory",
         message=what_failed(failure),
@@ -92,7 +92,7 @@ def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
     is_survived = catches_out_of_memory(run)
     gain = gain_of(run, missing) if device.best is None else replayed_gain(device, device.best)
     return Finding(
-        blame=run.get(Sources).line(blamed_site(run, device, failure)),
+        blame=line_at(run, blamed_site(run, device, failure)),
         category="memory",
         headline=f"{headline}, and the program went on" if is_survived else headline,
         message=what_failed_on(device, failure),

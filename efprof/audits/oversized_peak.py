@@ -12,7 +12,7 @@ from efprof.facts.peak.peak_composition import (
 )
 from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import file_of, line_at
 from efprof.fixes.step_calls import checkpoint_call
 from efprof.model import CodeEdit, Examination, Finding, Gain, NothingToLookAt, NotRecorded
 from efprof.units import format_bytes, format_share
@@ -51,7 +51,7 @@ def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
     made_of = f"{format_bytes(size)} of it ({format_share(size / peak.peak_bytes)}) are {category}"
     which = "" if run.budget_bytes is not None else ", below which the step that failed would have been served"
     return Finding(
-        blame=run.get(Sources).line(way.site if way and way.site else _largest_line(run, peak)),
+        blame=line_at(run, way.site if way and way.site else _largest_line(run, peak)),
         category="memory",
         headline="The peak of memory is above the budget",
         message=f"The peak is {format_bytes(peak.peak_bytes)}, {format_bytes(peak.peak_bytes - budget)} above "
@@ -75,7 +75,6 @@ def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
 
 def _best(run: Run, peak: PeakComposition, budget: int) -> tuple[PeakReduction | None, CodeEdit | None]:
     """The cheapest way within the budget, one that is known to the letter first; else the one that saves most."""
-    sources = run.get(Sources)
     fitting = sorted(
         (way for way in peak.ways if way.peak_bytes <= budget and way.is_offered),
         key=lambda way: (way.site is None, way.extra_ms),
@@ -83,8 +82,8 @@ def _best(run: Run, peak: PeakComposition, budget: int) -> tuple[PeakReduction |
     others = sorted((way for way in peak.ways if way.site is not None), key=lambda way: way.peak_bytes)
     ways = fitting or others
     for way in ways:
-        blame = sources.line(way.site) if way.site else None
-        edit = checkpoint_call(sources.file(blame.file), blame.line) if blame else None
+        blame = line_at(run, way.site) if way.site else None
+        edit = checkpoint_call(file_of(run, blame), blame.line) if blame else None
         if edit is not None:
             return way, edit
     return (ways[0] if ways else None), None

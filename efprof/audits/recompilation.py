@@ -1,7 +1,7 @@
 """Functions that `torch.compile` compiles again and again."""
 
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import line_at
 from efprof.facts.time.compilations import Compilations, Recompiled
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, severity_by_share
 from efprof.units import format_count, format_ms, format_share
@@ -35,7 +35,7 @@ def recompilation(run: Run) -> Examination:
 
 
 def _finding(run: Run, one: Recompiled) -> Finding:
-    blame = run.get(Sources).line(one.site)
+    blame = line_at(run, one.site)
     took = format_ms(1000 * one.seconds)
     share = one.seconds / max(one.seconds, sum(record.total_us for record in run.steps) / 1e6)
     return Finding(

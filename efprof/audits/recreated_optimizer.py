@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from efprof.facts.numbers.lost_updates import BuiltOptimizer, built_optimizers, rebuilt_optimizers
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import line_at
 from efprof.model import Examination, Finding, Fix, Gain, Narrative
 from efprof.units import format_count
 
@@ -33,7 +33,7 @@ def recreated_optimizer(run: Run) -> Examination:
 
 
 def _finding(run: Run, site: str, events: Sequence[BuiltOptimizer]) -> Finding:
-    blame = run.get(Sources).line(site)
+    blame = line_at(run, site)
     last = events[-1]
     times = format_count(len(events), "time")
     steps = ", ".join(f"{event.step:,}" for event in events[:5])

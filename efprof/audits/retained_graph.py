@@ -5,7 +5,7 @@ from functools import partial
 
 from efprof.facts.growth.leaks import Leak, Leaks, leak_finding
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import file_of
 from efprof.fixes.keep_less import (
     CLONED,
     DETACHED,
@@ -43,7 +43,7 @@ def retained_graph(run: Run) -> Examination:
 
 def _finding(run: Run, leak: Leak) -> Finding:
     """With what to write instead where the line keeps one value; what is then still kept is not saved."""
-    main, file = leak.kept[0], run.get(Sources).file(leak.blame.file)
+    main, file = leak.kept[0], file_of(run, leak.blame)
     if main.is_fed_by_library:
         return leak_finding(run, leak, end_feeding(main.path or main.name, main.type, leak.blame.text))
     values = {kept_at(file, leak.blame.line, one.name) for one in leak.kept} if leak.is_observed else set()

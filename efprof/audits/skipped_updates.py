@@ -2,9 +2,9 @@
 
 from efprof.facts.numbers.skipped_steps import MIN_INTERVAL, SEARCH_STEPS, SkippedSteps, how_skips_are_known
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import file_of, line_at
 from efprof.fixes.settings import set_scaler_arguments
-from efprof.model import Examination, Finding, Fix, Gain, NothingToLookAt, SourceLine, ThinEvidence
+from efprof.model import Examination, Finding, Fix, Gain, NothingToLookAt, SourceFile, SourceLine, ThinEvidence
 from efprof.units import format_ms, format_share
 
 MIN_STEPS = 50
@@ -52,7 +52,7 @@ def skipped_updates(run: Run) -> Examination:
 
 
 def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
-    blame = run.get(Sources).line(site)
+    blame = line_at(run, site)
     why = f"the time of the skipped steps, spread over all, less one in {MIN_INTERVAL:,}"
     return Finding(
         blame=blame,
@@ -62,14 +62,14 @@ def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
         f"{found.num_skipped:,} ({format_share(found.share)}); these updates were lost.",
         why=f"The scale keeps rising to values at which gradients overflow; each such step took "
         f"{format_ms(found.skipped_ms)}.",
-        fix=_fix(run.get(Sources), found, blame),
+        fix=_fix(found, blame, file_of(run, blame)),
         gain=Gain.of_step(why, found.saved_ms, found.saved_interval_ms),
         evidence=(how_skips_are_known(),),
         severity="high" if found.share >= HIGH_SHARE else "medium",
     )
 
 
-def _fix(sources: Sources, found: SkippedSteps, blame: SourceLine) -> Fix:
+def _fix(found: SkippedSteps, blame: SourceLine, file: SourceFile) -> Fix:
     settings = found.settings
     if found.lowest_scale < MIN_SCALE:
         return Fix.by_hand(
@@ -83,5 +83,5 @@ def _fix(sources: Sources, found: SkippedSteps, blame: SourceLine) -> Fix:
     change = ", ".join(f"{name}: {old:,.12g} -> {new:,.12g}" for name, (old, new) in settings.items())
     summary = f"Set {change}, also in a checkpointed scaler state."
     old, new = ({name: pair[side] for name, pair in settings.items()} for side in (0, 1))
-    changes = set_scaler_arguments(sources.file(blame.file), blame.line, old=old, new=new)
+    changes = set_scaler_arguments(file, blame.line, old=old, new=new)
     return Fix(summary=summary, applicability="review", changes=changes)

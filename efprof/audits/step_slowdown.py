@@ -12,7 +12,7 @@ from efprof.facts.growth.grown_line import (
 )
 from efprof.facts.input.input_waits import InputWaits
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import line_at
 from efprof.facts.steps.slowdown import Slowdown
 from efprof.facts.steps.step_times import StepTimes, part_of_steps
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
@@ -86,7 +86,7 @@ def _stage_line(run: Run, slowdown: Slowdown) -> SourceLine:
     site = loader.site if slowdown.stage == "data" and loader else run.get(StepTimes).backward_site
     if site is None:
         raise ThinEvidence(f"Later steps take {slowdown.ratio:.2f}x as long, but no line of the step was recorded.")
-    return run.get(Sources).line(site)
+    return line_at(run, site)
 
 
 def _fix(run: Run, slowdown: Slowdown, line: GrownLine | None) -> Fix:

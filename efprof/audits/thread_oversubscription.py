@@ -1,11 +1,11 @@
 """More threads ready to run than there are cores."""
 
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import file_of, line_at
 from efprof.facts.steps.ready_threads import ReadyThreads
 from efprof.facts.steps.step_times import StepTimes
 from efprof.fixes.source_edit import calls_on, replace_expression
-from efprof.model import EnvironmentVariable, Examination, Finding, Fix, Gain, ThinEvidence, called_name
+from efprof.model import EnvironmentVariable, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence, called_name
 from efprof.units import format_share
 
 MIN_CROWDING = 1.25
@@ -47,23 +47,23 @@ def thread_oversubscription(run: Run) -> Examination:
 
 
 def _finding(run: Run, site: str, message: str, fitting: int) -> Finding:
-    blame = run.get(Sources).line(site)
+    blame = line_at(run, site)
     return Finding(
         blame=blame,
         category="time",
         headline="More threads than cores",
         message=message,
-        fix=_fix(run, blame.file, blame.line, fitting),
+        fix=_fix(run, blame, fitting),
         gain=Gain.none("none is claimed: threads that spin look like threads that work; change it and compare"),
         evidence=(),
         severity="medium",
     )
 
 
-def _fix(run: Run, file_name: str, line: int, fitting: int) -> Fix:
+def _fix(run: Run, blame: SourceLine, fitting: int) -> Fix:
     """In the call that sets the threads, else by the variable."""
-    file, summary = run.get(Sources).file(file_name), f"Give each process {fitting} of torch's threads: "
-    for call in calls_on(file.tree, line):
+    file, summary = file_of(run, blame), f"Give each process {fitting} of torch's threads: "
+    for call in calls_on(file.tree, blame.line):
         if called_name(call) == "set_num_threads" and call.args:
             edit = replace_expression(file, call.args[0], str(fitting))
             return Fix.by(edit, "review", f"{summary}torch.set_num_threads({fitting}).")

@@ -7,7 +7,7 @@ from efprof.facts.growth.leaks import backward_line
 from efprof.facts.growth.memory_growth import MemoryGrowth
 from efprof.facts.run.run import Run
 from efprof.facts.run.user_settings import UserSettings
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import file_of, line_at
 from efprof.facts.steps.step_times import StepTimes, stall_lines
 from efprof.fixes.settings import loader_setting, prove_by_fit
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
@@ -51,7 +51,7 @@ def unused_headroom(run: Run) -> Examination:
 
 def _finding(run: Run, headroom: Headroom) -> Finding:
     site = headroom.loader.site if headroom.loader is not None else None
-    blame = run.get(Sources).line(site) if site is not None else backward_line(run)
+    blame = line_at(run, site) if site is not None else backward_line(run)
     old, new = headroom.micro_batch, headroom.largest_micro_batch
     return Finding(
         blame=blame,
@@ -73,6 +73,6 @@ def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:
     if key is not None and key.old == str(old):
         change = replace(key, new=str(new))
     elif loader is not None and loader.site is not None and loader.batch_size == old:
-        change = loader_setting(run.get(Sources).file(blame.file), blame.line, "batch_size", old, new)
+        change = loader_setting(file_of(run, blame), blame.line, "batch_size", old, new)
     proof = prove_by_fit(run.run_file.command, headroom.budget_bytes)
     return Fix.by(change, "review", f"Try {new:,} samples per micro-batch instead of {old:,}; {proof}.")

@@ -11,9 +11,9 @@ from efprof.artifacts.snapshot import RELEASE, Entry
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import REQUESTS, capacity_of
-from efprof.facts.allocator.what_if import Trial, WhatIf, try_configurations
+from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.device.device_evidence import trial_bars
-from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, candidates_for
+from efprof.facts.device.device_memory import DeviceHistory, RetryTrials, recorded_devices, try_others
 from efprof.facts.device.headroom import device_capacity
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
@@ -25,7 +25,6 @@ from efprof.model import (
     Narrative,
     NothingToLookAt,
     Numbers,
-    UnreadableInput,
     frozen_dataclass,
 )
 from efprof.units import format_interval, format_ms, in_brackets
@@ -43,7 +42,8 @@ class AllocationRetries:
     num_steps: int
     goes_on: bool
     """Whether both halves of the steps had one."""
-    by_step: tuple[tuple[int, int], ...]
+    num_retried: int
+    num_retries: int
     by_stage: tuple[tuple[str, int], ...]
     slower_ms: float | None
     slower_interval_ms: tuple[float, float]
@@ -53,33 +53,26 @@ class AllocationRetries:
         """Follow the counter; raises NotRecorded where no step read it, as without CUDA."""
         times = run.get(StepTimes)
         by_step = retries_by_step([time.record for time in times.every])
-        if by_step is None:
-            raise NothingToLookAt(CUDA_DEVICE)
-        found = [(time.step, by_step[time.step]) for time in times.steady if time.step in by_step]
-        stages = sum((rises for _, rises in found), start=Counter[str]())
-        retried = {step for step, _ in found}
-        slow_ms = [time.total_ms for time in times.steady if time.step in retried]
-        usual_ms = [time.total_ms for time in times.steady if time.step not in retried]
+        retried = [time.step for time in times.steady if time.step in by_step]
+        stages = sum((by_step[step] for step in retried), start=Counter[str]())
+        slow_ms = [time.total_ms for time in times.steady if time.step in by_step]
+        usual_ms = [time.total_ms for time in times.steady if time.step not in by_step]
         interval = (0.0, 0.0)
         if min(len(slow_ms), len(usual_ms)) >= MIN_COMPARED:
             interval = quantile_change_intervals(usual_ms, slow_ms, 0.5)[1]
         return cls(
             num_steps=len(times.steady),
-            goes_on=bool(found) and found[0][0] < times.steady[len(times.steady) // 2].step <= found[-1][0],
-            by_step=tuple((step, rises.total()) for step, rises in found),
+            goes_on=bool(retried) and retried[0] < times.steady[len(times.steady) // 2].step <= retried[-1],
+            num_retried=len(retried),
+            num_retries=stages.total(),
             by_stage=tuple(stages.most_common()),
             slower_ms=statistics.median(slow_ms) - statistics.median(usual_ms) if interval[0] > 0 else None,
             slower_interval_ms=interval,
         )
 
-    @property
-    def num_retries(self) -> int:
-        """In all steady steps."""
-        return sum(count for _, count in self.by_step)
 
-
-def retries_by_step(records: Sequence[StepRecord]) -> dict[int, Counter[str]] | None:
-    """For each step with a retry, how many each stage had; None where the counter was never read."""
+def retries_by_step(records: Sequence[StepRecord]) -> dict[int, Counter[str]]:
+    """For each step with a retry, how many each stage had; raises NothingToLookAt where the counter was never read."""
     found: dict[int, Counter[str]] = {}
     before: int | None = None
     for record in records:
@@ -90,7 +83,9 @@ def retries_by_step(records: Sequence[StepRecord]) -> dict[int, Counter[str]] | 
                 stages = found.setdefault(record.step, Counter())
                 stages[STAGE_BEFORE.get(here.boundary, "other")] += here.num_retries - before
             before = here.num_retries
-    return None if before is None else found
+    if before is None:
+        raise NothingToLookAt(CUDA_DEVICE)
+    return found
 
 
 def retried_requests(history: History) -> Iterator[Entry]:
@@ -109,30 +104,12 @@ def retried_requests(history: History) -> Iterator[Entry]:
             is_retry = has_grown = False
 
 
-@frozen_dataclass
-class RetryTrials:
-    """A device's history under the recorded settings and under others, on a device as large as the real one.
-
-    `best` is None where no other has fewer than half of the retries that the recorded ones have from the same start.
-    """
-
-    what_if: WhatIf
-    trials: list[Trial]
-    best: Trial | None
-
-
-def recorded_devices(run: Run) -> tuple[DeviceHistory, ...]:
-    """None without a snapshot that can be read."""
-    memory = run.find(DeviceMemory, UnreadableInput)
-    return memory.devices if memory else ()
-
-
 def retry_trials(run: Run) -> RetryTrials | None:
     """Of the first device that a setting helps; None where no replay under the recorded settings has a retry."""
     tried: RetryTrials | None = None
     for device in recorded_devices(run):
         if device.replay.is_trusted and (tried is None or tried.best is None):
-            tried = _try(device, _what_if(run, device)) or tried
+            tried = _try(_what_if(run, device)) or tried
     return tried
 
 
@@ -141,11 +118,11 @@ def retry_evidence(retries: AllocationRetries, tried: RetryTrials | None) -> tup
         Numbers.of(
             "Retries of the allocator",
             ("steps after warm-up", retries.num_steps, "count"),
-            ("steps with a retry", len(retries.by_step), "count"),
+            ("steps with a retry", retries.num_retried, "count"),
             *((f"retries in the {stage} stage", count, "count") for stage, count in retries.by_stage),
             ("steps with a retry take longer by", retries.slower_ms, "ms", retries.slower_interval_ms),
         ),
-        *(() if tried is None else (trial_bars(tried.what_if, tried.trials, tried.best),)),
+        *(() if tried is None else (trial_bars(tried),)),
         Narrative.of(
             "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
             "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow.",
@@ -196,7 +173,7 @@ def _what_if(run: Run, device: DeviceHistory) -> WhatIf:
     return WhatIf(replace(device.history, settings=settings), capacity=real.total_bytes)
 
 
-def _try(device: DeviceHistory, what_if: WhatIf) -> RetryTrials | None:
+def _try(what_if: WhatIf) -> RetryTrials | None:
     """None where the replay has no retry under the recorded settings.
 
     The history alone knows of a retry only that the device had no more than was needed then: too little for others.
@@ -204,7 +181,7 @@ def _try(device: DeviceHistory, what_if: WhatIf) -> RetryTrials | None:
     recorded = what_if.compared.calls.num_retries
     if not recorded:
         return None
-    trials = try_configurations(what_if, candidates_for(device.history, what_if))
+    trials = try_others(what_if)
     fewer = [
         trial
         for trial in trials

@@ -7,9 +7,9 @@ from typing import Literal
 
 from efprof.artifacts.readings import read_device_use
 from efprof.facts.allocator.layout import FREE, Instant, Piece, SegmentLayout, totals_of
-from efprof.facts.allocator.what_if import Outcome, Trial, WhatIf
+from efprof.facts.allocator.what_if import Outcome, Trial
 from efprof.facts.device.device_lines import NO_LINE
-from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
+from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, RetryTrials
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
 from efprof.model import (
@@ -70,7 +70,7 @@ def device_overview(run: Run) -> tuple[Evidence, ...]:
             reserved_series(device, (mark,)),
             composition_numbers(device.peak, f"{name}: reserved memory at its peak"),
             segment_map(device, device.peak, "at the peak", None, f"{name}, segment by segment"),
-            trial_bars(device.what_if, device.trials, device.best),
+            trial_bars(device),
         ]
     return tuple(shown)
 
@@ -154,12 +154,14 @@ def line_of(sources: Sources, instant: Instant) -> SourceLine | None:
     return sources.line(max(held)[2]) if held else None
 
 
-def trial_bars(what_if: WhatIf, trials: list[Trial], best: Trial | None) -> Alternatives:
+def trial_bars(tried: DeviceHistory | RetryTrials) -> Alternatives:
     """What each setting would reserve, between which ends, and what the device has."""
+    what_if = tried.what_if
     recorded = [_alternative(what_if.history.configuration, what_if.recorded, "recorded")]
     recorded += [] if what_if.recorded_cold is None else [_alternative(COLD, what_if.recorded_cold, "other")]
     others = [
-        _alternative(trial.configuration, trial.outcome, "best" if trial is best else "other") for trial in trials
+        _alternative(trial.configuration, trial.outcome, "best" if trial is tried.best else "other")
+        for trial in tried.trials
     ]
     return Alternatives(
         title="Peak of reserved memory under other settings, as the replay predicts it",

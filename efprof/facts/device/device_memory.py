@@ -158,7 +158,7 @@ class DeviceHistory:
         """
         if not self.replay.allocations:
             return []
-        return try_configurations(self.what_if, candidates_for(self.history, self.what_if))
+        return try_others(self.what_if)
 
     @cached_property
     def best(self) -> Trial | None:
@@ -166,9 +166,22 @@ class DeviceHistory:
         return best_of(self.what_if, self.trials)
 
 
-def candidates_for(history: History, what_if: WhatIf) -> tuple[str, ...]:
-    """Of a long history only the one that helps most often."""
-    return worth_a_try(what_if)[: FEW_CANDIDATES if len(history.entries) > MANY_EVENTS else None]
+@frozen_dataclass
+class RetryTrials:
+    """A device's history under the recorded settings and under others, on a device as large as the real one.
+
+    `best` is None where no other has fewer than half of the retries that the recorded ones have from the same start.
+    """
+
+    what_if: WhatIf
+    trials: list[Trial]
+    best: Trial | None
+
+
+def try_others(what_if: WhatIf) -> list[Trial]:
+    """Of a long history only the setting that helps most often."""
+    most = FEW_CANDIDATES if len(what_if.history.entries) > MANY_EVENTS else None
+    return try_configurations(what_if, worth_a_try(what_if)[:most])
 
 
 def _failure(
@@ -242,6 +255,12 @@ class DeviceMemory:
         if not trusted:
             raise NotRecorded(max(self.devices, key=lambda device: device.replay.match_share).why_not_trusted)
         return trusted
+
+
+def recorded_devices(run: Run) -> tuple[DeviceHistory, ...]:
+    """None without a snapshot that can be read."""
+    memory = run.find(DeviceMemory, UnreadableInput)
+    return memory.devices if memory else ()
 
 
 def limit_bytes_of(run: Run, number: int) -> int | None:

@@ -16,11 +16,11 @@ from efprof.facts.device.device_evidence import (
     segment_map,
     trial_bars,
 )
-from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, Failure, UserLines, limit_bytes_of
+from efprof.facts.device.device_memory import DeviceHistory, Failure, UserLines, limit_bytes_of, recorded_devices
 from efprof.facts.peak.peak_composition import PeakComposition, most_by_line, peak_bars
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, RunLimits
-from efprof.facts.source.sources import Sources, place_of, split_site
+from efprof.facts.source.sources import line_at, place_of, split_site
 from efprof.model import (
     Evidence,
     Narrative,
@@ -28,7 +28,6 @@ from efprof.model import (
     Numbers,
     Table,
     ThinEvidence,
-    UnreadableInput,
     frozen_dataclass,
 )
 from efprof.units import format_bytes, format_share
@@ -54,7 +53,7 @@ class FailureState:
         if not path.exists():
             raise NotRecorded(f"{SNAPSHOT} is missing; record the run on a CUDA device.")
         snapshot, told, requested = read_snapshot(path), failure.device_event, failure.requested_bytes or 0
-        if told is None or told.requested_bytes != requested:  # it is of another failure
+        if told.requested_bytes != requested:  # it is of another failure
             told = DeviceOutOfMemory(at_ns=0, step=0)
         reserved = Counter[int]()
         for segment in snapshot.segments:
@@ -129,18 +128,18 @@ def why_no_setting_helps(device: DeviceHistory, failure: Failure) -> str:
 
 
 def evidence_of_device(run: Run, device: DeviceHistory, failure: Failure) -> tuple[Evidence, ...]:
-    most_held = run.get(Sources).line(failure.most_held_site) if failure.most_held_site else None
+    most_held = line_at(run, failure.most_held_site) if failure.most_held_site else None
     return (
         reserved_series(device, ((float(failure.instant.index + 1), "the failed request"),), most_held),
         *_what_lay_there(run, device, failure),
-        trial_bars(device.what_if, device.trials, device.best),
+        trial_bars(device),
         how_replay_is_known(device),
     )
 
 
 def evidence_of_state(run: Run, state: FailureState, failure: MemoryFailure) -> tuple[Evidence, ...]:
     """The same where no history was kept, and by size which lines may have asked for what no stack tells of."""
-    on_device, told = state.device.failure, failure.device_event or DeviceOutOfMemory(at_ns=0, step=-1)
+    on_device, told = state.device.failure, failure.device_event
     return (
         *(() if on_device is None else _what_lay_there(run, state.device, on_device)),
         state.sizes,
@@ -212,8 +211,7 @@ def _table_of_sizes(run: Run, snapshot: Snapshot, device: DeviceHistory) -> Tabl
 def _asked_for(run: Run, device: DeviceHistory) -> defaultdict[int, Counter[str]]:
     """By size the lines that the rank's last memory window saw ask for it."""
     lines: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    memory = run.find(DeviceMemory, UnreadableInput)
-    for one in memory.devices if memory else ():
+    for one in recorded_devices(run):
         if (one.history.device, one.rank) == (device.history.device, device.rank):
             for entry in one.history.entries:
                 site = one.lines.site(entry.frames) if entry.action == "alloc" else None
@@ -224,7 +222,7 @@ def _asked_for(run: Run, device: DeviceHistory) -> defaultdict[int, Counter[str]
 
 def _what_lay_there(run: Run, device: DeviceHistory, failure: Failure) -> tuple[Evidence, ...]:
     instant, most = failure.instant, failure.most_held_site
-    most_held = run.get(Sources).line(most) if most else None
+    most_held = line_at(run, most) if most else None
     return (
         owner_map(instant, most_held, "What filled the device"),
         composition_numbers(instant, "Reserved memory when the request failed"),

@@ -37,28 +37,21 @@ def gradient_cycles(run: Run) -> list[BackwardCalls]:
     return sorted(found, key=lambda one: -one.num_cycles)
 
 
-@frozen_dataclass
-class NeedlessGraph:
-    """What the calls of one line keep by an `argument` of backward, mostly into the next step's forward pass or not.
-
-    `share` is that of the most that was allocated at any boundary of a steady step; 0 where no memory was read.
-    """
-
-    site: str
-    argument: str
-    kept_bytes: int
-    share: float
-    reaches_next_step: bool
-    how: Narrative
+KeepingCalls = BackwardCalls
+"""Of one line, whose graphs nobody needs."""
 
 
 @frozen_dataclass
 class RetainedBackward:
-    """Of all lines that call backward: how many calls were seen, how many graphs watched, and which nobody needs."""
+    """Of all lines that call backward: how many calls were seen, how many graphs watched, and which nobody needs.
+
+    `peak_bytes` is the most that was allocated at any boundary of a steady step; 0 where no memory was read.
+    """
 
     num_calls: int
     num_watched: int
-    needless: tuple[NeedlessGraph, ...]
+    peak_bytes: int
+    needless: tuple[KeepingCalls, ...]
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -72,23 +65,11 @@ class RetainedBackward:
                 "too few."
             )
         records = [time.record for time in steady]
-        peak_bytes = max((size for record in records for size in record.allocated()), default=0)
-        needless = (
-            NeedlessGraph(
-                site=one.site,
-                argument="create_graph" if one.num_created else "retain_graph",
-                kept_bytes=one.kept_bytes,
-                share=one.kept_bytes / peak_bytes if peak_bytes else 0.0,
-                reaches_next_step=2 * one.num_released_later > one.num_released,
-                how=_how_it_is_known(one),
-            )
-            for one in keeping
-            if _is_needless(one, records)
-        )
         return cls(
             num_calls=sum(one.num_calls for one in sites),
             num_watched=sum(one.num_watched for one in sites),
-            needless=tuple(needless),
+            peak_bytes=max((size for record in records for size in record.allocated()), default=0),
+            needless=tuple(one for one in keeping if _is_needless(one, records)),
         )
 
 
@@ -110,7 +91,7 @@ def uncleared_optimizers(run: Run) -> tuple[int, list[UnclearedOptimizer]]:
     return len(seen), [event for event in seen if event.outcome == "kept" and event.backward_sites]
 
 
-def _how_it_is_known(calls: BackwardCalls) -> Narrative:
+def how_it_is_needless(calls: KeepingCalls) -> Narrative:
     return Narrative.of(
         f"Each node of {calls.num_watched} graphs that this line kept was watched: no later call of backward, nor of "
         f"torch.autograd.grad, ran any of them again before they were let go. All {calls.num_calls} calls that were "

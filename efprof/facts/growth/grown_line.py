@@ -88,15 +88,13 @@ class GrownLines:
         slowdown = run.get(Slowdown)
         try:
             windows = [window for window in run.get(TraceWindows).windows if window.lines]
+            if len(windows) < 2 or windows[-1].middle - windows[0].middle < MIN_DISTANCE:
+                raise NotRecorded("no two profiler windows lie far enough apart to compare their lines")
+            last = windows[-1].paths.root.walk()
+            if slowdown.stage == "data" and not any(path.own_ns for path in last if path.stage == "data"):
+                raise NotRecorded("a profiler window leaves out the fetch of data where that takes long")
         except NotRecorded as absent:
             return cls(line=None, reason=str(absent), is_compared=False)
-        if len(windows) < 2 or windows[-1].middle - windows[0].middle < MIN_DISTANCE:
-            reason = "no two profiler windows lie far enough apart to compare their lines"
-            return cls(line=None, reason=reason, is_compared=False)
-        last = windows[-1].paths.root.walk()
-        if slowdown.stage == "data" and not any(path.own_ns for path in last if path.stage == "data"):
-            reason = "a profiler window leaves out the fetch of data where that takes long"
-            return cls(line=None, reason=reason, is_compared=False)
         line = _fastest_growing(windows[0], windows[-1], slowdown.stage, run.get(Sources))
         least = 1 + STANDING_OUT * (slowdown.ratio - 1) if slowdown.is_uniform else MIN_FACTOR
         least *= max(1.0, _machine_factor(windows[0], windows[-1]))

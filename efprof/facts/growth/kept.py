@@ -171,8 +171,15 @@ def rate_of(sizes: Sequence[Size]) -> Trend:
     return Trend(slope=slope, low=min(rates), high=max(rates))
 
 
-def judged(sizes: Sequence[Size]) -> tuple[Verdict, str]:
-    """The verdict, and why it is no leak, as a clause: `it fell from 80 MiB to 1 MiB after step 120`."""
+def judged(sizes: Sequence[Size], changes: Sequence[Change]) -> tuple[Verdict, str]:
+    """The verdict, and why it is no leak, as a clause: `it fell from 80 MiB to 1 MiB after step 120`.
+
+    By what was seen to be taken out, and by the counts.
+    """
+    grew = sum(change.entries for change in changes if change.how == "grew")
+    shrank = sum(change.entries for change in changes if change.how == "shrank")
+    if shrank and shrank >= grew:
+        return "bounded", "as many entries were seen to be taken out as were put in"
     rise = sizes[-1].num_bytes - sizes[0].num_bytes
     falls = [(one, later) for one, later in pairwise(sizes) if later.num_bytes < one.num_bytes]
     for before, after in falls:
@@ -181,27 +188,17 @@ def judged(sizes: Sequence[Size]) -> tuple[Verdict, str]:
             return "bounded", f"{fell} between the counts after steps {before.step:,} and {after.step:,}"
     if rise <= 0:
         return "bounded", "it holds no more at the last count than at the first"
-    idle_since = _idle_since(sizes)
-    if idle_since is not None:
-        return "bounded", f"it has not grown since step {idle_since:,}"
+    rises = [(one, later) for one, later in pairwise(sizes) if later.num_bytes > one.num_bytes]
+    reached, widest = rises[-1][1].step, max(later.step - one.step for one, later in rises)
+    if 0 < sizes[-1].step - reached >= MIN_IDLE * widest:  # so long tells that it stands still
+        return "bounded", f"it has not grown since step {reached:,}"
     if any(before.num_bytes - after.num_bytes > UNSTEADY * rise for before, after in falls):
         return "thin", "it grew and shrank from count to count"
-    if sum(later.num_bytes > one.num_bytes for one, later in pairwise(sizes)) < MIN_RISES:
+    if len(rises) < MIN_RISES:
         return "thin", "it was counted to grow only once"
     if _is_slower(sizes):
         return "filling", "it grew ever slower from count to count, as what fills up does"
     return "leak", ""
-
-
-def _idle_since(sizes: Sequence[Size]) -> int | None:
-    """The first step after which it was as large as at the end, where it then stood still for long enough to tell."""
-    rises = [(one, later) for one, later in pairwise(sizes) if later.num_bytes > one.num_bytes]
-    if not rises:
-        return None
-    reached = rises[-1][1].step
-    widest = max(later.step - one.step for one, later in rises)
-    idle = sizes[-1].step - reached
-    return reached if idle > 0 and idle >= MIN_IDLE * widest else None
 
 
 def _is_slower(sizes: Sequence[Size]) -> bool:

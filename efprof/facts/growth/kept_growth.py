@@ -10,7 +10,7 @@ from typing import Self
 from msgspec import structs
 
 from efprof.artifacts.holders import Change, Container, Count, Counted, Watch, Watched, read_counts, read_watches
-from efprof.facts.growth.kept import RetainedTensors, Size, Verdict, judged, rate_of
+from efprof.facts.growth.kept import RetainedTensors, Size, judged, rate_of
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.model import NotRecorded, frozen_dataclass
@@ -39,28 +39,38 @@ class SeenLines:
             things: list[Counted | Container] = [*count.holders, *count.containers]
             for one in things:
                 if one.number is not None and one.path is not None:
-                    self._numbers[one.scope, one.path, one.file].add(one.number)
+                    self._numbers[_name(one)].add(one.number)
         self.why_unseen = "no line was seen to change it in the steps that were watched"
         """Of something whose lines nobody saw."""
         if all(watch.why_not is not None for watch in watches):
             self.why_unseen = next((watch.why_not for watch in watches if watch.why_not), "its lines were not watched")
 
     def of(self, name: Name | None, number: int | None = None) -> list[Change]:
-        """Those of a holder, and of the containers that are or lie in it; or of one container."""
+        """Those of a holder, and of the containers that are or lie in it; or of one container.
+
+        Changes of the same line are added up, those seen most often come first.
+        """
         numbers = {number} if name is None else self._numbers[name]
-        return _together(
-            one for one in self._watched if (one.scope, one.path, one.file) == name or one.number in numbers
-        )
+        alike: dict[tuple[str, str], list[Change]] = {}
+        for one in self._watched:
+            if _name(one) == name or one.number in numbers:
+                for change in one.changes:
+                    alike.setdefault((change.site, change.how), []).append(change)
+        found = [
+            structs.replace(same[0], times=sum(one.times for one in same), entries=sum(one.entries for one in same))
+            for _, same in sorted(alike.items())
+        ]
+        return sorted(found, key=lambda one: (-one.entries, -one.times))
 
 
 @frozen_dataclass
 class KeptGrowth:
     """What grew, most bytes first: of tensors and graphs, and of all else; by `num_counts` up to step `last_step`."""
 
-    holders: tuple[RetainedTensors, ...]
-    containers: tuple[RetainedTensors, ...]
-    num_counts: int
-    last_step: int
+    holders: tuple[RetainedTensors, ...] = ()
+    containers: tuple[RetainedTensors, ...] = ()
+    num_counts: int = 0
+    last_step: int = 0
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -69,7 +79,7 @@ class KeptGrowth:
         if len(counts) == 1:
             raise NotRecorded(f"holders were counted only once, after step {counts[0].step:,}; record a longer run.")
         seen = SeenLines(watches, counts)
-        names = dict.fromkeys((one.scope, one.path, one.file) for count in counts for one in count.holders)
+        names = dict.fromkeys(_name(one) for count in counts for one in count.holders)
         plain = dict.fromkeys(one.number for count in counts for one in count.containers if not one.holds_tensors)
         limits = run.find(RunLimits)
         on_host = limits if limits and not limits.is_device else None
@@ -81,6 +91,10 @@ class KeptGrowth:
             num_counts=len(counts),
             last_step=counts[-1].step,
         )
+
+
+def _name(one: Counted | Container | Watched) -> Name:
+    return one.scope, one.path, one.file
 
 
 def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, limits: RunLimits | None) -> RetainedTensors | None:
@@ -114,11 +128,13 @@ def _kept(
     changes: Sequence[Change],
     limits: RunLimits | None,
 ) -> RetainedTensors:
-    most = _most_bytes(sizes, of.max_length)
+    most, added = math.inf, sizes[-1].length - sizes[0].length
+    if 0 < sizes[-1].length <= of.max_length and added > 0:  # by what its entries took so far
+        most = of.max_length * (sizes[-1].num_bytes - sizes[0].num_bytes) / added
     room = limits.total_bytes if limits and limits.total_bytes else math.inf
     if isinstance(of, Counted) and of.graph_nodes:
         room *= MOST_GRAPHS
-    verdict, against = _judged(sizes, changes)
+    verdict, against = judged(sizes, changes)
     if math.isfinite(most) and most <= room:
         verdict, against = "bounded", f"its maximum length is {of.max_length:,}"
     rate = rate_of(sizes)
@@ -146,7 +162,7 @@ def _counted(name: Name, counts: Sequence[Count]) -> Iterator[tuple[Size, Counte
 
     At the program's end less says nothing: a function had returned, or an object was dropped.
     """
-    found = [next((one for one in count.holders if (one.scope, one.path, one.file) == name), None) for count in counts]
+    found = [next((one for one in count.holders if _name(one) == name), None) for count in counts]
     is_anew = _is_built_anew([(count.step, one.graph_span) for count, one in zip(counts, found, strict=True) if one])
     before = 0
     for count, counted in zip(counts, found, strict=True):
@@ -168,23 +184,6 @@ def _is_built_anew(spans: list[tuple[int, tuple[int, int] | None]]) -> bool:
     """Whether nothing of its graph at one step was part of it at the next one counted: each has a size of its own."""
     pairs = [(one, later) for (step, one), (later_step, later) in pairwise(spans) if later_step > step]
     return bool(pairs) and all(one and later and later[0] > one[1] for one, later in pairs)
-
-
-def _most_bytes(sizes: Sequence[Size], max_length: int) -> float:
-    """What it holds once it has its maximum length, by what its entries took so far; endless where it has none."""
-    added = sizes[-1].length - sizes[0].length
-    if not 0 < sizes[-1].length <= max_length or added <= 0:
-        return math.inf
-    return max_length * (sizes[-1].num_bytes - sizes[0].num_bytes) / added
-
-
-def _judged(sizes: Sequence[Size], changes: Sequence[Change]) -> tuple[Verdict, str]:
-    """By what was seen to be taken out, and by the counts."""
-    grew = sum(change.entries for change in changes if change.how == "grew")
-    shrank = sum(change.entries for change in changes if change.how == "shrank")
-    if shrank and shrank >= grew:
-        return "bounded", "as many entries were seen to be taken out as were put in"
-    return judged(sizes)
 
 
 def _spelled(counted: Counted) -> str:
@@ -234,15 +233,3 @@ def _is_same_memory(one: RetainedTensors, other: RetainedTensors) -> bool:
     is_view = one.entries_added <= 0 or (not one.fed and one.tensors_added == other.tensors_added)
     is_as_fast = abs(one.rate.slope - other.rate.slope) <= SAME_MEMORY * other.rate.slope
     return is_view and is_as_fast and (one.verdict, one.kind) == (other.verdict, other.kind)
-
-
-def _together(watched: Iterator[Watched]) -> list[Change]:
-    """Changes of the same line added up, those seen most often first."""
-    alike: dict[tuple[str, str], list[Change]] = {}
-    for change in (change for one in watched for change in one.changes):
-        alike.setdefault((change.site, change.how), []).append(change)
-    found = [
-        structs.replace(same[0], times=sum(one.times for one in same), entries=sum(one.entries for one in same))
-        for _, same in sorted(alike.items())
-    ]
-    return sorted(found, key=lambda one: (-one.entries, -one.times))

@@ -10,7 +10,7 @@ from efprof.facts.growth.trend import Fit, Trend
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.facts.source.bounds import is_bounded_by_code
-from efprof.facts.source.sources import Sources, definition_of, split_site
+from efprof.facts.source.sources import Sources, definition_of, line_at, split_site
 from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence, frozen_dataclass
 from efprof.units import format_bytes, format_count, format_interval, in_brackets
@@ -49,12 +49,13 @@ class Leaks:
     """All that is told of tensors, most bytes first; `unclear` is what may be none.
 
     `fit` is the trend of memory, `is_growing` whether that shows a leak, of which `explained` is the share that what
-    leaks was counted to grow by. Either kind of evidence may be missing, and then `missing` says why.
+    leaks was counted to grow by. Either kind of evidence may be missing, and then `missing` says why: `fit` is None, or
+    `grown` is of no count.
     """
 
     leaks: tuple[Leak, ...]
     unclear: tuple[RetainedTensors, ...]
-    grown: KeptGrowth | None
+    grown: KeptGrowth
     fit: Fit | None
     is_growing: bool
     explained: float
@@ -63,7 +64,7 @@ class Leaks:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises ThinEvidence where there is neither kind of evidence."""
-        grown, memory, missing = None, None, []
+        grown, memory, missing = KeptGrowth(), None, []
         try:
             grown = run.get(KeptGrowth)
         except NotRecorded as absent:
@@ -72,10 +73,10 @@ class Leaks:
             memory = run.get(MemoryGrowth)
         except ThinEvidence as thin:
             missing.append(str(thin))
-        if grown is None and memory is None:
+        if not grown.num_counts and memory is None:
             raise ThinEvidence(missing[-1])
         slope = memory.fit.trend.slope if memory and memory.is_growing else 0.0
-        large = [one for one in grown.holders if one.is_large] if grown else []
+        large = [one for one in grown.holders if one.is_large]
         least = MIN_SHARE * slope  # where memory grows without end, one that was counted to grow once is enough
         told = [
             one for one in large if one.verdict == "leak" or (one.verdict == "thin" and one.rate.slope >= least > 0)
@@ -104,7 +105,7 @@ class Leaks:
     @property
     def bounded(self) -> list[RetainedTensors]:
         """What grew, and is no leak."""
-        return [one for one in self.grown.holders if one.is_large and one.verdict == "bounded"] if self.grown else []
+        return [one for one in self.grown.holders if one.is_large and one.verdict == "bounded"]
 
     @property
     def is_bounded(self) -> bool:
@@ -117,11 +118,11 @@ class Leaks:
         parts = []
         if self.fit is not None:
             parts.append(f"memory retained {self.fit.looked_at}")
-        if self.grown is not None:
+        if self.grown.num_counts:
             times = format_count(self.grown.num_counts, "time")
             parts.append(f"what keeps tensors, counted {times} up to step {self.grown.last_step:,}")
         told = [f"; `{one.name}` is bounded: {one.against}" for one in self.bounded[:MAX_SHOWN]]
-        small = [one for one in self.grown.holders if one.verdict == "leak" and not one.is_large] if self.grown else []
+        small = [one for one in self.grown.holders if one.verdict == "leak" and not one.is_large]
         told += [
             f"; `{one.name}` grows by {format_bytes(one.rate.slope)} per step, too little to matter"
             for one in small[:MAX_SHOWN]
@@ -130,7 +131,7 @@ class Leaks:
 
     def abstain_if_unclear(self, kind: Kind) -> None:
         """Raises ThinEvidence where something of that kind grew, and may be no leak, or nothing was counted."""
-        if self.grown is None and self.is_growing:
+        if not self.grown.num_counts and self.is_growing:
             raise ThinEvidence(f"memory grows, but what keeps it was not counted: {self.missing}")
         for one in self.unclear:
             if one.kind == kind:
@@ -188,7 +189,7 @@ def backward_line(run: Run) -> SourceLine:
     site = run.get(StepTimes).backward_site
     if site is None:
         raise ThinEvidence("no line of the training loop was recorded to point at.")
-    return run.get(Sources).line(site)
+    return line_at(run, site)
 
 
 def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0) -> Finding:
@@ -204,9 +205,7 @@ def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0) 
         gain=_gain(run, leak, left_per_step=left_per_step),
         evidence=growth_evidence(
             fit=leaks.fit,
-            kept=(*leak.kept, *(one for one in leaks.grown.holders if one not in leak.kept))
-            if leaks.grown
-            else leak.kept,
+            kept=(*leak.kept, *(one for one in leaks.grown.holders if one not in leak.kept)),
             how=_how_it_is_known(leaks, leak),
         ),
         severity=run.get(RunLimits).severity(leak.rate.slope, leak.kept[0].most_bytes),

@@ -107,7 +107,7 @@ def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0) -> Gain:
     slopes = (fit.trend.low, fit.trend.slope, fit.trend.high)
     low, value, high = (_off_the_peak(fit, slope, share, left_per_step) for slope in slopes)
     unsure = one_step + min(left_per_step, MIN_SLOPE) * num_steps
-    needed = [*zip(fit.steps, fit.within or (0,) * len(fit.steps), strict=True)][fit.first_steady :]
+    needed = list(zip(fit.steps, fit.within, strict=True))[fit.first_steady :]
     used = max(0.0, theil_sen(block_minima(needed)).low) * num_steps
     return Gain(
         explanation="the measured slope over the recorded steps, no more than the rise that was measured, and less "
@@ -174,7 +174,7 @@ def _off_the_peak(fit: Fit, slope: float, share: float, left_per_step: float) ->
     changes: the peak that a fix leaves lies there.
     """
     highest, mended = 0.0, 0.0
-    for step, needed in zip(fit.steps, fit.within or (0,) * len(fit.steps), strict=True):
+    for step, needed in zip(fit.steps, fit.within, strict=True):
         rise = fit.rise_until(step, slope)
         saved = share * rise - left_per_step * (step - fit.steps[0])
         highest, mended = max(highest, rise + needed), max(mended, rise + needed - saved)

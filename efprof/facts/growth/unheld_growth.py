@@ -185,7 +185,7 @@ class UnattributedGrowth:
                     f"none in {leaf}, or set `{name}.grad = None` once the step has used it.",
                 )
         advice = "Find what this line's result is kept in: "
-        if grown is None:
+        if not grown.num_counts:
             advice += "holders were not counted, so record a longer run."
         else:
             advice += "no variable that was counted. Look for a cache, a hook that each step registers again, or an "
@@ -201,12 +201,12 @@ class UnattributedGrowth:
     def evidence(self, run: Run) -> tuple[Evidence, ...]:
         leaks, fit = run.get(Leaks), run.get(MemoryGrowth).fit
         counted, kept = leaks.missing, () if self.container is None else (self.container,)
-        if leaks.grown is not None:
+        if leaks.grown.num_counts:
             times = format_count(leaks.grown.num_counts, "time")
             counted = f"What keeps tensors was counted {times}, and no variable was seen to keep it."
         return growth_evidence(
             fit=fit,
-            kept=(*kept, *(leaks.grown.holders if leaks.grown else ())),
+            kept=(*kept, *leaks.grown.holders),
             how=("Every step leaves memory behind that nothing releases.", counted),
         )
 
@@ -229,8 +229,7 @@ def _container_to_blame(run: Run, slope: float) -> RetainedTensors | None:
         for one in grown_containers(run):
             if one.rate.slope >= MIN_SHARE * slope:
                 return one
-    grown = run.get(Leaks).grown
-    fed = [one for one in grown.containers if one.fed and one.verdict != "bounded"] if grown else []
+    fed = (one for one in run.get(Leaks).grown.containers if one.fed and one.verdict != "bounded")
     return next((one for one in fed if one.is_fed_by_library), None)
 
 

@@ -12,7 +12,7 @@ from efprof.artifacts.readings import (
     read_worker_memory,
 )
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import line_at
 from efprof.model import (
     Evidence,
     Narrative,
@@ -97,7 +97,7 @@ class WorkerMemory:
             raise ThinEvidence(
                 f"workers copied {format_bytes(self.copied_bytes)} each, of a data set of no known line."
             )
-        return run.get(Sources).line(site)
+        return line_at(run, site)
 
     def evidence(self) -> tuple[Evidence, ...]:
         lines = (

@@ -18,7 +18,7 @@ from efprof.artifacts.trace.columns import ABSENT, Trace
 from efprof.artifacts.trace.read import read_window, trace_paths
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources, placed_nodes, split_site
+from efprof.facts.source.sources import Sources, line_at, placed_nodes, split_site
 from efprof.model import Narrative, NotRecorded, SourceLine, ThinEvidence, frozen_dataclass
 
 BAD_DATA = "data that is NaN or Inf already"
@@ -106,7 +106,7 @@ def _line_of_optimizer(run: Run, found: NonFinite) -> SourceLine:
     site = next(filter(None, reversed(built)), found.site)
     if site is None:
         raise ThinEvidence(f"step {found.first_step}'s {found.what} is {found.value}, and no line was recorded.")
-    return run.get(Sources).line(site)
+    return line_at(run, site)
 
 
 def is_guess(one: SuspectOperation) -> bool:

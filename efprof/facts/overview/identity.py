@@ -6,7 +6,7 @@ from pathlib import Path
 from efprof.artifacts.events import HoldersCounted, TrainingRaised, WindowOpened, events_of
 from efprof.artifacts.run_file import DIFF_FILE, RunFile
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import line_at
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.trace_windows import TraceWindows
 from efprof.model import RunError, RunIdentity, UnreadableInput
@@ -61,7 +61,7 @@ def _error(run: Run) -> RunError | None:
         message=raised.message,
         step=raised.step,
         stage=raised.stage,
-        blame=run.get(Sources).line(raised.sites[-1]) if raised.sites else None,
+        blame=line_at(run, raised.sites[-1]) if raised.sites else None,
         recorder_part=part,
     )
 

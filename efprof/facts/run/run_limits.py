@@ -139,7 +139,7 @@ class MemoryFailure:
     """Where and in which stage it happened. `in_use_bytes` were allocated when the recorder saw the error.
 
     `requested_bytes` is None where the error does not tell it; Python's own never does. `device_event` is what CUDA's
-    allocator itself told last, None where it told nothing.
+    allocator itself told last, an empty one where it told nothing.
     """
 
     rank_folder: Path
@@ -149,7 +149,7 @@ class MemoryFailure:
     requested_bytes: int | None
     in_use_bytes: int | None
     is_for_tensor: bool
-    device_event: DeviceOutOfMemory | None = None
+    device_event: DeviceOutOfMemory
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -164,9 +164,8 @@ class MemoryFailure:
         _, place, event = min(found, key=lambda one: one[:2])
         folder = run.rank_folders[place]
         broken = [one for one in events_of(folder, StepInterrupted) if one.step == event.step]
-        device_event = next(reversed(events_of(folder, DeviceOutOfMemory)), None)
-        exact = None if device_event is None else device_event.requested_bytes
-        requested = event.requested_bytes
+        device_event = next(reversed(events_of(folder, DeviceOutOfMemory)), DeviceOutOfMemory(at_ns=0, step=-1))
+        exact, requested = device_event.requested_bytes, event.requested_bytes
         if exact and requested and abs(exact - requested) < ROUNDED_SHARE * exact:
             requested = exact
         return cls(

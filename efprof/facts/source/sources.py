@@ -113,6 +113,16 @@ class Sources:
         return [function for function in self._functions[file] if function.first <= line <= function.last]
 
 
+def line_at(run: Run, site: str) -> SourceLine:
+    """The source line of a recorded site."""
+    return run.get(Sources).line(site)
+
+
+def file_of(run: Run, blame: SourceLine) -> SourceFile:
+    """The file that a line is of."""
+    return run.get(Sources).file(blame.file)
+
+
 class _Function(NamedTuple):
     """A function of a file: its qualified name, None of a lambda, and its first and last line."""
 

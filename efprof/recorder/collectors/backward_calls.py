@@ -9,7 +9,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -62,56 +61,44 @@ class _Graph:
     leaves: list[weakref.ref[torch.Tensor]]
 
 
-@dataclass(kw_only=True, slots=True)
-class _Site:
-    called: BackwardCalls
-    alive: list[_Graph] = field(default_factory=list)
-
-    def sort_out(self, step: int) -> None:
-        gone = [graph for graph in self.alive if graph.hook() is None]
-        self.alive = [graph for graph in self.alive if graph.hook() is not None]
-        self.called.num_released += len(gone)
-        self.called.num_released_later += sum(graph.step < step for graph in gone)
-        leaves = {id(leaf) for graph in self.alive for one in graph.leaves if _has_graph(leaf := one())}
-        self.called.num_cycles = max(self.called.num_cycles, len(leaves))
-
-
 class BackwardWatch:
     """Told of every pass of the steps that are recorded in full, before it and after it."""
 
     def __init__(self, loop: Loop, sites: Sites, note: Note) -> None:
         self._loop, self._sites, self._note = loop, sites, note
-        self._by_line: dict[str, _Site] = {}
+        self._by_line: dict[str, BackwardCalls] = {}
+        self._alive: dict[str, list[_Graph]] = {}
+        """By their line, graphs that were not gone yet when they were looked at last."""
         self._next_note = FIRST_NOTE
         self._seconds = 0.0
-        self._kept: tuple[_Site, list[Any], int, bool] | None = None
+        self._kept: tuple[BackwardCalls, list[Any], int, bool] | None = None
         """The pass that runs, if it is to keep its graph: its line, the graph's roots, its step, `create_graph`."""
 
-    def begin(self, step: OpenStep, tensors: Any, _: object, retains_graph: bool, creates_graph: bool) -> None:
+    def backward_began(self, step: OpenStep, tensors: Any, _: object, retains_graph: bool, creates_graph: bool) -> None:
         if torch._C._current_graph_task_id() != -1:
             return  # reentrant checkpointing calls backward from within a pass
         self._kept = None
         name = step.backward_site
         if name is not None and name not in self._by_line and len(self._by_line) < MAX_SITES:
-            self._by_line[name] = _Site(called=BackwardCalls(step=0, site=name))
-        site = self._by_line.get(name or "")
-        if site is None:
+            self._by_line[name] = BackwardCalls(step=0, site=name)
+        called = self._by_line.get(name or "")
+        if called is None:
             return
-        site.called.num_calls += 1
-        site.called.num_retained += retains_graph
-        site.called.num_created += creates_graph
-        has_time = self._seconds < MAX_SECONDS and site.called.num_watched < MAX_WATCHED
+        called.num_calls += 1
+        called.num_retained += retains_graph
+        called.num_created += creates_graph
+        has_time = self._seconds < MAX_SECONDS and called.num_watched < MAX_WATCHED
         if retains_graph and has_time and not is_autograd_compiled():
             roots = nodes_of(tensors)
-            self._kept = (site, roots, step.number, creates_graph) if roots else None
+            self._kept = (called, roots, step.number, creates_graph) if roots else None
 
-    def end(self) -> None:
+    def backward_ended(self) -> None:
         """It has run: from now on a run of its nodes is another pass."""
         if self._kept is None:
             return
-        (site, roots, step, creates_graph), self._kept = self._kept, None
+        (called, roots, step, creates_graph), self._kept = self._kept, None
         start = time.perf_counter()
-        hook = _hook_of(site.called)
+        hook = _hook_of(called)
         found = list(nodes_behind(roots, MAX_NODES + 1))
         leaves = [node.variable for node in found if type(node).__name__ == ACCUMULATE]
         if creates_graph:
@@ -121,35 +108,43 @@ class BackwardWatch:
                 if type(node).__name__ != ACCUMULATE:
                     node.register_prehook(hook)
             own = [leaf for leaf in leaves if _has_graph(leaf) and not isinstance(leaf, torch.nn.Parameter)]
-            called = site.called
             called.num_watched, called.last_watched_step = called.num_watched + 1, step
             called.kept_bytes = max(called.kept_bytes, _bytes_of(found, leaves))
             if own and called.leaf is None:
                 called.leaf = _name_of(own[0], self._sites)
             leaves_left = [weakref.ref(leaf) for leaf in own]
-            site.alive.append(_Graph(step=step, hook=weakref.ref(hook), leaves=leaves_left))
+            graph = _Graph(step=step, hook=weakref.ref(hook), leaves=leaves_left)
+            self._alive.setdefault(called.site, []).append(graph)
         self._seconds += time.perf_counter() - start
 
-    def finish(self, _: object, record: StepRecord) -> None:
+    def step_ended(self, _: object, record: StepRecord) -> None:
         self._kept = None
-        for site in self._by_line.values():
-            if site.alive:
-                site.sort_out(record.step)
+        self._sort_out(record.step)
         if record.step + 1 >= self._next_note:
             self._next_note *= NOTE_FACTOR
             self.note()
 
     def note(self) -> None:
         number = self._loop.number
-        for site in self._by_line.values():
-            site.sort_out(number)
-            site.called.at_ns, site.called.step = time.time_ns(), number
-            self._note(site.called)
+        self._sort_out(number)
+        for called in self._by_line.values():
+            called.at_ns, called.step = time.time_ns(), number
+            self._note(called)
+
+    def _sort_out(self, step: int) -> None:
+        for site, graphs in self._alive.items():
+            called = self._by_line[site]
+            gone = [graph for graph in graphs if graph.hook() is None]
+            alive = self._alive[site] = [graph for graph in graphs if graph.hook() is not None]
+            called.num_released += len(gone)
+            called.num_released_later += sum(graph.step < step for graph in gone)
+            leaves = {id(leaf) for graph in alive for one in graph.leaves if _has_graph(leaf := one())}
+            called.num_cycles = max(called.num_cycles, len(leaves))
 
 
 def start(session: Session) -> None:
     watch = BackwardWatch(session.loop, session.sites, session.note)
-    session.listen("backward_calls", backward_began=watch.begin, backward_ended=watch.end, step_ended=watch.finish)
+    session.attach("backward_calls", watch)
     session.on_end("backward_calls", watch.note)
 
 

@@ -32,7 +32,8 @@ def start(session: Session) -> None:
         """At the line that calls backward where the mode was set out of sight."""
         is_profiled = torch._C._autograd._profiler_enabled() and step.window is None
         for mode, older, is_on in ((ANOMALY, ANOMALY, torch.is_anomaly_enabled()), (PROFILER, OLDER, is_profiled)):
-            if is_on and (site := site_of.get(mode) or site_of.get(older) or session.sites.of_caller()):
+            if is_on:
+                site = site_of.get(mode) or site_of.get(older) or session.sites.of_caller()
                 count_call(step.stalls, site, mode, 0)
 
     for kind, mode in KINDS.items():

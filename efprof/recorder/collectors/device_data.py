@@ -7,7 +7,7 @@ which stretches of such a tensor are read, and from which line. No operation run
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from efprof.artifacts.events import DeviceData, DeviceTensor
 from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.numbers.step_numbers import tensors_in
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Guard, Note
 from efprof.recorder.session.sites import Sites
@@ -78,7 +79,7 @@ class DataWatch:
     """Finds the tensors, has their use seen, and tells of it."""
 
     def __init__(self, sites: Sites, guard: Guard, note: Note) -> None:
-        self._sites, self._guard, self._note = sites, guard, note
+        self._sites, self._note, self._look = sites, note, guard(self._look_at)
         self._uses: dict[int, _Use] = {}
         self._step = 0
         self._mode: _Mode | None = None
@@ -104,7 +105,7 @@ class DataWatch:
             return
         self._why_not = _why_not()
         if not self._why_not:
-            self._mode = _Mode(self._guard(self._look))
+            self._mode = _Mode(self._look)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
@@ -116,14 +117,14 @@ class DataWatch:
             if stack and stack[-1] is mode:  # else one of the program's was put there meanwhile, and ours stays idle
                 mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    def _look(self, func: Any, given: list[Any], result: Any) -> None:
-        for tensor in _tensors_in(given):
+    def _look_at(self, func: Any, given: list[Any], result: Any) -> None:
+        for tensor in tensors_in(given):
             use = self._uses.get(_key(tensor))
             if use is not None:
                 self._note_use(use, tensor, func, result)
 
     def _note_use(self, use: _Use, given: torch.Tensor, func: Any, result: Any) -> None:
-        made = list(_tensors_in(result if isinstance(result, tuple | list) else (result,)))
+        made = tensors_in(result)
         if not made:
             return  # its shape was asked for
         is_view = any(_key(one) == _key(given) for one in made)
@@ -144,7 +145,7 @@ class DataWatch:
 
 def start(session: Session) -> None:
     watch = DataWatch(session.sites, session.shell.guard("device_data"), session.note)
-    session.listen("device_data", step_began=watch.step_began)
+    session.attach("device_data", watch)
     session.undo_at_end([watch.end])  # also where the collector was stopped by an error
 
 
@@ -186,14 +187,6 @@ def _has_compiled() -> bool:
     """Whether the program has had anything compiled, or will as soon as it is called; `disable` notes None there."""
     backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
     return any(backend is not None for backend in backends.values())
-
-
-def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif type(value) in (list, tuple):
-            yield from (one for one in value if isinstance(one, torch.Tensor))
 
 
 def _key(tensor: torch.Tensor) -> int:

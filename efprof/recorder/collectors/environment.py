@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 from time import thread_time_ns
 from typing import Any
 
@@ -22,7 +21,6 @@ import torch
 import efprof
 from efprof.artifacts.readings import DEVICE_USE_FILE, DeviceUse
 from efprof.artifacts.run_file import Device, change_run_file
-from efprof.recorder.hooks.patching import call_when_cuda_begins
 from efprof.recorder.launch.machine import driver_version
 from efprof.recorder.loop.device import DeviceClock
 from efprof.recorder.loop.open_step import OpenStep
@@ -34,7 +32,10 @@ NAMED_PACKAGES = ("numpy", "transformers", "accelerate", "lightning", "pytorch_l
 SET_BY_PROGRAMS = ("CUDA_LAUNCH_BLOCKING", "NCCL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT")
 """Environment variables that a program may set itself, after it was started."""
 
-SETTINGS = {
+Place = str | Callable[[], Any]
+"""Where in torch a setting stands, as a value or a function that gives it; or a function of ours."""
+
+SETTINGS: dict[str, Place] = {
     "intra-op threads": "get_num_threads",
     "inter-op threads": "get_num_interop_threads",
     "deterministic algorithms": "are_deterministic_algorithms_enabled",
@@ -42,9 +43,8 @@ SETTINGS = {
     "default dtype": "get_default_dtype",
     "matmul precision": "get_float32_matmul_precision",
 }
-"""Where in torch each of them stands, as a value or a function that gives it."""
 
-CUDA_SETTINGS = {
+CUDA_SETTINGS: dict[str, Place] = {
     "cudnn enabled": "backends.cudnn.enabled",
     "cudnn benchmark": "backends.cudnn.benchmark",
     "cudnn deterministic": "backends.cudnn.deterministic",
@@ -76,7 +76,14 @@ def start(session: Session) -> None:
         written = found
         source = memory.choose()
         if session.rank_folder.path.name == "rank0":
-            _write(session.run_folder, device.index, source)
+            used = device.index
+            read = {
+                "versions": _versions(),
+                "devices": _devices(used),
+                "settings": _settings(used),
+                "memory_source": source,
+            }
+            change_run_file(session.run_folder, lambda run: msgspec.structs.replace(run, **read))
 
     def note_device(step: OpenStep, losses: object, *_: object) -> None:
         if step.num_backwards == 1 and device.see(losses):
@@ -86,13 +93,7 @@ def start(session: Session) -> None:
     session.listen("environment", step_began=write_once, backward_began=note_device)
     if torch.version.cuda is not None or torch.version.hip is not None:
         for collector, begin in (("device_times", _time_stages), ("device_use", _read_use)):
-            began: Any = session.shell.guarded(collector, partial(begin, session))
-            session.undo_at_end([call_when_cuda_begins(began)])
-
-
-def _write(run_folder: Path, used: int | None, source: str) -> None:
-    found = {"versions": _versions(), "devices": _devices(used), "settings": _settings(used), "memory_source": source}
-    change_run_file(run_folder, lambda run: msgspec.structs.replace(run, **found))
+            session.when_cuda_begins(collector, partial(begin, session))
 
 
 def _has_cuda() -> bool:
@@ -122,32 +123,23 @@ def _devices(used: int | None) -> list[Device]:
 
 
 def _settings(device: int | None) -> dict[str, str]:
-    """What each reader says; they look up what they read when they are called, since not every torch has all."""
-    readers = _readers_of(SETTINGS)
-    if _has_cuda():
-        readers |= cuda_readers(device)
     settings = {}
-    for name, reader in readers.items():
+    for name, place in (SETTINGS | cuda_settings(device) if _has_cuda() else SETTINGS).items():
         # torch refuses to say where a program has set the precision in its old and its new way; older ones lack some.
         with suppress(RuntimeError, AttributeError, AssertionError):
-            settings[name] = str(reader())
+            settings[name] = str(read_setting(place))
     return settings | {name: os.environ[name] for name in SET_BY_PROGRAMS if name in os.environ}
 
 
-def cuda_readers(device: int | None = None) -> dict[str, Callable[[], Any]]:
-    return {
-        **_readers_of(CUDA_SETTINGS),
+def cuda_settings(device: int | None = None) -> dict[str, Place]:
+    return CUDA_SETTINGS | {
         "memory fraction": lambda: torch.cuda.memory.get_per_process_memory_fraction(device),
         "CUDA allocator settings": _allocator_settings,
     }
 
 
-def _readers_of(places: dict[str, str]) -> dict[str, Callable[[], Any]]:
-    return {name: partial(_read_setting, place) for name, place in places.items()}
-
-
-def _read_setting(place: str) -> Any:
-    value = attrgetter(place)(torch)
+def read_setting(place: Place) -> Any:
+    value = attrgetter(place)(torch) if isinstance(place, str) else place
     return value() if callable(value) else value
 
 

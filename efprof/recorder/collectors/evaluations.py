@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from efprof.artifacts.readings import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
 from efprof.recorder.budget.sampling import Budget
@@ -26,7 +25,7 @@ from efprof.recorder.loop.device import Memory
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.loop.steps import epoch_ns
-from efprof.recorder.numbers.step_numbers import nodes_of, parameters_of
+from efprof.recorder.numbers.step_numbers import nodes_of, parameters_of, tensors_in
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter
@@ -161,7 +160,7 @@ class Evaluations:
         self._loader_ns = perf_counter_ns()
         self.announce(loader)
 
-    def note_optimizer(self, _: object, optimizer: torch.optim.Optimizer) -> None:
+    def optimizer_began(self, _: object, optimizer: torch.optim.Optimizer) -> None:
         if id(optimizer) in self._optimizers:
             return
         own = set(map(id, parameters_of(optimizer)))
@@ -171,7 +170,7 @@ class Evaluations:
         self._optimized |= own
         self._parameters.clear()
 
-    def note_step(self, step: OpenStep) -> None:
+    def step_began(self, step: OpenStep) -> None:
         self._full = [*self._full[:1], (step.number, count_nodes())]
 
     def note_mode(self, is_full: bool) -> None:
@@ -191,7 +190,7 @@ class Evaluations:
             if self._announced[id(self)] <= MAX_ANNOUNCED:
                 self._num_watched = 0
 
-    def began(self, module: torch.nn.Module, inputs: Any) -> None:
+    def module_began(self, module: torch.nn.Module, inputs: Any) -> None:
         loop, light = self._loop, self._loop.light
         is_computed_again = torch._C._current_graph_task_id() != -1  # as a checkpoint's part
         is_traced = torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack()
@@ -211,7 +210,7 @@ class Evaluations:
                 parameter=place,
                 version=parameter._version,
                 after_step=loop.number - 1 + is_stepped,
-                size=next((one.numel() for one in _tensors_in(inputs)), 0),
+                size=next((one.numel() for one in tensors_in(inputs)), 0),
                 is_training=module.training,
                 before_bytes=self._memory.read()[0],
                 mark_bytes=self._memory.highest_mark(),
@@ -232,13 +231,13 @@ class Evaluations:
         last.ended_ns = perf_counter_ns()
         return True
 
-    def ended(self, result: Any) -> None:
+    def module_ended(self, result: Any) -> None:
         forward, self._running = self._running, None
         if forward is None or len(self._row) >= MAX_ROW:
             return
         forward.ended_ns, spent_from = perf_counter_ns(), thread_time_ns()
         forward.after_bytes = self._memory.read()[0]
-        outputs = _tensors_in(result)[:MAX_OUTPUTS] if torch.is_grad_enabled() else []
+        outputs = tensors_in(result)[:MAX_OUTPUTS] if torch.is_grad_enabled() else []
         forward.output_bytes = sum(one.numel() * one.element_size() for one in outputs)
         nodes = nodes_of(outputs)
         if nodes and not is_autograd_compiled():
@@ -268,6 +267,12 @@ class Evaluations:
             self._loop.step.recorder_ns += spent_ns
 
     # What became of them.
+
+    def backward_ended(self) -> None:
+        self.settle()
+
+    def at_end(self) -> None:
+        self.settle(is_last=True)
 
     def settle(self, *, is_last: bool = False) -> None:
         """Decide of those in the row, in their order, as far as is known."""
@@ -371,22 +376,9 @@ def start(session: Session) -> None:
     loop, lines = session.loop, session.lines(EVALUATIONS_FILE)
     evaluations = Evaluations(loop, session.memory, session.sites, session.budget, lines)
     session.before(torch.nn.Module, "eval", "evaluations", evaluations.announce)
-    session.listen(
-        "evaluations",
-        module_began=evaluations.began,
-        module_ended=evaluations.ended,
-        step_began=evaluations.note_step,
-        loader_began=evaluations.loader_began,
-        optimizer_began=evaluations.note_optimizer,
-        backward_ended=evaluations.settle,
-    )
+    session.attach("evaluations", evaluations)
     session.subscribe(loop.light.mode_listeners, "evaluations", evaluations.note_mode)
-    session.on_end("evaluations", lambda: evaluations.settle(is_last=True))
 
 
 def _difference(first: tuple[int, int], last: tuple[int, int]) -> tuple[int, int]:
     return last[0] - first[0], last[1] - first[1]
-
-
-def _tensors_in(value: Any) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]

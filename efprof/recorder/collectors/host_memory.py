@@ -29,8 +29,8 @@ class HostMemory:
         self._tracker = memray.Tracker(destination=destination, native_traces=False, follow_fork=False)
         self._tracker.__enter__()
 
-    def move(self, _: OpenStep) -> None:
-        """Into the rank folder; memray goes on writing to it."""
+    def step_began(self, _: OpenStep) -> None:
+        """Move the file into the rank folder; memray goes on writing to it."""
         if not self._is_moved:
             self._is_moved = True
             self._waiting.rename(self._rank_folder.path / HOST_FILE)
@@ -46,6 +46,6 @@ def start(session: Session) -> None:
     """Begin at once: much of what the host keeps is loaded before the first step."""
     if session.options.host_memory:
         host_memory = HostMemory(session.run_folder, session.rank_folder, session.endings)
-        session.listen("host_memory", step_began=host_memory.move)
+        session.attach("host_memory", host_memory)
         session.on_end("host_memory", host_memory.close)
         session.shell.when_stopped("host_memory", host_memory.close)

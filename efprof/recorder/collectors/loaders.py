@@ -49,7 +49,7 @@ def start(session: Session) -> None:
     feed = IteratorFeed(session.loop, session.sites, session.budget, session.shell)
     session.after(DataLoader, "__init__", "loaders", note)
     session.undo_at_end([feed.stop])
-    session.listen("iterators", backward_began=feed.look)
+    session.attach("iterators", feed)
     session.listen("loaders", loader_began=note)  # it may have been built before the recording began
 
 
@@ -80,7 +80,7 @@ class IteratorFeed:
         while self._watched:
             self._watched.popitem()[1]()
 
-    def look(self, *_: object) -> None:
+    def backward_began(self, *_: object) -> None:
         """Once, in the third step: a loop with a DataLoader has asked it for a batch by then."""
         loop, budget = self._loop, self._budget
         is_fed = loop.num_steps < 2 or loop.steps.has_loader or loop.steps.has_marks
@@ -92,12 +92,10 @@ class IteratorFeed:
             self._watch(kind, functools.partial(self._judging, kind))
         budget.spend("iterators", thread_time_ns() - began_ns)
 
-    def _watch(self, kind: Any, watched: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        original = kind.__next__
-        outermost = self._outermost(original, watched(original))
-        self._watched[kind] = replace(kind, "__next__", MethodWrapper(outermost, original))
+    def _watch(self, kind: Any, watching: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        advance = kind.__next__
+        watched = watching(advance)
 
-    def _outermost(self, advance: Callable[..., Any], watched: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(advance)
         def take(iterator: Any) -> Any:
             thread = get_ident()
@@ -109,7 +107,7 @@ class IteratorFeed:
             finally:
                 self._taking.discard(thread)
 
-        return take
+        self._watched[kind] = replace(kind, "__next__", MethodWrapper(take, advance))
 
     def _judging(self, kind: type, advance: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(advance)

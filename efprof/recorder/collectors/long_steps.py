@@ -16,10 +16,10 @@ from torch.utils.data import dataloader
 
 from efprof.artifacts.readings import LONG_STEPS_FILE, LongStep, SampledStack, least_long_step
 from efprof.recorder.budget.sampling import Budget
+from efprof.recorder.collectors.worker_samples import MAX_JOIN_S
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.loop.steps import epoch_ns
-from efprof.recorder.session import shell
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.sites import Sites
@@ -38,17 +38,18 @@ MAX_STACKS = 20
 WRITE_NS = 1_000_000_000
 """A step that is this long is written although it goes on, then after twice as long each time: it may be killed."""
 
-MAX_JOIN_S = 3.0
-
 Stack = tuple[tuple[str, ...], str | None]
 
 
 class LongSteps:
     def __init__(self, loop: Loop, sites: Sites, shell: Shell, budget: Budget, lines: LineWriter) -> None:
-        self._loop, self._sites, self._shell, self._budget, self._lines = loop, sites, shell, budget, lines
+        self._loop, self._sites, self._budget, self._lines = loop, sites, budget, lines
+        self._guard = shell.guard_code
+        run = shell.guarded("long_steps", self._run)
+        self._thread = threading.Thread(target=run, name="efprof-long-steps", daemon=True)
+        """Started once a usual step is known."""
         self._update_lines: list[str] = []
         """Where the optimizer stepped, in the last step that was recorded in full."""
-        self._thread: threading.Thread | None = None
         self._goes_on = threading.Lock()
         """Held until the end; to wait for it with a time limit costs least."""
         self._goes_on.acquire()
@@ -58,17 +59,15 @@ class LongSteps:
         self._step = LongStep(step=0, started_ns=0)
         self._updated_ns = self._seen_ns = self._write_ns = 0
 
-    def note_update(self, step: OpenStep, *_: Any) -> None:
+    def optimizer_began(self, step: OpenStep, *_: Any) -> None:
         self._update_lines = self._lines_of(calls_of(get_ident()))
-        if self._thread is None and step.number >= FIRST_STEP:
+        if self._thread.ident is None and step.number >= FIRST_STEP:
             self._lines.write(LongStep(step=step.number, started_ns=step.epoch_ns))
-            run = self._shell.guarded("long_steps", self._run)
-            self._thread = threading.Thread(target=run, name="efprof-long-steps", daemon=True)
             self._thread.start()
 
-    def stop(self) -> None:
+    def at_end(self) -> None:
         self._goes_on.release()
-        if self._thread is not None:
+        if self._thread.ident is not None:
             self._thread.join(MAX_JOIN_S)
 
     def _run(self) -> None:
@@ -97,7 +96,7 @@ class LongSteps:
     def _sample(self, now: int) -> None:
         """Not of what the recorder does, nor where no thread trains, as while a CUDA graph is captured."""
         calls = calls_of(self._loop.thread.ident)
-        if 0 < len(calls) < MOST_CALLS and not any(map(_is_guard, calls)):
+        if 0 < len(calls) < MOST_CALLS and not any(call.code is self._guard for call in calls):
             lines = self._lines_of(calls)
             left = tuple(lines[len(commonprefix([lines, self._update_lines])) :])  # noqa: RUF071 - of lists
             inner = next((call for call in calls if not call.file.startswith(OWN_FOLDER)), calls[-1])
@@ -140,13 +139,7 @@ class LongSteps:
         return True
 
 
-def _is_guard(call: Call) -> bool:
-    """True for the function of the shell around all that the recorder does."""
-    return call.code.co_name == "call" and call.file == shell.__file__
-
-
 def start(session: Session) -> None:
     lines = session.lines(LONG_STEPS_FILE)
     long_steps = LongSteps(session.loop, session.sites, session.shell, session.budget, lines)
-    session.listen("long_steps", optimizer_began=long_steps.note_update)
-    session.on_end("long_steps", long_steps.stop)
+    session.attach("long_steps", long_steps)

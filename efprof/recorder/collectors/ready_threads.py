@@ -33,7 +33,8 @@ FIRST_STEP = 5
 
 class ReadyThreads:
     def __init__(self, loop: Loop, sites: Sites, budget: Budget, note: Note) -> None:
-        self._loop, self._sites, self._budget, self._note, self._site = loop, sites, budget, note, ""
+        self._loop, self._sites, self._budget, self._note = loop, sites, budget, note
+        self._site: str | None = None
         self._due, self._cost_ns = FIRST_STEP, 1_000_000
         self._last_ns, self._last = 0, Times()
         self._began_ns, self._first = time.perf_counter_ns(), seconds_of_cores(times_of_threads())
@@ -43,7 +44,7 @@ class ReadyThreads:
         if self._loop.thread.ident != NO_THREAD:  # as it is in a data worker, where torch sets one thread
             self._site = self._sites.of_caller() or self._site
 
-    def finish(self, *_: object) -> None:
+    def step_ended(self, *_: object) -> None:
         began, step = time.perf_counter_ns(), self._loop.number
         if step < self._due or not self._budget.affords_count(self._cost_ns):
             return
@@ -61,7 +62,7 @@ class ReadyThreads:
                 cores=f"{host.name_hash} {cores}",
                 num_cores=host.num_cpus,
                 num_threads=torch.get_num_threads(),
-                site=self._site or None,
+                site=self._site,
                 ready=float(ran + waited),
                 waiting=float(waited),
                 children=float(children_ran + children_waited),
@@ -82,7 +83,7 @@ def start(session: Session) -> None:
         return
     threads = ReadyThreads(session.loop, session.sites, session.budget, session.note)
     session.before(torch, "set_num_threads", "ready_threads", threads.set_by_user)
-    session.listen("ready_threads", step_ended=threads.finish)
+    session.attach("ready_threads", threads)
 
 
 def times_of_threads() -> Times:

@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 class TrainingSamples:
-    """Has a thread that samples between `begin` and `end` of a step, and waits otherwise.
+    """Has a thread that samples between the begin and the end of a step, and waits otherwise.
 
     A sample counts for the time since the one before: C code may hold Python's lock for long.
     """
@@ -67,7 +67,7 @@ class TrainingSamples:
         self._of_step: Counter[Place | None] = Counter()
         self._ns: Counter[Place | None] = Counter()
 
-    def begin(self, step: OpenStep) -> None:
+    def step_began(self, step: OpenStep) -> None:
         self._pause()  # a step that trained nothing has no end
         if step.number < FIRST_STEP or self._num_samples >= MAX_SAMPLES:
             return
@@ -79,7 +79,7 @@ class TrainingSamples:
         sys.setswitchinterval(TURN_S)
         self._is_on.set()
 
-    def end(self, _: OpenStep, record: StepRecord) -> None:
+    def step_ended(self, _: OpenStep, record: StepRecord) -> None:
         if not self._pause() or record.window is not None:
             return
         self._ns.update(dict(self._of_step))  # the thread may be about to add its last
@@ -91,7 +91,7 @@ class TrainingSamples:
         elif self._num_samples >= max(PER_STEP, 2 * self._num_written):
             self.write()
 
-    def drop(self, *_: object) -> None:
+    def step_dropped(self, *_: object) -> None:
         self._pause()
 
     def stop(self) -> None:
@@ -123,7 +123,7 @@ class TrainingSamples:
         )
         self._num_written = self._num_samples
 
-    def finish(self) -> None:
+    def at_end(self) -> None:
         self.stop()
         if self._num_samples > self._num_written:
             self.write()
@@ -142,14 +142,11 @@ class TrainingSamples:
             self._is_on.wait()
             time.sleep(self._period_s * self._random.uniform(0.5, 1.5))
             if self._is_on.is_set():
-                self._add(self._place())
-
-    def _add(self, place: Place | None) -> None:
-        if self._is_on.is_set():
-            now = time.perf_counter_ns()
-            self._of_step[place] += now - self._last_ns
-            self._last_ns = now
-            self._num_of_step += 1
+                place, now = self._place(), time.perf_counter_ns()
+                if self._is_on.is_set():  # the step is not over
+                    self._of_step[place] += now - self._last_ns
+                    self._last_ns = now
+                    self._num_of_step += 1
 
     def _place(self) -> Place | None:
         """None of what no line of the user's has called, and of the recorder."""
@@ -168,6 +165,5 @@ class TrainingSamples:
 
 def start(session: Session) -> None:
     samples = TrainingSamples(session.loop, session.sites, session.budget, session.note, session.shell)
-    session.listen("training_samples", step_began=samples.begin, step_ended=samples.end, step_dropped=samples.drop)
-    session.on_end("training_samples", samples.finish)
+    session.attach("training_samples", samples)
     os.register_at_fork(before=session.shell.guarded("training_samples", samples.stop))

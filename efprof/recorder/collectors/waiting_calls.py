@@ -119,9 +119,9 @@ class _WaitingCalls:
     def _note_read(self, call: str, caller: FrameType, spent_ns: int) -> None:
         file = caller.f_code.co_filename
         is_of_user = call == "print" or file.endswith(FORMATTING) or not file.startswith((_TORCH, _TRITON))
-        site = self._sites.of_caller(caller) if is_of_user else None
-        if site is not None and self._loop.step is not None:
-            count_call(self._loop.step.reads, site, call, spent_ns)
+        step = self._loop.step
+        if is_of_user and step is not None:
+            count_call(step.reads, self._sites.of_caller(caller), call, spent_ns)
 
     def _note_stall(self, call: str, caller: FrameType, spent_ns: int) -> None:
         for frame in callers(caller):
@@ -129,6 +129,6 @@ class _WaitingCalls:
                 return  # a function of the recorder's, which all run guarded, made the call, or torch's own tuning
             if self._sites.is_user_code(frame.f_code):
                 break
-        site = self._sites.of_caller(caller)
-        if site is not None and self._loop.step is not None:
-            count_call(self._loop.step.stalls, site, call, spent_ns)
+        step = self._loop.step
+        if step is not None:
+            count_call(step.stalls, self._sites.of_caller(caller), call, spent_ns)

@@ -4,7 +4,6 @@ Reading a process takes 6 ms and more: it is done when workers were started, at 
 within the budget, and before workers that were read end.
 """
 
-import dis
 import multiprocessing
 import os
 import sys
@@ -27,7 +26,7 @@ from efprof.artifacts.readings import (
     ProcessMemory,
 )
 from efprof.recorder.budget.sampling import Budget
-from efprof.recorder.holders.variables import CONTAINERS, PLAIN, PROGRAM, attributes_of
+from efprof.recorder.holders.variables import PLAIN, PROGRAM, attributes_of, base_of, binding_lines
 from efprof.recorder.hooks.loop_hooks import NUMBER
 from efprof.recorder.launch.machine import descendants_of
 from efprof.recorder.loop.loop import Loop
@@ -71,7 +70,7 @@ class WorkerMemory:
         self._due = FIRST_STEP
         self._cost_ns = 0
 
-    def started(self, loader: Any, iterator: Any) -> None:
+    def loader_started(self, loader: Any, iterator: Any) -> None:
         number = getattr(iterator, NUMBER, None)
         if number is None or not isinstance(iterator, _MultiProcessingDataLoaderIter):
             return
@@ -82,7 +81,7 @@ class WorkerMemory:
             self._look_at(loader.dataset, number, iterator)
             self._sample()  # before they have read much
 
-    def finish(self, *_: object) -> None:
+    def step_ended(self, *_: object) -> None:
         is_due = self._iterators and self._loop.number >= self._due
         if is_due and self._budget.affords(self._cost_ns):
             self._sample()
@@ -131,19 +130,14 @@ class WorkerMemory:
     def _line_that_sets(self, holder: Any, name: str) -> str | None:
         """The last one in the user's code of its class: what an attribute begins with is set before."""
         members = (member for kind in type(holder).__mro__ for member in vars(kind).values())
-        codes = [
-            one.__code__ for one in members if isinstance(one, FunctionType) and self._sites.is_user_code(one.__code__)
-        ]
+        codes = [one.__code__ for one in members if isinstance(one, FunctionType)]
         lines = [
-            (one.positions.lineno, code)
+            found
             for code in codes
-            for one in dis.get_instructions(code)
-            if (one.opname, one.argval) == ("STORE_ATTR", name) and one.positions and one.positions.lineno
+            if self._sites.is_user_code(code)
+            for found in binding_lines(code, name, frozenset({"STORE_ATTR"}))
         ]
-        if not lines:
-            return None
-        line, code = max(lines, key=lambda one: one[0])
-        return self._sites.of_line(code, line)
+        return self._sites.of_line(*max(lines, key=lambda one: one[1])) if lines else None
 
 
 def start(session: Session) -> None:
@@ -153,7 +147,7 @@ def start(session: Session) -> None:
     lines = session.lines(WORKER_MEMORY_FILE)
     workers = WorkerMemory(session.loop, session.sites, session.budget, lines)
     session.before(_MultiProcessingDataLoaderIter, "_shutdown_workers", "worker_memory", workers.ending)
-    session.listen("worker_memory", loader_started=workers.started, step_ended=workers.finish)
+    session.attach("worker_memory", workers)
 
 
 def read_process(pid: int, loader: int | None = None, worker: int | None = None) -> ProcessMemory | None:
@@ -231,7 +225,7 @@ def _entries(value: Any, number: int) -> tuple[list[Any], int] | None:
 
     Those of a list are evenly spaced; of a dict each key comes before its value.
     """
-    kind: Any = next((base for base in CONTAINERS if issubclass(type(value), base)), None)
+    kind = base_of(value)
     if type(value) is np.ndarray and value.dtype == object:
         kind, value = np.ndarray, value.reshape(-1)
     if kind is None:

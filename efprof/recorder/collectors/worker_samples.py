@@ -101,7 +101,7 @@ class SampledLoop:
     def _started(self, folder: RankFolder, shell: Shell) -> "Sampler":
         assert self.loader is not None
         files = WorkerFiles(folder, self._trained_by)
-        sites = Sites(Path(self._root), files.write)
+        sites = Sites(Path(self._root), files.texts.append)
         sites.own_package = self._own_package
         sampler = Sampler(self.loader, sites, files)
         sampler.start(shell)
@@ -114,20 +114,18 @@ class WorkerFiles:
     def __init__(self, folder: RankFolder, trained_by: int) -> None:
         self._folder, self._trained_by = folder, trained_by
         self._samples, self._sources = LineWriter(folder, WORKER_SAMPLES_FILE), LineWriter(folder, SOURCES_FILE)
-        self._texts: list[SourceText] = []
-
-    def write(self, record: SourceText) -> None:
-        self._texts.append(record)
+        self.texts: list[SourceText] = []
+        """Of the files that samples name, as far as they are not written."""
 
     def write_samples(self, record: WorkerSamples) -> None:
         """And the texts of the files that it names, which the workers of an epoch before may have written."""
         self._samples.write(record)
-        if self._folder.join(self._trained_by) and self._texts:
+        if self._folder.join(self._trained_by) and self.texts:
             known = read_sources(self._folder.path)
-            for text in self._texts:
+            for text in self.texts:
                 if text.file not in known:
                     self._sources.write(text)
-            self._texts.clear()
+            self.texts.clear()
 
 
 class Sampler:

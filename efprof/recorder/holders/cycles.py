@@ -55,7 +55,7 @@ class Cycles:
         elif self._before is not None:
             self._stopped(info["generation"])
 
-    def finish(self, _: object, record: StepRecord) -> None:
+    def step_ended(self, _: object, record: StepRecord) -> None:
         """Look at a step whose garbage nobody has freed yet, and write what there is for a process that is killed."""
         is_apart = record.step >= self._last_apart + STEPS_APART
         if self._num_apart >= self._due_at and is_apart and record.window is None:
@@ -83,12 +83,10 @@ class Cycles:
         freed = before - self._memory.read()[0]
         now = time.perf_counter_ns()
         self._due_ns = now + round(2 * (now - began_ns) / READING_SHARE)
-        self._found.num_read += 1
-        if freed >= max(MIN_FREED_BYTES, MIN_FREED_SHARE * before):
-            self._note(generation, before, freed)
-
-    def _note(self, generation: int, before: int, freed: int) -> None:
         step, found = self._loop.number, self._found
+        found.num_read += 1
+        if freed < max(MIN_FREED_BYTES, MIN_FREED_SHARE * before):
+            return
         found.num_large += 1
         self._generation = generation
         if step >= self._last_apart + STEPS_APART:
@@ -121,5 +119,5 @@ def start(session: Session) -> None:
             gc.callbacks.remove(called)
 
     session.undo_at_end([remove])
-    session.listen("cycles", step_ended=cycles.finish)
+    session.attach("cycles", cycles)
     session.on_end("cycles", cycles.write)

@@ -113,16 +113,14 @@ class _Search:
 
     def _starts(self) -> list[list[Any]]:
         """The user's objects by what they are; those of libraries where there are none."""
-        starts: dict[tuple[str, str | None], list[Any]] = {}
-        foreign: dict[tuple[str, str | None], list[Any]] = {}
+        alike: dict[tuple[str, str | None], list[Any]] = {}
         for value in self._objects:
-            self._time_limit.check_sometimes()
+            self._time_limit.check()
             if issubclass(type(value), (ModuleType, BuiltinFunctionType)) or self._is_between(value):
                 continue
-            file = self._file_of(value)
-            of_kind = foreign if file is None else starts
-            of_kind.setdefault((_owner_of(value), file), []).append(value)
-        return sorted((starts or foreign).values(), key=lambda values: -len(values))[:MAX_KINDS]
+            alike.setdefault((_owner_of(value), self._file_of(value)), []).append(value)
+        of_user = [values for (_, file), values in alike.items() if file is not None]
+        return sorted(of_user or alike.values(), key=len, reverse=True)[:MAX_KINDS]
 
     def _ring(self, start: Any) -> list[Any]:
         """The shortest way from an object back to itself; nothing where there is none."""
@@ -130,7 +128,7 @@ class _Search:
         todo = deque([start])
         while todo:
             value = todo.popleft()
-            self._time_limit.check_sometimes()
+            self._time_limit.check()
             for referent in self._referents(value):
                 if referent is start:
                     way, here = [], id(value)
@@ -152,7 +150,7 @@ class _Search:
         seen, todo = {id(value) for value in ring}, list(ring)
         while todo:
             value = todo.pop()
-            self._time_limit.check_sometimes()
+            self._time_limit.check()
             if issubclass(type(value), torch.Tensor):
                 held.add([value])
             for referent in self._referents(value):

@@ -79,7 +79,8 @@ class WatchedValue:
     told: Watched
     times: Counter[tuple[Line, How]] = field(default_factory=Counter)
     entries: Counter[tuple[Line, How]] = field(default_factory=Counter)
-    states: list["State"] = field(default_factory=list)
+    last: dict[Callable[[], Measured], Measured] = field(default_factory=dict)
+    """What is compared after each event, of a container or of what has a name, and what it was last."""
     variables: list["Variable"] = field(default_factory=list)
 
     @property
@@ -90,12 +91,10 @@ class WatchedValue:
     def note(self, line: Line, before: Measured, now: Measured) -> None:
         """By what was measured: a container got longer or shorter, or a name or an entry has another value."""
         old, new = before[1], now[1]
-        if old is None or new is None or old == new:
-            self.times[line, "bound"] += 1
-            return
-        how: How = "grew" if new > old else "shrank"
+        added = 0 if old is None or new is None else new - old
+        how: How = "grew" if added > 0 else "shrank" if added else "bound"
         self.times[line, how] += 1
-        self.entries[line, how] += abs(new - old)
+        self.entries[line, how] += abs(added)
 
 
 @dataclass(slots=True)
@@ -113,14 +112,6 @@ class Variable:
         self._last = now
 
 
-@dataclass(slots=True)
-class State:
-    """What is compared after each event, of a container or of what has a name."""
-
-    measure: Callable[[], Measured]
-    last: Measured
-
-
 def watched(told: Watched, containers: list[Any], names: list[tuple[Any, str]]) -> WatchedValue:
     """With all that is compared for it, and its local variables."""
     thing = WatchedValue(told)
@@ -135,7 +126,7 @@ def watched(told: Watched, containers: list[Any], names: list[tuple[Any, str]]) 
     for container in containers[-MAX_HANDLES:]:
         if id(container) not in named:
             measures.append(partial(_contained, container))
-    thing.states = [State(measure, measure()) for measure in measures]
+    thing.last = {measure: measure() for measure in measures}
     return thing
 
 
@@ -206,7 +197,7 @@ class GrowthWatch:
                     locals_of(frame)  # lets go of the copies that Python made for the tracer
         self._frames.clear()
         for thing in self._things:
-            thing.states.clear()
+            thing.last = {}  # another thread may be going through it
 
     def stop(self) -> None:
         """Trace no more, and blame no line for what is done from here on; another thread stops at its next call."""
@@ -216,24 +207,21 @@ class GrowthWatch:
 
     def result(self) -> Watch:
         for thing in self._things:
-            thing.told.changes = self._changes_of(thing)
+            thing.told.changes = [
+                Change(
+                    site=self._sites.of_line(line.code, line.number),
+                    how=how,
+                    times=times,
+                    entries=thing.entries[line, how],
+                    is_within_call=line.is_within_call,
+                )
+                for (line, how), times in thing.times.most_common()
+            ]
             if not thing.told.changes:  # a closure's cell tells as much at once
                 rebound = [self._rebound(variable) for variable in thing.variables if variable.times]
                 thing.told.changes = [change for change in rebound if change is not None]
             thing.variables.clear()
         return Watch(watched=[thing.told for thing in self._things])
-
-    def _changes_of(self, thing: WatchedValue) -> list[Change]:
-        return [
-            Change(
-                site=self._sites.of_line(line.code, line.number),
-                how=how,
-                times=times,
-                entries=thing.entries[line, how],
-                is_within_call=line.is_within_call,
-            )
-            for (line, how), times in thing.times.most_common()
-        ]
 
     def _rebound(self, variable: Variable) -> Change | None:
         binding = binding_lines(variable.frame.f_code, variable.name)
@@ -312,10 +300,11 @@ class GrowthWatch:
     def _check(self) -> None:
         """What has changed since the last event, the line did that had begun then."""
         for thing in self._things:
-            for state in thing.states:
-                before, now = state.last, state.measure()
+            last = thing.last
+            for measure, before in last.items():
+                now = measure()
                 if now != before:
-                    state.last = now
+                    last[measure] = now
                     if self._at is not None:
                         thing.note(self._at, before, now)
 

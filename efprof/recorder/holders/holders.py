@@ -7,7 +7,7 @@ and at the end. As far as the budget goes; with `--holders` regardless of it, wi
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 from weakref import WeakSet
@@ -63,11 +63,20 @@ class Holders:
     """
 
     def __init__(
-        self, loop: Loop, sites: Sites, budget: Budget, folder: RankFolder, note: Note, guard: Guard, *, is_asked: bool
+        self,
+        loop: Loop,
+        sites: Sites,
+        budget: Budget,
+        folder: RankFolder,
+        note: Note,
+        guard: Guard,
+        *,
+        is_asked: bool,
+        is_over: Callable[[], bool],
     ) -> None:
-        """Where it `is_asked` for, counts and watches are taken whatever they cost."""
+        """Where it `is_asked` for, counts and watches are taken whatever they cost; not once the program `is_over`."""
         self._loop, self._sites, self._budget, self._folder, self._note = loop, sites, budget, folder, note
-        self._guard, self._is_asked = guard, is_asked
+        self._guard, self._is_asked, self._is_over = guard, is_asked, is_over
         self._due = FIRST_COUNTS[0]
         self._cost_ns = FIRST_COST_NS
         self._num_counts = self._num_watches = self._num_restarts = 0
@@ -82,7 +91,7 @@ class Holders:
         self._loader: int | None = None
         self._is_loader_over = False
 
-    def finish(self, record: StepRecord, *, is_over: bool) -> None:
+    def step_ended(self, _: object, record: StepRecord) -> None:
         self._loader = record.loader
         is_traced = record.window is not None
         if self._watch is not None:
@@ -91,7 +100,7 @@ class Holders:
         if self._watch is not None or record.step + 1 < self._due:
             return
         # A profiler's window would note everything that a count does; once the program ends, its functions are over.
-        if is_traced or is_over or self._loop.has_compiled:
+        if is_traced or self._is_over() or self._loop.has_compiled:
             self._loop.sampling.want(record.step + 1, record.step + 2)
         else:
             self.count("step", record.step)
@@ -119,12 +128,16 @@ class Holders:
         step = self._loop.step or self._loop.steps.closed
         return step is not None and step.window is not None
 
+    def window_begins(self) -> None:
+        """It would record the tracer."""
+        self.stop_watching()
+
     def compilation_began(self) -> None:
         """A compiler runs a million of lines, each of them longer while it is watched."""
         if self._watch is not None:
             self._watch.stop()
 
-    def end(self) -> None:
+    def at_end(self) -> None:
         num_steps = self._loop.num_steps
         self.stop_watching()
         if num_steps >= FIRST_COUNTS[1] or (self._is_asked and num_steps):
@@ -205,7 +218,6 @@ class Holders:
                     self._loop.sampling.want(number + 1, number + 2)
 
     def stop_watching(self) -> None:
-        """Enough was seen, or a window begins, which would record the tracer."""
         if (watch := self._let_go()) is not None:
             watch.end()
             self._budget.spend("watches", watch.spent_ns)
@@ -256,12 +268,7 @@ class Holders:
 class HolderCount:
     """One walk from the user's variables; `held` maps scope and path to what was found there."""
 
-    def __init__(
-        self,
-        sites: Sites,
-        on_container: Callable[[Any, Place], None] | None = None,
-        iterators: Iterable[Any] = (),
-    ) -> None:
+    def __init__(self, sites: Sites, on_container: Callable[[Any, Place], None], iterators: list[Any]) -> None:
         self.held: dict[Key, Held] = {}
         self.is_partial = False
         self._sites = sites
@@ -339,24 +346,18 @@ def start(session: Session) -> None:
         return
     guard, is_asked = session.shell.guard("holders"), bool(session.options.holders)
     holders = Holders(
-        session.loop, session.sites, session.budget, session.rank_folder, session.note, guard, is_asked=is_asked
+        session.loop,
+        session.sites,
+        session.budget,
+        session.rank_folder,
+        session.note,
+        guard,
+        is_asked=is_asked,
+        is_over=lambda: session.is_ended,
     )
-
-    def finish(_: object, record: StepRecord) -> None:
-        holders.finish(record, is_over=session.is_ended)
-
     session.shell.when_stopped("holders", holders.abandon_watch)
     os.register_at_fork(after_in_child=holders.abandon_watch)
-    session.on_end("holders", holders.end)
-    session.listen(
-        "holders",
-        step_ended=finish,
-        compilation_began=holders.compilation_began,
-        window_begins=holders.stop_watching,
-        loader_ended=holders.loader_ended,
-        loader_started=holders.loader_started,
-        loader_began=holders.loader_began,
-    )
+    session.attach("holders", holders)
 
 
 def _size(counted: Counted) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from torch._C._autograd import SavedTensor
 
 from efprof.artifacts.holders import Counted
 from efprof.recorder.holders.variables import CONTAINERS, base_of
-from efprof.recorder.numbers.step_numbers import feeders_of
+from efprof.recorder.numbers.step_numbers import feeders_of, saved_names
 
 MAX_GRAPH_NODES = 20_000
 """Per holder; walking them takes about 50 ms."""
@@ -38,13 +38,9 @@ Node = tuple[tuple[Storage, ...], tuple[Any, ...]]
 
 _OF_LEAVES = 2**64 - 1
 """The number of nodes that are no operation's, but add up a leaf's gradient."""
-_LEAF = "variable"
 _SAVED = "_raw_saved_"
 """To read `_saved_self` instead would call the program's function that unpacks it: a checkpoint's runs the forward pass
 once more."""
-
-_names: dict[str, tuple[str, ...]] = {}
-"""By the name of a kind of node, which attributes of such nodes keep tensors."""
 
 
 class TimeLimitReached(Exception):
@@ -62,13 +58,9 @@ class TimeLimit:
     _num_calls: int = 0
 
     def check(self) -> None:
-        if time.thread_time() > self.limit:
+        """Now and then: between things that are small, to ask for the time, a microsecond, takes as long as they do."""
+        if self._num_calls % CALLS_PER_CHECK == 0 and time.thread_time() > self.limit:
             raise TimeLimitReached
-
-    def check_sometimes(self) -> None:
-        """The same between things so small that to ask for the time, a microsecond, takes as long: now and then."""
-        if self._num_calls % CALLS_PER_CHECK == 0:
-            self.check()
         self._num_calls += 1
 
 
@@ -157,7 +149,7 @@ class Held:
                 continue
             self._nodes.add(node)
             self.counted.graph_nodes = len(self._nodes)
-            time_limit.check_sometimes()
+            time_limit.check()
             storages, following = read_node(node, known)
             for storage in storages:
                 self.counted.graph_bytes += self._bytes_of(*storage)
@@ -237,13 +229,9 @@ def storage_of(tensor: torch.Tensor) -> Storage | None:
 
 
 def storages_of(node: Any) -> tuple[Storage, ...]:
-    names = _names.get(node.name())
-    if names is None:
-        names = tuple(name for name in dir(node) if name.startswith(_SAVED) or name == _LEAF)
-        _names[node.name()] = names
-    kept: list[Any] = []
-    for name in names:
-        kept += _leaf_and_gradient(node.variable) if name == _LEAF else _saved(node, name)
+    kept = _leaf_and_gradient(getattr(node, "variable", None))
+    for name in saved_names(node, _SAVED):
+        kept += _saved(node, name)
     return tuple([storage for one in kept if (storage := storage_of(one)) is not None]) if kept else ()
 
 

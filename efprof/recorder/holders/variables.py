@@ -55,7 +55,7 @@ _INNER: dict[type[Any], str] = {
 }
 """Containers written in Python, and the attribute in which they have what they contain."""
 
-_STORES = frozenset(
+STORES = frozenset(
     {"STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST"}
 )
 
@@ -121,9 +121,9 @@ def is_filled(cell: CellType) -> bool:
     return True
 
 
-def base_of(container: Any) -> Any:
-    """The built-in class whose methods tell of it without running code of the user's."""
-    return next(base for base in CONTAINERS if issubclass(type(container), base))
+def base_of(value: Any) -> Any:
+    """The built-in class whose methods tell of a container without running code of the user's; None of what is none."""
+    return next((base for base in CONTAINERS if issubclass(type(value), base)), None)
 
 
 def may_read_locals(code: CodeType) -> bool:
@@ -223,7 +223,7 @@ def is_plain_data(elements: Sequence[Any]) -> bool:
     return False
 
 
-def binding_lines(code: CodeType, name: str) -> set[tuple[CodeType, int]]:
+def binding_lines(code: CodeType, name: str, stores: frozenset[str] = STORES) -> set[tuple[CodeType, int]]:
     """Code and line of each statement of a function, and of those within it, that binds the name, by its bytecode."""
     found = set()
     for one in [code, *_within(code, name)]:
@@ -231,8 +231,11 @@ def binding_lines(code: CodeType, name: str) -> set[tuple[CodeType, int]]:
         for instruction in dis.get_instructions(one):
             if instruction.positions is not None and instruction.positions.lineno is not None:
                 line = instruction.positions.lineno
-            if name in _bound_by(instruction):
-                found.add((one, line))
+            if instruction.opname in stores:
+                # From Python 3.13 on one instruction may bind two names, or bind one and load another.
+                names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+                if name in (names[:1] if instruction.opname == "STORE_FAST_LOAD_FAST" else names):
+                    found.add((one, line))
     return found
 
 
@@ -242,11 +245,3 @@ def _within(code: CodeType, name: str) -> Iterator[CodeType]:
         if isinstance(constant, CodeType) and name in constant.co_freevars:
             yield constant
             yield from _within(constant, name)
-
-
-def _bound_by(instruction: dis.Instruction) -> tuple[str, ...]:
-    """From Python 3.13 on one instruction may bind two names, or bind one and load another."""
-    if instruction.opname not in _STORES:
-        return ()
-    names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-    return names[:1] if instruction.opname == "STORE_FAST_LOAD_FAST" else names

@@ -33,16 +33,14 @@ class _Kind(NamedTuple):
     """How things of one type are visited; `has_names` for their contents, or is one more layer of a container."""
 
     visit: _Visitor | None
-    has_names: bool = True
+    has_names: bool = False
 
 
 class Walk:
     """Visits one variable after another; what was reached from an earlier one counts there alone."""
 
-    def __init__(
-        self, sites: Sites, time_limit: TimeLimit, on_container: Callable[[Any, Place], None] | None = None
-    ) -> None:
-        """`note_container` is told of each container and its place."""
+    def __init__(self, sites: Sites, time_limit: TimeLimit, on_container: Callable[[Any, Place], None]) -> None:
+        """`on_container` is told of each container and its place."""
         self.held: dict[Key, Held] = {}
         self.seen: set[int] = set()
         self.running: set[int] = set()
@@ -50,7 +48,7 @@ class Walk:
         self._file_of: Callable[..., str | None] = functools.cache(functools.partial(user_file_of, sites=sites))
         """The user's file that defines a class; None for what a library defines."""
         self._time_limit = time_limit
-        self._on_container = on_container or (lambda *_: None)
+        self._on_container = on_container
         self._kind: Callable[..., _Kind] = functools.cache(self._new_kind)
         self._todo: deque[tuple[_Visitor, Any, Place]] = deque()
         """What was met and not gone into yet: nearer things first, and a chain of any length needs no deep stack."""
@@ -69,7 +67,7 @@ class Walk:
         self._visit_names(scope, owner, file, {name: value}, within)
         try:
             while self._todo:
-                self._time_limit.check_sometimes()
+                self._time_limit.check()
                 visit, value, place = self._todo.popleft()
                 visit(value, place)
         except TimeLimitReached:
@@ -127,24 +125,24 @@ class Walk:
 
     def _new_kind(self, kind: type[Any]) -> _Kind:
         if kind in variables.CODE:
-            return _Kind(self._visit_code)
+            return _Kind(self._visit_code, has_names=True)
         if kind is variables.LRU_CACHE:
-            return _Kind(self._visit_cache, has_names=False)
+            return _Kind(self._visit_cache)
         if issubclass(kind, (torch.Tensor, *variables.NOT_DATA)) or str(getattr(kind, "__module__", "")).startswith(
             "efprof.recorder."
         ):
-            return _Kind(None, has_names=False)  # a variable may hold the recording: what that keeps is ours
+            return _Kind(None)  # a variable may hold the recording: what that keeps is ours
         if issubclass(kind, variables.COLLECTIONS):
-            return _Kind(self._visit_elements, has_names=False)
+            return _Kind(self._visit_elements)
         if issubclass(kind, dict):
-            return _Kind(self._visit_entries, has_names=False)
+            return _Kind(self._visit_entries)
         if issubclass(kind, BaseException):
-            return _Kind(self._visit_error, has_names=False)
+            return _Kind(self._visit_error)
         if variables.inner_name(kind):
-            return _Kind(self._visit_container, has_names=False)
+            return _Kind(self._visit_container)
         if kind.__dictoffset__ or variables.slots_of(kind):
-            return _Kind(self._visit_attributes)
-        return _Kind(self._visit_contents, has_names=False)
+            return _Kind(self._visit_attributes, has_names=True)
+        return _Kind(self._visit_contents)
 
     def _visit_code(self, value: Any, place: Place) -> None:
         """Go to the variables that the user's own functions, generators and classes keep."""

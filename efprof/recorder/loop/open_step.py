@@ -93,10 +93,12 @@ class OpenStep:
         return self.num_backwards > 0 or self.num_gradient_calls > 0
 
 
-def count_call(calls: dict[tuple[str, str], SiteCalls], site: str, call: str, spent_ns: int) -> None:
-    called = calls.setdefault((site, call), SiteCalls(site=site, call=call, count=0, us=0.0))
-    called.count += 1
-    called.us += spent_ns / 1000
+def count_call(calls: dict[tuple[str, str], SiteCalls], site: str | None, call: str, spent_ns: int) -> None:
+    """Nothing where no line of the user's made it."""
+    if site is not None:
+        called = calls.setdefault((site, call), SiteCalls(site=site, call=call, count=0, us=0.0))
+        called.count += 1
+        called.us += spent_ns / 1000
 
 
 def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> StepRecord:

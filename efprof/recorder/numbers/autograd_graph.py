@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from efprof.artifacts.events import BadParameter, SuspectOperation
-from efprof.recorder.numbers.step_numbers import feeders_of, living, nodes_behind, nodes_of, read_value
+from efprof.recorder.numbers.step_numbers import feeders_of, living, nodes_behind, nodes_of, read_value, saved_names
 
 MAX_NODES = 100_000
 """A walk of this many nodes takes about a second, once in a run; a longer graph is cut off."""
@@ -36,17 +36,20 @@ def _is_bad_power(node: Any, base: torch.Tensor) -> torch.Tensor:
 
 
 SINGULARITIES: dict[str, Singularity] = {
-    "LogBackward0": Singularity("self", lambda _, x: x <= 0, "arguments that are zero or negative"),
-    "Log2Backward0": Singularity("self", lambda _, x: x <= 0, "arguments that are zero or negative"),
-    "Log10Backward0": Singularity("self", lambda _, x: x <= 0, "arguments that are zero or negative"),
+    **dict.fromkeys(
+        ("LogBackward0", "Log2Backward0", "Log10Backward0"),
+        Singularity("self", lambda _, x: x <= 0, "arguments that are zero or negative"),
+    ),
     "Log1PBackward0": Singularity("self", lambda _, x: x <= -1, "arguments that are -1 or less"),
     "DivBackward0": Singularity("other", lambda _, divisor: divisor == 0, "divisors that are zero"),
     "ReciprocalBackward0": Singularity("result", _is_bad_itself, "reciprocals of zero"),
     "SqrtBackward0": Singularity("result", _is_bad_itself, "roots of negative numbers"),
     "RsqrtBackward0": Singularity("result", _is_bad_itself, "inverse roots of zero or less"),
     "ExpBackward0": Singularity("result", _is_bad_itself, "exponentials that overflow"),
-    "AcosBackward0": Singularity("self", lambda _, x: x.abs() > 1, "arguments outside -1 to 1"),
-    "AsinBackward0": Singularity("self", lambda _, x: x.abs() > 1, "arguments outside -1 to 1"),
+    **dict.fromkeys(
+        ("AcosBackward0", "AsinBackward0"),
+        Singularity("self", lambda _, x: x.abs() > 1, "arguments outside -1 to 1"),
+    ),
     "PowBackward0": Singularity("self", _is_bad_power, "bases whose power is not finite"),
     "PowBackward1": Singularity("result", _is_bad_itself, "powers that are not finite"),
     "SoftmaxBackward0": Singularity("result", _is_bad_itself, "rows in which every score is -inf"),
@@ -66,6 +69,7 @@ STEEP: dict[str, str] = {
 """Operations that are finite where their slope is infinite, and where that is."""
 
 
+@torch.no_grad()
 def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation]:
     """The operations whose own inputs are finite and whose result is not, in order; else the first given bad data.
 
@@ -117,41 +121,27 @@ def _is_steep(node: Any) -> bool:
 
 
 def _bad_input(node: Any) -> torch.Tensor | None:
-    for name in _saved_names(node):
-        tensor = _saved_as_it_is(node, name) if name != "_saved_result" else None
-        if tensor is not None and tensor.is_floating_point() and not _is_finite(tensor.detach().clamp_min(0)):
+    for name in saved_names(node, "_saved_"):
+        tensor = _saved(node, name) if name != "_saved_result" else None
+        if tensor is not None and tensor.is_floating_point() and not _is_finite(tensor.clamp_min(0)):
             return tensor
     return None
 
 
-_NAMES: dict[str, list[str]] = {}
-
-
-def _saved_names(node: Any) -> list[str]:
-    if node.name() not in _NAMES:
-        _NAMES[node.name()] = [name for name in dir(node) if name.startswith("_saved_")]
-    return _NAMES[node.name()]
-
-
 def _singular(node: Any, sequence_start: int) -> SuspectOperation | None:
     singularity = SINGULARITIES.get(node.name())
-    operand = None if singularity is None else _saved(node, singularity.saved)
+    operand = None if singularity is None else _saved(node, f"_saved_{singularity.saved}")
     if singularity is None or operand is None or not operand.is_floating_point():
         return None
     if singularity.saved != "result" and not _is_finite(operand):
         return None
     num_bad = int(read_value(singularity.is_bad(node, operand).sum()))
-    results = [_saved(feeder, "result") for feeder in feeders_of(node)]
+    results = [_saved(feeder, "_saved_result") for feeder in feeders_of(node)]
     is_given_bad = any(one is not None and one.is_floating_point() and not _is_finite(one) for one in results)
     return None if num_bad == 0 or is_given_bad else _suspect(node, sequence_start, singularity.words, num_bad, operand)
 
 
 def _saved(node: Any, name: str) -> torch.Tensor | None:
-    tensor = _saved_as_it_is(node, f"_saved_{name}")
-    return None if tensor is None else tensor.detach()
-
-
-def _saved_as_it_is(node: Any, name: str) -> torch.Tensor | None:
     """It requires a gradient where it was computed, or is a parameter."""
     try:
         tensor = getattr(node, name, None)

@@ -16,7 +16,7 @@ from efprof.artifacts.events import GradientClearing
 from efprof.recorder.budget.sampling import FIRST_STEPS
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.numbers.late_values import Send, on_device
+from efprof.recorder.numbers.late_values import LateValues, on_device
 from efprof.recorder.numbers.step_numbers import is_plain, is_read_late, outside_modes, parameters_of, read_value
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Guard, Note
@@ -102,25 +102,38 @@ class Watched:
         return len(self.were_kept) == NUM_STEPS
 
 
+def _quietly(listener: Callable[..., None]) -> Callable[..., None]:
+    """The program's modes, and its graphs, see nothing of what is computed here."""
+
+    def call(*args: object) -> None:
+        with outside_modes(), torch.no_grad():
+            listener(*args)
+
+    return call
+
+
 class ClearingWatch:
     """Listens until steps may be light; holds no optimizer, and no tensor of the program's."""
 
-    def __init__(self, loop: Loop, sites: Sites, send: Send, note: Note, guard: Guard) -> None:
-        self._loop, self._sites, self._send, self._note, self._guard = loop, sites, send, note, guard
+    def __init__(self, loop: Loop, sites: Sites, late: LateValues, note: Note, guard: Guard) -> None:
+        self._loop, self._sites, self._late, self._note, self._guard = loop, sites, late, note, guard
         self._watched: WeakKeyDictionary[torch.optim.Optimizer, Watched] = WeakKeyDictionary()
 
-    def note_backward(self, step: OpenStep, *_: object) -> None:
+    @_quietly
+    def backward_began(self, step: OpenStep, *_: object) -> None:
         for optimizer, watched in self._counting(step):
             if not watched.is_within_pass and self._look(step, optimizer, watched):
                 watched.passes.append((step.backward_site, watched.num_others))
 
-    def note_end(self) -> None:
+    @_quietly
+    def backward_ended(self) -> None:
         if (step := self._loop.step) is not None:
             for optimizer, watched in self._counting(step):
                 if watched.is_within_pass:
                     self._look(step, optimizer, watched)
 
-    def note_step(self, step: OpenStep, stepping: torch.optim.Optimizer) -> None:
+    @_quietly
+    def optimizer_began(self, step: OpenStep, stepping: torch.optim.Optimizer) -> None:
         for optimizer, watched in self._counting(step):
             if optimizer is not stepping:
                 watched.num_others += 1
@@ -154,22 +167,15 @@ class ClearingWatch:
         told = [torch.stack(watched.were_kept + watched.were_added_to).all(), *watched.differ[1::2]]
         watched.is_settled, watched.rows = True, ()
 
-        def judge(are_kept: float, *have_added: float) -> None:
+        def judge(values: list[float]) -> None:
+            are_kept, *have_added = values
             if are_kept:
                 self._tell(step, watched, "kept", site, list(compress(passes, have_added)))
 
         if told[0].is_cpu:
-            judge(*map(read_value, told))
-            return
-        answer = self._send([on_device(one) for one in told])
-
-        def arrives() -> bool:
-            if values := answer():
-                judge(*values)
-            return values != []
-
-        guarded = self._guard(arrives)
-        step.late.append(lambda: guarded() is not False)
+            judge([read_value(one) for one in told])
+        else:
+            self._late.owe(step.late, [on_device(one) for one in told], self._guard(judge))
 
     def _tell(
         self, step: OpenStep, watched: Watched, outcome: Outcome, site: str | None = None, adding: Sequence[Pass] = ()
@@ -189,24 +195,8 @@ class ClearingWatch:
 
 
 def start(session: Session) -> None:
-    send, guard = session.late_values.send, session.shell.guard(COLLECTOR)
-    watch = ClearingWatch(session.loop, session.sites, send, session.note, guard)
-    session.listen(
-        COLLECTOR,
-        backward_began=_quietly(watch.note_backward),
-        backward_ended=_quietly(watch.note_end),
-        optimizer_began=_quietly(watch.note_step),
-    )
-
-
-def _quietly(listener: Callable[..., None]) -> Callable[..., None]:
-    """The program's modes, and its graphs, see nothing of what is computed here."""
-
-    def call(*args: object) -> None:
-        with outside_modes(), torch.no_grad():
-            listener(*args)
-
-    return call
+    late, guard = session.late_values, session.shell.guard(COLLECTOR)
+    session.attach(COLLECTOR, ClearingWatch(session.loop, session.sites, late, session.note, guard))
 
 
 def _row(parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:

@@ -30,6 +30,9 @@ class OnDevice(NamedTuple):
 
 Send = Callable[[Sequence[OnDevice]], Answer]
 
+Late = list[Callable[[], bool]]
+"""What a step waits for: each says whether it has come, or never will."""
+
 
 def on_device(value: torch.Tensor) -> OnDevice:
     return OnDevice(value.detach().reshape(()), torch.cuda.current_stream(value.device))
@@ -58,6 +61,17 @@ class LateValues:
             return told
 
         return arrived
+
+    def owe(self, late: Late, values: Sequence[OnDevice], take: Callable[[list[float]], None]) -> None:
+        """Have `take`, which is harmless, called with them once they have come; a step waits for it by its `late`."""
+        answer = self.send(values)
+
+        def has_come() -> bool:
+            if told := answer():
+                take(told)
+            return told != []
+
+        late.append(has_come)
 
     def _copy(self, values: Sequence[OnDevice]) -> Answer:
         row, places, events = self._row(), list[int](), []

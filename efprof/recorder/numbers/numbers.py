@@ -3,6 +3,7 @@ without waiting.
 """
 
 import contextlib
+import functools
 import math
 import weakref
 from collections import Counter
@@ -15,9 +16,10 @@ from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord, spelled
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.numbers.autograd_graph import find_bad_parameter, find_steep, find_suspects
-from efprof.recorder.numbers.late_values import OnDevice, Send, on_device
+from efprof.recorder.numbers.late_values import LateValues, OnDevice, on_device
 from efprof.recorder.numbers.step_numbers import (
     ScaledLosses,
+    StepNumbers,
     device_norms,
     fill_norm,
     global_norm,
@@ -25,11 +27,11 @@ from efprof.recorder.numbers.step_numbers import (
     is_plain,
     is_read_late,
     is_set,
-    late_numbers,
     learning_rate_of,
     outside_modes,
     parameters_of,
     read_value,
+    root_of_squares,
     weighted_losses,
 )
 from efprof.recorder.session.session import Session
@@ -47,9 +49,15 @@ down to 1 by then, and what overflows there is the training's own."""
 
 class Numbers:
     def __init__(
-        self, *, scaled: ScaledLosses, sites: Sites, send: Send, tell: Callable[[NonFiniteSeen], None], guard: Guard
+        self,
+        *,
+        scaled: ScaledLosses,
+        sites: Sites,
+        late: LateValues,
+        tell: Callable[[NonFiniteSeen], None],
+        guard: Guard,
     ) -> None:
-        self._scaled, self._sites, self._send, self._tell, self._guard = scaled, sites, send, tell, guard
+        self._scaled, self._sites, self._late, self._tell, self._guard = scaled, sites, late, tell, guard
         self._has_searched = False
         self._loss: weakref.ref[torch.Tensor] | None = None
         self._clipped: list[tuple[torch.Tensor, set[int]]] = []
@@ -61,7 +69,7 @@ class Numbers:
         self._num_bad_reads: Counter[bool] = Counter()
         """By whether the optimizer was skipped: a scaler that finds its scale uses up nothing of the others."""
 
-    def note_loss(self, step: OpenStep, tensors: Any, gradients: Any, *_: object) -> None:
+    def backward_began(self, step: OpenStep, tensors: Any, gradients: Any, *_: object) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
         self._clipped.clear()  # what is clipped next may be the same gradients, to which others were added
         opened = step.numbers
@@ -96,12 +104,12 @@ class Numbers:
                     values.append(on_device(copied if gradient is None else copied * gradient.detach().reshape(())))
         return values
 
-    def note_clip(self, norm: torch.Tensor, clipped: Any) -> None:
+    def clipped(self, norm: torch.Tensor, clipped: Any) -> None:
         if type(norm) is torch.Tensor:
             parameters = [clipped] if isinstance(clipped, torch.Tensor) else clipped
             self._clipped.append((norm, {id(one.grad) for one in parameters if one.grad is not None}))
 
-    def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
+    def optimizer_began(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         opened = step.numbers
         # An optimizer that was given this flag skips a bad step by itself, on the device.
         found_inf = getattr(optimizer, "found_inf", None)
@@ -156,7 +164,7 @@ class Numbers:
                     opened.device_norms += (on_device(one if scale is None else one / scale.to(one.device)),)
                     opened.may_be_bad += (self._is_finding_scale(),)
 
-    def finish(self, step: OpenStep, record: StepRecord) -> None:
+    def step_ended(self, step: OpenStep, record: StepRecord) -> None:
         self._clipped.clear()  # where `torch.autograd.grad` makes the gradients: others may have their `id`s by then
         opened, scale = step.numbers, step.numbers.scale
         if opened.num_gradients:
@@ -168,10 +176,32 @@ class Numbers:
         fill_norm(record, opened, None if opened.device_norms else opened.gradient_norm)
         if isinstance(scale, torch.Tensor) and scale.is_cpu:
             record.scaler_scale = float(read_value(scale))
-        if opened.device_losses or opened.device_norms or isinstance(scale, OnDevice):
-            late = late_numbers(record, opened, self._send, self._note_late)
-            fill = self._guard(late)
-            step.late.append(lambda: fill() is not False)
+        owed = [*opened.device_losses, *opened.device_norms, *([scale] if isinstance(scale, OnDevice) else [])]
+        if owed:
+            fill = self._guard(functools.partial(self._fill, record, opened))
+            self._late.owe(step.late, owed, fill)
+
+    def _fill(self, record: StepRecord, opened: StepNumbers, values: list[float]) -> None:
+        """With what the device tells: the losses, the norms, the scale.
+
+        Nothing is told of gradients that may be bad or that an optimizer skips itself. By now backward has freed the
+        graph that would show a birth.
+        """
+        num_losses, num_norms = len(opened.device_losses), len(opened.device_norms)
+        norms = values[num_losses : num_losses + num_norms]
+        loss = sum(values[:num_losses])
+        norm = root_of_squares((opened.gradient_norm or 0.0, *norms))
+        if num_losses:
+            record.loss = spelled(loss)
+        if num_norms:
+            fill_norm(record, opened, norm)
+        if isinstance(opened.scale, OnDevice):
+            record.scaler_scale = values[-1]
+        are_bad = (not (math.isfinite(one) or may) for one, may in zip(norms, opened.may_be_bad, strict=True))
+        if not math.isfinite(loss):
+            self.note_bad(record.step, loss, record.backward_site)
+        elif not opened.is_guarded and any(are_bad):
+            self.note_bad(record.step, norm, record.backward_site, "gradient")
 
     def _count_bad(self, step: OpenStep, gradients: list[torch.Tensor], norm: float) -> None:
         opened = step.numbers
@@ -186,10 +216,6 @@ class Numbers:
             loss = None if self._loss is None else self._loss()
             suspects = [] if loss is None else find_steep(loss, step.sequence or 0)
             self.note_bad(step.number, norm, step.backward_site, "gradient", suspects)
-
-    def _note_late(self, record: StepRecord, what: str, value: float) -> None:
-        """The device has told; by now backward has freed the graph that would show its birth."""
-        self.note_bad(record.step, value, record.backward_site, what)
 
     def note_bad(
         self,
@@ -210,25 +236,19 @@ class Numbers:
 
 
 def start(session: Session) -> None:
-    loop, send = session.loop, session.late_values.send
-    guard = session.shell.guard("numbers")
+    loop, late = session.loop, session.late_values
+    guard, light = session.shell.guard("numbers"), loop.light.steps
 
     def tell(event: NonFiniteSeen) -> None:
         session.window_requests.ask("non-finite")
         session.note(event)
 
-    numbers = Numbers(scaled=loop.scaled_losses, sites=session.sites, send=send, tell=tell, guard=guard)
-    session.listen(
-        "numbers",
-        backward_began=numbers.note_loss,
-        optimizer_began=numbers.note_gradients,
-        step_ended=numbers.finish,
-        clipped=numbers.note_clip,
-    )
-    loop.light.steps.read_losses = guard(numbers.losses)
-    loop.light.steps.scaled = loop.scaled_losses
-    loop.light.steps.send = send
-    loop.light.steps.note_bad = guard(numbers.note_bad)
+    numbers = Numbers(scaled=loop.scaled_losses, sites=session.sites, late=late, tell=tell, guard=guard)
+    session.attach("numbers", numbers)
+    light.read_losses = guard(numbers.losses)
+    light.scaled = loop.scaled_losses
+    light.send = late.send
+    light.note_bad = guard(numbers.note_bad)
 
 
 def _without_modes() -> contextlib.AbstractContextManager[None]:

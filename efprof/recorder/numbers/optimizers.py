@@ -95,13 +95,10 @@ def start(session: Session) -> None:
 
 
 def _call_at_end_of_life(kind: Any, function: Any) -> Undo:
-    def end(self: Any) -> None:
-        function(self)
-
-    kind.__del__ = end
+    kind.__del__ = function
 
     def undo() -> None:
-        if vars(kind).get("__del__") is end:
+        if vars(kind).get("__del__") is function:
             del kind.__del__
 
     return undo

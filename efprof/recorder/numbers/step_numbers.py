@@ -5,21 +5,25 @@ import gc
 import math
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from efprof.artifacts.steps import StepRecord, spelled
-from efprof.recorder.numbers.late_values import OnDevice, Send
+from efprof.recorder.numbers.late_values import OnDevice
 
 # Before the waiting_calls collector wraps it: our own reads are not the user's.
 read_value = torch.Tensor.item
 
 
 Kind = TypeVar("Kind")
+
+_names: dict[tuple[str, str], list[str]] = {}
+"""By the name of a kind of node."""
 
 
 @dataclass(slots=True)
@@ -46,6 +50,11 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """Those of lists, dicts and whatever else torch takes apart, at any depth."""
+    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+
+
 def nodes_of(tensors: Any) -> list[Any]:
     """The nodes of autograd's graph that these come from, one tensor or several."""
     given = tensors if isinstance(tensors, list | tuple) else [tensors]
@@ -54,6 +63,14 @@ def nodes_of(tensors: Any) -> list[Any]:
 
 def feeders_of(node: Any) -> list[Any]:
     return [feeder for feeder, _ in node.next_functions if feeder is not None]
+
+
+def saved_names(node: Any, prefix: str) -> list[str]:
+    """The attributes of such nodes by which they tell what they saved."""
+    key = node.name(), prefix
+    if key not in _names:
+        _names[key] = [name for name in dir(node) if name.startswith(prefix)]
+    return _names[key]
 
 
 def nodes_behind(nodes: Iterable[Any], most: int) -> Iterator[Any]:
@@ -80,44 +97,6 @@ def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:
     if type(rate) is torch.Tensor and rate.is_cpu and rate.numel() == 1:
         return float(read_value(rate))
     return float(rate) if isinstance(rate, int | float) else None
-
-
-def late_numbers(
-    record: StepRecord,
-    owed: StepNumbers,
-    send: Send,
-    note_bad: Callable[[StepRecord, str, float], None],
-) -> Callable[[], bool]:
-    """Have them sent to the host; the result fills the record once they have come, and tells whether no more will.
-
-    `note_bad` is told of what is not finite, but for gradients that may be so or that an optimizer skips itself.
-    """
-    scale = owed.scale if isinstance(owed.scale, OnDevice) else None
-    num_losses, num_norms = len(owed.device_losses), len(owed.device_norms)
-    answer = send([*owed.device_losses, *owed.device_norms, *([] if scale is None else [scale])])
-
-    def arrived() -> bool:
-        values = answer()
-        if not values:
-            return values is None
-        norms = values[num_losses : num_losses + num_norms]
-        loss = sum(values[:num_losses])
-        norm = root_of_squares((owed.gradient_norm or 0.0, *norms)) if norms else 0.0
-        if num_losses:
-            record.loss = spelled(loss)
-        if num_norms:
-            fill_norm(record, owed, norm)
-        if scale is not None:
-            record.scaler_scale = values[-1]
-        if not math.isfinite(loss):
-            note_bad(record, "loss", loss)
-        elif not owed.is_guarded and any(
-            not (math.isfinite(one) or may_be) for one, may_be in zip(norms, owed.may_be_bad, strict=True)
-        ):
-            note_bad(record, "gradient", norm)
-        return True
-
-    return arrived
 
 
 def fill_norm(record: StepRecord, numbers: StepNumbers, norm: float | None) -> None:

@@ -17,11 +17,11 @@ from efprof.recorder.budget.sampling import Budget, Sampling
 from efprof.recorder.hooks.cuda_graphs import watch_captures
 from efprof.recorder.hooks.loop_hooks import watch_backward, watch_loaders, watch_optimizers, watch_updates
 from efprof.recorder.hooks.module_calls import ModuleCalls
-from efprof.recorder.hooks.patching import Undo, call_after, call_before
+from efprof.recorder.hooks.patching import Undo, call_after, call_before, call_when_cuda_begins
 from efprof.recorder.loop.device import Memory, TrainingDevice
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.loop.steps import Listener
+from efprof.recorder.loop.steps import Listener, Listeners
 from efprof.recorder.loop.user_marks import UserMarks
 from efprof.recorder.numbers.late_values import LateValues
 from efprof.recorder.session import current
@@ -65,7 +65,7 @@ class Session:
         self.sites = Sites(options.root, LineWriter(folder, SOURCES_FILE).write)
         sampling = Sampling(options.overhead)
         self.budget = Budget(options.overhead, sampling.taken_share)
-        self.window_requests = WindowRequests(self.budget, sampling)
+        self.window_requests = WindowRequests(options.triggers, self.budget, sampling)
         steps = LineWriter(folder, STEPS_FILE)
         self._step_lines = StepLines(steps, lambda: self.loop.light.steps)
         self.loop = Loop(self.memory, shell.guarded("steps", self._step_lines.write), steps.write, sampling)
@@ -105,6 +105,14 @@ class Session:
         for name, function in functions.items():
             self.subscribe(getattr(self.loop, name), collector, function)
 
+    def attach(self, collector: str, listener: Any) -> None:
+        """Have its methods called that have the names of lists of `loop`, and `at_end` when the program ends."""
+        for name, listeners in vars(self.loop).items():
+            if isinstance(listeners, Listeners) and hasattr(listener, name):
+                self.subscribe(listeners, collector, getattr(listener, name))
+        if hasattr(listener, "at_end"):
+            self.on_end(collector, listener.at_end)
+
     def on_end(self, collector: str, function: Callable[[], None]) -> None:
         """Have it called when the program ends, before the files are closed; the last one comes first."""
         self._at_end.insert(0, self.shell.guarded(collector, function))
@@ -116,6 +124,10 @@ class Session:
     def after(self, owner: Any, name: str, collector: str, function: Listener) -> None:
         """The same once that has returned."""
         self._undo.append(call_after(owner, name, self.shell.guarded(collector, function)))
+
+    def when_cuda_begins(self, collector: str, function: Listener) -> None:
+        """Have it called once torch starts CUDA, at once where it has."""
+        self._undo.append(call_when_cuda_begins(self.shell.guarded(collector, function)))
 
     def undo_at_end(self, undo: list[Undo]) -> None:
         self._undo += undo

@@ -42,7 +42,8 @@ class Shell:
         self._when_stopped: dict[str, Callable[[], None]] = {}
         self._postponed: list[Callable[[], None]] = []
         self._pending_errors: list[BaseException] = []
-        self._guard: CodeType | None = None
+        self.guard_code: CodeType | None = None
+        """Of the function around all that the recorder does."""
 
     def guarded(self, collector: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, made harmless: its errors are caught, it gives None then, and the first one stops its collector.
@@ -76,7 +77,7 @@ class Shell:
                 raise pending_errors.pop()
             return answer
 
-        self._guard = call.__code__
+        self.guard_code = call.__code__
         return call
 
     def guard(self, collector: str) -> Guard:
@@ -107,7 +108,7 @@ class Shell:
 
     def is_in(self, frame: FrameType | None) -> bool:
         """True if a function of the recorder's is running in this frame or in one that called it."""
-        return any(caller.f_code is self._guard for caller in callers(frame))
+        return any(caller.f_code is self.guard_code for caller in callers(frame))
 
     def _call_postponed(self, frame: FrameType | None) -> None:
         if self.is_in(frame):

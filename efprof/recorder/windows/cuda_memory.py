@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from efprof.artifacts.events import CollectorStopped, DeviceOutOfMemory, Event, OutOfMemory, WindowClosed, WindowOpened
+from efprof.artifacts.events import CollectorStopped, DeviceOutOfMemory, OutOfMemory, WindowClosed, WindowOpened
 from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.hooks.patching import call_when_cuda_begins
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.endings import ExitWatcher
@@ -70,7 +69,7 @@ class CudaMemory:
         elif self._has_ring:
             self._history.turn_on(RING_ENTRIES)
 
-    def begin(self, step: OpenStep) -> None:
+    def step_began(self, step: OpenStep) -> None:
         is_asked_for = self._options.memory_steps != DEFAULT_MEMORY_STEPS  # then no budget stands against it
         is_due = self._is_ready and bool(self._wanted) and self._wanted[0][0] <= step.number
         is_due = is_due and (is_asked_for or self._requests.are_affordable())
@@ -80,12 +79,16 @@ class CudaMemory:
         if self._end is not None:
             self._mark(step)
 
-    def finish(self, _: object, record: StepRecord) -> None:
+    def step_ended(self, _: object, record: StepRecord) -> None:
         """Close the window after its last step, or before one that a profiler is meant for."""
         if self._is_ready and self._peaks is not None and record.memory:
             rise = self._peaks.rise(record.step, max(boundary.allocated_bytes for boundary in record.memory))
             if rise is not None:
-                self._ask_for_peak(record.step, rise)
+                self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new
+                start, end = record.step + 1, record.step + 1 + TRIGGERED_STEPS
+                why = f"step {record.step} had {rise:.0%} more memory allocated than any before it"
+                self._loop.sampling.want(start, end)
+                self._wanted.insert(0, (start, end, why))
         if self._end is not None and (record.step + 1 >= self._end or not self._may_be_on(record.step + 1)):
             self._close(record.step)
 
@@ -96,7 +99,7 @@ class CudaMemory:
             self._close(self._loop.number)
             self._give_up(OWN_HISTORY)
 
-    def end(self) -> None:
+    def at_end(self) -> None:
         """The program ends, perhaps inside a window: keep what it has. CUDA may still start after us."""
         self._is_over = True
         self._close(self._loop.number)
@@ -110,12 +113,6 @@ class CudaMemory:
         """Two costly recorders at once would each be measured in the other."""
         is_traced = any(start <= number < end for start, end in self._options.trace_steps)
         return not is_traced and not torch._C._autograd._profiler_enabled()
-
-    def _ask_for_peak(self, number: int, rise: float) -> None:
-        self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new
-        why = f"step {number} had {rise:.0%} more memory allocated than any before it"
-        self._loop.sampling.want(number + 1, number + 1 + TRIGGERED_STEPS)
-        self._wanted.insert(0, (number + 1, number + 1 + TRIGGERED_STEPS, why))
 
     def _open(self, end: int, why: str) -> None:
         self._loop.mark_interrupted()
@@ -138,21 +135,14 @@ class CudaMemory:
         """Write what was recorded; that comes first, since turning off clears it."""
         if self._end is None:
             return
-        if self._untold:
-            self._abandon()
-            return
-        self._loop.mark_interrupted()
-        seconds = self._files.write(self._name, last)
-        self._abandon()
-        self._requests.spend(round(seconds * 1e9))
-
-    def _abandon(self) -> None:
-        """Turn off, whatever becomes of the records; what is kept at all times begins anew."""
-        if self._end is not None:
-            self._end = None
-            self._history.turn_off()
-            if self._has_ring:
-                self._history.turn_on(RING_ENTRIES)
+        if not self._untold:
+            self._loop.mark_interrupted()
+            seconds = self._files.write(self._name, last)
+            self._requests.spend(round(seconds * 1e9))
+        self._end = None
+        self._history.turn_off()
+        if self._has_ring:  # what is kept at all times begins anew
+            self._history.turn_on(RING_ENTRIES)
 
     def _give_up(self, reason: str) -> None:
         self.stop_watching()
@@ -169,12 +159,12 @@ class CudaMemory:
 def start(session: Session) -> None:
     if not hasattr(torch._C, "_cuda_record_memory_history"):
         return
-    options, loop, guarded = session.options, session.loop, session.shell.guarded
+    options, loop = session.options, session.loop
     files = MemoryFiles(CudaHistory(), loop=loop, folder=session.rank_folder, note=session.note)
     if options.memory_steps or options.memory_ring or "memory-peak" in options.triggers:
         memory = CudaMemory(options, loop=loop, requests=session.window_requests, files=files)
         subscribe(session, memory)
-        session.undo_at_end([call_when_cuda_begins(guarded("cuda_memory", memory.cuda_began))])
+        session.when_cuda_begins("cuda_memory", memory.cuda_began)
     failures = [MemoryFailures(files, loop, session.endings, session.note)]
     # Empty once the recording is over: torch cannot detach an observer, which then does nothing, and holds nothing.
 
@@ -182,19 +172,18 @@ def start(session: Session) -> None:
         for one in failures:
             one.add(*failure)
 
-    observe = guarded("out_of_memory", add)
+    observe = session.shell.guarded("out_of_memory", add)
 
     def attach() -> None:
         if failures and why_backend_has_none() is None:
             torch._C._cuda_attach_out_of_memory_observer(observe)  # type: ignore[attr-defined]
 
-    session.undo_at_end([call_when_cuda_begins(guarded("out_of_memory", attach))])
+    session.when_cuda_begins("out_of_memory", attach)
     session.on_end("out_of_memory", lambda: failures.pop().tell())
 
 
 def subscribe(session: Session, memory: CudaMemory) -> None:
-    session.listen("cuda_memory", step_began=memory.begin, step_ended=memory.finish)
-    session.on_end("cuda_memory", memory.end)
+    session.attach("cuda_memory", memory)
     session.shell.when_stopped("cuda_memory", memory.stop_watching)
     session.before(torch.cuda.memory, "_record_memory_history", "cuda_memory", memory.yield_to_program)
 
@@ -318,13 +307,10 @@ class MemoryFailures:
         if last.num_failed > 1 or last.num_rejected:
             self._note(last)
         written_in = last.step if last.num_failed == 1 else None
-        if any(_is_of_device(event) and event.step != written_in for event in self._endings.events):
+        errors = [event for event in self._endings.events if isinstance(event, OutOfMemory) and event.is_for_tensor]
+        if any("CPUAllocator" not in event.message and event.step != written_in for event in errors):
             self._write("the program ended for want of memory")
 
     def _write(self, why: str) -> None:
         self._files.note_opened(self._loop.number, WINDOW, why)
         self._files.write(WINDOW, self._loop.number)
-
-
-def _is_of_device(event: Event) -> bool:
-    return isinstance(event, OutOfMemory) and event.is_for_tensor and "CPUAllocator" not in event.message

@@ -1,7 +1,6 @@
 """Tells when a window is worth opening that nobody scheduled."""
 
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -16,8 +15,6 @@ NUM_STEPS_BEFORE = 20
 NUM_FIRST_STEPS = 3
 """The first steps allocate, compile and fill caches: what they take tells nothing of the others."""
 
-NUM_REMEMBERED = 64
-NUM_BETWEEN_MEDIANS = 16
 
 MIN_RATIO = 2.0
 MIN_EXCESS_US = 20_000.0
@@ -39,26 +36,6 @@ MIN_DISTANCE = 10
 
 MAX_WINDOWS: dict[Trigger, int] = {"slow-step": 1, "memory-peak": 1, "non-finite": 1, "signal": 5}
 """Per run: a second window of a kind tells little new, unless a person asks for it."""
-
-
-class SlowSteps:
-    def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=NUM_REMEMBERED)
-        self._median = 0.0
-        self._threshold = math.inf
-        self._num_to_median = NUM_STEPS_BEFORE
-
-    def ratio(self, total_us: float) -> float | None:
-        """How many times the median a step took that was too slow; None for any other."""
-        is_slow = total_us > self._threshold
-        ratio = total_us / self._median if is_slow else None
-        self._times.append(total_us)
-        self._num_to_median -= 1
-        if not self._num_to_median:
-            self._num_to_median = NUM_BETWEEN_MEDIANS
-            self._median = sorted(self._times)[len(self._times) // 2]
-            self._threshold = max(MIN_RATIO * self._median, self._median + MIN_EXCESS_US)
-        return ratio
 
 
 class MemoryPeaks:
@@ -94,18 +71,25 @@ class MemoryPeaks:
 
 
 class WindowRequests:
-    """Why a window is wanted as soon as one may open: whoever wants one asks, `Triggers` grants it."""
+    """Why a window is wanted as soon as one may open: whoever wants one asks, and so do slow steps and peaks."""
 
-    def __init__(self, budget: Budget, sampling: Sampling) -> None:
+    def __init__(self, wanted: Sequence[Trigger], budget: Budget, sampling: Sampling) -> None:
         self.asked: list[str] = []
         self.cost_ns = MIN_COST_NS
         """Of the smallest window: one is granted where as much is left."""
         self._budget = budget
         self._sampling = sampling
+        self._left: dict[str, int] = {kind: MAX_WINDOWS[kind] for kind in wanted}
+        self._why = {"non-finite": "a loss or gradient was not finite", "signal": ASKED_FOR}
+        self._looks_for_slow = "slow-step" in wanted
+        self._num_lengths = 0
+        self._peaks = MemoryPeaks() if "memory-peak" in wanted else None
+        self._counts_from = NUM_FIRST_STEPS
+        self._clear_from = 0
 
-    def ask(self, why: str) -> None:
+    def ask(self, kind: str) -> None:
         """Have one opened at the next step that it may open at; from a signal's handler, too."""
-        self.asked.append(why)
+        self.asked.append(kind)
         self._sampling.look_at = 0
 
     def are_waiting(self) -> bool:
@@ -120,19 +104,6 @@ class WindowRequests:
         """A window took so much."""
         self._budget.spend("windows", cost_ns)
 
-
-class Triggers:
-    """Watches the steps outside of windows, and grants what `requests` asks for once a window may open."""
-
-    def __init__(self, wanted: Sequence[Trigger], requests: list[str]) -> None:
-        self.requests = requests
-        self._left: dict[str, int] = {kind: MAX_WINDOWS[kind] for kind in wanted}
-        self._why = {"non-finite": "a loss or gradient was not finite", "signal": ASKED_FOR}
-        self._slow = SlowSteps() if "slow-step" in wanted else None
-        self._peaks = MemoryPeaks() if "memory-peak" in wanted else None
-        self._counts_from = NUM_FIRST_STEPS
-        self._clear_from = 0
-
     def note(self, record: StepRecord) -> None:
         number = record.step
         if record.window is not None:
@@ -146,33 +117,30 @@ class Triggers:
             # On a device the allocator's own history tells more, and has a window for this.
             if rise is not None and counts and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 self._peaks = None
-                self._ask("memory-peak", f"step {number} left {rise:.0%} more memory allocated than any before it")
+                self._why["memory-peak"] = f"step {number} left {rise:.0%} more memory allocated than any before it"
+                self.ask("memory-peak")
 
     def note_length(self, number: int, total_us: float) -> None:
         """The same, of a step of which no more is known than how long it took."""
-        if self._slow is not None and number >= self._counts_from:
-            ratio = self._slow.ratio(total_us)
-            if ratio is not None:
-                self._slow = None
-                self._ask("slow-step", f"step {number} took {ratio:.1f} times the median")
+        if not self._looks_for_slow or number < self._counts_from:
+            return
+        usual_us = self._sampling.length_ns / 1000
+        self._num_lengths += 1
+        if self._num_lengths > NUM_STEPS_BEFORE and total_us > max(MIN_RATIO * usual_us, usual_us + MIN_EXCESS_US):
+            self._looks_for_slow = False
+            self._why["slow-step"] = f"step {number} took {total_us / usual_us:.1f} times the median"
+            self.ask("slow-step")
 
     def take(self, number: int, scheduled: Iterable[StepRange]) -> str | None:
         """Why a window is to open at this step, in words; None where it is too near to another one."""
-        if number < self._clear_from or any(_is_near(number, window) for window in scheduled):
+        last = number + TRIGGERED_STEPS
+        is_near = any(start - MIN_DISTANCE < last and number < end + MIN_DISTANCE for start, end in scheduled)
+        if number < self._clear_from or is_near:
             return None
-        while self.requests:
-            kind = "signal" if "signal" in self.requests else self.requests[0]  # a person's request goes first
-            self.requests.remove(kind)
+        while self.asked:
+            kind = "signal" if "signal" in self.asked else self.asked[0]  # a person's request goes first
+            self.asked.remove(kind)
             if self._left.get(kind, 0):
                 self._left[kind] -= 1
                 return self._why[kind]
         return None
-
-    def _ask(self, kind: Trigger, why: str) -> None:
-        self._why[kind] = why
-        self.requests.append(kind)
-
-
-def _is_near(number: int, window: StepRange) -> bool:
-    start, end = window
-    return start - MIN_DISTANCE < number + TRIGGERED_STEPS and number < end + MIN_DISTANCE

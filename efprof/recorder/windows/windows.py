@@ -23,7 +23,7 @@ from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note
 from efprof.recorder.windows.profiled_window import Planned, ProfiledWindow, is_profiling, is_running
 from efprof.recorder.windows.step_events import IN_STEP_NS, MAX_EVENTS, StepEvents
-from efprof.recorder.windows.triggers import ASKED_FOR, TRIGGERED_STEPS, Triggers, WindowRequests
+from efprof.recorder.windows.triggers import ASKED_FOR, TRIGGERED_STEPS, WindowRequests
 
 POSTPONED_STEPS = 100
 """A window that the budget does not allow yet is tried again so many steps later, or after as many as there were."""
@@ -56,7 +56,6 @@ class Windows:
         """`make` a window, given its plan, its number and its first step."""
         self._options, self._loop, self._requests, self._make, self._note = options, loop, requests, make, note
         self._planned = {start: Planned(end) for start, end in options.trace_steps if end > start}
-        self._triggers = Triggers(options.triggers, requests.asked)
         self._window: ProfiledWindow | None = None
         self._opened_ns = self._started_ns = 0
         """When it was asked for and when it was on, by the thread's CPU time."""
@@ -72,10 +71,10 @@ class Windows:
         for start, planned in self._planned.items():
             loop.sampling.want(start - 1, planned.end)
 
-    def begin(self, step: OpenStep) -> None:
+    def step_began(self, step: OpenStep) -> None:
         self._events.stop()  # where a loader ended in the step that was counted, that was none
         if not self._may_open:
-            self._triggers.requests.clear()  # steps are recorded in full as long as one waits
+            self._requests.asked.clear()  # steps are recorded in full as long as one waits
         if self._window is None and self._may_open:
             if step.window is None and self._requests.are_waiting():
                 self._plan_triggered(step.number)
@@ -91,7 +90,7 @@ class Windows:
         if self._window is not None:
             step.window = self._window.name
 
-    def fetch_ended(self, step: OpenStep) -> None:
+    def fetched(self, step: OpenStep) -> None:
         """Where the fetch was too large to be in it, the window opens after it."""
         self._events.fetch_ended()
         planned = self._planned.get(step.number)
@@ -99,7 +98,7 @@ class Windows:
             self._open(step, planned)
             step.window = self._window.name if self._window is not None else None
 
-    def forward_began(self) -> None:
+    def forward_called(self) -> None:
         """Drop a window in which far more runs than was reckoned, as an evaluation does."""
         if self._window is not None and self._holds_more(self._window):
             self._try_again(self._window, self._loop.number)
@@ -111,21 +110,21 @@ class Windows:
         if window is not None and window.planned.num_events and window.is_opener and not window.is_starting:
             self._try_again(window, self._loop.number)
 
-    def finish(self, _: object, record: StepRecord) -> None:
+    def step_ended(self, _: object, record: StepRecord) -> None:
         if self._events.is_counting:
             self._events.end(record.step)
             self._requests.spend(self._events.counting_ns)
             self._requests.cost_ns = self._cost_of(self._reckoned(Planned(1, is_lean=True), 0))
-        self._triggers.note(record)
+        self._requests.note(record)
         if self._window is not None and record.step + 1 >= self._window.end:
             self._close(self._window, record.step)
 
     def note_light(self, steps: list[LightStep]) -> None:
         for step in steps:
             if step.is_usual:
-                self._triggers.note_length(step.number, step.length_ns / 1000)
+                self._requests.note_length(step.number, step.length_ns / 1000)
 
-    def drop(self, step: OpenStep) -> None:
+    def step_dropped(self, step: OpenStep) -> None:
         """What was fetched fed an evaluation, which may be long: keep the steps so far, or wait for the next one."""
         self._events.stop()
         window = self._window
@@ -154,7 +153,7 @@ class Windows:
         if self._window is not None and getattr(profiler, "enabled", True):
             self._window.is_shared = True
 
-    def end(self) -> None:
+    def at_end(self) -> None:
         self._events.stop()
         if self._window is not None:
             self._close(self._window, self._loop.number)
@@ -273,7 +272,7 @@ class Windows:
     def _plan_triggered(self, number: int) -> None:
         """At this step, where it may be; otherwise the request waits."""
         scheduled = [(start, planned.end) for start, planned in self._planned.items()]
-        why = None if self._is_program_profiling() else self._triggers.take(number, [*scheduled, *self._memory_steps()])
+        why = None if self._is_program_profiling() else self._requests.take(number, [*scheduled, *self._memory_steps()])
         if why is not None:
             self._planned[number] = Planned(number + TRIGGERED_STEPS, why)
 
@@ -324,7 +323,7 @@ class Windows:
         self._window, began_ns = None, time.thread_time_ns()
         window.discard()
         self._requests.spend(self._started_ns - self._opened_ns + time.thread_time_ns() - began_ns)
-        self._note_closed(window, number, window.start_seconds, [])
+        self._note(WindowClosed(step=number, window=window.name, seconds=window.start_seconds, files=[]))
 
     def _give_up(self, number: int, reason: str) -> None:
         self._may_open = False
@@ -354,7 +353,7 @@ class Windows:
         files = window.write()
         seconds = window.start_seconds + time.perf_counter() - start
         self._spend(window, last)
-        self._note_closed(window, last, seconds, files)
+        self._note(WindowClosed(step=last, window=window.name, seconds=seconds, files=files))
         if files:
             self._plan_lean(window, last)
 
@@ -368,9 +367,6 @@ class Windows:
             self._events.learn(window.num_events, cost_ns, is_lean=window.is_lean)
         self._requests.spend(cost_ns)
 
-    def _note_closed(self, window: ProfiledWindow, last: int, seconds: float, files: list[str]) -> None:
-        self._note(WindowClosed(step=last, window=window.name, seconds=seconds, files=files))
-
 
 def start(session: Session) -> None:
     if session.options.trace_steps or session.options.triggers:
@@ -379,18 +375,9 @@ def start(session: Session) -> None:
         make = functools.partial(ProfiledWindow, loop=loop, memory=session.memory, folder=folder, sites=sites)
         windows = Windows(session.options, loop, requests, make, session.note)
         loop.sampling.is_asked = requests.are_waiting
-        session.listen(
-            "windows",
-            step_began=windows.begin,
-            fetched=windows.fetch_ended,
-            forward_called=windows.forward_began,
-            compilation_began=windows.compilation_began,
-            step_dropped=windows.drop,
-            step_ended=windows.finish,
-        )
+        session.attach("windows", windows)
         if session.options.triggers:
             session.subscribe(loop.light.steps.listeners, "windows", windows.note_light)
-        session.on_end("windows", windows.end)
         os.register_at_fork(after_in_child=windows.abandon)
         profile = torch.autograd.profiler.profile
         for owner, name, reason in ((profile, "__init__", PROFILES), (torch.utils, "swap_tensors", EXCHANGES)):

@@ -44,7 +44,7 @@ def fragmenting() -> Recording:
 def test_the_bars_are_the_recorded_settings_and_every_trial(tmp_path: Path) -> None:
     recording = fragmenting()
     device = device_of(tmp_path / "run", recording)
-    bars = trial_bars(device.what_if, device.trials, device.best)
+    bars = trial_bars(device)
     by_role = {one.role: one for one in bars.alternatives if one.role != "other"}
     assert len(bars.alternatives) == 1 + len(device.trials)
     assert by_role["recorded"].value == recording.allocator.peak_reserved
@@ -60,7 +60,7 @@ def test_what_the_device_has_is_known_from_a_failure(tmp_path: Path) -> None:
     recording.malloc(60 * MIB)
     assert recording.attempt(80 * MIB) is None
     device = device_of(tmp_path / "run", recording)
-    bars = trial_bars(device.what_if, device.trials, device.best)
+    bars = trial_bars(device)
     assert bars.limit[0] == 200 * MIB
     assert all(one.is_out_of_memory for one in bars.alternatives)
     assert [one.role for one in bars.alternatives if one.role != "other"] == ["recorded"]

@@ -57,9 +57,9 @@ NEEDS_A_DEVICE = {"memory fraction", "CUDA allocator"}
 
 
 def test_settings_of_cuda_are_read_by_names_that_torch_knows() -> None:
-    for name, read in environment.cuda_readers().items():
+    for name, place in environment.cuda_settings().items():
         if name not in NEEDS_A_DEVICE:
-            assert str(read()), name
+            assert str(environment.read_setting(place)), name
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])

@@ -295,7 +295,7 @@ def test_a_loader_of_another_thread_and_one_without_workers_are_left_alone(tmp_p
 
 def test_what_a_worker_has_to_tell_waits_until_the_training_process_has_a_folder(tmp_path: Path) -> None:
     files = WorkerFiles(RankFolder(tmp_path, waits_for_training=True), trained_by=os.getpid())
-    files.write(SourceText(file="data.py", text="x = 1"))
+    files.texts.append(SourceText(file="data.py", text="x = 1"))
     files.write_samples(WorkerSamples(loader=0, pid=1, num_idle=1, lines=[]))
     assert list(tmp_path.iterdir()) == []
     rank = claim_folder(tmp_path)

@@ -29,9 +29,8 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def count(tmp_path: Path) -> HolderCount:
-    holder_count = HolderCount(
-        Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl").write)
-    )
+    sites = Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl").write)
+    holder_count = HolderCount(sites, lambda *_: None, [])
     holder_count.count()
     return holder_count
 

@@ -32,7 +32,7 @@ class Trainer:
 def walked(tmp_path: Path, value: object) -> dict[str, int]:
     """The tensors that each holder has, by path, where a variable `main.kept` has this value."""
     sites = Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl").write)
-    walk = Walk(sites, TimeLimit(time.thread_time() + 20))
+    walk = Walk(sites, TimeLimit(time.thread_time() + 20), lambda *_: None)
     walk.visit_variable("local", "main", __file__, "kept", value)
     return {path: held.counted.tensors for (_, path), held in walk.held.items() if held.counted.tensors}
 
