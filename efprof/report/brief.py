@@ -82,8 +82,8 @@ def _diff(item: RankedFinding) -> list[str]:
     for change in item.finding.fix.changes:
         old, new = change_sides(change)
         lines.append(f"@@ {change_name(change)} @@")
-        lines += [f"-{line}" for line in old.splitlines()]
-        lines += [f"+{line}" for line in new.splitlines()]
+        lines += [f"-{line}" for line in old]
+        lines += [f"+{line}" for line in new]
     return lines
 
 

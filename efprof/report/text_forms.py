@@ -82,8 +82,8 @@ def render_finding(item: RankedFinding) -> str:
     ]
     for change in finding.fix.changes:
         old, new = change_sides(change)
-        removed, added = (["- " + line for line in old.splitlines()], ["+ " + line for line in new.splitlines()])
-        parts.append(f"{code(change_name(change))}\n\n" + code_block("diff", "\n".join(removed + added)))
+        lines = [*("- " + line for line in old), *("+ " + line for line in new)]
+        parts.append(f"{code(change_name(change))}\n\n" + code_block("diff", "\n".join(lines)))
     return "\n\n".join(parts)
 
 

@@ -122,15 +122,16 @@ def change_name(change: Change) -> str:
             return f"{change.file}:{change.line}"
 
 
-def change_sides(change: Change) -> tuple[str, str]:
-    """The old and the new text of a change; the old one is empty where there was none."""
+def change_sides(change: Change) -> tuple[list[str], list[str]]:
+    """The lines of a change that go and those that come; none go where there was nothing before."""
     match change:
         case EnvironmentVariable():
-            return ("" if change.old is None else f"{change.name}={change.old}", f"{change.name}={change.new}")
+            old, new = "" if change.old is None else f"{change.name}={change.old}", f"{change.name}={change.new}"
         case ConfigurationValue():
-            return f"{change.name}: {change.old}", f"{change.name}: {change.new}"
+            old, new = f"{change.name}: {change.old}", f"{change.name}: {change.new}"
         case CodeEdit():
-            return change.old.strip("\n"), change.new.strip("\n")
+            old, new = change.old.strip("\n"), change.new.strip("\n")
+    return old.splitlines(), new.splitlines()
 
 
 def device_phrase(devices: Sequence[str]) -> str:

@@ -3,13 +3,21 @@
 import io
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from efprof.model import EfprofError
-from efprof.report.charts.chart import LIGHT, MAX_BAND_LETTERS, Band, Chart, Layer, label_rows, x_range
+from efprof.report.charts.chart import LIGHT, MAX_BAND_LETTERS, Band, Chart, Layer, labelled_bands, x_range
 from efprof.report.wording import shorten
 
 Figure = dict[str, Any]
+Numbers = NDArray[np.float64]
+LAYOUT = Path(__file__).parent / "layout.json"
+"""What all pictures have in common."""
 MAX_LABEL = 60
 STATIC_INCHES = (8.6, 3.0)
 STRIP_SHARE = 0.03
@@ -37,8 +45,7 @@ def figure_of(chart: Chart) -> Figure:
             is_left=band.start > middle,
             y=(1 - STRIP_SHARE if band.stage else 1.0) - row * ROW_SHARE,
         )
-        for band, row in zip(chart.bands, label_rows(chart), strict=True)
-        if row is not None
+        for row, band in enumerate(labelled_bands(chart))
     ]
     notes += [_top_note(at, label, "var(--alert)", is_left=at > middle) for at, label in chart.marks]
     if len(chart.layers) == 1:
@@ -87,14 +94,13 @@ def draw(axes: Any, chart: Chart, palette: Mapping[str, str]) -> None:
     """Draw it on matplotlib's axes."""
     for band in chart.bands:
         axes.axvspan(band.start, band.end, color=palette[band.stage or "window"], alpha=0.16, linewidth=0)
-    rows = zip(chart.bands, label_rows(chart), strict=True)
-    notes = [(band.start, band.label, row) for band, row in rows if row is not None]
+    notes = [(band.start, band.label, row) for row, band in enumerate(labelled_bands(chart))]
     for at, label, row in [*notes, *((at, label, 0) for at, label in chart.marks)]:
         place = axes.get_xaxis_transform()
         axes.text(at, 0.98 - row * ROW_SHARE, shorten(label, MAX_BAND_LETTERS), transform=place, va="top", fontsize=8)
     for at, _ in chart.marks:
         axes.axvline(at, color=palette["alert"], linestyle=":")
-    bottom: list[float] | None = None
+    bottom = np.empty(0)
     for layer in chart.layers:
         bottom = _draw_layer(axes, layer, palette[layer.colour], bottom)
     axes.set(xlabel=chart.x_label, ylabel=chart.y_label, xlim=x_range(chart))
@@ -103,21 +109,18 @@ def draw(axes: Any, chart: Chart, palette: Mapping[str, str]) -> None:
         axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
 
 
-def _draw_layer(axes: Any, layer: Layer, colour: str, bottom: list[float] | None) -> list[float] | None:
+def _draw_layer(axes: Any, layer: Layer, colour: str, bottom: Numbers) -> Numbers:
     """`bottom` is what the layers below reach, where they stand on top of each other; and what this one reaches."""
-    x, y = list(layer.x), [math.nan if value is None else value for value in layer.y]
-    label = shorten(layer.label, MAX_LABEL)
-    if layer.kind in ("stack", "bar"):
-        low = bottom if bottom is not None and len(bottom) == len(y) else [0.0] * len(y)
-        top = [below + (0.0 if math.isnan(value) else value) for below, value in zip(low, y, strict=True)]
-        if layer.kind == "bar":
-            axes.bar(
-                x, [high - below for high, below in zip(top, low, strict=True)], bottom=low, color=colour, label=label
-            )
-        else:
-            axes.fill_between(x, low, top, color=colour, label=label, step="post" if layer.is_stepped else None)
-        return top
+    x, y, label = layer.x, np.array(layer.y, np.float64), shorten(layer.label, MAX_LABEL)  # a gap is no number
+    low, height = bottom if len(bottom) == len(y) else np.zeros(len(y)), np.nan_to_num(y)
     match layer.kind:
+        case "bar":
+            axes.bar(x, height, bottom=low, color=colour, label=label)
+            return low + height
+        case "stack":
+            step = "post" if layer.is_stepped else None
+            axes.fill_between(x, low, low + height, color=colour, label=label, step=step)
+            return low + height
         case "fill":
             axes.fill(x, y, color=colour, alpha=0.5, label=label, linewidth=0)
         case "points":
@@ -176,22 +179,9 @@ def _stack_hover(layer: Layer, chart: Chart) -> Figure:
 
 
 def _layout(x_label: str, y_label: str) -> Figure:
-    axis = {"gridcolor": "var(--grid)", "linecolor": "var(--grid)", "zeroline": False, "automargin": True}
-    axis |= {"exponentformat": "none", "separatethousands": True}
-    title_font = {"size": 12, "color": "var(--muted)"}
-    return {
-        "xaxis": axis | {"title": {"text": label_text(x_label), "font": title_font, "standoff": 8}, "showgrid": False},
-        "yaxis": axis | {"title": {"text": label_text(y_label), "font": title_font, "standoff": 8}},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "var(--text)"},
-        "hoverlabel": {"bgcolor": "var(--ground)", "bordercolor": "var(--muted)", "font": {"color": "var(--text)"}},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
-        "margin": {"l": 8, "r": 12, "t": 44, "b": 8},
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "var(--muted)", "activecolor": "var(--accent)"},
-        "hovermode": "closest",
-        "showlegend": True,
-    }
+    layout: Figure = msgspec.json.decode(LAYOUT.read_bytes())
+    layout["xaxis"]["title"]["text"], layout["yaxis"]["title"]["text"] = label_text(x_label), label_text(y_label)
+    return layout
 
 
 def _band_shapes(band: Band) -> list[Figure]:
