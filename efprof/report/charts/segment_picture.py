@@ -110,7 +110,7 @@ def _summary(view: SegmentView) -> str:
 
 
 def _row(row: SegmentRow, segments: SegmentMap, colours: list[str], notes: dict[str, int]) -> MapRow:
-    layers: defaultdict[str, list[tuple[Rectangle, int]]] = defaultdict(list)
+    layers = defaultdict[str, list[tuple[Rectangle, int]]](list)
     at, size = 0, show(row.num_bytes, "bytes")
     for stretch in row.stretches:
         note = notes.setdefault(_note(stretch, row, segments), len(notes))
