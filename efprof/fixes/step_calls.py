@@ -4,7 +4,7 @@ import ast
 import builtins
 from collections.abc import Callable, Sequence
 
-from efprof.fixes.source_edit import calls_on, replace_expression, text_of
+from efprof.fixes.source_edit import arguments_of, calls_on, replace_expression, text_of
 from efprof.model import CodeEdit, Fix, SourceFile, SourceLine, called_name, nodes_on
 
 BACKWARD_NAMES = frozenset({"backward", "manual_backward"})
@@ -31,8 +31,8 @@ TENSOR_METHODS = frozenset(
 
 def drop_graph(file: SourceFile, line: int, told: str) -> Fix:
     """Take `told` out; an edit where the line has one call of backward, given such arguments as a plain `True`."""
-    every = [node for node in nodes_on(file.tree, line) if isinstance(node, ast.Call)]
-    calls = [call for call in every if called_name(call) in BACKWARD_NAMES]
+    nodes = nodes_on(file.tree, line)
+    calls = [one for one in nodes if isinstance(one, ast.Call) and called_name(one) in BACKWARD_NAMES]
     given = [one for one in calls[0].keywords if one.arg in KEEPING] if len(calls) == 1 else []
     is_plain = bool(given) and all(isinstance(one.value, ast.Constant) and one.value.value is True for one in given)
     edit = _without(file, calls[0], given) if is_plain else None
@@ -74,9 +74,7 @@ def checkpoint_call(file: SourceFile, line: int) -> CodeEdit | None:
     is_simple = is_simple and all(keyword.arg for keyword in call.keywords)
     if call.end_lineno != line or not call.args or not is_simple:
         return None
-    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    given = [text_of(file, argument) for argument in arguments]
-    inside = ", ".join([text_of(file, call.func), *given, "use_reentrant=False"])
+    inside = ", ".join([text_of(file, call.func), *arguments_of(file, call), "use_reentrant=False"])
     return replace_expression(file, call, f"torch.utils.checkpoint.checkpoint({inside})")
 
 
@@ -84,9 +82,8 @@ def _without(file: SourceFile, call: ast.Call, dropped: Sequence[ast.keyword]) -
     """The call without these arguments, on one line; None where a comment in it may be about what is dropped."""
     if "#" in text_of(file, call):
         return None
-    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    given = [text_of(file, argument) for argument in arguments if argument not in dropped]
-    return replace_expression(file, call, f"{text_of(file, call.func)}({', '.join(given)})")
+    given = ", ".join(arguments_of(file, call, dropped))
+    return replace_expression(file, call, f"{text_of(file, call.func)}({given})")
 
 
 def _clearing_edit(file: SourceFile, line: int) -> CodeEdit | None:
