@@ -93,7 +93,7 @@ class GrownLines:
         if len(windows) < 2 or windows[-1].middle - windows[0].middle < MIN_DISTANCE:
             reason = "no two profiler windows lie far enough apart to compare their lines"
             return cls(line=None, reason=reason, is_compared=False)
-        last = windows[-1].paths.root.walk()
+        last = windows[-1].walk()
         if slowdown.stage == "data" and not any(path.own_ns for path in last if path.stage == "data"):
             reason = "a profiler window leaves out the fetch of data where that takes long"
             return cls(line=None, reason=reason, is_compared=False)

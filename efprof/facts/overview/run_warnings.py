@@ -73,7 +73,6 @@ def warnings_of(run: Run) -> tuple[str, ...]:
         *([SURVIVED.format(num=failed[-1])] if failed and catches_out_of_memory(run) else ()),
         *_about_torn_lines("steps.jsonl", times.num_torn),
         *_about_torn_lines("events.jsonl", num_torn_events),
-        *_about_broken_windows(run),
         *_about_what_is_not_read(run),
         *_about_broken_ranks(run),
         *_about_devices_not_replayed(run),
@@ -81,10 +80,14 @@ def warnings_of(run: Run) -> tuple[str, ...]:
 
 
 def _about_what_is_not_read(run: Run) -> Iterator[str]:
-    """What is too large for a report of some seconds."""
+    """What cannot be read, or is too large for a report of some seconds."""
+    memory = None
+    try:
+        memory = run.find(LiveMemory)
+    except UnreadableInput as error:
+        yield str(error)
     if traces := run.find(TraceWindows, UnreadableInput):
         yield from traces.unread
-    memory = run.find(LiveMemory, UnreadableInput)
     for window in memory.windows if memory else ():
         if window.num_unread:
             yield f"{format_count(window.num_unread, 'allocation')} at the end of {window.name} are not read."
@@ -100,7 +103,7 @@ def _about_foreign(run: Run) -> Iterator[str]:
         yield FOREIGN.format(what="time", missing="its memory, its numbers and its exact lines")
     if traces.ranks:
         yield from traces.errors
-    told = [one.distributed.get("world_size") for one in traces.ranks.values()]
+    told = [one.header.distributed.get("world_size") for one in traces.ranks.values()]
     sizes = {size for size in told if isinstance(size, int)}  # in a file from elsewhere it may be anything
     (size,) = sizes if len(sizes) == 1 and len(told) > 1 else (0,)
     if (num := size - len(told)) > 0:
@@ -187,13 +190,6 @@ def _about_windows_left_out(run: Run, events: Iterable[Event]) -> Iterator[str]:
             f"About {left_out.num_events:,} events per step were {why} a profiler window with lines. 'efprof record "
             f"--trace-steps {left_out.step}:{left_out.step + 1}' records one, in {left_out.seconds:.1f} s of CPU time."
         )
-
-
-def _about_broken_windows(run: Run) -> Iterator[str]:
-    try:
-        run.find(LiveMemory)
-    except UnreadableInput as error:
-        yield str(error)
 
 
 def _about_broken_ranks(run: Run) -> Iterator[str]:

@@ -3,7 +3,8 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -73,6 +74,10 @@ class TraceWindow:
     def paths(self) -> CallPaths:
         """The paths of all steps together."""
         return call_paths(self.trace, *self.bounds, self.sites_of)
+
+    def walk(self) -> Iterator[CallPath]:
+        """Each of these paths, an outer one before its inner ones."""
+        return self.paths.root.walk()
 
     @cached_property
     def lines(self) -> dict[Line, list[CallPath]]:
@@ -280,13 +285,12 @@ def _until_the_next(spans: list[Span]) -> tuple[Span, ...]:
 
 def _labels(trace: Trace) -> dict[str, list[Span]]:
     """Where each label of the host begins and ends; files of 2021 call labels operators."""
-    places = np.flatnonzero(trace.is_of("user_annotation"))
-    if not len(places):
-        steps = [code for code, text in enumerate(trace.texts) if STEP_LABEL.match(text) or OPTIMIZER_STEP.match(text)]
-        places = np.flatnonzero(np.isin(trace.name_code, steps) & trace.is_of("operator"))
-    found: dict[str, list[Span]] = {}
-    for place in places.tolist():
-        found.setdefault(trace.text(place), []).append((int(trace.start_ns[place]), int(trace.end_ns[place])))
+    is_label = trace.is_of("user_annotation")
+    if not is_label.any():
+        is_label = trace.is_of("operator") & (trace.matches(STEP_LABEL) | trace.matches(OPTIMIZER_STEP))
+    found = defaultdict[str, list[Span]](list)
+    for event in np.flatnonzero(is_label).tolist():
+        found[trace.text(event)].append(trace.span(event))
     return found
 
 
