@@ -220,10 +220,8 @@ def _kept_by(node: ast.AST, name: str) -> Iterator[tuple[str, KeptValue]]:
 def _renewal(value: ast.expr, name: str) -> KeptValue:
     """Of `name = <something with name>`: a sum, a joining of tensors, or a call that carries it."""
     match value:
-        case ast.BinOp(left=left, op=ast.Add(), right=right) if _last_name(left) == name:
-            return KeptValue(value=right, is_whole=True)
-        case ast.BinOp(left=left, op=ast.Add(), right=right) if _last_name(right) == name:
-            return KeptValue(value=left, is_whole=True)
+        case ast.BinOp(left=left, op=ast.Add(), right=right) if name in map(_last_name, (left, right)):
+            return KeptValue(value=right if _last_name(left) == name else left, is_whole=True)
         case ast.Call(func=ast.Attribute(attr=called) | ast.Name(id=called), args=args) if called not in JOINING:
             carried = next((argument for argument in args if _last_name(argument) == name), None)
             return KeptValue(value=value, carried=carried, is_whole=True)

@@ -43,10 +43,10 @@ def delete_statement(file: SourceFile, line: int) -> CodeEdit | None:
             block = getattr(parent, name, None)
             block = block if isinstance(block, list) else []
             match [one for one in block if one.lineno == line]:
-                case [ast.Expr(value=ast.Call(), end_lineno=end)] if end == line:
+                case [ast.Expr(value=ast.Call(), end_lineno=end, col_offset=indent)] if end == line:
                     old = file.lines[line - 1]
-                    indent = old[: len(old) - len(old.lstrip())]
-                    return CodeEdit(file=file.name, line=line, old=old, new="" if len(block) > 1 else f"{indent}pass")
+                    new = "" if len(block) > 1 else f"{old[:indent]}pass"
+                    return CodeEdit(file=file.name, line=line, old=old, new=new)
     return None
 
 

@@ -80,7 +80,7 @@ def measurements_of(run: Run) -> Measurements:
     return Measurements(
         metrics=_metrics(times, run),
         timeline=_timeline(times),
-        stage_deltas=stage_deltas([time.record for time in times.every if time.record.is_full]),
+        stage_deltas=stage_deltas([record for record in run.steps if record.is_full]),
         overhead=_overhead(times, events),
         memory_source=source,
         run_time=run_time.largest_first if run_time else (),
@@ -181,9 +181,7 @@ def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
     peaks = [max(each.allocated_bytes for each in boundaries) for boundaries in memory]
     reserved = [max(each.reserved_bytes for each in boundaries) for boundaries in memory]
     reads = [sum(read.count for read in time.record.reads) for time in steady]
-    nonfinite = sum(
-        bool(badness(record) or record.num_nan or record.num_inf) for record in (time.record for time in times.every)
-    )
+    nonfinite = sum(bool(badness(record) or record.num_nan or record.num_inf) for record in run.steps)
     growth = run.find(MemoryGrowth, ThinEvidence)  # 0 where it does not grow for sure, none of a run too short to tell
     growth_bytes = () if growth is None else (growth.fit.trend.slope if growth.is_growing else 0.0,)
     return (

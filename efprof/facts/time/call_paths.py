@@ -122,10 +122,10 @@ def _threads(trace: Trace, start_ns: int, end_ns: int) -> tuple[Array, list[Arra
     return main, [ev for ev in rest if is_backward[ev].any()], [ev for ev in rest if not is_backward[ev].any()]
 
 
-def outermost(starts: Array, ends: Array) -> Array:
-    """Which of the intervals, in order of their start, lie in no other."""
-    reached = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], ends[:-1]]))
-    found: Array = starts >= reached
+def outermost(trace: Trace, events: Array) -> Array:
+    """Which of the events lie in no other."""
+    reached = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], trace.end_ns[events[:-1]]]))
+    found: Array = trace.start_ns[events] >= reached
     return found
 
 

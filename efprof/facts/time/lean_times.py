@@ -58,7 +58,7 @@ def at_times_of(full: TraceWindow, lean: TraceWindow) -> TraceWindow | None:
     steps = [*zip(full.steps, lean.steps, strict=False)]  # a window of one step, less its fetch, has fewer
     host, known = _pairs(full.trace, lean.trace, (*OPERATORS, *LAUNCHES), steps)
     labels, _ = _pairs(full.trace, lean.trace, ("user_annotation",), steps)
-    host |= {lane: np.concatenate([host[lane], pairs]) if lane in host else pairs for lane, pairs in labels.items()}
+    host |= {lane: np.concatenate([host.get(lane, pairs[:0]), pairs]) for lane, pairs in labels.items()}
     device, known_on_device = _pairs(full.trace, lean.trace, ON_DEVICE, [(EVER, EVER)])
     return _retimed(full, lean, host, device) if min(known, known_on_device) >= MIN_KNOWN else None
 
@@ -88,7 +88,7 @@ def _calls(trace: Trace, lane: int, span: Span, categories: Sequence[str]) -> li
     """The outermost of a lane that begin in a stretch, each with those inside it."""
     inside = (trace.start_ns >= span[0]) & (trace.start_ns < span[1])
     events = np.flatnonzero((trace.lane == lane) & inside & trace.is_of(*categories))
-    begins = np.flatnonzero(outermost(trace.start_ns[events], trace.end_ns[events]))
+    begins = np.flatnonzero(outermost(trace, events))
     return np.split(events, begins[1:]) if len(events) else []
 
 

@@ -140,7 +140,7 @@ def _lanes(window: TraceWindow, start_ns: int, end_ns: int) -> Iterator[tuple[st
     inside = (trace.start_ns < end_ns) & (trace.end_ns > start_ns)
     threads = by_lane(trace, inside & trace.is_of(*OPERATORS) & ~trace.matches(STEP_LABEL))
     for events in sorted(threads, key=len, reverse=True)[:MAX_THREADS]:
-        first = events[outermost(trace.start_ns[events], trace.end_ns[events])]
+        first = events[outermost(trace, events)]
         yield f"thread {trace.lanes[int(trace.lane[events[0]])][1]}", _parts(window, first)
     streams = by_lane(trace, inside & trace.is_of(*ON_DEVICE))
     first_busy = sorted(range(len(streams)), key=lambda place: -len(streams[place]))

@@ -111,23 +111,24 @@ def draw(axes: Any, chart: Chart, palette: Mapping[str, str]) -> None:
 
 def _draw_layer(axes: Any, layer: Layer, colour: str, bottom: Numbers) -> Numbers:
     """`bottom` is what the layers below reach, where they stand on top of each other; and what this one reaches."""
-    x, y, label = layer.x, np.array(layer.y, np.float64), shorten(layer.label, MAX_LABEL)  # a gap is no number
+    x, y = layer.x, np.array(layer.y, np.float64)  # a gap is no number
+    style = {"color": colour, "label": shorten(layer.label, MAX_LABEL)}
     low, height = bottom if len(bottom) == len(y) else np.zeros(len(y)), np.nan_to_num(y)
     match layer.kind:
         case "bar":
-            axes.bar(x, height, bottom=low, color=colour, label=label)
+            axes.bar(x, height, bottom=low, **style)
             return low + height
         case "stack":
             step = "post" if layer.is_stepped else None
-            axes.fill_between(x, low, low + height, color=colour, label=label, step=step)
+            axes.fill_between(x, low, low + height, step=step, **style)
             return low + height
         case "fill":
-            axes.fill(x, y, color=colour, alpha=0.5, label=label, linewidth=0)
+            axes.fill(x, y, alpha=0.5, linewidth=0, **style)
         case "points":
-            axes.plot(x, y, color=colour, label=label, linestyle="", marker="v", markersize=5)
+            axes.plot(x, y, linestyle="", marker="v", markersize=5, **style)
         case _:
             form = "steps-post" if layer.is_stepped else "default"
-            axes.plot(x, y, color=colour, label=label, drawstyle=form, linewidth=1.6 if layer.is_strong else 1)
+            axes.plot(x, y, drawstyle=form, linewidth=1.6 if layer.is_strong else 1, **style)
     return bottom
 
 
