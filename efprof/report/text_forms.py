@@ -1,5 +1,6 @@
 """A report in at most twenty lines of plain text; and as Markdown, for a pull request or an issue."""
 
+import html
 import re
 from collections.abc import Iterable, Sequence
 
@@ -142,8 +143,7 @@ def _finding_lines(ranked: tuple[RankedFinding, ...]) -> list[str]:
 
 
 def _escape_line(line: str) -> str:
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_{}\[\]|#~])", r"\\\1", line)
+    return re.sub(r"([\\`*_{}\[\]|#~])", r"\\\1", html.escape(line, quote=False))
 
 
 def _verdict(report: Report) -> str:

@@ -74,9 +74,8 @@ def rank_findings(report: Report) -> tuple[RankedFinding, ...]:
     """Every finding of the run: why it ended, then the most severe and most gainful first; the key breaks ties."""
     median, peak = report.measurements.median_step_ms, report.measurements.peak_bytes
     found = [(audit.key_of(finding), audit.audit_id, finding) for audit in report.audits for finding in audit.findings]
-    # A run that ran out of memory opens with the failure itself, whatever another fix saves.
-    opening = "out_of_memory" if report.run.ended == "out_of_memory" else None
-    found.sort(key=lambda item: (item[1] != opening, *_order(item[2], median, peak), item[0]))
+    # A run that ran out of memory opens with the audit of that name, whatever another fix saves.
+    found.sort(key=lambda item: (item[1] != report.run.ended, *_order(item[2], median, peak), item[0]))
     taken = Counter[str]()
     ranked = []
     for rank, (key, audit_id, finding) in enumerate(found, start=1):
@@ -151,7 +150,7 @@ def counts_phrase(report: Report) -> str:
 
 def needs_phrase(report: Report) -> str:
     """`9 need a CUDA device; others need several ranks, a budget`: what checks with nothing to look at need."""
-    needs = Counter(_need_of(audit) for audit in report.audits if _need_of(audit))
+    needs = Counter(filter(None, map(_need_of, report.audits)))
     several = [f"{num} need {need}" for need, num in needs.most_common() if num > 1]
     alone = [need for need, num in needs.items() if num == 1]
     return "; ".join([*several, *([f"others need {', '.join(alone)}"] if alone else [])])

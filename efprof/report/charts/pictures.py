@@ -1,5 +1,6 @@
 """A chart as a plotly figure or as a still SVG; colours are names that the page's theme resolves."""
 
+import html
 import io
 import math
 from collections.abc import Mapping
@@ -30,7 +31,8 @@ HALF_OPAQUE = "80"
 
 def figure_of(chart: Chart) -> Figure:
     """The figure; every string from outside is escaped for plotly's own markup."""
-    layout = _layout(chart.x_label, chart.y_label)
+    layout: Figure = msgspec.json.decode(LAYOUT.read_bytes())
+    layout["xaxis"]["title"]["text"], layout["yaxis"]["title"]["text"] = map(label_text, (chart.x_label, chart.y_label))
     start, end = layout["xaxis"]["range"] = x_range(chart)
     middle = (start + end) / 2
     layout["shapes"] = [shape for band in chart.bands for shape in _band_shapes(band)]
@@ -134,7 +136,7 @@ def _draw_layer(axes: Any, layer: Layer, colour: str, bottom: Numbers) -> Number
 
 def label_text(text: str, limit: int = MAX_LABEL) -> str:
     """A string from outside, for places where plotly reads markup."""
-    return shorten(text, limit).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return html.escape(shorten(text, limit), quote=False)
 
 
 def _trace(layer: Layer, chart: Chart) -> Figure:
@@ -158,31 +160,23 @@ def _trace(layer: Layer, chart: Chart) -> Figure:
             trace |= {"line": {"color": colour, "width": 0}}
         case "stack":
             line = {"color": colour, "width": 0.5, "shape": shape}
-            trace |= {"mode": "lines", "stackgroup": "all", "fillcolor": colour, "line": line}
-            trace |= _stack_hover(layer, chart)
+            trace |= {"mode": "lines", "stackgroup": "all", "fillcolor": colour, "line": line} | _hover(layer, chart)
         case "line":
             line = {"color": colour, "width": 2.2 if layer.is_strong else 1.3, "shape": shape}
-            where = "%{text}" if layer.notes else f"{label_text(chart.x_label)} %{{x:.6~g}}"
-            hover = f"{where}<br>%{{y:,.4~r}} {label_text(chart.y_unit)}<extra>%{{fullData.name}}</extra>"
-            is_over_stack = any(other.kind == "stack" for other in chart.layers)
-            trace |= {"mode": "lines", "line": line}
-            trace |= _stack_hover(layer, chart) if is_over_stack else {"hovertemplate": hover}
+            trace |= {"mode": "lines", "line": line} | _hover(layer, chart)
     return trace
 
 
-def _stack_hover(layer: Layer, chart: Chart) -> Figure:
-    """One or two lines of the box in which all layers are told; the box itself says where it is."""
+def _hover(layer: Layer, chart: Chart) -> Figure:
+    """What is told of a point; of a stack, in one box with all layers, which itself says where it is."""
     amount, name = f"%{{y:,.4~r}} {label_text(chart.y_unit)}", "<extra>%{fullData.name}</extra>"
+    if not any(other.kind == "stack" for other in chart.layers):
+        where = "%{text}" if layer.notes else f"{label_text(chart.x_label)} %{{x:.6~g}}"
+        return {"hovertemplate": f"{where}<br>{amount}{name}"}
     if not layer.notes:
         return {"hovertemplate": amount + name}
     notes = [f"<br>  {label_text(note)}" if note else "" for note in layer.notes]
     return {"hovertemplate": f"{amount}%{{text}}{name}", "text": notes}
-
-
-def _layout(x_label: str, y_label: str) -> Figure:
-    layout: Figure = msgspec.json.decode(LAYOUT.read_bytes())
-    layout["xaxis"]["title"]["text"], layout["yaxis"]["title"]["text"] = label_text(x_label), label_text(y_label)
-    return layout
 
 
 def _band_shapes(band: Band) -> list[Figure]:

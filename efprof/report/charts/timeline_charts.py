@@ -53,7 +53,7 @@ def memory_chart(measurements: Measurements) -> Chart | None:
         scaled([s.reserved_bytes for s in kept], scale),
     )
     layers = _stage_bands(kept, x, allocated) if are_banded else []
-    if any(s.reserved_bytes for s in kept):
+    if any(reserved):
         layers.append(Layer(kind="line", label="reserved", colour="muted", x=x, y=reserved, notes=notes))
     layers.append(Layer(kind="line", label="allocated", colour="text", x=x, y=allocated, notes=notes))
     source = source_phrase(measurements.memory_source)

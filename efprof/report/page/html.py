@@ -42,8 +42,6 @@ def render_html(report: Report, *, is_static: bool = False) -> str:
 
 def render_comparison_html(comparison: Comparison, head_report: Report, *, is_static: bool = False) -> str:
     """The page of a comparison, with the added findings in full."""
-    added = {finding.key for finding in comparison.findings if finding.change == "added"}
-    cards = [item for item in verdict.rank_findings(head_report) if item.key in added]
     return (
         _environment(is_static)
         .get_template("comparison.html")
@@ -53,16 +51,14 @@ def render_comparison_html(comparison: Comparison, head_report: Report, *, is_st
             comparison=comparison,
             columns=comparison_form.COLUMNS,
             caption=comparison_form.TABLE_CAPTION,
-            cards=cards,
-            anchors={card.key: card.anchor for card in cards},
+            head_report=head_report,
         )
     )
 
 
 def charts_of(evidence: Sequence[Evidence]) -> list[Chart]:
     """The curves among the evidence, as far as there is anything to see."""
-    charts = [series_chart(one) for one in evidence if isinstance(one, Series)]
-    return [chart for chart in charts if has_curve(chart)]
+    return [*filter(has_curve, (series_chart(one) for one in evidence if isinstance(one, Series)))]
 
 
 def of_kind(evidence: Sequence[Evidence], kind: str) -> list[Evidence]:
@@ -122,9 +118,6 @@ def _environment(is_static: bool) -> jinja2.Environment:
     environment.globals |= {
         "is_static": is_static,
         "palettes": (LIGHT, DARK),
-        "style": _own_text("style.css", "device.css"),
-        "script": _own_text("page.js", "device.js"),
-        "theme_script": _own_text("theme.js"),
         "line_pixels": segment_picture.LINE_PIXELS,
         "applicability": wording.APPLICABILITY_PHRASES,
         "plotly": _compressed_plotly,
@@ -141,11 +134,6 @@ def prose(text: str) -> Markup:
     """Escaped text in which what stands between backticks is code."""
     pieces = wording.code_spans(wording.printable(text))
     return Markup("").join(Markup("<code>{}</code>").format(piece) if is_code else piece for piece, is_code in pieces)
-
-
-def _own_text(*names: str) -> Markup:
-    """Our own style and scripts go in as they are: they hold nothing from outside."""
-    return Markup("".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names))
 
 
 def script_json(content: Any) -> Markup:
