@@ -127,9 +127,8 @@ def keep_without_graph(
             f"Cut `{name}` off from the step before where it enters the call; where the loop runs over the time steps "
             "of one sequence, cut once per optimizer step instead.",
         )
-    value: ast.expr | None = None
-    if kept is not None:  # what is added to a tensor is one, too
-        value = kept.value if kind == "Tensor" else tensor_in(kept, entry)
+    # What is added to a tensor is one, too.
+    value = None if kept is None else kept.value if kind == "Tensor" else tensor_in(kept, entry)
     if value is None:
         return Fix.by_hand(f"Detach each tensor that is put into `{name}`: `{how}`, or `.item()` for a number.")
     return Fix.by(

@@ -24,8 +24,8 @@ def replace_parts(file: SourceFile, whole: ast.expr, parts: Iterable[tuple[ast.e
     lines = list(file.lines[first - 1 : last])
     for part, text in sorted(parts, key=lambda item: end_of(item[0]), reverse=True):
         start, end = part.lineno - first, (part.end_lineno or part.lineno) - first
-        before, _ = _cut(lines[start], part.col_offset)
-        _, after = _cut(lines[end], part.end_col_offset or 0)
+        before, _ = cut(lines[start], part.col_offset)
+        _, after = cut(lines[end], part.end_col_offset or 0)
         lines[start : end + 1] = [before + text + after]
     old = "\n".join(file.lines[first - 1 : last])
     return CodeEdit(file=file.name, line=first, old=old, new="\n".join(lines))
@@ -93,7 +93,7 @@ def as_receiver(file: SourceFile, expression: ast.expr) -> str:
     return text if isinstance(expression, ATOMS) else f"({text})"
 
 
-def _cut(line: str, offset: int) -> tuple[str, str]:
+def cut(line: str, offset: int) -> tuple[str, str]:
     """The line before and from an offset; syntax trees count bytes of UTF-8."""
     content = line.encode()
     return content[:offset].decode(), content[offset:].decode()

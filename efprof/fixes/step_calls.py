@@ -4,7 +4,7 @@ import ast
 import builtins
 from collections.abc import Callable, Sequence
 
-from efprof.fixes.source_edit import arguments_of, calls_on, replace_expression, text_of
+from efprof.fixes.source_edit import arguments_of, calls_on, cut, replace_expression, text_of
 from efprof.model import CodeEdit, Fix, SourceFile, SourceLine, called_name, nodes_on
 
 BACKWARD_NAMES = frozenset({"backward", "manual_backward"})
@@ -88,15 +88,14 @@ def _without(file: SourceFile, call: ast.Call, dropped: Sequence[ast.keyword]) -
 
 def _clearing_edit(file: SourceFile, line: int) -> CodeEdit | None:
     """None where the step is not a statement alone on its lines that names one optimizer."""
-    lines = file.lines
     for statement in ast.walk(file.tree):
         if not isinstance(statement, ast.Expr | ast.Assign) or statement.lineno != line:
             continue
-        optimizer, last = _stepped_by(statement.value), statement.end_lineno or statement.lineno
-        before = lines[statement.lineno - 1].encode()[: statement.col_offset].decode()
-        after = lines[last - 1].encode()[statement.end_col_offset :].decode().strip()
-        if optimizer is not None and not before.strip() and (not after or after.startswith("#")):
-            old = lines[last - 1]
+        optimizer, last = _stepped_by(statement.value), statement.end_lineno or line
+        old = file.lines[last - 1]
+        before, _ = cut(file.lines[line - 1], statement.col_offset)
+        _, after = cut(old, statement.end_col_offset or 0)
+        if optimizer is not None and not before.strip() and after.strip()[:1] in ("", "#"):
             new = f"{old}\n{before}{optimizer}.{CLEARING}(set_to_none=True)"
             return CodeEdit(file=file.name, line=last, old=old, new=new)
     return None

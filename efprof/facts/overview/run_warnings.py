@@ -151,11 +151,10 @@ def _how_it_ended(attempt: Attempt) -> str:
 def _without_steps(run: Run) -> tuple[str, ...]:
     if run.is_foreign:
         return (*_about_foreign(run), *_without_history(run), *_about_devices_not_replayed(run))
-    none = f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check."
-    num_torn = 0
     with contextlib.suppress(NotRecorded):
-        num_torn = run.read_steps[1]
-    return tuple(_about_torn_lines("steps.jsonl", num_torn)) or (none,)
+        if torn := tuple(_about_torn_lines("steps.jsonl", run.read_steps[1])):
+            return torn
+    return (f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check.",)
 
 
 def _without_history(run: Run) -> Iterator[str]:
@@ -194,11 +193,9 @@ def _about_windows_left_out(run: Run, events: Iterable[Event]) -> Iterator[str]:
 
 def _about_broken_ranks(run: Run) -> Iterator[str]:
     """Of several; slow_rank reads their traces too, and names an error of ours in it."""
-    times = None
     with contextlib.suppress(UnreadableInput, RuntimeError):
         times = run.find(RankTimes) if len(run.rank_folders) > 1 else None
-    if times is not None and times.ranks:
-        yield from times.errors
+        yield from times.errors if times and times.ranks else ()
 
 
 def _about_torn_lines(file: str, num_torn: int) -> Iterator[str]:

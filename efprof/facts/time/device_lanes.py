@@ -97,19 +97,18 @@ def device_use(trace: Trace, start_ns: int, end_ns: int) -> DeviceUse | None:
     if not len(events):
         return None
     kinds = np.array([kind_of(trace, event) for event in events.tolist()])
-    starts = np.clip(trace.start_ns[events], start_ns, end_ns)
-    ends = np.clip(trace.end_ns[events], start_ns, end_ns)
-    busy = union(starts, ends)
-    by_kind = {kind: union(starts[kinds == kind], ends[kinds == kind]) for kind in get_args(DeviceKind)}
-    others = union(starts[kinds != "communication"], ends[kinds != "communication"])
+
+    def busy_ns(chosen: Array) -> int:
+        return overlap_ns(union(trace.start_ns[chosen], trace.end_ns[chosen]), start_ns, end_ns)
+
     idle = Counter[Cause]()
     for gap in idle_gaps(trace, start_ns, end_ns):
         idle[gap.cause] += gap.length_ns
     return DeviceUse(
         span_ns=end_ns - start_ns,
-        busy_ns=length(busy),
-        kind_ns={kind: length(spans) for kind, spans in by_kind.items()},
-        exposed_ns=length(busy) - length(others),
+        busy_ns=busy_ns(events),
+        kind_ns={kind: busy_ns(events[kinds == kind]) for kind in get_args(DeviceKind)},
+        exposed_ns=busy_ns(events) - busy_ns(events[kinds != "communication"]),
         idle_ns=idle,
     )
 
@@ -157,11 +156,6 @@ def spans_of(stretches: Iterable[tuple[int, int]]) -> Spans:
     """The same of pairs of begin and end."""
     starts, ends = np.array([*stretches], np.int64).reshape(-1, 2).T
     return union(starts, ends)
-
-
-def length(spans: Spans) -> int:
-    """The nanoseconds that stretches cover."""
-    return int((spans[1] - spans[0]).sum())
 
 
 def overlap_ns(spans: Spans, start_ns: int, end_ns: int) -> int:

@@ -47,8 +47,7 @@ def timed_window(run: Run) -> TraceWindow:
     pairs = [(one, traces.lean[one.name]) for one in traces.windows if one.name in traces.lean]
     for full, lean in sorted(pairs, key=lambda pair: abs(pair[1].step_ms - (pair[1].steady_ms or 0.0))):
         with suppress(UnreadableInput):
-            retimed = at_times_of(full, lean)
-            if retimed:
+            if retimed := at_times_of(full, lean):
                 return retimed
     return traces.windows[-1]
 

@@ -120,17 +120,18 @@ def one_step(window: TraceWindow, title: str) -> Intervals:
     """The step of median length on the lanes of its threads and streams, waits and idle gaps coloured by cause."""
     chosen = typical_step(window)
     start_ns, end_ns = window.steps[chosen]
+    span_ns = end_ns - start_ns
     lanes = list(_lanes(window, start_ns, end_ns))
-    grain_ns = (end_ns - start_ns) * max(2 / MAX_BARS, len(lanes) / MAX_BARS_OF_STEP)
+    grain_ns = span_ns * max(2 / MAX_BARS, len(lanes) / MAX_BARS_OF_STEP)
     rows = [
         IntervalRow(label=label, intervals=tuple(_merged(parts, start_ns, end_ns, grain_ns))) for label, parts in lanes
     ]
     which = f"Step {window.numbers[chosen]}" if window.has_steps else "All of the trace"
     which = window.span.capitalize() if window.whole_ns else which
     caption = f"{which}, as long as the profiler made it: "
-    caption += f"{format_ms((end_ns - start_ns) / 1e6)}. Neighbours too close to tell apart are one bar."
+    caption += f"{format_ms(span_ns / 1e6)}. Neighbours too close to tell apart are one bar."
     shown = tuple(row for row in rows if row.intervals)
-    return Intervals(title=title, caption=caption, span_ms=(end_ns - start_ns) / 1e6, rows=shown)
+    return Intervals(title=title, caption=caption, span_ms=span_ns / 1e6, rows=shown)
 
 
 def _lanes(window: TraceWindow, start_ns: int, end_ns: int) -> Iterator[tuple[str, Iterable[_Part]]]:

@@ -268,8 +268,7 @@ def _how_known(use: TimeUse) -> Narrative:
     else:
         source += " How much the profiler slowed it is not known: times are as it recorded them."
     paragraphs = [source]
-    ours = use.per_step_ms(window.paths.recorder_ns)
-    if ours:
+    if ours := use.per_step_ms(window.paths.recorder_ns):
         paragraphs.append(f"Functions of the recorder took {format_ms(ours)} of a profiled step and are left out.")
     if window.paths.unlaunched_ns:
         lost = format_ms(use.per_step_ms(window.paths.unlaunched_ns))
