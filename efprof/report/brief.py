@@ -89,7 +89,7 @@ def _diff(item: RankedFinding) -> list[str]:
 
 def _not_looked_at(report: Report) -> str:
     """What checks would need; and which of them could not look for another reason."""
-    could_not = [audit for audit in report.audits if audit.status in ("not_applicable", "errored")]
+    could_not = (audit for audit in report.audits if audit.status in ("not_applicable", "errored"))
     others = ", ".join(audit.audit_id for audit in could_not if not audit.reason.startswith(NEEDS))
     return "; ".join(filter(None, (needs_phrase(report), f"too little for {others}" if others else "")))
 

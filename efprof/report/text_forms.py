@@ -49,8 +49,8 @@ def render_text(report: Report) -> str:
         measured = f"Measured: {measured_phrase(report)}. {run_time_phrase(report)}"
         lines += [shorten(measured, VERDICT_WIDTH), overhead_phrase(report)]
     lines += [shorten(f"Warning: {warning}", MAX_WIDTH) for warning in report.warnings[:MAX_WARNINGS]]
-    if len(report.warnings) > MAX_WARNINGS:
-        lines.append(f"and {format_count(len(report.warnings) - MAX_WARNINGS, 'more warning')} in the page")
+    if num_more := len(report.warnings[MAX_WARNINGS:]):
+        lines.append(f"and {format_count(num_more, 'more warning')} in the page")
     return "\n".join(lines) + "\n"
 
 
@@ -137,8 +137,8 @@ def _finding_lines(ranked: tuple[RankedFinding, ...]) -> list[str]:
         where = shorten_path(str(finding.blame), PATH_WIDTH)
         lines.append(f"{item.rank:3}  {finding.severity.upper():6}  {shorten(finding.headline, MAX_WIDTH)}")
         lines.append(f"{'':13}{where}   {shorten(item.gain, MAX_WIDTH)}")
-    if len(ranked) > MAX_FINDINGS:
-        lines.append(f"     and {len(ranked) - MAX_FINDINGS} more in the page")
+    if num_more := len(ranked[MAX_FINDINGS:]):
+        lines.append(f"     and {num_more} more in the page")
     return lines
 
 

@@ -56,8 +56,11 @@ class LaunchUse:
         trace, path_of = window.trace, window.paths.of_event
         launched = [event for event in on_device_between(trace, start_ns, end_ns).tolist() if event in path_of]
         gaps, waits = window.gaps if use.device else [], _host_waits(window)
-        late = [gap for gap in gaps if gap.cause == "the host had launched nothing"]
-        free = [gap for gap in late if not overlap_ns(waits, gap.start_ns, gap.end_ns)]
+        free = [
+            gap
+            for gap in gaps
+            if gap.cause == "the host had launched nothing" and not overlap_ns(waits, gap.start_ns, gap.end_ns)
+        ]
         short = [gap for gap in free if gap.length_ns <= MAX_GAP_NS]
         chosen = [(path, gap.length_ns) for gap in short if (path := path_of.get(gap.next_event))]
         others_ns = sum(gap.length_ns for gap in free if gap.length_ns > MAX_GAP_NS)

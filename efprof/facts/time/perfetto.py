@@ -36,8 +36,7 @@ class StepsForPerfetto:
         """
         if finding is not None:
             for window in reversed(run.get(TraceWindows).windows):
-                begins_ns = _begins_ns(window, finding, run.get(Sources))
-                if begins_ns:
+                if begins_ns := _begins_ns(window, finding, run.get(Sources)):
                     return cls(window=window, begins_ns=begins_ns, finding=finding)
         told = run.get(TimeUse).window
         window = next(one for one in run.get(TraceWindows).windows if one.path == told.path)

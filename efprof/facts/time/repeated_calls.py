@@ -124,8 +124,8 @@ def _by_step(window: TraceWindow, lines: dict[_Key, tuple[str, ...]]) -> list[di
     differentiated = trace.is_of(*OPERATORS) & (trace.argument("sequence") >= 0)
     begins = [start for start, _ in window.steps]
     backward = [start for start, _, stage, _ in paths.stages if stage == "backward"]
-    is_function, sites = trace.is_of("python_function"), trace.argument("call_site")
-    for event in np.flatnonzero(is_function & (sites >= 0)).tolist():
+    is_function = trace.is_of("python_function")
+    for event in np.flatnonzero(is_function & (trace.argument("call_site") >= 0)).tolist():
         path = paths.of_event.get(event)
         if path is None or path.kind != "module" or path.stage != "forward" or not trace.text(event).startswith(MODULE):
             continue
@@ -136,7 +136,7 @@ def _by_step(window: TraceWindow, lines: dict[_Key, tuple[str, ...]]) -> list[di
             key = _Key(_parts_of(path), *given)
             steps[step][key][bisect.bisect_right(backward, end_ns)] += 1
             if key not in lines:
-                lines[key] = _sites(window, is_function, sites, event)
+                lines[key] = _sites(window, is_function, event)
     return steps
 
 
@@ -169,13 +169,13 @@ def _num_items(layer: str, shapes: Sequence[tuple[int, ...]]) -> int | None:
     return 1 if is_unbatched else first[0] if first else None
 
 
-def _sites(window: TraceWindow, is_function: Array, sites: Array, call: int) -> tuple[str, ...]:
+def _sites(window: TraceWindow, is_function: Array, call: int) -> tuple[str, ...]:
     """The line of a call, then of the call of its function, for as long as the user's code calls itself."""
     trace, outer = window.trace, window.paths.outer
     found: list[str] = []
     event: int | None = call
-    while event is not None and sites[event] >= 0:
-        found.append(trace.texts[int(sites[event])])
+    while event is not None and (site := trace.argument_text("call_site", event)):
+        found.append(site)
         event = outer.get(event)
         while event is not None and (not is_function[event] or COMPREHENSION.search(trace.text(event))):
             event = outer.get(event)

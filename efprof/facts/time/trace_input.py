@@ -107,7 +107,6 @@ def _asking_line(window: TraceWindow, sources: Sources) -> SourceLine:
     """The innermost line of the user's around the loader's `__next__`: what is inside that is the data set's."""
     spent = Counter[str]()
     for start_ns, end_ns, stage, path in window.paths.stages:
-        asked = path.owner if stage == "data" else None
-        if asked is not None:
+        if stage == "data" and (asked := path.owner):
             spent[asked.text] += end_ns - start_ns
     return sources.line(spent.most_common(1)[0][0]) if spent else UNKNOWN

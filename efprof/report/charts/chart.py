@@ -23,8 +23,7 @@ COLOURS = {
     "ground": ("#ffffff", "#161a1f"),
 }
 """By name: on a light ground, and on a dark one."""
-LIGHT = {name: light for name, (light, _) in COLOURS.items()}
-DARK = {name: dark for name, (_, dark) in COLOURS.items()}
+LIGHT, DARK = ({name: colours[ground] for name, colours in COLOURS.items()} for ground in (0, 1))
 SERIES = ("forward", "data", "optimizer", "extra", "backward", "window", "other", "muted")
 """The order in which curves without a colour of their own take theirs."""
 
