@@ -70,8 +70,9 @@ def checkpoint_call(file: SourceFile, line: int) -> CodeEdit | None:
     if len(calls) != 1 or "torch" not in _imported_from_torch(above):
         return None
     (call,) = calls
-    is_unseen = any(isinstance(one, ast.Starred) for one in call.args) or not all(one.arg for one in call.keywords)
-    if call.end_lineno != line or not call.args or is_unseen:
+    is_starred = any(isinstance(argument, ast.Starred) for argument in call.args)
+    is_opaque = is_starred or not all(keyword.arg for keyword in call.keywords)
+    if call.end_lineno != line or not call.args or is_opaque:
         return None
     inside = ", ".join([text_of(file, call.func), *arguments_of(file, call), "use_reentrant=False"])
     return replace_expression(file, call, f"torch.utils.checkpoint.checkpoint({inside})")

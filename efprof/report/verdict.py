@@ -164,8 +164,9 @@ def _need_of(audit: AuditResult) -> str:
 
 def header_items(run: RunIdentity) -> tuple[str, ...]:
     """Which run this is, in the order every rendering shows it."""
-    ranks, devices = f"{run.num_ranks} ranks" if run.num_ranks > 1 else "", device_phrase(run.devices)
-    items = [run.name, revision(run), devices, ranks, format_count(run.num_steps, "step"), run.ended.replace("_", " ")]
+    ranks = f"{run.num_ranks} ranks" if run.num_ranks > 1 else ""
+    devices, ended = device_phrase(run.devices), run.ended.replace("_", " ")
+    items = [run.name, revision(run), devices, ranks, format_count(run.num_steps, "step"), ended]
     if run.ended == FOREIGN:
         kind = "a profiler trace" if run.num_steps else "a memory snapshot"
         items = [run.name, devices if run.devices else "", ranks, f"{kind}, without its run"]

@@ -125,7 +125,8 @@ def change_sides(change: Change) -> tuple[list[str], list[str]]:
     """The lines of a change that go and those that come; none go where there was nothing before."""
     match change:
         case EnvironmentVariable():
-            old, new = "" if change.old is None else f"{change.name}={change.old}", f"{change.name}={change.new}"
+            old = "" if change.old is None else f"{change.name}={change.old}"
+            new = f"{change.name}={change.new}"
         case ConfigurationValue():
             old, new = f"{change.name}: {change.old}", f"{change.name}: {change.new}"
         case CodeEdit():

@@ -290,7 +290,7 @@ class _Walk:
         return path
 
     def _under(self, stage: str, path: CallPath, *left_out: Kind) -> CallPath:
-        """The same path under the stage: below the root, so that a stage is one whatever lines lead to it."""
+        """The same path under the stage, right below the root: a stage is one whatever lines lead to it."""
         begun = self.root.step_into("stage", stage)
         for part in path.parts():
             if part.kind not in ("stage", *left_out):

@@ -129,7 +129,7 @@ def _line_of(found: tuple[Collective, ...], window: TraceWindow, sources: Source
 
 
 def _passes_synced_in_vain(window: TraceWindow, found: tuple[Collective, ...]) -> float:
-    """By the forward passes of DDP: none where gradients were not exchanged after each, and before the next.
+    """By the forward passes of DDP: none where gradients were not exchanged after each of them.
 
     Where there are several models, each of them has a forward pass and an update of its own.
     """
@@ -154,7 +154,8 @@ def communication_evidence(found: ExposedCommunication) -> tuple[Numbers | Table
     for one in found.collectives:
         stage = one.path.stage if one.path else "not known"
         sums[one.kind, stage] += np.array((1e6, one.end_ns - one.start_ns, one.exposed_ns)) / 1e6 / num_steps
-    ranked = sorted(((*names, *total.tolist()) for names, total in sums.items()), key=lambda row: (-row[4], *row[:2]))
+    rows = ((*names, *total.tolist()) for names, total in sums.items())
+    ranked = sorted(rows, key=lambda row: (-row[4], *row[:2]))
     return (
         Numbers.of(
             "Communication, per step",

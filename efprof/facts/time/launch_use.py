@@ -32,7 +32,7 @@ COMPILED = re.compile(r"^triton_|CompiledFxGraph|^CompiledFunction|^Torch-Compil
 
 @frozen_dataclass
 class LaunchUse:
-    """What was launched in a window, by stage, and how long the device waited for no other reason."""
+    """What was launched in a window, and how long the device waited for no other reason."""
 
     window: TraceWindow
     waiting_ms: float

@@ -127,9 +127,9 @@ def _retimed(full: TraceWindow, lean: TraceWindow, host: dict[int, Array], devic
 
 
 def _clock(full: TraceWindow, lean: TraceWindow, pairs: Array, num_steps: int) -> _Clock:
-    """What tells the lean window's time of an instant of the full one, by pairs of events and so many steps.
+    """What tells the lean window's time of an instant of the full one; it never runs backwards.
 
-    It never runs backwards.
+    By pairs of events, and by so many steps.
     """
     begins_ns, num_steps = (full.steps[0][0], lean.steps[0][0]), min(num_steps, len(lean.steps))
     known = []

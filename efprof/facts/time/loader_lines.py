@@ -29,7 +29,7 @@ MAX_ROWS = 6
 MAX_TEXT = 60
 
 Met = defaultdict[str | None, Counter[str | None]]
-"""Samples or nanoseconds by the user's line and the function of a library inside it; None of neither."""
+"""Samples or nanoseconds by the user's line, and by the library's function inside it; None if unknown."""
 
 
 @frozen_dataclass

@@ -26,7 +26,7 @@ class CallPath:
     below: dict[tuple[Kind, str], "CallPath"] = field(default_factory=dict)
 
     def step_into(self, kind: Kind, text: str) -> "CallPath":
-        """The path that goes on with this, made where there is none; in the same stage, unless it begins one."""
+        """The path that goes on with this, made where there is none; its stage is the same, or begins."""
         found = self.below.get((kind, text))
         if found is None:
             stage = text if kind == "stage" else self.stage

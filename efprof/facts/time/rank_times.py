@@ -155,7 +155,8 @@ def _stays(window: TraceWindow) -> Stays:
 
 
 def _communicates(window: TraceWindow) -> list[int]:
-    return np.flatnonzero(window.trace.is_of(*ON_DEVICE) & window.trace.matches(COMMUNICATION)).tolist()
+    trace = window.trace
+    return np.flatnonzero(trace.is_of(*ON_DEVICE) & trace.matches(COMMUNICATION)).tolist()
 
 
 def _spent_ms(windows: tuple[TraceWindow, ...]) -> dict[tuple[Where, str, str], float]:
@@ -174,10 +175,11 @@ def _spent(window: TraceWindow) -> Iterator[tuple[Where, CallPath, int]]:
     for path in window.walk():
         if path.above is not None:
             yield "host", path, path.own_ns
-    for event in np.flatnonzero(window.trace.is_of(*ON_DEVICE) & ~window.trace.matches(COMMUNICATION)).tolist():
+    trace = window.trace
+    for event in np.flatnonzero(trace.is_of(*ON_DEVICE) & ~trace.matches(COMMUNICATION)).tolist():
         launched_by = window.paths.of_event.get(event)
         if launched_by is not None:
-            yield "device", launched_by, int(window.trace.duration_ns[event])
+            yield "device", launched_by, int(trace.duration_ns[event])
 
 
 @frozen_dataclass

@@ -131,7 +131,8 @@ def _by_step(window: TraceWindow, lines: dict[_Key, tuple[str, ...]]) -> list[di
             continue
         end_ns = int(trace.end_ns[event])  # a step may begin within its first call, whose hook tells of it
         step = bisect.bisect_left(begins, end_ns) - 1
-        given = _one_item(trace, _inside(trace, layers, event)) if len(_inside(trace, differentiated, event)) else None
+        is_learned = _inside(trace, differentiated, event)
+        given = _one_item(trace, _inside(trace, layers, event)) if is_learned else None
         if step >= 0 and end_ns <= window.steps[step][1] and given is not None:
             key = _Key(_parts_of(path), *given)
             steps[step][key][bisect.bisect_right(backward, end_ns)] += 1

@@ -41,7 +41,7 @@ Weight = Callable[[CallPath], int]
 def nested_bars(
     window: TraceWindow, sources: Sources, title: str, caption: str, weight: Weight, scale: float
 ) -> Intervals | None:
-    """Bars from stage to line to module to operator, each as wide as what was spent under it; None without any.
+    """Bars from stage to line to module to operator, as wide as what was spent under each; None without.
 
     `weight` gives a path's own nanoseconds, `scale` makes milliseconds per step of them.
     """
@@ -108,7 +108,7 @@ def typical_step(window: TraceWindow) -> int:
 
 
 class _Part(NamedTuple):
-    """Of a lane; `kind` is its colour and the user's line that it is called or launched from, empty if not known."""
+    """Of a lane; `kind` is its colour and the user's line that it was called from, empty if not known."""
 
     start_ns: int
     end_ns: int

@@ -46,8 +46,8 @@ UNITS: dict[str, tuple[Unit, ...]] = {
     "bytes": ((GIB, GIB, "GiB"), (MIB, MIB, "MiB"), (KIB, KIB, "KiB"), (0, 1, "B")),
     "ms": ((300_000, 60_000, "min"), (1000, 1000, "s"), (1, 1, "ms"), (0, 0.001, "us")),
 }
-"""Of a base unit those of an axis, each from which value on: a short axis in minutes would be labelled with fractions
-of them."""
+"""Of a base unit those of an axis, each from which value on: a short axis in minutes would be labelled
+with fractions of them."""
 PLAIN = {"percent": "%", "count": "", "ratio": ""}
 PER_STEP = "_per_step"
 
@@ -133,7 +133,7 @@ def x_range(chart: Chart) -> tuple[float, float]:
 
 
 def labelled_bands(chart: Chart) -> list[Band]:
-    """The first band of each label, as far as rows reach; their labels stand in rows from the top in this order."""
+    """The first band of each label, as far as rows reach: one row from the top for each, in order."""
     first: dict[str, Band] = {}
     for band in chart.bands:
         first.setdefault(band.label, band)

@@ -37,8 +37,10 @@ MAX_FLATNESS = 0.8
 
 def series_chart(series: Series) -> Chart:
     """Curves over one axis; the highlighted ones strong and in the colour of alarm."""
-    every_x, every_y = [x for line in series.lines for x in line.x], [y for line in series.lines for y in line.y]
-    x_scale, y_scale = scale_for(every_x, series.x_unit), scale_for(every_y, series.y_unit)
+    every_x = [x for line in series.lines for x in line.x]
+    every_y = [y for line in series.lines for y in line.y]
+    x_scale = scale_for(every_x, series.x_unit)
+    y_scale = scale_for(every_y, series.y_unit)
     layers = tuple(
         _series_layer(series, line, colour, x_scale, y_scale)
         for line, colour in zip(series.lines, _colours(series.lines), strict=True)

@@ -32,7 +32,8 @@ HALF_OPAQUE = "80"
 def figure_of(chart: Chart) -> Figure:
     """The figure; every string from outside is escaped for plotly's own markup."""
     layout: Figure = msgspec.json.decode(LAYOUT.read_bytes())
-    layout["xaxis"]["title"]["text"], layout["yaxis"]["title"]["text"] = map(label_text, (chart.x_label, chart.y_label))
+    layout["xaxis"]["title"]["text"] = label_text(chart.x_label)
+    layout["yaxis"]["title"]["text"] = label_text(chart.y_label)
     start, end = layout["xaxis"]["range"] = x_range(chart)
     middle = (start + end) / 2
     layout["shapes"] = [shape for band in chart.bands for shape in _band_shapes(band)]
@@ -160,7 +161,8 @@ def _trace(layer: Layer, chart: Chart) -> Figure:
             trace |= {"line": {"color": colour, "width": 0}}
         case "stack":
             line = {"color": colour, "width": 0.5, "shape": shape}
-            trace |= {"mode": "lines", "stackgroup": "all", "fillcolor": colour, "line": line} | _hover(layer, chart)
+            trace |= {"mode": "lines", "stackgroup": "all", "fillcolor": colour, "line": line}
+            trace |= _hover(layer, chart)
         case "line":
             line = {"color": colour, "width": 2.2 if layer.is_strong else 1.3, "shape": shape}
             trace |= {"mode": "lines", "line": line} | _hover(layer, chart)
@@ -168,7 +170,7 @@ def _trace(layer: Layer, chart: Chart) -> Figure:
 
 
 def _hover(layer: Layer, chart: Chart) -> Figure:
-    """What is told of a point; of a stack, in one box with all layers, which itself says where it is."""
+    """What is told of a point; of a stack in one box with all layers, which says where it is."""
     amount, name = f"%{{y:,.4~r}} {label_text(chart.y_unit)}", "<extra>%{fullData.name}</extra>"
     if not any(other.kind == "stack" for other in chart.layers):
         where = "%{text}" if layer.notes else f"{label_text(chart.x_label)} %{{x:.6~g}}"
