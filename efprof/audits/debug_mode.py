@@ -101,7 +101,7 @@ def _set(run: Run, name: str, value: str) -> Finding:
     variable = EnvironmentVariable(name=name, old=value, new="0")
     blame, fix = run.get(Sources).first_with(name), Fix.by(variable, "safe", f"Unset {name}.")
     if blame is None:
-        blame = SourceLine(file="the environment", line=0, function=name, text="")
+        blame = SourceLine(file="the environment", function=name)
     else:
         fix = Fix.by_hand(f"Delete `{blame.text}`.")
     return _finding(blame, VARIABLES[name], f"{name}={value} was set for all steps, in {blame}.", fix, UNMEASURED)

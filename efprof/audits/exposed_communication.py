@@ -2,8 +2,8 @@
 
 from efprof.facts.run.run import Run
 from efprof.facts.time.collectives import ExposedCommunication, communication_evidence
-from efprof.facts.time.launching_lines import LaunchingLine, what_tells_lines
-from efprof.model import Examination, Finding, Fix, Gain, NothingToLookAt, ThinEvidence
+from efprof.facts.time.launching_lines import what_tells_lines
+from efprof.model import Examination, Finding, Fix, Gain, NothingToLookAt, SourceLine, ThinEvidence
 from efprof.units import format_ms, format_share, format_value
 
 MIN_SHARE = 0.1
@@ -43,7 +43,7 @@ def exposed_communication(run: Run) -> Examination:
     return Examination(looked_at=looked_at, findings=(_finding(found, found.line),))
 
 
-def _finding(found: ExposedCommunication, line: LaunchingLine) -> Finding:
+def _finding(found: ExposedCommunication, blame: SourceLine) -> Finding:
     exposed = found.exposed_by_kind
     total = exposed.total() or 1
     kinds = ", ".join(f"{kind} {format_share(spent / total)}" for kind, spent in exposed.most_common(3) if spent)
@@ -53,12 +53,12 @@ def _finding(found: ExposedCommunication, line: LaunchingLine) -> Finding:
         "communicate."
     )
     return Finding(
-        blame=line.blame,
+        blame=blame,
         category="time",
         headline="The device waits for communication",
         message=message,
         why=f"No kernel runs beside these collectives: {kinds}."
-        f"{'' if line.is_line else f' {what_tells_lines(found.window)}'}",
+        f"{'' if blame.line else f' {what_tells_lines(found.window)}'}",
         fix=Fix.by_hand(_advice(found, exposed.most_common(1)[0][0])),
         gain=Gain.of_step("the time in which collectives ran alone, waits for slower ranks included", found.exposed_ms),
         evidence=communication_evidence(found),

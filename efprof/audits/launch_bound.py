@@ -2,8 +2,8 @@
 
 from efprof.facts.run.run import Run
 from efprof.facts.time.launch_use import LaunchUse, launch_evidence
-from efprof.facts.time.launching_lines import LaunchingLine, what_tells_lines
-from efprof.model import CUDA_DEVICE, Examination, Finding, Fix, Gain, NothingToLookAt, ThinEvidence
+from efprof.facts.time.launching_lines import what_tells_lines
+from efprof.model import CUDA_DEVICE, Examination, Finding, Fix, Gain, NothingToLookAt, SourceLine, ThinEvidence
 from efprof.units import format_ms, format_share, format_value
 
 MIN_SHARE = 0.2
@@ -50,17 +50,17 @@ def launch_bound(run: Run) -> Examination:
     return Examination(looked_at=looked_at, findings=(_finding(use, use.line, share),))
 
 
-def _finding(use: LaunchUse, line: LaunchingLine, share: float) -> Finding:
+def _finding(use: LaunchUse, blame: SourceLine, share: float) -> Finding:
     where = "each step" if use.window.has_steps else "the trace"
     num, device, host = round(use.num_launches), format_ms(use.kernel_us / 1e3), format_ms(use.host_us / 1e3)
     message = f"The device waits {format_ms(use.lost_ms)} of {where} ({format_share(share)}) for the host to launch."
     why = f"Each of {format_value(num, 'count')} launches is {device} of work for the device and {host} for the host."
     return Finding(
-        blame=line.blame,
+        blame=blame,
         category="time",
         headline="The device waits for the host to launch kernels",
         message=message,
-        why=f"{why}{'' if line.is_line else f' {what_tells_lines(use.window)}'}",
+        why=f"{why}{'' if blame.line else f' {what_tells_lines(use.window)}'}",
         fix=Fix.by_hand(_advice(use)),
         gain=Gain.of_step("the device's idle time that ends with a launch, less what recording adds", use.lost_ms),
         evidence=(launch_evidence(use),),

@@ -57,7 +57,7 @@ def _finding(run: Run, arrivals: RankArrivals, late: int, times: list[StageTime]
     share = late_ms / arrivals.step_ms
     message = f"All others wait {format_ms(late_ms)} of each step ({format_share(share)}) for rank {late}"
     if worst is None:
-        blame = SourceLine(file=f"rank {late}, in no stage more than in others", line=0, function="", text="")
+        blame = SourceLine(file=f"rank {late}, in no stage more than in others")
         why = "No stage of it takes so much longer than on the others."
     else:
         blame = line_behind(worst, times, late, run.get(Sources))

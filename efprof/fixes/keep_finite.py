@@ -104,13 +104,10 @@ def find_remedy(operation: str, dtype: str) -> Remedy | None:
 
 def clamp_operand(file: SourceFile, line: int, remedy: Remedy) -> CodeEdit | None:
     """Put the remedy's clamp behind the operand on `line`; None where not exactly one call there fits."""
-    found = [operand for node in nodes_on(file.tree, line) if (operand := _operand(node, remedy)) is not None]
-    if len(found) != 1:
-        return None
-    operand = found[0]
-    if isinstance(operand, ast.Constant):
-        return None
-    return replace_expression(file, operand, as_receiver(file, operand) + remedy.clamp)
+    match [operand for node in nodes_on(file.tree, line) if (operand := _operand(node, remedy)) is not None]:
+        case [operand] if not isinstance(operand, ast.Constant):
+            return replace_expression(file, operand, as_receiver(file, operand) + remedy.clamp)
+    return None
 
 
 def clip_gradients(usual_norm: float) -> Fix:

@@ -121,32 +121,30 @@ def keep_without_graph(
         text = text_of(file, kept.carried)
         parts = f"{kind}(part.detach() for part in {text})"
         new = parts if kind in ("tuple", "list") else f"{as_receiver(file, kept.carried)}{DETACHED}"
-        return Fix(
-            summary=f"Cut `{name}` off from the step before where it enters the call; where the loop runs over the "
-            "time steps of one sequence, cut once per optimizer step instead.",
-            applicability="review",
-            changes=(replace_expression(file, kept.carried, new),),
+        return Fix.by(
+            replace_expression(file, kept.carried, new),
+            "review",
+            f"Cut `{name}` off from the step before where it enters the call; where the loop runs over the time steps "
+            "of one sequence, cut once per optimizer step instead.",
         )
-    value: ast.expr | None = None
-    if kept is not None:  # what is added to a tensor is one, too
-        value = kept.value if kind == "Tensor" else tensor_in(kept, entry)
+    # What is added to a tensor is one, too.
+    value = None if kept is None else kept.value if kind == "Tensor" else tensor_in(kept, entry)
     if value is None:
         return Fix.by_hand(f"Detach each tensor that is put into `{name}`: `{how}`, or `.item()` for a number.")
-    return Fix(
-        summary=f"Keep the value without its graph; check that nothing calls backward on what `{name}` keeps.",
-        applicability="review",
-        changes=(replace_expression(file, value, f"{as_receiver(file, value)}{how}"),),
+    return Fix.by(
+        replace_expression(file, value, f"{as_receiver(file, value)}{how}"),
+        "review",
+        f"Keep the value without its graph; check that nothing calls backward on what `{name}` keeps.",
     )
 
 
 def keep_copies(file: SourceFile, value: ast.expr, name: str) -> Fix:
     """Copy what is kept of a storage that was counted to be larger: a view of a tensor shares all of its memory."""
-    edit = replace_expression(file, value, f"{as_receiver(file, value)}.clone()")
-    return Fix(
-        summary=f"Keep a copy: what `{name}` keeps is a small part of a tensor whose whole memory stays with it (or "
+    return Fix.by(
+        replace_expression(file, value, f"{as_receiver(file, value)}.clone()"),
+        "safe",
+        f"Keep a copy: what `{name}` keeps is a small part of a tensor whose whole memory stays with it (or "
         f"`.item()`, where it is one number). If the copies are still too many, bound `{name}`.",
-        applicability="safe",
-        changes=(edit,),
     )
 
 
@@ -179,12 +177,11 @@ def known_advice(told: str) -> str | None:
 
 def without_traceback(file: SourceFile, name: str, error: ast.expr) -> Fix:
     """The edit of a statement that keeps a caught error in `name`."""
-    edit = replace_expression(file, error, f"{text_of(file, error)}.with_traceback(None)")
-    return Fix(
-        summary=f"Keep the error in `{name}` without its traceback, which keeps the variables of every function that "
-        "it came through; who prints it later sees its message alone.",
-        applicability="review",
-        changes=(edit,),
+    return Fix.by(
+        replace_expression(file, error, f"{text_of(file, error)}.with_traceback(None)"),
+        "review",
+        f"Keep the error in `{name}` without its traceback, which keeps the variables of every function that it came "
+        "through; who prints it later sees its message alone.",
     )
 
 
@@ -222,10 +219,8 @@ def _kept_by(node: ast.AST, name: str) -> Iterator[tuple[str, KeptValue]]:
 def _renewal(value: ast.expr, name: str) -> KeptValue:
     """Of `name = <something with name>`: a sum, a joining of tensors, or a call that carries it."""
     match value:
-        case ast.BinOp(left=left, op=ast.Add(), right=right) if _last_name(left) == name:
-            return KeptValue(value=right, is_whole=True)
-        case ast.BinOp(left=left, op=ast.Add(), right=right) if _last_name(right) == name:
-            return KeptValue(value=left, is_whole=True)
+        case ast.BinOp(left=left, op=ast.Add(), right=right) if name in map(_last_name, (left, right)):
+            return KeptValue(value=right if _last_name(left) == name else left, is_whole=True)
         case ast.Call(func=ast.Attribute(attr=called) | ast.Name(id=called), args=args) if called not in JOINING:
             carried = next((argument for argument in args if _last_name(argument) == name), None)
             return KeptValue(value=value, carried=carried, is_whole=True)

@@ -29,7 +29,7 @@ def read_less(file: SourceFile, line: int, *, calls: Sequence[str], reads_per_st
     kept = keep_on_device(file, line)
     if kept is not None:
         summary = f"Keep the value on the device with `.detach()`, and read it {rarely} steps apart or at the end."
-        return Fix(summary=summary, applicability="review", changes=(kept,))
+        return Fix.by(kept, "review", summary)
     often = f" Once every {every} steps, a read no longer matters." if every >= MIN_APART else ""
     return Fix.by_hand(f"{_advice(calls, reads_per_step)}{often}")
 

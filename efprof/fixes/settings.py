@@ -73,11 +73,8 @@ def set_allocator(old: str, new: str, *, caution: str = "") -> Fix:
         filter(None, [new, *(one for one in old.split(",") if one.startswith("per_process_memory_fraction"))])
     )
     what = f"Start the command with {VARIABLE}={new}" if new else f"Start the command without {VARIABLE}"
-    return Fix(
-        summary=f"{what}.{' ' + caution if caution else ''}",
-        applicability="safe",
-        changes=(EnvironmentVariable(name=VARIABLE, old=old or None, new=new),),
-    )
+    change = EnvironmentVariable(name=VARIABLE, old=old or None, new=new)
+    return Fix.by(change, "safe", f"{what}.{' ' + caution if caution else ''}")
 
 
 def _find_call(tree: ast.Module, line: int) -> ast.Call | None:

@@ -1,7 +1,7 @@
 """Replaced expressions, set arguments and deleted statements of the user's source as a CodeEdit of whole lines."""
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from efprof.model import CodeEdit, SourceFile
 
@@ -24,8 +24,8 @@ def replace_parts(file: SourceFile, whole: ast.expr, parts: Iterable[tuple[ast.e
     lines = list(file.lines[first - 1 : last])
     for part, text in sorted(parts, key=lambda item: end_of(item[0]), reverse=True):
         start, end = part.lineno - first, (part.end_lineno or part.lineno) - first
-        before, _ = _cut(lines[start], part.col_offset)
-        _, after = _cut(lines[end], part.end_col_offset or 0)
+        before, _ = cut(lines[start], part.col_offset)
+        _, after = cut(lines[end], part.end_col_offset or 0)
         lines[start : end + 1] = [before + text + after]
     old = "\n".join(file.lines[first - 1 : last])
     return CodeEdit(file=file.name, line=first, old=old, new="\n".join(lines))
@@ -41,14 +41,12 @@ def delete_statement(file: SourceFile, line: int) -> CodeEdit | None:
     for parent in ast.walk(file.tree):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(parent, name, None)
-            if not isinstance(block, list):
-                continue
-            found = [one for one in block if isinstance(one, ast.Expr) and one.lineno == line == one.end_lineno]
-            is_alone_on_line = sum(getattr(one, "lineno", 0) == line for one in block) == 1
-            if found and is_alone_on_line and isinstance(found[0].value, ast.Call):
-                old = file.lines[line - 1]
-                indent = old[: len(old) - len(old.lstrip())]
-                return CodeEdit(file=file.name, line=line, old=old, new="" if len(block) > 1 else f"{indent}pass")
+            block = block if isinstance(block, list) else []
+            match [one for one in block if one.lineno == line]:
+                case [ast.Expr(value=ast.Call(), end_lineno=end, col_offset=indent)] if end == line:
+                    old = file.lines[line - 1]
+                    new = "" if len(block) > 1 else f"{old[:indent]}pass"
+                    return CodeEdit(file=file.name, line=line, old=old, new=new)
     return None
 
 
@@ -63,15 +61,14 @@ def set_arguments(file: SourceFile, call: ast.Call, new: Mapping[str, object], *
     is_opaque = any(keyword.arg is None for keyword in call.keywords) or len(call.args) > num_before
     if not all(isinstance(written.get(name), ast.Constant | None) for name in new) or (absent and is_opaque):
         return None
-    replaced = [(written[name], str(value)) for name, value in new.items() if name in written]
+    replaced = {written[name]: str(value) for name, value in new.items() if name in written}
     last = max((*call.args, *(keyword.value for keyword in call.keywords)), key=end_of, default=None)
     if last is None:
         given = ", ".join(f"{name}={value}" for name, value in new.items())
         return replace_expression(file, call, f"{text_of(file, call.func)}({given})")
     added = "".join(f", {name}={new[name]}" for name in absent)
-    text_of_last = next((text for value, text in replaced if value is last), text_of(file, last))
-    replaced = [(value, text) for value, text in replaced if value is not last] + [(last, text_of_last + added)]
-    return replace_parts(file, call, replaced)
+    replaced[last] = replaced.get(last, text_of(file, last)) + added
+    return replace_parts(file, call, replaced.items())
 
 
 def written_arguments(call: ast.Call | None) -> dict[str, ast.expr]:
@@ -84,13 +81,19 @@ def text_of(file: SourceFile, expression: ast.expr | ast.keyword) -> str:
     return ast.get_source_segment("\n".join(file.lines), expression) or ""
 
 
+def arguments_of(file: SourceFile, call: ast.Call, dropped: Sequence[ast.keyword] = ()) -> list[str]:
+    """The call's arguments as the user wrote them."""
+    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+    return [text_of(file, argument) for argument in arguments if argument not in dropped]
+
+
 def as_receiver(file: SourceFile, expression: ast.expr) -> str:
     """The expression's text, in parentheses where `.method()` would bind to its last part only."""
     text = text_of(file, expression)
     return text if isinstance(expression, ATOMS) else f"({text})"
 
 
-def _cut(line: str, offset: int) -> tuple[str, str]:
+def cut(line: str, offset: int) -> tuple[str, str]:
     """The line before and from an offset; syntax trees count bytes of UTF-8."""
     content = line.encode()
     return content[:offset].decode(), content[offset:].decode()

@@ -4,7 +4,7 @@ import ast
 import builtins
 from collections.abc import Callable, Sequence
 
-from efprof.fixes.source_edit import calls_on, replace_expression, text_of
+from efprof.fixes.source_edit import arguments_of, calls_on, cut, replace_expression, text_of
 from efprof.model import CodeEdit, Fix, SourceFile, SourceLine, called_name, nodes_on
 
 BACKWARD_NAMES = frozenset({"backward", "manual_backward"})
@@ -31,8 +31,8 @@ TENSOR_METHODS = frozenset(
 
 def drop_graph(file: SourceFile, line: int, told: str) -> Fix:
     """Take `told` out; an edit where the line has one call of backward, given such arguments as a plain `True`."""
-    every = [node for node in nodes_on(file.tree, line) if isinstance(node, ast.Call)]
-    calls = [call for call in every if called_name(call) in BACKWARD_NAMES]
+    nodes = nodes_on(file.tree, line)
+    calls = [one for one in nodes if isinstance(one, ast.Call) and called_name(one) in BACKWARD_NAMES]
     given = [one for one in calls[0].keywords if one.arg in KEEPING] if len(calls) == 1 else []
     is_plain = bool(given) and all(isinstance(one.value, ast.Constant) and one.value.value is True for one in given)
     edit = _without(file, calls[0], given) if is_plain else None
@@ -70,13 +70,11 @@ def checkpoint_call(file: SourceFile, line: int) -> CodeEdit | None:
     if len(calls) != 1 or "torch" not in _imported_from_torch(above):
         return None
     (call,) = calls
-    is_simple = not any(isinstance(argument, ast.Starred) for argument in call.args)
-    is_simple = is_simple and all(keyword.arg for keyword in call.keywords)
-    if call.end_lineno != line or not call.args or not is_simple:
+    is_starred = any(isinstance(argument, ast.Starred) for argument in call.args)
+    is_opaque = is_starred or not all(keyword.arg for keyword in call.keywords)
+    if call.end_lineno != line or not call.args or is_opaque:
         return None
-    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    given = [text_of(file, argument) for argument in arguments]
-    inside = ", ".join([text_of(file, call.func), *given, "use_reentrant=False"])
+    inside = ", ".join([text_of(file, call.func), *arguments_of(file, call), "use_reentrant=False"])
     return replace_expression(file, call, f"torch.utils.checkpoint.checkpoint({inside})")
 
 
@@ -84,22 +82,20 @@ def _without(file: SourceFile, call: ast.Call, dropped: Sequence[ast.keyword]) -
     """The call without these arguments, on one line; None where a comment in it may be about what is dropped."""
     if "#" in text_of(file, call):
         return None
-    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    given = [text_of(file, argument) for argument in arguments if argument not in dropped]
-    return replace_expression(file, call, f"{text_of(file, call.func)}({', '.join(given)})")
+    given = ", ".join(arguments_of(file, call, dropped))
+    return replace_expression(file, call, f"{text_of(file, call.func)}({given})")
 
 
 def _clearing_edit(file: SourceFile, line: int) -> CodeEdit | None:
     """None where the step is not a statement alone on its lines that names one optimizer."""
-    lines = file.lines
     for statement in ast.walk(file.tree):
         if not isinstance(statement, ast.Expr | ast.Assign) or statement.lineno != line:
             continue
-        optimizer, last = _stepped_by(statement.value), statement.end_lineno or statement.lineno
-        before = lines[statement.lineno - 1].encode()[: statement.col_offset].decode()
-        after = lines[last - 1].encode()[statement.end_col_offset :].decode().strip()
-        if optimizer is not None and not before.strip() and (not after or after.startswith("#")):
-            old = lines[last - 1]
+        optimizer, last = _stepped_by(statement.value), statement.end_lineno or line
+        old = file.lines[last - 1]
+        before, _ = cut(file.lines[line - 1], statement.col_offset)
+        _, after = cut(old, statement.end_col_offset or 0)
+        if optimizer is not None and not before.strip() and after.strip()[:1] in ("", "#"):
             new = f"{old}\n{before}{optimizer}.{CLEARING}(set_to_none=True)"
             return CodeEdit(file=file.name, line=last, old=old, new=new)
     return None

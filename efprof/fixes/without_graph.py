@@ -11,8 +11,7 @@ TRAINS = frozenset({"backward", "step", "grad"})
 
 def without_graph(file: SourceFile, loop: SourceLine) -> Fix:
     """The edit of the statement that begins at this line; by hand where it trains as well, or holds long texts."""
-    nodes = list(ast.walk(file.tree))
-    found = [one for one in nodes if isinstance(one, ast.stmt) and one.lineno == loop.line]
+    found = [one for one in ast.walk(file.tree) if isinstance(one, ast.stmt) and one.lineno == loop.line]
     inside = list(ast.walk(found[0])) if found else []
     if any(called_name(one) in TRAINS for one in inside):
         return Fix.by_hand(f"Turn gradients off where {loop} evaluates: `with torch.set_grad_enabled(is_training):`.")

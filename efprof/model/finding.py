@@ -29,9 +29,9 @@ class SourceLine:
     """
 
     file: str
-    line: int
-    function: str
-    text: str
+    line: int = 0
+    function: str = ""
+    text: str = ""
     ordinal: int = 0
 
     def __str__(self) -> str:

@@ -82,14 +82,14 @@ def _diff(item: RankedFinding) -> list[str]:
     for change in item.finding.fix.changes:
         old, new = change_sides(change)
         lines.append(f"@@ {change_name(change)} @@")
-        lines += [f"-{line}" for line in old.splitlines()]
-        lines += [f"+{line}" for line in new.splitlines()]
+        lines += [f"-{line}" for line in old]
+        lines += [f"+{line}" for line in new]
     return lines
 
 
 def _not_looked_at(report: Report) -> str:
     """What checks would need; and which of them could not look for another reason."""
-    could_not = [audit for audit in report.audits if audit.status in ("not_applicable", "errored")]
+    could_not = (audit for audit in report.audits if audit.status in ("not_applicable", "errored"))
     others = ", ".join(audit.audit_id for audit in could_not if not audit.reason.startswith(NEEDS))
     return "; ".join(filter(None, (needs_phrase(report), f"too little for {others}" if others else "")))
 

@@ -35,7 +35,7 @@ def comparison_verdict(comparison: Comparison) -> tuple[Verdict, str]:
     return word, f"{said}: {named}." if named else f"{said}."
 
 
-def metric_cells(metric: MetricChange) -> tuple[str, str, str, str, str, str]:
+def metric_cells(metric: MetricChange) -> tuple[str, ...]:
     """The row of a metric under `COLUMNS`; medians with their interquartile ranges."""
     return (
         metric.label,

@@ -67,9 +67,8 @@ def totals(measurements: Measurements) -> tuple[Number, ...]:
     norms = [one.gradient_norm for one in steps if one.gradient_norm is not None and math.isfinite(one.gradient_norm)]
     scales = [step.scaler_scale for step in steps if step.scaler_scale is not None]
     counts = [step.num_gradients for step in steps if step.num_gradients is not None]
-    nan, inf = (
-        [n for n in column if n is not None] for column in ([s.num_nan for s in steps], [s.num_inf for s in steps])
-    )
+    nan = [step.num_nan for step in steps if step.num_nan is not None]
+    inf = [step.num_inf for step in steps if step.num_inf is not None]
     return Numbers.of(
         "",
         ("first loss", finite[0] if finite else None, ""),

@@ -1,5 +1,6 @@
 """A report in at most twenty lines of plain text; and as Markdown, for a pull request or an issue."""
 
+import html
 import re
 from collections.abc import Iterable, Sequence
 
@@ -48,8 +49,8 @@ def render_text(report: Report) -> str:
         measured = f"Measured: {measured_phrase(report)}. {run_time_phrase(report)}"
         lines += [shorten(measured, VERDICT_WIDTH), overhead_phrase(report)]
     lines += [shorten(f"Warning: {warning}", MAX_WIDTH) for warning in report.warnings[:MAX_WARNINGS]]
-    if len(report.warnings) > MAX_WARNINGS:
-        lines.append(f"and {format_count(len(report.warnings) - MAX_WARNINGS, 'more warning')} in the page")
+    if num_more := len(report.warnings[MAX_WARNINGS:]):
+        lines.append(f"and {format_count(num_more, 'more warning')} in the page")
     return "\n".join(lines) + "\n"
 
 
@@ -82,8 +83,8 @@ def render_finding(item: RankedFinding) -> str:
     ]
     for change in finding.fix.changes:
         old, new = change_sides(change)
-        removed, added = (["- " + line for line in old.splitlines()], ["+ " + line for line in new.splitlines()])
-        parts.append(f"{code(change_name(change))}\n\n" + code_block("diff", "\n".join(removed + added)))
+        lines = [*("- " + line for line in old), *("+ " + line for line in new)]
+        parts.append(f"{code(change_name(change))}\n\n" + code_block("diff", "\n".join(lines)))
     return "\n\n".join(parts)
 
 
@@ -136,14 +137,13 @@ def _finding_lines(ranked: tuple[RankedFinding, ...]) -> list[str]:
         where = shorten_path(str(finding.blame), PATH_WIDTH)
         lines.append(f"{item.rank:3}  {finding.severity.upper():6}  {shorten(finding.headline, MAX_WIDTH)}")
         lines.append(f"{'':13}{where}   {shorten(item.gain, MAX_WIDTH)}")
-    if len(ranked) > MAX_FINDINGS:
-        lines.append(f"     and {len(ranked) - MAX_FINDINGS} more in the page")
+    if num_more := len(ranked[MAX_FINDINGS:]):
+        lines.append(f"     and {num_more} more in the page")
     return lines
 
 
 def _escape_line(line: str) -> str:
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_{}\[\]|#~])", r"\\\1", line)
+    return re.sub(r"([\\`*_{}\[\]|#~])", r"\\\1", html.escape(line, quote=False))
 
 
 def _verdict(report: Report) -> str:

@@ -1,5 +1,6 @@
 """What a person reads first: which run, three lines of verdict, the findings by rank, and how many checks said what."""
 
+import math
 import re
 import shlex
 from collections import Counter
@@ -73,10 +74,9 @@ def rank_findings(report: Report) -> tuple[RankedFinding, ...]:
     """Every finding of the run: why it ended, then the most severe and most gainful first; the key breaks ties."""
     median, peak = report.measurements.median_step_ms, report.measurements.peak_bytes
     found = [(audit.key_of(finding), audit.audit_id, finding) for audit in report.audits for finding in audit.findings]
-    # A run that ran out of memory opens with the failure itself, whatever another fix saves.
-    opening = "out_of_memory" if report.run.ended == "out_of_memory" else None
-    found.sort(key=lambda item: (item[1] != opening, *_order(item[2], median, peak), item[0]))
-    taken: Counter[str] = Counter()
+    # A run that ran out of memory opens with the audit of that name, whatever another fix saves.
+    found.sort(key=lambda item: (item[1] != report.run.ended, *_order(item[2], median, peak), item[0]))
+    taken = Counter[str]()
     ranked = []
     for rank, (key, audit_id, finding) in enumerate(found, start=1):
         taken[key] += 1
@@ -102,9 +102,9 @@ class VerdictLines:
 
     verdict: str
     why: str
-    blame: SourceLine | None
+    blame: SourceLine | None = None
     next: str
-    commands: tuple[str, ...]
+    commands: tuple[str, ...] = ()
     tone: Severity | Literal["none"]
 
 
@@ -150,7 +150,7 @@ def counts_phrase(report: Report) -> str:
 
 def needs_phrase(report: Report) -> str:
     """`9 need a CUDA device; others need several ranks, a budget`: what checks with nothing to look at need."""
-    needs = Counter(_need_of(audit) for audit in report.audits if _need_of(audit))
+    needs = Counter(filter(None, map(_need_of, report.audits)))
     several = [f"{num} need {need}" for need, num in needs.most_common() if num > 1]
     alone = [need for need, num in needs.items() if num == 1]
     return "; ".join([*several, *([f"others need {', '.join(alone)}"] if alone else [])])
@@ -164,13 +164,13 @@ def _need_of(audit: AuditResult) -> str:
 
 def header_items(run: RunIdentity) -> tuple[str, ...]:
     """Which run this is, in the order every rendering shows it."""
-    ranks = (f"{run.num_ranks} ranks",) if run.num_ranks > 1 else ()
+    ranks = f"{run.num_ranks} ranks" if run.num_ranks > 1 else ""
+    devices, ended = device_phrase(run.devices), run.ended.replace("_", " ")
+    items = [run.name, revision(run), devices, ranks, format_count(run.num_steps, "step"), ended]
     if run.ended == FOREIGN:
         kind = "a profiler trace" if run.num_steps else "a memory snapshot"
-        devices = (device_phrase(run.devices),) if run.devices else ()
-        return tuple(one_line(item) for item in (run.name, *devices, *ranks, f"{kind}, without its run"))
-    items = (run.name, revision(run), device_phrase(run.devices), *ranks, format_count(run.num_steps, "step"))
-    return tuple(one_line(item) for item in (*items, run.ended.replace("_", " ")) if item)
+        items = [run.name, devices if run.devices else "", ranks, f"{kind}, without its run"]
+    return tuple(one_line(item) for item in items if item)
 
 
 def revision(run: RunIdentity) -> str:
@@ -252,19 +252,16 @@ def recorder_hint(run: RunIdentity) -> str:
 
 def _order(finding: Finding, median: float | None, peak: int | None) -> tuple[float, ...]:
     step_ms, num_bytes = finding.gain.step_ms or 0.0, finding.gain.peak_bytes or 0
-    median = finding.gain.late_step_ms or median
-    largest_share = max(step_ms / median if median else 0.0, num_bytes / peak if peak else 0.0)
+    whole_ms = finding.gain.late_step_ms or median or math.inf
+    largest_share = max(step_ms / whole_ms, num_bytes / (peak or math.inf))
     place = get_args(Severity).index(finding.severity)
     return finding.may_be_filling, place, -largest_share, -step_ms, -num_bytes
 
 
 def _leading_finding(run: RunIdentity, ranked: tuple[RankedFinding, ...]) -> RankedFinding | None:
     """The finding the verdict tells; one that has nothing to do with how the run ended may not stand as its reason."""
-    if run.ended == "out_of_memory":
-        return next((item for item in ranked if item.finding.category == "memory"), None)
-    if run.error is not None:
-        return next((item for item in ranked if item.finding.category == "numbers"), None)
-    return next(iter(ranked), None)
+    reason = "memory" if run.ended == "out_of_memory" else "numbers" if run.error is not None else None
+    return next((item for item in ranked if reason is None or item.finding.category == reason), None)
 
 
 def _without_lead(report: Report, ending: str) -> VerdictLines:
@@ -281,7 +278,6 @@ def _without_lead(report: Report, ending: str) -> VerdictLines:
         why=_why_without_lead(report, ending, num_looked),
         blame=run.error.blame if run.error else None,
         next=_next_without_lead(report, can_tell=can_tell),
-        commands=(),
         tone="none" if can_tell and not ending else "medium" if run.ended in ("finished", "running") else "high",
     )
 
@@ -295,7 +291,6 @@ def _of_a_file(report: Report, num_looked: int) -> VerdictLines:
     return VerdictLines(
         verdict=one_line(measured.time_sentence or clean),
         why=one_line(next(filter(None, why), "No check found a fault.")),
-        blame=None,
         next=" ".join(filter(None, (measured.next_experiment if measured.time_sentence else "", RECORD))),
         commands=(_what_if(report.run),) if num_looked and not measured.time else (),
         tone="none" if is_told else "medium",

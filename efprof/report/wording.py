@@ -95,9 +95,8 @@ def gain_phrase(gain: Gain, step_ms: float | None, peak_bytes: int | None) -> st
         ends = "" if is_least else units.in_brackets(show_interval(interval, "bytes"))
         saved = interval[0] if interval and is_least else gain.peak_bytes
         until = "" if gain.until_step is None else f" up to step {gain.until_step:,}"
-        share = _share(saved, peak_bytes, "of the recorded peak")
-        if gain.of_bytes:
-            share = _share(saved, gain.of_bytes, f"of {show(gain.of_bytes, 'bytes')}")
+        of_what = f"of {show(gain.of_bytes, 'bytes')}" if gain.of_bytes else "of the recorded peak"
+        share = _share(saved, gain.of_bytes or peak_bytes, of_what)
         parts.append(f"{show(saved, 'bytes')}{ends} of peak memory{until}{share}")
     if not parts:
         return "no saving is claimed"
@@ -122,15 +121,17 @@ def change_name(change: Change) -> str:
             return f"{change.file}:{change.line}"
 
 
-def change_sides(change: Change) -> tuple[str, str]:
-    """The old and the new text of a change; the old one is empty where there was none."""
+def change_sides(change: Change) -> tuple[list[str], list[str]]:
+    """The lines of a change that go and those that come; none go where there was nothing before."""
     match change:
         case EnvironmentVariable():
-            return ("" if change.old is None else f"{change.name}={change.old}", f"{change.name}={change.new}")
+            old = "" if change.old is None else f"{change.name}={change.old}"
+            new = f"{change.name}={change.new}"
         case ConfigurationValue():
-            return f"{change.name}: {change.old}", f"{change.name}: {change.new}"
+            old, new = f"{change.name}: {change.old}", f"{change.name}: {change.new}"
         case CodeEdit():
-            return change.old.strip("\n"), change.new.strip("\n")
+            old, new = change.old.strip("\n"), change.new.strip("\n")
+    return old.splitlines(), new.splitlines()
 
 
 def device_phrase(devices: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from efprof.artifacts.holders import Count, Watch
 from efprof.artifacts.run_file import SCHEMA_VERSION, SOURCES_FILE, Device, Host, RunFile, SourceText, write_run_file
 from efprof.artifacts.snapshot import Snapshot
 from efprof.artifacts.steps import STEPS_FILE, BoundaryMemory, StageSpan, StepRecord
+from efprof.artifacts.trace.columns import Trace
 from efprof.facts.run.run import Run, open_run
 from efprof.model import BOUNDARIES
 
@@ -191,3 +192,8 @@ def write_allocations(rank_folder: Path, number: int, events: Iterable[Allocatio
 
 def _write_lines(path: Path, records: Iterable[msgspec.Struct]) -> None:
     path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+
+
+def named(trace: Trace, name: str) -> list[int]:
+    """The events of that name in a trace."""
+    return [event for event in range(len(trace)) if trace.text(event) == name]

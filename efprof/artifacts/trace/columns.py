@@ -61,10 +61,6 @@ class Trace:
         found: Array = (self.phase == COMPLETE) & np.isin(self.category, codes)
         return found
 
-    def named(self, name: str) -> list[int]:
-        """The places of the events of that name."""
-        return [] if name not in self.texts else np.flatnonzero(self.name_code == self.texts.index(name)).tolist()
-
     def matches(self, pattern: re.Pattern[str]) -> Array:
         """Which events have a name that the pattern is found in."""
         found: Array = np.array([bool(pattern.search(text)) for text in self.texts], bool)[self.name_code]
@@ -73,6 +69,10 @@ class Trace:
     def text(self, event: int) -> str:
         """The event's name."""
         return self.texts[int(self.name_code[event])]
+
+    def span(self, event: int) -> tuple[int, int]:
+        """When the event begins and ends."""
+        return int(self.start_ns[event]), int(self.end_ns[event])
 
     def argument(self, name: str) -> Array:
         """The argument of every event as an array, ABSENT where an event has none."""
@@ -84,10 +84,14 @@ class Trace:
 
     def input_shapes(self, event: int) -> tuple[tuple[int, ...], ...]:
         """Of each of an operator's inputs; of a list of tensors that of its first one; empty where none is recorded."""
-        places, codes = self.sparse.get("shapes", (np.empty(0, np.int32), np.empty(0, np.int32)))
-        at = int(places.searchsorted(places.dtype.type(event)))  # another type's number makes it copy them all
-        found = msgspec.json.decode(self.texts[codes[at]]) if at < len(places) and places[at] == event else []
+        found = msgspec.json.decode(self.argument_text("shapes", event) or "[]")
         return tuple(map(_sizes, found)) if isinstance(found, list) else ()
+
+    def argument_text(self, name: str, event: int) -> str:
+        """One event's argument that is a text; empty where it has none."""
+        places, codes = self.sparse.get(name, (np.empty(0, np.int32), np.empty(0, np.int32)))
+        at = int(places.searchsorted(places.dtype.type(event)))  # another type's number makes it copy them all
+        return self.texts[codes[at]] if at < len(places) and places[at] == event else ""
 
     def moved_to(self, start_ns: Array, end_ns: Array) -> "Trace":
         """The same events at other times, in order of these."""

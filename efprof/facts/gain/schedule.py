@@ -154,7 +154,7 @@ def _is_waited_for(trace: Trace, call: int, kernel: int) -> bool:
     text = trace.text(call)
     if not COPY.match(text) or trace.end_ns[kernel] > trace.end_ns[call]:
         return False
-    return ASYNCHRONOUS not in text or bool(WITH_HOST.search(trace.text(kernel)))
+    return not ASYNCHRONOUS.search(text) or bool(WITH_HOST.search(trace.text(kernel)))
 
 
 def _calls(trace: Trace, calls: Array, kernels: dict[int, list[Kernel]]) -> list[Call]:

@@ -90,7 +90,7 @@ class GrownLines:
             windows = [window for window in run.get(TraceWindows).windows if window.lines]
             if len(windows) < 2 or windows[-1].middle - windows[0].middle < MIN_DISTANCE:
                 raise NotRecorded("no two profiler windows lie far enough apart to compare their lines")
-            last = windows[-1].paths.root.walk()
+            last = windows[-1].walk()
             if slowdown.stage == "data" and not any(path.own_ns for path in last if path.stage == "data"):
                 raise NotRecorded("a profiler window leaves out the fetch of data where that takes long")
         except NotRecorded as absent:

@@ -95,8 +95,8 @@ def _ask(path: Path, folder: Path) -> tuple[list[Table], list[str]]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    tables: list[Table] = []
-    missing: list[str] = []
+    tables = list[Table]()
+    missing = list[str]()
     named = folder / ("trace.json.gz" if size_of(path)[0] else "trace.json")
     named.symlink_to(path)
     for title, frame_of in _analyses(_loaded(named)):

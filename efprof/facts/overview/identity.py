@@ -17,8 +17,9 @@ def identify(run: Run) -> RunIdentity:
     file, times = run.run_file, run.find(StepTimes)
     traced = run.find(TraceWindows, UnreadableInput) if run.is_foreign else None
     git = file.git
-    header = traced.windows[0].trace.header if traced else None  # which of several a process used, its kernels tell
-    traced_devices = tuple(str(device.get("name", "")) for device in header.devices[:1]) if header else ()
+    windows = traced.windows if traced else ()
+    # Which of several devices a process used, its kernels tell.
+    traced_devices = (str(device.get("name", "")) for one in windows for device in one.trace.header.devices[:1])
     return RunIdentity(
         run_id=file.run_id,
         path=str(run.folder),
@@ -31,9 +32,9 @@ def identify(run: Run) -> RunIdentity:
         branch=git.branch if git else None,
         commit=git.commit if git else None,
         is_dirty=bool(git and git.is_dirty),
-        devices=tuple(device.name for device in file.devices) or traced_devices,
+        devices=tuple(device.name for device in file.devices) or tuple(traced_devices),
         num_ranks=len(run.rank_folders),
-        num_steps=len(times.every) if times else len(traced.windows[0].numbers) if traced else 0,
+        num_steps=len(times.every) if times else sum(len(window.numbers) for window in windows),
         environment=(*_changes(run), *_environment(file)),
         configuration=tuple(sorted(file.configuration.items())),
         error=_error(run),
@@ -42,9 +43,7 @@ def identify(run: Run) -> RunIdentity:
 
 def first_error(rank_folders: Iterable[Path]) -> TrainingRaised | None:
     """What ended the training: of several ranks the first that raised, the others follow it."""
-    errors: list[TrainingRaised] = []
-    for rank in rank_folders:
-        errors += events_of(rank, TrainingRaised)[-1:]
+    errors = [error for rank in rank_folders for error in events_of(rank, TrainingRaised)[-1:]]
     return min(errors, key=lambda error: error.at_ns, default=None)
 
 

@@ -2,8 +2,11 @@
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import groupby, pairwise
+
+import numpy as np
 
 from efprof.artifacts.events import Event, RecordingCost, WindowClosed, read_events
 from efprof.artifacts.readings import EvaluationMemory, EvaluationRecord, read_evaluations
@@ -77,7 +80,7 @@ def measurements_of(run: Run) -> Measurements:
     return Measurements(
         metrics=_metrics(times, run),
         timeline=_timeline(times),
-        stage_deltas=stage_deltas([time.record for time in times.every if time.record.is_full]),
+        stage_deltas=stage_deltas([record for record in run.steps if record.is_full]),
         overhead=_overhead(times, events),
         memory_source=source,
         run_time=run_time.largest_first if run_time else (),
@@ -153,26 +156,23 @@ def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
     readings = [each for each in memory if each.num_batches >= 1]
     if len(readings) < MIN_READINGS:
         return None
-    kept = readings[-1].allocated_bytes - readings[0].allocated_bytes
-    num_batches = readings[-1].num_batches - readings[0].num_batches
-    num_rising = 0
-    for before, after in pairwise(readings):
-        rise, num = after.allocated_bytes - before.allocated_bytes, after.num_batches - before.num_batches
-        num_rising += num * (rise * num_batches > MIN_RISE * kept * num)
+    num = np.diff([each.num_batches for each in readings])
+    rise = np.diff([each.allocated_bytes for each in readings])
+    num_batches, kept = int(num.sum()), int(rise.sum())
+    num_rising = int(num[rise * num_batches > MIN_RISE * kept * num].sum())
     return kept / num_batches if 0 < MIN_RISING * num_batches <= num_rising and kept >= MIN_KEPT else None
 
 
 def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
     """One row per boundary that was recorded, in the step's order; a step may pass a boundary several times."""
-    allocated: dict[str, list[int]] = {}
-    deltas: dict[str, list[tuple[int, int]]] = {}
+    allocated = defaultdict[str, list[int]](list)
+    deltas = defaultdict[str, list[tuple[int, int]]](list)
     for record in records:
         for before, here in zip([None, *record.memory], record.memory, strict=False):
-            allocated.setdefault(here.boundary, []).append(here.allocated_bytes)
+            allocated[here.boundary].append(here.allocated_bytes)
             if before is not None:
-                change = here.allocated_bytes - before.allocated_bytes
-                deltas.setdefault(here.boundary, []).append((change, record.step))
-    return tuple(_row(name, allocated[name], deltas.get(name, [])) for name in BOUNDARIES if name in allocated)
+                deltas[here.boundary].append((here.allocated_bytes - before.allocated_bytes, record.step))
+    return tuple(_row(name, allocated[name], deltas[name]) for name in BOUNDARIES if name in allocated)
 
 
 def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
@@ -181,9 +181,7 @@ def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
     peaks = [max(each.allocated_bytes for each in boundaries) for boundaries in memory]
     reserved = [max(each.reserved_bytes for each in boundaries) for boundaries in memory]
     reads = [sum(read.count for read in time.record.reads) for time in steady]
-    nonfinite = sum(
-        bool(badness(record) or record.num_nan or record.num_inf) for record in (time.record for time in times.every)
-    )
+    nonfinite = sum(bool(badness(record) or record.num_nan or record.num_inf) for record in run.steps)
     growth = run.find(MemoryGrowth, ThinEvidence)  # 0 where it does not grow for sure, none of a run too short to tell
     growth_bytes = () if growth is None else (growth.fit.trend.slope if growth.is_growing else 0.0,)
     return (

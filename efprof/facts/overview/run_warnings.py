@@ -73,7 +73,6 @@ def warnings_of(run: Run) -> tuple[str, ...]:
         *([SURVIVED.format(num=failed[-1])] if failed and catches_out_of_memory(run) else ()),
         *_about_torn_lines("steps.jsonl", times.num_torn),
         *_about_torn_lines("events.jsonl", num_torn_events),
-        *_about_broken_windows(run),
         *_about_what_is_not_read(run),
         *_about_broken_ranks(run),
         *_about_devices_not_replayed(run),
@@ -81,10 +80,14 @@ def warnings_of(run: Run) -> tuple[str, ...]:
 
 
 def _about_what_is_not_read(run: Run) -> Iterator[str]:
-    """What is too large for a report of some seconds."""
+    """What cannot be read, or is too large for a report of some seconds."""
+    memory = None
+    try:
+        memory = run.find(LiveMemory)
+    except UnreadableInput as error:
+        yield str(error)
     if traces := run.find(TraceWindows, UnreadableInput):
         yield from traces.unread
-    memory = run.find(LiveMemory, UnreadableInput)
     for window in memory.windows if memory else ():
         if window.num_unread:
             yield f"{format_count(window.num_unread, 'allocation')} at the end of {window.name} are not read."
@@ -100,7 +103,7 @@ def _about_foreign(run: Run) -> Iterator[str]:
         yield FOREIGN.format(what="time", missing="its memory, its numbers and its exact lines")
     if traces.ranks:
         yield from traces.errors
-    told = [one.distributed.get("world_size") for one in traces.ranks.values()]
+    told = [one.header.distributed.get("world_size") for one in traces.ranks.values()]
     sizes = {size for size in told if isinstance(size, int)}  # in a file from elsewhere it may be anything
     (size,) = sizes if len(sizes) == 1 and len(told) > 1 else (0,)
     if (num := size - len(told)) > 0:
@@ -148,11 +151,10 @@ def _how_it_ended(attempt: Attempt) -> str:
 def _without_steps(run: Run) -> tuple[str, ...]:
     if run.is_foreign:
         return (*_about_foreign(run), *_without_history(run), *_about_devices_not_replayed(run))
-    none = f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check."
-    num_torn = 0
     with contextlib.suppress(NotRecorded):
-        num_torn = run.read_steps[1]
-    return tuple(_about_torn_lines("steps.jsonl", num_torn)) or (none,)
+        if torn := tuple(_about_torn_lines("steps.jsonl", run.read_steps[1])):
+            return torn
+    return (f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check.",)
 
 
 def _without_history(run: Run) -> Iterator[str]:
@@ -189,20 +191,11 @@ def _about_windows_left_out(run: Run, events: Iterable[Event]) -> Iterator[str]:
         )
 
 
-def _about_broken_windows(run: Run) -> Iterator[str]:
-    try:
-        run.find(LiveMemory)
-    except UnreadableInput as error:
-        yield str(error)
-
-
 def _about_broken_ranks(run: Run) -> Iterator[str]:
     """Of several; slow_rank reads their traces too, and names an error of ours in it."""
-    times = None
     with contextlib.suppress(UnreadableInput, RuntimeError):
         times = run.find(RankTimes) if len(run.rank_folders) > 1 else None
-    if times is not None and times.ranks:
-        yield from times.errors
+        yield from times.errors if times and times.ranks else ()
 
 
 def _about_torn_lines(file: str, num_torn: int) -> Iterator[str]:

@@ -25,6 +25,7 @@ LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "mtia_ccp_events")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
 EVALUATE = "autograd::engine::evaluate_function: "
 """How the autograd engine names its call of one node."""
+CALL_OF_NODE = re.compile(f"^{EVALUATE}")
 OTHER = "other"
 STAGES_OF_CALLS = {
     "data": re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$|^enumerate\(DataLoader\)#"),
@@ -99,14 +100,19 @@ def by_launch(trace: Trace, values: Array) -> dict[int, int]:
     return dict(zip(trace.id[launches].tolist(), values[launches].tolist(), strict=True))
 
 
+def by_lane(trace: Trace, chosen: Array) -> list[Array]:
+    """The places of the chosen events, those of each lane apart."""
+    events = np.flatnonzero(chosen)
+    return [events[trace.lane[events] == lane] for lane in np.unique(trace.lane[events])]
+
+
 def _threads(trace: Trace, start_ns: int, end_ns: int) -> tuple[Array, list[Array], list[Array]]:
     """The places of the host's events by thread: that of the steps, those of the autograd engine, others that work.
 
     The first is that of the profiler's labels, where it does anything; else the one without backward nodes on which
     most happens. Threads that only wait for something are left out.
     """
-    chosen = np.flatnonzero(trace.is_of(*HOST) & (trace.start_ns < end_ns) & (trace.end_ns > start_ns))
-    by_thread = [chosen[trace.lane[chosen] == lane] for lane in np.unique(trace.lane[chosen])]
+    by_thread = by_lane(trace, trace.is_of(*HOST) & (trace.start_ns < end_ns) & (trace.end_ns > start_ns))
     is_backward, is_work, is_step = _is_backward(trace), trace.is_of(*OPERATORS, *LAUNCHES), trace.matches(STEP_LABEL)
     working = [ev for ev in by_thread if is_work[ev].any() or (is_step[ev].any() and len(ev) > 1)] or by_thread
     if not working:
@@ -116,17 +122,16 @@ def _threads(trace: Trace, start_ns: int, end_ns: int) -> tuple[Array, list[Arra
     return main, [ev for ev in rest if is_backward[ev].any()], [ev for ev in rest if not is_backward[ev].any()]
 
 
-def outermost(starts: Array, ends: Array) -> Array:
-    """Which of the intervals, in order of their start, lie in no other."""
-    reached = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], ends[:-1]]))
-    found: Array = starts >= reached
+def outermost(trace: Trace, events: Array) -> Array:
+    """Which of the events lie in no other."""
+    reached = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], trace.end_ns[events[:-1]]]))
+    found: Array = trace.start_ns[events] >= reached
     return found
 
 
 def _is_backward(trace: Trace) -> Array:
     """Which events are the autograd engine's calls of a node: by their name, or in 2021 by the thread they point to."""
-    evaluates = np.array([text.startswith(EVALUATE) for text in trace.texts], bool)
-    return evaluates[trace.name_code] | (trace.is_of(*OPERATORS) & (trace.argument("forward_thread") > 0))
+    return trace.matches(CALL_OF_NODE) | (trace.is_of(*OPERATORS) & (trace.argument("forward_thread") > 0))
 
 
 def _may_begin(stage: str, around: str) -> bool:
@@ -134,18 +139,9 @@ def _may_begin(stage: str, around: str) -> bool:
     return around == OTHER or (around == "optimizer" and stage != "optimizer")
 
 
-class _Kind(NamedTuple):
-    """What an event's name tells, whatever is around it."""
-
-    stage: str | None
-    is_recorder: bool
-    module: str | None
-
-
-def _kind_of(text: str) -> _Kind:
-    stage = next((stage for stage, pattern in STAGES_OF_CALLS.items() if pattern.search(text)), None)
-    module = text.removeprefix(MODULE) if text.startswith(MODULE) else None
-    return _Kind(stage, bool(RECORDER.search(text)), module)
+def _stage_of(text: str) -> str | None:
+    """The stage that an event of this name begins, whatever is around it."""
+    return next((stage for stage, pattern in STAGES_OF_CALLS.items() if pattern.search(text)), None)
 
 
 class _Event(NamedTuple):
@@ -159,6 +155,7 @@ class _Event(NamedTuple):
     is_operator: bool
     is_label: bool
     is_backward: bool
+    is_recorder: bool
 
 
 class _Walk:
@@ -173,7 +170,7 @@ class _Walk:
         self._bounds = start_ns, end_ns
         self._sites_of = sites_of
         self._places = cache(self._places_of)
-        self._kind = cache(_kind_of)
+        self._stage = cache(_stage_of)
         is_step = trace.matches(STEP_LABEL)
         self._columns = (
             trace.name_code,
@@ -184,6 +181,7 @@ class _Walk:
             trace.is_of(*OPERATORS) & ~is_step,
             trace.is_of("user_annotation") & ~is_step,
             _is_backward(trace),
+            trace.matches(RECORDER),
         )
         self._forward: dict[int, CallPath] = {}
         """The path of the last forward operation of each number, on the thread of the steps."""
@@ -242,12 +240,12 @@ class _Walk:
         kernels = np.flatnonzero(trace.is_of(*ON_DEVICE) & (trace.duration_ns > 0))
         unlaunched_ns = 0
         for kernel in kernels.tolist():
-            launch = launches.get(int(trace.id[kernel]))
-            path = self.of_event.get(launch) if launch is not None else None
+            launch = launches.get(int(trace.id[kernel]), -1)
+            path = self.of_event.get(launch)
             if path is not None:
                 path.device_ns += int(trace.duration_ns[kernel])
                 self.of_event[kernel] = path
-            elif launch is None and first_ns <= trace.start_ns[kernel] < last_ns:
+            elif launch < 0 and first_ns <= trace.start_ns[kernel] < last_ns:
                 unlaunched_ns += int(trace.duration_ns[kernel])
         return unlaunched_ns
 
@@ -262,24 +260,24 @@ class _Walk:
     def _inside(self, event: _Event, around: CallPath) -> tuple[CallPath, bool]:
         """The path of what lies in an event, and whether its own time is the recorder's."""
         text = self._trace.texts[event.name_code]
-        kind = self._kind(text)
-        if kind.is_recorder:  # what it calls in the user's name was called from the user's line
+        if event.is_recorder:  # what it calls in the user's name was called from the user's line
             return self._at_places(event, around), True
-        path = around
-        if kind.stage is not None and _may_begin(kind.stage, around.stage):
-            path = self._begin_stage(path, kind.stage)
-        if event.is_backward and path.kind != "operator":
-            return self._differentiated(text.removeprefix(EVALUATE), event.sequence), False
+        path, stage = around, self._stage(text)
+        if stage is not None and _may_begin(stage, around.stage):
+            path = self._under(stage, path)
+        if event.is_backward and path.kind != "operator":  # below the path of the forward operation
+            forward = self._under("backward", self._forward.get(event.sequence, self.root), "operator")
+            return forward.step_into("operator", text.removeprefix(EVALUATE)), False
         path = self._at_places(event, path)
-        if kind.module is not None:
-            path = path.step_into("module", kind.module, path.stage)
-        elif event.is_label and kind.stage is None:
-            path = path.step_into("label", text, path.stage)
+        if text.startswith(MODULE):
+            path = path.step_into("module", text.removeprefix(MODULE))
+        elif event.is_label and stage is None:
+            path = path.step_into("label", text)
         elif event.is_operator:
             if event.sequence >= 0 and _may_begin("forward", path.stage):  # what is to be differentiated has a number
-                path = self._begin_stage(path, "forward")
+                path = self._under("forward", path)
             if path.kind != "operator":
-                path = path.step_into("operator", text, path.stage)
+                path = path.step_into("operator", text)
             if event.sequence >= 0 and path.stage != "backward":
                 # The last one: what runs before the node is made has its number too.
                 self._forward[event.sequence] = path
@@ -288,25 +286,16 @@ class _Walk:
     def _at_places(self, event: _Event, path: CallPath) -> CallPath:
         for place in () if event.is_step else self._places(event.name_code, event.call_site, event.call_stack):
             if place != (path.kind, path.text):
-                path = path.step_into(*place, path.stage)
+                path = path.step_into(*place)
         return path
 
-    def _begin_stage(self, path: CallPath, stage: str) -> CallPath:
-        """The same path under its stage: below the root, so that a stage is one whatever lines lead to it."""
-        begun = self.root.step_into("stage", stage, stage)
+    def _under(self, stage: str, path: CallPath, *left_out: Kind) -> CallPath:
+        """The same path under the stage, right below the root: a stage is one whatever lines lead to it."""
+        begun = self.root.step_into("stage", stage)
         for part in path.parts():
-            if part.kind != "stage":
-                begun = begun.step_into(part.kind, part.text, stage)
+            if part.kind not in ("stage", *left_out):
+                begun = begun.step_into(part.kind, part.text)
         return begun
-
-    def _differentiated(self, node: str, sequence: int) -> CallPath:
-        """The path of the forward operation, within the backward pass."""
-        forward = self._forward.get(sequence, self.root)
-        begun = self.root.step_into("stage", "backward", "backward")
-        for part in forward.parts():
-            if part.kind not in ("stage", "operator"):
-                begun = begun.step_into(part.kind, part.text, "backward")
-        return begun.step_into("operator", node, "backward")
 
     def _places_of(self, *codes: int) -> tuple[tuple[Kind, str], ...]:
         text, call_site, call_stack = (self._trace.texts[code] if code >= 0 else None for code in codes)

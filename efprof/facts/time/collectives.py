@@ -2,6 +2,7 @@
 
 import re
 import statistics
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from typing import Self
 
@@ -11,15 +12,15 @@ from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import by_launch
-from efprof.facts.time.device_lanes import kind_of, kind_of_collective, on_device_between, overlap_ns, union
-from efprof.facts.time.launching_lines import LaunchingLine, launching_line
+from efprof.facts.time.device_lanes import COMMUNICATION, kind_of_collective, on_device_between, overlap_ns, union
+from efprof.facts.time.launching_lines import launching_line
 from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.time_use import TimeUse
-from efprof.facts.time.trace_windows import TraceWindow
-from efprof.model import Narrative, Numbers, Table, frozen_dataclass
+from efprof.facts.time.trace_windows import OPTIMIZER_STEP, TraceWindow
+from efprof.model import Narrative, Numbers, SourceLine, Table, frozen_dataclass
 
 DDP = re.compile(r"^DistributedDataParallel\.forward$|distributed(\.ddp)?[.:]+reducer")
-FORWARD, UPDATE = re.compile(r"^DistributedDataParallel\.forward$"), re.compile(r"^Optimizer\.step#")
+FORWARD = re.compile(r"^DistributedDataParallel\.forward$")
 BACKWARD = re.compile(r"torch/(_tensor|autograd/__init__)\.py\(\d+\): backward$")
 COPIES_BUCKETS = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 """What DDP does after each exchange unless gradients are views of its buckets."""
@@ -50,15 +51,11 @@ class ExposedCommunication:
     collectives: tuple[Collective, ...]
     exposed_ms: float
     """Per step, on whatever stream."""
-    line: LaunchingLine | None
+    line: SourceLine | None
     is_ddp: bool
     copies_buckets: bool
-    num_forwards: int
-    """Of DDP in all of the window; 0 where they were not recorded."""
-    num_updates: int
-    """Of any optimizer: where there are several models, each of them has a forward pass and an update of its own."""
-    num_synced: int
-    """After how many of these gradients were exchanged before the next."""
+    passes_synced_in_vain: float
+    """Backward passes per step beyond the first, where each of them exchanges gradients."""
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -66,10 +63,6 @@ class ExposedCommunication:
         use = run.get(TimeUse)
         window, trace = use.window, use.window.trace
         found = collectives_of(window)
-        forwards = _starts_of(window, FORWARD)
-        synced = Counter(
-            int(np.searchsorted(forwards, one.launched_ns, side="right")) for one in found if one.is_of_gradients
-        )
         return cls(
             window=window,
             collectives=found,
@@ -77,9 +70,7 @@ class ExposedCommunication:
             line=_line_of(found, window, run.get(Sources)),
             is_ddp=any(map(DDP.search, trace.texts)),
             copies_buckets=COPIES_BUCKETS in trace.texts,
-            num_forwards=len(forwards),
-            num_updates=len(_starts_of(window, UPDATE)),
-            num_synced=sum(place > 0 for place in synced),
+            passes_synced_in_vain=_passes_synced_in_vain(window, found),
         )
 
     @property
@@ -90,17 +81,10 @@ class ExposedCommunication:
     @property
     def exposed_by_kind(self) -> Counter[str]:
         """Nanoseconds of all steps; those of gradients apart."""
-        found: Counter[str] = Counter()
+        found = Counter[str]()
         for one in self.collectives:
             found[f"{one.kind} of gradients" if one.is_of_gradients else one.kind] += one.exposed_ns
         return found
-
-    @property
-    def passes_synced_in_vain(self) -> float:
-        """Backward passes per step beyond the first, where each of them exchanges gradients."""
-        if not self.num_forwards or self.num_synced < self.num_forwards:
-            return 0.0
-        return max(0.0, self.num_forwards / max(self.num_updates, self.window.num_steps) - 1)
 
     def gradients(self) -> tuple[float, float]:
         """Exchanges of gradients per step, and the median milliseconds of one."""
@@ -112,18 +96,17 @@ def collectives_of(window: TraceWindow) -> tuple[Collective, ...]:
     """Those that overlap the window's steps, in the order they began."""
     trace, (start_ns, end_ns) = window.trace, window.bounds
     events = on_device_between(trace, start_ns, end_ns)
-    is_collective = np.array([kind_of(trace, event) == "communication" for event in events.tolist()], bool)
+    is_collective = trace.matches(COMMUNICATION)[events]
     others = events[~is_collective]
     busy = union(trace.start_ns[others], trace.end_ns[others])
     launched = by_launch(trace, trace.start_ns)
-    argument = trace.argument("collective")
     found = []
     for event in events[is_collective].tolist():
-        begin, end = max(start_ns, int(trace.start_ns[event])), min(end_ns, int(trace.end_ns[event]))
+        begin, end = (min(max(at_ns, start_ns), end_ns) for at_ns in trace.span(event))
         path = window.paths.of_event.get(event)
         found.append(
             Collective(
-                kind=kind_of_collective(trace, event, path, int(argument[event])),
+                kind=kind_of_collective(trace, event, path),
                 start_ns=begin,
                 end_ns=end,
                 launched_ns=launched.get(int(trace.id[event]), begin),
@@ -134,46 +117,56 @@ def collectives_of(window: TraceWindow) -> tuple[Collective, ...]:
     return tuple(found)
 
 
-def _line_of(found: tuple[Collective, ...], window: TraceWindow, sources: Sources) -> LaunchingLine | None:
+def _line_of(found: tuple[Collective, ...], window: TraceWindow, sources: Sources) -> SourceLine | None:
     """Where most of what is exposed was launched; where autograd did, which has no line, the call of backward."""
     line = launching_line(((one.path, one.exposed_ns) for one in found if one.path), sources)
     of_gradients = sum(one.exposed_ns for one in found if one.is_of_gradients)
-    if (line is None or not line.is_line) and 2 * of_gradients >= sum(one.exposed_ns for one in found):
+    if (line is None or not line.line) and 2 * of_gradients >= sum(one.exposed_ns for one in found):
         calls = map(window.paths.of_event.get, np.flatnonzero(window.trace.matches(BACKWARD)).tolist())
         backward = launching_line(((path, 1.0) for path in calls if path), sources)
-        return backward if backward is not None and backward.is_line else line
+        return backward if backward and backward.line else line
     return line
 
 
-def _starts_of(window: TraceWindow, label: re.Pattern[str]) -> Array:
+def _passes_synced_in_vain(window: TraceWindow, found: tuple[Collective, ...]) -> float:
+    """By the forward passes of DDP: none where gradients were not exchanged after each of them.
+
+    Where there are several models, each of them has a forward pass and an update of its own.
+    """
+    forwards = _starts_of(window, FORWARD)
+    places = {bisect_right(forwards, one.launched_ns) for one in found if one.is_of_gradients}
+    if len(places - {0}) < len(forwards):
+        return 0.0
+    return max(0.0, len(forwards) / max(len(_starts_of(window, OPTIMIZER_STEP)), window.num_steps) - 1)
+
+
+def _starts_of(window: TraceWindow, label: re.Pattern[str]) -> list[int]:
     """When each of these of the host began within the steps, in order."""
-    trace = window.trace
-    starts: Array = np.sort(trace.start_ns[trace.matches(label) & trace.is_of("user_annotation")])
-    start_ns, end_ns = window.bounds
-    return starts[(starts >= start_ns) & (starts < end_ns)]
+    trace, (start_ns, end_ns) = window.trace, window.bounds
+    starts = trace.start_ns[trace.matches(label) & trace.is_of("user_annotation")].tolist()
+    return [at_ns for at_ns in starts if start_ns <= at_ns < end_ns]
 
 
 def communication_evidence(found: ExposedCommunication) -> tuple[Numbers | Table | Narrative, ...]:
     """The figures, the collectives, and how they are known."""
     num_steps = found.window.num_steps
-    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    sums = defaultdict[tuple[str, str], Array](lambda: np.zeros(3))
     for one in found.collectives:
-        total = sums[one.kind, one.path.stage if one.path else "not known"]
-        total[0] += 1 / num_steps
-        total[1] += (one.end_ns - one.start_ns) / 1e6 / num_steps
-        total[2] += one.exposed_ns / 1e6 / num_steps
-    ranked = sorted(sums.items(), key=lambda item: (-item[1][2], item[0]))
+        stage = one.path.stage if one.path else "not known"
+        sums[one.kind, stage] += np.array((1e6, one.end_ns - one.start_ns, one.exposed_ns)) / 1e6 / num_steps
+    rows = ((*names, *total.tolist()) for names, total in sums.items())
+    ranked = sorted(rows, key=lambda row: (-row[4], *row[:2]))
     return (
         Numbers.of(
             "Communication, per step",
             ("while nothing else runs", found.exposed_ms, "ms"),
             ("of the step", 100 * found.share, "percent"),
-            ("in all", sum(spent for _, (_, spent, _) in ranked), "ms"),
+            ("in all", sum(row[3] for row in ranked), "ms"),
         ),
         Table.of(
             "Collectives, per step",
             {"Collective": "", "Launched in": "", "Calls": "count", "Device": "ms", "Alone": "ms"},
-            ((*names, *spent) for names, spent in ranked),
+            ranked,
         ),
         Narrative.of(
             "While a collective runs alone, the device computes nothing.",

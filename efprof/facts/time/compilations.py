@@ -31,12 +31,12 @@ class Recompiled:
     value: str | None = None
 
     @classmethod
-    def of(cls, again: Sequence[Compilation], site: str) -> Self:
+    def of(cls, again: Sequence[Compilation]) -> Self:
         guard = _guard_of(again[-1].reason or "")
         size, value = _SIZE.search(guard), _VALUE.search(guard)
         return cls(
             function=again[0].function,
-            site=site,
+            site=again[0].site or "",
             num_times=len(again),
             seconds=sum(one.seconds for one in again),
             guard=guard,
@@ -63,8 +63,7 @@ class Compilations:
         for event in events:
             if event.reason and event.site:
                 again[event.site, event.function].append(event)
-        found = [Recompiled.of(those, site) for (site, _), those in again.items()]
-        found.sort(key=lambda one: -one.seconds)
+        found = sorted(map(Recompiled.of, again.values()), key=lambda one: -one.seconds)
         return cls(num_all=len(events), recompiled=tuple(found))
 
 

@@ -1,8 +1,10 @@
 """What a device does through a stretch of a trace: busy, computing, copying, communicating, idle and why."""
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -47,8 +49,8 @@ class IdleGap:
     start_ns: int
     end_ns: int
     cause: Cause
-    next_event: int | None = None
-    """What the device does after it; None at the end of the stretch."""
+    next_event: int
+    """What the device does after it; -1 at the end of the stretch."""
 
     @property
     def length_ns(self) -> int:
@@ -63,7 +65,7 @@ class DeviceUse:
     busy_ns: int
     kind_ns: dict[str, int]
     exposed_ns: int
-    idle_ns: dict[Cause, int]
+    idle_ns: Counter[Cause]
 
 
 def kind_of(trace: Trace, event: int) -> DeviceKind:
@@ -71,11 +73,10 @@ def kind_of(trace: Trace, event: int) -> DeviceKind:
     return _kind_of_name(trace.text(event), trace.texts[int(trace.category[event])])
 
 
-def kind_of_collective(trace: Trace, event: int, path: CallPath | None, argument: int) -> str:
+def kind_of_collective(trace: Trace, event: int, path: CallPath | None) -> str:
     """By the `collective` argument, by what torch calls it, or by the kernel, which may be one of several for it."""
-    texts = [trace.texts[argument]] if argument >= 0 else []
-    texts += [part.text for part in reversed(path.parts()) if LABEL.match(part.text)] if path else []
-    for text in [*texts, trace.text(event)]:
+    labels = [part.text for part in reversed(path.parts()) if LABEL.match(part.text)] if path else []
+    for text in [trace.argument_text("collective", event), *labels, trace.text(event)]:
         kind = next((kind for kind, pattern in KINDS.items() if pattern.search(text)), None)
         if kind is not None:
             return kind
@@ -96,19 +97,18 @@ def device_use(trace: Trace, start_ns: int, end_ns: int) -> DeviceUse | None:
     if not len(events):
         return None
     kinds = np.array([kind_of(trace, event) for event in events.tolist()])
-    starts = np.clip(trace.start_ns[events], start_ns, end_ns)
-    ends = np.clip(trace.end_ns[events], start_ns, end_ns)
-    busy = union(starts, ends)
-    by_kind = {kind: union(starts[kinds == kind], ends[kinds == kind]) for kind in ("compute", "copy", "communication")}
-    others = union(starts[kinds != "communication"], ends[kinds != "communication"])
-    idle: dict[Cause, int] = {}
+
+    def busy_ns(chosen: Array) -> int:
+        return overlap_ns(union(trace.start_ns[chosen], trace.end_ns[chosen]), start_ns, end_ns)
+
+    idle = Counter[Cause]()
     for gap in idle_gaps(trace, start_ns, end_ns):
-        idle[gap.cause] = idle.get(gap.cause, 0) + gap.length_ns
+        idle[gap.cause] += gap.length_ns
     return DeviceUse(
         span_ns=end_ns - start_ns,
-        busy_ns=length(busy),
-        kind_ns={kind: length(spans) for kind, spans in by_kind.items()},
-        exposed_ns=length(busy) - length(others),
+        busy_ns=busy_ns(events),
+        kind_ns={kind: busy_ns(events[kinds == kind]) for kind in get_args(DeviceKind)},
+        exposed_ns=busy_ns(events) - busy_ns(events[kinds != "communication"]),
         idle_ns=idle,
     )
 
@@ -124,11 +124,11 @@ def idle_gaps(trace: Trace, start_ns: int, end_ns: int) -> list[IdleGap]:
             gaps += _gap(free_ns, min(begin_ns, end_ns), launched.get(id_), event)
         free_ns = max(free_ns, last_ns)
     if free_ns < end_ns:
-        gaps += _gap(free_ns, end_ns, end_ns if launched else None, None)
+        gaps += _gap(free_ns, end_ns, end_ns if launched else None, -1)
     return gaps
 
 
-def _gap(start_ns: int, end_ns: int, launch_ns: int | None, event: int | None) -> list[IdleGap]:
+def _gap(start_ns: int, end_ns: int, launch_ns: int | None, event: int) -> list[IdleGap]:
     """Until the launch the host is waited for, after it the device's own queue."""
     if launch_ns is None:
         return [IdleGap(start_ns=start_ns, end_ns=end_ns, cause="not known", next_event=event)]
@@ -152,9 +152,10 @@ def union(starts: Array, ends: Array) -> Spans:
     return starts[begins], reached[np.concatenate([begins[1:] - 1, [len(starts) - 1]])]
 
 
-def length(spans: Spans) -> int:
-    """The nanoseconds that stretches cover."""
-    return int((spans[1] - spans[0]).sum())
+def spans_of(stretches: Iterable[tuple[int, int]]) -> Spans:
+    """The same of pairs of begin and end."""
+    starts, ends = np.array([*stretches], np.int64).reshape(-1, 2).T
+    return union(starts, ends)
 
 
 def overlap_ns(spans: Spans, start_ns: int, end_ns: int) -> int:

@@ -105,7 +105,7 @@ class HostWaits:
         """How long in each step of the trace the device has nothing to do since the host has launched nothing."""
         if self.use is None or self.use.device is None:
             return 0.0
-        late_ns = self.use.device.idle_ns.get("the host had launched nothing", 0)
+        late_ns = self.use.device.idle_ns["the host had launched nothing"]
         return self.use.window.scale * self.use.per_step_ms(late_ns)
 
     def share(self, lines: Sequence[WaitingLine]) -> float:
@@ -171,7 +171,7 @@ def _traced(use: TimeUse, sources: Sources) -> Iterator[_Seen]:
 
 
 def _lines(seen: Iterable[_Seen], num_steps: int) -> list[WaitingLine]:
-    by_line: dict[tuple[Kind, str], list[_Seen]] = defaultdict(list)
+    by_line = defaultdict[tuple[Kind, str], list[_Seen]](list)
     for one in seen:
         by_line[one.kind, str(one.blame)].append(one)
     return [_line(together, num_steps) for together in by_line.values()]

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
+from itertools import takewhile
+from operator import eq
 
 import numpy as np
 
@@ -45,31 +47,26 @@ def timed_window(run: Run) -> TraceWindow:
     pairs = [(one, traces.lean[one.name]) for one in traces.windows if one.name in traces.lean]
     for full, lean in sorted(pairs, key=lambda pair: abs(pair[1].step_ms - (pair[1].steady_ms or 0.0))):
         with suppress(UnreadableInput):
-            retimed, known = at_times_of(full, lean)
-            if known >= MIN_KNOWN:
+            if retimed := at_times_of(full, lean):
                 return retimed
     return traces.windows[-1]
 
 
-def at_times_of(full: TraceWindow, lean: TraceWindow) -> tuple[TraceWindow, float]:
-    """A full window's events at a lean one's times, and how much of its time in calls and kernels was found again.
-
-    With less than MIN_KNOWN it is the full window as it was.
-    """
+def at_times_of(full: TraceWindow, lean: TraceWindow) -> TraceWindow | None:
+    """A full window's events at a lean one's times; None where they did not do the same."""
     steps = [*zip(full.steps, lean.steps, strict=False)]  # a window of one step, less its fetch, has fewer
     host, known = _pairs(full.trace, lean.trace, (*OPERATORS, *LAUNCHES), steps)
     labels, _ = _pairs(full.trace, lean.trace, ("user_annotation",), steps)
-    host |= {lane: np.concatenate([host[lane], pairs]) if lane in host else pairs for lane, pairs in labels.items()}
+    host |= {lane: np.concatenate([host.get(lane, pairs[:0]), pairs]) for lane, pairs in labels.items()}
     device, known_on_device = _pairs(full.trace, lean.trace, ON_DEVICE, [(EVER, EVER)])
-    known = min(known, known_on_device)
-    return (_retimed(full, lean, host, device) if known >= MIN_KNOWN else full), known
+    return _retimed(full, lean, host, device) if min(known, known_on_device) >= MIN_KNOWN else None
 
 
 def _pairs(
     full: Trace, lean: Trace, categories: Sequence[str], spans: Sequence[tuple[Span, Span]]
 ) -> tuple[dict[int, Array], float]:
     """By the full one's lanes, places of events in both, [number, 2]; and the share of the lean one's time in them."""
-    found: dict[int, list[Array]] = defaultdict(list)
+    found = defaultdict[int, list[Array]](list)
     known_ns = all_ns = 0
     for lean_lane, name in enumerate(lean.lanes):
         lane = full.lanes.index(name) if name in full.lanes else ABSENT
@@ -90,50 +87,54 @@ def _calls(trace: Trace, lane: int, span: Span, categories: Sequence[str]) -> li
     """The outermost of a lane that begin in a stretch, each with those inside it."""
     inside = (trace.start_ns >= span[0]) & (trace.start_ns < span[1])
     events = np.flatnonzero((trace.lane == lane) & inside & trace.is_of(*categories))
-    begins = np.flatnonzero(outermost(trace.start_ns[events], trace.end_ns[events]))
+    begins = np.flatnonzero(outermost(trace, events))
     return np.split(events, begins[1:]) if len(events) else []
 
 
 def _alike(names: list[str], lean_names: list[str]) -> Iterator[tuple[int, int]]:
     """The places of the same names in the same order."""
-    num, num_lean, least = len(names), len(lean_names), min(len(names), len(lean_names))
-    first = next((place for place in range(least) if names[place] != lean_names[place]), least)
-    last = next((place for place in range(least - first) if names[~place] != lean_names[~place]), least - first)
+    first = _num_alike(names, lean_names)
+    rest, lean_rest = names[first:], lean_names[first:]
+    last = _num_alike(rest[::-1], lean_rest[::-1])
+    inside, lean_inside = rest[: len(rest) - last], lean_rest[: len(lean_rest) - last]
     yield from ((place, place) for place in range(first))
-    inside, lean_inside = names[first : num - last], lean_names[first : num_lean - last]
     if max(len(inside), len(lean_inside)) <= MAX_COMPARED:
         for one, other, size in SequenceMatcher(None, inside, lean_inside, autojunk=False).get_matching_blocks():
             yield from ((first + one + place, first + other + place) for place in range(size))
-    yield from ((num - place, num_lean - place) for place in range(last, 0, -1))
+    yield from ((len(names) - place, len(lean_names) - place) for place in range(last, 0, -1))
+
+
+def _num_alike(names: list[str], lean_names: list[str]) -> int:
+    """How many of the first ones are the same."""
+    return sum(takewhile(bool, map(eq, names, lean_names)))
 
 
 def _retimed(full: TraceWindow, lean: TraceWindow, host: dict[int, Array], device: dict[int, Array]) -> TraceWindow:
     """A thread without calls goes by the one that has most."""
     trace = full.trace
     starts, ends = trace.start_ns.copy(), trace.end_ns.copy()
-    none = np.empty((0, 2), np.int64)
-    most = max(host.values(), key=len, default=none)
-    for lane in range(len(trace.lanes)):
-        here, kernels, calls = trace.lane == lane, device.get(lane, none), host.get(lane, none)
-        is_stream = len(kernels) > 0
-        clock = _clock(full, lean, kernels if is_stream else calls if len(calls) else most, follows_steps=not is_stream)
-        starts[here], ends[here] = clock(starts[here]), clock(ends[here])
+    most = max(host.values(), key=len, default=np.empty((0, 2), np.int64))
     num_steps = len(full.steps)
+    for lane in range(len(trace.lanes)):
+        here, pairs = trace.lane == lane, device.get(lane, host.get(lane, most))
+        # A device may do a step's work after its end: there the steps themselves tell nothing.
+        clock = _clock(full, lean, pairs, 0 if lane in device else num_steps)
+        starts[here], ends[here] = clock(starts[here]), clock(ends[here])
     name, retimed = f"{lean.name}, with the lines of {full.name}", trace.moved_to(starts, ends)
     return replace(
         full, name=name, read=lambda: retimed, steps=lean.steps[:num_steps], numbers=lean.numbers[:num_steps]
     )
 
 
-def _clock(full: TraceWindow, lean: TraceWindow, pairs: Array, *, follows_steps: bool) -> _Clock:
+def _clock(full: TraceWindow, lean: TraceWindow, pairs: Array, num_steps: int) -> _Clock:
     """What tells the lean window's time of an instant of the full one; it never runs backwards.
 
-    A device may do a step's work after its end: there the steps themselves tell nothing.
+    By pairs of events, and by so many steps.
     """
-    begins_ns, num_steps = (full.steps[0][0], lean.steps[0][0]), min(len(full.steps), len(lean.steps))
+    begins_ns, num_steps = (full.steps[0][0], lean.steps[0][0]), min(num_steps, len(lean.steps))
     known = []
     for window, events, begin_ns in zip((full, lean), pairs.T, begins_ns, strict=True):
-        steps = np.ravel(window.steps[:num_steps]) if follows_steps else np.empty(0, np.int64)
+        steps = np.array(window.steps[:num_steps], np.int64).ravel()
         known.append(np.concatenate([window.trace.start_ns[events], window.trace.end_ns[events], steps]) - begin_ns)
     order = np.lexsort(known[::-1])
     full_ns, lean_ns = (

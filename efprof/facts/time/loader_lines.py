@@ -5,7 +5,6 @@ Of workers it is counted in samples, every 20 ms or so; without workers a window
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import takewhile
 
@@ -28,6 +27,9 @@ MIN_SEEN = 0.5
 Z_95 = 1.96
 MAX_ROWS = 6
 MAX_TEXT = 60
+
+Met = defaultdict[str | None, Counter[str | None]]
+"""Samples or nanoseconds by the user's line, and by the library's function inside it; None if unknown."""
 
 
 @frozen_dataclass
@@ -102,9 +104,9 @@ NARRATIVE_OF_WINDOWS = Narrative.of(
 )
 
 
-def with_lines(run: Run, loader: LoaderBuilt | None, wait_ms: float, finding: Finding) -> Finding:
+def with_lines(run: Run, loader: LoaderBuilt, wait_ms: float, finding: Finding) -> Finding:
     """The finding that a loader is slow, with the line within it that takes most of the time, as far as it is known."""
-    lines = None if loader is None else lines_of_loader(run, loader, wait_ms)
+    lines = lines_of_loader(run, loader, wait_ms)
     if lines is None:
         return finding
     evidence = (*finding.evidence, *lines.evidence(run.get(Sources)))
@@ -120,20 +122,17 @@ def lines_of_loader(run: Run, loader: LoaderBuilt, wait_ms: float) -> LoaderLine
 
 
 def _of_workers(run: Run, loader: LoaderBuilt) -> LoaderLines | None:
-    found: Counter[str | None] = Counter()
-    inside: dict[str | None, Counter[str | None]] = defaultdict(Counter)
-    num_idle, known = 0, dict[str, str]()
+    met, num_idle, known = Met(Counter), 0, dict[str, str]()
     for samples in read_worker_samples(run.rank_folder):
         if samples.loader == loader.loader:
             num_idle += samples.num_idle
             for line in samples.lines:
                 site = line.site and known.setdefault(place_of(line.site), line.site)  # whatever calls its function
-                found[site] += line.num_samples
-                inside[site][line.inside] += line.num_samples
-    total = found.total()
+                met[site][line.inside] += line.num_samples
+    total = sum(inside.total() for inside in met.values())
     if total < MIN_SAMPLES:
         return None
-    lines = _ranked(run.get(Sources), found, inside, num_samples=total)
+    lines = _ranked(run.get(Sources), met, num_samples=total)
     return LoaderLines(lines=lines, busy_share=total / (total + num_idle), num_samples=total)
 
 
@@ -141,7 +140,7 @@ def _of_windows(run: Run, wait_ms: float) -> LoaderLines | None:
     """What all paths of the loader have in common leads to it; what is below is the data set's."""
     windows, known = run.get(TraceWindows).windows, dict[str, str]()
     paths: list[tuple[list[str], int]] = []
-    for path in (path for window in windows for path in window.paths.root.walk()):
+    for path in (path for window in windows for path in window.walk()):
         if path.stage == "data" and path.own_ns > 0:
             sites = [part.text for part in path.parts() if part.kind in ("line", "function")]
             paths.append(([known.setdefault(place_of(site), site) for site in sites], path.own_ns))
@@ -150,25 +149,20 @@ def _of_windows(run: Run, wait_ms: float) -> LoaderLines | None:
         return None
     shared = takewhile(lambda places: len(set(places)) == 1, zip(*(sites for sites, _ in paths), strict=False))
     num_leading = len(list(shared))
-    found: Counter[str | None] = Counter()
+    met = Met(Counter)
     for sites, own_ns in paths:
-        found[sites[-1] if len(sites) > num_leading else None] += own_ns
-    return LoaderLines(lines=_ranked(run.get(Sources), found, {}, num_samples=None), busy_share=None)
+        met[sites[-1] if len(sites) > num_leading else None][None] += own_ns
+    return LoaderLines(lines=_ranked(run.get(Sources), met, num_samples=None), busy_share=None)
 
 
-def _ranked(
-    sources: Sources,
-    found: Counter[str | None],
-    inside: Mapping[str | None, Counter[str | None]],
-    num_samples: int | None,
-) -> tuple[LoaderLine, ...]:
-    total = found.total()
+def _ranked(sources: Sources, met: Met, num_samples: int | None) -> tuple[LoaderLine, ...]:
+    found = Counter({site: inside.total() for site, inside in met.items()})
     return tuple(
         LoaderLine(
             blame=None if site is None else sources.line(site),
-            share=number / total,
+            share=number / found.total(),
             interval=None if num_samples is None else binomial_interval(number, num_samples),
-            inside=inside[site].most_common(1)[0][0] if site in inside else None,
+            inside=met[site].most_common(1)[0][0],
         )
         for site, number in sorted(found.items(), key=lambda one: (-one[1], str(one[0])))
     )

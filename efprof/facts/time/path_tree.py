@@ -12,7 +12,7 @@ Line = tuple[Kind, str]
 """A line or a function of the user's, by `file:line`; of a function that is where it begins."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CallPath:
     """One path with its own time, in nanoseconds over all steps; `text` says what it adds to the path above it."""
 
@@ -23,14 +23,14 @@ class CallPath:
     own_ns: int = 0
     device_ns: int = 0
     count: int = 0
-    below: dict[tuple[Kind, str, str], "CallPath"] = field(default_factory=dict)
+    below: dict[tuple[Kind, str], "CallPath"] = field(default_factory=dict)
 
-    def step_into(self, kind: Kind, text: str, stage: str) -> "CallPath":
-        """The path that goes on with this, made where there is none."""
-        key = (kind, text, stage)
-        found = self.below.get(key)
+    def step_into(self, kind: Kind, text: str) -> "CallPath":
+        """The path that goes on with this, made where there is none; its stage is the same, or begins."""
+        found = self.below.get((kind, text))
         if found is None:
-            found = self.below[key] = CallPath(kind, text, stage, self)
+            stage = text if kind == "stage" else self.stage
+            found = self.below[kind, text] = CallPath(kind, text, stage, self)
         return found
 
     def walk(self) -> Iterator["CallPath"]:
@@ -48,6 +48,11 @@ class CallPath:
             path = path.above
         return path
 
+    @property
+    def owner(self) -> "CallPath | None":
+        """The innermost line or function of the user's that it is of."""
+        return self.nearest("line", "function")
+
     def parts(self) -> list["CallPath"]:
         """From the outermost, without the root."""
         found, path = [], self
@@ -57,11 +62,11 @@ class CallPath:
         return found[::-1]
 
 
-def totals(root: CallPath, weight: Callable[[CallPath], int]) -> dict[int, int]:
-    """What is spent under each path, itself included, by its `id`."""
-    found: dict[int, int] = {}
+def totals(root: CallPath, weight: Callable[[CallPath], int]) -> dict[CallPath, int]:
+    """What is spent under each path, itself included."""
+    found: dict[CallPath, int] = {}
     for path in reversed(list(root.walk())):
-        found[id(path)] = max(0, weight(path)) + sum(found[id(below)] for below in path.below.values())
+        found[path] = max(0, weight(path)) + sum(found[below] for below in path.below.values())
     return found
 
 
@@ -72,7 +77,6 @@ def paths_by_line(root: CallPath) -> dict[Line, list[CallPath]]:
     """
     found: dict[Line, list[CallPath]] = {}
     for path in root.walk():
-        owner = path.nearest("line", "function")
-        if owner is not None:
+        if (owner := path.owner) is not None:
             found.setdefault((owner.kind, place_of(owner.text)), []).append(path)
     return found

@@ -9,6 +9,7 @@ from efprof.artifacts.trace.events import Array, Block
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE
+from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.step_pictures import typical_step
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
@@ -35,8 +36,7 @@ class StepsForPerfetto:
         """
         if finding is not None:
             for window in reversed(run.get(TraceWindows).windows):
-                begins_ns = _begins_ns(window, finding, run.get(Sources))
-                if begins_ns:
+                if begins_ns := _begins_ns(window, finding, run.get(Sources)):
                     return cls(window=window, begins_ns=begins_ns, finding=finding)
         told = run.get(TimeUse).window
         window = next(one for one in run.get(TraceWindows).windows if one.path == told.path)
@@ -48,8 +48,7 @@ class StepsForPerfetto:
     def packed(self) -> bytes:
         """The file: the events of these steps as they were, what they launched, and a mark of ours in each."""
         trace, spans = self.window.trace, [self.window.steps[place] for place in self.begins_ns]
-        launches = np.flatnonzero(trace.is_of(*LAUNCHES) & (trace.id >= 0))
-        launched = trace.id[launches[_overlap(trace.start_ns[launches], trace.end_ns[launches], spans)]]
+        launched = trace.id[trace.is_of(*LAUNCHES) & (trace.id >= 0) & _overlap(trace.start_ns, trace.end_ns, spans)]
 
         def chosen(block: Block) -> Array:
             start_ns = block.dense["start_ns"] + trace.header.base_ns
@@ -81,12 +80,12 @@ def _overlap(starts: Array, ends: Array, spans: list[tuple[int, int]]) -> Array:
 
 def _begins_ns(window: TraceWindow, finding: Finding, sources: Sources) -> dict[int, int]:
     """When the first event begins that was called from the finding's line, in each step that has one."""
-    on_line: set[int] = set()
-    for path in window.paths.root.walk():
-        is_line = path.kind in ("line", "function") and str(sources.line(path.text)) == str(finding.blame)
-        if is_line or id(path.above) in on_line:
-            on_line.add(id(path))
-    events = [event for event, path in window.paths.of_event.items() if id(path) in on_line]
+    on_line: set[CallPath | None] = set()
+    for path in window.walk():
+        is_line = path.owner is path and str(sources.line(path.text)) == str(finding.blame)
+        if is_line or path.above in on_line:
+            on_line.add(path)
+    events = [event for event, path in window.paths.of_event.items() if path in on_line]
     starts = np.sort(window.trace.start_ns[events])
     found = {}
     for place, (start_ns, end_ns) in enumerate(window.steps):

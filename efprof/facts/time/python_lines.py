@@ -75,9 +75,10 @@ class PythonLines:
 
 def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
     sources, step_ms = run.get(Sources), run.get(StepTimes).median_ms()
-    use, step_lines = run.find(TimeUse, UnreadableInput), _lines_of_steps(run, sampled)
+    use = run.find(TimeUse, UnreadableInput)
+    step_lines = _lines_of_steps(use, sampled)
     aside = {place.site for place in sampled.lines if _is_aside(place, sources, step_lines)}
-    groups: dict[tuple[str, int, bool], list[SampledPlace]] = defaultdict(list)
+    groups = defaultdict[tuple[str, int, bool], list[SampledPlace]](list)
     for place in sampled.lines:
         if place.stage not in NOT_PYTHON:
             file, line, _ = split_site(place.site)
@@ -109,10 +110,9 @@ def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
             )
 
 
-def _lines_of_steps(run: Run, sampled: TrainingSampled) -> set[tuple[str, int]]:
+def _lines_of_steps(use: TimeUse | None, sampled: TrainingSampled) -> set[tuple[str, int]]:
     """The lines that lead to what each step does once: a loop around one of them is that of the steps."""
-    use = run.find(TimeUse, UnreadableInput)
-    paths = use.window.paths.root.walk() if use else ()
+    paths = use.window.walk() if use else ()
     leading = [part.text for path in paths if path.stage == "optimizer" for part in path.parts() if part.kind == "line"]
     sites = [*leading, *(place.site for place in sampled.lines if place.stage in NOT_PYTHON)]
     return {split_site(site)[:2] for site in sites}

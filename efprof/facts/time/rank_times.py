@@ -9,6 +9,7 @@ takes, which holds the wait for others, is not looked at.
 
 import re
 import statistics
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,12 +20,12 @@ import numpy as np
 
 from efprof.artifacts.engine import carry_out
 from efprof.artifacts.processors import num_processors
-from efprof.artifacts.trace.events import Array
+from efprof.artifacts.trace.blocks import Header
 from efprof.artifacts.trace.read import read_window
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
 from efprof.facts.time.call_paths import ON_DEVICE, by_launch
-from efprof.facts.time.device_lanes import DeviceUse, kind_of, kind_of_collective
+from efprof.facts.time.device_lanes import COMMUNICATION, DeviceUse, kind_of_collective
 from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.trace_windows import FOREIGN_TRACE, TraceWindow, TraceWindows, foreign_window
 from efprof.model import Narrative, NotRecorded, SourceLine, Table, ThinEvidence, UnreadableInput, frozen_dataclass
@@ -50,8 +51,7 @@ class OneRank:
     where the site of the whole stage is empty. It is empty where there are no collectives.
     """
 
-    told_rank: int | None
-    distributed: dict[str, object]
+    header: Header
     steps_ns: tuple[int, ...]
     steady_ms: float | None
     device: DeviceUse | None
@@ -67,8 +67,7 @@ class OneRank:
         for window in windows:
             stays |= _stays(window)
         return cls(
-            told_rank=first.trace.header.rank,
-            distributed=first.trace.header.distributed,
+            header=first.trace.header,
             steps_ns=tuple(window.whole_ns or end - start for window in windows for start, end in window.steps),
             steady_ms=first.steady_ms,
             device=first.device,
@@ -98,22 +97,20 @@ class RankTimes:
         """
         shown = run.find(TraceWindows, UnreadableInput)
         windows = shown.windows if shown else ()
-        here = windows[0].path.parent if windows else None
-        folders = {
-            place: folder
-            for place, folder in enumerate(run.rank_folders)
-            if not run.is_foreign or (folder / FOREIGN_TRACE).exists()
-        }
-        others = {place: folder for place, folder in folders.items() if folder != here}
-        works = [_work(run, folder, len(others)) for folder in others.values()]
-        read = carry_out(works, run.engine)
-        found = {place: OneRank.of(windows) for place, folder in folders.items() if folder == here}
-        found |= {place: one for place, one in zip(others, read, strict=True) if isinstance(one, OneRank)}
-        errors = tuple(str(one) for one in read if isinstance(one, UnreadableInput))
+        read: dict[Path, OneRank | UnreadableInput | None]
+        read = {window.path.parent: OneRank.of(windows) for window in windows[:1]}
+        others = [folder for folder in run.rank_folders if folder not in read]
+        if run.is_foreign:
+            others = [folder for folder in others if (folder / FOREIGN_TRACE).exists()]
+        works = [_work(run, folder, len(others)) for folder in others]
+        read |= zip(others, carry_out(works, run.engine), strict=True)
+        every = {place: read.get(folder) for place, folder in enumerate(run.rank_folders)}
+        found = {place: one for place, one in every.items() if isinstance(one, OneRank)}
+        errors = tuple(str(one) for one in every.values() if isinstance(one, UnreadableInput))
         if not found and not errors:
             raise NotRecorded("no rank recorded a trace with a step; record the run with '--trace-steps 5:7'.")
         # Each by the rank that its trace names; by its place where one names none, or two the same.
-        told = {one.told_rank: one for one in found.values() if one.told_rank is not None}
+        told = {one.header.rank: one for one in found.values() if one.header.rank is not None}
         ranks = told if len(told) == len(found) else found
         return cls(ranks=dict(sorted(ranks.items())), errors=errors)
 
@@ -145,44 +142,44 @@ def _stays(window: TraceWindow) -> Stays:
     on_device = _communicates(window)
     events = on_device or np.flatnonzero(trace.matches(GLOO) & trace.is_of("user_annotation")).tolist()
     launched = by_launch(trace, trace.start_ns) if on_device else {}
-    argument = trace.argument("collective")
-    starts: Array = np.array([start for start, _ in window.steps])
-    found: dict[int, list[tuple[int, str, int]]] = defaultdict(list)
+    starts = [start for start, _ in window.steps]
+    found = defaultdict[int, list[tuple[int, str, int]]](list)
     for event in events:
         launch_ns = launched.get(int(trace.id[event]), int(trace.start_ns[event]))
-        place = int(np.searchsorted(starts, launch_ns, side="right")) - 1
+        place = bisect_right(starts, launch_ns) - 1
         if place >= 0 and launch_ns < window.steps[-1][1]:
-            kind = kind_of_collective(trace, event, window.paths.of_event.get(event), int(argument[event]))
+            kind = kind_of_collective(trace, event, window.paths.of_event.get(event))
             if WAITS_FOR_ALL.search(kind):
                 found[window.numbers[place]].append((launch_ns, kind, int(trace.duration_ns[event])))
     return {step: [(kind, stay) for _, kind, stay in sorted(ones)] for step, ones in found.items()}
 
 
 def _communicates(window: TraceWindow) -> list[int]:
-    events = np.flatnonzero(window.trace.is_of(*ON_DEVICE)).tolist()
-    return [event for event in events if kind_of(window.trace, event) == "communication"]
+    trace = window.trace
+    return np.flatnonzero(trace.is_of(*ON_DEVICE) & trace.matches(COMMUNICATION)).tolist()
 
 
 def _spent_ms(windows: tuple[TraceWindow, ...]) -> dict[tuple[Where, str, str], float]:
     """Milliseconds per step of each stage, and of each line in it."""
-    found: defaultdict[tuple[Where, str, str], float] = defaultdict(float)
+    found = defaultdict[tuple[Where, str, str], float](float)
     num_steps = sum(window.num_steps for window in windows)
     for window in windows:
         for where, path, spent_ns in _spent(window):
-            line = path.nearest("line", "function")
+            line = path.owner
             for site in {"", line.text if line is not None else ""}:
                 found[where, path.stage, site] += spent_ns / 1e6 / num_steps
     return dict(found)
 
 
 def _spent(window: TraceWindow) -> Iterator[tuple[Where, CallPath, int]]:
-    for path in window.paths.root.walk():
+    for path in window.walk():
         if path.above is not None:
             yield "host", path, path.own_ns
-    for event in np.flatnonzero(window.trace.is_of(*ON_DEVICE)).tolist():
+    trace = window.trace
+    for event in np.flatnonzero(trace.is_of(*ON_DEVICE) & ~trace.matches(COMMUNICATION)).tolist():
         launched_by = window.paths.of_event.get(event)
-        if launched_by is not None and kind_of(window.trace, event) != "communication":
-            yield "device", launched_by, int(window.trace.duration_ns[event])
+        if launched_by is not None:
+            yield "device", launched_by, int(trace.duration_ns[event])
 
 
 @frozen_dataclass
@@ -194,9 +191,9 @@ class RankArrivals:
     """
 
     ranks: dict[int, OneRank]
-    late_ns: tuple[dict[int, int], ...]
-    num_collectives: int
-    is_on_device: bool
+    late_ns: tuple[Counter[int], ...] = ()
+    num_collectives: int = 0
+    is_on_device: bool = False
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -205,10 +202,10 @@ class RankArrivals:
         if not times.ranks:
             raise UnreadableInput(times.errors[0])
         ranks = times.ranks
-        _check_world({rank: one.distributed for rank, one in ranks.items()})
+        _check_world({rank: one.header.distributed for rank, one in ranks.items()})
         stays = {rank: one.stays for rank, one in ranks.items()}
-        if len(ranks) < 2 or not any(map(bool, stays.values())):
-            return cls(ranks=ranks, late_ns=(), num_collectives=0, is_on_device=False)
+        if len(ranks) < 2 or not any(stays.values()):
+            return cls(ranks=ranks)
         common = set.intersection(*(set(found) for found in stays.values()))
         kinds = {step: {tuple(kind for kind, _ in found[step]) for found in stays.values()} for step in sorted(common)}
         alike = [step for step, found in kinds.items() if len(found) == 1]
@@ -262,13 +259,13 @@ def _check_world(headers: dict[int, dict[str, object]]) -> None:
                 )
 
 
-def _late_ns(stays: dict[int, list[tuple[str, int]]]) -> dict[int, int]:
+def _late_ns(stays: dict[int, list[tuple[str, int]]]) -> Counter[int]:
     """Of one step: for each collective, the last rank is late by what the next but last stays longer."""
-    late = Counter(dict.fromkeys(stays, 0))
+    late = Counter[int]()
     for ones in zip(*stays.values(), strict=True):
         ranked = sorted(zip((stay for _, stay in ones), stays, strict=True))
         late[ranked[0][1]] += ranked[1][0] - ranked[0][0]
-    return dict(late)
+    return late
 
 
 @frozen_dataclass
@@ -306,10 +303,9 @@ def stage_times(arrivals: RankArrivals, late: int) -> list[StageTime]:
 def line_behind(worst: StageTime, times: list[StageTime], late: int, sources: Sources) -> SourceLine:
     """The line by which the stage is furthest behind; a made name where no line is."""
     alike = (one for one in times if one.site and (one.stage, one.where) == (worst.stage, worst.where))
-    line = next(alike, None)
-    if line is None or line.excess_ms <= 0:
-        name = f"{worst.stage} on rank {late} (line not recorded)"
-        return SourceLine(file=name, line=0, function=worst.stage, text="")
+    line = next(alike, worst)
+    if not line.site or line.excess_ms <= 0:
+        return SourceLine(file=f"{worst.stage} on rank {late} (line not recorded)", function=worst.stage)
     return sources.line(line.site)
 
 

@@ -6,6 +6,7 @@ those that are differentiated: evaluation, generation and what a library repeats
 """
 
 import bisect
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,12 +31,9 @@ TELLING = ("line", "module")
 LAUNCH_NS = 100_000
 """What an operator takes at most that is not work on its items: 30 to 140 us were measured for small ones, under the
 profiler on busy cores."""
-RECURRENT = frozenset({"aten::gru", "aten::lstm", "aten::rnn_tanh", "aten::rnn_relu"})
+RECURRENT = re.compile(r"^aten::(gru|lstm|rnn_tanh|rnn_relu)$")
 """Their second input is the state, [layers, batch, width] whichever way the input lies."""
-LAYERS = RECURRENT | {
-    "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::embedding", "aten::gru_cell", "aten::linear",
-    "aten::lstm_cell", "aten::matmul", "aten::rnn_relu_cell", "aten::rnn_tanh_cell",
-}  # fmt: skip
+LAYERS = re.compile(r"^aten::(conv[123]d|embedding|linear|matmul|(gru|lstm|rnn_tanh|rnn_relu)(_cell)?)$")
 """Operators whose input tells how many items a call was given."""
 MIN_STEPS = 2
 """One step cannot tell what each step does from what one in a hundred does."""
@@ -88,14 +86,14 @@ class RepeatedCalls:
         if not any({"call_site", "shapes"} <= window.trace.sparse.keys() for window in windows):
             why = "The traces lack the exact line of each call, or shapes; record the training with 'efprof record'."
             raise ThinEvidence(why)
-        counts: dict[_Key, list[Counter[int]]] = defaultdict(list)
+        counts = defaultdict[_Key, list[Counter[int]]](list)
         sites: dict[_Key, tuple[str, ...]] = {}
         for window in windows:
             for passes_of in _by_step(window, sites):
                 for key, passes in passes_of.items():
                     counts[key].append(passes)
         kept = [key for key, passes in counts.items() if len(passes) == num_steps and _num_alike(passes) > 1]
-        every = [(path, _parts_of(path)) for path in use.window.paths.root.walk() if kept]
+        every = [(path, _parts_of(path)) for path in use.window.walk() if kept]
         alike = [_repeated(key, counts[key][0], sites[key], _cost_ms(use, every, key.parts), sources) for key in kept]
         return cls(calls=tuple(_by_line(alike)), num_steps=num_steps)
 
@@ -122,60 +120,49 @@ def _by_step(window: TraceWindow, lines: dict[_Key, tuple[str, ...]]) -> list[di
     """
     trace, paths = window.trace, window.paths
     steps: list[dict[_Key, Counter[int]]] = [defaultdict(Counter) for _ in window.steps]
-    layers = _Layers(trace)
+    layers = trace.is_of(*OPERATORS) & trace.matches(LAYERS) & (trace.argument("shapes") >= 0)
+    differentiated = trace.is_of(*OPERATORS) & (trace.argument("sequence") >= 0)
     begins = [start for start, _ in window.steps]
     backward = [start for start, _, stage, _ in paths.stages if stage == "backward"]
-    is_function, sites = trace.is_of("python_function"), trace.argument("call_site")
-    for event in np.flatnonzero(is_function & (sites >= 0)).tolist():
+    is_function = trace.is_of("python_function")
+    for event in np.flatnonzero(is_function & (trace.argument("call_site") >= 0)).tolist():
         path = paths.of_event.get(event)
         if path is None or path.kind != "module" or path.stage != "forward" or not trace.text(event).startswith(MODULE):
             continue
         end_ns = int(trace.end_ns[event])  # a step may begin within its first call, whose hook tells of it
         step = bisect.bisect_left(begins, end_ns) - 1
-        given = layers.one_item(event)
+        is_learned = _inside(trace, differentiated, event)
+        given = _one_item(trace, _inside(trace, layers, event)) if is_learned else None
         if step >= 0 and end_ns <= window.steps[step][1] and given is not None:
             key = _Key(_parts_of(path), *given)
             steps[step][key][bisect.bisect_right(backward, end_ns)] += 1
             if key not in lines:
-                lines[key] = _sites(window, is_function, sites, event)
+                lines[key] = _sites(window, is_function, event)
     return steps
 
 
-class _Layers:
-    """The operators of a trace that are layers, and those that are to be differentiated."""
+def _inside(trace: Trace, chosen: Array, call: int) -> list[int]:
+    """Of the chosen events those that began within the call, on its thread."""
+    within = slice(call, int(np.searchsorted(trace.start_ns, trace.end_ns[call])))
+    found = np.flatnonzero(chosen[within] & (trace.lane[within] == trace.lane[call])) + call
+    return found.tolist()
 
-    def __init__(self, trace: Trace) -> None:
-        codes = [code for code, text in enumerate(trace.texts) if text in LAYERS]
-        is_operator, self._shapes = trace.is_of(*OPERATORS), trace.argument("shapes")
-        self._trace = trace
-        self._layers = np.flatnonzero(is_operator & np.isin(trace.name_code, codes) & (self._shapes >= 0))
-        self._differentiated = np.flatnonzero(is_operator & (trace.argument("sequence") >= 0))
 
-    def one_item(self, call: int) -> tuple[str, tuple[int, ...]] | None:
-        """The first layer inside a call and its input's shape; None where that is a batch, or nothing is learned."""
-        if not len(self._inside(self._differentiated, call)):
-            return None
-        layers = self._inside(self._layers, call).tolist()
-        recurrent = [layer for layer in layers if self._trace.text(layer) in RECURRENT]
-        for layer in recurrent or layers:
-            name, shapes = self._trace.text(layer), self._trace.input_shapes(layer)
-            num_items = _num_items(name, shapes)
-            if num_items is not None:
-                return (name, shapes[name == "aten::embedding"]) if num_items == 1 else None
-        return None
-
-    def _inside(self, places: Array, call: int) -> Array:
-        trace = self._trace
-        end = np.searchsorted(trace.start_ns, trace.end_ns[call])
-        within = places[np.searchsorted(places, call) : np.searchsorted(places, end)]
-        found: Array = within[trace.lane[within] == trace.lane[call]]
-        return found
+def _one_item(trace: Trace, layers: list[int]) -> tuple[str, tuple[int, ...]] | None:
+    """The first of these layers, and its input's shape; None where that is a batch."""
+    recurrent = [layer for layer in layers if RECURRENT.match(trace.text(layer))]
+    for layer in recurrent or layers:
+        name, shapes = trace.text(layer), trace.input_shapes(layer)
+        num_items = _num_items(name, shapes)
+        if num_items is not None:
+            return (name, shapes[name == "aten::embedding"]) if num_items == 1 else None
+    return None
 
 
 def _num_items(layer: str, shapes: Sequence[tuple[int, ...]]) -> int | None:
     """How many items a layer was given at once; None where its shapes do not tell a batch from a sequence."""
     first, second = (*shapes, (), ())[:2]
-    if layer in RECURRENT:
+    if RECURRENT.match(layer):
         return second[1] if len(second) == 3 else None
     if layer == "aten::embedding":
         return second[0] if len(second) > 1 else None
@@ -183,13 +170,13 @@ def _num_items(layer: str, shapes: Sequence[tuple[int, ...]]) -> int | None:
     return 1 if is_unbatched else first[0] if first else None
 
 
-def _sites(window: TraceWindow, is_function: Array, sites: Array, call: int) -> tuple[str, ...]:
+def _sites(window: TraceWindow, is_function: Array, call: int) -> tuple[str, ...]:
     """The line of a call, then of the call of its function, for as long as the user's code calls itself."""
     trace, outer = window.trace, window.paths.outer
     found: list[str] = []
     event: int | None = call
-    while event is not None and sites[event] >= 0:
-        found.append(trace.texts[int(sites[event])])
+    while event is not None and (site := trace.argument_text("call_site", event)):
+        found.append(site)
         event = outer.get(event)
         while event is not None and (not is_function[event] or COMPREHENSION.search(trace.text(event))):
             event = outer.get(event)
@@ -217,7 +204,7 @@ def _repeated(
 
 def _by_line(calls: Sequence[RepeatedCall]) -> list[RepeatedCall]:
     """Modules that a line calls equally often are one: `head(encoder(text))`."""
-    lines: dict[tuple[Parts, int, int], list[RepeatedCall]] = defaultdict(list)
+    lines = defaultdict[tuple[Parts, int, int], list[RepeatedCall]](list)
     for call in sorted(calls, key=lambda call: (-call.total_ms, call.modules)):
         lines[call.parts, call.num_calls, call.num_passes].append(call)
     merged = [

@@ -85,18 +85,22 @@ def time_evidence(run: Run) -> tuple[Evidence, ...]:
     use, sources = run.find(TimeUse, UnreadableInput), run.get(Sources)
     if use is None or not len(use.window.trace):
         return ()
-    window, root = use.window, use.window.paths.root
+    window = use.window
     to_ms = 1 / 1e6 / window.num_steps
-    found: list[Evidence] = []
-    if any(_host(path) > 0 for path in root.walk()):
-        caption = "From stage to your line to module to operator; each bar is as wide as what was spent under it."
-        found.append(nested_bars(window, sources, "Time on the host", caption, _host, to_ms * window.scale))
-    if any(path.device_ns for path in root.walk()):
-        caption = "The same paths, by what the kernels take that were launched under them."
-        found.append(nested_bars(window, sources, "Time on the device", caption, lambda path: path.device_ns, to_ms))
-    found.append(one_step(window, "One step"))
-    tables = (_rank_table(run), _device_numbers(use), _line_table(use), _operator_table(use), kernel_table(use))
-    return (*found, *(table for table in tables if table is not None), _how_known(use))
+    on_host = "From stage to your line to module to operator; each bar is as wide as what was spent under it."
+    on_device = "The same paths, by what the kernels take that were launched under them."
+    found: list[Evidence | None] = [
+        nested_bars(window, sources, "Time on the host", on_host, _host, to_ms * window.scale),
+        nested_bars(window, sources, "Time on the device", on_device, lambda path: path.device_ns, to_ms),
+        one_step(window, "One step"),
+        _rank_table(run),
+        _device_numbers(use),
+        _line_table(use),
+        _operator_table(use),
+        kernel_table(use),
+        _how_known(use),
+    ]
+    return tuple(one for one in found if one is not None)
 
 
 def _host(path: CallPath) -> int:
@@ -113,8 +117,8 @@ def _scales(run: Run, window: TraceWindow) -> dict[str, float]:
     if times is None or not times.steady or run.is_foreign:
         return {}
     traced_ms = defaultdict[str, float](float)
-    for path in window.paths.root.walk():
-        traced_ms[path.stage] += path.own_ns / 1e6 / window.num_steps if path.above is not None else 0.0
+    for path in window.walk():
+        traced_ms[path.stage] += _host(path) / 1e6 / window.num_steps
     light = times.median_ms() / statistics.median(time.total_ms for time in times.steady)
     usual_ms = {stage: light * statistics.median(time.of(stage) for time in times.steady) for stage in STAGES}
     return {stage: usual_ms[stage] / ms for stage, ms in traced_ms.items() if ms and usual_ms.get(stage)}
@@ -149,8 +153,8 @@ def _line_table(use: TimeUse) -> Table | None:
 
 def _operator_table(use: TimeUse) -> Table | None:
     """The outermost operators, with all that runs inside them."""
-    spent: dict[str, Array] = defaultdict(lambda: np.zeros(3))
-    for path in use.window.paths.root.walk():
+    spent = defaultdict[str, Array](lambda: np.zeros(3))
+    for path in use.window.walk():
         if path.kind == "operator":
             spent[path.text] += (path.count, path.own_ns, path.device_ns)
     on_device = any(total[2] for total in spent.values())
@@ -189,29 +193,29 @@ def kernel_table(use: TimeUse) -> Table | None:
         kernels = on_device_between(trace, *use.window.bounds)
     if not len(kernels):
         return None
-    codes = trace.name_code[kernels]
-    counts = np.bincount(codes, minlength=len(trace.texts))
-    spent = np.bincount(codes, weights=trace.duration_ns[kernels], minlength=len(trace.texts))
+    _, first, names, counts = np.unique(
+        trace.name_code[kernels], return_index=True, return_inverse=True, return_counts=True
+    )
+    spent = np.bincount(names, trace.duration_ns[kernels])
     launching = _launching(use, kernels.tolist())
     whole_ns = max(1, int(trace.duration_ns[kernels].sum()))
     rows: list[Row] = []
-    for code in np.argsort(-spent, kind="stable")[:MAX_ROWS].tolist():
-        if not counts[code]:
-            break
-        first = int(kernels[codes == code][0])
-        name = COMMON_PARTS.sub("", trace.texts[code])[:MAX_NAME]
-        launched_by, shapes = launching.get(code, ("", ""))
-        times = (counts[code] / use.window.num_steps, use.per_step_ms(spent[code]), 100 * spent[code] / whole_ns)
-        rows.append((f"`{name}`", kind_of(trace, first), launched_by, *(float(value) for value in times), shapes))
+    for place in np.argsort(-spent, kind="stable")[:MAX_ROWS].tolist():
+        kernel, spent_ns = int(kernels[first[place]]), float(spent[place])
+        name = trace.text(kernel)
+        launched_by, shapes = launching.get(name, ("", ""))
+        times = (int(counts[place]) / use.window.num_steps, use.per_step_ms(spent_ns), 100 * spent_ns / whole_ns)
+        shown = f"`{COMMON_PARTS.sub('', name)[:MAX_NAME]}`"
+        rows.append((shown, kind_of(trace, kernel), launched_by, *times, shapes))
     columns = {"Kernel": "", "Kind": "", "Launched by": "", "Calls": "count", "Device": "ms", "Of all": "percent"}
     return Table.of("Kernels, per step", columns | {SHAPES: ""}, rows)
 
 
-def _launching(use: TimeUse, kernels: list[int]) -> dict[int, tuple[str, str]]:
+def _launching(use: TimeUse, kernels: list[int]) -> dict[str, tuple[str, str]]:
     """For each kernel's name the operator with the shapes of inputs by which it is launched most often."""
     trace, paths = use.window.trace, use.window.paths
     launch_of = by_launch(trace, np.arange(len(trace)))
-    found: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
+    found = defaultdict[str, Counter[tuple[str, str]]](Counter)
     for kernel in kernels:
         path = paths.of_event.get(kernel)
         operator = path.nearest("operator") if path else None
@@ -220,8 +224,8 @@ def _launching(use: TimeUse, kernels: list[int]) -> dict[int, tuple[str, str]]:
             while event is not None and trace.text(event) != operator.text:  # not what that calls, of other shapes
                 event = paths.outer.get(event)
             shapes = "" if event is None else _said(trace.input_shapes(event))
-            found[int(trace.name_code[kernel])][f"`{operator.text}`", shapes] += 1
-    return {code: names.most_common(1)[0][0] for code, names in found.items()}
+            found[trace.text(kernel)][f"`{operator.text}`", shapes] += 1
+    return {name: operators.most_common(1)[0][0] for name, operators in found.items()}
 
 
 def _rank_table(run: Run) -> Table | None:
@@ -264,16 +268,14 @@ def _how_known(use: TimeUse) -> Narrative:
     else:
         source += " How much the profiler slowed it is not known: times are as it recorded them."
     paragraphs = [source]
-    ours = use.per_step_ms(window.paths.recorder_ns)
-    if ours:
+    if ours := use.per_step_ms(window.paths.recorder_ns):
         paragraphs.append(f"Functions of the recorder took {format_ms(ours)} of a profiled step and are left out.")
     if window.paths.unlaunched_ns:
         lost = format_ms(use.per_step_ms(window.paths.unlaunched_ns))
         paragraphs.append(f"Kernels of {lost} per step have no launch in the trace: they have a lane, but no line.")
     if num_unreadable := window.trace.num_unreadable:
         paragraphs.append(f"Events that cannot be read, {num_unreadable:,} of them, are left out.")
-    missing = _missing(use)
-    return Narrative(title="How this is known", paragraphs=(*paragraphs, *missing))
+    return Narrative(title="How this is known", paragraphs=(*paragraphs, *_missing(use)))
 
 
 def _missing(use: TimeUse) -> tuple[str, ...]:
@@ -285,7 +287,7 @@ def _missing(use: TimeUse) -> tuple[str, ...]:
         found.append(what_tells_lines(use.window))
     if "shapes" not in trace.sparse:
         found.append("No shapes were recorded: `record_shapes=True`.")
-    if not trace.named("[memory]"):
+    if "[memory]" not in trace.texts:
         found.append("No allocations were recorded: `profile_memory=True`.")
     if not use.window.has_steps:
         found.append("No steps were recorded: call `profiler.step()` after each.")

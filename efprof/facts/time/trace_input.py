@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Self
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import HOST
-from efprof.facts.time.device_lanes import Spans, overlap_ns, union
+from efprof.facts.time.device_lanes import overlap_ns, spans_of
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, SourceLine, frozen_dataclass
@@ -20,7 +20,7 @@ SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
 """How torch names the iterator of a loader without workers."""
 MIN_SHARE, MIN_MS = 0.1, 1.0
 """A tenth of the step without work for the device is worth an edit; a millisecond may be the profiler's own."""
-UNKNOWN = SourceLine(file="a DataLoader, by a line that was not recorded", line=0, function="__next__", text="")
+UNKNOWN = SourceLine(file="a DataLoader, by a line that was not recorded", function="__next__")
 
 
 @frozen_dataclass
@@ -37,12 +37,16 @@ class TraceInput:
     def compute(cls, run: Run) -> Self:
         """From the first readable trace; raises NotRecorded where there is none."""
         window = run.get(TimeUse).window
-        fetches = _spans((start, end) for start, end, stage, _ in window.paths.stages if stage == "data")
-        idle = _spans((gap.start_ns, gap.end_ns) for gap in window.gaps)
+        fetches = [(start, end) for start, end, stage, _ in window.paths.stages if stage == "data"]
+        gaps = [(gap.start_ns, gap.end_ns) for gap in window.gaps]
+        data, idle, either = map(spans_of, (fetches, gaps, fetches + gaps))
+        data_ns = [overlap_ns(data, *step) for step in window.steps]
+        # What both cover is what each of them covers, less what at least one of them does.
+        others_ns = [overlap_ns(idle, *step) - overlap_ns(either, *step) for step in window.steps]
         return cls(
             window=window,
-            data_ms=tuple(overlap_ns(fetches, start, end) / 1e6 for start, end in window.steps),
-            lost_ms=tuple(_in_both_ns(fetches, idle, start, end) / 1e6 for start, end in window.steps),
+            data_ms=tuple(waited_ns / 1e6 for waited_ns in data_ns),
+            lost_ms=tuple(sum(pair) / 1e6 for pair in zip(data_ns, others_ns, strict=True)),
             blame=_asking_line(window, run.get(Sources)),
             has_workers=not any(SINGLE_PROCESS in text for text in window.trace.texts),
         )
@@ -101,20 +105,8 @@ class TraceInput:
 
 def _asking_line(window: TraceWindow, sources: Sources) -> SourceLine:
     """The innermost line of the user's around the loader's `__next__`: what is inside that is the data set's."""
-    spent: Counter[str] = Counter()
+    spent = Counter[str]()
     for start_ns, end_ns, stage, path in window.paths.stages:
-        asked = path.nearest("line", "function") if stage == "data" else None
-        if asked is not None:
+        if stage == "data" and (asked := path.owner):
             spent[asked.text] += end_ns - start_ns
     return sources.line(spent.most_common(1)[0][0]) if spent else UNKNOWN
-
-
-def _spans(stretches: Iterable[tuple[int, int]]) -> Spans:
-    starts, ends = np.array([*stretches], np.int64).reshape(-1, 2).T
-    return union(starts, ends)
-
-
-def _in_both_ns(spans: Spans, others: Spans, start_ns: int, end_ns: int) -> int:
-    """How much of the time between two instants both cover."""
-    cut = (np.clip(one, start_ns, end_ns).tolist() for one in spans)
-    return sum(overlap_ns(others, start, end) for start, end in zip(*cut, strict=True) if end > start)

@@ -20,7 +20,7 @@ from efprof.facts.time.trace_windows import TraceWindow
 SYNCHRONIZE = re.compile(r"^(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize|^(cuda|hip)Free$|^cuMemFree")
 """Calls that wait for the device; to give memory back to the driver waits for all of it."""
 COPY = re.compile(r"^(cuda|cu|hip)Memcpy")
-ASYNCHRONOUS, PAGEABLE, TO_HOST = "Async", "Pageable", "DtoH"
+ASYNCHRONOUS, PAGEABLE, TO_HOST = re.compile("Async"), "Pageable", "DtoH"
 """A copy from or to pageable memory waits, whatever its call is named."""
 
 Kind = Literal["read", "synchronisation", "told"]
@@ -69,11 +69,10 @@ class TraceWait:
 
 def waiting_calls(trace: Trace) -> Array:
     """The places of the calls that wait and lie in no other such call of their thread, in order of their start."""
-    may_wait = np.array([bool(SYNCHRONIZE.match(text) or COPY.match(text)) for text in trace.texts], bool)
-    queues = np.array([bool(COPY.match(text)) and ASYNCHRONOUS in text for text in trace.texts], bool)[trace.name_code]
     pageable = [number for number, copy in _copies(trace).items() if PAGEABLE in copy]
-    waits = may_wait[trace.name_code] & (~queues | np.isin(trace.id, pageable))
-    return outermost_calls(trace, np.flatnonzero(trace.is_of(*LAUNCHES) & waits))[0]
+    copies = trace.matches(COPY) & (~trace.matches(ASYNCHRONOUS) | np.isin(trace.id, pageable))
+    waits = trace.is_of(*LAUNCHES) & (trace.matches(SYNCHRONIZE) | copies)
+    return outermost_calls(trace, np.flatnonzero(waits))[0]
 
 
 def outermost_calls(trace: Trace, events: Array) -> tuple[Array, dict[int, int]]:
@@ -106,14 +105,14 @@ def waits_in(window: TraceWindow) -> list[TraceWait]:
     for _, together in groupby(calls.tolist(), asking):
         events, waited_ns = list(together), 0
         for call in events:
-            end_ns = min(int(trace.end_ns[call]), last_ns)
-            waited_ns += max(0, end_ns - max(int(trace.start_ns[call]), covered_ns))
-            covered_ns = max(covered_ns, end_ns)
+            start_ns, end_ns = trace.span(call)
+            waited_ns += max(0, min(end_ns, last_ns) - max(start_ns, covered_ns))
+            covered_ns = max(covered_ns, min(end_ns, last_ns))
         around = _around(window, events[0])
         operators = [trace.text(event).removeprefix("aten::") for event in around if is_operator[event]]
         copied = " ".join(copies.get(int(trace.id[call]), "") for call in events)
         kind, asked = _asked([trace.text(event) for event in (events[0], *around)], operators, copied)
-        start_ns, end_ns = int(trace.start_ns[events[0]]), int(trace.end_ns[events[-1]])
+        start_ns, _ = trace.span(events[0])
         waits.append(TraceWait(kind, asked, paths.of_event[events[0]], events, start_ns, end_ns, waited_ns))
     _add_idle(window, waits)
     return waits
@@ -121,16 +120,15 @@ def waits_in(window: TraceWindow) -> list[TraceWait]:
 
 def _copies(trace: Trace) -> dict[int, str]:
     """What the device copied for each call, as the profiler names it, by correlation."""
-    is_copy = np.array([bool(COPIED.match(text)) for text in trace.texts], bool)[trace.name_code]
-    found = np.flatnonzero(trace.is_of(*ON_DEVICE) & is_copy & (trace.id >= 0)).tolist()
+    found = np.flatnonzero(trace.is_of(*ON_DEVICE) & trace.matches(COPIED) & (trace.id >= 0)).tolist()
     return {int(trace.id[event]): trace.text(event) for event in found}
 
 
 def _around(window: TraceWindow, call: int) -> list[int]:
     """The events around it from the innermost to the user's line, or where none is known to the outermost."""
     paths, found = window.paths, []
-    line, event = paths.of_event[call].nearest("line", "function"), paths.outer.get(call)
-    while event is not None and paths.of_event[event].nearest("line", "function") is line:
+    line, event = paths.of_event[call].owner, paths.outer.get(call)
+    while event is not None and paths.of_event[event].owner is line:
         found.append(event)
         event = paths.outer.get(event)
     return found
@@ -169,6 +167,6 @@ def _add_idle(window: TraceWindow, waits: Sequence[TraceWait]) -> None:
     starts = [wait.start_ns for wait in waits]
     for gap in window.gaps:
         place = bisect_right(starts, gap.start_ns) - 1
-        is_late = gap.cause == "the host had launched nothing" and gap.next_event is not None
+        is_late = gap.cause == "the host had launched nothing" and gap.next_event >= 0
         if is_late and place >= 0 and gap.start_ns <= waits[place].end_ns + CLOCKS_NS:
             waits[place].idle_ns += gap.length_ns

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,11 +13,12 @@ import numpy as np
 
 from efprof.artifacts.trace.blocks import leading_header, told_until_us
 from efprof.artifacts.trace.columns import COMPLETE, Trace
+from efprof.artifacts.trace.events import Array
 from efprof.artifacts.trace.read import lean_paths, read_window, trace_paths
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import COMPREHENSION, FRAME, Sources, place_of
 from efprof.facts.steps.step_times import StepTimes
-from efprof.facts.time.call_paths import HOST, ON_DEVICE, STEP_LABEL, CallPaths, SitesOf, call_paths
+from efprof.facts.time.call_paths import HOST, ON_DEVICE, STEP_LABEL, CallPaths, SitesOf, call_paths, outermost
 from efprof.facts.time.device_lanes import DeviceUse, IdleGap, device_use, idle_gaps
 from efprof.facts.time.path_tree import CallPath, Kind, Line, paths_by_line
 from efprof.model import NotRecorded, UnreadableInput, frozen_dataclass
@@ -73,6 +74,10 @@ class TraceWindow:
     def paths(self) -> CallPaths:
         """The paths of all steps together."""
         return call_paths(self.trace, *self.bounds, self.sites_of)
+
+    def walk(self) -> Iterator[CallPath]:
+        """Each of these paths, an outer one before its inner ones."""
+        return self.paths.root.walk()
 
     @cached_property
     def lines(self) -> dict[Line, list[CallPath]]:
@@ -230,7 +235,8 @@ def foreign_window(trace: Trace, own_packages: frozenset[str] = frozenset()) -> 
         raise UnreadableInput(f"{trace.path} is a profiler trace of nothing: profile a step, and give that trace.")
     labels = _labels(trace)
     steps, has_steps = _steps_in(trace, labels)
-    told = [int(label[1]) for label in map(STEP_LABEL.match, labels) if label]
+    names = dict.fromkeys(map(trace.text, labels.tolist()))
+    told = [int(label[1]) for label in map(STEP_LABEL.match, names) if label]
     return TraceWindow(
         name="the trace",
         read=lambda: trace,
@@ -241,7 +247,7 @@ def foreign_window(trace: Trace, own_packages: frozenset[str] = frozenset()) -> 
     )
 
 
-def _steps_in(trace: Trace, labels: dict[str, list[Span]]) -> tuple[tuple[Span, ...], bool]:
+def _steps_in(trace: Trace, labels: Array) -> tuple[tuple[Span, ...], bool]:
     """Where each step of a trace begins and ends, and whether the trace says so itself.
 
     By the profiler's own label, else by the ends of what an optimizer does, else by the label of the user's that
@@ -250,26 +256,24 @@ def _steps_in(trace: Trace, labels: dict[str, list[Span]]) -> tuple[tuple[Span, 
     events = np.flatnonzero(trace.is_of(*HOST, *ON_DEVICE))
     events = events if len(events) else np.flatnonzero(trace.phase == COMPLETE)
     whole = int(trace.start_ns[events].min()), int(trace.end_ns[events].max())
-    if steps := _outermost(span for text, spans in labels.items() if STEP_LABEL.match(text) for span in spans):
+    if steps := _outermost(trace, labels[trace.matches(STEP_LABEL)[labels]]):
         return _until_the_next(steps), True
-    updates = _outermost(span for text, spans in labels.items() if OPTIMIZER_STEP.match(text) for span in spans)
+    updates = _outermost(trace, labels[trace.matches(OPTIMIZER_STEP)[labels]])
     if len(updates) > 1:
         ends = [end for _, end in updates]
         return tuple(zip([whole[0], *ends[:-1]], ends, strict=True)), True
-    repeated = [spans for spans in map(_outermost, labels.values()) if len(spans) > 1]
+    names = trace.name_code[labels]
+    every = (_outermost(trace, labels[names == name]) for name in np.unique(names))
+    repeated = [spans for spans in every if len(spans) > 1]
     length, longest = max(((sum(end - start for start, end in spans), spans) for spans in repeated), default=(0, []))
     if length * 2 > whole[1] - whole[0]:
         return _until_the_next(longest), True
     return (whole,), False
 
 
-def _outermost(spans: Iterable[Span]) -> list[Span]:
-    """Those in no other, in order."""
-    found: list[Span] = []
-    for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
-        if not found or start >= found[-1][1]:
-            found.append((start, end))
-    return found
+def _outermost(trace: Trace, events: Array) -> list[Span]:
+    """Where those that lie in no other begin and end."""
+    return [*map(trace.span, events[outermost(trace, events)].tolist())]
 
 
 def _until_the_next(spans: list[Span]) -> tuple[Span, ...]:
@@ -278,16 +282,12 @@ def _until_the_next(spans: list[Span]) -> tuple[Span, ...]:
     return tuple((start, end) for (start, _), end in zip(spans, ends, strict=True))
 
 
-def _labels(trace: Trace) -> dict[str, list[Span]]:
-    """Where each label of the host begins and ends; files of 2021 call labels operators."""
-    places = np.flatnonzero(trace.is_of("user_annotation"))
-    if not len(places):
-        steps = [code for code, text in enumerate(trace.texts) if STEP_LABEL.match(text) or OPTIMIZER_STEP.match(text)]
-        places = np.flatnonzero(np.isin(trace.name_code, steps) & trace.is_of("operator"))
-    found: dict[str, list[Span]] = {}
-    for place in places.tolist():
-        found.setdefault(trace.text(place), []).append((int(trace.start_ns[place]), int(trace.end_ns[place])))
-    return found
+def _labels(trace: Trace) -> Array:
+    """The labels of the host; files of 2021 call them operators."""
+    is_label = trace.is_of("user_annotation")
+    if not is_label.any():
+        is_label = trace.is_of("operator") & (trace.matches(STEP_LABEL) | trace.matches(OPTIMIZER_STEP))
+    return np.flatnonzero(is_label)
 
 
 def _frame_sites(own_packages: frozenset[str]) -> SitesOf:

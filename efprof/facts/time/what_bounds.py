@@ -62,23 +62,23 @@ def next_experiment(run: Run) -> str:
         THE_DEVICE: "give the device less to do: bfloat16 autocast, then `torch.compile(model)`.",
         THE_HOST: 'let the host launch less: `torch.compile(model, mode="reduce-overhead")`, or a larger batch.',
     }
-    experiment = experiments.get(_what_bounds(use.device, use.window.scale)) if use.device else None
+    experiment = experiments.get(_what_bounds(use.device, use.window.scale))
     return f"To make a step shorter, {experiment}" if experiment else ""
 
 
 def _operators_per_step(use: TimeUse) -> tuple[float, float]:
     """How many outermost operators a step runs on the host, and what each takes in microseconds."""
-    found = [path for path in use.window.paths.root.walk() if path.kind == "operator"]
+    found = [path for path in use.window.walk() if path.kind == "operator"]
     num = sum(path.count for path in found)
-    spent_ms = use.window.scale * use.per_step_ms(sum(path.own_ns for path in found))
-    return num / use.window.num_steps, 1e3 * spent_ms * use.window.num_steps / max(1, num)
+    spent_us = use.window.scale * sum(path.own_ns for path in found) / 1e3
+    return num / use.window.num_steps, spent_us / max(1, num)
 
 
 def _parts(use: TimeUse) -> tuple[list[Part], str]:
     """The largest first, and the whole that they are shares of."""
-    on_device = any(path.device_ns for path in use.window.paths.root.walk())
+    on_device = any(path.device_ns for path in use.window.walk())
     spent = totals(use.window.paths.root, lambda path: path.device_ns if on_device else path.own_ns)
-    lines, modules = _lines(use, on_device), _modules(use.window.paths.root, spent)
+    lines, modules = _lines(use, on_device, spent), _modules(use.window.paths.root, spent)
     parts = modules if modules and (not lines or lines[0][0] >= ONLY_ONE) else lines or _operators(use, spent)
     if not parts and (kernels := kernel_table(use)):  # of which no launch was recorded
         parts, on_device = _largest((float(row[5]) / 100, f"in {row[0]}") for row in kernels.rows), True
@@ -115,15 +115,15 @@ def _what_bounds(device: DeviceUse, scale: float) -> str:
     """
     found = set()
     for span_ns in (device.span_ns, device.span_ns * scale):
-        idle: Counter[str] = Counter(device.idle_ns)
+        idle = Counter[str](device.idle_ns)
         idle[THE_HOST] -= round(device.span_ns - span_ns)
         is_busy = device.busy_ns >= BOUND_BY_DEVICE * span_ns
         found.add(THE_DEVICE if is_busy else max(idle, key=lambda one: idle[one]))
     return found.pop() if len(found) == 1 else UNCLEAR
 
 
-def _lines(use: TimeUse, on_device: bool) -> list[Part]:
-    total = use.per_step_ms(sum(p.device_ns for p in use.window.paths.root.walk())) if on_device else use.step_ms
+def _lines(use: TimeUse, on_device: bool, spent: dict[CallPath, int]) -> list[Part]:
+    total = use.per_step_ms(spent[use.window.paths.root]) if on_device else use.step_ms
     parts = []
     for line in use.lines:
         stages = {name: ms for name, ms in line.stage_ms.items() if name not in ("forward", "other") and ms > 0}
@@ -135,19 +135,19 @@ def _lines(use: TimeUse, on_device: bool) -> list[Part]:
     return _largest(parts)
 
 
-def _modules(root: CallPath, spent: dict[int, int]) -> list[Part]:
+def _modules(root: CallPath, spent: dict[CallPath, int]) -> list[Part]:
     """The classes of modules at the first depth at which there are several."""
     level = [root]
     while True:
-        inside: dict[str, list[CallPath]] = defaultdict(list)
+        inside = defaultdict[str, list[CallPath]](list)
         for path in (module for outer in level for module in _modules_below(outer)):
             inside[INSTANCE.sub("", path.text)].append(path)
-        sums = Counter({name: sum(spent[id(path)] for path in paths) for name, paths in inside.items()})
+        sums = Counter({name: sum(spent[path] for path in paths) for name, paths in inside.items()})
         if not sums:
             return []
         name, most = sums.most_common(1)[0]
         if most < ONLY_ONE * sums.total():
-            return _largest((part / (spent[id(root)] or 1), f"in `{name}`") for name, part in sums.items())
+            return _largest((part / (spent[root] or 1), f"in `{name}`") for name, part in sums.items())
         level = inside[name]
 
 
@@ -162,13 +162,13 @@ def _modules_below(path: CallPath) -> Iterator[CallPath]:
             todo.extend(one.below.values())
 
 
-def _operators(use: TimeUse, spent: dict[int, int]) -> list[Part]:
+def _operators(use: TimeUse, spent: dict[CallPath, int]) -> list[Part]:
     """Operators and labels by what is spent under no other path, where a trace tells of nothing else."""
     root, sums = use.window.paths.root, Counter[str]()
     for path in root.walk():
         if path.kind in ("operator", "label"):
-            sums[path.text] += spent[id(path)] - sum(spent[id(below)] for below in path.below.values())
-    return _largest((part / (spent[id(root)] or 1), f"in `{name}`") for name, part in sums.items())
+            sums[path.text] += spent[path] - sum(spent[below] for below in path.below.values())
+    return _largest((part / (spent[root] or 1), f"in `{name}`") for name, part in sums.items())
 
 
 def _largest(parts: Iterable[Part]) -> list[Part]:

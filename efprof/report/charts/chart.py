@@ -23,8 +23,7 @@ COLOURS = {
     "ground": ("#ffffff", "#161a1f"),
 }
 """By name: on a light ground, and on a dark one."""
-LIGHT = {name: light for name, (light, _) in COLOURS.items()}
-DARK = {name: dark for name, (_, dark) in COLOURS.items()}
+LIGHT, DARK = ({name: colours[ground] for name, colours in COLOURS.items()} for ground in (0, 1))
 SERIES = ("forward", "data", "optimizer", "extra", "backward", "window", "other", "muted")
 """The order in which curves without a colour of their own take theirs."""
 
@@ -42,8 +41,15 @@ MAX_BAND_ROWS = 3
 MAX_BAND_LETTERS = 22
 """A note inside the picture must leave room for others on a phone."""
 
-MANY_MINUTES_MS = 300_000.0
-"""A shorter axis in minutes would be labelled with fractions of them."""
+Unit = tuple[float, float, str]
+UNITS: dict[str, tuple[Unit, ...]] = {
+    "bytes": ((GIB, GIB, "GiB"), (MIB, MIB, "MiB"), (KIB, KIB, "KiB"), (0, 1, "B")),
+    "ms": ((300_000, 60_000, "min"), (1000, 1000, "s"), (1, 1, "ms"), (0, 0.001, "us")),
+}
+"""Of a base unit those of an axis, each from which value on: a short axis in minutes would be labelled
+with fractions of them."""
+PLAIN = {"percent": "%", "count": "", "ratio": ""}
+PER_STEP = "_per_step"
 
 
 @frozen_dataclass
@@ -103,16 +109,9 @@ class AxisScale:
 def scale_for(values: Iterable[float | None], unit: str) -> AxisScale:
     """The largest unit in which the largest value is at least one; minutes from five on."""
     top = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
-    match unit:
-        case "bytes" | "bytes_per_step":
-            steps = [(GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")]
-            size, name = next(((f, n) for f, n in steps if top >= f), (1, "B"))
-            return AxisScale(factor=size, unit=name + ("/step" if unit == "bytes_per_step" else ""))
-        case "ms":
-            factors = [(MANY_MINUTES_MS, 60_000.0, "min"), (1000.0, 1000.0, "s"), (1.0, 1.0, "ms")]
-            factor, name = next(((f, n) for least, f, n in factors if top >= least), (0.001, "us"))
-            return AxisScale(factor=factor, unit=name)
-    return AxisScale(factor=1, unit={"percent": "%", "count": "", "ratio": ""}.get(unit, unit))
+    units = UNITS.get(unit.removesuffix(PER_STEP), ((0, 1, PLAIN.get(unit, unit)),))
+    factor, name = next((factor, name) for least, factor, name in units if top >= least)
+    return AxisScale(factor=factor, unit=name + "/step" * unit.endswith(PER_STEP))
 
 
 def axis_label(label: str, unit: str) -> str:
@@ -133,14 +132,12 @@ def x_range(chart: Chart) -> tuple[float, float]:
     return min(places) - room, max(places) + room
 
 
-def label_rows(chart: Chart) -> tuple[int | None, ...]:
-    """For each band the row from the top for its label: the first band of each label has one, as far as rows reach."""
-    rows: dict[str, int] = {}
-    found: list[int | None] = []
+def labelled_bands(chart: Chart) -> list[Band]:
+    """The first band of each label, as far as rows reach: one row from the top for each, in order."""
+    first: dict[str, Band] = {}
     for band in chart.bands:
-        is_new = band.label and band.label not in rows and len(rows) < MAX_BAND_ROWS
-        found.append(rows.setdefault(band.label, len(rows)) if is_new else None)
-    return tuple(found)
+        first.setdefault(band.label, band)
+    return [band for label, band in first.items() if label][:MAX_BAND_ROWS]
 
 
 def thin(values: Sequence[float | None], limit: int = MAX_POINTS) -> list[int]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 
 from efprof.model import STAGES, Series, SeriesLine
 from efprof.report.charts.chart import (
@@ -36,24 +37,25 @@ MAX_FLATNESS = 0.8
 
 def series_chart(series: Series) -> Chart:
     """Curves over one axis; the highlighted ones strong and in the colour of alarm."""
-    x_scale = scale_for([x for line in series.lines for x in line.x], series.x_unit)
-    y_scale = scale_for([y for line in series.lines for y in line.y], series.y_unit)
+    every_x = [x for line in series.lines for x in line.x]
+    every_y = [y for line in series.lines for y in line.y]
+    x_scale = scale_for(every_x, series.x_unit)
+    y_scale = scale_for(every_y, series.y_unit)
     layers = tuple(
         _series_layer(series, line, colour, x_scale, y_scale)
         for line, colour in zip(series.lines, _colours(series.lines), strict=True)
     )
-    num_drawn, num_all = sum(len(layer.x) for layer in layers), sum(len(line.x) for line in series.lines)
     return Chart(
         title=series.title,
-        caption=thinned_caption(num_drawn, num_all).strip(),
+        caption=thinned_caption(sum(len(layer.x) for layer in layers), len(every_x)).strip(),
         x_label=axis_label(series.x_label, x_scale.unit),
         y_label=axis_label(series.y_label, y_scale.unit),
         y_unit=y_scale.unit,
         layers=layers,
-        bands=tuple(_bands(series, x_scale)),
+        bands=tuple(_bands(series, every_x, x_scale)),
         marks=tuple((at / x_scale.factor, label) for at, label in series.marks),
         y_range=(0.0, BAND_ROOM * _top(series) / y_scale.factor) if series.bands else None,
-        has_zero=series.is_stacked or not _is_flat([y for line in series.lines for y in line.y]),
+        has_zero=series.is_stacked or not _is_flat(every_y),
     )
 
 
@@ -67,18 +69,14 @@ def _colours(lines: Sequence[SeriesLine]) -> Iterator[str]:
     """That of its stage, or the next of those that are no stage's."""
     taken = {line.stage for line in lines if line.stage}
     kept = STAGES if taken - {NO_STAGE} else taken
-    free = [colour for colour in SERIES if colour not in kept]
-    place = 0
+    free = cycle(colour for colour in SERIES if colour not in kept)
     for line in lines:
         if line.is_highlighted:
             yield "alert"
         elif line.is_over_stack:
             yield "text"
-        elif line.stage is not None:
-            yield line.stage
         else:
-            yield free[place % len(free)]
-            place += 1
+            yield line.stage or next(free)
 
 
 def _series_layer(series: Series, line: SeriesLine, colour: str, x_scale: AxisScale, y_scale: AxisScale) -> Layer:
@@ -96,11 +94,11 @@ def _series_layer(series: Series, line: SeriesLine, colour: str, x_scale: AxisSc
     )
 
 
-def _bands(series: Series, x_scale: AxisScale) -> Iterator[Band]:
+def _bands(series: Series, every_x: Sequence[float], x_scale: AxisScale) -> Iterator[Band]:
     """All that are wide enough to be seen."""
-    places = [x for line in series.lines for x in line.x] or [0.0]
+    width = max(every_x, default=0.0) - min(every_x, default=0.0)
     for band in series.bands:
-        if band.end - band.start >= MIN_BAND * (max(places) - min(places)):
+        if band.end - band.start >= MIN_BAND * width:
             start, end = band.start / x_scale.factor, band.end / x_scale.factor
             yield Band(start=start, end=end, label=band.stage, stage=band.stage)
 

@@ -1,15 +1,24 @@
 """A chart as a plotly figure or as a still SVG; colours are names that the page's theme resolves."""
 
+import html
 import io
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from efprof.model import EfprofError
-from efprof.report.charts.chart import LIGHT, MAX_BAND_LETTERS, Band, Chart, Layer, label_rows, x_range
+from efprof.report.charts.chart import LIGHT, MAX_BAND_LETTERS, Band, Chart, Layer, labelled_bands, x_range
 from efprof.report.wording import shorten
 
 Figure = dict[str, Any]
+Numbers = NDArray[np.float64]
+LAYOUT = Path(__file__).parent / "layout.json"
+"""What all pictures have in common."""
 MAX_LABEL = 60
 STATIC_INCHES = (8.6, 3.0)
 STRIP_SHARE = 0.03
@@ -22,7 +31,9 @@ HALF_OPAQUE = "80"
 
 def figure_of(chart: Chart) -> Figure:
     """The figure; every string from outside is escaped for plotly's own markup."""
-    layout = _layout(chart.x_label, chart.y_label)
+    layout: Figure = msgspec.json.decode(LAYOUT.read_bytes())
+    layout["xaxis"]["title"]["text"] = label_text(chart.x_label)
+    layout["yaxis"]["title"]["text"] = label_text(chart.y_label)
     start, end = layout["xaxis"]["range"] = x_range(chart)
     middle = (start + end) / 2
     layout["shapes"] = [shape for band in chart.bands for shape in _band_shapes(band)]
@@ -37,8 +48,7 @@ def figure_of(chart: Chart) -> Figure:
             is_left=band.start > middle,
             y=(1 - STRIP_SHARE if band.stage else 1.0) - row * ROW_SHARE,
         )
-        for band, row in zip(chart.bands, label_rows(chart), strict=True)
-        if row is not None
+        for row, band in enumerate(labelled_bands(chart))
     ]
     notes += [_top_note(at, label, "var(--alert)", is_left=at > middle) for at, label in chart.marks]
     if len(chart.layers) == 1:
@@ -87,14 +97,13 @@ def draw(axes: Any, chart: Chart, palette: Mapping[str, str]) -> None:
     """Draw it on matplotlib's axes."""
     for band in chart.bands:
         axes.axvspan(band.start, band.end, color=palette[band.stage or "window"], alpha=0.16, linewidth=0)
-    rows = zip(chart.bands, label_rows(chart), strict=True)
-    notes = [(band.start, band.label, row) for band, row in rows if row is not None]
+    notes = [(band.start, band.label, row) for row, band in enumerate(labelled_bands(chart))]
     for at, label, row in [*notes, *((at, label, 0) for at, label in chart.marks)]:
         place = axes.get_xaxis_transform()
         axes.text(at, 0.98 - row * ROW_SHARE, shorten(label, MAX_BAND_LETTERS), transform=place, va="top", fontsize=8)
     for at, _ in chart.marks:
         axes.axvline(at, color=palette["alert"], linestyle=":")
-    bottom: list[float] | None = None
+    bottom = np.empty(0)
     for layer in chart.layers:
         bottom = _draw_layer(axes, layer, palette[layer.colour], bottom)
     axes.set(xlabel=chart.x_label, ylabel=chart.y_label, xlim=x_range(chart))
@@ -103,34 +112,32 @@ def draw(axes: Any, chart: Chart, palette: Mapping[str, str]) -> None:
         axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
 
 
-def _draw_layer(axes: Any, layer: Layer, colour: str, bottom: list[float] | None) -> list[float] | None:
+def _draw_layer(axes: Any, layer: Layer, colour: str, bottom: Numbers) -> Numbers:
     """`bottom` is what the layers below reach, where they stand on top of each other; and what this one reaches."""
-    x, y = list(layer.x), [math.nan if value is None else value for value in layer.y]
-    label = shorten(layer.label, MAX_LABEL)
-    if layer.kind in ("stack", "bar"):
-        low = bottom if bottom is not None and len(bottom) == len(y) else [0.0] * len(y)
-        top = [below + (0.0 if math.isnan(value) else value) for below, value in zip(low, y, strict=True)]
-        if layer.kind == "bar":
-            axes.bar(
-                x, [high - below for high, below in zip(top, low, strict=True)], bottom=low, color=colour, label=label
-            )
-        else:
-            axes.fill_between(x, low, top, color=colour, label=label, step="post" if layer.is_stepped else None)
-        return top
+    x, y = layer.x, np.array(layer.y, np.float64)  # a gap is no number
+    style = {"color": colour, "label": shorten(layer.label, MAX_LABEL)}
+    low, height = bottom if len(bottom) == len(y) else np.zeros(len(y)), np.nan_to_num(y)
     match layer.kind:
+        case "bar":
+            axes.bar(x, height, bottom=low, **style)
+            return low + height
+        case "stack":
+            step = "post" if layer.is_stepped else None
+            axes.fill_between(x, low, low + height, step=step, **style)
+            return low + height
         case "fill":
-            axes.fill(x, y, color=colour, alpha=0.5, label=label, linewidth=0)
+            axes.fill(x, y, alpha=0.5, linewidth=0, **style)
         case "points":
-            axes.plot(x, y, color=colour, label=label, linestyle="", marker="v", markersize=5)
+            axes.plot(x, y, linestyle="", marker="v", markersize=5, **style)
         case _:
             form = "steps-post" if layer.is_stepped else "default"
-            axes.plot(x, y, color=colour, label=label, drawstyle=form, linewidth=1.6 if layer.is_strong else 1)
+            axes.plot(x, y, drawstyle=form, linewidth=1.6 if layer.is_strong else 1, **style)
     return bottom
 
 
 def label_text(text: str, limit: int = MAX_LABEL) -> str:
     """A string from outside, for places where plotly reads markup."""
-    return shorten(text, limit).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return html.escape(shorten(text, limit), quote=False)
 
 
 def _trace(layer: Layer, chart: Chart) -> Figure:
@@ -155,43 +162,23 @@ def _trace(layer: Layer, chart: Chart) -> Figure:
         case "stack":
             line = {"color": colour, "width": 0.5, "shape": shape}
             trace |= {"mode": "lines", "stackgroup": "all", "fillcolor": colour, "line": line}
-            trace |= _stack_hover(layer, chart)
+            trace |= _hover(layer, chart)
         case "line":
             line = {"color": colour, "width": 2.2 if layer.is_strong else 1.3, "shape": shape}
-            where = "%{text}" if layer.notes else f"{label_text(chart.x_label)} %{{x:.6~g}}"
-            hover = f"{where}<br>%{{y:,.4~r}} {label_text(chart.y_unit)}<extra>%{{fullData.name}}</extra>"
-            is_over_stack = any(other.kind == "stack" for other in chart.layers)
-            trace |= {"mode": "lines", "line": line}
-            trace |= _stack_hover(layer, chart) if is_over_stack else {"hovertemplate": hover}
+            trace |= {"mode": "lines", "line": line} | _hover(layer, chart)
     return trace
 
 
-def _stack_hover(layer: Layer, chart: Chart) -> Figure:
-    """One or two lines of the box in which all layers are told; the box itself says where it is."""
+def _hover(layer: Layer, chart: Chart) -> Figure:
+    """What is told of a point; of a stack in one box with all layers, which says where it is."""
     amount, name = f"%{{y:,.4~r}} {label_text(chart.y_unit)}", "<extra>%{fullData.name}</extra>"
+    if not any(other.kind == "stack" for other in chart.layers):
+        where = "%{text}" if layer.notes else f"{label_text(chart.x_label)} %{{x:.6~g}}"
+        return {"hovertemplate": f"{where}<br>{amount}{name}"}
     if not layer.notes:
         return {"hovertemplate": amount + name}
     notes = [f"<br>  {label_text(note)}" if note else "" for note in layer.notes]
     return {"hovertemplate": f"{amount}%{{text}}{name}", "text": notes}
-
-
-def _layout(x_label: str, y_label: str) -> Figure:
-    axis = {"gridcolor": "var(--grid)", "linecolor": "var(--grid)", "zeroline": False, "automargin": True}
-    axis |= {"exponentformat": "none", "separatethousands": True}
-    title_font = {"size": 12, "color": "var(--muted)"}
-    return {
-        "xaxis": axis | {"title": {"text": label_text(x_label), "font": title_font, "standoff": 8}, "showgrid": False},
-        "yaxis": axis | {"title": {"text": label_text(y_label), "font": title_font, "standoff": 8}},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "var(--text)"},
-        "hoverlabel": {"bgcolor": "var(--ground)", "bordercolor": "var(--muted)", "font": {"color": "var(--text)"}},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
-        "margin": {"l": 8, "r": 12, "t": 44, "b": 8},
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "var(--muted)", "activecolor": "var(--accent)"},
-        "hovermode": "closest",
-        "showlegend": True,
-    }
 
 
 def _band_shapes(band: Band) -> list[Figure]:

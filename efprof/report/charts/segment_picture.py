@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from efprof.model import SegmentMap, SegmentRow, SegmentView, Stretch, StretchState, frozen_dataclass
-from efprof.report.wording import one_line, sentence, shorten_path, show
-from efprof.units import format_count
+from efprof.report.wording import one_line, sentence, shorten_path
+from efprof.units import format_bytes, format_count
 
 LINE_PIXELS = 14
 GAP_PIXELS = 3
@@ -74,7 +74,7 @@ def segment_picture(segments: SegmentMap) -> SegmentPicture:
         for view in segments.views
     )
     return SegmentPicture(
-        caption=f"A full line is {show(segments.line_bytes, 'bytes')}. Point at a piece or tap it to see whose it is.",
+        caption=f"A full line is {format_bytes(segments.line_bytes)}. Point at a piece or tap it to see whose it is.",
         keys=tuple(_keys(segments, colours)),
         views=views,
         notes=tuple(notes),
@@ -105,13 +105,13 @@ def _summary(view: SegmentView) -> str:
     num_segments, num_bytes = sum(row.num_segments for row in view.rows), sum(row.num_bytes for row in view.rows)
     if not num_segments:
         return "Nothing is reserved."
-    parts = ", ".join(f"{show(total, 'bytes')} {STATE_WORDS[state].partition(':')[0]}" for state, total in view.totals)
-    return f"{show(num_bytes, 'bytes')} in {format_count(num_segments, 'segment')}: {parts}."
+    parts = ", ".join(f"{format_bytes(total)} {STATE_WORDS[state].partition(':')[0]}" for state, total in view.totals)
+    return f"{format_bytes(num_bytes)} in {format_count(num_segments, 'segment')}: {parts}."
 
 
 def _row(row: SegmentRow, segments: SegmentMap, colours: list[str], notes: dict[str, int]) -> MapRow:
-    layers: defaultdict[str, list[tuple[Rectangle, int]]] = defaultdict(list)
-    at, size = 0, show(row.num_bytes, "bytes")
+    layers = defaultdict[str, list[tuple[Rectangle, int]]](list)
+    at, size = 0, format_bytes(row.num_bytes)
     for stretch in row.stretches:
         note = notes.setdefault(_note(stretch, row, segments), len(notes))
         fill = stretch.state if stretch.state != "used" or stretch.owner is None else colours[stretch.owner]
@@ -138,14 +138,14 @@ def _on_lines(start: int, num_bytes: int, line_bytes: int) -> Iterator[Rectangle
 
 
 def _note(stretch: Stretch, row: SegmentRow, segments: SegmentMap) -> str:
-    size = show(stretch.num_bytes, "bytes")
+    size = format_bytes(stretch.num_bytes)
     what = STATE_WORDS[stretch.state]
     if stretch.owner is not None:
         owner = _owner(segments, stretch.owner)
         what = f"a block of {owner}: {what}" if stretch.state == "slack" else f"{owner}: {what}"
     if stretch.is_mixed:
         what = f"pieces too small to draw, most of them {what}"
-    where = one_line(row.label) + ("" if row.num_segments > 1 else f", {show(row.num_bytes, 'bytes')}")
+    where = one_line(row.label) + ("" if row.num_segments > 1 else f", {format_bytes(row.num_bytes)}")
     return f"{size}, {what} ({where})"
 
 

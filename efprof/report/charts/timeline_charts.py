@@ -21,8 +21,8 @@ from efprof.report.charts.chart import (
     thinned_caption,
 )
 from efprof.report.charts.evidence_charts import series_chart
-from efprof.report.wording import show, source_phrase
-from efprof.units import format_count
+from efprof.report.wording import source_phrase
+from efprof.units import format_count, format_ms
 
 STAGE_AFTER = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer"), strict=False))
 """The stage that runs from one boundary of a step to the next."""
@@ -53,7 +53,7 @@ def memory_chart(measurements: Measurements) -> Chart | None:
         scaled([s.reserved_bytes for s in kept], scale),
     )
     layers = _stage_bands(kept, x, allocated) if are_banded else []
-    if any(s.reserved_bytes for s in kept):
+    if any(reserved):
         layers.append(Layer(kind="line", label="reserved", colour="muted", x=x, y=reserved, notes=notes))
     layers.append(Layer(kind="line", label="allocated", colour="text", x=x, y=allocated, notes=notes))
     source = source_phrase(measurements.memory_source)
@@ -77,8 +77,9 @@ def time_chart(timeline: Timeline, median_ms: float | None) -> Chart | None:
     size = math.ceil(len(steps) / MAX_BARS)
     groups = [steps[start : start + size] for start in range(0, len(steps), size)]
     tops = [statistics.fmean(step.total_ms for step in group) for group in groups]
-    usual = sorted(step.total_ms for step in steps)[math.ceil(len(steps) * 0.95) - 1]
-    y_top = usual * 1.5 if max(step.total_ms for step in steps) > usual * CLIP_FACTOR else None
+    lengths = sorted(step.total_ms for step in steps)
+    usual = lengths[math.ceil(len(steps) * 0.95) - 1]
+    y_top = usual * 1.5 if lengths[-1] > usual * CLIP_FACTOR else None
     scale = scale_for([y_top or max(tops)], "ms")
     layers = [_stage_layer(stage, place, groups, scale.factor) for place, stage in enumerate((*STAGES, RECORDER))]
     layers = [layer for layer in layers if any(layer.y)]
@@ -86,7 +87,7 @@ def time_chart(timeline: Timeline, median_ms: float | None) -> Chart | None:
         layers.append(_length_line(groups, tops, scale.factor))
     if median_ms is not None:
         ends, level = (float(steps[0].step), float(steps[-1].step)), median_ms / scale.factor
-        label = f"median {show(median_ms, 'ms')}"
+        label = f"median {format_ms(median_ms)}"
         layers.append(Layer(kind="line", label=label, colour="muted", x=ends, y=(level, level)))
     slow = sorted((s for s in steps if s.is_slow), key=lambda s: -s.total_ms)[:MAX_SLOW_MARKS]
     if slow:
@@ -147,7 +148,7 @@ def _stage_layer(stage: str, place: int, groups: Sequence[Sequence[StepSample]],
     full = [[step for step in group if step.stage_ms] for group in groups]
     means = [statistics.fmean(_stage_ms(step)[place] for step in group) if group else 0.0 for group in full]
     notes = tuple(
-        f"step {group[0].step}{f' to {group[-1].step}' if len(group) > 1 else ''}: {stage} {show(mean, 'ms')}"
+        f"step {group[0].step}{f' to {group[-1].step}' if len(group) > 1 else ''}: {stage} {format_ms(mean)}"
         for group, mean in zip(groups, means, strict=True)
     )
     return Layer(
@@ -173,7 +174,7 @@ def _length_line(groups: Sequence[Sequence[StepSample]], tops: Sequence[float], 
         colour="text",
         x=tuple((group[0].step + group[-1].step) / 2 for group in groups),
         y=tuple(top / factor for top in tops),
-        notes=tuple(f"step {group[0].step:,}: {show(top, 'ms')}" for group, top in zip(groups, tops, strict=True)),
+        notes=tuple(f"step {group[0].step:,}: {format_ms(top)}" for group, top in zip(groups, tops, strict=True)),
     )
 
 
@@ -185,7 +186,7 @@ def _slow_marks(slow: Sequence[StepSample], factor: float, y_top: float | None) 
         colour="alert",
         x=tuple(float(s.step) for s in slow),
         y=tuple(min(s.total_ms, ceiling) / factor for s in slow),
-        notes=tuple(f"step {s.step} is slow: {show(s.total_ms, 'ms')}" for s in slow),
+        notes=tuple(f"step {s.step} is slow: {format_ms(s.total_ms)}" for s in slow),
     )
 
 
@@ -202,7 +203,7 @@ def _time_caption(groups: Sequence[Sequence[StepSample]], steps: Sequence[StepSa
     if y_top is not None:
         taller = [step for step in steps if step.total_ms > y_top]
         longest = max(taller, key=lambda step: step.total_ms)
-        what = f"the longest is step {longest.step:,} with {show(longest.total_ms, 'ms')}"
+        what = f"the longest is step {longest.step:,} with {format_ms(longest.total_ms)}"
         parts.append(f"Cut off at the top: {format_count(len(taller), 'step')}; {what}.")
     return " ".join(parts)
 

@@ -4,6 +4,7 @@ import base64
 import functools
 import inspect
 import shlex
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,14 +14,12 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
+from efprof import units
 from efprof.model import Change, Comparison, Evidence, Interval, Report, SegmentMap, Series, Snippet
 from efprof.report import comparison_form, tables, verdict, wording
-from efprof.report.charts import segment_picture, timeline_charts
+from efprof.report.charts import pictures, segment_picture, timeline_charts
 from efprof.report.charts.chart import DARK, LIGHT, Chart, has_curve
 from efprof.report.charts.evidence_charts import series_chart
-from efprof.report.charts.pictures import figure_of, svg_of
-from efprof.report.verdict import rank_findings
-from efprof.units import format_count
 
 TEMPLATES = Path(__file__).parent / "templates"
 PLOTLY = Path(__file__).parent / "plotly" / "plotly-cartesian.min.js.gz"
@@ -29,8 +28,6 @@ PLOTLY = Path(__file__).parent / "plotly" / "plotly-cartesian.min.js.gz"
 
 def render_html(report: Report, *, is_static: bool = False) -> str:
     """The page of a run; one that is static has still pictures, which need no JavaScript."""
-    measurements = report.measurements
-    timeline = measurements.timeline
     return (
         _environment(is_static)
         .get_template("report.html")
@@ -39,30 +36,12 @@ def render_html(report: Report, *, is_static: bool = False) -> str:
             header=verdict.header_items(report.run),
             report=report,
             is_foreign=report.run.ended == verdict.FOREIGN,
-            lines=verdict.describe_verdict(report),
-            counts=verdict.counts_phrase(report),
-            needs=verdict.needs_phrase(report),
-            overhead=verdict.overhead_phrase(report),
-            run_time=verdict.run_time_phrase(report),
-            cards=rank_findings(report),
-            device=device_evidence(report),
-            memory_chart=timeline_charts.memory_chart(measurements),
-            window_chart=window_chart(report),
-            time_chart=timeline_charts.time_chart(timeline, report.measurements.median_step_ms),
-            number_charts=timeline_charts.number_charts(timeline.steps),
-            totals=tables.totals(measurements),
-            device_times=tables.device_table(measurements.metrics),
-            stalls=tables.stall_table(measurements.stalls),
-            stages=tables.stage_table(measurements.stage_deltas),
-            largest_jump=tables.largest_jump_sentence(measurements.stage_deltas),
         )
     )
 
 
 def render_comparison_html(comparison: Comparison, head_report: Report, *, is_static: bool = False) -> str:
     """The page of a comparison, with the added findings in full."""
-    added = {finding.key for finding in comparison.findings if finding.change == "added"}
-    cards = [item for item in rank_findings(head_report) if item.key in added]
     return (
         _environment(is_static)
         .get_template("comparison.html")
@@ -70,22 +49,16 @@ def render_comparison_html(comparison: Comparison, head_report: Report, *, is_st
             title=f"efprof {comparison.base.name} compared with {comparison.head.name}",
             header=("comparison", f"base {comparison.base.run_id}", f"head {comparison.head.run_id}"),
             comparison=comparison,
-            verdict=comparison_form.comparison_verdict(comparison),
             columns=comparison_form.COLUMNS,
             caption=comparison_form.TABLE_CAPTION,
-            metrics=[(metric, comparison_form.metric_cells(metric)) for metric in comparison.metrics],
-            sides=(("base", comparison.base), ("head", comparison.head)),
-            findings=comparison_form.findings_by_change(comparison),
-            cards=cards,
-            anchors={card.key: card.anchor for card in cards},
+            head_report=head_report,
         )
     )
 
 
 def charts_of(evidence: Sequence[Evidence]) -> list[Chart]:
     """The curves among the evidence, as far as there is anything to see."""
-    charts = [series_chart(one) for one in evidence if isinstance(one, Series)]
-    return [chart for chart in charts if has_curve(chart)]
+    return [*filter(has_curve, (series_chart(one) for one in evidence if isinstance(one, Series)))]
 
 
 def of_kind(evidence: Sequence[Evidence], kind: str) -> list[Evidence]:
@@ -122,7 +95,7 @@ def bar_style(bar: Interval, span_ms: float) -> str:
 
 def diff_of(change: Change) -> tuple[list[str], list[str]]:
     """The lines that go and those that come, without the indentation that they share."""
-    old, new = (side.splitlines() for side in wording.change_sides(change))
+    old, new = wording.change_sides(change)
     shown = textwrap.dedent("\n".join([*old, *new])).split("\n")
     return shown[: len(old)], shown[len(old) :] if new else []
 
@@ -137,32 +110,14 @@ def _environment(is_static: bool) -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=_printable,
     )
-    parts = (
-        charts_of,
-        of_kind,
-        code_lines,
-        format_count,
-        segment_picture.segment_picture,
-    )
-    environment.filters |= {name: each for name, each in vars(wording).items() if inspect.isfunction(each)}
-    environment.filters |= {each.__name__: each for each in parts}
-    environment.filters |= {
-        "shell": shlex.join,
-        "prose": _prose,
-        "bar_style": bar_style,
-        "side": comparison_form.side_phrase,
-        "diff": diff_of,
-        "figure": lambda chart: _script_json(figure_of(chart)),
-        "still": lambda chart, picture_id: Markup(svg_of(chart, picture_id)),
-        "script_json": _script_json,
-        "map_fill": _map_fill,
-    }
+    words = units, wording, verdict, tables, comparison_form
+    for module in (*words, segment_picture, timeline_charts, pictures, sys.modules[__name__]):
+        functions = inspect.getmembers_static(module, inspect.isfunction)
+        environment.filters |= {name: each for name, each in functions if each.__module__ == module.__name__}
+    environment.filters["shell"] = shlex.join
     environment.globals |= {
         "is_static": is_static,
         "palettes": (LIGHT, DARK),
-        "style": _own_text("style.css", "device.css"),
-        "script": _own_text("page.js", "device.js"),
-        "theme_script": _own_text("theme.js"),
         "line_pixels": segment_picture.LINE_PIXELS,
         "applicability": wording.APPLICABILITY_PHRASES,
         "plotly": _compressed_plotly,
@@ -175,18 +130,13 @@ def _printable(value: object) -> object:
     return wording.printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _prose(text: str) -> Markup:
+def prose(text: str) -> Markup:
     """Escaped text in which what stands between backticks is code."""
     pieces = wording.code_spans(wording.printable(text))
     return Markup("").join(Markup("<code>{}</code>").format(piece) if is_code else piece for piece, is_code in pieces)
 
 
-def _own_text(*names: str) -> Markup:
-    """Our own style and scripts go in as they are: they hold nothing from outside."""
-    return Markup("".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names))
-
-
-def _script_json(content: Any) -> Markup:
+def script_json(content: Any) -> Markup:
     """JSON that may stand inside a script element: nothing in it can end the element or start a comment."""
     text = msgspec.json.encode(content).decode()
     for character in "<>&\u2028\u2029":
@@ -194,7 +144,7 @@ def _script_json(content: Any) -> Markup:
     return Markup(text)
 
 
-def _map_fill(fill: str, picture_id: str) -> str:
+def map_fill(fill: str, picture_id: str) -> str:
     """A colour of the palette, the hatching of a state, or nothing to see, but something to point at."""
     if fill in LIGHT:
         return f"fill: var(--{fill})"

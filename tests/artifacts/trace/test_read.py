@@ -25,6 +25,7 @@ from efprof.model import UnreadableInput
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from efprof.recorder.windows.allocation_rows import CallSites
+from tests.support.builders import named
 
 QUARTER_NS = 7_889_238 * 10**9
 BASE_NS = 227 * QUARTER_NS
@@ -95,9 +96,9 @@ def test_nothing_but_events_without_a_time_is_left_out(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, *events)
     assert len(trace) == len(events) - 1
     assert trace.num_unreadable == 1
-    (memory,) = trace.named("[memory]")
+    (memory,) = named(trace, "[memory]")
     assert trace.argument("total_bytes")[memory] == 512
-    assert [int(trace.id[place]) for place in trace.named("ac2g")] == [9, 9]
+    assert [int(trace.id[place]) for place in named(trace, "ac2g")] == [9, 9]
 
 
 def test_events_are_in_order_of_their_start_outer_before_inner(tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def test_numbers_that_are_none_cost_no_event(tmp_path: Path) -> None:
 def test_an_argument_of_another_type_costs_no_event_but_a_name_or_thread_does(tmp_path: Path) -> None:
     odd = {**KERNEL, "name": "odd", "args": {"correlation": "none", "Sequence number": [1]}}
     trace = trace_of(tmp_path, KERNEL, odd, {**KERNEL, "name": 5}, {**KERNEL, "tid": {"a": 1}}, 7)
-    assert (len(trace), len(trace.named("odd")), trace.num_unreadable) == (2, 1, 3)
+    assert (len(trace), len(named(trace, "odd")), trace.num_unreadable) == (2, 1, 3)
 
 
 def test_an_event_that_cannot_be_read_beside_a_name_that_is_not_utf_8_costs_no_excerpt(tmp_path: Path) -> None:

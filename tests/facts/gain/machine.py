@@ -11,6 +11,7 @@ from efprof.artifacts.trace.columns import Columns, Trace
 from efprof.artifacts.trace.events import Decoder
 from efprof.facts.time.trace_windows import TraceWindow, foreign_window
 from tests.facts.time.traces import MAIN, event
+from tests.support.builders import named
 
 CALL_US, LATENCY_US = 3, 5
 """What a call of the runtime takes, and how long after it a kernel begins where nothing holds it up."""
@@ -131,4 +132,4 @@ def window_of(*events: dict[str, Any]) -> TraceWindow:
 
 
 def events_named(window: TraceWindow, *names: str) -> list[int]:
-    return [place for name in names for place in window.trace.named(name)]
+    return [place for name in names for place in named(window.trace, name)]

@@ -15,6 +15,7 @@ from efprof.facts.run.run import open_run
 from efprof.facts.time.trace_windows import foreign_window
 from tests.facts.gain.machine import CALL_US, LATENCY_US, LOADER, Do, Machine, events_named, window_of
 from tests.facts.time.traces import ENGINE, REAL, event, kernel, launch, write
+from tests.support.builders import named
 
 SYNC = "cudaDeviceSynchronize"
 HOST, LOAD, WAIT = Do("host", 100), Do("loader", 4000), Do("sync")
@@ -245,7 +246,8 @@ def test_the_real_training_without_its_loader_is_about_as_fast_as_its_twin_with_
     (path,) = REAL.glob("kineto_tb__resnet50_num_workers_0*")
     window = foreign_window(read_trace(path))
     trace = window.trace
-    loader = [place for text in trace.texts if text.startswith("enumerate(DataLoader)#") for place in trace.named(text)]
+    names = [text for text in trace.texts if text.startswith("enumerate(DataLoader)#")]
+    loader = [place for name in names for place in named(trace, name)]
     step_ms = Replay.of(window).replayed_without(loader) / len(window.steps)
     assert step_ms == pytest.approx(118, abs=2)
     assert 0.9 < step_ms / 126.6 < 1.0, "the median step of its twin, whose workers use the host too"

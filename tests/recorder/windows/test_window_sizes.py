@@ -20,6 +20,7 @@ from efprof.recorder.windows import profiled_window, step_events, windows
 from efprof.recorder.windows.step_events import MAX_EVENTS, StepEvents
 from tests.recorder.recording import Recorded, record_here, running_session
 from tests.recorder.training import make_loader, make_training, train_plainly, train_step
+from tests.support.builders import named
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*kineto.*:UserWarning")
 
@@ -220,7 +221,8 @@ def test_a_step_whose_fetch_is_too_large_is_traced_from_its_end_on(tmp_path: Pat
     recorded = record_scheduled(tmp_path)
     assert windows_of(recorded) == {5: "trace-1", 8: "lean-1"}
     assert recorded.events(WindowOpened)[0].why == "schedule, without the data stage"
-    assert not read_trace(recorded.rank / "trace-1.json.gz").named("enumerate(DataLoader)#_SingleProcessDataLoaderIter")
+    trace = read_trace(recorded.rank / "trace-1.json.gz")
+    assert not named(trace, "enumerate(DataLoader)#_SingleProcessDataLoaderIter")
 
 
 def test_where_only_operators_fit_the_window_has_no_lines_and_the_report_says_how_to_get_them(

@@ -32,6 +32,7 @@ from tests.recorder.training import (
     train_plainly,
     train_step,
 )
+from tests.support.builders import named
 from tests.support.waiting import MAX_WAIT_S
 
 HERE = Path(__file__)
@@ -88,7 +89,7 @@ def test_a_scheduled_window_is_followed_by_a_lean_one_without_stacks_shapes_and_
     assert windows == {4: "calls-1", 5: "trace-1", 6: "trace-1", 9: "lean-1", 10: "lean-1"}
     assert [event.files for event in with_lean.events(WindowClosed) if event.window == "lean-1"] == [["lean-1.json.gz"]]
     lean = read_trace(lean_paths(with_lean.rank)["trace-1"])
-    assert lean.named("aten::addmm")
+    assert named(lean, "aten::addmm")
     assert not {"python_function", "[memory]", "shapes"} & {*lean.texts, *lean.sparse}
 
 
@@ -97,7 +98,7 @@ def test_the_time_of_lines_is_that_of_the_lean_window_and_adds_up_to_its_steps(w
     assert (window.name, window.numbers) == ("lean-1, with the lines of trace-1", (9, 10))
     lean = read_trace(lean_paths(with_lean.rank)["trace-1"])
     for name in ("aten::addmm", "autograd::engine::evaluate_function: AddmmBackward0", "Optimizer.step#SGD.step"):
-        ours, theirs = (trace.duration_ns[trace.named(name)].tolist() for trace in (window.trace, lean))
+        ours, theirs = (trace.duration_ns[named(trace, name)].tolist() for trace in (window.trace, lean))
         assert ours == theirs != []
     spent_ns = sum(path.own_ns for path in window.paths.root.walk()) + window.paths.recorder_ns
     assert spent_ns == pytest.approx(sum(end - start for start, end in window.steps), rel=0.02)
@@ -266,7 +267,7 @@ def test_an_evaluation_puts_a_window_off_or_ends_it(
     recorded = record_here(tmp_path, train_and_evaluate, windows=(window,))
     assert [step.step for step in recorded.steps if step.window] == steps
     trace = read_trace(trace_paths(recorded.rank)[0])
-    assert len(trace.named("aten::mse_loss")) in num_losses
+    assert len(named(trace, "aten::mse_loss")) in num_losses
 
 
 def when_started(strike: Callable[[], object], *, is_on: bool) -> Callable[[torch.autograd.profiler.profile], None]:
