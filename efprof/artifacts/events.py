@@ -334,7 +334,7 @@ class ThreadsReady(Event, tag="threads_ready"):
 class SampledPlace(msgspec.Struct, array_like=True):
     """How long the training thread was at a line of the user's, in one stage; in a library's Python below it or not.
 
-    `function` is what the line calls then, with its module.
+    `function` is what the line calls then, with its module. Of no library are Python's own modules and NumPy.
     """
 
     site: str

@@ -35,9 +35,8 @@ def python_bound_line(run: Run) -> Examination:
 
 def _finding(run: Run, line: PythonLine) -> Finding:
     share = format_share(line.ms / run.get(StepTimes).median_ms())
-    what, why = "Python", "This line runs no operator for most of its time: Python does its work"
-    if line.function:
-        what = line.function
+    what, why = line.function or "Python", "This line runs no operator for most of its time: Python does its work"
+    if line.is_aside:
         why = "It runs in each step, and the training uses nothing that it returns"
     if line.num_operators:
         what = f"{format_value(round(line.num_operators), 'count')} small operators"
@@ -62,7 +61,7 @@ def _finding(run: Run, line: PythonLine) -> Finding:
 
 def _advice(line: PythonLine) -> str:
     """By what the line does."""
-    if line.function:
+    if line.is_aside:
         return "Do this once in many steps, or once after each epoch."
     if line.loop is not None:
         rarely = ", or do it once before the training" if line.stage == "data" else ""
@@ -71,4 +70,6 @@ def _advice(line: PythonLine) -> str:
         return f"Replace the loop at {line.loop} by one operation on the whole array{rarely}."
     if line.makes_array:
         return "Build this array once, before the training, and index it here."
+    if line.function:
+        return f"Have `{line.function}` do less here, use one operation on arrays, or move this out of the step."
     return "Move this out of the step, or do it every so many steps."

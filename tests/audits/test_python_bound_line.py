@@ -47,7 +47,7 @@ def run_of(
 ) -> Run:
     """Places are (line, stage, share of the step); operators of 10 us each start in each traced step at the first."""
     lines = [
-        SampledPlace(f"train.py:{line}:train", stage, in_torch or bool(function), us=share * 1e6, function=function)
+        SampledPlace(f"train.py:{line}:train", stage, in_torch, us=share * 1e6, function=function)
         for line, stage, share in places
     ]
     update = [SampledPlace("train.py:11:train", "optimizer", is_in_library=True, us=1.0)]
@@ -110,7 +110,7 @@ def test_a_recurrence_and_what_torch_itself_runs_in_python_are_silent(tmp_path: 
 
 
 def test_a_file_that_is_written_in_each_step_is_to_be_written_once_in_many(tmp_path: Path) -> None:
-    finding = only(run_of(tmp_path / "run", (13, "other", 0.4), function="torch.serialization.save"))
+    finding = only(run_of(tmp_path / "run", (13, "other", 0.4), in_torch=True, function="torch.serialization.save"))
     assert finding.message == "9.00 ms of each step (40 %) go to torch.serialization.save, at train.py:13."
     assert finding.fix.summary == "Do this once in many steps, or once after each epoch."
 
@@ -125,7 +125,15 @@ def test_a_file_that_is_written_in_each_step_is_to_be_written_once_in_many(tmp_p
     ],
 )
 def test_a_library_s_work_that_may_be_needed_is_silent(tmp_path: Path, line: int, stage: str, function: str) -> None:
-    assert python_bound_line(run_of(tmp_path / "run", (line, stage, 0.4), function=function)).findings == ()
+    run = run_of(tmp_path / "run", (line, stage, 0.4), in_torch=True, function=function)
+    assert python_bound_line(run).findings == ()
+
+
+def test_what_a_module_of_python_s_own_does_is_told_from_half_of_the_step_on(tmp_path: Path) -> None:
+    finding = only(run_of(tmp_path / "run", (3, "other", 0.6), function="random.Random.sample"))
+    assert "(60 %) go to random.Random.sample, at train.py:3." in finding.message
+    assert finding.fix.summary.startswith("Have `random.Random.sample` do less here")
+    assert python_bound_line(run_of(tmp_path / "less", (3, "other", 0.4), function="random.sample")).findings == ()
 
 
 def test_less_than_a_fifth_and_what_few_samples_tell_are_silent(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from efprof.model import NotRecorded, SourceLine, UnreadableInput, called_name, 
 
 MIN_SHARE = 0.2
 """Of the step: to rewrite such a line is more than an edit."""
+MIN_CALLED = 0.5
+"""The same where a module of Python's own does the work, as to draw a sample: it may be needed."""
 MIN_CERTAIN = 0.1
 MANY_OPERATORS, SMALL_MS = 100, 0.05
 """So many operators a step, of so little time each, cost what Python takes to call them."""
@@ -31,8 +33,8 @@ class PythonLine:
     """Milliseconds per step, with an interval of 95 %; small operators per step where these take the time.
 
     `loop` repeats the line within a step; None where the line runs once, or once for each item of a batch.
-    `makes_array` where it copies numbers of Python into one. `function` is a library's that takes the time, and returns
-    nothing that is used; empty where the line's own Python does.
+    `makes_array` where it copies numbers of Python into one. `function` is a library's that takes the time, empty where
+    the line's own Python does; `is_aside` where it returns nothing that is used.
     """
 
     blame: SourceLine
@@ -42,7 +44,8 @@ class PythonLine:
     num_operators: float
     loop: SourceLine | None
     makes_array: bool
-    function: str = ""
+    function: str
+    is_aside: bool
 
 
 @frozen_dataclass
@@ -91,10 +94,12 @@ def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
         is_batch = is_loop and not any(around and around.is_recurrent for around in arounds)
         is_many = is_batch and num_operators >= MANY_OPERATORS and operator_ms <= SMALL_MS
         us = sum(place.us for place in places if is_many or not place.is_in_library or place.site in aside)
+        called_us = sum(place.us for place in places if _is_called(place))
+        least = MIN_CALLED if called_us > us / 2 else MIN_SHARE
         share = us / sampled.total_us * (1.0 if is_many else python)
         interval = binomial_interval(round(share * sampled.num_samples), sampled.num_samples)
         is_seen = is_loop or use is not None or any(place.site in aside for place in places)
-        if share >= MIN_SHARE and interval[0] >= MIN_CERTAIN and is_seen:
+        if share >= least and interval[0] >= MIN_CERTAIN and is_seen:
             inner = [place for place in places if split_site(place.site)[1] != first] or places
             most = max(inner, key=lambda place: place.us)  # Python changes threads where a loop goes back to its begin
             blame = sources.line(most.site)
@@ -106,7 +111,8 @@ def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
                 num_operators=num_operators if is_many else 0.0,
                 loop=sources.line(f"{file}:{first}:{split_site(most.site)[2]}") if is_loop else None,
                 makes_array=_makes_array(tree, blame.line),
-                function=most.function if most.site in aside else "",
+                function=most.function if _is_called(most) or most.site in aside else "",
+                is_aside=most.site in aside,
             )
 
 
@@ -116,6 +122,11 @@ def _lines_of_steps(use: TimeUse | None, sampled: TrainingSampled) -> set[tuple[
     leading = [part.text for path in paths if path.stage == "optimizer" for part in path.parts() if part.kind == "line"]
     sites = [*leading, *(place.site for place in sampled.lines if place.stage in NOT_PYTHON)]
     return {split_site(site)[:2] for site in sites}
+
+
+def _is_called(place: SampledPlace) -> bool:
+    """Whether a module of Python's own does the work there; NumPy's is the line's own."""
+    return bool(place.function) and not place.is_in_library and not place.function.startswith("numpy.")
 
 
 def _is_aside(place: SampledPlace, sources: Sources, step_lines: set[tuple[str, int]]) -> bool:

@@ -36,8 +36,9 @@ MAX_SAMPLES = 600
 """A share of a fifth is then known to 3 points."""
 SAMPLE_NS = 160_000
 """What a sample costs, most of it to wait for Python's lock and to pass it on."""
-NUMPY = f"{os.sep}numpy{os.sep}"
-"""In whose folders what a line does on arrays is written partly in Python: that is the line's own work."""
+WAITING = ("asyncio", "concurrent", "multiprocessing", "queue", "selectors", "socket", "subprocess", "threading")
+OWN_WORK = (sys.stdlib_module_names | {"numpy"}).difference(WAITING)
+"""Modules that do in Python what a line asks for, as to draw a sample: that is the line's own work."""
 
 
 class Place(NamedTuple):
@@ -158,7 +159,7 @@ class TrainingSamples:
             if self._sites.is_user_code(code := call.code):
                 stage, function = self._loop.clock.stage or "other", called.full_name if called else ""
                 return Place(code, call.line or code.co_firstlineno, stage, is_in_library, function)
-            is_in_library |= NUMPY not in call.file
+            is_in_library |= str(call.names.get("__name__")).partition(".")[0] not in OWN_WORK
             called = call
         return None
 
