@@ -68,6 +68,9 @@ def _finding(line: LongLine, share: float, num_steps: int) -> Finding:
         category="time",
         headline=f"{what} between updates takes much of the training time",
         message=f"{cost} went to {format_count(line.num_steps, 'long step')} at {line.blame}.",
+        why=f"{what} between updates; most of its time goes to {line.inner}: `{line.inner.text}`."
+        if line.inner.text and line.inner != line.blame
+        else "",
         fix=Fix.by_hand(f"{advice}: `{line.blame.text}`."),
         gain=Gain.of_step("all the time of long steps at this line", 1000 * line.seconds / num_steps),
         evidence=(

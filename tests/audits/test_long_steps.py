@@ -73,6 +73,7 @@ def test_it_blames_the_line_that_long_steps_have_in_common_and_says_how_much_of_
     assert (str(finding.blame), finding.blame.text) == ("train.py:5", "save(model)")
     assert finding.message == "10.0 s, 26 % of the training time, went to 2 long steps at train.py:5."
     assert finding.fix.summary == "Write less often, or only what is new: `save(model)`."
+    assert finding.why == "Writing files between updates; most of its time goes to train.py:8: `torch.save(model)`."
     assert finding.gain.step_ms == pytest.approx(10_000 / 40)
     assert examination.looked_at == "40 steps, 2 of them long"
 
