@@ -17,7 +17,7 @@ from efprof.model import NotRecorded, SourceLine, UnreadableInput, called_name, 
 MIN_SHARE = 0.2
 """Of the step: to rewrite such a line is more than an edit."""
 MIN_CALLED = 0.5
-"""The same where a module of Python's own does the work, as to draw a sample: it may be needed."""
+"""With what modules of Python's own do there, as to draw a sample: less of that may be needed."""
 MIN_CERTAIN = 0.1
 MANY_OPERATORS, SMALL_MS = 100, 0.05
 """So many operators a step, of so little time each, cost what Python takes to call them."""
@@ -94,12 +94,12 @@ def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
         is_batch = is_loop and not any(around and around.is_recurrent for around in arounds)
         is_many = is_batch and num_operators >= MANY_OPERATORS and operator_ms <= SMALL_MS
         us = sum(place.us for place in places if is_many or not place.is_in_library or place.site in aside)
-        called_us = sum(place.us for place in places if _is_called(place))
-        least = MIN_CALLED if called_us > us / 2 else MIN_SHARE
+        if us < MIN_CALLED * sampled.total_us and not is_many:
+            us -= sum(place.us for place in places if _is_called(place) and place.site not in aside)
         share = us / sampled.total_us * (1.0 if is_many else python)
         interval = binomial_interval(round(share * sampled.num_samples), sampled.num_samples)
         is_seen = is_loop or use is not None or any(place.site in aside for place in places)
-        if share >= least and interval[0] >= MIN_CERTAIN and is_seen:
+        if share >= MIN_SHARE and interval[0] >= MIN_CERTAIN and is_seen:
             inner = [place for place in places if split_site(place.site)[1] != first] or places
             most = max(inner, key=lambda place: place.us)  # Python changes threads where a loop goes back to its begin
             blame = sources.line(most.site)

@@ -71,13 +71,16 @@ class _Place(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class _Forward:
-    """One call of an outermost module; `size` is the number of elements of its first input."""
+    """One call of an outermost module; `size` is the number of elements of its first input, `is_part` whether that is
+    a part of a tensor that is there, as of the data: a policy acts on what is made for it.
+    """
 
     parameter: _Place
     """One that an optimizer has, and its version: another one after the next update."""
     version: int
     after_step: int
     size: int
+    is_part: bool
     is_training: bool
     before_bytes: int
     mark_bytes: int | None
@@ -206,11 +209,15 @@ class Evaluations:
             return
         elif (place := self._parameter_of(module)) is not None and (parameter := place()) is not None:
             is_stepped = loop.step is not None and bool(loop.step.stepped)
+            first = next(iter(tensors_in(inputs)), None)
+            size = 0 if first is None else first.numel()
+            base = None if first is None else first._base
             self._running = _Forward(
                 parameter=place,
                 version=parameter._version,
                 after_step=loop.number - 1 + is_stepped,
-                size=next((one.numel() for one in tensors_in(inputs)), 0),
+                size=size,
+                is_part=base is not None and base.numel() > size,
                 is_training=module.training,
                 before_bytes=self._memory.read()[0],
                 mark_bytes=self._memory.highest_mark(),
@@ -316,7 +323,8 @@ class Evaluations:
             is_repeated = any(lines.count(line) > 1 for line in lines)
             size = used.size if used else 0
             is_small = 0 < max(one.size for one in passed) < SMALL * size
-            is_rollout = not is_fed and (is_small or (is_repeated and not is_skipped and not rises))
+            is_acting = is_small or (is_repeated and not is_skipped and not rises)
+            is_rollout = is_acting and not (is_fed or any(one.is_part for one in passed))
             if not is_rollout and (is_skipped or not (is_fed or (is_repeated and rises))):
                 return  # batches without an update, or unlike forward passes
         self._num_rollouts += is_rollout

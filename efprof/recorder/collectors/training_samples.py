@@ -13,6 +13,7 @@ from types import CodeType
 from typing import NamedTuple
 
 from efprof.artifacts.events import SampledPlace, TrainingSampled
+from efprof.artifacts.readings import least_long_step
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.collectors.worker_samples import MAX_JOIN_S
@@ -81,7 +82,8 @@ class TrainingSamples:
         self._is_on.set()
 
     def step_ended(self, _: OpenStep, record: StepRecord) -> None:
-        if not self._pause() or record.window is not None:
+        is_long = record.total_us > least_long_step(self._loop.sampling.length_ns / 1000, unit_per_ms=1000)
+        if not self._pause() or record.window is not None or is_long:  # what makes some steps long is in no other
             return
         self._ns.update(dict(self._of_step))  # the thread may be about to add its last
         self._num_samples += self._num_of_step
@@ -150,15 +152,16 @@ class TrainingSamples:
                     self._num_of_step += 1
 
     def _place(self) -> Place | None:
-        """None of what no line of the user's has called, and of the recorder."""
+        """None of what no line of the user's has called, of the recorder, and where a stage began or ended meanwhile."""
+        stage = self._loop.clock.stage
         calls, is_in_library = calls_of(self._loop.thread.ident), False
-        if calls and calls[0].file.startswith(OWN_FOLDER):
+        if self._loop.clock.stage != stage or (calls and calls[0].file.startswith(OWN_FOLDER)):
             return None
         called: Call | None = None
         for call in calls:
             if self._sites.is_user_code(code := call.code):
-                stage, function = self._loop.clock.stage or "other", called.full_name if called else ""
-                return Place(code, call.line or code.co_firstlineno, stage, is_in_library, function)
+                function = called.full_name if called else ""
+                return Place(code, call.line or code.co_firstlineno, stage or "other", is_in_library, function)
             is_in_library |= str(call.names.get("__name__")).partition(".")[0] not in OWN_WORK
             called = call
         return None

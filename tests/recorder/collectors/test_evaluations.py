@@ -309,7 +309,7 @@ def act_in_many_environments(plain: Plain) -> None:
     for _ in range(8):
         with torch.no_grad():
             for number in range(100):
-                plain.model(BATCHES[number % 12])
+                plain.model(BATCHES[number % 12].clone())
         for number in range(4):
             plain.update(plain.model(BATCHES[number]).square().mean())
 
@@ -324,6 +324,21 @@ def test_acting_in_training_mode_without_gradients_is_a_rollout_and_every_pass_c
     assert records
     assert {one.is_rollout for one in records} == {True}
     assert {one.num_batches for one in records} == {100}
+
+
+def look_at_parts_of_the_data(plain: Plain) -> None:
+    """In training mode, without gradients, a few rows at a time."""
+    for _ in range(4):
+        plain.train(20)
+        with torch.no_grad():
+            for part in BATCHES.flatten(0, 1).split(4):
+                plain.model(part)
+
+
+@IN_FULL_AND_LIGHT
+def test_what_goes_through_parts_of_the_data_is_no_rollout(overhead: float, tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, partial(look_at_parts_of_the_data, Plain()), overhead=overhead)
+    assert not any(one.is_rollout for one in read_evaluations(recorded.rank))
 
 
 def train_a_pair(plain: Plain) -> None:
