@@ -152,7 +152,7 @@ class TrainingSamples:
                     self._num_of_step += 1
 
     def _place(self) -> Place | None:
-        """None of what no line of the user's has called, of the recorder, and where a stage began or ended meanwhile."""
+        """None of what no line of the user's has called, of the recorder, and where the stage changed meanwhile."""
         stage = self._loop.clock.stage
         calls, is_in_library = calls_of(self._loop.thread.ident), False
         if self._loop.clock.stage != stage or (calls and calls[0].file.startswith(OWN_FOLDER)):
