@@ -145,25 +145,24 @@ class TrainingSamples:
             self._is_on.wait()
             time.sleep(self._period_s * self._random.uniform(0.5, 1.5))
             if self._is_on.is_set():
-                place, now = self._place(), time.perf_counter_ns()
+                stage, calls = self._loop.clock.stage, calls_of(self._loop.thread.ident)
+                is_ours = bool(calls) and calls[0].file.startswith(OWN_FOLDER)
+                place = self._place(stage, calls) if self._loop.clock.stage == stage else None
+                now = time.perf_counter_ns()
                 if self._is_on.is_set():  # the step is not over
-                    self._of_step[place] += now - self._last_ns
+                    if not is_ours:
+                        self._of_step[place] += now - self._last_ns
+                        self._num_of_step += 1
                     self._last_ns = now
-                    self._num_of_step += 1
 
-    def _place(self) -> Place | None:
-        """None of what no line of the user's has called, of the recorder, and where the stage changed meanwhile."""
-        stage = self._loop.clock.stage
-        calls, is_in_library = calls_of(self._loop.thread.ident), False
-        if self._loop.clock.stage != stage or (calls and calls[0].file.startswith(OWN_FOLDER)):
-            return None
-        called: Call | None = None
+    def _place(self, stage: str | None, calls: list[Call]) -> Place | None:
+        """None of what no line of the user's has called."""
+        is_in_library, function = False, ""
         for call in calls:
             if self._sites.is_user_code(code := call.code):
-                function = called.full_name if called else ""
                 return Place(code, call.line or code.co_firstlineno, stage or "other", is_in_library, function)
             is_in_library |= str(call.names.get("__name__")).partition(".")[0] not in OWN_WORK
-            called = call
+            function = call.full_name
         return None
 
 
