@@ -1,4 +1,4 @@
-"""Counts who holds tensors after 3, 6, 10, 15, 20, 40, 80 and so many steps, and watches what grew in between.
+"""Counts who holds tensors after 3, 6, 10, 15, 20, 40, 80, 120, 180 and so many steps, and watches what grew in between.
 
 Also around the first restarts of the loader that feeds the training, so that what is cleared after each epoch shows,
 and at the end. As far as the budget goes; with `--holders` regardless of it, with `--no-holders` never.
@@ -30,9 +30,10 @@ from efprof.recorder.session.shell import Guard, Note
 from efprof.recorder.session.sites import Sites, callers
 from efprof.recorder.session.writing import RankFolder
 
-FIRST_COUNTS = (3, 6, 10, 15, 20)
-"""Steps: users try a tool in runs of 30 to 100. Each later count is at twice as many. On the first two steps a program
-allocates what it keeps for good."""
+FIRST_COUNTS = (3, 6, 10, 15, 20, 40, 80)
+"""Steps: users try a tool in runs of 30 to 100. Each later count is at half as many more: what a cache had last counted
+before it was full would seem to grow for the rest of the run. On the first two steps a program allocates what it keeps
+for good."""
 
 FIRST_COST_NS = 200_000_000
 """Of a count, before one was taken."""
@@ -168,7 +169,7 @@ class Holders:
             if moment == "step":
                 firsts = (due for due in FIRST_COUNTS if due > step + 1)
                 while self._due <= step + 1:
-                    self._due = next(firsts, 2 * self._due)
+                    self._due = next(firsts, self._due * 3 // 2)
                 self._loop.sampling.want(self._due - 1, self._due)
         finally:
             self._sizes = {key: _size(held.counted) for key, held in holder_count.held.items()}

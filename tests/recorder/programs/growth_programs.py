@@ -411,7 +411,7 @@ train()
 EACH_EPOCH = EPOCHS.replace("outputs.clear()", "kept.append(torch.cat(outputs)); outputs.clear()  # fed").replace(
     "outputs = []", "outputs, kept = [], []"
 )
-"""No watch after a count at a step comes to see an epoch end."""
+"""Hardly a watch after a count at a step comes to see an epoch end."""
 
 BESIDE_PLAIN_PYTHON = program(
     """work_out()
