@@ -136,7 +136,7 @@ class CachingAllocator:
         self.calls.num_returned += 1
         merge(block)
         if not block.is_whole_range:  # else torch gives the addresses back as well
-            pool.add_unmapped(block)
+            pool.add(block)
 
     def map(self, block: Block, num_bytes: int) -> Block | None:
         """Put memory behind the beginning of an unmapped block, and merge it; None where there is no more."""
@@ -144,13 +144,13 @@ class CachingAllocator:
         mapped = min(-(-num_bytes // page) * page, block.size)
         if not self._has_room(mapped):
             return None
-        pool.remove_unmapped(block)
+        pool.remove(block)
         block.is_mapped = True
         if mapped < block.size:
             rest = part_of(block, block.address + mapped, block.size - mapped)
             rest.is_mapped = False
             rest.place_after(block)
-            pool.add_unmapped(rest)
+            pool.add(rest)
             block.size = mapped
         address = block.address
         merge(block)
@@ -164,7 +164,7 @@ class CachingAllocator:
         """The best fit, if it is not too large to be handed out."""
         pool.num_lookups += self._collects_garbage
         index = pool.first_of(stream, size)
-        best = block = pool.at(index, stream)
+        block = pool.at(index, stream)
         if block is None:
             return None
         if block.range.is_expandable:
@@ -175,10 +175,7 @@ class CachingAllocator:
                 return None
             if size >= limit and block.size >= size + self.settings.oversize_slack_bytes:
                 return None
-        if block is best:
-            pool.take(index)
-        else:
-            pool.remove(block)
+        pool.remove(block)
         return block
 
     def _new_block(self, pool: Pool, size: int, stream: int) -> Block | None:
@@ -240,7 +237,7 @@ class CachingAllocator:
         address = self._new_range(num_bytes)
         block = Block(address, num_bytes, stream, pool, Range(address, page_bytes=page))
         block.is_mapped = False
-        pool.add_unmapped(block)
+        pool.add(block)
         return block
 
     def _should_split(self, block: Block, size: int) -> bool:

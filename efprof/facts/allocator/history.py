@@ -227,7 +227,7 @@ def _take_over(
 
     for extent in extents:
         if extent.address > at:
-            pool.add_unmapped(take(extent.address, is_mapped=False))
+            pool.add(take(extent.address, is_mapped=False))
         first, last = (bisect_left(live, edge, key=lambda one: one.address) for edge in (extent.address, extent.end))
         for one in live[first:last]:
             assert one.size is not None
@@ -241,5 +241,5 @@ def _take_over(
         if at < extent.end:
             pool.add(take(extent.end))
     if at < end:
-        pool.add_unmapped(take(end, is_mapped=False))
+        pool.add(take(end, is_mapped=False))
     return blocks

@@ -166,25 +166,21 @@ class Replayer:
         """Map what was mapped for a request that then failed: it stays there, free."""
         for entry in [entry for entry in self._given if entry.action == "segment_map"]:
             for pool in self.allocator.pools:
-                block = pool.unmapped_at(entry.stream, entry.addr)
-                if block is not None:
-                    self.allocator.map(block, entry.size)
-                    break
+                for block in pool.unmapped_of(entry.stream):
+                    if block.address == entry.addr:
+                        self.allocator.map(block, entry.size)
 
     def _release(self, entry: Entry) -> None:
         """Give back what the program gave back: it may have been asked to, which the rules do not tell."""
-        for pool in self.allocator.pools:
-            if entry.action == "segment_free":
-                block = pool.free_at(entry.stream, entry.addr)
-                if block is not None and block.is_whole_range:
-                    self.allocator.release(block)
-                    return
-            else:
-                for block in pool.free_blocks():
-                    if block.range.is_expandable and block.address <= entry.addr < block.address + block.size:
-                        free = block.address + block.size - entry.addr  # where the model erred it may be less
-                        self.allocator.unmap(block, entry.addr, min(entry.size, free))
-                        return
+        for block in [block for pool in self.allocator.pools for block in pool.free_blocks()]:
+            end = block.address + block.size
+            if not block.address <= entry.addr < end:
+                continue
+            if block.range.is_expandable:  # where the model erred it may be less
+                self.allocator.unmap(block, entry.addr, min(entry.size, end - entry.addr))
+            elif block.is_whole_range:
+                self.allocator.release(block)
+            return
 
 
 def _place(
