@@ -20,6 +20,7 @@ MIN_TRUST = 0.99
 class Replay:
     """How far the model told what the recording says. Segments are counted with what expandable ones mapped."""
 
+    device: int
     allocations: int
     addresses_equal: int
     segments: int
@@ -74,6 +75,7 @@ class Replayer:
     @property
     def result(self) -> Replay:
         return Replay(
+            device=self._history.device,
             allocations=self._num_allocations,
             addresses_equal=self._num_equal,
             segments=self._num_segments,
