@@ -46,13 +46,11 @@ def as_run(*paths: Path) -> Iterator[Path]:
     with TemporaryDirectory(prefix="efprof-") as temporary:
         folder = Path(temporary)
         write_run_file(folder, run_file)
-        for number in range(max(len(traces), len(snapshots))):
-            rank = folder / f"rank{number}"
-            rank.mkdir()
-            if number < len(traces):
-                (rank / "trace-1.json.gz").symlink_to(traces[number].resolve())
-            if number < len(snapshots):
-                (rank / "memory-0.pickle").symlink_to(snapshots[number].resolve())
+        for name, files in (("trace-1.json.gz", traces), ("memory-0.pickle", snapshots)):
+            for number, file in enumerate(files):
+                rank = folder / f"rank{number}"
+                rank.mkdir(exist_ok=True)
+                (rank / name).symlink_to(file.resolve())
         yield folder
 
 

@@ -160,8 +160,13 @@ def _largest(window: LiveWindow, stretch: StageStretch, at_peak: list[int], sour
     origin = site, modules = min(sizes, key=lambda one: (-sizes[one], one))
     there = [block for block in at_peak if origins[block] == origin]
     largest = max(there, key=lambda block: events[block].num_bytes)
-    bounds = [(one.first, one.end) for one in window.stretches if one.stage == "backward"]
-    needed = {block for first, end in bounds for block in range(first, end) if released_at[block] >= end}
+    needed = {
+        block
+        for one in window.stretches
+        if one.stage == "backward"
+        for block in range(one.first, one.end)
+        if released_at[block] >= one.end
+    }
     made = [block for block, event in enumerate(events) if event.num_bytes > 0 and block not in needed]
     own = [block for block in made if origins[block] == origin]
     incoming = [
@@ -170,7 +175,6 @@ def _largest(window: LiveWindow, stretch: StageStretch, at_peak: list[int], sour
         if events[block].num_bytes > 0 and released_at[block] < stretch.end
         if origins[block] != origin and origins[released_at[block]] == origin
     ]
-    as_large = [block for block in made if events[block].num_bytes == events[largest].num_bytes]
     return Temporaries(
         site=site,
         module=modules[-1] if modules else "",
@@ -180,7 +184,10 @@ def _largest(window: LiveWindow, stretch: StageStretch, at_peak: list[int], sour
         incoming_bytes=_bytes_of(window, incoming),
         own_blocks=tuple(own),
         operand_blocks=tuple(
-            block for block in as_large if not events[block].is_backward and origins[block] not in (None, origin)
+            block
+            for block in made
+            if events[block].num_bytes == events[largest].num_bytes
+            if not events[block].is_backward and origins[block] not in (None, origin)
         ),
     )
 

@@ -108,7 +108,7 @@ class Steps:
         if self.probe is not None:
             self._note_manual_update(step, at)
         if not self.has_marks and step.stepped:
-            if self.has_loader and not self.shares_batches:
+            if self.is_fed:
                 self.num_shared = 0
             return self.finish_and_begin(at)
         if step.has_evaluation and not step.has_gradients:
