@@ -55,11 +55,10 @@ class TraceText:
     later than `until_us` are left out.
     """
 
-    def __init__(self, path: Path, *, block_bytes: int = BLOCK_BYTES, until_us: float = math.inf) -> None:
+    def __init__(self, path: Path, *, until_us: float = math.inf) -> None:
         self.header = Header()
         self.head = self.tail = b""
         self._path = path
-        self._block_bytes = block_bytes
         self._until_us = until_us
 
     def blocks(self) -> Iterator[bytes]:
@@ -115,7 +114,7 @@ class TraceText:
         self.head = head
         self.separator = b","
         cut = None
-        while chunk := file.read(max(self._block_bytes, len(text))):  # what has no end is looked at a few times only
+        while chunk := file.read(max(BLOCK_BYTES, len(text))):  # what has no end is looked at a few times only
             if cut is None:
                 text, chunk = b"", text + chunk
                 cut = self._cut_of(chunk)
@@ -137,7 +136,7 @@ class TraceText:
     def _head(self, file: BinaryIO) -> tuple[bytes, bytes]:
         """What comes before the first event, `[` included, and what was read beyond."""
         text = b""
-        while chunk := file.read(max(self._block_bytes, len(text))):
+        while chunk := file.read(max(BLOCK_BYTES, len(text))):
             text += chunk
             start = text.lstrip()
             if start[:1] == b"[":

@@ -92,8 +92,8 @@ def _lines_of(window: LiveWindow, step: int, chains: Sequence[Chain]) -> Iterato
 
 def _within(chain: Chain, loop_site: str | None) -> Chain:
     """The lines below the function that trains: its loop runs once per step."""
-    function = None if loop_site is None else (split_site(loop_site)[0], split_site(loop_site)[2])
-    places = [at for at, site in enumerate(chain) if (split_site(site)[0], split_site(site)[2]) == function]
+    function = loop_site and split_site(loop_site)[::2]  # its file and its name
+    places = [at for at, site in enumerate(chain) if split_site(site)[::2] == function]
     return chain[places[-1] + 1 :] if places else chain[1:]
 
 

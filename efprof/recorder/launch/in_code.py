@@ -79,7 +79,7 @@ def begin_recording(name: str | None = None, **wanted: Unpack[RecordOptions]) ->
     if session is None:
         return Recording(folder, None)
     recording = Recording(folder, Recorder(session.end, session.endings, session.rank_folder))
-    session.undo_at_end([recording.close_if_killed])
+    session.undo_at_end(recording.close_if_killed)
     return recording
 
 
