@@ -6,6 +6,7 @@ memory was released the pools are not searched again (pytorch/pytorch#189504).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, PoolId
 from efprof.facts.allocator.blocks import Block, Pool, PoolKey, Range, merge, part_of, split
@@ -50,8 +51,8 @@ class CachingAllocator:
         self._new_range = new_range
         self._capacity = capacity
         self._pools: dict[PoolKey, Pool] = {}
-        self._rounded: dict[int, int] = {}
-        """Sizes that were asked for, as rounded: a program asks for few, and for each many times."""
+        self._rounded = cache(partial(rounded_bytes, settings=settings))
+        """Of a size that is asked for: a program asks for few, and for each many times."""
         fraction = settings.memory_fraction
         self._allowed = int(fraction * capacity) if fraction and fraction < 1 and capacity else None
         self._collects_garbage = self._allowed is not None and settings.garbage_collection_threshold > 0
@@ -71,9 +72,7 @@ class CachingAllocator:
         self, requested: int, stream: int, private_id: PoolId = DEFAULT_POOL, *, has_searched: bool = False
     ) -> Block | None:
         """None where memory is short; `has_searched` where the free ones were looked through before the latest came."""
-        size = self._rounded.get(requested)
-        if size is None:
-            size = self._rounded[requested] = rounded_bytes(requested, self.settings)
+        size = self._rounded(requested)
         pool = self.pool(private_id, is_small_pool=is_small(size))
         block = None if has_searched else self._free_block(pool, size, stream)
         block = block or self._new_block(pool, size, stream)

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 
-from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames, PoolId
+from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry, Frames, PoolId
 from efprof.facts.allocator.blocks import Block, part_of
 from efprof.facts.allocator.caching_allocator import CachingAllocator
 from efprof.facts.allocator.history import History, restore
@@ -178,9 +178,7 @@ class Replayer:
             return
 
 
-def _place(
-    allocator: CachingAllocator, address: int, requested: int, stream: int, private_id: PoolId = DEFAULT_POOL
-) -> Block | None:
+def _place(allocator: CachingAllocator, address: int, requested: int, stream: int, private_id: PoolId) -> Block | None:
     """Serve a request at this address, if that is free; None where it is not."""
     size = rounded_bytes(requested, allocator.settings)
     pool = allocator.pool(private_id, is_small_pool=is_small(size))

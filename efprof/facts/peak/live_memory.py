@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from functools import cache
 from itertools import zip_longest
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ KEPT_OF: dict[str, Category] = {
 }
 """What a stage makes and leaves alive."""
 
-CATEGORIES: tuple[Category, ...] = ("activations", "gradients", "optimizer state", "inputs", "work space")
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
 @frozen_dataclass

@@ -62,11 +62,8 @@ class Sources:
 
     def first_with(self, text: str) -> SourceLine | None:
         """The first line that holds this text; None where there is none."""
-        for file, lines in self.files.items():
-            for number, line in enumerate(lines, 1):
-                if text in line:
-                    return self.line(f"{file}:{number}:{MODULE}")
-        return None
+        numbered = ((file, *one) for file, lines in self.files.items() for one in enumerate(lines, 1))
+        return next((self.line(f"{file}:{number}:{MODULE}") for file, number, line in numbered if text in line), None)
 
     def snippet(self, blame: SourceLine) -> Snippet:
         lines = self.files.get(blame.file, [])

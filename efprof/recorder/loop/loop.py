@@ -214,11 +214,9 @@ class Loop:
             self.clock.open(step, "forward", "forward", entered)
 
     def forward_ended(self) -> None:
-        if self.light.is_on:
+        if self.light.is_on or not self.thread.is_training_thread:
             return
         steps = self.steps
-        if not self.thread.is_training_thread:
-            return
         self._depth = depth = max(0, self._depth - 1)
         step = steps.open
         if depth or self.clock.opener != "forward" or step is None:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -126,9 +125,9 @@ def parse_share(text: str) -> float:
     raise EfprofError(f"--overhead {text!r} is no share of the time: write one above 0% and up to 100%, such as 2%.")
 
 
-def read_options(environment: Mapping[str, str] = os.environ) -> Options | None:
+def read_options() -> Options | None:
     """The options of the recording this process belongs to; None where it is not being recorded."""
-    text = environment.get(VARIABLE)
+    text = os.environ.get(VARIABLE)
     try:
         return msgspec.json.decode(text, type=Options) if text else None
     except msgspec.DecodeError:  # not ours: an efprof of another version set it
