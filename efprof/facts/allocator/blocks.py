@@ -1,6 +1,7 @@
 """Blocks of device memory, and the pools of free ones."""
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass, field
 
 from efprof.artifacts.snapshot import PoolId
 
@@ -8,38 +9,34 @@ PoolKey = tuple[PoolId, bool]
 """The private pool's id, and whether the blocks are small."""
 
 
+@dataclass(slots=True, eq=False)
 class Range:
     """What the driver gave in one piece: a segment, or the addresses that an expandable one may grow in, by pages."""
 
-    __slots__ = ("address", "is_expandable", "page_bytes")
+    address: int
+    page_bytes: int = 0
 
-    def __init__(self, address: int, *, page_bytes: int = 0) -> None:
-        self.address = address
-        self.page_bytes = page_bytes
-        self.is_expandable = page_bytes > 0
+    @property
+    def is_expandable(self) -> bool:
+        return self.page_bytes > 0
 
 
+@dataclass(slots=True, eq=False)
 class Block:
     """A part of a range; its neighbours are those of the same range. Sizes in bytes."""
 
-    __slots__ = (
-        "address", "following", "free_since", "is_allocated", "is_mapped", "pool", "previous", "range", "requested",
-        "size", "stream",
-    )  # fmt: skip
-
-    def __init__(self, address: int, size: int, stream: int, pool: "Pool", range_: Range) -> None:
-        self.address = address
-        self.size = size
-        self.stream = stream
-        self.pool = pool
-        self.range = range_
-        self.requested = 0
-        self.is_allocated = False
-        self.is_mapped = True
-        self.free_since = 0
-        """By the pool's count of look-ups; for the garbage collector."""
-        self.previous: Block | None = None
-        self.following: Block | None = None
+    address: int
+    size: int
+    stream: int
+    pool: "Pool"
+    range: Range
+    requested: int = 0
+    is_allocated: bool = False
+    is_mapped: bool = True
+    free_since: int = 0
+    """By the pool's count of look-ups; for the garbage collector."""
+    previous: "Block | None" = None
+    following: "Block | None" = None
 
     @property
     def is_whole_range(self) -> bool:
@@ -63,19 +60,17 @@ class Block:
             self.previous.following = self
 
 
+@dataclass(slots=True, eq=False)
 class Pool:
     """The free blocks of one kind, by stream, size and address; and the unmapped stretches, by stream and address."""
 
-    __slots__ = ("_free", "_unmapped", "is_small", "num_lookups", "private_id")
-
-    def __init__(self, private_id: PoolId, *, is_small: bool) -> None:
-        self.private_id = private_id
-        self.is_small = is_small
-        self.num_lookups = 0
-        self._free: list[tuple[int, int, int, int, Block]] = []
-        """Each after what it is sorted by; its `id` comes last, for where a history lost an event and two lie at one
-        address."""
-        self._unmapped: dict[tuple[int, int], Block] = {}
+    private_id: PoolId
+    is_small: bool
+    num_lookups: int = 0
+    _free: list[tuple[int, int, int, int, Block]] = field(default_factory=list)
+    """Each after what it is sorted by; its `id` comes last, for where a history lost an event and two lie at one
+    address."""
+    _unmapped: dict[tuple[int, int], Block] = field(default_factory=dict)
 
     def add(self, block: Block) -> None:
         if block.is_mapped:

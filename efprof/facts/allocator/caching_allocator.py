@@ -4,6 +4,7 @@ The functions follow those of c10/cuda/CUDACachingAllocator.cpp (torch 2.1 to 2.
 memory was released the pools are not searched again (pytorch/pytorch#189504).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -49,13 +50,13 @@ class CachingAllocator:
         self.on_growth: Callable[[int, int], None] | None = None
         """Called with the address and bytes of a new segment, or of what an expandable one maps."""
         self._new_range = new_range
-        self._capacity = capacity
+        self._capacity = math.inf if capacity is None else capacity
         self._pools: dict[PoolKey, Pool] = {}
         self._rounded = cache(partial(rounded_bytes, settings=settings))
         """Of a size that is asked for: a program asks for few, and for each many times."""
         fraction = settings.memory_fraction
-        self._allowed = int(fraction * capacity) if fraction and fraction < 1 and capacity else None
-        self._collects_garbage = self._allowed is not None and settings.garbage_collection_threshold > 0
+        self._allowed = int(fraction * capacity) if fraction and fraction < 1 and capacity else math.inf
+        self._collects_garbage = self._allowed < math.inf and settings.garbage_collection_threshold > 0
 
     def pool(self, private_id: PoolId, *, is_small_pool: bool) -> Pool:
         key = private_id, is_small_pool
@@ -180,7 +181,6 @@ class CachingAllocator:
     def _new_block(self, pool: Pool, size: int, stream: int) -> Block | None:
         """Ask the driver; where it has no more, release what nobody uses and ask again."""
         if self._collects_garbage:
-            assert self._allowed is not None
             _collect_garbage(self, self._allowed)
         block = self._ask_driver(pool, size, stream)
         if block is None and _release_oversize(self, pool, size, stream):
@@ -193,7 +193,7 @@ class CachingAllocator:
 
     def _ask_driver(self, pool: Pool, size: int, stream: int) -> Block | None:
         num_bytes = segment_bytes(size, self.settings)
-        if self._allowed is not None and self.reserved + num_bytes > self._allowed:
+        if self.reserved + num_bytes > self._allowed:
             return None
         if self.settings.expandable_segments:
             return self._grow(pool, size, stream)
@@ -250,7 +250,7 @@ class CachingAllocator:
     # The device.
 
     def _has_room(self, num_bytes: int) -> bool:
-        return self._capacity is None or self.reserved + num_bytes <= self._capacity
+        return self.reserved + num_bytes <= self._capacity
 
     def reserve(self, num_bytes: int) -> None:
         self.reserved += num_bytes
@@ -303,7 +303,7 @@ def _release_oversize(allocator: CachingAllocator, pool: Pool, size: int, stream
     return released >= wanted
 
 
-def _collect_garbage(allocator: CachingAllocator, allowed_bytes: int) -> None:
+def _collect_garbage(allocator: CachingAllocator, allowed_bytes: float) -> None:
     """Release whole large segments that were free for longest, until reserved memory is below its threshold."""
     threshold = int(allocator.settings.garbage_collection_threshold * allowed_bytes)
     to_reclaim = allocator.reserved - threshold
