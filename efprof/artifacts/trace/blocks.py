@@ -103,9 +103,7 @@ class TraceText:
         return UnreadableInput(f"{self._path} is not a whole profiler trace ({why}); record or copy it again.")
 
     def _open(self) -> BinaryIO:
-        with self._path.open("rb") as file:
-            is_packed = file.read(2) == GZIP
-        if not is_packed:
+        if not size_of(self._path)[0]:
             return self._path.open("rb")
         return cast(BinaryIO, igzip.open(self._path, "rb"))  # type: ignore[no-untyped-call]
 
@@ -194,6 +192,15 @@ class TraceText:
         return Header()
 
 
+def size_of(path: Path) -> tuple[bool, int]:
+    """Whether the file is packed, and its bytes; raises UnreadableInput."""
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == GZIP, path.stat().st_size
+    except OSError as error:
+        raise UnreadableInput(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
 def begin_us(block: bytes) -> float:
     """When its first event begins, by the file's own clock; 0 where none does."""
     found = FIRST_TIME.search(block)
@@ -213,7 +220,7 @@ def told_until_us(path: Path, share: float) -> float:
 
 def begins_as_trace(path: Path) -> bool:
     """Whether a file among others is meant as a trace, broken or not: by its first 64 KiB."""
-    with suppress(OSError, EOFError, _DAMAGED), TraceText(path)._open() as file:
+    with suppress(UnreadableInput, OSError, EOFError, _DAMAGED), TraceText(path)._open() as file:
         start = file.read(1 << 16)
         return b'"traceEvents"' in start or start.lstrip()[:1] == b"["
     return True

@@ -21,7 +21,7 @@ import numpy as np
 from efprof.artifacts.engine import in_processes, started
 from efprof.artifacts.files import bounded_memory, no_garbage_collection, numbered_files, read_columns
 from efprof.artifacts.processors import num_processors
-from efprof.artifacts.trace.blocks import GZIP, TraceText
+from efprof.artifacts.trace.blocks import TraceText, size_of
 from efprof.artifacts.trace.columns import Columns, Trace
 from efprof.artifacts.trace.events import Array, Block, Decoder
 from efprof.model import UnreadableInput
@@ -185,15 +185,6 @@ def _stored(path: Path, file: BinaryIO, num_processes: int | None, until_us: flo
             "num_unreadable": columns.num_unreadable,
         },
     }
-
-
-def size_of(path: Path) -> tuple[bool, int]:
-    """Whether the file is packed, and its bytes; raises UnreadableInput."""
-    try:
-        with path.open("rb") as file:
-            return file.read(2) == GZIP, path.stat().st_size
-    except OSError as error:
-        raise UnreadableInput(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
 def _append(column: Array, file: BinaryIO) -> tuple[str, int, int]:
