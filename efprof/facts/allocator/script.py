@@ -81,15 +81,12 @@ def _is_asked_for(entries: list[Entry], index: int, reserved: int, peak: int) ->
     request, as below `context="all"`; then what comes after it does: a device that had more reserved at another time
     had room for what came next.
     """
-    growth = None
-    for following in range(index, len(entries)):
-        if entries[following].action not in RELEASE:
-            growth = entries[following] if entries[following].action in REQUESTS else None
-            break
+    after = (entries[following] for following in range(index, len(entries)))
+    growth = next((entry for entry in after if entry.action not in RELEASE), None)
     frames = entries[index].frames
     if frames and any("empty_cache" in _name(frame) or "emptyCache" in _name(frame) for frame in frames):
         return True
-    if growth is None:
+    if growth is None or growth.action not in REQUESTS:
         return True
     if frames and growth.frames:
         return bool(frames != growth.frames)

@@ -296,7 +296,7 @@ class StageClock:
             step.spans.append((self.stage or "other", self._start_ns, entered))
             if self._steps.clock is not None:
                 step.device_marks.append(self._steps.clock.close())
-        self.stage = self.opener = None
+        self.leave()
 
     @property
     def reads_by_design(self) -> bool:

@@ -82,8 +82,8 @@ def parse_options(
     if asked.host_memory:
         trace_steps = triggers = "none"
     if windows == "none":
-        return msgspec.structs.replace(asked, trace_steps=(), memory_steps=(), triggers=())
-    if windows != "default":
+        trace_steps = memory_steps = triggers = "none"
+    elif windows != "default":
         raise EfprofError(f"--windows {windows!r} is not 'default' or 'none'; name steps by --trace-steps 5:7,100:102.")
     traced = parse_steps("--trace-steps", trace_steps, DEFAULT_TRACE_STEPS)
     remembered = parse_steps("--memory-steps", memory_steps, DEFAULT_MEMORY_STEPS)

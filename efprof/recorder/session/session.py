@@ -141,7 +141,6 @@ class Session:
         try:
             self.shell.guarded("ending", self.endings.tell)(self.note)
             self.shell.guarded("loop", self.loop.finish)()
-            self.shell.guarded("loop", self.loop.thread.stop)()
             for function in self._at_end:
                 function()
             self.shell.guarded("steps", self._step_lines.await_late)()
