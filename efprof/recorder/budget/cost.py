@@ -48,9 +48,6 @@ def start(session: Session) -> None:
     """Listen to the ends of all steps, and to such updates: the first is told, and at the end how many there were."""
     cost, thread = Cost(session.budget, session.loop, session.note), session.loop.thread
 
-    def note_manual(step: OpenStep) -> None:
-        session.note(StepsWithoutOptimizer(step=step.number))
-
     def note_other() -> None:
         all_told = thread.num_updates_elsewhere if session.is_ended else None
         if all_told != 0:
@@ -58,6 +55,10 @@ def start(session: Session) -> None:
 
     session.attach("cost", cost)
     session.subscribe(session.loop.light.steps.listeners, "cost", cost.add_light)
-    session.subscribe(session.loop.steps.manual_updates_found, "unrecorded_updates", note_manual)
+    session.subscribe(
+        session.loop.steps.manual_updates_found,
+        "unrecorded_updates",
+        lambda step: session.note(StepsWithoutOptimizer(step=step.number)),
+    )
     session.subscribe(thread.updated_elsewhere, "unrecorded_updates", note_other)
     session.on_end("unrecorded_updates", note_other)
