@@ -23,11 +23,11 @@ def format_bytes(num_bytes: float) -> str:
 
 def parse_bytes(text: str) -> int:
     """`24GiB` and `24G` are binary, `24GB` decimal, `24` and `24B` bytes, in any case; else raises ValueError."""
-    found = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*(?:([KMGT])(IB|B)?|B)?", text.strip().upper())
+    found = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*(?:([KMGTPE])(IB|B)?|B)?", text.strip().upper())
     if found is None:
         raise ValueError(f"no size: {text!r}")
     number, letter, ending = found.groups()
-    factor: int = (1000 if ending == "B" else 1024) ** (" KMGT".index(letter) if letter else 0)
+    factor: int = (1000 if ending == "B" else 1024) ** (" KMGTPE".index(letter) if letter else 0)
     num_bytes = float(number) * factor
     if num_bytes > MAX_BYTES:
         raise ValueError(f"no size: {text!r}")

@@ -2,6 +2,7 @@
 
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -9,6 +10,7 @@ import msgspec
 
 from efprof.artifacts.files import read_lines
 from efprof.model import RecorderPart
+from efprof.units import parse_bytes
 
 EVENTS_FILE = "events.jsonl"
 
@@ -355,18 +357,15 @@ class TrainingSampled(Event, tag="training_sampled"):
     lines: list[SampledPlace]
 
 
-_REQUEST = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate|Requested +:) (\d+(?:\.\d*)?) ([KMGTPE]iB|bytes)")
+_REQUEST = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate|Requested +:) (\d+(?:\.\d*)? (?:[KMGTPE]iB|bytes))")
 """So say torch's allocators, the third is `cudaMallocAsync`'s, and NumPy's; CUDA's and NumPy's round to two digits."""
-
-_EXPONENTS = {"KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40, "PiB": 50, "EiB": 60}
 
 
 def _requested_bytes(message: str) -> int | None:
     found = _REQUEST.search(message)
-    if found is None:
-        return None
-    number, unit = found.groups()
-    return int(number) if unit == "bytes" else int(float(number) * (1 << _EXPONENTS[unit]))
+    with suppress(ValueError):  # more than any memory
+        return None if found is None else parse_bytes(found[1].replace("bytes", "B"))
+    return None
 
 
 def events_of(rank_folder: Path, kind: type[E]) -> list[E]:

@@ -39,6 +39,11 @@ def read_lines(path: Path, kind: type[T], how_to_record: str, *others: type[T]) 
     return records, len(decoded) - len(records) + bool(torn)
 
 
+def lines_if_any(path: Path, kind: type[T]) -> list[T]:
+    """Every whole line of a file that is there only where there was something to write."""
+    return read_lines(path, kind, "")[0] if path.exists() else []
+
+
 def read_json(path: Path, kind: type[T]) -> T:
     """The file's one object as `kind`; raises UnreadableInput where it is none."""
     try:

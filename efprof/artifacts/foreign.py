@@ -18,7 +18,7 @@ TRACE_NAME = re.compile(r".+\.json(\.gz)?", re.IGNORECASE)
 def is_foreign(path: Path) -> bool:
     """Whether this is a snapshot or a trace, or a folder of them that is no run."""
     if path.is_file():
-        return _has_snapshot_name(path) or _begins_as_pickle(path) or is_trace(path)
+        return path.suffix in SNAPSHOT_SUFFIXES or _begins_as_pickle(path) or is_trace(path)
     return path.is_dir() and not (path / RUN_FILE).exists() and bool(_files_in(path))
 
 
@@ -46,13 +46,11 @@ def as_run(*paths: Path) -> Iterator[Path]:
     with TemporaryDirectory(prefix="efprof-") as temporary:
         folder = Path(temporary)
         write_run_file(folder, run_file)
-        for number in range(max(len(traces), len(snapshots))):
-            rank = folder / f"rank{number}"
-            rank.mkdir()
-            if number < len(traces):
-                (rank / "trace-1.json.gz").symlink_to(traces[number].resolve())
-            if number < len(snapshots):
-                (rank / "memory-0.pickle").symlink_to(snapshots[number].resolve())
+        for name, files in (("trace-1.json.gz", traces), ("memory-0.pickle", snapshots)):
+            for number, file in enumerate(files):
+                rank = folder / f"rank{number}"
+                rank.mkdir(exist_ok=True)
+                (rank / name).symlink_to(file.resolve())
         yield folder
 
 
@@ -67,13 +65,9 @@ def _by_rank(traces: Sequence[Path]) -> list[Path]:
 def _files_in(folder: Path) -> list[Path]:
     """By the numbers in their names: `rank10` comes after `rank9`."""
     files = [path for path in folder.iterdir() if path.is_file()]
-    files = [path for path in files if _has_snapshot_name(path) or (is_trace(path) and begins_as_trace(path))]
+    files = [path for path in files if path.suffix in SNAPSHOT_SUFFIXES or (is_trace(path) and begins_as_trace(path))]
     parts = {path: re.split(r"(\d+)", path.name) for path in files}
     return sorted(files, key=lambda path: [int(part) if part.isdecimal() else part for part in parts[path]])
-
-
-def _has_snapshot_name(path: Path) -> bool:
-    return path.suffix in SNAPSHOT_SUFFIXES
 
 
 def _begins_as_pickle(path: Path) -> bool:

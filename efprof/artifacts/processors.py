@@ -19,7 +19,7 @@ def num_processors() -> int:
 def throttled_s() -> float:
     """For how long the limit of a container has held its processes back so far, added up over cores; 0 without one."""
     found = [0.0]
-    for folder, _ in _groups():
+    for folder in _groups():
         words = _words(folder / "cpu.stat")
         counters = dict(zip(words[::2], words[1::2], strict=False))
         found.append(int(counters.get("throttled_usec", 0)) / 1e6 + int(counters.get("throttled_time", 0)) / 1e9)
@@ -28,14 +28,14 @@ def throttled_s() -> float:
 
 def _shares() -> Iterator[float]:
     """Processors' worth of time that each group around the process may take, where it is limited."""
-    for folder, is_version_2 in _groups():
-        share = _of_version_2(folder) if is_version_2 else _of_version_1(folder)
+    for folder in _groups():
+        share = _of_version_2(folder) or _of_version_1(folder)
         if share:
             yield share
 
 
-def _groups() -> Iterator[tuple[Path, bool]]:
-    """The folders of the groups around the process that may limit its time, and whether they are of version 2."""
+def _groups() -> Iterator[Path]:
+    """The folders of the groups around the process that may limit its time, of version 2 or 1."""
     try:
         lines = OF_PROCESS.read_text().splitlines()
     except OSError:  # not Linux
@@ -43,9 +43,9 @@ def _groups() -> Iterator[tuple[Path, bool]]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            yield from ((folder, True) for folder in _around(MOUNTED, path))
+            yield from _around(MOUNTED, path)
         elif "cpu" in controllers.split(","):
-            yield from ((folder, False) for folder in _around(MOUNTED / "cpu", path))
+            yield from _around(MOUNTED / "cpu", path)
 
 
 def _around(mounted: Path, path: str) -> list[Path]:

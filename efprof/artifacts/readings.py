@@ -3,13 +3,10 @@ long_steps.jsonl.
 """
 
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
-from efprof.artifacts.files import read_lines
-
-T = TypeVar("T")
+from efprof.artifacts.files import lines_if_any, read_lines
 
 DEVICE_USE_FILE = "device_use.jsonl"
 
@@ -38,7 +35,7 @@ class DeviceUse(msgspec.Struct, kw_only=True):
 
 def read_device_use(rank_folder: Path) -> list[DeviceUse]:
     """All whole lines in order; empty where no CUDA device trained."""
-    return _lines_of(rank_folder / DEVICE_USE_FILE, DeviceUse)
+    return lines_if_any(rank_folder / DEVICE_USE_FILE, DeviceUse)
 
 
 class ProcessMemory(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -180,7 +177,7 @@ class EvaluationRecord(msgspec.Struct, kw_only=True):
 
 def read_evaluations(rank_folder: Path) -> list[EvaluationRecord]:
     """All whole lines in order; empty where none was seen."""
-    return _lines_of(rank_folder / EVALUATIONS_FILE, EvaluationRecord)
+    return lines_if_any(rank_folder / EVALUATIONS_FILE, EvaluationRecord)
 
 
 class SampledStack(msgspec.Struct, array_like=True, frozen=True):
@@ -224,8 +221,3 @@ def read_long_steps(rank_folder: Path) -> list[LongStep]:
     how = "it is written once five steps of a torch optimizer were recorded."
     lines, _ = read_lines(rank_folder / LONG_STEPS_FILE, LongStep, how)
     return list({line.started_ns: line for line in lines if line.stacks}.values())
-
-
-def _lines_of(path: Path, kind: type[T]) -> list[T]:
-    """Of a file that is there only where there was something to write."""
-    return read_lines(path, kind, "record the run again.")[0] if path.exists() else []

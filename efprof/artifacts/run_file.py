@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from efprof.artifacts.files import locked, read_lines, write_atomically
-from efprof.model import NotRecorded, UnreadableInput
+from efprof.artifacts.files import lines_if_any, locked, write_atomically
+from efprof.model import UnreadableInput
 
 SCHEMA_VERSION = 2
 """1: first form, with steps that are alike in one line. 2: light steps, counts of holders one by one, the lines that
@@ -126,10 +126,7 @@ class SourceText(msgspec.Struct, kw_only=True):
 
 def read_sources(rank_folder: Path) -> dict[str, list[str]]:
     """The lines of every recorded source file by its name; empty where none was recorded."""
-    try:
-        records, _ = read_lines(rank_folder / SOURCES_FILE, SourceText, "record the run again.")
-    except NotRecorded:
-        return {}
+    records = lines_if_any(rank_folder / SOURCES_FILE, SourceText)
     return {record.file: record.text.splitlines() for record in records}
 
 

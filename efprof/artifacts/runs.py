@@ -50,7 +50,8 @@ def find_run(name: str | None) -> Path:
         if isinstance(run, UnreadableInput):  # it is refused by name, for an older run is not the latest
             raise run
         return path
-    for folder in (Path(name), runs_folder() / name):
+    places = Path(name), runs_folder() / name
+    for folder in places:
         if (folder / RUN_FILE).is_file():
             read_run_file(folder)
             return folder
@@ -58,7 +59,7 @@ def find_run(name: str | None) -> Path:
     matches = _matches(name, runs)
     if matches:
         return matches[0]
-    for folder in (Path(name), runs_folder() / name):
+    for folder in places:
         if name and folder.exists():
             read_run_file(folder)  # it is no run folder, and this says what it is instead
     raise UnreadableInput(_why_not_found(name, runs))

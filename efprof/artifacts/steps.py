@@ -71,12 +71,12 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     step: int
     started_ns: int
     total_us: float
-    spans: list[StageSpan]
-    memory: list[BoundaryMemory]
-    cpu_us: float
-    rss_bytes: int
+    spans: list[StageSpan] = []
+    memory: list[BoundaryMemory] = []
+    cpu_us: float = 0.0
+    rss_bytes: int = 0
     micro_batches: int
-    samples: int
+    samples: int = 0
     recorder_us: float
     loss: float | str | None = None
     gradient_norm: float | str | None = None
@@ -102,6 +102,10 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         """Bytes at each of its boundaries in order, or each time that it came to one of them."""
         return [here.allocated_bytes for here in self.memory if boundary in (None, here.boundary)]
 
+    def records(self) -> Iterable["StepRecord"]:
+        """This one: a line of another kind has several."""
+        return (self,)
+
 
 IS_SKIPPED = 1
 """A gradient scaler held the update back."""
@@ -121,6 +125,22 @@ class LightLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     backward_site: str | None = None
     loader: int | None = None
 
+    def records(self) -> Iterator[StepRecord]:
+        for number, started_ns, length_us, num_passes, loss, flags in self.light:
+            yield StepRecord(
+                step=number,
+                started_ns=started_ns,
+                total_us=length_us,
+                micro_batches=num_passes,
+                recorder_us=self.recorder_us,
+                loss=loss,
+                is_skipped=bool(flags & IS_SKIPPED),
+                has_pause=bool(flags & HAS_PAUSE),
+                backward_site=self.backward_site,
+                loader=self.loader,
+                is_full=False,
+            )
+
 
 class AlikeSteps(msgspec.Struct, kw_only=True):
     """Of recordings of schema version 1: short steps that made the same calls, in one line.
@@ -138,52 +158,28 @@ class AlikeSteps(msgspec.Struct, kw_only=True):
     backward_site: str | None = None
     loader: int | None = None
 
-
-def alike_records_of(line: AlikeSteps) -> Iterator[StepRecord]:
-    """Each of the steps; raises ValueError, TypeError or IndexError where a row is not one."""
-    for number, epoch_ns, start, end, samples, num_losses, _, loss, norm, rate, *instants in line.alike:
-        yield StepRecord(
-            step=int(number),
-            started_ns=int(epoch_ns),
-            total_us=(end - start) / 1000,
-            spans=[
-                StageSpan(stage, (instants[begin] - start) / 1000, (instants[last] - start) / 1000)
-                for stage, begin, last in line.stages
-            ],
-            memory=[],
-            cpu_us=line.cpu_share * (end - start) / 1000,
-            rss_bytes=line.rss_bytes,
-            micro_batches=sum(stage == "backward" for stage, _, _ in line.stages),
-            samples=samples,
-            recorder_us=line.recorder_us,
-            loss=None if not num_losses else "nan" if loss is None else loss,
-            gradient_norm=norm,
-            learning_rate=rate,
-            backward_site=line.backward_site,
-            loader=line.loader,
-        )
-
-
-def light_records_of(line: LightLine) -> Iterator[StepRecord]:
-    for number, started_ns, length_us, num_passes, loss, flags in line.light:
-        yield StepRecord(
-            step=number,
-            started_ns=started_ns,
-            total_us=length_us,
-            spans=[],
-            memory=[],
-            cpu_us=0.0,
-            rss_bytes=0,
-            micro_batches=num_passes,
-            samples=0,
-            recorder_us=line.recorder_us,
-            loss=loss,
-            is_skipped=bool(flags & IS_SKIPPED),
-            has_pause=bool(flags & HAS_PAUSE),
-            backward_site=line.backward_site,
-            loader=line.loader,
-            is_full=False,
-        )
+    def records(self) -> Iterator[StepRecord]:
+        """Each of the steps; raises ValueError, TypeError or IndexError where a row is not one."""
+        for number, epoch_ns, start, end, samples, num_losses, _, loss, norm, rate, *instants in self.alike:
+            yield StepRecord(
+                step=int(number),
+                started_ns=int(epoch_ns),
+                total_us=(end - start) / 1000,
+                spans=[
+                    StageSpan(stage, (instants[begin] - start) / 1000, (instants[last] - start) / 1000)
+                    for stage, begin, last in self.stages
+                ],
+                cpu_us=self.cpu_share * (end - start) / 1000,
+                rss_bytes=self.rss_bytes,
+                micro_batches=sum(stage == "backward" for stage, _, _ in self.stages),
+                samples=samples,
+                recorder_us=self.recorder_us,
+                loss=None if not num_losses else "nan" if loss is None else loss,
+                gradient_norm=norm,
+                learning_rate=rate,
+                backward_site=self.backward_site,
+                loader=self.loader,
+            )
 
 
 def read_steps(rank_folder: Path) -> tuple[list[StepRecord], int]:
@@ -194,19 +190,10 @@ def read_steps(rank_folder: Path) -> tuple[list[StepRecord], int]:
     records: dict[int, StepRecord] = {}
     for line in lines:
         try:
-            records |= {record.step: record for record in _records_in(line)}
+            records |= {record.step: record for record in line.records()}
         except (ValueError, TypeError, IndexError):
             num_torn += 1
     return sorted(records.values(), key=lambda record: record.step), num_torn
-
-
-def _records_in(line: StepRecord | LightLine | AlikeSteps) -> Iterable[StepRecord]:
-    match line:
-        case LightLine():
-            return light_records_of(line)
-        case AlikeSteps():
-            return alike_records_of(line)
-    return (line,)
 
 
 def spelled(value: float | None) -> float | str | None:

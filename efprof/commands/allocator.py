@@ -13,7 +13,8 @@ from efprof.commands import print_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from efprof.facts.allocator.replay_results import DevicePredictions, DeviceReplay
+    from efprof.facts.allocator.replay import Replay
+    from efprof.facts.allocator.replay_results import DevicePredictions
     from efprof.facts.allocator.what_if import Trial
     from efprof.facts.gpu_estimate.gpu_estimate import RunEstimate
 
@@ -103,12 +104,11 @@ def _answer(file: Path, devices: "Sequence[Any]", render: "Callable[[Any], str]"
         click.echo(render(device) if is_known else f"device {device.device}: not replayable. {device.reason}")
 
 
-def render_replay(device: "DeviceReplay") -> str:
+def render_replay(found: "Replay") -> str:
     from efprof.units import format_bytes
 
-    found = device.replay
     return (
-        f"device {device.device}: {found.addresses_equal:,} of {found.allocations:,} addresses equal, "
+        f"device {found.device}: {found.addresses_equal:,} of {found.allocations:,} addresses equal, "
         f"{found.segments_equal:,} of {found.segments:,} segments equal; "
         f"peak reserved {format_bytes(found.peak_reserved_recorded_bytes)} recorded, "
         f"{format_bytes(found.peak_reserved_replayed_bytes)} replayed"

@@ -68,20 +68,12 @@ def record(command: tuple[str, ...], *, reports: bool, **flags: Any) -> int:
     if not command:
         raise EfprofError("there is no command: write it after two dashes, as in 'efprof record -- python train.py'.")
     from efprof.artifacts.runs import runs_folder
-    from efprof.artifacts.settings import merge, read_settings
-    from efprof.recorder.launch.launch import launch
-    from efprof.recorder.launch.machine import kept_configuration
-    from efprof.recorder.session.options import parse_options
+    from efprof.recorder.launch.launch import asked_for, launch
 
     try:
-        here = Path.cwd()
+        name, options, configuration = asked_for(flags)
     except FileNotFoundError:
         raise EfprofError("The folder you are in is gone: change to one that exists.") from None
-    settings = read_settings(here)
-    wanted = merge(settings.record, flags)
-    name = wanted.pop("name", None)
-    options = parse_options(**wanted)
-    configuration = kept_configuration(settings.configuration)
     folder, exit_code = launch(
         list(command), runs_folder=runs_folder(), name=name, wanted=options, configuration=configuration
     )

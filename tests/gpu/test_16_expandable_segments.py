@@ -6,7 +6,8 @@ from efprof.artifacts.allocations import read_allocations
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.snapshot import read_snapshot
 from efprof.commands.report import analyse
-from efprof.facts.allocator.replay_results import DevicePredictions, DeviceReplay, predict_file, replay_file
+from efprof.facts.allocator.replay import Replay
+from efprof.facts.allocator.replay_results import DevicePredictions, predict_file, replay_file
 from tests.gpu.cuda_runs import TRAIN_PLAINLY, keep_fixture, needs_cuda, record_text
 from tests.recorder.recording import Recorded
 
@@ -34,8 +35,8 @@ def test_the_windows_are_recorded_and_the_first_with_the_growth_of_its_segments_
     assert all(segment.is_expandable for segment in snapshot.segments)
     assert any(entry.action == "segment_map" for trace in snapshot.device_traces for entry in trace)
     (device,) = replay_file(path)
-    assert isinstance(device, DeviceReplay), device.reason
-    assert device.replay.match_share == 1
+    assert isinstance(device, Replay), device.reason
+    assert device.match_share == 1
 
 
 @pytest.mark.parametrize("window", ["memory-1", "memory-2"])

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from efprof.facts.allocator.replay_results import DevicePredictions, DeviceReplay, predict_file, replay_file
+from efprof.facts.allocator.replay import Replay
+from efprof.facts.allocator.replay_results import DevicePredictions, predict_file, replay_file
 from tests.gpu.cuda_runs import needs_cuda, results_folder
 
 pytestmark = needs_cuda
@@ -65,9 +66,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 def test_every_address_of_a_recording_is_foretold(number: int, measured: tuple[Path, dict[str, int]]) -> None:
     folder, peaks = measured
     (device,) = replay_file(folder / f"{number}.pickle")
-    assert isinstance(device, DeviceReplay), device.reason
-    assert device.replay.match_share == 1
-    assert device.replay.peak_reserved_replayed_bytes == peaks[CONFIGURATIONS[number]]
+    assert isinstance(device, Replay), device.reason
+    assert device.match_share == 1
+    assert device.peak_reserved_replayed_bytes == peaks[CONFIGURATIONS[number]]
 
 
 def test_the_peaks_under_six_settings_are_predicted_from_one_recording(measured: tuple[Path, dict[str, int]]) -> None:

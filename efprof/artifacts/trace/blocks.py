@@ -55,11 +55,10 @@ class TraceText:
     later than `until_us` are left out.
     """
 
-    def __init__(self, path: Path, *, block_bytes: int = BLOCK_BYTES, until_us: float = math.inf) -> None:
+    def __init__(self, path: Path, *, until_us: float = math.inf) -> None:
         self.header = Header()
         self.head = self.tail = b""
         self._path = path
-        self._block_bytes = block_bytes
         self._until_us = until_us
 
     def blocks(self) -> Iterator[bytes]:
@@ -104,9 +103,7 @@ class TraceText:
         return UnreadableInput(f"{self._path} is not a whole profiler trace ({why}); record or copy it again.")
 
     def _open(self) -> BinaryIO:
-        with self._path.open("rb") as file:
-            is_packed = file.read(2) == GZIP
-        if not is_packed:
+        if not size_of(self._path)[0]:
             return self._path.open("rb")
         return cast(BinaryIO, igzip.open(self._path, "rb"))  # type: ignore[no-untyped-call]
 
@@ -115,7 +112,7 @@ class TraceText:
         self.head = head
         self.separator = b","
         cut = None
-        while chunk := file.read(max(self._block_bytes, len(text))):  # what has no end is looked at a few times only
+        while chunk := file.read(max(BLOCK_BYTES, len(text))):  # what has no end is looked at a few times only
             if cut is None:
                 text, chunk = b"", text + chunk
                 cut = self._cut_of(chunk)
@@ -137,7 +134,7 @@ class TraceText:
     def _head(self, file: BinaryIO) -> tuple[bytes, bytes]:
         """What comes before the first event, `[` included, and what was read beyond."""
         text = b""
-        while chunk := file.read(max(self._block_bytes, len(text))):
+        while chunk := file.read(max(BLOCK_BYTES, len(text))):
             text += chunk
             start = text.lstrip()
             if start[:1] == b"[":
@@ -195,6 +192,15 @@ class TraceText:
         return Header()
 
 
+def size_of(path: Path) -> tuple[bool, int]:
+    """Whether the file is packed, and its bytes; raises UnreadableInput."""
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == GZIP, path.stat().st_size
+    except OSError as error:
+        raise UnreadableInput(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
 def begin_us(block: bytes) -> float:
     """When its first event begins, by the file's own clock; 0 where none does."""
     found = FIRST_TIME.search(block)
@@ -214,7 +220,7 @@ def told_until_us(path: Path, share: float) -> float:
 
 def begins_as_trace(path: Path) -> bool:
     """Whether a file among others is meant as a trace, broken or not: by its first 64 KiB."""
-    with suppress(OSError, EOFError, _DAMAGED), TraceText(path)._open() as file:
+    with suppress(UnreadableInput, OSError, EOFError, _DAMAGED), TraceText(path)._open() as file:
         start = file.read(1 << 16)
         return b'"traceEvents"' in start or start.lstrip()[:1] == b"["
     return True

@@ -21,7 +21,7 @@ import numpy as np
 from efprof.artifacts.engine import in_processes, started
 from efprof.artifacts.files import bounded_memory, no_garbage_collection, numbered_files, read_columns
 from efprof.artifacts.processors import num_processors
-from efprof.artifacts.trace.blocks import GZIP, TraceText
+from efprof.artifacts.trace.blocks import TraceText, size_of
 from efprof.artifacts.trace.columns import Columns, Trace
 from efprof.artifacts.trace.events import Array, Block, Decoder
 from efprof.model import UnreadableInput
@@ -56,7 +56,7 @@ def read_trace(path: Path, *, num_processes: int | None = None, until_us: float 
     by the file's clock may be left out.
     """
     with tempfile.TemporaryFile(prefix="efprof-trace-") as columns:
-        work = partial(_read_in_child, path, columns, num_processes, until_us)
+        work = partial(_stored, path, columns, num_processes, until_us)
         (answer,) = in_processes([(str(path), work)], 1)
         if isinstance(answer, UnreadableInput):
             raise answer
@@ -160,24 +160,20 @@ def _written(file: BinaryIO) -> Iterator[Block]:
         yield pickle.load(file)  # noqa: S301 -- written by a process of ours
 
 
-def _read_in_child(path: Path, file: BinaryIO, num_processes: int | None, until_us: float) -> dict[str, Any]:
+def _stored(path: Path, file: BinaryIO, num_processes: int | None, until_us: float) -> dict[str, Any]:
+    """Write the columns to the file, one after the other, and say where they lie and what else there is."""
+    is_packed, num_bytes = size_of(path)
+    available = num_processes or min(MAX_PROCESSES, num_processors())
     try:
-        return _stored(path, file, num_processes, until_us)
+        with bounded_memory(max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes)):
+            num_together = available if num_bytes >= LARGE_BYTES[is_packed] and until_us == math.inf else 1
+            text, columns = read_here(path, num_together, until_us)
+            dense, sparse = columns.ordered(text.header.base_ns, num_together)
     except (ArithmeticError, ValueError, RecursionError) as error:
         raise UnreadableInput(f"{path} is not a whole profiler trace ({error}); record or copy it again.") from None
     except (MemoryError, RuntimeError):  # that no thread can be started is told by the second
         why = "it needs more memory than a trace of its size does; record it again"
         raise UnreadableInput(f"{path} cannot be read: {why}.") from None
-
-
-def _stored(path: Path, file: BinaryIO, num_processes: int | None, until_us: float) -> dict[str, Any]:
-    """Write the columns to the file, one after the other, and say where they lie and what else there is."""
-    is_packed, num_bytes = size_of(path)
-    available = num_processes or min(MAX_PROCESSES, num_processors())
-    with bounded_memory(max(MIN_LIMIT_BYTES, MAX_PER_BYTE[is_packed] * num_bytes)):
-        num_together = available if num_bytes >= LARGE_BYTES[is_packed] and until_us == math.inf else 1
-        text, columns = read_here(path, num_together, until_us)
-        dense, sparse = columns.ordered(text.header.base_ns, num_together)
     return {
         "dense": {name: _append(column, file) for name, column in dense.items()},
         "sparse": {name: tuple(_append(column, file) for column in pair) for name, pair in sparse.items()},
@@ -189,15 +185,6 @@ def _stored(path: Path, file: BinaryIO, num_processes: int | None, until_us: flo
             "num_unreadable": columns.num_unreadable,
         },
     }
-
-
-def size_of(path: Path) -> tuple[bool, int]:
-    """Whether the file is packed, and its bytes; raises UnreadableInput."""
-    try:
-        with path.open("rb") as file:
-            return file.read(2) == GZIP, path.stat().st_size
-    except OSError as error:
-        raise UnreadableInput(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
 def _append(column: Array, file: BinaryIO) -> tuple[str, int, int]:

@@ -1,7 +1,7 @@
 """Blocks of device memory, and the pools of free ones."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from efprof.artifacts.snapshot import PoolId
 
@@ -9,49 +9,39 @@ PoolKey = tuple[PoolId, bool]
 """The private pool's id, and whether the blocks are small."""
 
 
+@dataclass(slots=True, eq=False)
 class Range:
     """What the driver gave in one piece: a segment, or the addresses that an expandable one may grow in, by pages."""
 
-    __slots__ = ("address", "is_expandable", "page_bytes")
+    address: int
+    page_bytes: int = 0
 
-    def __init__(self, address: int, *, page_bytes: int = 0) -> None:
-        self.address = address
-        self.page_bytes = page_bytes
-        self.is_expandable = page_bytes > 0
+    @property
+    def is_expandable(self) -> bool:
+        return self.page_bytes > 0
 
 
+@dataclass(slots=True, eq=False)
 class Block:
     """A part of a range; its neighbours are those of the same range. Sizes in bytes."""
 
-    __slots__ = (
-        "address", "following", "free_since", "is_allocated", "is_mapped", "pool", "previous", "range", "requested",
-        "size", "stream",
-    )  # fmt: skip
-
-    def __init__(self, address: int, size: int, stream: int, pool: "Pool", range_: Range) -> None:
-        self.address = address
-        self.size = size
-        self.stream = stream
-        self.pool = pool
-        self.range = range_
-        self.requested = 0
-        self.is_allocated = False
-        self.is_mapped = True
-        self.free_since = 0
-        """By the pool's count of look-ups; for the garbage collector."""
-        self.previous: Block | None = None
-        self.following: Block | None = None
+    address: int
+    size: int
+    stream: int
+    pool: "Pool"
+    range: Range
+    requested: int = 0
+    is_allocated: bool = False
+    is_mapped: bool = True
+    free_since: int = 0
+    """By the pool's count of look-ups; for the garbage collector."""
+    previous: "Block | None" = None
+    following: "Block | None" = None
 
     @property
     def is_whole_range(self) -> bool:
         """Whether it was never split, or all of it is merged again."""
         return self.previous is None and self.following is None
-
-    def leave_pool(self) -> None:
-        if self.is_mapped:
-            self.pool.remove(self)
-        else:
-            self.pool.remove_unmapped(self)
 
     def place_after(self, previous: "Block | None") -> None:
         """Become the neighbour of `previous`, before whatever followed it."""
@@ -70,66 +60,47 @@ class Block:
             self.previous.following = self
 
 
+@dataclass(slots=True, eq=False)
 class Pool:
     """The free blocks of one kind, by stream, size and address; and the unmapped stretches, by stream and address."""
 
-    __slots__ = ("_at", "_free", "_unmapped", "_unmapped_at", "is_small", "num_lookups", "private_id")
-
-    def __init__(self, private_id: PoolId, *, is_small: bool) -> None:
-        self.private_id = private_id
-        self.is_small = is_small
-        self.num_lookups = 0
-        self._free: list[tuple[int, int, int]] = []
-        self._at: dict[tuple[int, int], Block] = {}
-        self._unmapped: list[tuple[int, int]] = []
-        self._unmapped_at: dict[tuple[int, int], Block] = {}
+    private_id: PoolId
+    is_small: bool
+    num_lookups: int = 0
+    _free: list[tuple[int, int, int, int, Block]] = field(default_factory=list)
+    """Each after what it is sorted by; its `id` comes last, for where a history lost an event and two lie at one
+    address."""
+    _unmapped: dict[tuple[int, int], Block] = field(default_factory=dict)
 
     def add(self, block: Block) -> None:
-        block.free_since = self.num_lookups
-        insort(self._free, (block.stream, block.size, block.address))
-        self._at[block.stream, block.address] = block
+        if block.is_mapped:
+            block.free_since = self.num_lookups
+            insort(self._free, (block.stream, block.size, block.address, id(block), block))
+        else:
+            self._unmapped[block.stream, block.address] = block
 
     def remove(self, block: Block) -> None:
-        del self._free[bisect_left(self._free, (block.stream, block.size, block.address))]
-        del self._at[block.stream, block.address]
-
-    def take(self, index: int) -> None:
-        stream, _, address = self._free.pop(index)
-        del self._at[stream, address]
-
-    def add_unmapped(self, block: Block) -> None:
-        insort(self._unmapped, (block.stream, block.address))
-        self._unmapped_at[block.stream, block.address] = block
-
-    def remove_unmapped(self, block: Block) -> None:
-        del self._unmapped[bisect_left(self._unmapped, (block.stream, block.address))]
-        del self._unmapped_at[block.stream, block.address]
+        if block.is_mapped:
+            del self._free[bisect_left(self._free, (block.stream, block.size, block.address, id(block)))]
+        else:
+            del self._unmapped[block.stream, block.address]
 
     def first_of(self, stream: int, size: int) -> int:
         """Where the smallest block of at least this size is, the lowest address first, or the next stream's begin."""
-        return bisect_left(self._free, (stream, size, 0))
+        return bisect_left(self._free, (stream, size))
 
     def at(self, index: int, stream: int) -> Block | None:
         """The block there, if it belongs to this stream."""
         if not 0 <= index < len(self._free) or self._free[index][0] != stream:
             return None
-        return self._at[stream, self._free[index][2]]
-
-    def free_at(self, stream: int, address: int) -> Block | None:
-        return self._at.get((stream, address))
-
-    def unmapped_at(self, stream: int, address: int) -> Block | None:
-        return self._unmapped_at.get((stream, address))
+        return self._free[index][-1]
 
     def free_blocks(self) -> list[Block]:
-        return [self._at[stream, address] for stream, _, address in self._free]
+        return [block for *_, block in self._free]
 
-    def unmapped_of(self, stream: int) -> Iterator[Block]:
+    def unmapped_of(self, stream: int) -> list[Block]:
         """This stream's, the lowest address first."""
-        for index in range(bisect_left(self._unmapped, (stream, 0)), len(self._unmapped)):
-            if self._unmapped[index][0] != stream:
-                return
-            yield self._unmapped_at[self._unmapped[index]]
+        return [block for place, block in sorted(self._unmapped.items()) if place[0] == stream]
 
 
 def split(block: Block, size: int) -> Block:
@@ -146,13 +117,13 @@ def merge(block: Block) -> None:
     """With free neighbours that are as mapped as it is."""
     before, after, is_mapped = block.previous, block.following, block.is_mapped
     if before is not None and not before.is_allocated and before.is_mapped == is_mapped:
-        before.leave_pool()
+        before.pool.remove(before)
         block.size += before.size
         block.address, block.previous = before.address, before.previous
         if block.previous is not None:
             block.previous.following = block
     if after is not None and not after.is_allocated and after.is_mapped == is_mapped:
-        after.leave_pool()
+        after.pool.remove(after)
         block.size += after.size
         block.following = after.following
         if block.following is not None:

@@ -4,8 +4,10 @@ The functions follow those of c10/cuda/CUDACachingAllocator.cpp (torch 2.1 to 2.
 memory was released the pools are not searched again (pytorch/pytorch#189504).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, PoolId
 from efprof.facts.allocator.blocks import Block, Pool, PoolKey, Range, merge, part_of, split
@@ -48,13 +50,13 @@ class CachingAllocator:
         self.on_growth: Callable[[int, int], None] | None = None
         """Called with the address and bytes of a new segment, or of what an expandable one maps."""
         self._new_range = new_range
-        self._capacity = capacity
+        self._capacity = math.inf if capacity is None else capacity
         self._pools: dict[PoolKey, Pool] = {}
-        self._rounded: dict[int, int] = {}
-        """Sizes that were asked for, as rounded: a program asks for few, and for each many times."""
+        self._rounded = cache(partial(rounded_bytes, settings=settings))
+        """Of a size that is asked for: a program asks for few, and for each many times."""
         fraction = settings.memory_fraction
-        self._allowed = int(fraction * capacity) if fraction and fraction < 1 and capacity else None
-        self._collects_garbage = self._allowed is not None and settings.garbage_collection_threshold > 0
+        self._allowed = int(fraction * capacity) if fraction and fraction < 1 and capacity else math.inf
+        self._collects_garbage = self._allowed < math.inf and settings.garbage_collection_threshold > 0
 
     def pool(self, private_id: PoolId, *, is_small_pool: bool) -> Pool:
         key = private_id, is_small_pool
@@ -71,9 +73,7 @@ class CachingAllocator:
         self, requested: int, stream: int, private_id: PoolId = DEFAULT_POOL, *, has_searched: bool = False
     ) -> Block | None:
         """None where memory is short; `has_searched` where the free ones were looked through before the latest came."""
-        size = self._rounded.get(requested)
-        if size is None:
-            size = self._rounded[requested] = rounded_bytes(requested, self.settings)
+        size = self._rounded(requested)
         pool = self.pool(private_id, is_small_pool=is_small(size))
         block = None if has_searched else self._free_block(pool, size, stream)
         block = block or self._new_block(pool, size, stream)
@@ -136,7 +136,7 @@ class CachingAllocator:
         self.calls.num_returned += 1
         merge(block)
         if not block.is_whole_range:  # else torch gives the addresses back as well
-            pool.add_unmapped(block)
+            pool.add(block)
 
     def map(self, block: Block, num_bytes: int) -> Block | None:
         """Put memory behind the beginning of an unmapped block, and merge it; None where there is no more."""
@@ -144,13 +144,13 @@ class CachingAllocator:
         mapped = min(-(-num_bytes // page) * page, block.size)
         if not self._has_room(mapped):
             return None
-        pool.remove_unmapped(block)
+        pool.remove(block)
         block.is_mapped = True
         if mapped < block.size:
             rest = part_of(block, block.address + mapped, block.size - mapped)
             rest.is_mapped = False
             rest.place_after(block)
-            pool.add_unmapped(rest)
+            pool.add(rest)
             block.size = mapped
         address = block.address
         merge(block)
@@ -164,7 +164,7 @@ class CachingAllocator:
         """The best fit, if it is not too large to be handed out."""
         pool.num_lookups += self._collects_garbage
         index = pool.first_of(stream, size)
-        best = block = pool.at(index, stream)
+        block = pool.at(index, stream)
         if block is None:
             return None
         if block.range.is_expandable:
@@ -175,16 +175,12 @@ class CachingAllocator:
                 return None
             if size >= limit and block.size >= size + self.settings.oversize_slack_bytes:
                 return None
-        if block is best:
-            pool.take(index)
-        else:
-            pool.remove(block)
+        pool.remove(block)
         return block
 
     def _new_block(self, pool: Pool, size: int, stream: int) -> Block | None:
         """Ask the driver; where it has no more, release what nobody uses and ask again."""
         if self._collects_garbage:
-            assert self._allowed is not None
             _collect_garbage(self, self._allowed)
         block = self._ask_driver(pool, size, stream)
         if block is None and _release_oversize(self, pool, size, stream):
@@ -197,7 +193,7 @@ class CachingAllocator:
 
     def _ask_driver(self, pool: Pool, size: int, stream: int) -> Block | None:
         num_bytes = segment_bytes(size, self.settings)
-        if self._allowed is not None and self.reserved + num_bytes > self._allowed:
+        if self.reserved + num_bytes > self._allowed:
             return None
         if self.settings.expandable_segments:
             return self._grow(pool, size, stream)
@@ -240,7 +236,7 @@ class CachingAllocator:
         address = self._new_range(num_bytes)
         block = Block(address, num_bytes, stream, pool, Range(address, page_bytes=page))
         block.is_mapped = False
-        pool.add_unmapped(block)
+        pool.add(block)
         return block
 
     def _should_split(self, block: Block, size: int) -> bool:
@@ -254,7 +250,7 @@ class CachingAllocator:
     # The device.
 
     def _has_room(self, num_bytes: int) -> bool:
-        return self._capacity is None or self.reserved + num_bytes <= self._capacity
+        return self.reserved + num_bytes <= self._capacity
 
     def reserve(self, num_bytes: int) -> None:
         self.reserved += num_bytes
@@ -307,7 +303,7 @@ def _release_oversize(allocator: CachingAllocator, pool: Pool, size: int, stream
     return released >= wanted
 
 
-def _collect_garbage(allocator: CachingAllocator, allowed_bytes: int) -> None:
+def _collect_garbage(allocator: CachingAllocator, allowed_bytes: float) -> None:
     """Release whole large segments that were free for longest, until reserved memory is below its threshold."""
     threshold = int(allocator.settings.garbage_collection_threshold * allowed_bytes)
     to_reclaim = allocator.reserved - threshold

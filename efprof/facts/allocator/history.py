@@ -6,7 +6,7 @@ A snapshot tells of the end, and its trace of what led there: walked backwards, 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from itertools import groupby, zip_longest
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames, PoolId, Segment, Snapshot
 from efprof.facts.allocator.blocks import Block, Range
@@ -98,7 +98,7 @@ def history_before(snapshot: Snapshot, device: int, entries: list[Entry]) -> His
 
 def _walk_back(history: History, extents: Extents, segments: list[Segment]) -> int:
     """Undo every event; returns how many there was nothing to undo of."""
-    live: dict[int, LiveBlock | Entry] = {
+    live = {
         block.address: LiveBlock(
             address=block.address, requested=block.requested_size or block.size, size=block.size,
             stream=segment.stream, private_id=segment.segment_pool_id, frames=block.frames,
@@ -109,32 +109,23 @@ def _walk_back(history: History, extents: Extents, segments: list[Segment]) -> i
     num_lost = 0
     is_known_needed = any(entry.action == "segment_unmap" for entry in history.entries)
     known = Known(history.entries if is_known_needed else (), segments, history.settings)
-    for index in range(len(history.entries) - 1, -1, -1):
-        entry = history.entries[index]
-        if entry.action == "alloc":
-            was_live = live.pop(entry.addr, None) is not None
-            num_lost += not was_live and entry.size > 0
-            extent = extents.holding(entry.addr)
-            if extent is None:
-                num_lost += was_live
-            elif entry.pool_id is None:
-                entry.pool_id = extent.private_id
-        elif entry.action == "free_completed":
-            live[entry.addr] = entry
-        elif entry.action in GROWTH:
+    for entry in reversed(history.entries):
+        if entry.action == "free_completed":
+            live[entry.addr] = LiveBlock(
+                address=entry.addr, requested=entry.size, size=None, stream=entry.stream, private_id=entry.private_id
+            )
+        elif entry.action in RELEASE:
+            num_lost += not extents.add(released_extent(entry, history.settings, known))
+        elif entry.action == "alloc" or entry.action in GROWTH:
             extent = extents.holding(entry.addr)
             if extent is not None and entry.pool_id is None:
                 entry.pool_id = extent.private_id
-            num_lost += not extents.remove(entry.addr, entry.size)
-        elif entry.action in RELEASE:
-            num_lost += not extents.add(released_extent(entry, history.settings, known))
-    history.live = [
-        # Of all that was freed little was there before the first event, and only that is made a block.
-        one if isinstance(one, LiveBlock) else LiveBlock(
-            address=one.addr, requested=one.size, size=None, stream=one.stream, private_id=one.private_id
-        )
-        for _, one in sorted(live.items(), key=itemgetter(0))
-    ]  # fmt: skip
+            if entry.action in GROWTH:
+                num_lost += not extents.remove(entry.addr, entry.size)
+            else:
+                was_live = live.pop(entry.addr, None) is not None
+                num_lost += extent is None if was_live else entry.size > 0
+    history.live = [live[address] for address in sorted(live)]
     for block in history.live:
         extent = extents.holding(block.address)
         if extent is not None:
@@ -227,7 +218,7 @@ def _take_over(
 
     for extent in extents:
         if extent.address > at:
-            pool.add_unmapped(take(extent.address, is_mapped=False))
+            pool.add(take(extent.address, is_mapped=False))
         first, last = (bisect_left(live, edge, key=lambda one: one.address) for edge in (extent.address, extent.end))
         for one in live[first:last]:
             assert one.size is not None
@@ -241,5 +232,5 @@ def _take_over(
         if at < extent.end:
             pool.add(take(extent.end))
     if at < end:
-        pool.add_unmapped(take(end, is_mapped=False))
+        pool.add(take(end, is_mapped=False))
     return blocks

@@ -1,13 +1,14 @@
 """Replays a recorded history by the allocator's rules, and counts how often it says what really happened."""
 
 from collections import deque
+from dataclasses import dataclass
 
-from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames, PoolId
+from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry, Frames, PoolId
 from efprof.facts.allocator.blocks import Block, part_of
 from efprof.facts.allocator.caching_allocator import CachingAllocator
 from efprof.facts.allocator.history import History, restore
 from efprof.facts.allocator.settings import is_small, rounded_bytes
-from efprof.model import NotRecorded, frozen_dataclass
+from efprof.model import NotRecorded
 
 MADE_UP = 1 << 60
 """Addresses from here on are of no driver."""
@@ -16,14 +17,15 @@ MIN_TRUST = 0.99
 """Of addresses and segments that must be equal before a prediction is made."""
 
 
-@frozen_dataclass
+@dataclass(kw_only=True, slots=True)
 class Replay:
     """How far the model told what the recording says. Segments are counted with what expandable ones mapped."""
 
-    allocations: int
-    addresses_equal: int
-    segments: int
-    segments_equal: int
+    device: int
+    allocations: int = 0
+    addresses_equal: int = 0
+    segments: int = 0
+    segments_equal: int = 0
     peak_reserved_recorded_bytes: int
     peak_reserved_replayed_bytes: int
 
@@ -66,25 +68,17 @@ class Replayer:
         """By the address they have in the recording."""
         self.frames: dict[int, Frames] = {block.address: block.frames for block in history.live}
         """By the same address, where each was asked for."""
-        self._num_equal = self._num_segments = self._num_segments_equal = self._num_allocations = 0
         self._made_up = MADE_UP
         self._has_released = False
-        self._recorded = self._peak_recorded = self.allocator.reserved
-
-    @property
-    def result(self) -> Replay:
-        return Replay(
-            allocations=self._num_allocations,
-            addresses_equal=self._num_equal,
-            segments=self._num_segments,
-            segments_equal=self._num_segments_equal,
-            peak_reserved_recorded_bytes=self._peak_recorded,
-            peak_reserved_replayed_bytes=self.allocator.peak_reserved,
+        self._recorded = reserved = self.allocator.reserved
+        self.result = Replay(
+            device=history.device, peak_reserved_recorded_bytes=reserved, peak_reserved_replayed_bytes=reserved
         )
+        """Of what was played so far."""
 
     def play(self, end: int) -> None:
         """Go on, up to the entry before this index."""
-        entries, start, self._at = self._history.entries, self._at, end
+        entries, found, start, self._at = self._history.entries, self.result, self._at, end
         for index in range(start, end):
             entry = entries[index]
             action = entry.action
@@ -96,9 +90,9 @@ class Replayer:
                     self.allocator.free(block)
             elif action in GROWTH:
                 self._given.append(entry)
-                self._num_segments += 1
+                found.segments += 1
                 self._recorded += entry.size
-                self._peak_recorded = max(self._peak_recorded, self._recorded)
+                found.peak_reserved_recorded_bytes = max(found.peak_reserved_recorded_bytes, self._recorded)
             elif action in RELEASE:
                 self._map_given()
                 self._has_released = True
@@ -108,11 +102,12 @@ class Replayer:
                 self._map_given()
                 self._given.clear()
                 self._has_released = False
+        found.peak_reserved_replayed_bytes = self.allocator.peak_reserved
 
     def _allocate(self, entry: Entry) -> None:
         if entry.size == 0:  # nothing is placed for it
             return
-        self._num_allocations += 1
+        self.result.allocations += 1
         stale = self.blocks.pop(entry.addr, None)
         if stale is not None:  # its end was not recorded, but it must have come
             self.allocator.free(stale)
@@ -124,7 +119,7 @@ class Replayer:
         if block.address != entry.addr and is_undoable and self._has_released and not has_searched:
             self.allocator.free(block)  # an expandable segment may serve a retried request without growing
             block = self._malloc(entry, has_searched=True)
-        self._num_equal += block.address == entry.addr
+        self.result.addresses_equal += block.address == entry.addr
         if block.address != entry.addr:
             block = self._moved(block, entry)
         self._given.clear()
@@ -160,36 +155,30 @@ class Replayer:
         """The model asks the driver: so did the program, if it knows its rules."""
         if self._given:
             entry = self._given.popleft()
-            self._num_segments_equal += (entry.addr, entry.size) == (address, num_bytes)
+            self.result.segments_equal += (entry.addr, entry.size) == (address, num_bytes)
 
     def _map_given(self) -> None:
         """Map what was mapped for a request that then failed: it stays there, free."""
         for entry in [entry for entry in self._given if entry.action == "segment_map"]:
             for pool in self.allocator.pools:
-                block = pool.unmapped_at(entry.stream, entry.addr)
-                if block is not None:
-                    self.allocator.map(block, entry.size)
-                    break
+                for block in pool.unmapped_of(entry.stream):
+                    if block.address == entry.addr:
+                        self.allocator.map(block, entry.size)
 
     def _release(self, entry: Entry) -> None:
         """Give back what the program gave back: it may have been asked to, which the rules do not tell."""
-        for pool in self.allocator.pools:
-            if entry.action == "segment_free":
-                block = pool.free_at(entry.stream, entry.addr)
-                if block is not None and block.is_whole_range:
-                    self.allocator.release(block)
-                    return
-            else:
-                for block in pool.free_blocks():
-                    if block.range.is_expandable and block.address <= entry.addr < block.address + block.size:
-                        free = block.address + block.size - entry.addr  # where the model erred it may be less
-                        self.allocator.unmap(block, entry.addr, min(entry.size, free))
-                        return
+        for block in [block for pool in self.allocator.pools for block in pool.free_blocks()]:
+            end = block.address + block.size
+            if not block.address <= entry.addr < end:
+                continue
+            if block.range.is_expandable:  # where the model erred it may be less
+                self.allocator.unmap(block, entry.addr, min(entry.size, end - entry.addr))
+            elif block.is_whole_range:
+                self.allocator.release(block)
+            return
 
 
-def _place(
-    allocator: CachingAllocator, address: int, requested: int, stream: int, private_id: PoolId = DEFAULT_POOL
-) -> Block | None:
+def _place(allocator: CachingAllocator, address: int, requested: int, stream: int, private_id: PoolId) -> Block | None:
     """Serve a request at this address, if that is free; None where it is not."""
     size = rounded_bytes(requested, allocator.settings)
     pool = allocator.pool(private_id, is_small_pool=is_small(size))

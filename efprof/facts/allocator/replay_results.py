@@ -1,21 +1,18 @@
 """What the replay of a snapshot says of each device, as the command line and its JSON give it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from efprof.artifacts.snapshot import read_snapshot
-from efprof.facts.allocator.history import devices_of, history_of
+from efprof.facts.allocator.history import History, devices_of, history_of
 from efprof.facts.allocator.replay import Replay, replay
 from efprof.facts.allocator.what_if import Trial, WhatIf, best_of, try_configurations, worth_a_try
 from efprof.model import NotRecorded, frozen_dataclass
 
-
-@frozen_dataclass
-class DeviceReplay:
-    device: int
-    replay: Replay
+D = TypeVar("D")
 
 
 @frozen_dataclass
@@ -45,64 +42,60 @@ class DevicePredictions:
     best: str | None
 
 
-def replay_file(path: Path) -> list[DeviceReplay | NotReplayable]:
+def replay_file(path: Path) -> list[Replay | NotReplayable]:
     """Replay each device of a snapshot; raises UnreadableInput."""
-    snapshot = read_snapshot(path)
-    devices: list[DeviceReplay | NotReplayable] = []
-    for device in devices_of(snapshot) or [0]:
-        try:
-            devices.append(DeviceReplay(device=device, replay=replay(history_of(snapshot, device))))
-        except NotRecorded as error:
-            devices.append(NotReplayable(device=device, reason=_sentence(error)))
-    return devices
+    return _of_devices(path, replay)
 
 
 def predict_file(
     path: Path, configurations: tuple[str, ...], *, capacity: int | None = None
 ) -> list[DevicePredictions | NotReplayable]:
     """The configurations, or those worth a try, on each device; raises UnreadableInput, BadConfiguration."""
+    return _of_devices(path, partial(_predictions, configurations, capacity))
+
+
+def _of_devices(path: Path, result_of: Callable[[History], D]) -> list[D | NotReplayable]:
     snapshot = read_snapshot(path)
-    devices: list[DevicePredictions | NotReplayable] = []
+    found: list[D | NotReplayable] = []
     for device in devices_of(snapshot) or [0]:
         try:
-            history = history_of(snapshot, device)
-            result = replay(history)
-            if not result.is_trusted:
-                raise NotRecorded(result.why_not_trusted(f"device {device}"))
+            found.append(result_of(history_of(snapshot, device)))
         except NotRecorded as error:
-            devices.append(NotReplayable(device=device, reason=_sentence(error)))
-            continue
-        what_if = WhatIf(history, capacity=capacity)
-        trials = try_configurations(what_if, configurations or worth_a_try(what_if))
-        best, cold, name = best_of(what_if, trials), what_if.recorded_cold, what_if.history.configuration
-        devices.append(
-            DevicePredictions(
-                device=device,
-                match_share=result.match_share,
-                capacity_bytes=what_if.capacity,
-                num_layouts=what_if.num_layouts,
-                peak_reserved_recorded_bytes=result.peak_reserved_recorded_bytes,
-                recorded=Trial(configuration=name, outcome=what_if.recorded),
-                recorded_cold=None if cold is None else Trial(configuration=name, outcome=cold),
-                predictions=trials,
-                best=best.configuration if best else None,
-            )
-        )
-    return devices
+            text = str(error)
+            found.append(NotReplayable(device=device, reason=text[:1].upper() + text[1:]))
+    return found
 
 
-def form_of_device(device: DeviceReplay | DevicePredictions | NotReplayable) -> dict[str, Any]:
+def _predictions(configurations: tuple[str, ...], capacity: int | None, history: History) -> DevicePredictions:
+    result = replay(history)
+    if not result.is_trusted:
+        raise NotRecorded(result.why_not_trusted(f"device {history.device}"))
+    what_if = WhatIf(history, capacity=capacity)
+    trials = try_configurations(what_if, configurations or worth_a_try(what_if))
+    best, cold, name = best_of(what_if, trials), what_if.recorded_cold, history.configuration
+    return DevicePredictions(
+        device=history.device,
+        match_share=result.match_share,
+        capacity_bytes=what_if.capacity,
+        num_layouts=what_if.num_layouts,
+        peak_reserved_recorded_bytes=result.peak_reserved_recorded_bytes,
+        recorded=Trial(configuration=name, outcome=what_if.recorded),
+        recorded_cold=None if cold is None else Trial(configuration=name, outcome=cold),
+        predictions=trials,
+        best=best.configuration if best else None,
+    )
+
+
+def form_of_device(device: Replay | DevicePredictions | NotReplayable) -> dict[str, Any]:
     """As `--json` prints it: flat, under the names of docs/cuda-memory.md; counts are None where there are none."""
-    form = {"device": device.device, "replayable": True, "reason": None}
+    form = {"replayable": True, "reason": None, **asdict(device)}
     match device:
-        case NotReplayable(reason=reason):
-            counts = dict.fromkeys(Replay.__annotations__)
-            return form | counts | {"replayable": False, "reason": reason, "predictions": []}
-        case DeviceReplay(replay=found):
-            return form | asdict(found)
+        case NotReplayable():
+            return dict.fromkeys(Replay.__annotations__) | form | {"replayable": False, "predictions": []}
+        case Replay():
+            return form
     return {
         **form,
-        **asdict(device),
         "recorded": form_of_trial(device.recorded),
         "recorded_cold": device.recorded_cold and form_of_trial(device.recorded_cold),
         "predictions": [form_of_trial(one) for one in device.predictions],
@@ -124,8 +117,3 @@ def form_of_trial(trial: Trial) -> dict[str, Any]:
         "out_of_memory": outcome.is_out_of_memory,
         "warnings": trial.warnings,
     }
-
-
-def _sentence(error: Exception) -> str:
-    text = str(error)
-    return text[:1].upper() + text[1:]

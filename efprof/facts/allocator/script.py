@@ -1,6 +1,6 @@
 """A recorded history as a program for the model, free of any address; and how large a device it was recorded on."""
 
-from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry, PoolId
+from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, PoolId
 from efprof.facts.allocator.history import History
 from efprof.model import frozen_dataclass
 
@@ -36,22 +36,19 @@ def script_of(history: History) -> Script:
     num_live = num_blocks = len(operations)
     capacity, asked_for = capacity_of(history)
     for index, entry in enumerate(history.entries):
-        if entry.action == "alloc" and entry.size:
-            stale = numbers.get(entry.addr)
-            if stale is not None:
-                operations.append((FREE, stale, 0, entry.stream, (0, 0)))
-            numbers[entry.addr] = num_blocks
-            operations.append((ALLOCATE, num_blocks, entry.size, entry.stream, entry.private_id))
-            num_blocks += 1
-        elif entry.action == "free_completed":
+        is_served = entry.action == "alloc" and entry.size > 0
+        if is_served or entry.action == "free_completed":  # where a block's end was not recorded, it must have come
             number = numbers.pop(entry.addr, None)
             if number is not None:
-                operations.append((FREE, number, 0, entry.stream, (0, 0)))
-        elif index in asked_for:
-            operations.append((EMPTY_CACHE, -1, 0, 0, (0, 0)))
-        elif entry.action == "oom":
-            operations.append((ATTEMPT, num_blocks, entry.size, entry.stream, entry.private_id))
+                operations.append((FREE, number, 0, entry.stream, DEFAULT_POOL))
+        if is_served or entry.action == "oom":
+            kind = ALLOCATE if is_served else ATTEMPT
+            operations.append((kind, num_blocks, entry.size, entry.stream, entry.private_id))
             num_blocks += 1
+        if is_served:
+            numbers[entry.addr] = num_blocks - 1
+        if index in asked_for:
+            operations.append((EMPTY_CACHE, -1, 0, 0, DEFAULT_POOL))
     return Script(operations=operations, num_live=num_live, capacity=capacity)
 
 
@@ -84,15 +81,12 @@ def _is_asked_for(entries: list[Entry], index: int, reserved: int, peak: int) ->
     request, as below `context="all"`; then what comes after it does: a device that had more reserved at another time
     had room for what came next.
     """
-    growth = None
-    for following in range(index, len(entries)):
-        if entries[following].action not in RELEASE:
-            growth = entries[following] if entries[following].action in REQUESTS else None
-            break
+    after = (entries[following] for following in range(index, len(entries)))
+    growth = next((entry for entry in after if entry.action not in RELEASE), None)
     frames = entries[index].frames
     if frames and any("empty_cache" in _name(frame) or "emptyCache" in _name(frame) for frame in frames):
         return True
-    if growth is None:
+    if growth is None or growth.action not in REQUESTS:
         return True
     if frames and growth.frames:
         return bool(frames != growth.frames)

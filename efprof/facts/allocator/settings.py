@@ -87,7 +87,7 @@ def parse_configuration(text: str) -> AllocatorSettings:
     threshold = values.get("garbage_collection_threshold")
     rounding = values.get("roundup_power2_divisions")
     return AllocatorSettings(
-        expandable_segments=_is_true(values.get("expandable_segments", "False"), "expandable_segments"),
+        expandable_segments=_is_true(values.get("expandable_segments", "False")),
         max_split_bytes=_megabytes(values, "max_split_size_mb", at_least=large // MIB),
         large_segment_bytes=large,
         max_non_split_rounding_bytes=_megabytes(values, "max_non_split_rounding_mb", at_least=large // MIB),
@@ -115,13 +115,13 @@ def _items(text: str) -> list[tuple[str, str]]:
     return [(key, value) for key, _, value in pairs]
 
 
-def _is_true(value: str, key: str) -> bool:
+def _is_true(value: str) -> bool:
     if value not in {"True", "False"}:
-        raise BadConfiguration(f"{key} must be 'True' or 'False', spelled like that, not '{value}'.")
+        raise BadConfiguration(f"expandable_segments must be 'True' or 'False', spelled like that, not '{value}'.")
     return value == "True"
 
 
-def _megabytes(values: dict[str, str], key: str, *, at_least: int = 1) -> int | None:
+def _megabytes(values: dict[str, str], key: str, *, at_least: int) -> int | None:
     if key not in values:
         return None
     if not values[key].isdecimal() or int(values[key]) < at_least:

@@ -168,10 +168,11 @@ def _calls(trace: Trace, calls: Array, kernels: dict[int, list[Kernel]]) -> list
             last = max(last, heapq.heappop(open_calls))
         heapq.heappush(open_calls, (ends[place], place))
         text, wait = trace.text(event), None
+        waiting, waited = waits.get(int(trace.id[event]), (ANY_STREAM, ANY_STREAM))
         if SYNCHRONIZE.match(text):
-            wait = Wait(None, waits.get(int(trace.id[event]), (ANY_STREAM, ANY_STREAM))[1])
+            wait = Wait(None, waited)
         elif STREAM_WAIT.match(text):
-            wait = Wait(*waits.get(int(trace.id[event]), (ANY_STREAM, ANY_STREAM)))
+            wait = Wait(waiting, waited)
         own = tuple(kernels.get(place, ()))
         found.append(Call(starts[place], ends[place], last[1], own, wait))
     return found

@@ -117,7 +117,7 @@ def play(
     """
     entries = [_request(address, num_bytes) for address, num_bytes in enumerate(first, start=1)]
     carried: list[tuple[str, int]] = []
-    for place, passage in enumerate(passage for _ in range(num_rounds) for passage in passages):
+    for place, passage in enumerate(list(passages) * num_rounds):
         returns: defaultdict[int, list[int]] = defaultdict(list)
         for stage, address in carried:
             returns[passage.start_of(RETURNED_AT.get(stage))].append(address)

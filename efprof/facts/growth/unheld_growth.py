@@ -236,8 +236,8 @@ def _container_to_blame(run: Run, slope: float) -> RetainedTensors | None:
 def _left_behind(window: LiveWindow, sources: Sources) -> list[Counter[str]]:
     """For each step but the last, up to the begin of the next: bytes by line that outlive that step as well."""
     sites = sites_of(window, sources)
-    steps = sorted({stretch.step for stretch in window.stretches})
-    begins = [*(window.stretches_of(step)[0].first for step in steps), len(window.events)]
+    firsts = {stretch.step: stretch.first for stretch in reversed(window.stretches)}
+    begins = [*sorted(firsts.values()), len(window.events)]
     left = []
     for begin, end, until in zip(begins, begins[1:], begins[2:], strict=False):
         lines: Counter[str] = Counter()

@@ -1,7 +1,7 @@
 """Updates that lose what was learned: optimizers that are built again, gradients that are clipped too late."""
 
+from collections import defaultdict
 from collections.abc import Mapping
-from itertools import groupby
 
 from efprof.artifacts.events import GradientClips, OptimizerBuilt, events_of
 from efprof.facts.run.run import Run
@@ -27,10 +27,11 @@ def built_optimizers(run: Run) -> list[BuiltOptimizer]:
 
 def rebuilt_optimizers(run: Run) -> Mapping[str, list[BuiltOptimizer]]:
     """By the line that built them, those that took the place of one with state."""
-    lost = [event for event in built_optimizers(run) if event.num_lost and event.site]
-    by_site = sorted(lost, key=lambda event: str(event.site))
-    found = {str(site): list(events) for site, events in groupby(by_site, lambda event: event.site)}
-    return {site: events for site, events in found.items() if len(events) >= MIN_REBUILT}
+    found = defaultdict[str, list[BuiltOptimizer]](list)
+    for event in built_optimizers(run):
+        if event.num_lost and event.site:
+            found[event.site].append(event)
+    return {site: events for site, events in sorted(found.items()) if len(events) >= MIN_REBUILT}
 
 
 def gradient_clips(run: Run) -> list[Clips]:

@@ -52,7 +52,7 @@ class NonFiniteCause:
         Values that explode overflow anywhere, in a square first, whatever the sign of its base: only an operation that
         has a singular point is a suspect then, and of those not `pow`.
         """
-        found, sources = run.get(NonFinite), run.get(Sources)
+        found = run.get(NonFinite)
         if found.is_of_update and not found.explosion:
             return cls(mechanism="update", blame=_line_of_optimizer(run, found))
         suspects = list(found.suspects)
@@ -61,10 +61,8 @@ class NonFiniteCause:
             suspects = [one for one in singular if operation_of(one.node) != "pow"]
         if suspects:
             return cls._of_operation(run, found, suspects)
-        if found.site is None:
-            raise ThinEvidence(f"step {found.first_step}'s {found.what} is {found.value}, and no line was recorded.")
         mechanism: Literal["explosion", "unknown"] = "explosion" if found.explosion else "unknown"
-        return cls(mechanism=mechanism, blame=sources.line(found.site))
+        return cls(mechanism=mechanism, blame=_line_at(run, found, found.site))
 
     @classmethod
     def _of_operation(cls, run: Run, found: NonFinite, suspects: list[SuspectOperation]) -> Self:
@@ -80,15 +78,13 @@ class NonFiniteCause:
             why = str(absent)
         index = next((index for index, places in sites.items() if len(places) == 1), 0)
         places = sites.get(index, ())
-        site = places[0] if len(places) == 1 else found.site
-        if site is None:
-            raise ThinEvidence(f"step {found.first_step}'s {found.what} is {found.value}, and no line was recorded.")
+        blame = _line_at(run, found, places[0] if len(places) == 1 else found.site)
         if not why and len(places) != 1:
             lines = ", ".join(str(sources.line(place)) for place in places)
             why = f"several lines call it: {lines}" if lines else "no recorded window holds that operation"
         return cls(
             mechanism="data" if suspects[index].operand == BAD_DATA else "operation",
-            blame=sources.line(site),
+            blame=blame,
             operation=suspects[index],
             why_no_line=why,
         )
@@ -103,7 +99,10 @@ def _line_of_optimizer(run: Run, found: NonFinite) -> SourceLine:
     """Where the one that updates the bad parameter was built last; else the line that calls backward."""
     name = found.parameter.optimizer if found.parameter else ""
     built = [event.site for event in events_of(run.rank_folder, OptimizerBuilt) if event.optimizer == name]
-    site = next(filter(None, reversed(built)), found.site)
+    return _line_at(run, found, next(filter(None, reversed(built)), found.site))
+
+
+def _line_at(run: Run, found: NonFinite, site: str | None) -> SourceLine:
     if site is None:
         raise ThinEvidence(f"step {found.first_step}'s {found.what} is {found.value}, and no line was recorded.")
     return line_at(run, site)

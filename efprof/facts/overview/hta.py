@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from efprof.artifacts.engine import in_processes
-from efprof.artifacts.trace.read import size_of
+from efprof.artifacts.trace.blocks import size_of
 from efprof.facts.run.run import Run
 from efprof.facts.time.call_paths import ON_DEVICE
 from efprof.facts.time.time_use import MAX_ROWS, TimeUse

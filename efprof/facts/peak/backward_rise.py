@@ -64,16 +64,16 @@ class BackwardJump:
     """The peak of the fullest window; the rest is empty where it does not lie in backward.
 
     `needed_bytes` were allocated in backward and outlive it: the gradients of parameters. The jump is the rest of
-    the rise from `start_bytes`; `largest` is the operation that made most of it.
+    the rise from `start_bytes`; `largest` is the operation that made most of it, `step` the one it lies in.
     """
 
     window: LiveWindow
-    stretch: StageStretch | None
     peak_bytes: int
     start_bytes: int = 0
     needed_bytes: int = 0
     temporary_bytes: int = 0
     largest: Temporaries | None = None
+    step: int | None = None
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -81,17 +81,17 @@ class BackwardJump:
         window = max(run.get(LiveMemory).windows, key=lambda window: window.peak_bytes)
         stretch = window.stretch_of(window.peak_index)
         if stretch is None or stretch.stage != "backward":
-            return cls(window=window, stretch=stretch, peak_bytes=window.peak_bytes)
+            return cls(window=window, peak_bytes=window.peak_bytes)
         made = [block for block in window.alive_after(window.peak_index) if block >= stretch.first]
         needed = [block for block in made if window.released_at[block] >= stretch.end]
         temporary = sorted(set(made) - set(needed))
         return cls(
             window=window,
-            stretch=stretch,
             peak_bytes=window.peak_bytes,
             start_bytes=int(window.live_bytes[stretch.first - 1]) if stretch.first else 0,
             needed_bytes=_bytes_of(window, needed),
             temporary_bytes=_bytes_of(window, temporary),
+            step=stretch.step,
             largest=_largest(window, stretch, temporary, run.get(Sources)),
         )
 
@@ -130,13 +130,12 @@ class BackwardJump:
 
 
 def how_jump_is_known(jump: BackwardJump, blamed: Temporaries) -> Narrative:
-    assert jump.stretch is not None
     share = format_share(blamed.num_bytes / max(1, jump.temporary_bytes))
     return Narrative.of(
         "The largest batch that fits is set by one instant: when this line's gradient is computed. The gradient of "
         "a large result is as large as that, and here it exists more than once, beside all that forward saved.",
         "Every allocation and release of a window was replayed in order. Its peak lies in backward of step "
-        f"{jump.stretch.step}; {share} of what backward had allocated then, and released before it ended, was for "
+        f"{jump.step}; {share} of what backward had allocated then, and released before it ended, was for "
         "the operation that forward called on this line. Gradients of parameters "
         f"({format_bytes(jump.needed_bytes)}), which the optimizer needs, are not counted.",
         "The window counts from its own start: weights and optimizer state are not in it. It is wrong where the "
@@ -160,8 +159,13 @@ def _largest(window: LiveWindow, stretch: StageStretch, at_peak: list[int], sour
     origin = site, modules = min(sizes, key=lambda one: (-sizes[one], one))
     there = [block for block in at_peak if origins[block] == origin]
     largest = max(there, key=lambda block: events[block].num_bytes)
-    bounds = [(one.first, one.end) for one in window.stretches if one.stage == "backward"]
-    needed = {block for first, end in bounds for block in range(first, end) if released_at[block] >= end}
+    needed = {
+        block
+        for one in window.stretches
+        if one.stage == "backward"
+        for block in range(one.first, one.end)
+        if released_at[block] >= one.end
+    }
     made = [block for block, event in enumerate(events) if event.num_bytes > 0 and block not in needed]
     own = [block for block in made if origins[block] == origin]
     incoming = [
@@ -170,7 +174,6 @@ def _largest(window: LiveWindow, stretch: StageStretch, at_peak: list[int], sour
         if events[block].num_bytes > 0 and released_at[block] < stretch.end
         if origins[block] != origin and origins[released_at[block]] == origin
     ]
-    as_large = [block for block in made if events[block].num_bytes == events[largest].num_bytes]
     return Temporaries(
         site=site,
         module=modules[-1] if modules else "",
@@ -180,7 +183,10 @@ def _largest(window: LiveWindow, stretch: StageStretch, at_peak: list[int], sour
         incoming_bytes=_bytes_of(window, incoming),
         own_blocks=tuple(own),
         operand_blocks=tuple(
-            block for block in as_large if not events[block].is_backward and origins[block] not in (None, origin)
+            block
+            for block in made
+            if events[block].num_bytes == events[largest].num_bytes
+            if not events[block].is_backward and origins[block] not in (None, origin)
         ),
     )
 

@@ -3,7 +3,8 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from functools import cache
-from typing import Literal, Self
+from itertools import zip_longest
+from typing import Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ KEPT_OF: dict[str, Category] = {
 }
 """What a stage makes and leaves alive."""
 
-CATEGORIES: tuple[Category, ...] = ("activations", "gradients", "optimizer state", "inputs", "work space")
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
 @frozen_dataclass
@@ -73,16 +74,17 @@ class LiveWindow:
         """The stage that an event lies in, None between steps."""
         return next((stretch for stretch in self.stretches if stretch.first <= index < stretch.end), None)
 
-    def stretches_of(self, step: int) -> list[StageStretch]:
-        return [stretch for stretch in self.stretches if stretch.step == step]
-
     def peak_without(self, blocks: Iterable[int], share: float) -> int:
-        """The peak, had `share` of the bytes of these allocations never been there: a replay of the same events."""
+        """The peak, had `share` of the bytes of these allocations never been there."""
+        return self.peak_less((block, int(self.released_at[block]), share) for block in blocks)
+
+    def peak_less(self, parts: Iterable[tuple[int, int, float]]) -> int:
+        """The peak, had allocations, up to an event each, been smaller by a share: a replay of the same events."""
         removed = np.zeros(len(self.events) + 1, dtype=np.float64)
-        for block in blocks:
+        for block, until, share in parts:
             num_bytes = self.events[block].num_bytes * share
             removed[block] += num_bytes
-            removed[self.released_at[block]] -= num_bytes
+            removed[until] -= num_bytes
         return int(np.max(self.live_bytes - np.cumsum(removed)[:-1]))
 
 
@@ -150,11 +152,12 @@ def categories_of(window: LiveWindow) -> tuple[Category, ...]:
     optimizer; inputs are made before the forward pass begins. What ends within the stage that made it is work space.
     """
     found: list[Category] = ["inputs"] * len(window.events)
-    for step in sorted({stretch.step for stretch in window.stretches}):
-        for stage, first, end in _parts_of(window, step):
-            kept = KEPT_OF.get(stage, "inputs")
-            for block in range(first, end):
-                found[block] = kept if kept == "inputs" or window.released_at[block] >= end else "work space"
+    for stretch, following in zip_longest(window.stretches, window.stretches[1:]):
+        kept, end = KEPT_OF.get(stretch.stage, "inputs"), stretch.end
+        if stretch.stage == "forward" and following is not None and following.step == stretch.step:
+            end = following.first  # what lies between forward and backward, such as the loss, belongs to forward
+        for block in range(stretch.first, end):
+            found[block] = kept if kept == "inputs" or window.released_at[block] >= end else "work space"
     for block, event in enumerate(window.events):  # another thread's clock may differ a little from the stages'
         if event.is_backward and found[block] in {"activations", "inputs"}:
             found[block] = "gradients" if window.released_at[block] == len(window.events) else "work space"
@@ -207,15 +210,3 @@ def _stretches(events: tuple[AllocationEvent, ...], records: Iterable[StepRecord
             end = bisect_left(times, record.started_ns + round(span.end_us * 1000))
             if first < end:
                 yield StageStretch(step=record.step, stage=span.stage, first=first, end=end)
-
-
-def _parts_of(window: LiveWindow, step: int) -> list[tuple[str, int, int]]:
-    """Stage, first event and end; what lies between forward and backward, such as the loss, belongs to forward."""
-    stretches = window.stretches_of(step)
-    parts = []
-    for place, stretch in enumerate(stretches):
-        end = stretch.end
-        if stretch.stage == "forward" and place + 1 < len(stretches):
-            end = stretches[place + 1].first
-        parts.append((stretch.stage, stretch.first, end))
-    return parts

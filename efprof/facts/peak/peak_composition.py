@@ -214,11 +214,11 @@ def _share_outside(records: Iterable[StepRecord], window: LiveWindow) -> float:
     steps = {stretch.step for stretch in window.stretches}
     for record in records:
         spans = [span for span in record.spans if span.stage == "forward"]
-        host_us = sum(span.end_us - span.start_us for span in spans) if spans else 0.0
+        host_us = sum(span.end_us - span.start_us for span in spans)
         if record.step in steps:
             inside.append(host_us)
         else:
-            outside.append(max(host_us, sum(span.device_us or 0.0 for span in spans)) if spans else 0.0)
+            outside.append(max(host_us, sum(span.device_us or 0.0 for span in spans)))
     seen = statistics.median(inside) if inside else 0.0
     return statistics.median(outside) / seen if outside and seen else 1.0
 

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-import numpy as np
-
 from efprof.facts.peak.live_memory import Category, Chain, LiveWindow
 from efprof.facts.source.loops import loop_around
 from efprof.facts.source.sources import Sources, split_site
@@ -61,9 +59,9 @@ def regions_of(
 
 
 def peak_checkpointed(window: LiveWindow, region: Region, chains: Sequence[Chain]) -> int:
-    """The window's peak, were each call of the region checkpointed: a replay of the same events."""
+    """The window's peak, were each call of the region checkpointed."""
     again = [index for index, event in enumerate(window.events) if event.is_backward and region.site in chains[index]]
-    removed = np.zeros(len(window.events) + 1, dtype=np.int64)
+    parts: list[tuple[int, int, float]] = []
     before = -1
     for call in reversed(region.calls):
         released = min(int(window.released_at[block]) for block in call[:-1])
@@ -72,17 +70,15 @@ def peak_checkpointed(window: LiveWindow, region: Region, chains: Sequence[Chain
         place = bisect_right(again, before)
         begins = min(released, again[place]) if place < len(again) else released
         before = released
-        for block in call[:-1]:
-            removed[block] += window.events[block].num_bytes
-            removed[begins] -= window.events[block].num_bytes
-    return int(np.max(window.live_bytes - np.cumsum(removed)[:-1]))
+        parts += [(block, begins, 1.0) for block in call[:-1]]
+    return window.peak_less(parts)
 
 
 def _lines_of(window: LiveWindow, step: int, chains: Sequence[Chain]) -> Iterator[tuple[str, Chain, list[int]]]:
     """Each line of a step's forward passes, the lines that lead to it, and the events beneath it in order."""
     beneath: dict[Chain, list[int]] = {}
-    for stretch in window.stretches_of(step):
-        if stretch.stage == "forward":
+    for stretch in window.stretches:
+        if stretch.stage == "forward" and stretch.step == step:
             for index in range(stretch.first, stretch.end):
                 if not window.events[index].is_backward:
                     for depth in range(1, len(chains[index]) + 1):
@@ -96,8 +92,8 @@ def _lines_of(window: LiveWindow, step: int, chains: Sequence[Chain]) -> Iterato
 
 def _within(chain: Chain, loop_site: str | None) -> Chain:
     """The lines below the function that trains: its loop runs once per step."""
-    function = None if loop_site is None else (split_site(loop_site)[0], split_site(loop_site)[2])
-    places = [at for at, site in enumerate(chain) if (split_site(site)[0], split_site(site)[2]) == function]
+    function = loop_site and split_site(loop_site)[::2]  # its file and its name
+    places = [at for at, site in enumerate(chain) if split_site(site)[::2] == function]
     return chain[places[-1] + 1 :] if places else chain[1:]
 
 

@@ -52,8 +52,10 @@ def _series(window: LiveWindow, before: int | None, sources: Sources, records: I
     which = f"step {steps[0]:,}" if steps else window.name
     if len(steps) > 1:
         which = f"steps {steps[0]:,} to {steps[-1]:,}"
-    y = () if before is None else (float(before),) * len(times_ms)
-    held = [SeriesLine(label="held before", x=times_ms, y=y, stage="other")] if y else []
+    held = []
+    if before is not None:
+        y = (float(before),) * len(times_ms)
+        held.append(SeriesLine(label="held before", x=times_ms, y=y, stage="other"))
     return Series(
         title=f"Memory by what it is for, in {which}",
         x_label="time in the window",

@@ -3,8 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import field
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple, Self
 
 from efprof.artifacts.run_file import read_sources
@@ -28,7 +27,6 @@ class Sources:
     """The lines of every recorded file by its name."""
 
     files: dict[str, list[str]]
-    _functions: dict[str, tuple["_Function", ...]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -64,11 +62,8 @@ class Sources:
 
     def first_with(self, text: str) -> SourceLine | None:
         """The first line that holds this text; None where there is none."""
-        for file, lines in self.files.items():
-            for number, line in enumerate(lines, 1):
-                if text in line:
-                    return self.line(f"{file}:{number}:{MODULE}")
-        return None
+        numbered = ((file, *one) for file, lines in self.files.items() for one in enumerate(lines, 1))
+        return next((self.line(f"{file}:{number}:{MODULE}") for file, number, line in numbered if text in line), None)
 
     def snippet(self, blame: SourceLine) -> Snippet:
         lines = self.files.get(blame.file, [])
@@ -108,9 +103,7 @@ class Sources:
 
     def _around(self, file: str, line: int) -> list["_Function"]:
         """The functions that the line lies in, an outer one before its inner ones."""
-        if file not in self._functions:
-            self._functions[file] = tuple(_functions_of(self.tree(file)))
-        return [function for function in self._functions[file] if function.first <= line <= function.last]
+        return [function for function in _functions_of(self.tree(file)) if function.first <= line <= function.last]
 
 
 def line_at(run: Run, site: str) -> SourceLine:
@@ -184,13 +177,16 @@ def name_of(expression: ast.AST) -> str | None:
     return None
 
 
-def _functions_of(tree: ast.Module) -> Iterator[_Function]:
+@lru_cache(maxsize=256)
+def _functions_of(tree: ast.Module) -> list[_Function]:
+    found = []
     for placed in placed_nodes(tree):
         node = placed.node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             name = None if isinstance(node, ast.Lambda) else placed.prefix + node.name
             decorators = [] if isinstance(node, ast.Lambda) else [one.lineno for one in node.decorator_list]
-            yield _Function(name, min([node.lineno, *decorators]), node.end_lineno or node.lineno)
+            found.append(_Function(name, min([node.lineno, *decorators]), node.end_lineno or node.lineno))
+    return found
 
 
 def _below(node: ast.AST, function: str, prefix: str, arguments: frozenset[str]) -> Iterator[PlacedNode]:

@@ -14,7 +14,7 @@ class Cost:
         self._budget, self._loop, self._note = budget, loop, note
         self._steps_ns = self._num_full = 0
 
-    def add_full(self, step: OpenStep, record: StepRecord) -> None:
+    def step_ended(self, step: OpenStep, record: StepRecord) -> None:
         """No more than the CPU time of all of it: on a busy machine the first steps would use up the allowance."""
         self._add(step.number, min(step.recorder_ns, round(record.cpu_us * 1000)))
         self._num_full += 1
@@ -30,7 +30,7 @@ class Cost:
         else:
             self._steps_ns += cost_ns
 
-    def note(self) -> None:
+    def at_end(self) -> None:
         if not self._num_full:
             return
         spent = {"steps": self._steps_ns, **self._budget.spent_ns}
@@ -48,17 +48,17 @@ def start(session: Session) -> None:
     """Listen to the ends of all steps, and to such updates: the first is told, and at the end how many there were."""
     cost, thread = Cost(session.budget, session.loop, session.note), session.loop.thread
 
-    def note_manual(step: OpenStep) -> None:
-        session.note(StepsWithoutOptimizer(step=step.number))
-
     def note_other() -> None:
         all_told = thread.num_updates_elsewhere if session.is_ended else None
         if all_told != 0:
             session.note(OtherThreadTrained(step=session.loop.number, num_updates=all_told))
 
-    session.listen("cost", step_ended=cost.add_full)
+    session.attach("cost", cost)
     session.subscribe(session.loop.light.steps.listeners, "cost", cost.add_light)
-    session.on_end("cost", cost.note)
-    session.subscribe(session.loop.steps.manual_updates_found, "unrecorded_updates", note_manual)
+    session.subscribe(
+        session.loop.steps.manual_updates_found,
+        "unrecorded_updates",
+        lambda step: session.note(StepsWithoutOptimizer(step=step.number)),
+    )
     session.subscribe(thread.updated_elsewhere, "unrecorded_updates", note_other)
     session.on_end("unrecorded_updates", note_other)

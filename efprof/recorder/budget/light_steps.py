@@ -104,7 +104,7 @@ class LightSteps:
     def begin(self, step: OpenStep) -> None:
         """This step, which began as a full one, is light."""
         loop = self._loop
-        self._round = loop.last_stepped if loop.has_marks else [*dict.fromkeys(loop.last_stepped)]
+        self._round = loop.last.stepped if loop.has_marks else [*dict.fromkeys(loop.last.stepped)]
         self.number, self._start_ns, self.updated_ns = step.number, step.start_ns, step.start_ns
         self.stepped, self.waiting, self._losses = [], [], []
         self._num_passes = self._num_more = 0
@@ -185,8 +185,8 @@ class LightSteps:
                     for number, start, end, num_passes, loss, flags, _ in self._rows
                 ],
                 recorder_us=sum(row[-1] for row in self._rows) / 1000 / len(self._rows),
-                backward_site=self._loop.last_site,
-                loader=self._loop.last_loader,
+                backward_site=self._loop.last.backward_site,
+                loader=self._loop.last.batches.loader,
             )
             self._write(line)
             if self._on_device:
@@ -270,7 +270,7 @@ class LightLoop:
         if not self.is_burst_due or self._steps.has_marks:
             return
         self._num_overdue += 1
-        is_whole = not self._steps.is_fed and self.steps.stepped == self._steps.last_stepped
+        is_whole = not self._steps.is_fed and self.steps.stepped == self._steps.last.stepped
         if is_whole or self._num_overdue > MAX_OVERDUE_STEPS:
             self.switch_to_full()
 

@@ -146,7 +146,7 @@ class DataWatch:
 def start(session: Session) -> None:
     watch = DataWatch(session.sites, session.shell.guard("device_data"), session.note)
     session.attach("device_data", watch)
-    session.undo_at_end([watch.end])  # also where the collector was stopped by an error
+    session.undo_at_end(watch.end)  # also where the collector was stopped by an error
 
 
 def _candidates() -> dict[int, _Use]:

@@ -35,7 +35,7 @@ class HostMemory:
             self._is_moved = True
             self._waiting.rename(self._rank_folder.path / HOST_FILE)
 
-    def close(self) -> None:
+    def at_end(self) -> None:
         """Stop recording; the file of a process that never trained goes, unless an error may be why it did not."""
         self._tracker.__exit__(None, None, None)
         if not self._is_moved and not self._endings.events:
@@ -47,5 +47,4 @@ def start(session: Session) -> None:
     if session.options.host_memory:
         host_memory = HostMemory(session.run_folder, session.rank_folder, session.endings)
         session.attach("host_memory", host_memory)
-        session.on_end("host_memory", host_memory.close)
-        session.shell.when_stopped("host_memory", host_memory.close)
+        session.shell.when_stopped("host_memory", host_memory.at_end)

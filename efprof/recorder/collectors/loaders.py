@@ -48,7 +48,7 @@ def start(session: Session) -> None:
 
     feed = IteratorFeed(session.loop, session.sites, session.budget, session.shell)
     session.after(DataLoader, "__init__", "loaders", note)
-    session.undo_at_end([feed.stop])
+    session.undo_at_end(feed.stop)
     session.attach("iterators", feed)
     session.listen("loaders", loader_began=note)  # it may have been built before the recording began
 

@@ -71,7 +71,7 @@ def start(session: Session) -> None:
             stall = calls.counted(name, original, lambda _: True, calls.noted_stall)
             owners = {owner, sys.modules[original.__module__]}  # it is pickled by its name where it is defined
             undo += [replace(one, attribute, stall) for one in owners if vars(one).get(attribute) is original]
-    session.undo_at_end(undo)
+    session.undo_at_end(*undo)
 
 
 class _WaitingCalls:

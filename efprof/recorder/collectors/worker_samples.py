@@ -70,7 +70,7 @@ def start(session: Session) -> None:
     def started(*_: Any) -> None:
         loop.loader = None
 
-    session.undo_at_end([replace(worker, "_worker_loop", loop)])
+    session.undo_at_end(replace(worker, "_worker_loop", loop))
     session.listen("worker_samples", loader_began=began, loader_started=started)
 
 

@@ -37,7 +37,6 @@ PROBE_BYTES = 8 * MIB
 CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 PLAIN_VARIABLE = "PYTORCH_ALLOC_CONF"
 
-Setting = tuple[str, str]
 
 Trap = tuple[str, str]
 
@@ -95,12 +94,12 @@ def nvml() -> Check:
 def allocator_checks(torch: ModuleType) -> Iterator[Check]:
     version = version_of(torch)
     settings = settings_in_effect(os.environ, version)
-    yield _history(torch, dict(settings).get("backend", "native"))
+    yield _history(torch, settings.get("backend", "native"))
     traps = list(find_traps(os.environ, version))
     for why, advice in traps:
         yield Check("allocator settings", "careful", why, advice)
     if not traps:
-        said = ", ".join(f"{key}:{value}" for key, value in settings)
+        said = ", ".join(f"{key}:{value}" for key, value in settings.items())
         why = f"{said}: none of the traps that are looked for." if said else "None is set, so its defaults hold."
         yield Check("allocator settings", "yes", why)
 
@@ -195,7 +194,7 @@ def is_available(torch: ModuleType) -> tuple[bool, str]:
     return found, str(said[0].message).split(".")[0].strip() if said else ""
 
 
-def settings_in_effect(environment: Mapping[str, str], version: Version) -> list[Setting]:
+def settings_in_effect(environment: Mapping[str, str], version: Version) -> dict[str, str]:
     """The settings that the CUDA allocator of this torch reads from the environment, in their order."""
     text = environment.get(CUDA_VARIABLE)
     if text is None and version >= (2, 10):
@@ -203,11 +202,11 @@ def settings_in_effect(environment: Mapping[str, str], version: Version) -> list
     return parse(text or "")
 
 
-def parse(text: str) -> list[Setting]:
+def parse(text: str) -> dict[str, str]:
     """`key:value,key:[a:1,b:2]` at the commas outside of brackets; a key without a value has an empty one."""
     words = [word.strip() for word in re.split(r",(?![^\[]*\])", text)]
     pairs = [word.partition(":") for word in words if word]
-    return [(key.strip(), value.strip()) for key, _, value in pairs]
+    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def find_traps(environment: Mapping[str, str], version: Version) -> Iterator[Trap]:
@@ -215,7 +214,7 @@ def find_traps(environment: Mapping[str, str], version: Version) -> Iterator[Tra
     settings = settings_in_effect(environment, version)
     if not settings:  # what is ignored is told above, and its values are read all the same once it is moved
         settings = parse(environment.get(PLAIN_VARIABLE, ""))
-    yield from _of_combination(dict(settings))
+    yield from _of_combination(settings)
 
 
 def _devices(torch: ModuleType) -> Check:

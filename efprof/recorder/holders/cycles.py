@@ -118,6 +118,6 @@ def start(session: Session) -> None:
         if called in gc.callbacks:  # the program may have emptied the list
             gc.callbacks.remove(called)
 
-    session.undo_at_end([remove])
+    session.undo_at_end(remove)
     session.attach("cycles", cycles)
     session.on_end("cycles", cycles.write)

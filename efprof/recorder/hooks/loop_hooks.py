@@ -34,7 +34,7 @@ def watch_loaders(loop: Loop, guard: Guard) -> list[Undo]:
     """Enter the stage `data` whenever a DataLoader starts or is asked for a batch."""
     began = guard(functools.partial(_tell, loop, loop.loader_began))
     opened = guard(lambda loader: loop.fetch_began(loop.loader_numbers.get(loader), is_start=True))
-    failed = guard(loop.fetch_failed)
+    failed = guard(loop.fetch_left)
     started = guard(functools.partial(_number_iterator, loop))
     start = DataLoader.__iter__
 
@@ -61,7 +61,7 @@ def fetching(loop: Loop, guard: Guard, advance: Callable[..., Any]) -> Callable[
     began = guard(lambda iterator: loop.fetch_began(iterator.__dict__.get(NUMBER)))
     ended, exhausted = guard(loop.fetch_ended), guard(loop.data_ended)
     over = guard(lambda iterator: _tell(loop, loop.loader_ended, iterator, iterator.__dict__.get(NUMBER)))
-    failed = guard(loop.fetch_failed)
+    failed = guard(loop.fetch_left)
 
     @functools.wraps(advance)
     def fetch(iterator: Any) -> Any:

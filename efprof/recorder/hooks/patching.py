@@ -33,16 +33,12 @@ def replace(owner: Any, name: str, new: Any) -> Undo:
     return undo
 
 
-def _script_as(old: Any, new: Any) -> Undo:
+def _script_as(old: Any, new: Any) -> Callable[[], object]:
     """TorchScript knows torch's own functions by their `id`: have it take ours for the original."""
     known: dict[int, str] = getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None) or {}
     if id(old) in known:
         known[id(new)] = known[id(old)]
-
-    def forget() -> None:
-        known.pop(id(new), None)
-
-    return forget
+    return functools.partial(known.pop, id(new), None)
 
 
 def call_before(owner: Any, name: str, function: Callable[..., None]) -> Undo:

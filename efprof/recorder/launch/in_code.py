@@ -16,14 +16,12 @@ from typing import NamedTuple, TypedDict, Unpack
 
 import msgspec
 
-from efprof.artifacts.events import RecordingEnded, read_events
+from efprof.artifacts.events import RecordingEnded, events_of
 from efprof.artifacts.files import locked
 from efprof.artifacts.run_file import RunFile
 from efprof.artifacts.runs import runs_folder
-from efprof.artifacts.settings import merge, read_settings
 from efprof.model import EfprofError
-from efprof.recorder.launch.launch import close_run, describe_run, make_run_folder, name_of_command
-from efprof.recorder.launch.machine import keep_diff, kept_configuration
+from efprof.recorder.launch.launch import asked_for, close_run, describe_run, make_run_folder, options_in
 from efprof.recorder.launch.start import start_session
 from efprof.recorder.loop.user_marks import UserMarks
 from efprof.recorder.session import current
@@ -66,10 +64,7 @@ def begin_recording(name: str | None = None, **wanted: Unpack[RecordOptions]) ->
         raise EfprofError(
             f"efprof.record knows no {unknown[0]!r}; it takes {', '.join(RecordOptions.__annotations__)}."
         )
-    settings = read_settings(Path.cwd())
-    merged = merge(settings.record, {**wanted, "name": name})
-    name = merged.pop("name", None)
-    options = parse_options(**merged)
+    name, options, configuration = asked_for({**wanted, "name": name})
     running = read_options()
     if running is not None:
         return Recording(running.run_folder, None, is_ours=False)
@@ -78,16 +73,13 @@ def begin_recording(name: str | None = None, **wanted: Unpack[RecordOptions]) ->
             f"this process is being recorded already, into {current.session.run_folder}; "
             "let that recording end before the next one begins."
         )
-    command = sys.orig_argv
-    run = describe_run(command, name or name_of_command(command), kept_configuration(settings.configuration))
+    run = describe_run(sys.orig_argv, name, configuration)
     folder = _join_or_make(runs_folder(), run)
-    keep_diff(folder, run.git if options.keeps_diff else None)
-    root = run.git.root if run.git else run.working_folder
-    session = start_session(msgspec.structs.replace(options, run_folder_name=str(folder), root_name=root))
+    session = start_session(options_in(folder, run, options))
     if session is None:
         return Recording(folder, None)
     recording = Recording(folder, Recorder(session.end, session.endings, session.rank_folder))
-    session.undo_at_end([recording.close_if_killed])
+    session.undo_at_end(recording.close_if_killed)
     return recording
 
 
@@ -137,8 +129,8 @@ class Recording:
         """The session ends: where a signal made it, the program will not come back to say so."""
         if self._process is None or self._recorder is None:
             return
-        for event in read_events(self._recorder.rank_folder.path)[0]:
-            if isinstance(event, RecordingEnded) and event.signal is not None:
+        for event in events_of(self._recorder.rank_folder.path, RecordingEnded):
+            if event.signal is not None:
                 close_run(self.folder, -signal.Signals[event.signal], time.monotonic() - self._start)
 
 

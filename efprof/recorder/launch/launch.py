@@ -9,20 +9,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from efprof.artifacts.events import OutOfMemory, RecordingEnded, TrainingRaised, events_of, read_events
+from efprof.artifacts.events import OutOfMemory, RecordingEnded, TrainingRaised, events_of
 from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, change_run_file, read_run_file, write_run_file
 from efprof.artifacts.runs import last_trained, list_attempts, read_process
+from efprof.artifacts.settings import merge, read_settings
 from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.model import EfprofError
-from efprof.recorder.launch.machine import describe_host, keep_diff, kept_environment, read_git
+from efprof.recorder.launch.machine import describe_host, keep_diff, kept_configuration, kept_environment, read_git
 from efprof.recorder.launch.signal_forwarding import ENDING_SIGNALS, RecordedProgram, passing_signals
-from efprof.recorder.session.options import VARIABLE, Options, encode_options
+from efprof.recorder.session.options import VARIABLE, Options, encode_options, parse_options
 from efprof.recorder.session.redaction import without_secret_words
 
 STARTUP_FOLDER = Path(__file__).parent / "startup"
@@ -44,13 +47,11 @@ def launch(
     Raises EfprofError before anything is started where the program or the folder cannot be had.
     """
     path = find_program(command[0])
-    run = describe_run(command, name or name_of_command(command), configuration)
+    run = describe_run(command, name, configuration)
     folder = make_run_folder(runs_folder, run)
-    root = run.git.root if run.git else run.working_folder
-    options = msgspec.structs.replace(wanted, run_folder_name=str(folder), root_name=root)
-    keep_diff(folder, run.git if options.keeps_diff else None)
+    environment = child_environment(options_in(folder, run, wanted))
     start = time.monotonic()
-    program, environment = RecordedProgram(run_folder=folder), child_environment(options)
+    program = RecordedProgram(run_folder=folder)
     code = _run_child([path, *command[1:]], environment, program)
     close_run(folder, code, time.monotonic() - start, program)
     with suppress(EfprofError):  # the folder is gone, of which there has been word
@@ -105,7 +106,26 @@ def name_of_command(command: list[str]) -> str:
     return Path([*scripts, *modules, command[0]][0]).stem
 
 
-def describe_run(command: list[str], name: str, configuration: dict[str, str]) -> RunFile:
+def asked_for(flags: Mapping[str, Any]) -> tuple[str | None, Options, dict[str, str]]:
+    """The run's name, what to record, and the user's configuration: as `flags` say, else the settings of this folder.
+
+    Raises EfprofError for what is wrong or cannot be had.
+    """
+    settings = read_settings(Path.cwd())
+    merged = merge(settings.record, flags)
+    name = merged.pop("name", None)
+    return name, parse_options(**merged), kept_configuration(settings.configuration)
+
+
+def options_in(folder: Path, run: RunFile, wanted: Options) -> Options:
+    """What to record into this run's folder, where what was not committed is kept as well."""
+    keep_diff(folder, run.git if wanted.keeps_diff else None)
+    root = run.git.root if run.git else run.working_folder
+    return msgspec.structs.replace(wanted, run_folder_name=str(folder), root_name=root)
+
+
+def describe_run(command: list[str], name: str | None, configuration: dict[str, str]) -> RunFile:
+    name = name or name_of_command(command)
     started = datetime.datetime.now(datetime.UTC)
     unique = hashlib.sha256(f"{started.isoformat()}{os.getpid()}{command}".encode()).hexdigest()[:6]
     # Arguments that are not valid UTF-8 arrive as lone surrogates, which JSON cannot hold.
@@ -165,10 +185,9 @@ def how_it_ended(folder: Path, code: int, program: RecordedProgram | None) -> En
     if code == 0:
         return "finished"
     ranks = _last_ranks(folder)
-    events = [event for rank in ranks for event in read_events(rank)[0]]
-    errors = [event.error for event in events if isinstance(event, TrainingRaised)]
+    errors = [event.error for rank in ranks for event in events_of(rank, TrainingRaised)]
     received = program.received if program is not None else set()
-    if any(isinstance(event, OutOfMemory) for event in events):
+    if any(events_of(rank, OutOfMemory) for rank in ranks):
         return "out_of_memory"
     if "KeyboardInterrupt" in errors or as_shell(code) == 128 + signal.SIGINT or signal.SIGINT in received:
         return "interrupted"
@@ -192,4 +211,4 @@ def _has_vanished(rank: Path, program: RecordedProgram | None) -> bool:
     process, child = read_process(rank), program.child if program is not None else None
     if child is None or (process is not None and process.pid == child.pid):
         return False
-    return not any(isinstance(event, RecordingEnded) for event in read_events(rank)[0])
+    return not events_of(rank, RecordingEnded)

@@ -40,8 +40,8 @@ def start_session(options: Options) -> "Session | None":
         session.start()
         if PROFILER_LEVEL not in os.environ:
             os.environ[PROFILER_LEVEL] = "6"
-            session.undo_at_end([be_loud])
-        session.undo_at_end([watch_exits(session.endings, shell), watch_child_processes(session.end, begin_anew)])
+            session.undo_at_end(be_loud)
+        session.undo_at_end(watch_exits(session.endings, shell), watch_child_processes(session.end, begin_anew))
 
     def be_loud() -> None:
         os.environ.pop(PROFILER_LEVEL, None)

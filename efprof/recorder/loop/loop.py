@@ -157,17 +157,14 @@ class Loop:
         self.clock.open(step, "data", "fetch", entered)
 
     def fetch_ended(self, batch: object) -> None:
-        step = self.steps.open
-        if self.clock.opener != "fetch" or step is None or get_ident() != self.thread.ident:
-            return
         entered = perf_counter_ns()
-        self.clock.close(step, entered)
-        step.batches.add(batch)
-        self.fetched(step)
-        step.recorder_ns += perf_counter_ns() - entered
+        if (step := self.fetch_left()) is not None:
+            step.batches.add(batch)
+            self.fetched(step)
+            step.recorder_ns += perf_counter_ns() - entered
 
-    def fetch_failed(self) -> OpenStep | None:
-        """A loader's iterator was made, its workers run and no batch has come yet; or asking for a batch raised."""
+    def fetch_left(self) -> OpenStep | None:
+        """The step whose loader was started, or asked for a batch, which is over now; None where none of ours was."""
         step = self.steps.open
         if self.clock.opener != "fetch" or step is None or get_ident() != self.thread.ident:
             return None
@@ -175,7 +172,7 @@ class Loop:
         return step
 
     def data_ended(self) -> None:
-        if (step := self.fetch_failed()) is not None:
+        if (step := self.fetch_left()) is not None:
             self.steps.data_ended(step)
 
     # Forward.
@@ -217,11 +214,9 @@ class Loop:
             self.clock.open(step, "forward", "forward", entered)
 
     def forward_ended(self) -> None:
-        if self.light.is_on:
+        if self.light.is_on or not self.thread.is_training_thread:
             return
         steps = self.steps
-        if not self.thread.is_training_thread:
-            return
         self._depth = depth = max(0, self._depth - 1)
         step = steps.open
         if depth or self.clock.opener != "forward" or step is None:

@@ -66,18 +66,16 @@ class Steps:
         self.probe: ParameterProbe | None = ParameterProbe()
         """None once a torch optimizer has stepped."""
         self.clock: DeviceClock | None = None
-        self.has_loader = self.was_fed = False
-        """Whether a loader was asked for a batch, and whether one fed the last full step."""
+        self.has_loader = False
+        """Whether a loader was asked for a batch."""
         self.num_shared = 0
         """On how many of the last batches, one after another, an optimizer stepped more than once."""
         self.has_marks = False
         self.is_disturbed = False
-        self.last_stepped: list[int] = []
-        """The optimizers that stepped in the last full step, by `id`, in their order."""
+        self.last = OpenStep(number=-1, start_ns=0, epoch_ns=0)
+        """The last full step."""
         self.successions: set[tuple[int, int]] = set()
         """Of two optimizers that stepped one after the other in any full step: one may do so now and then."""
-        self.last_site: str | None = None
-        self.last_loader: int | None = None
         self.passes_by_hand = 0
         """Backward passes of the last full step, in a program that updates its parameters by hand; 0 in any other."""
         self.can_switch_to_light = False
@@ -108,7 +106,7 @@ class Steps:
         if self.probe is not None:
             self._note_manual_update(step, at)
         if not self.has_marks and step.stepped:
-            if self.has_loader and not self.shares_batches:
+            if self.is_fed:
                 self.num_shared = 0
             return self.finish_and_begin(at)
         if step.has_evaluation and not step.has_gradients:
@@ -117,14 +115,14 @@ class Steps:
         return step
 
     def step_for_pass(self, at: int) -> OpenStep:
-        step = self.open
-        if step is None and self.closed is not None and self.was_fed and not self.closed.has_evaluation:
+        step, was_fed = self.open, self.last.batches.num_fetches > 0
+        if step is None and self.closed is not None and was_fed and not self.closed.has_evaluation:
             step, self.closed = self.closed, None
             self.open, self.has_loader = step, True
         if step is None:
             return self.begin(at)
         has_evaluated = step.has_evaluation and step.batches.num_fetches and not step.has_gradients
-        if step.number and has_evaluated and not (self.was_fed or self.shares_batches):
+        if step.number and has_evaluated and not (was_fed or self.shares_batches):
             self.has_loader = False  # it fed an evaluation, which was broken off, in a loop that trains without one
             self.drop()
             return self.begin(at)
@@ -264,10 +262,8 @@ class Steps:
             passes == self.passes_by_hand if is_by_hand else bool(step.stepped)
         )
         self.can_switch_to_light &= step.num_backwards > 0 or not is_by_hand
-        self.last_stepped, self.passes_by_hand = step.stepped, passes
+        self.last, self.passes_by_hand = step, passes
         self.successions.update(pairwise(step.stepped))
-        self.was_fed = step.batches.num_fetches > 0
-        self.last_site, self.last_loader = step.backward_site, step.batches.loader
 
     def _note_manual_update(self, step: OpenStep, at: int) -> None:
         if self.probe is None or step.stepped or not step.has_gradients or not self.probe.has_updated():
@@ -300,7 +296,7 @@ class StageClock:
             step.spans.append((self.stage or "other", self._start_ns, entered))
             if self._steps.clock is not None:
                 step.device_marks.append(self._steps.clock.close())
-        self.stage = self.opener = None
+        self.leave()
 
     @property
     def reads_by_design(self) -> bool:

@@ -37,17 +37,14 @@ def optimizer_entered(loop: Loop, optimizer: torch.optim.Optimizer, has_closure:
 
 
 def optimizer_left(loop: Loop, optimizer: torch.optim.Optimizer) -> None:
-    if loop.thread.is_capturing:
+    if loop.thread.is_capturing or not loop.thread.is_training_thread:
         return
     if loop.light.is_on:
-        if loop.thread.is_training_thread:
-            loop.num_updates += 1
-            loop.light.updated(id(optimizer))
+        loop.num_updates += 1
+        loop.light.updated(id(optimizer))
         return
     step = loop.steps.open
-    if not loop.thread.is_training_thread or step is None:
-        return
-    if loop.clock.opener not in ("optimizer", "update", "user") and not loop.has_closure:
+    if step is None or (loop.clock.opener not in ("optimizer", "update", "user") and not loop.has_closure):
         return
     entered = perf_counter_ns()
     if loop.clock.opener == "optimizer":

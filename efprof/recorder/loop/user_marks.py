@@ -28,9 +28,8 @@ class UserMarks:
 
     def stage_began(self, stage: str) -> None:
         loop, steps = self._loop, self._steps
-        if loop.light.is_on or loop.clock.stage is not None or not loop.thread.is_training_thread:
-            return
-        if loop.thread.is_capturing:
+        thread = loop.thread
+        if loop.light.is_on or loop.clock.stage is not None or not thread.is_training_thread or thread.is_capturing:
             return
         entered = perf_counter_ns()
         step = steps.step_for_fetch(entered) if stage == "data" else loop.step_for_pass(entered)

@@ -24,7 +24,7 @@ def start(session: Session) -> None:
 
     @functools.cache
     def watch() -> None:
-        session.undo_at_end(_watch_scalers(session.loop, session.shell))
+        session.undo_at_end(*_watch_scalers(session.loop, session.shell))
 
     def note_found(scaler: Any, site: str | None = None) -> None:
         scale, interval = float(scaler._init_scale), int(scaler._growth_interval)
@@ -39,7 +39,7 @@ def start(session: Session) -> None:
         watched()  # made before the recording
         found(scaler)
     for name, note in {"__init__": built, "__setstate__": found}.items():
-        session.undo_at_end([call_after(kind, name, functools.partial(_tell, watched, note))])
+        session.undo_at_end(call_after(kind, name, functools.partial(_tell, watched, note)))
 
 
 def _tell(watch: Callable[[], None], note: Callable[[Any], None], scaler: Any, *_: object) -> None:

@@ -91,7 +91,7 @@ def start(session: Session) -> None:
     session.before(torch.nn.Module, "load_state_dict", COLLECTOR, watch.note_loaded)
     if not hasattr(kind, "__del__"):
         gone = session.shell.reraise_later(session.shell.guarded(COLLECTOR, watch.note_gone))
-        session.undo_at_end([_call_at_end_of_life(kind, gone)])
+        session.undo_at_end(_call_at_end_of_life(kind, gone))
 
 
 def _call_at_end_of_life(kind: Any, function: Any) -> Undo:

@@ -102,7 +102,8 @@ class ExitWatcher:
             events.append(
                 StepInterrupted(at_ns=now, step=number, stage=stage, allocated_bytes=allocated, reserved_bytes=reserved)
             )
-        out_of_memory = _out_of_memory_behind(error)
+        # Not an error that was being handled, which may be of long before.
+        out_of_memory = next(filter(_is_out_of_memory, _causes(error)), None)
         if out_of_memory is not None:
             at, told = self._sites_of(out_of_memory), without_secrets(str(out_of_memory))
             site, is_for_tensor = at[-1] if at else None, not isinstance(out_of_memory, MemoryError)
@@ -182,11 +183,6 @@ def watch_child_processes(end: Callable[[], None], begin_anew: Callable[[], Call
             end_own()
 
     return replace(BaseProcess, "run", run)
-
-
-def _out_of_memory_behind(error: BaseException) -> BaseException | None:
-    """The one that this error is, or was raised from; not one that was being handled, which may be of long before."""
-    return next(filter(_is_out_of_memory, _causes(error)), None)
 
 
 def _causes(error: BaseException | None, *, with_context: bool = False) -> Iterator[BaseException]:

@@ -2,11 +2,10 @@
 
 import importlib.util
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -65,32 +64,26 @@ def parse_options(
     trace_steps: str = "default",
     memory_steps: str = "default",
     triggers: str = "default",
-    host_memory: bool = False,
-    holders: bool | None = None,
-    memory_ring: bool = False,
     overhead: str = "1%",
-    keeps_diff: bool = True,
+    **switches: Any,
 ) -> Options:
     """The options of the command line, as text; raises EfprofError naming the one that is wrong or cannot be had.
 
     Named steps of one kind of window move the default ones of the other kind out of their way. A profiler with stacks
     takes away the hook of Python's that memray needs for its lines, so with `host_memory` there is no trace.
     """
-    if host_memory and trace_steps not in ("default", "none"):
+    asked = Options(overhead=parse_share(overhead), **switches)
+    if asked.host_memory and trace_steps not in ("default", "none"):
         raise EfprofError(
             "--trace-steps and --host-memory both need Python's one profile hook; record twice, once with each."
         )
-    if host_memory and importlib.util.find_spec("memray") is None:
+    if asked.host_memory and importlib.util.find_spec("memray") is None:
         raise EfprofError("--host-memory needs memray, which is not installed: run 'pip install memray'.")
-    if host_memory:
+    if asked.host_memory:
         trace_steps = triggers = "none"
-    share = parse_share(overhead)
-    deep = Options(
-        host_memory=host_memory, holders=holders, memory_ring=memory_ring, overhead=share, keeps_diff=keeps_diff
-    )
     if windows == "none":
-        return msgspec.structs.replace(deep, trace_steps=(), memory_steps=(), triggers=())
-    if windows != "default":
+        trace_steps = memory_steps = triggers = "none"
+    elif windows != "default":
         raise EfprofError(f"--windows {windows!r} is not 'default' or 'none'; name steps by --trace-steps 5:7,100:102.")
     traced = parse_steps("--trace-steps", trace_steps, DEFAULT_TRACE_STEPS)
     remembered = parse_steps("--memory-steps", memory_steps, DEFAULT_MEMORY_STEPS)
@@ -100,7 +93,7 @@ def parse_options(
         traced = _clear_of(traced, remembered)
     _refuse_overlap(traced, remembered)
     return msgspec.structs.replace(
-        deep, trace_steps=traced, memory_steps=remembered, triggers=_parse_triggers(triggers)
+        asked, trace_steps=traced, memory_steps=remembered, triggers=_parse_triggers(triggers)
     )
 
 
@@ -132,9 +125,9 @@ def parse_share(text: str) -> float:
     raise EfprofError(f"--overhead {text!r} is no share of the time: write one above 0% and up to 100%, such as 2%.")
 
 
-def read_options(environment: Mapping[str, str] = os.environ) -> Options | None:
+def read_options() -> Options | None:
     """The options of the recording this process belongs to; None where it is not being recorded."""
-    text = environment.get(VARIABLE)
+    text = os.environ.get(VARIABLE)
     try:
         return msgspec.json.decode(text, type=Options) if text else None
     except msgspec.DecodeError:  # not ours: an efprof of another version set it

@@ -129,7 +129,7 @@ class Session:
         """Have it called once torch starts CUDA, at once where it has."""
         self._undo.append(call_when_cuda_begins(self.shell.guarded(collector, function)))
 
-    def undo_at_end(self, undo: list[Undo]) -> None:
+    def undo_at_end(self, *undo: Undo) -> None:
         self._undo += undo
 
     def end(self) -> None:
@@ -141,7 +141,6 @@ class Session:
         try:
             self.shell.guarded("ending", self.endings.tell)(self.note)
             self.shell.guarded("loop", self.loop.finish)()
-            self.shell.guarded("loop", self.loop.thread.stop)()
             for function in self._at_end:
                 function()
             self.shell.guarded("steps", self._step_lines.await_late)()

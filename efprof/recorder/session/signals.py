@@ -108,7 +108,7 @@ def start(session: Session) -> None:
 
     session.listen("signals", step_began=signals.install)
     session.on_end("signals", note_end)
-    session.undo_at_end([signals.stop])
+    session.undo_at_end(signals.stop)
     guarded = session.shell.guarded
     os.register_at_fork(
         before=guarded("signals", signals.before_fork), after_in_child=guarded("signals", signals.after_fork)

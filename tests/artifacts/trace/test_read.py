@@ -11,12 +11,13 @@ from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from efprof.artifacts.trace import read
+from efprof.artifacts.trace import blocks, read
 from efprof.artifacts.trace.blocks import TraceText, excerpt
 from efprof.artifacts.trace.columns import ABSENT, DENSE, Trace
 from efprof.artifacts.trace.events import LAST_US, Decoder
@@ -137,8 +138,9 @@ def test_a_file_reads_the_same_however_it_is_written(
     whole = events if is_list else {"deviceProperties": [{"id": 0}], "traceEvents": events, "INFO": ["]}", [{"a": 1}]]}
     path = written(tmp_path, json.dumps(whole, indent=indent, separators=separators).encode())
     for num_bytes in (7, 64, 1000, 1 << 20):
-        text = TraceText(path, block_bytes=num_bytes)
-        found = list(text.decoded(Decoder().block))
+        text = TraceText(path)
+        with patch.object(blocks, "BLOCK_BYTES", num_bytes):
+            found = list(text.decoded(Decoder().block))
         assert sum(len(block.dense["id"]) for block in found) == len(events)
         assert [int(number) for block in found for number in block.dense["id"]] == list(range(40))
         assert text.header.devices == ([] if is_list else [{"id": 0}])

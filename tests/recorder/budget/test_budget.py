@@ -58,7 +58,7 @@ def test_first_steps_that_wait_for_a_core_leave_the_allowance_to_windows() -> No
     cost = Cost(budget, SimpleNamespace(number=0), note=list[Event]().append)  # type: ignore[arg-type]
     for number in range(20):
         step = OpenStep(number=number, start_ns=0, epoch_ns=0, recorder_ns=400_000_000)
-        cost.add_full(step, make_step(number, cpu_us=900.0))
+        cost.step_ended(step, make_step(number, cpu_us=900.0))
     assert budget.spent_ns == {"first steps": 20 * 900_000}
     assert budget.affords(MIN_COST_NS)
 

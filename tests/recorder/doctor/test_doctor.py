@@ -171,7 +171,7 @@ def of_variables(version: Version, **variables: str) -> list[tuple[str, str]]:
 
 def test_settings_are_split_outside_of_brackets() -> None:
     text = "roundup_power2_divisions:[256:1,>:8], expandable_segments:True,lone"
-    assert parse(text) == [("roundup_power2_divisions", "[256:1,>:8]"), ("expandable_segments", "True"), ("lone", "")]
+    assert parse(text) == {"roundup_power2_divisions": "[256:1,>:8]", "expandable_segments": "True", "lone": ""}
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_the_plain_variable_does_nothing_before_2_10(version: Version) -> None:
     ((why, advice),) = of_variables(version, ALLOC_CONF="expandable_segments:True")
     assert why.startswith("PYTORCH_ALLOC_CONF does nothing: torch 2.")
     assert advice == "Set PYTORCH_CUDA_ALLOC_CONF instead."
-    assert settings_in_effect({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, version) == []
+    assert settings_in_effect({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, version) == {}
 
 
 def test_the_plain_variable_works_from_2_10_on_unless_the_other_is_set_too() -> None:
