@@ -1,4 +1,4 @@
-"""Counts who holds tensors after 3, 6, 10, 15, 20, 40, 80, 120, 180 and so many steps, and watches what grew in between.
+"""Counts who holds tensors after 3, 6, 10, 15, 20, 40, 80, 120, 180 and so many steps, and watches what grew between.
 
 Also around the first restarts of the loader that feeds the training, so that what is cleared after each epoch shows,
 and at the end. As far as the budget goes; with `--holders` regardless of it, with `--no-holders` never.
