@@ -21,7 +21,7 @@ def train(is_healthy: bool) -> None:
     optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.05)
     features = Features()
     kept = features.by_part["train"]
-    for _ in range(160):
+    for _ in range(220):
         inputs, labels = torch.randn(128, 64), torch.randint(10, (128,))
         hidden = body(inputs)
         loss = functional.cross_entropy(head(hidden), labels)
