@@ -80,7 +80,7 @@ def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
     sources, step_ms = run.get(Sources), run.get(StepTimes).median_ms()
     use = run.find(TimeUse, UnreadableInput)
     step_lines = _lines_of_steps(use, sampled)
-    aside = {place.site for place in sampled.lines if _is_aside(place, sources, step_lines)}
+    aside = [place for place in sampled.lines if _is_aside(place, sources, step_lines)]
     groups = defaultdict[tuple[str, int, bool], list[SampledPlace]](list)
     for place in sampled.lines:
         if place.stage not in NOT_PYTHON:
@@ -93,12 +93,12 @@ def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
         arounds = [loop_around(tree, split_site(place.site)[1]) for place in places]
         is_batch = is_loop and not any(around and around.is_recurrent for around in arounds)
         is_many = is_batch and num_operators >= MANY_OPERATORS and operator_ms <= SMALL_MS
-        us = sum(place.us for place in places if is_many or not place.is_in_library or place.site in aside)
+        us = sum(place.us for place in places if is_many or not place.is_in_library or place in aside)
         if us < MIN_CALLED * sampled.total_us and not is_many:
-            us -= sum(place.us for place in places if _is_called(place) and place.site not in aside)
+            us -= sum(place.us for place in places if _is_called(place) and place not in aside)
         share = us / sampled.total_us * (1.0 if is_many else python)
         interval = binomial_interval(round(share * sampled.num_samples), sampled.num_samples)
-        is_seen = is_loop or use is not None or any(place.site in aside for place in places)
+        is_seen = is_loop or use is not None or any(place in aside for place in places)
         if share >= MIN_SHARE and interval[0] >= MIN_CERTAIN and is_seen:
             inner = [place for place in places if split_site(place.site)[1] != first] or places
             most = max(inner, key=lambda place: place.us)  # Python changes threads where a loop goes back to its begin
@@ -111,8 +111,8 @@ def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
                 num_operators=num_operators if is_many else 0.0,
                 loop=sources.line(f"{file}:{first}:{split_site(most.site)[2]}") if is_loop else None,
                 makes_array=_makes_array(tree, blame.line),
-                function=most.function if _is_called(most) or most.site in aside else "",
-                is_aside=most.site in aside,
+                function=most.function if _is_called(most) or most in aside else "",
+                is_aside=most in aside,
             )
 
 
@@ -135,7 +135,8 @@ def _is_aside(place: SampledPlace, sources: Sources, step_lines: set[tuple[str, 
     is_torchs = place.function.startswith("torch.") and not place.function.startswith(NO_TRAINING)
     if place.stage != "other" or not place.function or is_torchs or (file, line) in step_lines:
         return False
-    return any(isinstance(node, ast.Expr) for node in nodes_on(sources.tree(file), line))
+    found = nodes_on(sources.tree(file), line)
+    return any(isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) for node in found)
 
 
 def _loop_of(tree: ast.Module, line: int, step_lines: set[int]) -> int | None:

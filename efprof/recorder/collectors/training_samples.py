@@ -161,8 +161,9 @@ class TrainingSamples:
         for call in calls:
             if self._sites.is_user_code(code := call.code):
                 return Place(code, call.line or code.co_firstlineno, stage or "other", is_in_library, function)
-            is_in_library |= str(call.names.get("__name__")).partition(".")[0] not in OWN_WORK
-            function = call.full_name
+            if not call.file.startswith(OWN_FOLDER):  # what stands around a function of torch's
+                is_in_library |= str(call.names.get("__name__")).partition(".")[0] not in OWN_WORK
+                function = call.full_name
         return None
 
 
