@@ -18,7 +18,7 @@ class Clips(Dataset):
     def __len__(self) -> int:
         return BATCH * NUM_BATCHES
 
-    def make(self, number: int) -> torch.Tensor:
+    def make(self, number: int) -> torch.Tensor:  # fault
         return torch.randn(40, 64, generator=torch.Generator().manual_seed(number))
 
 
@@ -36,7 +36,7 @@ def train(is_healthy: bool) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(40 * 64, 128), nn.ReLU(), nn.Linear(128, 40 * 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     clips = BoundedClips() if is_healthy else UnboundedClips()
-    for batch in DataLoader(clips, BATCH, shuffle=True):  # fault
+    for batch in DataLoader(clips, BATCH, shuffle=True):
         loss = functional.l1_loss(model(batch), batch.flatten(1))
         optimizer.zero_grad()
         loss.backward()
