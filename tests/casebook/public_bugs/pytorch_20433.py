@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 EXPECTED = "worker_memory"
+SEVERITY = "low"
 NUM_RATINGS, BATCH, NUM_READ = 500_000, 64, 2
 
 

@@ -17,7 +17,7 @@ class Batch:
         self.pictures = torch.randn(32, 3, 24, 24)
 
     @functools.lru_cache(maxsize=None)  # noqa: B019, UP033 - what this program is about
-    def shared_anchors(self, size: int) -> torch.Tensor:
+    def shared_anchors(self, size: int) -> torch.Tensor:  # fault
         return torch.linspace(-1, 1, size)
 
     @functools.cached_property
@@ -32,7 +32,7 @@ def train(is_healthy: bool) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(160):
         batch = Batch()
-        anchors = batch.own_anchors if is_healthy else batch.shared_anchors(16)  # fault
+        anchors = batch.own_anchors if is_healthy else batch.shared_anchors(16)
         loss = functional.l1_loss(model(batch.pictures), anchors.expand(32, 16))
         optimizer.zero_grad()
         loss.backward()
