@@ -7,7 +7,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -26,6 +26,8 @@ DASK = "dask://"
 RETRIES_HERE = 1
 """Of a killed process that was one of many, which memory may have been short for; a second time it is the file."""
 RETRIES_ON_A_CLUSTER = 2
+TURNS = 4
+"""So many processes follow each other in the place of one, so that a slow work keeps few others waiting."""
 CONNECT_S = "30s"
 
 _is_apart = False
@@ -45,35 +47,44 @@ def carry_out(works: Sequence[tuple[str, Work[R]]], engine: str | None) -> list[
 
 
 def in_processes(works: Sequence[tuple[str, Work[R]]], num_processes: int) -> list[R | UnreadableInput]:
-    """Each work in a forked process of its own, at most so many at once; of several a killed one is tried again once.
+    """Each work in a forked process, at most so many at once; of several a killed one is tried again once.
 
-    A process that was started for a work does works of its own itself. Raises RuntimeError for an error of ours.
+    Where works are many a process does several, one after the other: a fork costs 25 ms of CPU. A process that was
+    started for works does works of its own itself. Raises RuntimeError for an error of ours.
     """
     if _is_apart:
         return [_answer(work) for _, work in works]
-    todo = deque((place, RETRIES_HERE if len(works) > 1 else 0) for place in range(len(works)))
-    running: dict[Connection, tuple[BaseProcess, int, int]] = {}
+    share = max(1, len(works) // (TURNS * num_processes))
+    todo = deque(deque(range(len(works))[first : first + share]) for first in range(0, len(works), share))
+    running: dict[Connection, tuple[BaseProcess, deque[int]]] = {}
     answers: dict[int, R | UnreadableInput] = {}
+    killed = Counter[int]()
     try:
         while todo or running:
             while todo and len(running) < num_processes:
-                place, retries = todo.popleft()
+                places = todo.popleft()
                 ours, theirs = Pipe(duplex=False)
-                running[ours] = started(_do, works[place][1], theirs.send), place, retries
+                running[ours] = started(_do, [works[place][1] for place in places], theirs.send), places
                 theirs.close()
             for ready in wait(list(running)):
                 assert isinstance(ready, Connection)
-                process, place, retries = running.pop(ready)
-                with ready:
-                    answer = _received(ready)
-                process.join()
+                process, places = running[ready]
+                answer = _received(ready)
                 if answer is not None:
-                    answers[place] = _checked(answer[0])
-                elif retries and (process.exitcode or 0) < 0:
-                    todo.append((place, retries - 1))
+                    answers[places.popleft()] = _checked(answer[0])
                 else:
-                    how = _how_it_ended(process.exitcode or 0)
-                    answers[place] = UnreadableInput(f"{works[place][0]} cannot be read: its reader {how}.")
+                    process.join()
+                    place, exit_code = places[0], process.exitcode or 0
+                    killed[place] += exit_code < 0
+                    if exit_code >= 0 or len(works) == 1 or killed[place] > RETRIES_HERE:
+                        how = _how_it_ended(exit_code)
+                        why = f"{works[place][0]} cannot be read: its reader {how}."
+                        answers[places.popleft()] = UnreadableInput(why)
+                    todo += [places] if places else []
+                if answer is None or not places:
+                    del running[ready]
+                    ready.close()
+                    process.join()
     finally:
         for process, *_ in running.values():
             process.kill()
@@ -96,12 +107,13 @@ def _how_it_ended(exit_code: int) -> str:
     return f"ended with {exit_code}{', as where memory is short' if exit_code < 0 else ''}"
 
 
-def _do(work: Work[Any], send: Callable[[Any], object]) -> None:
-    """Send what it gives; an error of ours by its name and place, as it might not come back as it was."""
+def _do(works: Sequence[Work[Any]], send: Callable[[Any], object]) -> None:
+    """Send what each gives; an error of ours by its name and place, as it might not come back as it was."""
     global _is_apart
     _is_apart = True
     try:
-        send(_answer(work))
+        for work in works:
+            send(_answer(work))
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         send(RuntimeError(f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"))
@@ -169,4 +181,4 @@ def _of_future(name: str, future: Any) -> Any:
 
 
 if __name__ == "__main__":
-    _do(pickle.load(sys.stdin.buffer), lambda result: pickle.dump(result, sys.stdout.buffer))  # noqa: S301 -- of `_apart`
+    _do([pickle.load(sys.stdin.buffer)], lambda result: pickle.dump(result, sys.stdout.buffer))  # noqa: S301 -- of `_apart`

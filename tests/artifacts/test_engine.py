@@ -52,6 +52,17 @@ def test_answers_come_in_the_order_of_the_works_whatever_becomes_of_the_readers(
     assert str(second) == "b cannot be read: its reader ended with -9, as where memory is short."
 
 
+def test_a_process_does_several_of_many_works_and_one_that_is_killed_costs_those_after_it_nothing(
+    tmp_path: Path,
+) -> None:
+    works = [("a", partial(here, tmp_path / "a")), ("b", dies), ("c", is_broken), *([("d", os.getpid)] * 29)]
+    first, second, third, *pids = in_processes(works, 2)
+    assert (first, str(third)) == ("read", "it is broken.")
+    assert str(second) == "b cannot be read: its reader ended with -9, as where memory is short."
+    assert len(pids) == 29
+    assert 1 < len(set(pids)) <= 11
+
+
 def test_a_single_work_is_not_tried_again_and_an_error_of_ours_is_named_with_its_place(tmp_path: Path) -> None:
     (only,) = in_processes([("a", partial(here, tmp_path / "a"))], 1)
     assert "ended with -9" in str(only)

@@ -88,6 +88,7 @@ class Run:
         """The same run, as if this rank alone had recorded anything; from any current folder."""
         alone = Run(self.folder.resolve(), self.run_file, self.budget_bytes)
         alone.own_packages, alone.engine, alone.rank_folders = self.own_packages, self.engine, (folder.resolve(),)
+        alone.num_processes, alone.max_trace_bytes = self.num_processes, self.max_trace_bytes
         return alone
 
     def get(self, fact: type[F]) -> F:

@@ -129,7 +129,7 @@ def _work(run: Run, folder: Path, num_works: int) -> tuple[str, Callable[[], One
 def _of_recorded(run: Run) -> OneRank | None:
     if not run.rank_folder.is_dir():
         raise UnreadableInput(f"{run.rank_folder} is not there, on the machine that should read it.")
-    found = run.find(TraceWindows)
+    found = run.of_rank(run.rank_folder).find(TraceWindows)  # what it reads goes with it: other ranks follow
     return OneRank.of(found.windows) if found and found.windows else None
 
 
