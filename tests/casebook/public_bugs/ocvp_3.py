@@ -1,4 +1,4 @@
-"""AIS-Bonn/OCVP-object-centric-video-prediction#3: a figure of each prediction is drawn for the log, never closed."""
+"""AIS-Bonn/OCVP-object-centric-video-prediction#3: figures of predictions are drawn for the log, never closed."""
 
 import sys
 from io import BytesIO
@@ -28,16 +28,17 @@ def train(is_healthy: bool) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     mpl.rcParams["figure.max_open_warning"] = 0
-    model = nn.Sequential(nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 1024))
+    model = nn.Sequential(nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 1024))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for _ in range(200):
-        frames = torch.rand(16, 1024)
+    for step in range(240):
+        frames = torch.rand(32, 1024)
         predicted = model(frames)
         loss = functional.l1_loss(predicted, frames.roll(1, dims=1))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        draw(predicted[0].unflatten(0, (32, 32)), is_healthy)
+        if step % 4 == 0:
+            draw(predicted[0].unflatten(0, (32, 32)), is_healthy)
 
 
 if __name__ == "__main__":
