@@ -55,6 +55,11 @@ class Composition:
     largest_free_bytes: int
     """The largest free block: no larger request can be served without the driver."""
 
+    @property
+    def free_bytes(self) -> int:
+        """What the allocator itself has free, in pieces."""
+        return self.stranded_bytes + self.releasable_bytes
+
 
 @frozen_dataclass
 class Owner:

@@ -112,7 +112,7 @@ def missing_memory_on(run: Run, device: DeviceHistory, failure: Failure) -> Miss
     available = parts.releasable_bytes + (failure.device_free_bytes or 0)
     return MissingMemory(
         stage=stage,
-        in_use_bytes=parts.reserved_bytes - failure.free_bytes - parts.pending_bytes,
+        in_use_bytes=parts.reserved_bytes - parts.free_bytes - parts.pending_bytes,
         requested_bytes=failure.requested_bytes,
         missing_bytes=max(0, failure.requested_bytes - available),
         kept_bytes=kept_bytes,
