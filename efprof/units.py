@@ -65,6 +65,11 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
+def with_capital(text: str) -> str:
+    """The text as a sentence begins."""
+    return text[:1].upper() + text[1:]
+
+
 def format_change(effect: float) -> str:
     """A relative change with its sign: `+3.1 %`; what more than doubles as a factor: `27.1x`."""
     if effect > 1:
