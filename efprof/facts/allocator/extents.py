@@ -23,8 +23,8 @@ class Extent:
     num_bytes: int
     stream: int
     is_small: bool
-    private_id: PoolId = DEFAULT_POOL
-    is_expandable: bool = False
+    private_id: PoolId
+    is_expandable: bool
 
     @property
     def end(self) -> int:

@@ -42,7 +42,7 @@ class LiveBlock:
     requested: int
     size: int | None
     stream: int
-    private_id: PoolId = DEFAULT_POOL
+    private_id: PoolId
     frames: Frames = None
     """Where it was asked for, if it is still there at the end; the file does not tell of others."""
 

@@ -202,7 +202,7 @@ class DeviceMemory:
     """
 
     devices: tuple[DeviceHistory, ...]
-    not_replayed: tuple[str, ...] = ()
+    not_replayed: tuple[str, ...]
 
     @classmethod
     def compute(cls, run: Run) -> Self:

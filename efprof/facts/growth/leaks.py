@@ -36,7 +36,7 @@ class Leak:
     is_observed: bool
     rate: Trend
     share: float | None
-    may_be_filling: bool = False
+    may_be_filling: bool
 
     @property
     def kind(self) -> Kind:

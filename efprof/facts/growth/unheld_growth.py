@@ -54,7 +54,7 @@ class HostGrowth:
     fit: Fit
     is_heap_read: bool
     is_growing: bool
-    containers: tuple[RetainedTensors, ...] = ()
+    containers: tuple[RetainedTensors, ...]
 
     @property
     def is_explained(self) -> bool:
