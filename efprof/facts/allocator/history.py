@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, zip_longest
 from operator import attrgetter
 
-from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames, PoolId, Segment, Snapshot
+from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry, Frames, PoolId, Segment, Snapshot
 from efprof.facts.allocator.blocks import Block, Range, link
 from efprof.facts.allocator.caching_allocator import RANGE_BYTES, CachingAllocator
 from efprof.facts.allocator.extents import Extent, Extents, Kind, Known, released_extent
