@@ -62,7 +62,12 @@ def format_share(share: float) -> str:
 
 def format_count(number: int, noun: str) -> str:
     """`1 step`, `2 steps`, `2,000 steps`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def with_capital(text: str) -> str:
+    """The text as a sentence begins."""
+    return text[:1].upper() + text[1:]
 
 
 def format_change(effect: float) -> str:

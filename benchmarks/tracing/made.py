@@ -12,7 +12,7 @@ from isal import igzip
 
 from efprof.artifacts.trace.blocks import TraceText
 from efprof.artifacts.trace.columns import COMPLETE
-from efprof.artifacts.trace.read import read_trace
+from efprof.artifacts.trace.read import read_window
 
 TIME: Final = b"ts"
 IDS: Final = (b"id", b"correlation", b"External id", b"Ev Idx", b"Sequence number", b"Python id", b"Python parent id")
@@ -33,7 +33,7 @@ class RepeatedEvents:
         self._numbers: list[int] = []
         self._is_time: list[bool] = []
         self._cut(self.separator.join(piece[1:-1] for piece in pieces))
-        trace = read_trace(path)
+        trace = read_window(path)
         complete = trace.phase == COMPLETE
         last_ns, first_ns = int(trace.end_ns[complete].max()), int(trace.start_ns[complete].min())
         self._span_us = (last_ns - first_ns) // 1000 + GAP_US

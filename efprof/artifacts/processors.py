@@ -29,9 +29,10 @@ def throttled_s() -> float:
 def _shares() -> Iterator[float]:
     """Processors' worth of time that each group around the process may take, where it is limited."""
     for folder in _groups():
-        share = _of_version_2(folder) or _of_version_1(folder)
-        if share:
-            yield share
+        quota = _words(folder / "cpu.max")
+        quota = quota or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+        if len(quota) == 2 and quota[0].isdecimal():  # there is no limit at `max`, in version 1 at -1
+            yield int(quota[0]) / int(quota[1])
 
 
 def _groups() -> Iterator[Path]:
@@ -52,18 +53,6 @@ def _around(mounted: Path, path: str) -> list[Path]:
     """The folder of the group and of those around it; within a container its own is the outermost that is seen."""
     inner = mounted / path.lstrip("/")
     return [folder for folder in (inner, *inner.parents) if folder.is_relative_to(mounted)]
-
-
-def _of_version_2(folder: Path) -> float | None:
-    """`cpu.max` is `max 100000`, or microseconds of so many."""
-    words = _words(folder / "cpu.max")
-    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdecimal() else None
-
-
-def _of_version_1(folder: Path) -> float | None:
-    """-1 is no limit."""
-    quota, period = _words(folder / "cpu.cfs_quota_us"), _words(folder / "cpu.cfs_period_us")
-    return int(quota[0]) / int(period[0]) if quota and period and quota[0].isdecimal() else None
 
 
 def _words(path: Path) -> list[str]:

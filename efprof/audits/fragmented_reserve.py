@@ -64,7 +64,7 @@ def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
             f"no stack of device {device.history.device} in {device.file} names a line of yours, so nobody can be "
             f"blamed; 'efprof allocator what-if' says which setting would reserve {format_bytes(saved)} less."
         )
-    idle = parts.stranded_bytes + parts.releasable_bytes + parts.slack_bytes
+    idle = parts.free_bytes + parts.slack_bytes
     return Finding(
         blame=blame,
         category="memory",

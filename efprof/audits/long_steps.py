@@ -42,12 +42,11 @@ def long_steps(run: Run) -> Examination:
     """
     found, training_s = run.get(LongSteps), run.get(RunTime).training_s
     num_steps = len(run.get(StepTimes).every)
-    is_on_device = "CUDA" in run.run_file.memory_source
     guilty = [
         line
         for line in found.lines
         if line.num_steps >= MIN_STEPS and 0 < _min_share(line) * training_s <= line.seconds
-        if line.usual_share < MAX_USUAL_SHARE and not ((is_on_device and line.may_wait) or line.is_profiler)
+        if line.usual_share < MAX_USUAL_SHARE and not ((run.is_on_cuda and line.may_wait) or line.is_profiler)
         if not line.is_rollout
     ]
     return Examination(

@@ -8,6 +8,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.fixes.keep_less import WAYS_TO_BOUND, end_feeding, known_advice
 from efprof.model import Examination, Finding, Fix, ThinEvidence
+from efprof.units import with_capital
 
 
 def memory_growth(run: Run) -> Examination:
@@ -58,7 +59,7 @@ def _finding(run: Run, growth: MemoryGrowth, share: float) -> Finding:
         category="memory",
         headline=unheld.headline,
         message=growth_words(run, fit, fit.trend),
-        why=f"{unheld.why[0].upper()}{unheld.why[1:]}.",
+        why=f"{with_capital(unheld.why)}.",
         fix=_fix(unheld),
         gain=growth_gain(fit, share),
         evidence=unheld.evidence(run),

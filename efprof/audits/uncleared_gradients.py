@@ -8,6 +8,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import clear_gradients
 from efprof.model import Examination, Finding, Gain, Narrative
+from efprof.units import format_count
 
 MIN_NORMS = 5
 """In each third of the steps: their median is then no single step's."""
@@ -33,7 +34,7 @@ def uncleared_gradients(run: Run) -> Examination:
     No time and no memory: updates that follow the step's own batch.
     """
     num_watched, uncleared = uncleared_optimizers(run)
-    looked_at = f"the gradients of {num_watched} optimizer{'s' * (num_watched != 1)}"
+    looked_at = f"the gradients of {format_count(num_watched, 'optimizer')}"
     by_line: dict[str, list[UnclearedOptimizer]] = {}
     for optimizer in uncleared:
         by_line.setdefault(optimizer.backward_sites[0], []).append(optimizer)

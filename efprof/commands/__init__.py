@@ -2,6 +2,8 @@
 
 import click
 
+COMMAND = click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")
+
 
 def print_json(result: object) -> None:
     import msgspec

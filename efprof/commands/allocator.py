@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from efprof.commands import print_json
+from efprof.units import format_bytes, format_ms, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +29,6 @@ JSON = click.option("--json", "is_json", is_flag=True, help="Print the figures a
 def parse_size(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
     """Bytes of a size such as 24GiB; None where there is none. Refuses one that is not above zero."""
     del context, option
-    from efprof.units import parse_bytes
-
     if text is None:
         return None
     try:
@@ -105,8 +104,6 @@ def _answer(file: Path, devices: "Sequence[Any]", render: "Callable[[Any], str]"
 
 
 def render_replay(found: "Replay") -> str:
-    from efprof.units import format_bytes
-
     return (
         f"device {found.device}: {found.addresses_equal:,} of {found.allocations:,} addresses equal, "
         f"{found.segments_equal:,} of {found.segments:,} segments equal; "
@@ -136,7 +133,6 @@ def render_predictions(device: "DevicePredictions") -> str:
 def render_estimate(estimate: "RunEstimate") -> str:
     """What would be reserved on a GPU, what that holds, and why it may be wrong."""
     from efprof.facts.device.device_evidence import DEFAULT
-    from efprof.units import format_bytes
 
     ends = [f"  fits: {fits}" for fits in estimate.fits] or [""] * len(estimate.predictions)
     lines = [f"An estimate of what this run would reserve on a GPU, from {' and '.join(estimate.windows)} of a CPU:"]
@@ -156,8 +152,6 @@ def render_estimate(estimate: "RunEstimate") -> str:
 
 def _table(rows: "Sequence[tuple[str, Trial, str]]") -> "Iterator[str]":
     """A heading, a line for each with its name and what is said at its end, and its warnings below it."""
-    from efprof.units import format_bytes, format_ms
-
     width = max(len(name) for name, _, _ in rows)
     is_timed = any(trial.outcome.driver_ms is not None for _, trial, _ in rows)  # on a CPU the driver is never called
     columns = f"driver calls{'    taking' if is_timed else ''}  retries"

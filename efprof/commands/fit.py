@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from efprof.commands import print_json
-from efprof.commands.allocator import SIZES, parse_size
+from efprof.commands import COMMAND, print_json
+from efprof.commands.allocator import JSON, SIZES, parse_size
 from efprof.model import EfprofError
+from efprof.units import format_bytes
 
 if TYPE_CHECKING:
     from efprof.fit.search import Fitted
@@ -19,8 +20,8 @@ SMALLEST = 2
 @click.command(context_settings={"allow_interspersed_args": False}, options_metavar="--budget SIZE [OPTIONS] --")
 @click.option("--budget", required=True, callback=parse_size, metavar="SIZE", help=f"Memory to stay below: {SIZES}.")
 @click.option("--max-batch", type=click.IntRange(min=1), help="Try no larger one.")
-@click.option("--json", "is_json", is_flag=True, help="Print the figures as JSON.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")
+@JSON
+@COMMAND
 def fit(budget: int, max_batch: int | None, is_json: bool, command: tuple[str, ...]) -> int:
     """Find the largest batch size that fits a memory budget.
 
@@ -56,8 +57,6 @@ def fit(budget: int, max_batch: int | None, is_json: bool, command: tuple[str, .
 
 
 def render_run(batch: int, peak_bytes: int | None, budget: int) -> str:
-    from efprof.units import format_bytes
-
     if peak_bytes is None:
         return f"  batch {batch:>7,}   ran out of memory"
     over = "" if peak_bytes <= budget else "   over budget"
@@ -66,8 +65,6 @@ def render_run(batch: int, peak_bytes: int | None, budget: int) -> str:
 
 def render_result(found: "Fitted", budget: int) -> str:
     """What fits, what to take, and how that is known."""
-    from efprof.units import format_bytes
-
     if not found.largest:
         return f"No batch size that was tried stays below {format_bytes(budget)}."
     peak = next(run.peak_bytes for run in found.runs if run.batch == found.largest)

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from efprof.commands import COMMAND
 from efprof.model import EfprofError
 
 
@@ -50,7 +51,7 @@ from efprof.model import EfprofError
 )
 @click.option("--diff/--no-diff", "keeps_diff", default=None, help="Keep a diff of uncommitted changes; default: yes.")
 @click.option("--report", "reports", is_flag=True, help="Print `efprof report --brief` when the program has ended.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")
+@COMMAND
 def record(command: tuple[str, ...], *, reports: bool, **flags: Any) -> int:
     """Record a training command, which runs unchanged.
 

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from efprof.fixes.source_edit import as_receiver, replace_expression, text_of
-from efprof.model import Fix, SourceFile, frozen_dataclass, nodes_on
+from efprof.model import Fix, SourceFile, frozen_dataclass, nodes_on, spans
 
 DETACHED, CLONED = ".detach()", ".detach().clone()"
 """The second where what is kept is a view of a larger storage, as `F.mse_loss` gives on a CPU: detaching keeps it."""
@@ -193,7 +193,7 @@ def caught_error(value: ast.expr | None, tree: ast.Module) -> ast.Name | None:
         part
         for part in parts
         if isinstance(part, ast.Name)
-        if any(one.name == part.id and one.lineno <= part.lineno <= (one.end_lineno or 0) for one in handlers)
+        if any(one.name == part.id and spans(one, part.lineno) for one in handlers)
     ]
     return errors[0] if len(errors) == 1 else None
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from efprof.fixes.source_edit import as_receiver, replace_expression
 from efprof.model import CodeEdit, Fix, SourceFile
 
-KEEPING_METHODS = frozenset({"append", "appendleft"})
-
 MANY_READS = 2
 """From two reads per step on, the line is in an inner loop."""
 
@@ -41,17 +39,14 @@ def keep_on_device(file: SourceFile, line: int) -> CodeEdit | None:
     """
     for node in ast.walk(file.tree):
         match node:
-            case ast.AugAssign(op=ast.Add(), value=value) if node.lineno == line:
+            case (
+                ast.AugAssign(op=ast.Add(), value=value)
+                | ast.Expr(value=ast.Call(func=ast.Attribute(attr="append" | "appendleft"), args=[value]))
+            ) if node.lineno == line:
                 read = _read_in(value)
-            case ast.Expr(value=ast.Call(func=ast.Attribute(attr=method), args=[value])) if (
-                node.lineno == line and method in KEEPING_METHODS
-            ):
-                read = _read_in(value)
-            case _:
-                continue
-        if read is not None and sum(map(_is_read, ast.walk(value))) == 1:  # an edit must end all that the line reads
-            call, tensor = read
-            return replace_expression(file, call, f"{as_receiver(file, tensor)}.detach()")
+                if read is not None and sum(map(_is_read, ast.walk(value))) == 1:  # an edit must end all that is read
+                    call, tensor = read
+                    return replace_expression(file, call, f"{as_receiver(file, tensor)}.detach()")
     return None
 
 
@@ -72,9 +67,10 @@ def _advice(calls: Sequence[str], reads_per_step: float) -> str:
 def _read_in(value: ast.expr) -> tuple[ast.expr, ast.expr] | None:
     """The one read in a value and its tensor: `loss.item()`, `loss.detach().cpu().item()`, `float(loss) * size`."""
     match value:
-        case ast.Call(func=ast.Attribute(value=tensor, attr="item"), args=[], keywords=[]):
-            return value, _without_copies(tensor)
-        case ast.Call(func=ast.Name(id="float"), args=[tensor], keywords=[]):
+        case (
+            ast.Call(func=ast.Attribute(value=tensor, attr="item"), args=[], keywords=[])
+            | ast.Call(func=ast.Name(id="float"), args=[tensor], keywords=[])
+        ):
             return value, _without_copies(tensor)
         case ast.BinOp(op=ast.Mult() | ast.Div(), left=left, right=right):
             found = [read for read in (_read_in(left), _read_in(right)) if read is not None]

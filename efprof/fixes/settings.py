@@ -64,7 +64,7 @@ def prove_by_fit(command: Sequence[str], budget_bytes: int) -> str:
     )
 
 
-def set_allocator(old: str, new: str, *, caution: str = "") -> Fix:
+def set_allocator(old: str, new: str, *, caution: str) -> Fix:
     """The numbers a program computes do not depend on it; an empty configuration is torch's default.
 
     The old one's limit to the program's memory stays.

@@ -128,8 +128,7 @@ def _imported_from_torch(tree: ast.Module) -> frozenset[str]:
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found = [alias for alias in node.names if alias.name.partition(".")[0] == "torch"]
-            names |= {alias.asname or alias.name.partition(".")[0] for alias in found}
+            names |= {alias.asname or "torch" for alias in node.names if alias.name.partition(".")[0] == "torch"}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
             names |= {alias.asname or alias.name for alias in node.names}
     return frozenset(names)

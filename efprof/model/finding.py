@@ -74,7 +74,7 @@ def called_name(node: ast.AST) -> str:
     return ""
 
 
-def spans(node: ast.stmt | ast.expr, line: int) -> bool:
+def spans(node: ast.stmt | ast.expr | ast.excepthandler, line: int) -> bool:
     """True if the line is one of the node's."""
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 

@@ -128,10 +128,10 @@ class Evaluation:
     peak_bytes: int
     is_peak_exact: bool
     kept_bytes_per_batch: float | None
-    loop: SourceLine | None = None
-    graph_bytes: int | None = None
-    num_graphs: int = 0
-    is_rollout: bool = False
+    loop: SourceLine | None
+    graph_bytes: int | None
+    num_graphs: int
+    is_rollout: bool
 
 
 @frozen_dataclass
@@ -148,10 +148,10 @@ class Overhead:
     share: float
     window_s: float
     num_windows: int
-    num_full_steps: int = 0
-    num_steps: int = 0
-    allowance_s: float | None = None
-    allowed_share: float | None = None
+    num_full_steps: int
+    num_steps: int
+    allowance_s: float | None
+    allowed_share: float | None
     beside_steps_s: float | None = None
 
 

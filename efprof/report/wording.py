@@ -65,7 +65,7 @@ def show_interval(interval: tuple[float, float] | None, unit: str) -> str:
 def sentence(text: str) -> str:
     """The text on one line with a capital at its beginning and a full stop at its end."""
     line = one_line(text)
-    return line if not line else line[0].upper() + line[1:] + ("" if line[-1] in ".?:" else ".")
+    return line if not line else units.with_capital(line) + ("" if line[-1] in ".?:" else ".")
 
 
 def code_spans(text: str) -> list[tuple[str, bool]]:

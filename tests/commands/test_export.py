@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from efprof.artifacts.trace.columns import Trace
-from efprof.artifacts.trace.read import read_trace
+from efprof.artifacts.trace.read import read_window
 from efprof.commands.export import export
 from efprof.facts.time.trace_windows import foreign_window
 from efprof.model import EfprofError
@@ -60,7 +60,7 @@ def test_the_typical_step_is_written_as_it_was_with_what_it_launched(trace: Path
     assert [json.dumps(event) for event in kept] == [json.dumps(event) for event in expected]
     (mark,) = ours(events)
     assert (mark["name"], mark["ts"], len(events)) == ("the typical step", 100_000, len(kept) + 1)
-    assert foreign_window(read_trace(out)).numbers == (1,)
+    assert foreign_window(read_window(out)).numbers == (1,)
 
 
 def test_the_steps_of_a_finding_are_those_in_which_its_line_ran_with_the_finding_at_its_beginning(
@@ -79,7 +79,7 @@ def test_the_steps_of_a_finding_are_those_in_which_its_line_ran_with_the_finding
 def test_a_recorded_run_keeps_the_times_of_its_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (path,) = (line for line in run(export, "--perfetto", RECORDED, "1").output.splitlines() if line.endswith(".gz"))
-    found = read_trace(Path(path))
+    found = read_window(Path(path))
     marks = [at for at, code in enumerate(found.category.tolist()) if found.texts[code] == "efprof"]
     whole = foreign_window(found)
     assert marks
@@ -101,7 +101,7 @@ def test_steps_of_real_traces_are_read_again_alike(name: str, tmp_path: Path) ->
     run(export, "--perfetto", path, "--out", out)
     before, after = (
         Counter((trace.text(at), int(trace.start_ns[at]), int(trace.duration_ns[at])) for at in kept(trace))
-        for trace in (read_trace(path), read_trace(out))
+        for trace in (read_window(path), read_window(out))
     )
     assert after
     assert after <= before

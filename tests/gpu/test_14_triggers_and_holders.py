@@ -9,7 +9,7 @@ from efprof.artifacts.allocations import read_allocations
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.holders import read_counts
 from efprof.artifacts.snapshot import read_snapshot
-from efprof.artifacts.trace.read import read_trace
+from efprof.artifacts.trace.read import read_window
 from efprof.commands.report import analyse
 from efprof.model import AuditResult
 from tests.casebook._cases import FOLDER, MARK
@@ -64,7 +64,7 @@ def test_a_trigger_opens_a_window_of_two_steps_whose_files_can_be_read(trigger: 
         assert any(entry.action == "alloc" for trace in snapshot.device_traces for entry in trace)
     else:
         assert closed.files == ["trace-1.json.gz", "sites-1.parquet", "allocations-1.parquet"]
-        assert "kernel" in read_trace(recorded.rank / "trace-1.json.gz").texts
+        assert "kernel" in read_window(recorded.rank / "trace-1.json.gz").texts
         assert read_allocations(recorded.rank / "allocations-1.parquet").events
     keep_fixture(recorded, f"trigger-{trigger}")
 

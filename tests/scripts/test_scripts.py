@@ -11,7 +11,7 @@ import pytest
 
 from efprof.artifacts.events import CollectorStopped, read_events
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.artifacts.trace.read import read_trace, trace_paths
+from efprof.artifacts.trace.read import read_window, trace_paths
 from tests.recorder.recording import Recorded, environment_of
 from tests.support.waiting import MAX_WAIT_S
 
@@ -162,7 +162,7 @@ def test_a_window_is_recorded_of_a_published_script(script: Script, recorded: Re
     for rank in range(script.num_ranks):
         in_window = [step.step for step in steps_of(recorded, rank) if (step.window or "").startswith("trace-")]
         assert in_window in ([5, 6], [6, 7])  # one later where an evaluation came between
-        assert len(read_trace(trace_paths(recorded.folder / f"rank{rank}")[-1]))
+        assert len(read_window(trace_paths(recorded.folder / f"rank{rank}")[-1]))
 
 
 @pytest.mark.parametrize("script", [script for script in SCRIPTS if script.evaluates], ids=lambda script: script.name)

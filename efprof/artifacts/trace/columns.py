@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from efprof.artifacts.trace.blocks import Header
-from efprof.artifacts.trace.events import TEXTS, Array, Block
+from efprof.artifacts.trace.events import TEXTS, Array, Block, Sparse
 
 Lane = tuple[int | str, int | str]
 """Process (or device) and thread (or stream) of an event, as the file names them."""
@@ -43,7 +43,7 @@ class Trace:
     start_ns: Array
     duration_ns: Array
     name_code: Array
-    sparse: dict[str, tuple[Array, Array]]
+    sparse: Sparse
 
     def __len__(self) -> int:
         return len(self.phase)
@@ -128,7 +128,7 @@ class Columns:
         self._num_events += len(block.dense["phase"])
         self.num_unreadable += block.num_unreadable
 
-    def ordered(self, base_ns: int, num_threads: int = 1) -> tuple[dict[str, Array], dict[str, tuple[Array, Array]]]:
+    def ordered(self, base_ns: int, num_threads: int = 1) -> tuple[dict[str, Array], Sparse]:
         """The dense and the sparse columns, of which the blocks' own are given up; NumPy sorts in several threads."""
         dense = {name: _joined(self._dense.pop(name)) for name in ("start_ns", "duration_ns")}
         order = _order(dense["start_ns"], dense["duration_ns"])
@@ -170,7 +170,7 @@ def _order(starts: Array, durations: Array) -> Array:
     return order
 
 
-def _reordered(sparse: dict[str, tuple[Array, Array]], order: Array) -> dict[str, tuple[Array, Array]]:
+def _reordered(sparse: Sparse, order: Array) -> Sparse:
     """The same values at the places that `order` gives their events."""
     new_places = np.empty(len(order), np.int32)
     new_places[order] = np.arange(len(order), dtype=np.int32)

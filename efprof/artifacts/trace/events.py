@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+Sparse = dict[str, tuple[Array, Array]]
+"""For an argument, the places of the events that have it, and its values there."""
 
 EXACT_US = 2.0**42
 """Up to 51 days in microseconds a float tells one nanosecond from the next; later times are read digit by digit."""
@@ -86,7 +88,7 @@ class Block:
     """
 
     dense: dict[str, Array]
-    sparse: dict[str, tuple[Array, Array]]
+    sparse: Sparse
     texts: list[str]
     lanes: list[tuple[int | str, int | str]]
     num_unreadable: int = 0

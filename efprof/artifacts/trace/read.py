@@ -49,26 +49,19 @@ def lean_paths(rank_folder: Path) -> dict[str, Path]:
     return {path.name.split(".")[0].replace("lean", "trace"): path for path in paths}
 
 
-def read_trace(path: Path, *, num_processes: int | None = None, until_us: float = math.inf) -> Trace:
+def read_window(path: Path, *, num_processes: int | None = None, until_us: float = math.inf) -> Trace:
     """Read a Kineto trace, plain or packed, an object or a bare list; raises UnreadableInput.
 
     `num_processes` decode a large file; as many as there are processors where it is None. What begins after `until_us`
-    by the file's clock may be left out.
+    by the file's clock may be left out. A window's trace comes with the call sites that lie beside it; efprof 0.2.0
+    wrote them into the trace, as an argument of its calls.
     """
     with tempfile.TemporaryFile(prefix="efprof-trace-") as columns:
         work = partial(_stored, path, columns, num_processes, until_us)
         (answer,) = in_processes([(str(path), work)], 1)
         if isinstance(answer, UnreadableInput):
             raise answer
-        return _mapped(answer, columns)
-
-
-def read_window(path: Path, *, num_processes: int | None = None, until_us: float = math.inf) -> Trace:
-    """The trace of a window with the call sites that lie beside it; raises UnreadableInput.
-
-    efprof 0.2.0 wrote them into the trace, as an argument of its calls.
-    """
-    trace = read_trace(path, num_processes=num_processes, until_us=until_us)
+        trace = _mapped(answer, columns)
     sites = path.with_name(path.name.replace("trace-", "sites-").removesuffix(".json.gz") + ".parquet")
     return _with_sites(trace, sites) if path.name.startswith("trace-") and sites.exists() else trace
 

@@ -43,21 +43,10 @@ class Block:
         """Whether it was never split, or all of it is merged again."""
         return self.previous is None and self.following is None
 
-    def place_after(self, previous: "Block | None") -> None:
+    def place_after(self, previous: "Block") -> None:
         """Become the neighbour of `previous`, before whatever followed it."""
-        self.previous = previous
-        if previous is not None:
-            self.following = previous.following
-            previous.following = self
-        if self.following is not None:
-            self.following.previous = self
-
-    def place_before(self, following: "Block") -> None:
-        """Become the neighbour of `following`, after whatever preceded it."""
-        self.previous, self.following = following.previous, following
-        following.previous = self
-        if self.previous is not None:
-            self.previous.following = self
+        link(self, previous.following)
+        link(previous, self)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,13 +92,28 @@ class Pool:
         return [block for place, block in sorted(self._unmapped.items()) if place[0] == stream]
 
 
+def link(previous: Block | None, following: Block | None) -> None:
+    """Make neighbours of the two; None is where the range begins or ends."""
+    if previous is not None:
+        previous.following = following
+    if following is not None:
+        following.previous = previous
+
+
 def split(block: Block, size: int) -> Block:
     """Hand out the lower part; the upper one goes back."""
+    lower = cut_off(block, size)
+    block.pool.add(block)
+    return lower
+
+
+def cut_off(block: Block, size: int) -> Block:
+    """A block of its own of the lowest `size` bytes of this one, which keeps the rest."""
     lower = part_of(block, block.address, size)
-    lower.place_before(block)
+    link(block.previous, lower)
+    link(lower, block)
     block.address += size
     block.size -= size
-    block.pool.add(block)
     return lower
 
 
@@ -119,15 +123,12 @@ def merge(block: Block) -> None:
     if before is not None and not before.is_allocated and before.is_mapped == is_mapped:
         before.pool.remove(before)
         block.size += before.size
-        block.address, block.previous = before.address, before.previous
-        if block.previous is not None:
-            block.previous.following = block
+        block.address = before.address
+        link(before.previous, block)
     if after is not None and not after.is_allocated and after.is_mapped == is_mapped:
         after.pool.remove(after)
         block.size += after.size
-        block.following = after.following
-        if block.following is not None:
-            block.following.previous = block
+        link(block, after.following)
 
 
 def part_of(block: Block, address: int, size: int) -> Block:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, PoolId
-from efprof.facts.allocator.blocks import Block, Pool, PoolKey, Range, merge, part_of, split
+from efprof.facts.allocator.blocks import Block, Pool, PoolKey, Range, cut_off, merge, part_of, split
 from efprof.facts.allocator.settings import (
     MIN_BLOCK_BYTES,
     SMALL_BYTES,
@@ -69,6 +69,10 @@ class CachingAllocator:
     def pools(self) -> list[Pool]:
         return list(self._pools.values())
 
+    @property
+    def free_blocks(self) -> list[Block]:
+        return [block for pool in self.pools for block in pool.free_blocks()]
+
     def malloc(
         self, requested: int, stream: int, private_id: PoolId = DEFAULT_POOL, *, has_searched: bool = False
     ) -> Block | None:
@@ -124,9 +128,7 @@ class CachingAllocator:
             return
         pool.remove(block)
         if begin > block.address:
-            before = part_of(block, block.address, begin - block.address)
-            before.place_before(block)
-            pool.add(before)
+            pool.add(cut_off(block, begin - block.address))
         if end < block.address + block.size:
             after = part_of(block, end, block.address + block.size - end)
             after.place_after(block)
@@ -168,7 +170,7 @@ class CachingAllocator:
         if block is None:
             return None
         if block.range.is_expandable:
-            block = _best_expandable(pool, index, stream)
+            block = _best_expandable(pool, block, index, stream)
         limit = self.settings.max_split_bytes
         if limit is not None:
             if size < limit <= block.size:
@@ -263,10 +265,8 @@ class CachingAllocator:
             self.on_growth(address, num_bytes)
 
 
-def _best_expandable(pool: Pool, index: int, stream: int) -> Block:
-    """A block at the growing end of its segment counts as large as it can grow."""
-    block = pool.at(index, stream)
-    assert block is not None
+def _best_expandable(pool: Pool, block: Block, index: int, stream: int) -> Block:
+    """This block or one after it; one at the growing end of its segment counts as large as it can grow."""
     while (following := pool.at(index + 1, stream)) is not None and _room(following) < _room(block):
         index, block = index + 1, following
     return block

@@ -1,6 +1,6 @@
 """Memory from the driver, as it was between the events of a history."""
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -23,8 +23,8 @@ class Extent:
     num_bytes: int
     stream: int
     is_small: bool
-    private_id: PoolId = DEFAULT_POOL
-    is_expandable: bool = False
+    private_id: PoolId
+    is_expandable: bool
 
     @property
     def end(self) -> int:
@@ -102,7 +102,7 @@ class Extents:
         return replace(extent, address=start, num_bytes=end - start)
 
     def _insert(self, extent: Extent) -> None:
-        self._addresses.insert(bisect_right(self._addresses, extent.address), extent.address)
+        insort(self._addresses, extent.address)
         self._by_address[extent.address] = extent
 
     def _delete(self, extent: Extent) -> None:

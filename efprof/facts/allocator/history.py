@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import groupby, zip_longest
 from operator import attrgetter
 
-from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames, PoolId, Segment, Snapshot
-from efprof.facts.allocator.blocks import Block, Range
+from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry, Frames, PoolId, Segment, Snapshot
+from efprof.facts.allocator.blocks import Block, Range, link
 from efprof.facts.allocator.caching_allocator import RANGE_BYTES, CachingAllocator
 from efprof.facts.allocator.extents import Extent, Extents, Kind, Known, released_extent
 from efprof.facts.allocator.settings import (
@@ -42,7 +42,7 @@ class LiveBlock:
     requested: int
     size: int | None
     stream: int
-    private_id: PoolId = DEFAULT_POOL
+    private_id: PoolId
     frames: Frames = None
     """Where it was asked for, if it is still there at the end; the file does not tell of others."""
 
@@ -210,7 +210,7 @@ def _take_over(
     def take(until: int, *, is_mapped: bool = True) -> Block:
         nonlocal previous, at
         block = Block(at, until - at, extents[0].stream, pool, range_)
-        block.place_after(previous)
+        link(previous, block)
         block.is_mapped = is_mapped
         allocator.reserve(block.size if is_mapped else 0)
         previous, at = block, until

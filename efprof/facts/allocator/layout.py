@@ -55,6 +55,11 @@ class Composition:
     largest_free_bytes: int
     """The largest free block: no larger request can be served without the driver."""
 
+    @property
+    def free_bytes(self) -> int:
+        """What the allocator itself has free, in pieces."""
+        return self.stranded_bytes + self.releasable_bytes
+
 
 @frozen_dataclass
 class Owner:
@@ -136,7 +141,7 @@ def totals_of(layouts: Sequence[SegmentLayout]) -> Counter[StretchState]:
 
 def _composition(replayer: Replayer, layouts: Sequence[SegmentLayout], rounding_bytes: int) -> Composition:
     totals = totals_of(layouts)
-    free = (block.size for pool in replayer.allocator.pools for block in pool.free_blocks())
+    free = (block.size for block in replayer.allocator.free_blocks)
     return Composition(
         reserved_bytes=replayer.allocator.reserved,
         requested_bytes=totals["used"],
@@ -178,10 +183,9 @@ def _pending(history: History, index: int) -> set[int]:
 
 def _chains(replayer: Replayer) -> Iterator[list[Block]]:
     """The blocks of each segment, of expandable ones of each stretch that is mapped."""
-    free = [block for pool in replayer.allocator.pools for block in pool.free_blocks()]
     firsts = [
         block
-        for block in {*replayer.blocks.values(), *free}
+        for block in {*replayer.blocks.values(), *replayer.allocator.free_blocks}
         if block.previous is None or not block.previous.is_mapped
     ]  # fmt: skip
     for first in sorted(firsts, key=lambda block: block.address):

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry, Frames, PoolId
-from efprof.facts.allocator.blocks import Block, part_of
+from efprof.facts.allocator.blocks import Block, cut_off
 from efprof.facts.allocator.caching_allocator import CachingAllocator
 from efprof.facts.allocator.history import History, restore
 from efprof.facts.allocator.settings import is_small, rounded_bytes
@@ -167,7 +167,7 @@ class Replayer:
 
     def _release(self, entry: Entry) -> None:
         """Give back what the program gave back: it may have been asked to, which the rules do not tell."""
-        for block in [block for pool in self.allocator.pools for block in pool.free_blocks()]:
+        for block in self.allocator.free_blocks:
             end = block.address + block.size
             if not block.address <= entry.addr < end:
                 continue
@@ -192,8 +192,5 @@ def _place(allocator: CachingAllocator, address: int, requested: int, stream: in
         return None
     pool.remove(block)
     if block.address < address:
-        front = part_of(block, block.address, address - block.address)
-        front.place_before(block)
-        pool.add(front)
-        block.address, block.size = address, block.size - front.size
+        pool.add(cut_off(block, address - block.address))
     return allocator.hand_out(block, size, requested)

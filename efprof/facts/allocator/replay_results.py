@@ -11,6 +11,7 @@ from efprof.facts.allocator.history import History, devices_of, history_of
 from efprof.facts.allocator.replay import Replay, replay
 from efprof.facts.allocator.what_if import Trial, WhatIf, best_of, try_configurations, worth_a_try
 from efprof.model import NotRecorded, frozen_dataclass
+from efprof.units import with_capital
 
 D = TypeVar("D")
 
@@ -61,8 +62,7 @@ def _of_devices(path: Path, result_of: Callable[[History], D]) -> list[D | NotRe
         try:
             found.append(result_of(history_of(snapshot, device)))
         except NotRecorded as error:
-            text = str(error)
-            found.append(NotReplayable(device=device, reason=text[:1].upper() + text[1:]))
+            found.append(NotReplayable(device=device, reason=with_capital(str(error))))
     return found
 
 

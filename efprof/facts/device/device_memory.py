@@ -45,12 +45,6 @@ class Failure:
     """The free blocks that a request like this could be given: those of its own pool and stream."""
 
     @property
-    def free_bytes(self) -> int:
-        """What the allocator itself had free, in pieces."""
-        parts = self.instant.composition
-        return parts.stranded_bytes + parts.releasable_bytes
-
-    @property
     def usable_bytes(self) -> int:
         """Of what was free, that which lay where such a request is served."""
         return sum(self.piece_bytes)
@@ -208,7 +202,7 @@ class DeviceMemory:
     """
 
     devices: tuple[DeviceHistory, ...]
-    not_replayed: tuple[str, ...] = ()
+    not_replayed: tuple[str, ...]
 
     @classmethod
     def compute(cls, run: Run) -> Self:

@@ -89,7 +89,7 @@ def what_failed_on(device: DeviceHistory, failure: Failure) -> str:
     parts = failure.instant.composition
     return (
         f"Device {device.history.device} could not give {format_bytes(failure.requested_bytes)}: of "
-        f"{format_bytes(parts.reserved_bytes)} reserved {format_bytes(failure.free_bytes)} were free."
+        f"{format_bytes(parts.reserved_bytes)} reserved {format_bytes(parts.free_bytes)} were free."
     )
 
 
@@ -99,7 +99,7 @@ def why_it_failed_on(failure: Failure) -> str:
     driver = failure.device_free_bytes
     told = [f"the largest free piece was {format_bytes(max(failure.piece_bytes, default=0))}"]
     why = "Memory was there, but in pieces" if failure.is_fragmentation else "Memory was truly short"
-    elsewhere = failure.free_bytes - failure.usable_bytes
+    elsewhere = parts.free_bytes - failure.usable_bytes
     told += [f"{format_bytes(elsewhere)} of what was free were for other sizes, streams or pools"] if elsewhere else []
     told += [] if driver is None else [f"the driver had {format_bytes(driver)}"]
     state = ", and ".join(filter(None, (", ".join(told[:-1]), told[-1])))

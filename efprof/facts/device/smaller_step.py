@@ -12,7 +12,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, RunLimits
 from efprof.facts.run.user_settings import UserSettings
 from efprof.model import ConfigurationValue, Fix, Gain, NotRecorded, ThinEvidence, frozen_dataclass
-from efprof.units import format_bytes
+from efprof.units import format_bytes, with_capital
 
 FULL_STAGES = frozenset({"backward", "optimizer"})
 """From backward on, gradients are there whatever the batch."""
@@ -112,7 +112,7 @@ def missing_memory_on(run: Run, device: DeviceHistory, failure: Failure) -> Miss
     available = parts.releasable_bytes + (failure.device_free_bytes or 0)
     return MissingMemory(
         stage=stage,
-        in_use_bytes=parts.reserved_bytes - failure.free_bytes - parts.pending_bytes,
+        in_use_bytes=parts.reserved_bytes - parts.free_bytes - parts.pending_bytes,
         requested_bytes=failure.requested_bytes,
         missing_bytes=max(0, failure.requested_bytes - available),
         kept_bytes=kept_bytes,
@@ -131,7 +131,7 @@ def fit_step(run: Run, missing: MissingMemory) -> Fix:
     if parts is None:
         is_known = missing.scaling_bytes is not None and settings.samples > 0
         known = "Even single samples would not fit. " if is_known else ""
-        summary = f"{known}{_capital(_in_words(instead) or (WORDS_FOR_ONE if known else WORDS))}."
+        summary = f"{known}{with_capital(_in_words(instead) or (WORDS_FOR_ONE if known else WORDS))}."
         return Fix(summary=summary, applicability="review" if instead else "manual", changes=instead)
     changes = _batch_changes(settings, parts)
     otherwise = f" Or keep the batch, and {_in_words(instead)}." if instead else ""
@@ -220,7 +220,7 @@ def _batch_words(settings: UserSettings, parts: int, changes: tuple[Configuratio
     if not changes:
         return f"Take {old // parts:,} samples per micro-batch instead of {old:,}, and {count:,} of them per step."
     each = f", and let {count:,} such batches make a step" if settings.accumulation is None else ""
-    return f"{_capital(_in_words(changes))}{each}: a step keeps its {settings.samples:,} samples."
+    return f"{with_capital(_in_words(changes))}{each}: a step keeps its {settings.samples:,} samples."
 
 
 def _what_is_left(missing: MissingMemory, parts: int) -> str:
@@ -237,7 +237,3 @@ def _in_words(changes: tuple[ConfigurationValue, ...]) -> str:
     """`set a to 1 (now 2) and b to 3 (now 4)`; empty where there is none."""
     each = [f"`{change.name}` to {change.new} (now {change.old})" for change in changes]
     return f"set {' and '.join(each)}" if each else ""
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

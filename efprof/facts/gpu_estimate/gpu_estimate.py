@@ -51,7 +51,7 @@ Fit = Literal["yes", "no", "unclear"]
 class GpuEstimate:
     """The run's windows on a GPU that nobody has."""
 
-    def __init__(self, passages: Sequence[AllocationTrace], older: OlderMemory, *, names: Sequence[str] = ()) -> None:
+    def __init__(self, passages: Sequence[AllocationTrace], older: OlderMemory, *, names: Sequence[str]) -> None:
         self.window_names = tuple(names)
         self.older = older
         entries = play(passages, older.first, older.states, num_rounds=NUM_ROUNDS)
@@ -63,7 +63,7 @@ class GpuEstimate:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded where no allocation window was recorded, or the run was on a CUDA device."""
-        if run.run_file.memory_source.startswith("CUDA"):
+        if run.is_on_cuda:
             raise NotRecorded(
                 "this run was recorded on a CUDA device, where nothing need be estimated; "
                 "give one of its snapshots, memory-<n>.pickle in the folder of a rank."
@@ -133,7 +133,7 @@ class RunEstimate:
     caveats: tuple[str, ...] = CAVEATS
 
 
-def estimate_run(folder: Path, configurations: tuple[str, ...], *, capacity: int | None = None) -> RunEstimate:
+def estimate_run(folder: Path, configurations: tuple[str, ...], *, capacity: int | None) -> RunEstimate:
     """Torch's default, and the configurations or those worth a try; no prediction stops where the device ends.
 
     Raises UnreadableInput, NotRecorded, BadConfiguration.

@@ -70,16 +70,16 @@ class RetainedTensors:
     rate: Trend
     verdict: Verdict
     against: str
-    fed: tuple[Change, ...] = ()
-    emptied: tuple[Change, ...] = ()
-    unseen: str = ""
+    fed: tuple[Change, ...]
+    emptied: tuple[Change, ...]
+    unseen: str
     aliases: tuple[str, ...] = ()
     tensors_added: int = 0
     tensor_rate: float = 0.0
     value_rate: float = 0.0
     entry: tuple[str, ...] = ()
-    seconds_left: float = math.inf
-    most_bytes: float = math.inf
+    seconds_left: float
+    most_bytes: float
 
     @property
     def site(self) -> str | None:

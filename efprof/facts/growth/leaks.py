@@ -36,7 +36,7 @@ class Leak:
     is_observed: bool
     rate: Trend
     share: float | None
-    may_be_filling: bool = False
+    may_be_filling: bool
 
     @property
     def kind(self) -> Kind:
@@ -84,7 +84,7 @@ class Leaks:
         unclear = [one for one in large if one not in told and one.verdict in ("thin", "filling")]
         counted = sum(one.rate.slope for one in told)
         is_least = any(size.is_least for one in told for size in one.sizes)  # it may well be all
-        explained = 0.0 if not slope else max(1.0 if is_least else 0.0, counted / slope)
+        explained = max(float(is_least), counted / slope) if slope else 0.0
         return cls(
             leaks=tuple(_leaks(run, told, memory.fit if memory and slope else None, explained)),
             unclear=tuple(unclear),

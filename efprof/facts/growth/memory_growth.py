@@ -48,7 +48,7 @@ class MemoryGrowth:
 
     fit: Fit
     is_growing: bool
-    is_rising: bool = False
+    is_rising: bool
 
     @classmethod
     def compute(cls, run: Run) -> Self:

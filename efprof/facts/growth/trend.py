@@ -77,7 +77,7 @@ class Fit:
     trend: Trend
     num_steps: int
     last_step: int
-    within: tuple[int, ...] = ()
+    within: tuple[int, ...]
 
     @property
     def read_until(self) -> int | None:

@@ -54,7 +54,7 @@ class HostGrowth:
     fit: Fit
     is_heap_read: bool
     is_growing: bool
-    containers: tuple[RetainedTensors, ...] = ()
+    containers: tuple[RetainedTensors, ...]
 
     @property
     def is_explained(self) -> bool:
@@ -93,11 +93,14 @@ class HostGrowth:
 
 
 def grown_containers(run: Run) -> tuple[RetainedTensors, ...]:
-    """Containers of what is no tensor that were counted to grow, and no count or limit says that they end to."""
+    """Containers of what is no tensor that were counted to grow, and no count or limit says that they end to.
+
+    Those with a line come first, of both the fastest.
+    """
     counted = run.find(KeptGrowth)
     containers = counted.containers if counted else ()
     grown = [one for one in containers if one.verdict in ("leak", "thin") and one.is_large]
-    return tuple(sorted(grown, key=lambda one: (not one.fed, -one.rate.slope)))
+    return tuple(sorted(grown, key=lambda one: not one.fed))
 
 
 def outside_samples(records: Sequence[StepRecord], *, is_heap_read: bool) -> list[Point | None]:

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -69,27 +70,24 @@ MIN_KEPT = 4 * MIB
 
 def measurements_of(run: Run) -> Measurements:
     """The measurements of a run; empty where no step was finished, since such a run is shown too."""
-    source = run.run_file.memory_source
+    traced = _of_a_trace(run)
     try:
         times = run.get(StepTimes)
         events, _ = read_events(run.rank_folder)
     except NotRecorded:
-        return _of_a_trace(run) if run.is_foreign else Measurements(memory_source=source)
+        return traced
     run_time = run.find(RunTime)
     evaluations, window_memory = evaluations_of(run), run.find(WindowMemory, UnreadableInput)
-    return Measurements(
+    return replace(
+        traced,
         metrics=_metrics(times, run),
         timeline=_timeline(times),
         stage_deltas=stage_deltas([record for record in run.steps if record.is_full]),
         overhead=_overhead(times, events),
-        memory_source=source,
         run_time=run_time.largest_first if run_time else (),
         num_skipped_steps=_num_skipped(times.every),
         recommendations=_about_memory(stage_deltas([time.record for time in times.steady])),
         stalls=stall_lines(run),
-        time=time_evidence(run),
-        time_sentence=where_it_goes(run),
-        next_experiment=next_experiment(run),
         window_memory=window_memory.series if window_memory else None,
         processes=process_table(run),
         evaluations=evaluations,
@@ -98,7 +96,7 @@ def measurements_of(run: Run) -> Measurements:
 
 
 def _of_a_trace(run: Run) -> Measurements:
-    """What files from elsewhere tell of time, where a trace is among them."""
+    """What a trace tells, of a run or from elsewhere, where there is one."""
     use = run.find(TimeUse, UnreadableInput)
     source = run.run_file.memory_source
     if use is None:
@@ -177,9 +175,9 @@ def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
 
 def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
     steady = times.steady
-    memory = [time.record.memory for time in steady if time.record.memory]
-    peaks = [max(each.allocated_bytes for each in boundaries) for boundaries in memory]
-    reserved = [max(each.reserved_bytes for each in boundaries) for boundaries in memory]
+    records = [time.record for time in steady if time.record.memory]
+    peaks = [max(record.allocated()) for record in records]
+    reserved = [max(each.reserved_bytes for each in record.memory) for record in records]
     reads = [sum(read.count for read in time.record.reads) for time in steady]
     nonfinite = sum(bool(badness(record) or record.num_nan or record.num_inf) for record in run.steps)
     growth = run.find(MemoryGrowth, ThinEvidence)  # 0 where it does not grow for sure, none of a run too short to tell

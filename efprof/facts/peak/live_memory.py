@@ -53,7 +53,7 @@ class LiveWindow:
     live_bytes: NDArray[np.int64]
     released_at: NDArray[np.int64]
     stretches: tuple[StageStretch, ...]
-    num_unread: int = 0
+    num_unread: int
     """Later events, of which there are too many to be read."""
 
     @property

@@ -14,7 +14,7 @@ from efprof.facts.run.run_limits import MemoryFailure
 from efprof.facts.source.sources import Sources, place_of
 from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, NotRecorded, Table, ThinEvidence, frozen_dataclass
-from efprof.units import format_bytes, format_ms
+from efprof.units import format_bytes, format_ms, with_capital
 
 Owner = tuple[str | None, Category]
 """The user's line, None where there is none, and what its memory is for."""
@@ -146,7 +146,7 @@ def lower_peak(peak: PeakComposition, budget: int, way: PeakReduction | None, ed
     after = f": {format_bytes(way.peak_bytes)} at the peak"
     cost = f", {format_ms(way.extra_ms)} more per step" if way.extra_ms else ""
     missing = "" if way.peak_bytes <= budget else "; that alone is not enough: make the batch smaller as well"
-    return Fix.by(edit, "review", f"{way.name[0].upper()}{way.name[1:]}{after}{cost}{missing}.")
+    return Fix.by(edit, "review", f"{with_capital(way.name)}{after}{cost}{missing}.")
 
 
 def how_peak_is_known(peak: PeakComposition) -> Narrative:

@@ -67,7 +67,7 @@ class Slowdown:
     last_ms: float
     saved_ms: float
     saved_interval_ms: tuple[float, float]
-    sudden_share: float = 0.0
+    sudden_share: float
     """The largest part of the growth that came from one block of steps to the second after it."""
 
     @classmethod

@@ -49,9 +49,9 @@ class StepTime:
     stage_ms: tuple[float, ...]
     recorder_ms: float
     cpu_ms: float
-    device_ms: tuple[float, ...] = ()
+    device_ms: tuple[float, ...]
     """How long the device took from a stage's begin to its end, in the same order; empty where that is not known."""
-    idle_ms: tuple[float, ...] = ()
+    idle_ms: tuple[float, ...]
     """For how much of that it had nothing to do, at most."""
 
     @property

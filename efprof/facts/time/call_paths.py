@@ -15,7 +15,7 @@ import numpy as np
 
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
-from efprof.facts.time.path_tree import CallPath, Kind
+from efprof.facts.time.path_tree import CallPath, Kind, Parts
 from efprof.model import frozen_dataclass
 
 HOST = ("cpu_op", "operator", "python_function", "user_annotation", "cuda_runtime", "cuda_driver", "runtime")
@@ -39,9 +39,13 @@ STEP_LABEL = re.compile(r"^ProfilerStep\s*#?(\d{1,18})(?!\d)")
 MODULE = "nn.Module: "
 
 
-SitesOf = Callable[[str, str | None, str | None], tuple[tuple[Kind, str], ...]]
+SitesOf = Callable[[str, str | None, str | None], Parts]
 """The user's lines and functions (as `file:line:function`) that an event is or was called from, outermost first: by its
 name, the call site that the recorder noted of it, and the call stack that a trace may have for it."""
+
+
+TracedStage = tuple[int, int, str, CallPath]
+"""Where a stage begins and ends, its name, and the path that began it."""
 
 
 @frozen_dataclass
@@ -55,8 +59,8 @@ class CallPaths:
     of_event: dict[int, CallPath]
     outer: dict[int, int]
     threads: frozenset[int]
-    stages: tuple[tuple[int, int, str, CallPath], ...]
-    """Where each stage begins and ends, in order, on whatever thread; and the path that began it."""
+    stages: tuple[TracedStage, ...]
+    """In order, on whatever thread."""
     recorder_ns: int
     unlaunched_ns: int
     """On the device, of kernels whose launch is not in the trace."""
@@ -83,9 +87,9 @@ def call_paths(trace: Trace, start_ns: int, end_ns: int, sites_of: SitesOf) -> C
     )
 
 
-def _innermost(stages: list[tuple[int, int, str, CallPath]]) -> list[tuple[int, int, str, CallPath]]:
+def _innermost(stages: list[TracedStage]) -> list[TracedStage]:
     """An optimizer's stage in pieces, where its closure runs the others within it."""
-    found: list[tuple[int, int, str, CallPath]] = []
+    found: list[TracedStage] = []
     for stage in stages:
         is_within = found and stage[0] < found[-1][1] and found[-1][2] == "optimizer"
         around = found.pop() if is_within else None
@@ -163,7 +167,7 @@ class _Walk:
         self.root = CallPath("root", "", OTHER, None)
         self.of_event: dict[int, CallPath] = {}
         self.outer: dict[int, int] = {}
-        self.stages: list[tuple[int, int, str, CallPath]] = []
+        self.stages: list[TracedStage] = []
         self._counts = True
         self.recorder_ns = 0
         self._trace = trace
@@ -297,7 +301,7 @@ class _Walk:
                 begun = begun.step_into(part.kind, part.text)
         return begun
 
-    def _places_of(self, *codes: int) -> tuple[tuple[Kind, str], ...]:
+    def _places_of(self, *codes: int) -> Parts:
         text, call_site, call_stack = (self._trace.texts[code] if code >= 0 else None for code in codes)
         assert text is not None, "every event has a name"
         return self._sites_of(text, call_site, call_stack)

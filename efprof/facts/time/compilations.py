@@ -26,9 +26,9 @@ class Recompiled:
     num_times: int
     seconds: float
     guard: str
-    name: str | None = None
-    dimension: int | None = None
-    value: str | None = None
+    name: str | None
+    dimension: int | None
+    value: str | None
 
     @classmethod
     def of(cls, again: Sequence[Compilation]) -> Self:

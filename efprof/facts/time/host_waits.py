@@ -34,8 +34,8 @@ class WaitingLine:
     calls: tuple[str, ...]
     counts: tuple[int, ...]
     ms: tuple[float, ...]
-    idle_ms: float | None = None
-    events: frozenset[int] = frozenset()
+    idle_ms: float | None
+    events: frozenset[int]
 
     @property
     def count(self) -> float:

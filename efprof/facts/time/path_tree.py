@@ -8,6 +8,8 @@ from efprof.facts.source.sources import place_of
 
 Kind = Literal["root", "stage", "line", "function", "module", "operator", "label"]
 
+Parts = tuple[tuple[Kind, str], ...]
+"""Kind and text of what leads to a path, from the outermost."""
 Line = tuple[Kind, str]
 """A line or a function of the user's, by `file:line`; of a function that is where it begins."""
 

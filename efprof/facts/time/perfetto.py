@@ -26,7 +26,7 @@ class StepsForPerfetto:
 
     window: TraceWindow
     begins_ns: dict[int, int]
-    finding: Finding | None = None
+    finding: Finding | None
 
     @classmethod
     def of(cls, run: Run, finding: Finding | None) -> Self:

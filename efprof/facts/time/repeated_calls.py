@@ -20,14 +20,13 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.loops import repeated_line
 from efprof.facts.source.sources import COMPREHENSION, Sources
 from efprof.facts.time.call_paths import MODULE, OPERATORS
-from efprof.facts.time.path_tree import CallPath, Kind
+from efprof.facts.time.path_tree import CallPath, Parts
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import SourceLine, ThinEvidence, frozen_dataclass
 
-Parts = tuple[tuple[Kind, str], ...]
-"""What tells a path from others: its lines and modules, from the outermost."""
 TELLING = ("line", "module")
+"""What tells a path from others: its lines and modules."""
 LAUNCH_NS = 100_000
 """What an operator takes at most that is not work on its items: 30 to 140 us were measured for small ones, under the
 profiler on busy cores."""

@@ -116,7 +116,7 @@ class _Part(NamedTuple):
     label: str
 
 
-def one_step(window: TraceWindow, title: str) -> Intervals:
+def one_step(window: TraceWindow) -> Intervals:
     """The step of median length on the lanes of its threads and streams, waits and idle gaps coloured by cause."""
     chosen = typical_step(window)
     start_ns, end_ns = window.steps[chosen]
@@ -131,7 +131,7 @@ def one_step(window: TraceWindow, title: str) -> Intervals:
     caption = f"{which}, as long as the profiler made it: "
     caption += f"{format_ms(span_ns / 1e6)}. Neighbours too close to tell apart are one bar."
     shown = tuple(row for row in rows if row.intervals)
-    return Intervals(title=title, caption=caption, span_ms=span_ns / 1e6, rows=shown)
+    return Intervals(title="One step", caption=caption, span_ms=span_ns / 1e6, rows=shown)
 
 
 def _lanes(window: TraceWindow, start_ns: int, end_ns: int) -> Iterator[tuple[str, Iterable[_Part]]]:

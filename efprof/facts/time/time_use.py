@@ -92,7 +92,7 @@ def time_evidence(run: Run) -> tuple[Evidence, ...]:
     found: list[Evidence | None] = [
         nested_bars(window, sources, "Time on the host", on_host, _host, to_ms * window.scale),
         nested_bars(window, sources, "Time on the device", on_device, lambda path: path.device_ns, to_ms),
-        one_step(window, "One step"),
+        one_step(window),
         _rank_table(run),
         _device_numbers(use),
         _line_table(use),

@@ -20,7 +20,7 @@ from efprof.facts.source.sources import COMPREHENSION, FRAME, Sources, place_of
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.call_paths import HOST, ON_DEVICE, STEP_LABEL, CallPaths, SitesOf, call_paths, outermost
 from efprof.facts.time.device_lanes import DeviceUse, IdleGap, device_use, idle_gaps
-from efprof.facts.time.path_tree import CallPath, Kind, Line, paths_by_line
+from efprof.facts.time.path_tree import CallPath, Kind, Line, Parts, paths_by_line
 from efprof.model import NotRecorded, UnreadableInput, frozen_dataclass
 from efprof.units import format_bytes, format_share
 
@@ -215,7 +215,7 @@ def _recorded_sites(sources: Sources) -> SitesOf:
     """What was recorded of a call: the line it was made from, and the user's function that it runs."""
     known: dict[str, str] = {}
 
-    def sites_of(name: str, call_site: str | None, _: str | None) -> tuple[tuple[Kind, str], ...]:
+    def sites_of(name: str, call_site: str | None, _: str | None) -> Parts:
         found: list[tuple[Kind, str]] = []
         # The outermost frame, there before the profiler, is its own caller: it has gone on from that line since.
         is_own_caller = call_site is not None and name.endswith(MODULE) and call_site.endswith(MODULE)
@@ -293,7 +293,7 @@ def _labels(trace: Trace) -> Array:
 def _frame_sites(own_packages: frozenset[str]) -> SitesOf:
     """What a trace from elsewhere tells: functions by their first line, or call stacks, which have the exact line."""
 
-    def sites_of(name: str, _: str | None, call_stack: str | None) -> tuple[tuple[Kind, str], ...]:
+    def sites_of(name: str, _: str | None, call_stack: str | None) -> Parts:
         if call_stack:
             frames = [user_frame(frame, own_packages) for frame in reversed(call_stack.split(";"))]
             return tuple(("line", frame) for frame in frames if frame)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from efprof.model import frozen_dataclass
 from efprof.units import GIB, KIB, MIB
@@ -108,7 +108,7 @@ class AxisScale:
 
 def scale_for(values: Iterable[float | None], unit: str) -> AxisScale:
     """The largest unit in which the largest value is at least one; minutes from five on."""
-    top = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
+    top = max((abs(value) for value in values if is_drawable(value)), default=0.0)
     units = UNITS.get(unit.removesuffix(PER_STEP), ((0, 1, PLAIN.get(unit, unit)),))
     factor, name = next((factor, name) for least, factor, name in units if top >= least)
     return AxisScale(factor=factor, unit=name + "/step" * unit.endswith(PER_STEP))
@@ -121,7 +121,7 @@ def axis_label(label: str, unit: str) -> str:
 
 def scaled(values: Sequence[float | None], scale: AxisScale) -> tuple[float | None, ...]:
     """The values in the unit of the axis; what is not finite becomes a gap."""
-    return tuple(value / scale.factor if value is not None and math.isfinite(value) else None for value in values)
+    return tuple(value / scale.factor if is_drawable(value) else None for value in values)
 
 
 def x_range(chart: Chart) -> tuple[float, float]:
@@ -148,7 +148,7 @@ def thin(values: Sequence[float | None], limit: int = MAX_POINTS) -> list[int]:
     kept = {0, len(values) - 1}
     for stretch in range(num_stretches):
         start, end = (len(values) * at // num_stretches for at in (stretch, stretch + 1))
-        seen = [index for index in range(start, end) if _is_drawable(values[index])]
+        seen = [index for index in range(start, end) if is_drawable(values[index])]
         if seen:
             kept |= {min(seen, key=lambda i: values[i] or 0.0), max(seen, key=lambda i: values[i] or 0.0)}
     return sorted(kept)
@@ -161,8 +161,8 @@ def thinned_caption(num_drawn: int, num_all: int) -> str:
 
 def has_curve(chart: Chart) -> bool:
     """Whether there is anything to see: two points make a curve, one makes an empty frame."""
-    return any(sum(map(_is_drawable, layer.y)) > 1 for layer in chart.layers)
+    return any(sum(map(is_drawable, layer.y)) > 1 for layer in chart.layers)
 
 
-def _is_drawable(value: float | None) -> bool:
+def is_drawable(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)

@@ -2,7 +2,6 @@
 
 import html
 import io
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from efprof.model import EfprofError
-from efprof.report.charts.chart import LIGHT, MAX_BAND_LETTERS, Band, Chart, Layer, labelled_bands, x_range
+from efprof.report.charts.chart import LIGHT, MAX_BAND_LETTERS, Band, Chart, Layer, is_drawable, labelled_bands, x_range
 from efprof.report.wording import shorten
 
 Figure = dict[str, Any]
@@ -198,4 +197,4 @@ def _top_note(at: float, label: str, colour: str, *, is_left: bool, y: float = 1
 
 def _rounded(value: float | None) -> float | None:
     """Six digits are more than a picture shows; what is not finite is a gap."""
-    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+    return float(f"{value:.6g}") if is_drawable(value) else None

@@ -21,7 +21,7 @@ from efprof.artifacts.trace import blocks, read
 from efprof.artifacts.trace.blocks import TraceText, excerpt
 from efprof.artifacts.trace.columns import ABSENT, DENSE, Trace
 from efprof.artifacts.trace.events import LAST_US, Decoder
-from efprof.artifacts.trace.read import read_here, read_trace, read_window
+from efprof.artifacts.trace.read import read_here, read_window
 from efprof.model import UnreadableInput
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
@@ -44,7 +44,7 @@ def written(folder: Path, content: bytes, name: str = "trace.json") -> Path:
 
 
 def trace_of(folder: Path, *events: dict[str, Any], **header: Any) -> Trace:
-    return read_trace(written(folder, json.dumps({**header, "traceEvents": events}).encode()))
+    return read_window(written(folder, json.dumps({**header, "traceEvents": events}).encode()))
 
 
 def event_text(start_ns: int, duration_ns: int = 0) -> str:
@@ -58,7 +58,7 @@ def event_text(start_ns: int, duration_ns: int = 0) -> str:
 def test_times_since_the_start_of_a_quarter_are_exact(start_ns: int, duration_ns: int) -> None:
     text = f'{{"baseTimeNanoseconds":{BASE_NS},"traceEvents":[{event_text(start_ns, duration_ns)}]}}'
     with tempfile.TemporaryDirectory() as folder:
-        trace = read_trace(written(Path(folder), gzip.compress(text.encode())))
+        trace = read_window(written(Path(folder), gzip.compress(text.encode())))
     assert (int(trace.start_ns[0]), int(trace.duration_ns[0])) == (BASE_NS + start_ns, duration_ns)
 
 
@@ -207,7 +207,7 @@ def test_late_times_are_exact_however_they_are_written(times: list[str], starts_
 
 def test_numbers_that_are_none_cost_no_event(tmp_path: Path) -> None:
     text = '{"traceEvents":[{"ph":"X","ts":1,"dur":0,"args":{"memory bandwidth (GB/s)": inf,"Total Allocated":4}}]}'
-    trace = read_trace(written(tmp_path, text.encode()))
+    trace = read_window(written(tmp_path, text.encode()))
     assert trace.argument("total_bytes").tolist() == [4]
 
 
@@ -250,13 +250,13 @@ BROKEN = {
 def test_a_broken_file_is_one_sentence_with_its_name(tmp_path: Path, content: bytes) -> None:
     path = written(tmp_path, content)
     with pytest.raises(UnreadableInput, match=r"trace\.json") as error:
-        read_trace(path)
+        read_window(path)
     assert str(error.value).count("\n") == 0
 
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UnreadableInput, match="No such file"):
-        read_trace(tmp_path / "none.json")
+        read_window(tmp_path / "none.json")
 
 
 def test_what_unpacks_to_a_thousand_times_its_size_is_refused_in_bounded_memory(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_what_unpacks_to_a_thousand_times_its_size_is_refused_in_bounded_memory(
     bomb = written(tmp_path, gzip.compress(b" " * (200 << 20), compresslevel=1), "bomb.json.gz")
     start = time.monotonic()
     with pytest.raises(UnreadableInput, match="traceEvents"):
-        read_trace(bomb)
+        read_window(bomb)
     assert time.monotonic() - start < 120
 
 
@@ -298,7 +298,7 @@ def test_real_traces_lose_no_event_and_no_nanosecond(path: Path) -> None:
     if path.stat().st_size > 500_000:
         pytest.skip("the larger ones are read by make bench-trace")
     raw = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal, parse_int=Decimal)
-    trace = read_trace(path)
+    trace = read_window(path)
     assert len(trace) == len(raw["traceEvents"])
     base = int(raw.get("baseTimeNanoseconds", 0))
     starts = sorted(base + round(event.get("ts", Decimal(0)) * 1000) for event in raw["traceEvents"])

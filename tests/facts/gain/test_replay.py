@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from efprof.artifacts.foreign import as_run
-from efprof.artifacts.trace.read import read_trace
+from efprof.artifacts.trace.read import read_window
 from efprof.audits.input_stall import input_stall
 from efprof.facts.gain.replay import Replay
 from efprof.facts.run.run import open_run
@@ -229,7 +229,7 @@ def test_any_schedule_without_its_loader_or_its_synchronisations_is_as_long_as_t
 
 @needs_traces
 def test_of_the_real_traces_those_that_are_not_refused_are_replayed_as_long_as_they_were() -> None:
-    replays = {path.name: Replay.of(foreign_window(read_trace(path))) for path in sorted(REAL.glob("*.gz"))}
+    replays = {path.name: Replay.of(foreign_window(read_window(path))) for path in sorted(REAL.glob("*.gz"))}
     ratios = {name: one.replayed_ms / one.recorded_ms for name, one in replays.items()}
     table = "\n".join(f"{name[:60]:60} {ratio:.3f} {replays[name].refusal}" for name, ratio in ratios.items())
     refused = {name.split(".")[0][:30] for name, replay in replays.items() if replay.refusal}
@@ -244,7 +244,7 @@ def test_of_the_real_traces_those_that_are_not_refused_are_replayed_as_long_as_t
 @needs_traces
 def test_the_real_training_without_its_loader_is_about_as_fast_as_its_twin_with_workers() -> None:
     (path,) = REAL.glob("kineto_tb__resnet50_num_workers_0*")
-    window = foreign_window(read_trace(path))
+    window = foreign_window(read_window(path))
     trace = window.trace
     names = [text for text in trace.texts if text.startswith("enumerate(DataLoader)#")]
     loader = [place for name in names for place in named(trace, name)]

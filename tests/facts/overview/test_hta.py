@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from efprof.artifacts.trace.read import read_trace
+from efprof.artifacts.trace.read import read_window
 from efprof.commands.report import report
 from efprof.facts.overview import hta
 from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE
@@ -56,7 +56,7 @@ def idle_by_hta(path: Path) -> float:
 @needs_hta
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name[:40])
 def test_a_device_is_idle_as_long_as_hta_says(path: Path) -> None:
-    trace = read_trace(path)
+    trace = read_window(path)
     events = np.flatnonzero(trace.is_of(*ON_DEVICE))
     use = device_use(trace, int(trace.start_ns[events].min()), int(trace.end_ns[events].max()))
     work, counted = spans_of(path)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from efprof.artifacts.trace.read import read_trace
+from efprof.artifacts.trace.read import read_window
 from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, CallPaths
 from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.trace_windows import TraceWindow, foreign_window, user_frame
@@ -14,7 +14,7 @@ from tests.facts.time.traces import ENGINE, REAL, event, kernel, launch, step, w
 
 
 def window_of(folder: Path, *events: dict[str, object]) -> TraceWindow:
-    return foreign_window(read_trace(write(folder / "trace.json.gz", *events)))
+    return foreign_window(read_window(write(folder / "trace.json.gz", *events)))
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_of_labels_within_each_other_the_outermost_are_steps(tmp_path: Path) -> 
 def test_in_real_traces_every_kernel_is_counted_once_and_no_thread_twice(path: Path) -> None:
     if path.stat().st_size > 1_300_000:
         pytest.skip("the smaller ones show the same")
-    window = foreign_window(read_trace(path))
+    window = foreign_window(read_window(path))
     trace, paths = window.trace, window.paths
     start_ns, end_ns = window.steps[0][0], window.steps[-1][1]
     launched = {int(trace.id[at]): at for at in np.flatnonzero(trace.is_of(*LAUNCHES) & (trace.id >= 0)).tolist()}

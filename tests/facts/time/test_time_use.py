@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from efprof.artifacts.foreign import as_run
-from efprof.artifacts.trace.read import read_trace
+from efprof.artifacts.trace.read import read_window
 from efprof.facts.run.run import open_run
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.device_lanes import device_use, idle_gaps, kind_of
@@ -93,7 +93,7 @@ def test_a_step_has_few_bars_however_much_happens_on_however_many_streams(tmp_pa
 
 
 def test_a_device_is_busy_or_idle_for_a_reason(tmp_path: Path) -> None:
-    trace = read_trace(write(tmp_path / "t.json.gz", *step()))
+    trace = read_window(write(tmp_path / "t.json.gz", *step()))
     use = device_use(trace, 0, 1_000_000)
     assert use is not None
     assert use.busy_ns == 350_000
@@ -108,7 +108,7 @@ def test_a_kernel_named_after_a_copy_computes(tmp_path: Path) -> None:
         "multimem_all_reduce_kernel": "communication", "void gemm": "compute",
     }  # fmt: skip
     events = [event(name, at, 1, "kernel", STREAM) for at, name in enumerate(names)]
-    trace = read_trace(write(tmp_path / "t.json.gz", *events))
+    trace = read_window(write(tmp_path / "t.json.gz", *events))
     assert {trace.text(place): kind_of(trace, place) for place in range(4)} == names
 
 
@@ -202,7 +202,7 @@ def test_ranks_stand_side_by_side(tmp_path: Path) -> None:
 def test_a_device_is_idle_for_the_share_that_holistic_trace_analysis_reckons(name: str, idle: float) -> None:
     """On traces in microseconds; those in nanoseconds it rounds, until stretches are shorter than nothing."""
     (path,) = REAL.glob(f"{name}*")
-    trace = read_trace(path)
+    trace = read_window(path)
     events = np.flatnonzero(trace.is_of("kernel", "gpu_memcpy", "gpu_memset"))
     use = device_use(trace, int(trace.start_ns[events].min()), int(trace.end_ns[events].max()))
     assert use is not None

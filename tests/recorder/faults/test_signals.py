@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from efprof.artifacts.events import EVENTS_FILE, RecordingEnded, WindowClosed
-from efprof.artifacts.trace.read import read_trace
+from efprof.artifacts.trace.read import read_window
 from efprof.recorder.session.options import Options
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
@@ -40,7 +40,7 @@ def test_sigterm_writes_the_open_window_and_ends_the_program_as_it_would_have(be
     recorded = Recorded(folder=child.folder)
     assert [event.signal for event in recorded.events(RecordingEnded)] == ["SIGTERM"]
     (window,) = recorded.events(WindowClosed)
-    assert len(read_trace(recorded.rank / window.files[0]))
+    assert len(read_window(recorded.rank / window.files[0]))
     assert abs(child.output.count("\n") - len(recorded.steps)) <= 1
     assert "efprof" not in child.errors
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from efprof.artifacts.events import RecordingCost, WindowClosed, WindowLeftOut, WindowOpened
-from efprof.artifacts.trace.read import read_trace
+from efprof.artifacts.trace.read import read_window
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS
@@ -221,7 +221,7 @@ def test_a_step_whose_fetch_is_too_large_is_traced_from_its_end_on(tmp_path: Pat
     recorded = record_scheduled(tmp_path)
     assert windows_of(recorded) == {5: "trace-1", 8: "lean-1"}
     assert recorded.events(WindowOpened)[0].why == "schedule, without the data stage"
-    trace = read_trace(recorded.rank / "trace-1.json.gz")
+    trace = read_window(recorded.rank / "trace-1.json.gz")
     assert not named(trace, "enumerate(DataLoader)#_SingleProcessDataLoaderIter")
 
 

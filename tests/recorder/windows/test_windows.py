@@ -13,7 +13,7 @@ import torch
 
 from efprof.artifacts.allocations import AllocationEvent, allocation_paths, read_allocations
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
-from efprof.artifacts.trace.read import lean_paths, read_trace, read_window, trace_paths
+from efprof.artifacts.trace.read import lean_paths, read_window, trace_paths
 from efprof.facts.run.run import open_run
 from efprof.facts.time.time_use import TimeUse
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS
@@ -88,7 +88,7 @@ def test_a_scheduled_window_is_followed_by_a_lean_one_without_stacks_shapes_and_
     windows = {step.step: step.window for step in with_lean.steps if step.window}
     assert windows == {4: "calls-1", 5: "trace-1", 6: "trace-1", 9: "lean-1", 10: "lean-1"}
     assert [event.files for event in with_lean.events(WindowClosed) if event.window == "lean-1"] == [["lean-1.json.gz"]]
-    lean = read_trace(lean_paths(with_lean.rank)["trace-1"])
+    lean = read_window(lean_paths(with_lean.rank)["trace-1"])
     assert named(lean, "aten::addmm")
     assert not {"python_function", "[memory]", "shapes"} & {*lean.texts, *lean.sparse}
 
@@ -96,7 +96,7 @@ def test_a_scheduled_window_is_followed_by_a_lean_one_without_stacks_shapes_and_
 def test_the_time_of_lines_is_that_of_the_lean_window_and_adds_up_to_its_steps(with_lean: Recorded) -> None:
     window = open_run(with_lean.folder).get(TimeUse).window
     assert (window.name, window.numbers) == ("lean-1, with the lines of trace-1", (9, 10))
-    lean = read_trace(lean_paths(with_lean.rank)["trace-1"])
+    lean = read_window(lean_paths(with_lean.rank)["trace-1"])
     for name in ("aten::addmm", "autograd::engine::evaluate_function: AddmmBackward0", "Optimizer.step#SGD.step"):
         ours, theirs = (trace.duration_ns[named(trace, name)].tolist() for trace in (window.trace, lean))
         assert ours == theirs != []
@@ -266,7 +266,7 @@ def test_an_evaluation_puts_a_window_off_or_ends_it(
 
     recorded = record_here(tmp_path, train_and_evaluate, windows=(window,))
     assert [step.step for step in recorded.steps if step.window] == steps
-    trace = read_trace(trace_paths(recorded.rank)[0])
+    trace = read_window(trace_paths(recorded.rank)[0])
     assert len(named(trace, "aten::mse_loss")) in num_losses
 
 
