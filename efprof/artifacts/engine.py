@@ -54,7 +54,7 @@ def in_processes(works: Sequence[tuple[str, Work[R]]], num_processes: int) -> li
     """
     if _is_apart:
         return [_answer(work) for _, work in works]
-    share = max(1, len(works) // (TURNS * num_processes))
+    share = 1 + len(works) // (TURNS * num_processes)
     todo = deque(deque(range(len(works))[first : first + share]) for first in range(0, len(works), share))
     running: dict[Connection, tuple[BaseProcess, deque[int]]] = {}
     answers: dict[int, R | UnreadableInput] = {}
@@ -77,8 +77,7 @@ def in_processes(works: Sequence[tuple[str, Work[R]]], num_processes: int) -> li
                     place, exit_code = places[0], process.exitcode or 0
                     killed[place] += exit_code < 0
                     if exit_code >= 0 or len(works) == 1 or killed[place] > RETRIES_HERE:
-                        how = _how_it_ended(exit_code)
-                        why = f"{works[place][0]} cannot be read: its reader {how}."
+                        why = f"{works[place][0]} cannot be read: its reader {_how_it_ended(exit_code)}."
                         answers[places.popleft()] = UnreadableInput(why)
                     todo += [places] if places else []
                 if answer is None or not places:
@@ -86,7 +85,7 @@ def in_processes(works: Sequence[tuple[str, Work[R]]], num_processes: int) -> li
                     ready.close()
                     process.join()
     finally:
-        for process, *_ in running.values():
+        for process, _ in running.values():
             process.kill()
             process.join()
     return [answers[place] for place in range(len(works))]

@@ -107,7 +107,11 @@ def gain_phrase(gain: Gain, step_ms: float | None, peak_bytes: int | None) -> st
 
 
 def _share(saving: float, whole: float | None, of_what: str) -> str:
-    return f", {units.format_share(saving / whole)} {of_what}" if whole and saving >= SMALLEST_SHARE * whole else ""
+    return (
+        f", {units.format_share(saving / whole)} {of_what}"
+        if whole and SMALLEST_SHARE * whole <= saving <= whole
+        else ""
+    )
 
 
 def change_name(change: Change) -> str:

@@ -6,10 +6,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from traceback import walk_stack
 
 PROC = Path("/proc")
 PR_SET_CHILD_SUBREAPER = 36
@@ -88,3 +89,9 @@ def _said_of(pid: int, name: str) -> str:
         return (PROC / str(pid) / name).read_text(errors="replace").strip()
     except OSError:  # it has ended, or there is no such file on this system
         return ""
+
+
+def is_run_by_a_thread(function: Callable[..., object]) -> bool:
+    """Whether some thread of this process is in it, one that `threading` does not know of too."""
+    frames = [frame for innermost in sys._current_frames().values() for frame, _ in walk_stack(innermost)]
+    return any(frame.f_code is function.__code__ for frame in frames)

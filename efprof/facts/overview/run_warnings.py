@@ -49,6 +49,11 @@ OTHER_THREAD = (
     "in this report, and took part of the machine's time; train by one thread in each process to see them apart."
 )
 
+PROFILED = (
+    "The program's own profiler was on in some steps: what it wrote down holds the recorder's calls too, so read its "
+    "traces of runs without efprof."
+)
+
 SURVIVED = (
     "Requests for memory of the device failed, {num:,} in all, and the program went on: where it caught the error a "
     "batch may be missing; libraries such as cuDNN try work spaces, and take less where one fails."
@@ -68,6 +73,7 @@ def warnings_of(run: Run) -> tuple[str, ...]:
         *_about_other_attempts(run),
         *_about_stops(run),
         *_about_windows_left_out(run, events),
+        *[PROFILED][: any(stall.call == "torch.profiler" for record in run.steps for stall in record.stalls)],
         *(WITHOUT_OPTIMIZER for event in events if isinstance(event, StepsWithoutOptimizer)),
         *[OTHER_THREAD][: any(isinstance(event, OtherThreadTrained) for event in events)],
         *([SURVIVED.format(num=failed[-1])] if failed and catches_out_of_memory(run) else ()),

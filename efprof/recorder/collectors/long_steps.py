@@ -20,6 +20,7 @@ from efprof.recorder.collectors.worker_samples import MAX_JOIN_S
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.loop.steps import epoch_ns
+from efprof.recorder.session.hidden_thread import HiddenThread
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.sites import Sites
@@ -45,8 +46,8 @@ class LongSteps:
     def __init__(self, loop: Loop, sites: Sites, shell: Shell, budget: Budget, lines: LineWriter) -> None:
         self._loop, self._sites, self._budget, self._lines = loop, sites, budget, lines
         self._guard = shell.guard_code
-        run = shell.guarded("long_steps", self._run)
-        self._thread = threading.Thread(target=run, name="efprof-long-steps", daemon=True)
+        self._run_guarded = shell.guarded("long_steps", self._run)
+        self._thread: HiddenThread | None = None
         """Started once a usual step is known."""
         self._update_lines: list[str] = []
         """Where the optimizer stepped, in the last step that was recorded in full."""
@@ -61,13 +62,13 @@ class LongSteps:
 
     def optimizer_began(self, step: OpenStep, *_: Any) -> None:
         self._update_lines = self._lines_of(calls_of(get_ident()))
-        if self._thread.ident is None and step.number >= FIRST_STEP:
+        if self._thread is None and step.number >= FIRST_STEP:
             self._lines.write(LongStep(step=step.number, started_ns=step.epoch_ns))
-            self._thread.start()
+            self._thread = HiddenThread(self._run_guarded)
 
     def at_end(self) -> None:
         self._goes_on.release()
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join(MAX_JOIN_S)
 
     def _run(self) -> None:

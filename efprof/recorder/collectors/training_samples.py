@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 from random import Random
 from types import CodeType
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.collectors.worker_samples import MAX_JOIN_S
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.session.hidden_thread import HiddenThread
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note, Shell
 from efprof.recorder.session.sites import Sites
@@ -62,7 +64,7 @@ class TrainingSamples:
         self._loop, self._sites, self._budget, self._note = loop, sites, budget, note
         self._sample = shell.guarded("training_samples", self._sample_steps)
         self._is_on = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: HiddenThread | None = None
         self._random = Random(0)
         self._period_s, self._switch_s = MIN_PERIOD_S, sys.getswitchinterval()
         self._last_ns = self._num_of_step = self._num_samples = self._num_written = 0
@@ -74,8 +76,7 @@ class TrainingSamples:
         if step.number < FIRST_STEP or self._num_samples >= MAX_SAMPLES:
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._sample, name="efprof-samples", daemon=True)
-            self._thread.start()
+            self._thread = HiddenThread(partial(self._sample, self._is_on))
         self._of_step, self._num_of_step, self._last_ns = Counter(), 0, time.perf_counter_ns()
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(TURN_S)
@@ -102,9 +103,9 @@ class TrainingSamples:
         self._pause()
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._is_on.set()
+            is_on, self._is_on = self._is_on, threading.Event()
+            is_on.set()
             thread.join(MAX_JOIN_S)
-            self._is_on.clear()
 
     def write(self) -> None:
         """What was sampled so far."""
@@ -140,9 +141,9 @@ class TrainingSamples:
                 sys.setswitchinterval(self._switch_s)
         return was_on
 
-    def _sample_steps(self) -> None:
-        while self._thread is threading.current_thread():
-            self._is_on.wait()
+    def _sample_steps(self, is_on: threading.Event) -> None:
+        while is_on is self._is_on:
+            is_on.wait()
             time.sleep(self._period_s * self._random.uniform(0.5, 1.5))
             if self._is_on.is_set():
                 stage, calls = self._loop.clock.stage, calls_of(self._loop.thread.ident)

@@ -20,6 +20,7 @@ from efprof.artifacts.events import EVENTS_FILE
 from efprof.artifacts.readings import WORKER_SAMPLES_FILE, SampledLine, WorkerSamples
 from efprof.artifacts.run_file import SOURCES_FILE, SourceText, read_sources
 from efprof.recorder.hooks.patching import replace
+from efprof.recorder.session.hidden_thread import HiddenThread
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.sites import Sites
@@ -138,21 +139,18 @@ class Sampler:
         self._random = random.Random(os.getpid())  # the program's own numbers stay as they are
         self._places: Counter[Place] = Counter()
         self._num_idle = 0
-        self._thread: threading.Thread | None = None
         self._switch_s = sys.getswitchinterval()
 
     def start(self, shell: Shell) -> None:
         """Start the thread; from now on Python may change threads more often."""
         run = shell.guarded("worker_samples", self._run)
-        self._thread = threading.Thread(target=run, name="efprof-worker-samples", daemon=True)
-        self._thread.start()
+        self._thread = HiddenThread(run)
         sys.setswitchinterval(SWITCH_S)
 
     def stop(self) -> None:
         """Have the last line written, unless the disk takes long, and leave nothing behind."""
         self._is_over.set()
-        if self._thread is not None:
-            self._thread.join(MAX_JOIN_S)
+        self._thread.join(MAX_JOIN_S)
         if abs(sys.getswitchinterval() - SWITCH_S) < SWITCH_S / 2:  # the program has set no other
             sys.setswitchinterval(self._switch_s)
 

@@ -12,6 +12,7 @@ from time import perf_counter_ns, thread_time_ns
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.artifacts.events import HoldersCounted
@@ -145,7 +146,8 @@ class Holders:
             self.count("end", num_steps - 1)
 
     def count(self, moment: Moment, step: int) -> None:
-        if not (self._is_asked or moment == "end" or self._budget.affords_count(self._cost_ns)):
+        is_seen = torch._C._autograd._profiler_enabled()  # by a profiler of the program's, which would record all of it
+        if not (self._is_asked or moment == "end" or (self._budget.affords_count(self._cost_ns) and not is_seen)):
             return
         self.stop_watching()
         began, computed = perf_counter_ns(), thread_time_ns()

@@ -122,7 +122,10 @@ class ParameterProbe:
     def _has_other_values(self, parameter: torch.Tensor) -> bool:
         """Whether `parameter.data` was changed or replaced, of which its version tells nothing."""
         before, now = self._sample, _sample_of(parameter)
-        return before is not None and now is not None and (before.dtype != now.dtype or not torch.equal(before, now))
+        if before is None or now is None:
+            return False
+        with torch._C._DisableTorchDispatch():
+            return before.dtype != now.dtype or not torch.equal(before, now)
 
     def _alive(self) -> torch.Tensor | None:
         return None if self._parameter is None else self._parameter()
@@ -141,11 +144,13 @@ def _sample_of(parameter: torch.Tensor) -> torch.Tensor | None:
     """Some of its values; None where it takes a device or another rank to tell, and while torch.jit.trace takes our
     operations for the program's.
     """
-    if torch._C._get_tracing_state() is not None or not parameter.is_cpu or type(parameter.data) is not torch.Tensor:
+    is_plain = issubclass(type(parameter), torch.nn.Parameter) or type(parameter) is torch.Tensor
+    if torch._C._get_tracing_state() is not None or not parameter.is_cpu or not is_plain:
         return None
-    if not parameter.untyped_storage().size():
-        return None  # sharded, and given back between the passes
-    return parameter.detach().reshape(-1).narrow(0, 0, min(MAX_SAMPLE, parameter.numel())).clone()
+    with torch._C._DisableTorchDispatch():  # a mode of the program's would see it
+        if not parameter.untyped_storage().size():
+            return None  # sharded, and given back between the passes
+        return parameter.detach().reshape(-1).narrow(0, 0, min(MAX_SAMPLE, parameter.numel())).clone()
 
 
 def _has_optimizer(parameter: torch.Tensor | None) -> bool:

@@ -1,6 +1,5 @@
 """Opens a window at SIGUSR1, and closes the recording in good order at SIGTERM."""
 
-import _thread
 import contextlib
 import ctypes
 import os
@@ -8,10 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 from efprof.artifacts.events import RecordingEnded
 from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.session.hidden_thread import HiddenThread
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.writing import RankFolder, identity_of, is_still
@@ -123,15 +124,14 @@ class KillTimer:
     """A thread that ends this process where SIGTERM's handler has not done so in time.
 
     Python runs a handler in the main thread, which may hang in a collective call for good, but notes the signal at once
-    in a file, which the thread reads. The module `threading` does not know it: nobody waits for it.
+    in a file, which the thread reads.
     """
 
     def __init__(self) -> None:
         self._writing = -1
         self._identity = (0, 0)
         """Of the pipe, by both its ends; the program may close them, and be given their numbers for its own files."""
-        self._running: _thread.LockType | None = None
-        """Held until the thread ends."""
+        self._thread: HiddenThread | None = None
 
     def begin(self, handler: object) -> None:
         """Watch over SIGTERM while `handler` handles it; only in the main thread, and not where the program
@@ -144,29 +144,25 @@ class KillTimer:
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         self._writing, self._identity = writing, identity_of(reading)
-        running = _thread.allocate_lock()
-        running.acquire()
-        _thread.start_new_thread(_watch, (reading, self._identity, handler, running))
-        self._running = running
+        self._thread = HiddenThread(partial(_watch, reading, self._identity, handler))
 
     def end(self) -> None:
-        running = self._running
-        if running is not None:
+        if (thread := self._thread) is not None:
             self.forget()
             if is_still(self._writing, self._identity):
                 os.write(self._writing, bytes([STOP]))
                 os.close(self._writing)
-            running.acquire(timeout=1)
+            thread.join(1)
 
     def forget(self) -> None:
         """Alone in a forked child, which has no such thread: a signal to it is none of its parent's."""
-        if self._running is not None:
-            self._running, theirs = None, signal.set_wakeup_fd(-1)
+        if self._thread is not None:
+            self._thread, theirs = None, signal.set_wakeup_fd(-1)
             if theirs not in (-1, self._writing):
                 signal.set_wakeup_fd(theirs)
 
 
-def _watch(reading: int, pipe: tuple[int, int], handler: object, running: _thread.LockType) -> None:
+def _watch(reading: int, pipe: tuple[int, int], handler: object) -> None:
     with contextlib.suppress(OSError):  # Python would print it
         while is_still(reading, pipe) and (number := os.read(reading, 1)) not in (b"", bytes([STOP])):
             if number[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is handler:
@@ -174,7 +170,6 @@ def _watch(reading: int, pipe: tuple[int, int], handler: object, running: _threa
                 _die()
         if is_still(reading, pipe):
             os.close(reading)
-    running.release()
 
 
 def _die() -> None:

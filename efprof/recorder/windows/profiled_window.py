@@ -236,6 +236,16 @@ def can_have_stacks() -> bool:
     return code is None or code.co_varnames[:1] == ("self",)
 
 
+def end_without_destructors() -> None:
+    """Have this forked child leave C++'s globals as they are when it ends: once a window was open one of them, of the
+    profiler, waits for a thread that a fork does not copy. What comes last here is called first.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(libc._exit, None)
+        libc.__cxa_atexit(libc.fflush, None, None)
+
+
 def is_profiling() -> bool:
     if sys.version_info >= (3, 12) and sys.monitoring.get_tool(sys.monitoring.PROFILER_ID):  # there cProfile is
         return True

@@ -21,7 +21,13 @@ from efprof.recorder.numbers.step_numbers import living
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, Options, StepRange
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note
-from efprof.recorder.windows.profiled_window import Planned, ProfiledWindow, is_profiling, is_running
+from efprof.recorder.windows.profiled_window import (
+    Planned,
+    ProfiledWindow,
+    end_without_destructors,
+    is_profiling,
+    is_running,
+)
 from efprof.recorder.windows.step_events import IN_STEP_NS, MAX_EVENTS, StepEvents
 from efprof.recorder.windows.triggers import ASKED_FOR, TRIGGERED_STEPS, WindowRequests
 
@@ -165,6 +171,8 @@ class Windows:
         self._events.stop()
         if self._window is not None:
             sys.setprofile(None)
+        if self._opened_ns:
+            end_without_destructors()
 
     # When, and how large.
 

@@ -12,6 +12,8 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.readings import LONG_STEPS_FILE, read_long_steps
 from efprof.recorder.collectors import long_steps
 from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, record_here
+from tests.recorder.training import train_plainly
+from tests.support.processes import is_run_by_a_thread
 from tests.support.waiting import wait_until
 
 SLOW_ITEM, CHECKPOINT, NUM_STEPS = 12, 30, 40
@@ -86,8 +88,17 @@ def test_a_long_step_is_written_while_it_goes_on_and_read_once(recorded: Recorde
     assert num_written >= len(read_long_steps(recorded.rank)) + 2
 
 
-def test_its_thread_ends_with_the_recording(recorded: Recorded) -> None:
-    assert [thread.name for thread in threading.enumerate() if thread.name == "efprof-long-steps"] == []
+def test_no_thread_of_ours_outlives_the_recording_and_the_program_sees_none(tmp_path: Path) -> None:
+    """One that waits until its own are over waits for `threading.active_count()`."""
+    before, seen, runs = threading.enumerate(), list[bool](), long_steps.LongSteps._run
+
+    def train() -> None:
+        train_plainly(12)
+        seen.extend((is_run_by_a_thread(runs), threading.enumerate() == before))
+
+    record_here(tmp_path, train)
+    assert seen == [True, True]
+    assert not is_run_by_a_thread(runs)
 
 
 def test_a_sampler_that_raises_costs_a_sentence_and_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from efprof.recorder.collectors import worker_samples
 from efprof.recorder.collectors.worker_samples import LOOP, SWITCH_S, Sampler, WorkerFiles
 from efprof.recorder.session.writing import RankFolder, claim_folder
 from tests.recorder.recording import Recorded, line_of, record_here
+from tests.support.processes import is_run_by_a_thread
 
 HERE = Path(__file__)
 NUM_BATCHES = 8
@@ -50,7 +51,7 @@ class Slow(Dataset[torch.Tensor]):
         between = time.perf_counter()
         numpy.sort(self.values)  # numpy
         ended = time.perf_counter()
-        own = float("efprof-worker-samples" in {thread.name for thread in threading.enumerate()})
+        own = float(is_run_by_a_thread(Sampler._run))
         return torch.tensor([between - begun, ended - between, sys.getswitchinterval(), own])
 
 
@@ -256,7 +257,7 @@ def test_the_thread_and_the_switch_interval_are_the_workers_alone(tmp_path: Path
     assert program.items[:, 2].tolist() == pytest.approx([SWITCH_S] * len(program.items))
     assert program.items[:, 3].tolist() == [1.0] * len(program.items)
     assert sys.getswitchinterval() == DEFAULT_SWITCH_S
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("efprof")]
+    assert not is_run_by_a_thread(Sampler._run)
     assert multiprocessing.active_children() == []
     assert worker._worker_loop is LOOP
 

@@ -1,6 +1,7 @@
 """How large a window is that nobody asked for: reckoned from the step before it, smaller where it has to be."""
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from efprof.recorder.windows.step_events import MAX_EVENTS, StepEvents
 from tests.recorder.recording import Recorded, record_here, running_session
 from tests.recorder.training import make_loader, make_training, train_plainly, train_step
 from tests.support.builders import named
+from tests.support.waiting import MAX_WAIT_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*kineto.*:UserWarning")
 
@@ -176,6 +178,36 @@ def test_a_child_that_is_forked_in_a_window_is_not_profiled(tmp_path: Path) -> N
 
     record_here(tmp_path, train, windows=((5, 6),))
     assert states == [0]
+
+
+FORKS = """
+import os, sys
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(12):
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 4)).sum()
+    if step in (6, 11):
+        is_on, child = torch.autograd._profiler_enabled(), os.fork()
+        if not child:
+            loss.backward()
+            print("child", end=" ")
+            sys.exit(6)
+        print(step, is_on, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_child_that_is_forked_in_a_window_or_after_it_ends_as_it_means_to(tmp_path: Path) -> None:
+    """Its own end takes C++'s globals down, and the profiler's wait for a thread that is the parent's alone."""
+    (tmp_path / "forks.py").write_text(FORKS)
+    words = [sys.executable, "-m", "efprof", "record", "--trace-steps", "5:7", "--", sys.executable, "forks.py"]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=MAX_WAIT_S, check=True)
+    assert ended.stdout.splitlines()[:2] == ["child 6 True 6", "child 11 False 6"]
 
 
 def test_a_program_that_replaces_what_calls_a_module_is_traced_without_stacks(

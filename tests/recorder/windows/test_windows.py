@@ -14,6 +14,7 @@ import torch
 from efprof.artifacts.allocations import AllocationEvent, allocation_paths, read_allocations
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.trace.read import lean_paths, read_window, trace_paths
+from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
 from efprof.facts.time.time_use import TimeUse
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS
@@ -158,15 +159,19 @@ def test_what_is_allocated_is_released_at_the_same_address(allocations: tuple[Al
 
 def test_a_program_that_is_profiling_itself_is_left_alone(tmp_path: Path) -> None:
     def train_profiled() -> None:
-        with torch.profiler.profile() as profiler:
+        with torch.profiler.profile(with_stack=True) as profiler:
             train_plainly(6)
-        assert any(event.key == "aten::mse_loss" for event in profiler.key_averages())
+        profiler.export_chrome_trace(str(tmp_path / "own.json"))
 
     recorded = record_here(tmp_path, train_profiled, windows=((2, 4),))
     assert recorded.events(WindowOpened) == []
     (stopped,) = recorded.events(CollectorStopped)
     assert "profiling itself" in stopped.reason
     assert len(recorded.steps) == 6
+    told = (tmp_path / "own.json").read_text()
+    assert "aten::mse_loss" in told
+    assert "holders/walk.py" not in told  # a count of ours would be most of it
+    assert any("holds the recorder's calls too" in one for one in warnings_of(open_run(recorded.folder)))
 
 
 def test_a_program_that_profiles_another_of_its_threads_is_left_alone(tmp_path: Path) -> None:
