@@ -102,7 +102,7 @@ class TrainingSamples:
         """End the thread: a program that forks would be warned of it."""
         self._pause()
         thread, self._thread = self._thread, None
-        if thread is not None:
+        if thread:
             is_on, self._is_on = self._is_on, threading.Event()
             is_on.set()
             thread.join(MAX_JOIN_S)
@@ -134,8 +134,7 @@ class TrainingSamples:
 
     def _pause(self) -> bool:
         """Whether the thread was on."""
-        was_on = self._is_on.is_set()
-        if was_on:
+        if was_on := self._is_on.is_set():
             self._is_on.clear()
             if sys.getswitchinterval() < 2 * TURN_S:  # the program has set no other
                 sys.setswitchinterval(self._switch_s)

@@ -2,25 +2,26 @@
 
 import _thread
 from collections.abc import Callable
+from threading import Event
 
 
 class HiddenThread:
     """Not among `threading.enumerate()`, nor traced by `threading.settrace`; it ends with the process at last."""
 
     def __init__(self, work: Callable[[], None]) -> None:
-        """It is started at once."""
+        """Started at once, and running: one that is not yet may be too new for torch's profiler, which goes to each."""
         self._work = work
-        self._is_running = _thread.allocate_lock()
-        self._is_running.acquire()
+        self._has_begun, self._has_ended = Event(), Event()
         _thread.start_new_thread(self._run, ())
+        self._has_begun.wait()
 
     def join(self, max_s: float) -> None:
         """Wait until it has ended."""
-        if self._is_running.acquire(timeout=max_s):
-            self._is_running.release()
+        self._has_ended.wait(max_s)
 
     def _run(self) -> None:
+        self._has_begun.set()
         try:
             self._work()
         finally:
-            self._is_running.release()
+            self._has_ended.set()
