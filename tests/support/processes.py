@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
-from traceback import walk_stack
+
+from efprof.recorder.session.stacks import calls_of
 
 PROC = Path("/proc")
 PR_SET_CHILD_SUBREAPER = 36
@@ -93,5 +94,5 @@ def _said_of(pid: int, name: str) -> str:
 
 def is_run_by_a_thread(function: Callable[..., object]) -> bool:
     """Whether some thread of this process is in it, one that `threading` does not know of too."""
-    frames = [frame for innermost in sys._current_frames().values() for frame, _ in walk_stack(innermost)]
-    return any(frame.f_code is function.__code__ for frame in frames)
+    calls = [call for ident in sys._current_frames() for call in calls_of(ident)]
+    return any(call.code is function.__code__ for call in calls)

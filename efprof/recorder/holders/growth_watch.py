@@ -193,8 +193,6 @@ class GrowthWatch:
         if get_ident() == self._thread:  # another thread may be within one
             for frame in self._frames.values():
                 frame.f_trace = None
-                if may_read_locals(frame.f_code):
-                    locals_of(frame)  # lets go of the copies that Python made for the tracer
         self._frames.clear()
         for thing in self._things:
             thing.last = {}  # another thread may be going through it

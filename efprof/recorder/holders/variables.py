@@ -1,5 +1,6 @@
 """What an object, a function or a frame keeps, read without running any code of the user's."""
 
+import ctypes
 import dis
 import functools
 import gc
@@ -154,6 +155,8 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
     names = dict(values)
     if sys.version_info < (3, 13):
         values.clear()  # the frame keeps this snapshot, and with it tensors that the program lets go
+        # Writes nothing back, as nothing is in it: else the next event of a tracer fills it once more.
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), 0)
     return names
 
 

@@ -1,6 +1,7 @@
 """When holders are counted, within what time, and which lines are seen to make them grow."""
 
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def keep_losses(tmp_path: Path) -> HolderCount:
 def test_the_graphs_that_there_is_no_time_for_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def add_graphs(held: Held, known: dict[Any, Node], time_limit: TimeLimit) -> None:
         """As if the time were up by then."""
-        time_limit.limit = 0.0
+        time_limit.limit, time_limit._num_calls = 0.0, 0
         count_graphs(held, known, time_limit)
 
     count_graphs = Held.add_graphs
@@ -354,6 +355,33 @@ def test_a_watch_leaves_nothing_behind(begin: Begin) -> None:
     recorded = record(begin, programs.LOOKS_BEHIND)
     assert changes_of(recorded, "train.kept")
     assert (recorded.folder.parent / "output").read_text().split() == ["None", "None", "gone"]
+
+
+def test_a_function_in_which_a_watch_begins_or_ends_keeps_nothing_that_it_lets_go(tmp_path: Path) -> None:
+    """Its variables were read just before, and Python may keep a copy of them for the tracer."""
+    weight, optimizer = make_weight()
+    kept, gone = list[torch.Tensor](), list[bool]()
+
+    def step() -> None:
+        was_traced = sys.gettrace() is not None
+        loss = weight.square().sum()
+        reference = weakref.ref(loss)
+        kept.append(torch.ones(3))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        torch.zeros(1)  # is traced, if it was not before
+        del loss
+        if was_traced != (sys.gettrace() is not None):
+            gone.append(reference() is None)
+
+    def train() -> None:
+        for _ in range(60):
+            step()
+
+    record_here(tmp_path, train, holders=True)
+    assert gone
+    assert all(gone)
 
 
 def test_a_forked_child_is_not_traced(begin: Begin) -> None:
