@@ -7,7 +7,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -23,8 +23,6 @@ Work = Callable[[], R]
 """Raises UnreadableInput where its file cannot be read; for a cluster it can be pickled."""
 
 DASK = "dask://"
-RETRIES_HERE = 1
-"""Of a killed process that was one of many, which memory may have been short for; a second time it is the file."""
 RETRIES_ON_A_CLUSTER = 2
 TURNS = 4
 """So many processes follow each other in the place of one, so that a slow work keeps few others waiting."""
@@ -47,10 +45,11 @@ def carry_out(works: Sequence[tuple[str, Work[R]]], engine: str | None) -> list[
 
 
 def in_processes(works: Sequence[tuple[str, Work[R]]], num_processes: int) -> list[R | UnreadableInput]:
-    """Each work in a forked process, at most so many at once; of several a killed one is tried again once.
+    """Each work in a forked process, at most so many at once.
 
-    Where works are many a process does several, one after the other: a fork costs 25 ms of CPU. A process that was
-    started for works does works of its own itself. Raises RuntimeError for an error of ours.
+    Of several works one whose process ends without its answer is tried again: memory may have been short, and a second
+    time it is the file. Where works are many a process does several, one after the other: a fork costs 25 ms of CPU. A
+    process that was started for works does works of its own itself. Raises RuntimeError for an error of ours.
     """
     if _is_apart:
         return [_answer(work) for _, work in works]
@@ -58,7 +57,7 @@ def in_processes(works: Sequence[tuple[str, Work[R]]], num_processes: int) -> li
     todo = deque(deque(range(len(works))[first : first + share]) for first in range(0, len(works), share))
     running: dict[Connection, tuple[BaseProcess, deque[int]]] = {}
     answers: dict[int, R | UnreadableInput] = {}
-    killed = Counter[int]()
+    tried = set[int]()
     try:
         while todo or running:
             while todo and len(running) < num_processes:
@@ -74,15 +73,15 @@ def in_processes(works: Sequence[tuple[str, Work[R]]], num_processes: int) -> li
                     answers[places.popleft()] = _checked(answer[0])
                 else:
                     process.join()
-                    place, exit_code = places[0], process.exitcode or 0
-                    killed[place] += exit_code < 0
-                    if exit_code >= 0 or len(works) == 1 or killed[place] > RETRIES_HERE:
-                        why = f"{works[place][0]} cannot be read: its reader {_how_it_ended(exit_code)}."
+                    place = places[0]
+                    if place in tried or len(works) == 1:
+                        how = _how_it_ended(process.exitcode or 0)
+                        why = f"{works[place][0]} cannot be read: its reader {how}."
                         answers[places.popleft()] = UnreadableInput(why)
+                    tried.add(place)
                     todo += [places] if places else []
                 if answer is None or not places:
                     del running[ready]
-                    ready.close()
                     process.join()
     finally:
         for process, _ in running.values():

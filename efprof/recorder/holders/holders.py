@@ -283,7 +283,8 @@ class HolderCount:
     def count(self) -> dict[Key, Held]:
         """Walk from the locals of the user's functions that are running, then from the globals of his modules.
 
-        Last from the data sets of loaders: of one that a `for` statement builds, no variable knows.
+        Last from data sets of loaders, and from what iterates over a stream: of those that a `for` statement builds no
+        variable knows.
         """
         with no_garbage_collection():  # it would go through the whole heap
             if sys.gettrace() is None:  # under a debugger, reading a frame's locals may write them back
@@ -297,7 +298,9 @@ class HolderCount:
                 if file and self._sites.is_user_file(file):
                     self._count_variables("global", module.__name__, file, vars(module), vars(module))
             for iterator in self._iterators:
-                data = {"dataset": dict(attributes_of(iterator)).get("_dataset")}
+                names = dict(attributes_of(iterator))
+                fetcher = names.get("_dataset_fetcher")
+                data = {"dataset": names.get("_dataset"), "iterator": getattr(fetcher, "dataset_iter", None)}
                 self._count_variables("attribute", "DataLoader", None, data, data)
             self._count_graphs()
             for held in self._walk.held.values():

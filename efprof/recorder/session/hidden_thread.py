@@ -9,7 +9,9 @@ class HiddenThread:
     """Not among `threading.enumerate()`, nor traced by `threading.settrace`; it ends with the process at last."""
 
     def __init__(self, work: Callable[[], None]) -> None:
-        """Started at once, and running: one that is not yet may be too new for torch's profiler, which goes to each."""
+        """`work`, which raises nothing, is started at once, and running: torch's profiler goes to each thread, and one
+        that is not yet may be too new for it.
+        """
         self._work = work
         self._has_begun, self._has_ended = Event(), Event()
         _thread.start_new_thread(self._run, ())
@@ -21,7 +23,5 @@ class HiddenThread:
 
     def _run(self) -> None:
         self._has_begun.set()
-        try:
-            self._work()
-        finally:
-            self._has_ended.set()
+        self._work()
+        self._has_ended.set()

@@ -1,13 +1,15 @@
 """When holders are counted, within what time, and which lines are seen to make them grow."""
 
+import itertools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from efprof.artifacts.events import CollectorStopped, HoldersCounted
 from efprof.artifacts.holders import Change, Container, Count, Counted, Watched, read_counts, read_watches
@@ -349,6 +351,27 @@ def test_a_function_that_takes_its_variables_is_not_traced_and_the_watch_says_so
     assert watch.why_not is not None
     assert watch.why_not.startswith("train calls locals()")
     assert (recorded.folder.parent / "output").read_text() == "['settings']\n"
+
+
+class Endless(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return itertools.cycle(torch.ones(1000) for _ in range(10_000))
+
+
+def test_what_iterates_over_a_stream_for_a_loader_is_counted_though_no_variable_knows_it(tmp_path: Path) -> None:
+    def train() -> None:
+        weight, optimizer = make_weight()
+        for batch in itertools.islice(DataLoader(Endless(), batch_size=4), 30):
+            optimizer.zero_grad()
+            (weight.sum() * batch.mean()).backward()
+            optimizer.step()
+
+    recorded = record_here(tmp_path, train, holders=True)
+    held = [holder_at(count, "DataLoader.iterator") for count in read_counts(recorded.rank) if count.moment == "step"]
+    assert [one.type for one in held if one is not None] == ["cycle"] * len(held)
+    grown = [one.tensors for one in held if one is not None]
+    assert grown == sorted(set(grown))
+    assert all(Path(__file__).name in change.site for change in changes_of(recorded, "DataLoader.iterator"))
 
 
 def test_a_watch_leaves_nothing_behind(begin: Begin) -> None:
