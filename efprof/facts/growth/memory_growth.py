@@ -86,8 +86,8 @@ def _read(
     samples: list[Point | None] = []
     within: list[int] = []
     for record in records:
-        sizes = record.allocated()
-        left = record.allocated("post_optimizer_step")[-1:]
+        sizes = record.allocated() if record.memory else []
+        left = sizes and record.allocated("post_optimizer_step")[-1:]
         is_apart = is_in_window(record) or record.step in compiled
         if left and not is_apart:
             samples.append((record.step, left[0]))

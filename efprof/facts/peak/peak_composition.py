@@ -194,8 +194,8 @@ def _checkpointing(
     run: Run, window: LiveWindow, categories: tuple[Category, ...], before: int
 ) -> Iterable[PeakReduction]:
     sources = run.get(Sources)
-    records = run.steps
-    chains, share = chains_of(window, sources), _share_outside(records, window)
+    full = [record for record in run.steps if record.is_full]
+    chains, share = chains_of(window, sources), _share_outside(full, window)
     for region in regions_of(window, categories, chains, sources, run.get(StepTimes).backward_site):
         times = round(len(region.calls) / region.num_steps)
         often = f", run {times} times a step" if times > 1 else ""

@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from os.path import commonprefix
-from threading import get_ident
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
@@ -24,11 +23,11 @@ from efprof.recorder.session.hidden_thread import HiddenThread
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.sites import Sites
-from efprof.recorder.session.stacks import MOST_CALLS, Call, calls_of
+from efprof.recorder.session.stacks import MOST_CALLS, Call, calls_of, own_calls
 from efprof.recorder.session.writing import OWN_FOLDER, LineWriter
 
 PERIOD_S = 0.02
-"""Between two samples of a long step; one takes 35 us."""
+"""Between two samples of a long step; one takes 100 us."""
 FIRST_STEP = 5
 """The steps before it warm up, and tell how long a usual one is."""
 MAX_STEPS = 1000
@@ -61,7 +60,7 @@ class LongSteps:
         self._updated_ns = self._seen_ns = self._write_ns = 0
 
     def optimizer_began(self, step: OpenStep, *_: Any) -> None:
-        self._update_lines = self._lines_of(calls_of(get_ident()))
+        self._update_lines = self._lines_of(own_calls())
         if self._thread is None and step.number >= FIRST_STEP:
             self._lines.write(LongStep(step=step.number, started_ns=step.epoch_ns))
             self._thread = HiddenThread(self._run_guarded)

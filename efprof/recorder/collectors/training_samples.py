@@ -37,7 +37,7 @@ TURN_S = 0.000005
 Python that comes to an operator sooner is counted at the operator's line."""
 MAX_SAMPLES = 600
 """A share of a fifth is then known to 3 points."""
-SAMPLE_NS = 160_000
+SAMPLE_NS = 200_000
 """What a sample costs, most of it to wait for Python's lock and to pass it on."""
 WAITING = ("asyncio", "concurrent", "multiprocessing", "queue", "selectors", "socket", "subprocess", "threading")
 OWN_WORK = (sys.stdlib_module_names | {"numpy"}).difference(WAITING)

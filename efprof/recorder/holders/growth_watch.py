@@ -64,12 +64,33 @@ Measured = tuple[object, int | None, tuple[tuple[int, int], ...]]
 """Which value it is, and of a container its length and which its last entries are."""
 
 
+Thing = tuple[Watched, list[Any], list[tuple[Any, str]]]
+"""With its containers, and the names that it has somewhere."""
+
+Measure = partial[Measured]
+"""Its first argument is a `Kept`."""
+
+
 class Line(NamedTuple):
     """Where a thread is; `is_within_call` while a library runs that this line called."""
 
     code: CodeType
     number: int
     is_within_call: bool
+
+
+class Kept:
+    """A container, a namespace or a frame of the program's, until nothing but the watch refers to it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+_KEPT = Kept([])
+_ALONE = sys.getrefcount(_KEPT.value)
+"""What is counted where nothing else refers to it. What refers to itself in a circle lives as long as the watch."""
 
 
 @dataclass(slots=True)
@@ -79,7 +100,7 @@ class WatchedValue:
     told: Watched
     times: Counter[tuple[Line, How]] = field(default_factory=Counter)
     entries: Counter[tuple[Line, How]] = field(default_factory=Counter)
-    last: dict[Callable[[], Measured], Measured] = field(default_factory=dict)
+    last: dict[Measure, Measured] = field(default_factory=dict)
     """What is compared after each event, of a container or of what has a name, and what it was last."""
     variables: list["Variable"] = field(default_factory=list)
 
@@ -101,42 +122,28 @@ class WatchedValue:
 class Variable:
     """A local variable of a function that runs, looked at once per step: to read it in a trace callback would harm."""
 
-    frame: FrameType
+    frame: Kept
+    code: CodeType
     name: str
     times: int = 0
     _last: Any = None
 
     def look(self) -> None:
-        now = _identity(locals_of(self.frame).get(self.name))
-        self.times += self._last is not None and now != self._last
-        self._last = now
-
-
-def watched(told: Watched, containers: list[Any], names: list[tuple[Any, str]]) -> WatchedValue:
-    """With all that is compared for it, and its local variables."""
-    thing = WatchedValue(told)
-    measures: list[Callable[[], Measured]] = []
-    named = set()
-    for owner, name in names[-MAX_HANDLES:]:
-        if type(owner) is FrameType:
-            thing.variables.append(Variable(owner, name))
-        else:
-            measures.append(partial(_named, owner, name))
-            named.add(id(value_of(owner, name)))
-    for container in containers[-MAX_HANDLES:]:
-        if id(container) not in named:
-            measures.append(partial(_contained, container))
-    thing.last = {measure: measure() for measure in measures}
-    return thing
+        if self.frame.value is not None:
+            now = _identity(locals_of(self.frame.value).get(self.name))
+            self.times += self._last is not None and now != self._last
+            self._last = now
 
 
 class GrowthWatch:
     """Traces the calling thread from `begin` on; `step_ended` after each step tells when to `end`."""
 
-    def __init__(self, sites: Sites, things: list[WatchedValue], guarded: Callable[[Tracer], Tracer]) -> None:
+    def __init__(self, sites: Sites, things: list[Thing], guarded: Callable[[Tracer], Tracer]) -> None:
         self.spent_ns = 0
         self._sites = sites
-        self._things = things
+        self._kept: dict[int, Kept] = {}
+        """By the `id` of its value."""
+        self._things = [self._watched(*thing) for thing in things]
         self._at: Line | None = None
         self._lines: set[tuple[int, int]] = set()
         self._num_lines: Counter[int] = Counter()
@@ -145,7 +152,7 @@ class GrowthWatch:
         self._codes: list[CodeType] = []
         """Kept, so that no other one gets its `id`."""
         self._event_ns = EVENT_NS
-        self._frames: dict[CodeType, FrameType] = {}
+        self._frames: dict[CodeType, Kept] = {}
         """That outlive a step, the last one of each function."""
         self._thread = get_ident()
         self._is_over = False
@@ -166,7 +173,7 @@ class GrowthWatch:
         self._look_at_variables()
         self._event_ns += round(1e9 * min(timeit.repeat(self._check, number=1)))
         self._at = self._line_around(frame)
-        self._frames = {one.f_code: one for one in users if self._may_trace(one.f_code)}
+        self._frames = {one.f_code: self._keep(one) for one in users if self._may_trace(one.f_code)}
         for one in users:
             if self._may_trace(one.f_code):
                 one.f_trace = self._within
@@ -182,6 +189,35 @@ class GrowthWatch:
         is_seen = all(thing.num_seen >= ENOUGH for thing in self._things)
         return self._is_over or is_seen or self._num_steps >= self._max_steps or sys.gettrace() is not self._called
 
+    def _watched(self, told: Watched, containers: list[Any], names: list[tuple[Any, str]]) -> WatchedValue:
+        thing = WatchedValue(told)
+        measures: list[Measure] = []
+        named = set()
+        for owner, name in names[-MAX_HANDLES:]:
+            if type(owner) is FrameType:
+                thing.variables.append(Variable(self._keep(owner), owner.f_code, name))
+            else:
+                measures.append(partial(_named, self._keep(owner), name))
+                named.add(id(value_of(owner, name)))
+        for container in containers[-MAX_HANDLES:]:
+            if id(container) not in named:
+                measures.append(partial(_contained, self._keep(container)))
+        thing.last = {measure: measure() for measure in measures}
+        return thing
+
+    def _keep(self, value: Any) -> Kept:
+        return self._kept.setdefault(id(value), Kept(value))
+
+    def _let_go(self) -> None:
+        """What the program refers to no longer: it would have ended."""
+        alone = {key for key, one in self._kept.items() if sys.getrefcount(one.value) <= _ALONE}
+        for thing in self._things:
+            thing.last = {
+                measure: last for measure, last in thing.last.items() if id(measure.args[0].value) not in alone
+            }
+        for key in alone:
+            self._kept.pop(key).value = None
+
     def _look_at_variables(self) -> None:
         for thing in self._things:
             for variable in thing.variables:
@@ -192,10 +228,12 @@ class GrowthWatch:
         self.stop()
         if get_ident() == self._thread:  # another thread may be within one
             for frame in self._frames.values():
-                frame.f_trace = None
+                if frame.value is not None:
+                    frame.value.f_trace = None
         self._frames.clear()
         for thing in self._things:
             thing.last = {}  # another thread may be going through it
+        self._kept = {}
 
     def stop(self) -> None:
         """Trace no more, and blame no line for what is done from here on; another thread stops at its next call."""
@@ -222,7 +260,7 @@ class GrowthWatch:
         return Watch(watched=[thing.told for thing in self._things])
 
     def _rebound(self, variable: Variable) -> Change | None:
-        binding = binding_lines(variable.frame.f_code, variable.name)
+        binding = binding_lines(variable.code, variable.name)
         bound = [(code, number) for code, number in binding if (id(code), number) in self._lines]
         sites = [self._sites.of_line(code, number) for code, number in sorted(bound, key=lambda item: item[1])]
         return Change(site=sites[0], how="bound", times=variable.times, candidates=sites[1:]) if sites else None
@@ -251,7 +289,7 @@ class GrowthWatch:
         code, caller = frame.f_code, frame.f_back
         if self._may_trace(code):
             if code.co_flags & _PAUSES:
-                self._frames[code] = frame
+                self._frames[code] = self._keep(frame)
             self._check()
             self._at = Line(code, code.co_firstlineno, False)
             return self._within
@@ -297,6 +335,10 @@ class GrowthWatch:
 
     def _check(self) -> None:
         """What has changed since the last event, the line did that had begun then."""
+        for one in self._kept.values():
+            if sys.getrefcount(one.value) <= _ALONE:
+                self._let_go()
+                break
         for thing in self._things:
             last = thing.last
             for measure, before in last.items():
@@ -315,14 +357,15 @@ class GrowthWatch:
         return known
 
 
-def _named(owner: Any, name: str) -> Measured:
-    value = value_of(owner, name)
+def _named(owner: Kept, name: str) -> Measured:
+    value = value_of(owner.value, name)
     if issubclass(type(value), CONTAINERS):
-        return (_identity(value), *_contained(value)[1:])
+        return (_identity(value), *_contained(Kept(value))[1:])
     return _identity(value), None, ()
 
 
-def _contained(container: Any) -> Measured:
+def _contained(held: Kept) -> Measured:
+    container = held.value
     base = base_of(container)
     last = last_of(container, MAX_ENTRIES)
     if base is dict:

@@ -21,7 +21,7 @@ from efprof.artifacts.holders import Container, Count, Counted, Moment, Watch, W
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.holders.grown_containers import GrownContainers
-from efprof.recorder.holders.growth_watch import MAX_NS, GrowthWatch, WatchedValue, watched
+from efprof.recorder.holders.growth_watch import MAX_NS, GrowthWatch, Thing
 from efprof.recorder.holders.paths import Held, Key, Node, Place, TimeLimit, TimeLimitReached
 from efprof.recorder.holders.variables import attributes_of, locals_of, may_read_locals
 from efprof.recorder.holders.walk import Walk
@@ -239,7 +239,7 @@ class Holders:
         self._num_watches += 1
         self._folder.write_json(f"watch-{self._num_watches}.json", watch)
 
-    def _things(self, holders: list[Held], listed: list[Container]) -> list[WatchedValue]:
+    def _things(self, holders: list[Held], listed: list[Container]) -> list[Thing]:
         """These, and containers that grew since the last count and are not those of one of them."""
         grown = dict(self._containers.grown)
         found: list[tuple[Counted | Container, list[Any], list[tuple[Any, str]]]] = []
@@ -254,7 +254,7 @@ class Holders:
             if one.number in grown and one.length > one.length_before
         ]
         return [
-            watched(Watched(path=one.path, scope=one.scope, file=one.file, number=one.number), containers, names)
+            (Watched(path=one.path, scope=one.scope, file=one.file, number=one.number), containers, names)
             for one, containers, names in found[:MAX_WATCHED]
         ]
 

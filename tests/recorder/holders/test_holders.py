@@ -3,6 +3,7 @@
 import itertools
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -405,6 +406,37 @@ def test_a_function_in_which_a_watch_begins_or_ends_keeps_nothing_that_it_lets_g
     record_here(tmp_path, train, holders=True)
     assert gone
     assert all(gone)
+
+
+def test_what_a_step_makes_and_lets_go_ends_with_it_while_a_watch_is_open(tmp_path: Path) -> None:
+    """Its own list is where that of the step before was, and longer: it seems to grow, and is watched."""
+    weight, optimizer = make_weight()
+    kept, alive = list[torch.Tensor](), Counter[tuple[str, bool]]()
+
+    def step(length: int) -> list[tuple[str, weakref.ref[Any]]]:
+        model = torch.nn.ModuleList()
+        parts = [weight * part for part in range(length)]
+        model.extend(torch.nn.Linear(1, 1) for _ in range(length))
+        loss = torch.stack(parts).sum()
+        kept.append(torch.ones(3))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return [
+            ("loss", weakref.ref(loss)),
+            ("part", weakref.ref(parts[-1])),
+            ("weight", weakref.ref(model[-1].weight)),
+        ]
+
+    def train() -> None:
+        for number in range(60):
+            references = step(3 + number)
+            if sys.gettrace() is not None:
+                alive.update((name, one() is not None) for name, one in references)
+
+    record_here(tmp_path, train, holders=True)
+    assert len(alive) == 3
+    assert not [name for name, is_alive in alive if is_alive]
 
 
 def test_a_forked_child_is_not_traced(begin: Begin) -> None:

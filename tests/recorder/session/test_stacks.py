@@ -5,11 +5,12 @@ import subprocess
 import sys
 import threading
 
-from efprof.recorder.session.stacks import MOST_CALLS, calls_of
+from efprof.recorder.session.stacks import MOST_CALLS, Call, calls_of, own_calls
 from tests.support.waiting import MAX_WAIT_S
 
 RESTLESS = """
 import gc, sys, threading
+sys.addaudithook(lambda *_: [number for number in range(3)])
 from efprof.recorder.session.stacks import calls_of
 
 class Circular:
@@ -53,7 +54,9 @@ print(seen == {"<module>"}, len(depths) > 3, gc.isenabled())
 
 
 def test_a_thread_is_read_whole_while_it_calls_returns_raises_and_collects_garbage() -> None:
-    """To walk along its frames in Python ends such a program by a segmentation fault, under Python 3.11."""
+    """To walk along its frames in Python ends such a program by a segmentation fault, under Python 3.11; to have an
+    audit hook of Python's called at each of them reads a wrong stack.
+    """
     done = subprocess.run(
         [sys.executable, "-c", RESTLESS], capture_output=True, text=True, check=False, timeout=MAX_WAIT_S
     )
@@ -80,6 +83,15 @@ def test_calls_are_told_innermost_first_with_their_lines() -> None:
     assert [call.full_name for call in found[place:]][1:] == [
         f"threading.Thread.{name}" for name in ("run", "_bootstrap_inner", "_bootstrap")
     ]
+
+
+def test_a_thread_reads_its_own_calls_as_another_would() -> None:
+    def here() -> tuple[list[Call], list[Call]]:
+        return own_calls(), calls_of(threading.get_ident())
+
+    own, read = here()
+    assert own[0].full_name == f"{__name__}.{here.__qualname__}"
+    assert own[1:] == read[-len(own) :][1:], "but for where each was asked"
 
 
 def test_a_thread_that_is_over_has_no_calls() -> None:
