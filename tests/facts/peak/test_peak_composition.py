@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from efprof.artifacts.allocations import AllocationEvent
+from efprof.artifacts.steps import LightLine
 from efprof.facts.peak.peak_composition import PeakComposition, PeakReduction
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
@@ -84,7 +85,9 @@ def stacked_blocks(num_blocks: int = 4, inner_mib: int = 10, output_mib: int = 1
 def run_of(
     folder: Path, recording: Recording, *, samples: int = 16, forward_ms: float = 4.0, device_ms: float | None = None
 ) -> Run:
-    """A window of one step after others, whose forward passes take `forward_ms` and on the device `device_ms`."""
+    """A window of one step after others, whose forward passes take `forward_ms` and on the device `device_ms`, and
+    before light ones, of which that is not known.
+    """
     steps = [
         make_step(number, backward_site="train.py:4:train", samples=samples, forward_ms=forward_ms)
         for number in range(STEP)
@@ -92,7 +95,8 @@ def run_of(
     for span in (span for step in steps for span in step.spans if span.stage == "forward"):
         span.device_us = None if device_ms is None else device_ms * 1000
     window = make_step(STEP, window="trace-1", allocated_bytes=[BEFORE], samples=samples)
-    return write_run(folder, steps=[*steps, window], sources=SOURCES, allocations=[recording.events])
+    light = [LightLine(light=[(number, START_NS, 900.0, 1, None, 0) for number in range(6, 20)], recorder_us=1.0)]
+    return write_run(folder, steps=[*steps, window, *light], sources=SOURCES, allocations=[recording.events])
 
 
 def way(peak: PeakComposition, site: str) -> PeakReduction:
