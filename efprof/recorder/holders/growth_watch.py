@@ -49,6 +49,9 @@ ENOUGH = 2
 MAX_HANDLES = 8
 """Of one path: of ten layers alike, some tell the line of all."""
 
+MAX_KEPT = 500
+"""Each is looked at after each event."""
+
 MAX_ENTRIES = 8
 """Of one container, the last ones: `totals[key] = totals[key] + loss` binds one anew, and the length stays."""
 
@@ -152,8 +155,6 @@ class GrowthWatch:
         self._codes: list[CodeType] = []
         """Kept, so that no other one gets its `id`."""
         self._event_ns = EVENT_NS
-        self._frames: dict[CodeType, Kept] = {}
-        """That outlive a step, the last one of each function."""
         self._thread = get_ident()
         self._is_over = False
         self._num_steps = self._max_steps = 0
@@ -173,10 +174,9 @@ class GrowthWatch:
         self._look_at_variables()
         self._event_ns += round(1e9 * min(timeit.repeat(self._check, number=1)))
         self._at = self._line_around(frame)
-        self._frames = {one.f_code: self._keep(one) for one in users if self._may_trace(one.f_code)}
         for one in users:
             if self._may_trace(one.f_code):
-                one.f_trace = self._within
+                self._keep(one).value.f_trace = self._within
         self._max_steps = max_steps
         sys.settrace(self._called)
         return None
@@ -227,10 +227,9 @@ class GrowthWatch:
         """Take the tracer out, and what it left in frames that still run: never from within a trace callback."""
         self.stop()
         if get_ident() == self._thread:  # another thread may be within one
-            for frame in self._frames.values():
-                if frame.value is not None:
-                    frame.value.f_trace = None
-        self._frames.clear()
+            for one in self._kept.values():
+                if type(one.value) is FrameType:
+                    one.value.f_trace = None
         for thing in self._things:
             thing.last = {}  # another thread may be going through it
         self._kept = {}
@@ -288,8 +287,8 @@ class GrowthWatch:
             return None
         code, caller = frame.f_code, frame.f_back
         if self._may_trace(code):
-            if code.co_flags & _PAUSES:
-                self._frames[code] = self._keep(frame)
+            if code.co_flags & _PAUSES and len(self._kept) < MAX_KEPT:  # it outlives the step
+                self._keep(frame)
             self._check()
             self._at = Line(code, code.co_firstlineno, False)
             return self._within
