@@ -218,16 +218,6 @@ def quantile_change_intervals(
 
 
 def _timed(record: StepRecord) -> StepTime:
-    if not record.is_full:
-        return StepTime(
-            record=record,
-            total_ms=record.total_us / 1000,
-            stage_ms=(),
-            recorder_ms=min(record.recorder_us, record.total_us) / 1000,
-            cpu_ms=record.cpu_us / 1000,
-            device_ms=(),
-            idle_ms=(),
-        )
     spent_us = dict.fromkeys(STAGES, 0.0)
     for span in record.spans:
         if span.stage in spent_us:
@@ -240,7 +230,7 @@ def _timed(record: StepRecord) -> StepTime:
     return StepTime(
         record=record,
         total_ms=record.total_us / 1000,
-        stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES),
+        stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES) if record.is_full else (),
         recorder_ms=recorder_us / 1000,
         cpu_ms=record.cpu_us / 1000,
         device_ms=device_ms,
