@@ -188,7 +188,7 @@ def rounded_bytes(requested: int, settings: AllocatorSettings) -> int:
         if floor == requested:
             return requested
         step = floor // divisions
-        return -(-requested // step) * step if step else 2 * floor
+        return -(-requested // step) * step
     return -(-requested // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
 
