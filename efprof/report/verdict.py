@@ -109,8 +109,7 @@ class VerdictLines:
 
 
 def describe_verdict(report: Report) -> VerdictLines:
-    ranked = rank_findings(report)
-    lead = _leading_finding(report.run, ranked)
+    lead = _leading_finding(report.run, rank_findings(report))
     ending = ending_sentence(report.run)
     if lead is None:
         return _without_lead(report, ending)

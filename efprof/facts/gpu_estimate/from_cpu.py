@@ -99,10 +99,9 @@ def _gradients(window: LiveWindow) -> tuple[int, ...]:
     if not backward:
         return ()
     of_last_step = [stretch for stretch in backward if stretch.step == backward[-1].step]
-    alive = window.alive_after(backward[-1].end - 1)
     return tuple(
         window.events[index].num_bytes
-        for index in alive
+        for index in window.alive_after(backward[-1].end - 1)
         if any(stretch.first <= index < stretch.end for stretch in of_last_step)
     )
 

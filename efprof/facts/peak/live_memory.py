@@ -97,8 +97,7 @@ class LiveMemory:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Replay all windows; raises NotRecorded where none holds an allocation."""
-        records = run.steps
-        windows = tuple(replay(read_allocations(path), records) for path in allocation_paths(run.rank_folder))
+        windows = tuple(replay(read_allocations(path), run.steps) for path in allocation_paths(run.rank_folder))
         filled = tuple(window for window in windows if window.events)
         if not filled:
             raise NotRecorded("allocations-<n>.parquet holds no allocation; record more steps or another window.")

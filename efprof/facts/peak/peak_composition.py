@@ -68,7 +68,6 @@ class PeakComposition:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded without an allocation window whose memory at its start is known."""
-        records = run.steps
         placed = [(window, before) for window, before in windows_placed(run) if before is not None]
         if not placed:
             raise NotRecorded("no allocation window lies in a step whose memory was read; record more steps.")
@@ -77,7 +76,7 @@ class PeakComposition:
         at_peak: Counter[Category] = Counter(dict.fromkeys(CATEGORIES, 0))
         for block in window.alive_after(window.peak_index):
             at_peak[categories[block]] += window.events[block].num_bytes
-        samples = [record.samples for record in records if record.samples]
+        samples = [record.samples for record in run.steps if record.samples]
         return cls(
             window=window,
             before_bytes=before,
