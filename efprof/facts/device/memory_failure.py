@@ -196,7 +196,7 @@ def most_alive_site(run: Run, failure: MemoryFailure) -> str | None:
 
 def _table_of_sizes(run: Run, snapshot: Snapshot, device: DeviceHistory) -> Table:
     """Blocks in use, by how much was asked for, and the lines that a window saw ask for as much."""
-    found: defaultdict[int, list[int]] = defaultdict(list)
+    found = defaultdict[int, list[int]](list)
     for segment in snapshot.segments:
         for block in segment.blocks:
             if segment.device == device.history.device and block.is_active:
@@ -210,7 +210,7 @@ def _table_of_sizes(run: Run, snapshot: Snapshot, device: DeviceHistory) -> Tabl
 
 def _asked_for(run: Run, device: DeviceHistory) -> defaultdict[int, Counter[str]]:
     """By size the lines that the rank's last memory window saw ask for it."""
-    lines: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    lines = defaultdict[int, Counter[str]](Counter)
     for one in recorded_devices(run):
         if (one.history.device, one.rank) == (device.history.device, device.rank):
             for entry in one.history.entries:

@@ -34,7 +34,7 @@ class SeenLines:
 
     def __init__(self, watches: Sequence[Watch], counts: Sequence[Count]) -> None:
         self._watched = [one for watch in watches for one in watch.watched]
-        self._numbers: dict[Name, set[int]] = defaultdict(set)
+        self._numbers = defaultdict[Name, set[int]](set)
         for count in counts:
             things: list[Counted | Container] = [*count.holders, *count.containers]
             for one in things:

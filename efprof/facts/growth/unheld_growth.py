@@ -242,7 +242,7 @@ def _left_behind(window: LiveWindow, sources: Sources) -> list[Counter[str]]:
     begins = [*sorted(firsts.values()), len(window.events)]
     left = []
     for begin, end, until in zip(begins, begins[1:], begins[2:], strict=False):
-        lines: Counter[str] = Counter()
+        lines = Counter[str]()
         for block in range(begin, end):
             site = sites[block]
             if site is not None and window.released_at[block] >= until:

@@ -225,7 +225,7 @@ def _share_outside(records: Iterable[StepRecord], window: LiveWindow) -> float:
 def most_by_line(run: Run, peak: PeakComposition, preferred: str | None = None) -> list[tuple[Owner, int]]:
     """Bytes by owner, most first; `preferred` is a line that owns all that is made beneath it."""
     sources, window = run.get(Sources), peak.window
-    sizes: Counter[Owner] = Counter()
+    sizes = Counter[Owner]()
     chains = chains_of(window, sources)
     for block in window.alive_after(window.peak_index):
         lines = chains[block]

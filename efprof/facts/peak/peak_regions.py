@@ -37,8 +37,8 @@ def regions_of(
 ) -> list[Region]:
     """Lines with activations beneath them whose calls can be told apart; `loop_site` is where the training loops."""
     found: dict[str, list[tuple[int, ...]]] = {}
-    durations: Counter[str] = Counter()
-    unclear: set[str] = set()
+    durations = Counter[str]()
+    unclear = set[str]()
     steps = sorted({stretch.step for stretch in window.stretches if stretch.stage == "forward"})
     for step in steps:
         for site, chain, events in _lines_of(window, step, chains):

@@ -169,7 +169,7 @@ def num_warm_up_steps(num_steps: int) -> int:
 def stall_lines(run: Run) -> tuple[StallLine, ...]:
     """Every line that stalled a steady step, the most expensive first; raises NotRecorded without a finished step."""
     steady, sources = run.get(StepTimes).steady, run.get(Sources)
-    stalls: dict[tuple[str, str], list[SiteCalls]] = defaultdict(list)
+    stalls = defaultdict[tuple[str, str], list[SiteCalls]](list)
     for stall in (stall for time in steady for stall in time.record.stalls):
         stalls[place_of(stall.site), stall.call].append(stall)
     lines = [

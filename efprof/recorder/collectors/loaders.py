@@ -70,7 +70,7 @@ class IteratorFeed:
     def __init__(self, loop: Loop, sites: Sites, budget: Budget, shell: Shell) -> None:
         self._loop, self._sites, self._budget, self._guard = loop, sites, budget, shell.guard("loop")
         self._watched: dict[type, Undo] = {}
-        self._taking: set[int] = set()
+        self._taking = set[int]()
         """Threads within such a `__next__`: what it takes from others on its way is no batch."""
         self._around: set[CodeType] | None = None
         """The user's functions that ran when backward was called."""

@@ -137,7 +137,7 @@ class Sampler:
         self._ident = threading.get_ident()
         self._is_over = threading.Event()
         self._random = random.Random(os.getpid())  # the program's own numbers stay as they are
-        self._places: Counter[Place] = Counter()
+        self._places = Counter[Place]()
         self._num_idle = 0
         self._switch_s = sys.getswitchinterval()
 
