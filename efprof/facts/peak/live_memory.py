@@ -67,8 +67,8 @@ class LiveWindow:
 
     def alive_after(self, index: int) -> list[int]:
         """The allocations that are alive after event `index`, oldest first."""
-        released = self.released_at[: index + 1]
-        return [int(place) for place in np.flatnonzero(released > index)]
+        found: list[int] = np.flatnonzero(self.released_at[: index + 1] > index).tolist()
+        return found
 
     def stretch_of(self, index: int) -> StageStretch | None:
         """The stage that an event lies in, None between steps."""

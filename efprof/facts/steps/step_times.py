@@ -172,7 +172,7 @@ def stall_lines(run: Run) -> tuple[StallLine, ...]:
     stalls = defaultdict[tuple[str, str], list[SiteCalls]](list)
     for stall in (stall for time in steady for stall in time.record.stalls):
         stalls[place_of(stall.site), stall.call].append(stall)
-    lines = [
+    lines = (
         StallLine(
             blame=sources.line(found[0].site),
             call=call,
@@ -180,7 +180,7 @@ def stall_lines(run: Run) -> tuple[StallLine, ...]:
             step_ms=sum(stall.us for stall in found) / 1000 / len(steady),
         )
         for (_, call), found in stalls.items()
-    ]
+    )
     return tuple(sorted(lines, key=lambda line: (-line.step_ms, line.blame.key, line.call)))
 
 

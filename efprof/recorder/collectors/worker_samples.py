@@ -143,8 +143,7 @@ class Sampler:
 
     def start(self, shell: Shell) -> None:
         """Start the thread; from now on Python may change threads more often."""
-        run = shell.guarded("worker_samples", self._run)
-        self._thread = HiddenThread(run)
+        self._thread = HiddenThread(shell.guarded("worker_samples", self._run))
         sys.setswitchinterval(SWITCH_S)
 
     def stop(self) -> None:
