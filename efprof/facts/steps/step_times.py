@@ -72,14 +72,13 @@ class StepTimes:
     """All finished steps, and the steady ones: after warm-up and outside windows, whose collectors slow them.
 
     `steady` were recorded in full; `steady_ms` are the lengths of those that were not, where there are enough, else of
-    all; `own_ms` are those of all, less the recorder's part, in their order; `num_torn` lines were lost.
+    all; `own_ms` are those of all, less the recorder's part, in their order.
     """
 
     every: tuple[StepTime, ...]
     steady: tuple[StepTime, ...]
     steady_ms: tuple[float, ...]
     own_ms: tuple[float, ...]
-    num_torn: int
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -95,7 +94,6 @@ class StepTimes:
             steady=tuple(time for time in steady if time.record.is_full),
             steady_ms=tuple(time.total_ms for time in (light if len(light) >= MIN_LIGHT else usual)),
             own_ms=tuple(time.total_ms - time.recorder_ms for time in usual),
-            num_torn=run.read_steps[1],
         )
 
     @property
