@@ -241,7 +241,7 @@ def what_filled(run: Run, failure: MemoryFailure) -> str:
     peak = _peak_of(run, failure)
     if peak is None:
         return ""
-    category, size = max(peak.at_peak.items(), key=lambda item: item[1])
+    category, size = peak.largest
     lines = ((owner, held) for owner, held in most_by_line(run, peak) if owner[0] is not None and owner[1] == category)
     (site, _), held = next(lines, ((None, category), 0))
     most = "" if site is None else f", {format_bytes(held)} of them made at {place_of(site)}"

@@ -56,10 +56,10 @@ class SeenLines:
             if _name(one) == name or one.number in numbers:
                 for change in one.changes:
                     alike.setdefault((change.site, change.how), []).append(change)
-        found = [
+        found = (
             structs.replace(same[0], times=sum(one.times for one in same), entries=sum(one.entries for one in same))
             for _, same in sorted(alike.items())
-        ]
+        )
         return sorted(found, key=lambda one: (-one.entries, -one.times))
 
 

@@ -96,6 +96,11 @@ class PeakComposition:
         )
 
     @property
+    def largest(self) -> tuple[Category, int]:
+        """The category with most bytes at the peak, and these."""
+        return max(self.at_peak.items(), key=lambda item: item[1])
+
+    @property
     def peak_bytes(self) -> int:
         """The highest recorded instant, with what was there before the window."""
         return self.before_bytes + self.window.peak_bytes
