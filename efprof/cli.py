@@ -23,8 +23,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(f"efprof.commands.{cmd_name}")
-        command = getattr(module, cmd_name)
+        command = getattr(importlib.import_module(f"efprof.commands.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 

@@ -3,7 +3,6 @@
 import importlib
 import importlib.metadata
 import pkgutil
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ from efprof.model import (
     ThinEvidence,
     UnreadableInput,
     rated,
+    with_place,
 )
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ def first_overview(*makes: Callable[[], tuple[Evidence, ...]]) -> tuple[tuple[Ev
             case NotRecorded() | ThinEvidence() | UnreadableInput():  # the audits of the same data say why
                 continue
             case Exception() as error:
-                warnings.append(f"An overview is missing, since making it failed: {_where(error)}.")
+                warnings.append(f"An overview is missing, since making it failed: {with_place(error)}.")
             case made if made:
                 return made, tuple(warnings)
     return (), tuple(warnings)
@@ -88,7 +88,7 @@ def _run_audit(run: object, audit_id: str, audit: Audit, snippet_of: Callable[[S
         case UnreadableInput() as error:
             return AuditResult(audit_id=audit_id, status="errored", reason=str(error))
         case Exception() as error:
-            return AuditResult(audit_id=audit_id, status="errored", reason=_where(error))
+            return AuditResult(audit_id=audit_id, status="errored", reason=with_place(error))
         case examination:
             return AuditResult(
                 audit_id=audit_id,
@@ -107,9 +107,3 @@ def _tried(function: Callable[[], T]) -> T | Exception:
         return function()
     except Exception as error:
         return error
-
-
-def _where(error: Exception) -> str:
-    """The error with the place it came from, for a report to its author."""
-    innermost = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({innermost.filename}:{innermost.lineno})"

@@ -5,7 +5,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from efprof.artifacts.processors import num_processors
-from efprof.model import EfprofError, UnreadableInput
+from efprof.model import EfprofError, UnreadableInput, with_place
 
 R = TypeVar("R")
 
@@ -113,8 +112,7 @@ def _do(works: Sequence[Work[Any]], send: Callable[[Any], object]) -> None:
         for work in works:
             send(_answer(work))
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        send(RuntimeError(f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"))
+        send(RuntimeError(with_place(error)))
         raise
 
 

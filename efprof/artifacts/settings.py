@@ -84,8 +84,7 @@ def read_configuration(files: Sequence[Path]) -> dict[str, str]:
     be read, or is too large.
     """
     texts = {file: _text(file) for file in files}
-    num_bytes = sum(len(text) for text in texts.values())
-    if num_bytes > MAX_BYTES:
+    if sum(map(len, texts.values())) > MAX_BYTES:
         names = ", ".join(str(file) for file in files)
         raise EfprofError(f"'configuration' names more than {MAX_BYTES // KIB} KiB ({names}); name smaller files.")
     found: dict[str, str] = {}

@@ -45,8 +45,7 @@ def blocking_scalar_read(run: Run) -> Examination:
     if not guilty:
         return Examination(looked_at=looked_at)
     cost = f"{', and other lines read too' * (len(guilty) > 1)}, which costs {waits.cost(*guilty)} on this CPU."
-    finding = _finding(run, guilty, cost)
-    return Examination(looked_at=looked_at, findings=(finding,))
+    return Examination(looked_at=looked_at, findings=(_finding(run, guilty, cost),))
 
 
 def _finding(run: Run, lines: list[WaitingLine], cost: str) -> Finding:

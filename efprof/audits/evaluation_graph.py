@@ -5,7 +5,7 @@ from collections import defaultdict
 from efprof.facts.overview.measurements import evaluations_of
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import file_of
-from efprof.fixes.without_graph import without_graph
+from efprof.fixes.step_calls import without_graph
 from efprof.model import Evaluation, Examination, Finding, Gain, Narrative, SourceLine, ThinEvidence
 from efprof.units import MIB, format_bytes, format_count, format_duration
 

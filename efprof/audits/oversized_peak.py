@@ -47,7 +47,7 @@ def oversized_peak(run: Run) -> Examination:
 
 def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
     way, edit = _best(run, peak, budget)
-    category, size = max(peak.at_peak.items(), key=lambda item: item[1])
+    category, size = peak.largest
     made_of = f"{format_bytes(size)} of it ({format_share(size / peak.peak_bytes)}) are {category}"
     which = "" if run.budget_bytes is not None else ", below which the step that failed would have been served"
     return Finding(

@@ -104,7 +104,7 @@ def compare(
     return INCONCLUSIVE if strict and is_unclear else 0
 
 
-def render_comparison(comparison: "Comparison", head: "Report", form: Format, *, is_static: bool = False) -> str:
+def render_comparison(comparison: "Comparison", head: "Report", form: Format, *, is_static: bool) -> str:
     """The comparison in one of the four forms; the page also shows head's new findings in full."""
     from efprof.report import comparison_form, json_form
     from efprof.report.page import html

@@ -196,14 +196,13 @@ def analyse(
         say("asking HTA")
         said, broken = first_overview(lambda: hta_evidence(run))
         measurements, failures = replace(measurements, hta=said), (*failures, *broken)
-    warnings = (*warnings_of(run), *failures)
     return make_report(
         run,
         identity=identify(run),
         measurements=measurements,
         audits=find_audits(),
         snippet_of=lambda line: run.get(Sources).snippet(line),
-        warnings=warnings,
+        warnings=(*warnings_of(run), *failures),
         say=say,
     )
 

@@ -86,8 +86,7 @@ def _is_enough(rank: Path) -> bool:
         steps, _ = read_steps(rank)
     except (NotRecorded, UnreadableInput):
         return False
-    closed = events_of(rank, WindowClosed)
-    return len(steps) >= NUM_STEPS and bool(closed)
+    return len(steps) >= NUM_STEPS and bool(events_of(rank, WindowClosed))
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

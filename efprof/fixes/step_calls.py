@@ -1,4 +1,4 @@
-"""Edits of the calls of a step: backward without its graph kept, cleared gradients, activation checkpointing."""
+"""Edits of what a loop runs: no kept or unused graph, cleared gradients, activation checkpointing."""
 
 import ast
 import builtins
@@ -17,6 +17,10 @@ BY_HAND = (
     "next gradients."
 )
 RETUNE = "Then tune the learning rate again: this one was chosen with sums of gradients."
+
+UNDER = "with torch.no_grad():"
+TRAINS = frozenset({"backward", "step", "grad"})
+"""Calls that a loop which only evaluates has none of."""
 
 TENSOR_METHODS = frozenset(
     {
@@ -56,6 +60,22 @@ def clear_gradients(steps: Sequence[SourceLine | None], file: Callable[[str], So
         applicability="review",
         changes=tuple(dict.fromkeys(found)),
     )
+
+
+def without_graph(file: SourceFile, loop: SourceLine) -> Fix:
+    """The edit of the statement that begins at this line; by hand where it trains as well, or holds long texts."""
+    found = [one for one in ast.walk(file.tree) if isinstance(one, ast.stmt) and one.lineno == loop.line]
+    inside = list(ast.walk(found[0])) if found else []
+    if any(called_name(one) in TRAINS for one in inside):
+        return Fix.by_hand(f"Turn gradients off where {loop} evaluates: `with torch.set_grad_enabled(is_training):`.")
+    summary = f"Put the loop at {loop} under `{UNDER}`."
+    texts = (one for one in inside if isinstance(one, ast.Constant | ast.JoinedStr))
+    if not found or "import torch" not in file.lines or any(one.lineno != one.end_lineno for one in texts):
+        return Fix.by_hand(summary)
+    lines = file.lines[loop.line - 1 : found[0].end_lineno]
+    new = [lines[0][: found[0].col_offset] + UNDER, *(f"    {line}".rstrip() for line in lines)]
+    edit = CodeEdit(file=file.name, line=loop.line, old="\n".join(lines), new="\n".join(new))
+    return Fix.by(edit, "safe", summary)
 
 
 def checkpoint_call(file: SourceFile, line: int) -> CodeEdit | None:

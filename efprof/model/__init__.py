@@ -11,6 +11,7 @@ from efprof.model.errors import (
     ThinEvidence,
     UnreadableInput,
     nearest_to,
+    with_place,
 )
 from efprof.model.evidence import (
     Alternative,

@@ -1,6 +1,7 @@
 """The errors efprof raises on purpose; each message is one sentence that says what to do."""
 
 import difflib
+import traceback
 from collections.abc import Collection
 
 CUDA_DEVICE = "a CUDA device"
@@ -37,6 +38,12 @@ class NothingToLookAt(NotRecorded):
 
 class ThinEvidence(EfprofError):
     """An audit abstains, saying why: too few steps, too wide an interval."""
+
+
+def with_place(error: Exception) -> str:
+    """An error that nobody foresaw with the place it came from, for a report to its author."""
+    innermost = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({innermost.filename}:{innermost.lineno})"
 
 
 def nearest_to(name: str, known: Collection[str], otherwise: str = "") -> str:

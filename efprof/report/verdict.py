@@ -109,9 +109,12 @@ class VerdictLines:
 
 
 def describe_verdict(report: Report) -> VerdictLines:
+    run = report.run
+    # What has nothing to do with how the run ended may not stand as its reason.
+    reason = "memory" if run.ended == "out_of_memory" else "numbers" if run.error is not None else None
     ranked = rank_findings(report)
-    lead = _leading_finding(report.run, ranked)
-    ending = ending_sentence(report.run)
+    lead = next((item for item in ranked if reason is None or item.finding.category == reason), None)
+    ending = ending_sentence(run)
     if lead is None:
         return _without_lead(report, ending)
     finding = lead.finding
@@ -119,8 +122,8 @@ def describe_verdict(report: Report) -> VerdictLines:
         verdict=one_line(f"{ending} {_what_happens(finding)}"),
         why=one_line(finding.why or finding.headline),
         blame=finding.blame,
-        next=one_line(f"{finding.fix.summary} {recorder_hint(report.run)}"),
-        commands=_proving_commands(report.run),
+        next=one_line(f"{finding.fix.summary} {recorder_hint(run)}"),
+        commands=_proving_commands(run),
         tone="high" if ending else finding.severity,
     )
 
@@ -256,12 +259,6 @@ def _order(finding: Finding, median: float | None, peak: int | None) -> tuple[fl
     largest_share = max(step_ms / whole_ms, num_bytes / (peak or math.inf))
     place = get_args(Severity).index(finding.severity)
     return finding.may_be_filling, place, -largest_share, -step_ms, -num_bytes
-
-
-def _leading_finding(run: RunIdentity, ranked: tuple[RankedFinding, ...]) -> RankedFinding | None:
-    """The finding the verdict tells; one that has nothing to do with how the run ended may not stand as its reason."""
-    reason = "memory" if run.ended == "out_of_memory" else "numbers" if run.error is not None else None
-    return next((item for item in ranked if reason is None or item.finding.category == reason), None)
 
 
 def _without_lead(report: Report, ending: str) -> VerdictLines:

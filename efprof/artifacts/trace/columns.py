@@ -61,6 +61,11 @@ class Trace:
         found: Array = (self.phase == COMPLETE) & np.isin(self.category, codes)
         return found
 
+    def overlaps(self, start_ns: int, end_ns: int) -> Array:
+        """Which events have a part between two instants."""
+        found: Array = (self.start_ns < end_ns) & (self.end_ns > start_ns)
+        return found
+
     def matches(self, pattern: re.Pattern[str]) -> Array:
         """Which events have a name that the pattern is found in."""
         found: Array = np.array([bool(pattern.search(text)) for text in self.texts], bool)[self.name_code]

@@ -223,8 +223,7 @@ def _text(value: str | bytes) -> str:
 
 def _present(places: Array, values: Sequence[Any]) -> tuple[Array, Sequence[Any]]:
     """The places of the values that are there and not empty, and these."""
-    num_absent = values.count(None)
-    if num_absent == len(values):
+    if values.count(None) == len(values):
         return places[:0], []
     is_there = list(map(bool, values))
     return places[np.fromiter(is_there, bool, len(values))], list(compress(values, is_there))

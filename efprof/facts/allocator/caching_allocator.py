@@ -81,9 +81,7 @@ class CachingAllocator:
         pool = self.pool(private_id, is_small_pool=is_small(size))
         block = None if has_searched else self._free_block(pool, size, stream)
         block = block or self._new_block(pool, size, stream)
-        if block is None:
-            return None
-        return self.hand_out(block, size, requested)
+        return block and self.hand_out(block, size, requested)
 
     def hand_out(self, block: Block, size: int, requested: int) -> Block:
         """The whole of a block that left its pool, or its lower part."""

@@ -46,12 +46,11 @@ class Extents:
         self.lows: dict[Kind, set[int]] = {}
         """By kind, where stretches began: the lowest tell where ranges begin, which last while any of it is mapped."""
         for segment in segments:
-            extent = Extent(
+            self.add(Extent(
                 address=segment.address, num_bytes=segment.total_size, stream=segment.stream,
                 is_small=segment.segment_type == "small", private_id=segment.segment_pool_id,
                 is_expandable=segment.is_expandable,
-            )  # fmt: skip
-            self.add(extent)
+            ))  # fmt: skip
 
     def by_address(self) -> list[Extent]:
         return [self._by_address[address] for address in self._addresses]

@@ -132,7 +132,7 @@ def fullest_index(history: History) -> int:
 
 
 def totals_of(layouts: Sequence[SegmentLayout]) -> Counter[StretchState]:
-    totals: Counter[StretchState] = Counter()
+    totals = Counter[StretchState]()
     for layout in layouts:
         for piece in layout.pieces:
             totals[piece.state] += piece.num_bytes
@@ -156,7 +156,7 @@ def _composition(replayer: Replayer, layouts: Sequence[SegmentLayout], rounding_
 
 def _owners(layouts: Sequence[SegmentLayout]) -> tuple[Owner, ...]:
     """What is stranded in a segment is shared out among its blocks by their size."""
-    sums: defaultdict[str | None, list[int]] = defaultdict(lambda: [0, 0])
+    sums = defaultdict[str | None, list[int]](lambda: [0, 0])
     for layout in layouts:
         totals = totals_of([layout])
         used = sum(num_bytes for state, num_bytes in totals.items() if state not in FREE)

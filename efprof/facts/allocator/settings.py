@@ -1,6 +1,7 @@
 """The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF spells them, and how it rounds requests by them."""
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 
 from efprof.artifacts.snapshot import Settings
@@ -83,8 +84,6 @@ def parse_configuration(text: str) -> AllocatorSettings:
             "backend:cudaMallocAsync is an allocator of CUDA's own, which keeps none of these rules."
         )
     large = _megabytes(values, "large_segment_size_mb", at_least=11) or 20 * MIB
-    fraction = values.get("per_process_memory_fraction")
-    threshold = values.get("garbage_collection_threshold")
     rounding = values.get("roundup_power2_divisions")
     return AllocatorSettings(
         expandable_segments=_is_true(values.get("expandable_segments", "False")),
@@ -92,8 +91,8 @@ def parse_configuration(text: str) -> AllocatorSettings:
         large_segment_bytes=large,
         max_non_split_rounding_bytes=_megabytes(values, "max_non_split_rounding_mb", at_least=large // MIB),
         divisions=_divisions(rounding) if rounding else (0,) * NUM_INTERVALS,
-        garbage_collection_threshold=_share(threshold, "garbage_collection_threshold") if threshold else 0.0,
-        memory_fraction=_share(fraction, "per_process_memory_fraction", may_be_whole=True) if fraction else None,
+        garbage_collection_threshold=_share(values, "garbage_collection_threshold") or 0.0,
+        memory_fraction=_share(values, "per_process_memory_fraction", may_be_whole=True),
     )
 
 
@@ -129,14 +128,14 @@ def _megabytes(values: dict[str, str], key: str, *, at_least: int) -> int | None
     return int(values[key]) * MIB
 
 
-def _share(value: str, key: str, *, may_be_whole: bool = False) -> float:
-    try:
-        share = float(value)
-    except ValueError:
-        share = -1.0
-    if not 0 < share < 1 and not (may_be_whole and share == 1):
-        raise BadConfiguration(f"{key} must be between 0 and 1, not '{value}'.")
-    return share
+def _share(values: dict[str, str], key: str, *, may_be_whole: bool = False) -> float | None:
+    if key not in values:
+        return None
+    with suppress(ValueError):
+        share = float(values[key])
+        if 0 < share < 1 or (may_be_whole and share == 1):
+            return share
+    raise BadConfiguration(f"{key} must be between 0 and 1, not '{values[key]}'.")
 
 
 def _divisions(value: str) -> tuple[int, ...]:
@@ -188,7 +187,7 @@ def rounded_bytes(requested: int, settings: AllocatorSettings) -> int:
         if floor == requested:
             return requested
         step = floor // divisions
-        return -(-requested // step) * step if step else 2 * floor
+        return -(-requested // step) * step
     return -(-requested // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
 

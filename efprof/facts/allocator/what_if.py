@@ -248,7 +248,7 @@ def call_times_us(entries: Sequence[Entry]) -> dict[str, float]:
 
     What the program did just before a call is in it: the call itself takes rather less.
     """
-    gaps: defaultdict[str, list[int]] = defaultdict(list)
+    gaps = defaultdict[str, list[int]](list)
     for before, entry in pairwise(entries):
         is_served = entry.action == "alloc" and before.action in GROWTH  # it follows its own call at once
         if before.time_us is not None and entry.time_us is not None and not is_served:
@@ -274,7 +274,7 @@ def _typical(layouts: list[Outcome]) -> Outcome:
 def _ranges(seed: int) -> NewRange:
     """Where the driver puts what it gives: one range behind another, or anywhere."""
     places = random.Random(seed)
-    taken: set[int] = set()
+    taken = set[int]()
     at = MADE_UP
 
     def next_address(num_bytes: int) -> int:

@@ -246,7 +246,7 @@ def _line_bytes(groups: list[list[SegmentLayout]]) -> int:
 
 def _owners(layouts: list[SegmentLayout]) -> Owners:
     """By the bytes they have at all the instants together, most first."""
-    held: Counter[str | None] = Counter()
+    held = Counter[str | None]()
     for layout in layouts:
         for piece in layout.pieces:
             if piece.state not in FREE:
@@ -297,7 +297,7 @@ def _merge_short(stretches: Iterable[Stretch], pixel_bytes: int) -> Iterator[Str
 def _merged(stretches: list[Stretch]) -> Stretch:
     if len(stretches) == 1:
         return stretches[0]
-    sums: Counter[tuple[StretchState, int | None]] = Counter()
+    sums = Counter[tuple[StretchState, int | None]]()
     for stretch in stretches:
         sums[stretch.state, stretch.owner] += stretch.num_bytes
     (state, owner), _ = sums.most_common(1)[0]

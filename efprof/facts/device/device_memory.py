@@ -66,7 +66,7 @@ class UserLines:
     Snapshots share the frames among all events of a stack, if not the list of them, so their identity stands for it.
     """
 
-    def __init__(self, working_folder: str = "") -> None:
+    def __init__(self, working_folder: str) -> None:
         """Files below `working_folder` are named as they are called from there."""
         self._folder = working_folder.rstrip("/") + "/" if working_folder else ""
         self._known: dict[tuple[int, ...], str | None] = {}
@@ -94,13 +94,13 @@ class UserLines:
 class DeviceHistory:
     """Through the snapshot `file`; `limit_bytes` is what the program lets itself take, None without a limit."""
 
-    def __init__(self, file: str, history: History, lines: UserLines, *, limit_bytes: int | None = None) -> None:
+    def __init__(self, file: str, history: History, lines: UserLines, *, limit_bytes: int | None) -> None:
         self.file = file
         self.history = history
         self.lines = lines
         entries = history.entries
         self.peak_index = fullest_index(history)
-        failed = next((index for index in range(len(entries) - 1, -1, -1) if entries[index].action == "oom"), None)
+        failed = max((index for index, entry in enumerate(entries) if entry.action == "oom"), default=None)
         replayer = Replayer(history)
         instants: dict[int, Instant] = {}
         pieces: tuple[int, ...] = ()

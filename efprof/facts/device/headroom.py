@@ -123,13 +123,6 @@ def smaller_micro_batch(run: Run) -> str:
 
 
 def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
-    paragraphs = (
-        "What is allocated when a forward pass begins (parameters, optimizer state, what else the program keeps) does "
-        f"not depend on the batch: {format_bytes(headroom.fixed_bytes)}. All else of the reserved peak is taken to "
-        f"grow with it, and {format_share(MARGIN)} of what the program may take stays free.",
-        "It is wrong where memory grows faster than the batch, where other steps than the recorded ones are larger "
-        "(validation, another stage of a curriculum), and where the batch was chosen for what the model learns.",
-    )
     return (
         Numbers.of(
             "What a batch takes of the device",
@@ -140,7 +133,13 @@ def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
             ("taken by each sample", headroom.sample_bytes, "bytes"),
             ("samples that would fit", headroom.largest_micro_batch, "count"),
         ),
-        Narrative.of(*paragraphs),
+        Narrative.of(
+            "What is allocated when a forward pass begins (parameters, optimizer state, what else the program keeps) "
+            f"does not depend on the batch: {format_bytes(headroom.fixed_bytes)}. All else of the reserved peak is "
+            f"taken to grow with it, and {format_share(MARGIN)} of what the program may take stays free.",
+            "It is wrong where memory grows faster than the batch, where other steps than the recorded ones are larger "
+            "(validation, another stage of a curriculum), and where the batch was chosen for what the model learns.",
+        ),
     )
 
 

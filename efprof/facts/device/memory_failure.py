@@ -196,7 +196,7 @@ def most_alive_site(run: Run, failure: MemoryFailure) -> str | None:
 
 def _table_of_sizes(run: Run, snapshot: Snapshot, device: DeviceHistory) -> Table:
     """Blocks in use, by how much was asked for, and the lines that a window saw ask for as much."""
-    found: defaultdict[int, list[int]] = defaultdict(list)
+    found = defaultdict[int, list[int]](list)
     for segment in snapshot.segments:
         for block in segment.blocks:
             if segment.device == device.history.device and block.is_active:
@@ -210,7 +210,7 @@ def _table_of_sizes(run: Run, snapshot: Snapshot, device: DeviceHistory) -> Tabl
 
 def _asked_for(run: Run, device: DeviceHistory) -> defaultdict[int, Counter[str]]:
     """By size the lines that the rank's last memory window saw ask for it."""
-    lines: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    lines = defaultdict[int, Counter[str]](Counter)
     for one in recorded_devices(run):
         if (one.history.device, one.rank) == (device.history.device, device.rank):
             for entry in one.history.entries:
@@ -241,7 +241,7 @@ def what_filled(run: Run, failure: MemoryFailure) -> str:
     peak = _peak_of(run, failure)
     if peak is None:
         return ""
-    category, size = max(peak.at_peak.items(), key=lambda item: item[1])
+    category, size = peak.largest
     lines = ((owner, held) for owner, held in most_by_line(run, peak) if owner[0] is not None and owner[1] == category)
     (site, _), held = next(lines, ((None, category), 0))
     most = "" if site is None else f", {format_bytes(held)} of them made at {place_of(site)}"

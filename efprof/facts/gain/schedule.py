@@ -173,8 +173,7 @@ def _calls(trace: Trace, calls: Array, kernels: dict[int, list[Kernel]]) -> list
             wait = Wait(None, waited)
         elif STREAM_WAIT.match(text):
             wait = Wait(waiting, waited)
-        own = tuple(kernels.get(place, ()))
-        found.append(Call(starts[place], ends[place], last[1], own, wait))
+        found.append(Call(starts[place], ends[place], last[1], tuple(kernels.get(place, ())), wait))
     return found
 
 

@@ -66,7 +66,7 @@ def passage_of(window: LiveWindow) -> AllocationTrace:
     for place, stretch in enumerate(window.stretches):
         stretch_of[stretch.first : stretch.end] = [place] * (stretch.end - stretch.first)
     stages = [window.stretches[place].stage if place >= 0 else "other" for place in stretch_of]
-    returned_at: defaultdict[int, list[int]] = defaultdict(list)
+    returned_at = defaultdict[int, list[int]](list)
     moves: list[Move] = []
     made_in: list[str] = []
     number_of: dict[int, int] = {}
@@ -99,10 +99,9 @@ def _gradients(window: LiveWindow) -> tuple[int, ...]:
     if not backward:
         return ()
     of_last_step = [stretch for stretch in backward if stretch.step == backward[-1].step]
-    alive = window.alive_after(backward[-1].end - 1)
     return tuple(
         window.events[index].num_bytes
-        for index in alive
+        for index in window.alive_after(backward[-1].end - 1)
         if any(stretch.first <= index < stretch.end for stretch in of_last_step)
     )
 
@@ -118,7 +117,7 @@ def play(
     entries = [_request(address, num_bytes) for address, num_bytes in enumerate(first, start=1)]
     carried: list[tuple[str, int]] = []
     for place, passage in enumerate(list(passages) * num_rounds):
-        returns: defaultdict[int, list[int]] = defaultdict(list)
+        returns = defaultdict[int, list[int]](list)
         for stage, address in carried:
             returns[passage.start_of(RETURNED_AT.get(stage))].append(address)
         carried = _play_once(entries, passage, returns, () if place else at_optimizer)

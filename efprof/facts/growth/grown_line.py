@@ -179,7 +179,7 @@ def _machine_factor(early: TraceWindow, late: TraceWindow) -> float:
 
 def _fastest_growing(early: TraceWindow, late: TraceWindow, stage: str, sources: Sources) -> GrownLine | None:
     before, after = (_spent(window, stage) for window in (early, late))
-    by_line: dict[Line, list[str]] = defaultdict(list)
+    by_line = defaultdict[Line, list[str]](list)
     for line, runs in before | after:
         if line in late.lines:
             by_line[line].append(runs)
@@ -204,7 +204,7 @@ def _fastest_growing(early: TraceWindow, late: TraceWindow, stage: str, sources:
 
 def _spent(window: TraceWindow, stage: str) -> dict[tuple[Line, str], Spent]:
     """In the stage, by line and what it runs."""
-    found: dict[tuple[Line, str], Spent] = defaultdict(Spent)
+    found = defaultdict[tuple[Line, str], Spent](Spent)
     num_steps = window.num_steps
     for line, path in ((line, path) for line, paths in window.lines.items() for path in paths if path.stage == stage):
         key = line, "" if path.kind in ("line", "function") else path.text

@@ -34,7 +34,7 @@ class SeenLines:
 
     def __init__(self, watches: Sequence[Watch], counts: Sequence[Count]) -> None:
         self._watched = [one for watch in watches for one in watch.watched]
-        self._numbers: dict[Name, set[int]] = defaultdict(set)
+        self._numbers = defaultdict[Name, set[int]](set)
         for count in counts:
             things: list[Counted | Container] = [*count.holders, *count.containers]
             for one in things:
@@ -56,10 +56,10 @@ class SeenLines:
             if _name(one) == name or one.number in numbers:
                 for change in one.changes:
                     alike.setdefault((change.site, change.how), []).append(change)
-        found = [
+        found = (
             structs.replace(same[0], times=sum(one.times for one in same), entries=sum(one.entries for one in same))
             for _, same in sorted(alike.items())
-        ]
+        )
         return sorted(found, key=lambda one: (-one.entries, -one.times))
 
 

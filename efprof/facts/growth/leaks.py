@@ -156,10 +156,9 @@ def _leaks(run: Run, told: Sequence[RetainedTensors], fit: Fit | None, explained
             share = rate.slope / (counted if explained >= EXPLAINED else fit.trend.slope)
             rate = Trend(slope=share * fit.trend.slope, low=share * fit.trend.low, high=share * fit.trend.high)
         filling = all(may_be_filling(run, one) for one in kept)
-        leak = Leak(
-            kept=tuple(kept), blame=blame, is_observed=is_observed, rate=rate, share=share, may_be_filling=filling
+        found.append(
+            Leak(kept=tuple(kept), blame=blame, is_observed=is_observed, rate=rate, share=share, may_be_filling=filling)
         )
-        found.append(leak)
     return found
 
 

@@ -54,7 +54,7 @@ class MemoryGrowth:
     def compute(cls, run: Run) -> Self:
         """Fit the trend; raises ThinEvidence under `MIN_STEPS` steps."""
         records = run.steps
-        counted_after: set[int] = set()
+        counted_after = set[int]()
         with contextlib.suppress(NotRecorded, UnreadableInput):
             counted_after = {count.step for count in read_counts(run.rank_folder)}
         compiled = {event.step for event in events_of(run.rank_folder, Compilation)}

@@ -128,8 +128,7 @@ def may_be_pointers(run: Run) -> bool:
 
 def host_limits(run: Run) -> RunLimits:
     """Of the host's memory, whatever device trains."""
-    records = run.steps
-    used = next((one.rss_bytes for one in reversed(records) if one.rss_bytes), 0)
+    used = next((one.rss_bytes for one in reversed(run.steps) if one.rss_bytes), 0)
     total = run.run_file.host.total_bytes if run.run_file.host else 0
     limits = run.get(RunLimits)
     return replace(limits, name="the host", total_bytes=total, used_bytes=used, ran_out=False)
@@ -243,7 +242,7 @@ def _left_behind(window: LiveWindow, sources: Sources) -> list[Counter[str]]:
     begins = [*sorted(firsts.values()), len(window.events)]
     left = []
     for begin, end, until in zip(begins, begins[1:], begins[2:], strict=False):
-        lines: Counter[str] = Counter()
+        lines = Counter[str]()
         for block in range(begin, end):
             site = sites[block]
             if site is not None and window.released_at[block] >= until:

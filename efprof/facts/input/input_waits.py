@@ -216,7 +216,7 @@ def restarted_lines(run: Run) -> list[list[StallLine]]:
     """What each line does in at least every second step that restarts a loader; raises NotRecorded without a loader."""
     if not events_of(run.rank_folder, LoaderBuilt):
         raise NotRecorded("no DataLoader was recorded.")
-    lines: dict[str, list[StallLine]] = defaultdict(list)
+    lines = defaultdict[str, list[StallLine]](list)
     for line in stall_lines(run):
         if line.call.startswith("DataLoader") and line.count_per_step >= MIN_RESTARTS:
             lines[line.blame.key].append(line)

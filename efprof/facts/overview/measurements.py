@@ -84,7 +84,7 @@ def measurements_of(run: Run) -> Measurements:
         timeline=_timeline(times),
         stage_deltas=stage_deltas([record for record in run.steps if record.is_full]),
         overhead=_overhead(times, events),
-        run_time=run_time.largest_first if run_time else (),
+        run_time=tuple(sorted(run_time.seconds.items(), key=lambda part: -part[1])) if run_time else (),
         num_skipped_steps=_num_skipped(times.every),
         recommendations=_about_memory(stage_deltas([time.record for time in times.steady])),
         stalls=stall_lines(run),

@@ -63,7 +63,7 @@ SURVIVED = (
 def warnings_of(run: Run) -> tuple[str, ...]:
     """One sentence each; of a run that finished no step one."""
     try:
-        times = run.get(StepTimes)
+        run.get(StepTimes)
         events, num_torn_events = read_events(run.rank_folder)
     except NotRecorded:
         return _without_steps(run)
@@ -77,7 +77,7 @@ def warnings_of(run: Run) -> tuple[str, ...]:
         *(WITHOUT_OPTIMIZER for event in events if isinstance(event, StepsWithoutOptimizer)),
         *[OTHER_THREAD][: any(isinstance(event, OtherThreadTrained) for event in events)],
         *([SURVIVED.format(num=failed[-1])] if failed and catches_out_of_memory(run) else ()),
-        *_about_torn_lines("steps.jsonl", times.num_torn),
+        *_about_torn_lines("steps.jsonl", run.read_steps[1]),
         *_about_torn_lines("events.jsonl", num_torn_events),
         *_about_what_is_not_read(run),
         *_about_broken_ranks(run),

@@ -150,7 +150,7 @@ def _largest(window: LiveWindow, stretch: StageStretch, at_peak: list[int], sour
         None if site is None else (site, event.modules)
         for site, event in zip(sites_of(window, sources), events, strict=True)
     ]
-    sizes: Counter[Origin] = Counter()
+    sizes = Counter[Origin]()
     for block in at_peak:
         if (made_by := origins[block]) is not None:
             sizes[made_by] += events[block].num_bytes

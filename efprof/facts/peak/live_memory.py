@@ -67,8 +67,8 @@ class LiveWindow:
 
     def alive_after(self, index: int) -> list[int]:
         """The allocations that are alive after event `index`, oldest first."""
-        released = self.released_at[: index + 1]
-        return [int(place) for place in np.flatnonzero(released > index)]
+        found: list[int] = np.flatnonzero(self.released_at[: index + 1] > index).tolist()
+        return found
 
     def stretch_of(self, index: int) -> StageStretch | None:
         """The stage that an event lies in, None between steps."""
@@ -97,8 +97,7 @@ class LiveMemory:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Replay all windows; raises NotRecorded where none holds an allocation."""
-        records = run.steps
-        windows = tuple(replay(read_allocations(path), records) for path in allocation_paths(run.rank_folder))
+        windows = tuple(replay(read_allocations(path), run.steps) for path in allocation_paths(run.rank_folder))
         filled = tuple(window for window in windows if window.events)
         if not filled:
             raise NotRecorded("allocations-<n>.parquet holds no allocation; record more steps or another window.")

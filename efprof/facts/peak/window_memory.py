@@ -35,11 +35,10 @@ class WindowMemory:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded where no allocations were recorded, UnreadableInput where a window is broken."""
-        records = run.steps
         window, before = max(
             windows_placed(run), key=lambda one: (one[1] is not None, one[0].peak_bytes + (one[1] or 0))
         )
-        return cls(series=_series(window, before, run.get(Sources), records))
+        return cls(series=_series(window, before, run.get(Sources), run.steps))
 
 
 def _series(window: LiveWindow, before: int | None, sources: Sources, records: Iterable[StepRecord]) -> Series:

@@ -96,7 +96,7 @@ def _before(body: Sequence[ast.stmt], line: int) -> Iterator[ast.stmt]:
 
 def _given(statement: ast.stmt, is_left_out: Callable[[ast.Call], bool]) -> set[str]:
     """What may be called with in a statement: arguments of calls, and what comprehensions go through."""
-    found: set[str] = set()
+    found = set[str]()
     for node in ast.walk(statement):
         match node:
             case ast.Call(args=arguments, keywords=keywords) if not is_left_out(node):

@@ -54,7 +54,7 @@ class LongSteps:
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded where nobody looked for long steps."""
         steps, sources = read_long_steps(run.rank_folder), run.get(Sources)
-        found: dict[str, list[tuple[LongStep, SampledStack]]] = defaultdict(list)
+        found = defaultdict[str, list[tuple[LongStep, SampledStack]]](list)
         for step in steps:
             for stack in step.stacks:
                 if stack.lines:
@@ -72,8 +72,8 @@ class LongSteps:
 def _line(
     sources: Sources, samples: list[tuple[LongStep, SampledStack]], within: dict[int, list[EvaluationRecord]]
 ) -> LongLine:
-    seconds: dict[tuple[str, str | None], float] = defaultdict(float)
-    of_step: dict[int, float] = defaultdict(float)
+    seconds = defaultdict[tuple[str, str | None], float](float)
+    of_step = defaultdict[int, float](float)
     for step, stack in samples:
         seconds[stack.lines[-1], stack.inside] += stack.seconds
         of_step[step.started_ns] += stack.seconds

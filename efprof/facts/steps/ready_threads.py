@@ -22,7 +22,7 @@ class ReadyThreads:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded where nobody counted."""
-        sharing: dict[str, list[ThreadsReady]] = defaultdict(list)
+        sharing = defaultdict[str, list[ThreadsReady]](list)
         for folder in run.rank_folders:
             for event in events_of(folder, ThreadsReady)[-1:]:
                 sharing[event.cores].append(event)

@@ -52,10 +52,6 @@ class RunTime:
         return cls(seconds=dict(zip(LABELS, seconds.tolist(), strict=True)))
 
     @property
-    def largest_first(self) -> tuple[tuple[str, float], ...]:
-        return tuple(sorted(self.seconds.items(), key=lambda part: -part[1]))
-
-    @property
     def training_s(self) -> float:
         """From the first step to the last, without the recorder's part."""
         return sum(self.seconds[LABELS[part]] for part in (BETWEEN, USUAL, LONG, EVALUATION))

@@ -72,14 +72,13 @@ class StepTimes:
     """All finished steps, and the steady ones: after warm-up and outside windows, whose collectors slow them.
 
     `steady` were recorded in full; `steady_ms` are the lengths of those that were not, where there are enough, else of
-    all; `own_ms` are those of all, less the recorder's part, in their order; `num_torn` lines were lost.
+    all; `own_ms` are those of all, less the recorder's part, in their order.
     """
 
     every: tuple[StepTime, ...]
     steady: tuple[StepTime, ...]
     steady_ms: tuple[float, ...]
     own_ms: tuple[float, ...]
-    num_torn: int
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -95,7 +94,6 @@ class StepTimes:
             steady=tuple(time for time in steady if time.record.is_full),
             steady_ms=tuple(time.total_ms for time in (light if len(light) >= MIN_LIGHT else usual)),
             own_ms=tuple(time.total_ms - time.recorder_ms for time in usual),
-            num_torn=run.read_steps[1],
         )
 
     @property
@@ -169,10 +167,10 @@ def num_warm_up_steps(num_steps: int) -> int:
 def stall_lines(run: Run) -> tuple[StallLine, ...]:
     """Every line that stalled a steady step, the most expensive first; raises NotRecorded without a finished step."""
     steady, sources = run.get(StepTimes).steady, run.get(Sources)
-    stalls: dict[tuple[str, str], list[SiteCalls]] = defaultdict(list)
+    stalls = defaultdict[tuple[str, str], list[SiteCalls]](list)
     for stall in (stall for time in steady for stall in time.record.stalls):
         stalls[place_of(stall.site), stall.call].append(stall)
-    lines = [
+    lines = (
         StallLine(
             blame=sources.line(found[0].site),
             call=call,
@@ -180,7 +178,7 @@ def stall_lines(run: Run) -> tuple[StallLine, ...]:
             step_ms=sum(stall.us for stall in found) / 1000 / len(steady),
         )
         for (_, call), found in stalls.items()
-    ]
+    )
     return tuple(sorted(lines, key=lambda line: (-line.step_ms, line.blame.key, line.call)))
 
 
@@ -218,16 +216,6 @@ def quantile_change_intervals(
 
 
 def _timed(record: StepRecord) -> StepTime:
-    if not record.is_full:
-        return StepTime(
-            record=record,
-            total_ms=record.total_us / 1000,
-            stage_ms=(),
-            recorder_ms=min(record.recorder_us, record.total_us) / 1000,
-            cpu_ms=record.cpu_us / 1000,
-            device_ms=(),
-            idle_ms=(),
-        )
     spent_us = dict.fromkeys(STAGES, 0.0)
     for span in record.spans:
         if span.stage in spent_us:
@@ -240,7 +228,7 @@ def _timed(record: StepRecord) -> StepTime:
     return StepTime(
         record=record,
         total_ms=record.total_us / 1000,
-        stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES),
+        stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES) if record.is_full else (),
         recorder_ms=recorder_us / 1000,
         cpu_ms=record.cpu_us / 1000,
         device_ms=device_ms,

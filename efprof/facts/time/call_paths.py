@@ -116,7 +116,7 @@ def _threads(trace: Trace, start_ns: int, end_ns: int) -> tuple[Array, list[Arra
     The first is that of the profiler's labels, where it does anything; else the one without backward nodes on which
     most happens. Threads that only wait for something are left out.
     """
-    by_thread = by_lane(trace, trace.is_of(*HOST) & (trace.start_ns < end_ns) & (trace.end_ns > start_ns))
+    by_thread = by_lane(trace, trace.is_of(*HOST) & trace.overlaps(start_ns, end_ns))
     is_backward, is_work, is_step = _is_backward(trace), trace.is_of(*OPERATORS, *LAUNCHES), trace.matches(STEP_LABEL)
     working = [ev for ev in by_thread if is_work[ev].any() or (is_step[ev].any() and len(ev) > 1)] or by_thread
     if not working:

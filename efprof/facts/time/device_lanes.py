@@ -168,4 +168,4 @@ def overlap_ns(spans: Spans, start_ns: int, end_ns: int) -> int:
 
 def on_device_between(trace: Trace, start_ns: int, end_ns: int) -> Array:
     """The places of what the device does between two instants, in order of its start."""
-    return np.flatnonzero(trace.is_of(*ON_DEVICE) & (trace.start_ns < end_ns) & (trace.end_ns > start_ns))
+    return np.flatnonzero(trace.is_of(*ON_DEVICE) & trace.overlaps(start_ns, end_ns))

@@ -111,8 +111,7 @@ def _host_waits(window: TraceWindow) -> Spans:
 def _recording_ms(window: TraceWindow) -> float:
     if window.steady_ms is not None:
         return max(0.0, window.step_ms - window.steady_ms)
-    trace, (start_ns, end_ns) = window.trace, window.bounds
-    events = trace.is_of(*HOST) & (trace.start_ns < end_ns) & (trace.end_ns > start_ns)
+    events = window.trace.is_of(*HOST) & window.trace.overlaps(*window.bounds)
     return int(np.count_nonzero(events)) * RECORDING_MS / window.num_steps
 
 

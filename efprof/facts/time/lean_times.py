@@ -87,8 +87,7 @@ def _calls(trace: Trace, lane: int, span: Span, categories: Sequence[str]) -> li
     """The outermost of a lane that begin in a stretch, each with those inside it."""
     inside = (trace.start_ns >= span[0]) & (trace.start_ns < span[1])
     events = np.flatnonzero((trace.lane == lane) & inside & trace.is_of(*categories))
-    begins = np.flatnonzero(outermost(trace, events))
-    return np.split(events, begins[1:]) if len(events) else []
+    return np.split(events, np.flatnonzero(outermost(trace, events))[1:]) if len(events) else []
 
 
 def _alike(names: list[str], lean_names: list[str]) -> Iterator[tuple[int, int]]:

@@ -80,7 +80,7 @@ def _overlap(starts: Array, ends: Array, spans: list[tuple[int, int]]) -> Array:
 
 def _begins_ns(window: TraceWindow, finding: Finding, sources: Sources) -> dict[int, int]:
     """When the first event begins that was called from the finding's line, in each step that has one."""
-    on_line: set[CallPath | None] = set()
+    on_line = set[CallPath | None]()
     for path in window.walk():
         is_line = path.owner is path and str(sources.line(path.text)) == str(finding.blame)
         if is_line or path.above in on_line:

@@ -110,7 +110,11 @@ def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
                 interval_ms=(interval[0] * step_ms, interval[1] * step_ms),
                 num_operators=num_operators if is_many else 0.0,
                 loop=sources.line(f"{file}:{first}:{split_site(most.site)[2]}") if is_loop else None,
-                makes_array=_makes_array(tree, blame.line),
+                makes_array=any(
+                    called_name(node) in MAKES_ARRAYS
+                    for node in ast.walk(tree)
+                    if getattr(node, "lineno", 0) == blame.line
+                ),
                 function=most.function if _is_called(most) or most in aside else "",
                 is_aside=most in aside,
             )
@@ -146,10 +150,6 @@ def _loop_of(tree: ast.Module, line: int, step_lines: set[int]) -> int | None:
     first = line if line in loops else around.line if around else 0
     is_of_steps = any(first <= at <= loops.get(first, 0) for at in step_lines)
     return None if is_of_steps else first or None
-
-
-def _makes_array(tree: ast.Module, line: int) -> bool:
-    return any(called_name(node) in MAKES_ARRAYS for node in ast.walk(tree) if getattr(node, "lineno", 0) == line)
 
 
 def _in_windows(use: TimeUse | None, places: set[str]) -> tuple[float, float, float]:

@@ -138,7 +138,7 @@ def _lanes(window: TraceWindow, start_ns: int, end_ns: int) -> Iterator[tuple[st
     """Stages, the outermost operators of the busiest threads, what each stream does, and when none does anything."""
     trace = window.trace
     yield "stages", (_Part(start, end, (stage, ""), stage) for start, end, stage, _ in window.paths.stages)
-    inside = (trace.start_ns < end_ns) & (trace.end_ns > start_ns)
+    inside = trace.overlaps(start_ns, end_ns)
     threads = by_lane(trace, inside & trace.is_of(*OPERATORS) & ~trace.matches(STEP_LABEL))
     for events in sorted(threads, key=len, reverse=True)[:MAX_THREADS]:
         first = events[outermost(trace, events)]

@@ -94,8 +94,8 @@ def waits_in(window: TraceWindow) -> list[TraceWait]:
     trace, paths, (covered_ns, last_ns) = window.trace, window.paths, window.bounds
     is_operator, copies = trace.is_of(*OPERATORS), _copies(trace)
     calls = waiting_calls(trace)
-    calls = calls[np.isin(trace.lane[calls], list(paths.threads))]
-    calls = calls[(trace.start_ns[calls] < last_ns) & (trace.end_ns[calls] > covered_ns)]
+    inside = trace.overlaps(covered_ns, last_ns) & np.isin(trace.lane, list(paths.threads))
+    calls = calls[inside[calls]]
 
     def asking(call: int) -> int:
         outer = paths.outer.get(call, -1)

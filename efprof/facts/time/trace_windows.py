@@ -233,7 +233,10 @@ def foreign_window(trace: Trace, own_packages: frozenset[str] = frozenset()) -> 
     """A trace that something else recorded, with the steps that it tells of itself; raises UnreadableInput."""
     if not (trace.phase == COMPLETE).any():
         raise UnreadableInput(f"{trace.path} is a profiler trace of nothing: profile a step, and give that trace.")
-    labels = _labels(trace)
+    is_label = trace.is_of("user_annotation")
+    if not is_label.any():  # files of 2021 call them operators
+        is_label = trace.is_of("operator") & (trace.matches(STEP_LABEL) | trace.matches(OPTIMIZER_STEP))
+    labels = np.flatnonzero(is_label)
     steps, has_steps = _steps_in(trace, labels)
     names = dict.fromkeys(map(trace.text, labels.tolist()))
     told = [int(label[1]) for label in map(STEP_LABEL.match, names) if label]
@@ -280,14 +283,6 @@ def _until_the_next(spans: list[Span]) -> tuple[Span, ...]:
     """A step lasts until the next one begins; the last one until its label ends."""
     ends = [start for start, _ in spans[1:]] + [spans[-1][1]]
     return tuple((start, end) for (start, _), end in zip(spans, ends, strict=True))
-
-
-def _labels(trace: Trace) -> Array:
-    """The labels of the host; files of 2021 call them operators."""
-    is_label = trace.is_of("user_annotation")
-    if not is_label.any():
-        is_label = trace.is_of("operator") & (trace.matches(STEP_LABEL) | trace.matches(OPTIMIZER_STEP))
-    return np.flatnonzero(is_label)
 
 
 def _frame_sites(own_packages: frozenset[str]) -> SitesOf:

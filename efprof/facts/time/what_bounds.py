@@ -147,7 +147,7 @@ def _modules(root: CallPath, spent: dict[CallPath, int]) -> list[Part]:
             return []
         name, most = sums.most_common(1)[0]
         if most < ONLY_ONE * sums.total():
-            return _largest((part / (spent[root] or 1), f"in `{name}`") for name, part in sums.items())
+            return _shares(sums, spent[root])
         level = inside[name]
 
 
@@ -168,7 +168,11 @@ def _operators(use: TimeUse, spent: dict[CallPath, int]) -> list[Part]:
     for path in root.walk():
         if path.kind in ("operator", "label"):
             sums[path.text] += spent[path] - sum(spent[below] for below in path.below.values())
-    return _largest((part / (spent[root] or 1), f"in `{name}`") for name, part in sums.items())
+    return _shares(sums, spent[root])
+
+
+def _shares(sums: Counter[str], whole: int) -> list[Part]:
+    return _largest((part / (whole or 1), f"in `{name}`") for name, part in sums.items())
 
 
 def _largest(parts: Iterable[Part]) -> list[Part]:

@@ -34,14 +34,15 @@ class Cost:
         if not self._num_full:
             return
         spent = {"steps": self._steps_ns, **self._budget.spent_ns}
-        event = RecordingCost(
-            step=self._loop.number,
-            allowance_s=ALLOWANCE_NS / 1e9,
-            share=self._budget.share,
-            seconds={what: ns / 1e9 for what, ns in spent.items()},
-            num_full_steps=self._num_full,
+        self._note(
+            RecordingCost(
+                step=self._loop.number,
+                allowance_s=ALLOWANCE_NS / 1e9,
+                share=self._budget.share,
+                seconds={what: ns / 1e9 for what, ns in spent.items()},
+                num_full_steps=self._num_full,
+            )
         )
-        self._note(event)
 
 
 def start(session: Session) -> None:

@@ -68,7 +68,7 @@ class Budget:
         """
         self.share = share
         self._taken_by_steps = taken_by_steps
-        self.spent_ns: Counter[str] = Counter()
+        self.spent_ns = Counter[str]()
         self._began_ns = perf_counter_ns()
 
     def affords(self, cost_ns: float) -> bool:

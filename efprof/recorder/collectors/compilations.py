@@ -23,14 +23,15 @@ def start(session: Session) -> None:
             key = (str(one.compile_id), one.start_time_us)
             # Without a name it is of a backward graph, which was traced with its forward one.
             if key not in seen and last is not None and one.co_name:
-                event = Compilation(
-                    step=last[0],
-                    function=one.co_name,
-                    site=last[1],
-                    seconds=(one.duration_us or 0) / 1e6,
-                    reason=(one.recompile_reason or "")[:MAX_REASON] or None,
+                session.note(
+                    Compilation(
+                        step=last[0],
+                        function=one.co_name,
+                        site=last[1],
+                        seconds=(one.duration_us or 0) / 1e6,
+                        reason=(one.recompile_reason or "")[:MAX_REASON] or None,
+                    )
                 )
-                session.note(event)
             seen.add(key)
 
     def began() -> None:

@@ -95,8 +95,9 @@ class DataWatch:
             self.end()
             used = [told for use in self._uses.values() if (told := use.told()) is not None]
             used.sort(key=lambda one: -one.num_bytes)
-            event = DeviceData(step=step.number, num_steps=NUM_STEPS, tensors=used[:MAX_TENSORS], why_not=self._why_not)
-            self._note(event)
+            self._note(
+                DeviceData(step=step.number, num_steps=NUM_STEPS, tensors=used[:MAX_TENSORS], why_not=self._why_not)
+            )
 
     def _begin(self) -> None:
         self._uses = _candidates()

@@ -122,8 +122,8 @@ class Evaluations:
         self._passed: list[_Forward] = []
         """Those before them that were not: the first ones and the last."""
         self._num_passed = self._num_alive = self._peak_bytes = 0
-        self._optimizers: set[int] = set()
-        self._optimized: set[int] = set()
+        self._optimizers = set[int]()
+        self._optimized = set[int]()
         self._parameters: dict[int, _Place | None] = {}
         """Of each module, by its `id`, one that an optimizer has."""
         self._used: _Forward | None = None

@@ -34,16 +34,17 @@ def start(session: Session) -> None:
         nonlocal num_built
         if session.loop.thread.is_training_thread and loader not in session.loop.loader_numbers:
             session.loop.loader_numbers[loader] = num_built
-            event = LoaderBuilt(
-                step=session.loop.number,
-                loader=num_built,
-                site=session.sites.of_caller(),
-                num_workers=loader.num_workers,
-                batch_size=loader.batch_size,
-                persistent_workers=loader.persistent_workers,
-                num_batches=_num_batches(loader),
+            session.note(
+                LoaderBuilt(
+                    step=session.loop.number,
+                    loader=num_built,
+                    site=session.sites.of_caller(),
+                    num_workers=loader.num_workers,
+                    batch_size=loader.batch_size,
+                    persistent_workers=loader.persistent_workers,
+                    num_batches=_num_batches(loader),
+                )
             )
-            session.note(event)
             num_built += 1
 
     feed = IteratorFeed(session.loop, session.sites, session.budget, session.shell)
@@ -70,7 +71,7 @@ class IteratorFeed:
     def __init__(self, loop: Loop, sites: Sites, budget: Budget, shell: Shell) -> None:
         self._loop, self._sites, self._budget, self._guard = loop, sites, budget, shell.guard("loop")
         self._watched: dict[type, Undo] = {}
-        self._taking: set[int] = set()
+        self._taking = set[int]()
         """Threads within such a `__next__`: what it takes from others on its way is no batch."""
         self._around: set[CodeType] | None = None
         """The user's functions that ran when backward was called."""

@@ -57,21 +57,22 @@ class ReadyThreads:
             whole_s = max(MIN_S, (began - self._began_ns) / 1e9 * len(cores))
             throttled = (throttled_s() - self._throttled_s) / whole_s * len(cores)
             busy, own = np.subtract(seconds_of_cores(times), self._first) / whole_s
-            event = ThreadsReady(
-                step=step,
-                cores=f"{host.name_hash} {cores}",
-                num_cores=host.num_cpus,
-                num_threads=torch.get_num_threads(),
-                site=self._site,
-                ready=float(ran + waited),
-                waiting=float(waited),
-                children=float(children_ran + children_waited),
-                children_waiting=float(children_waited),
-                busy=float(busy),
-                own=float(own),
-                throttled=min(1.0, throttled),
+            self._note(
+                ThreadsReady(
+                    step=step,
+                    cores=f"{host.name_hash} {cores}",
+                    num_cores=host.num_cpus,
+                    num_threads=torch.get_num_threads(),
+                    site=self._site,
+                    ready=float(ran + waited),
+                    waiting=float(waited),
+                    children=float(children_ran + children_waited),
+                    children_waiting=float(children_waited),
+                    busy=float(busy),
+                    own=float(own),
+                    throttled=min(1.0, throttled),
+                )
             )
-            self._note(event)
         self._due, self._last_ns, self._last = 2 * step, began, times
         self._cost_ns = time.perf_counter_ns() - began
         self._budget.spend("ready threads", self._cost_ns)
@@ -106,5 +107,5 @@ def seconds_of_cores(times: Times) -> tuple[float, float]:
     names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     rows = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     ticks = sum(sum(map(int, row[1:4] + row[6:9])) for row in rows if row[0] in names)
-    ended_and_own_s = sum(os.times()[:4])
-    return ticks / os.sysconf("SC_CLK_TCK"), ended_and_own_s + of_children(times)[0] / 1e9
+    own_s = sum(os.times()[:4])
+    return ticks / os.sysconf("SC_CLK_TCK"), own_s + of_children(times)[0] / 1e9

@@ -66,7 +66,7 @@ class WorkerMemory:
     def __init__(self, loop: Loop, sites: Sites, budget: Budget, lines: LineWriter) -> None:
         self._loop, self._sites, self._budget, self._lines = loop, sites, budget, lines
         self._iterators: WeakSet[_MultiProcessingDataLoaderIter] = WeakSet()
-        self._looked_at: set[int] = set()
+        self._looked_at = set[int]()
         self._due = FIRST_STEP
         self._cost_ns = 0
 
@@ -176,7 +176,7 @@ def containers_of(owner: Any) -> list[tuple[HeldContainer, Any, str]]:
     bounded sample; each object counts where it is met first.
     """
     found: list[tuple[HeldContainer, Any, str]] = []
-    seen: set[int] = set()
+    seen = set[int]()
     waiting: deque[tuple[Any, str, Any, str, int]] = deque([(owner, type(owner).__name__, owner, "", 0)])
     while waiting and len(seen) < MAX_VISITED:
         value, path, holder, name, depth = waiting.popleft()

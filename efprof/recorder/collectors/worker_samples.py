@@ -137,14 +137,13 @@ class Sampler:
         self._ident = threading.get_ident()
         self._is_over = threading.Event()
         self._random = random.Random(os.getpid())  # the program's own numbers stay as they are
-        self._places: Counter[Place] = Counter()
+        self._places = Counter[Place]()
         self._num_idle = 0
         self._switch_s = sys.getswitchinterval()
 
     def start(self, shell: Shell) -> None:
         """Start the thread; from now on Python may change threads more often."""
-        run = shell.guarded("worker_samples", self._run)
-        self._thread = HiddenThread(run)
+        self._thread = HiddenThread(shell.guarded("worker_samples", self._run))
         sys.setswitchinterval(SWITCH_S)
 
     def stop(self) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from efprof.recorder.launch.launch import child_environment
 from efprof.recorder.launch.machine import driver_version
 from efprof.recorder.session.options import Options
-from efprof.units import MIB
+from efprof.units import MIB, format_count
 
 Status = Literal["yes", "careful", "no"]
 """`careful` works, and something about it needs a person's attention."""
@@ -88,7 +88,7 @@ def nvml() -> Check:
         pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         return Check("NVML", "no", f"nvidia-ml-py is installed; the driver says: {error}.")
-    return Check("NVML", "yes", f"It sees {count} {'device' if count == 1 else 'devices'}.")
+    return Check("NVML", "yes", f"It sees {format_count(count, 'device')}.")
 
 
 def allocator_checks(torch: ModuleType) -> Iterator[Check]:

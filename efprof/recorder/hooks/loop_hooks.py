@@ -114,12 +114,10 @@ def watch_backward(loop: Loop, guard: Guard, sites: Sites) -> list[Undo]:
         if loop.light.is_on:
             loop.light.steps.backward_entered(tensors, gradients)
             return
-        site = sites.of_caller()
-        loop.backward_entered(tensors, gradients, site, retains_graph, creates_graph)
+        loop.backward_entered(tensors, gradients, sites.of_caller(), retains_graph, creates_graph)
 
-    backward = _watched_backward(loop, guard, guard(enter))
     return [
-        replace(torch.autograd, "backward", backward),
+        replace(torch.autograd, "backward", _watched_backward(loop, guard, guard(enter))),
         replace(torch.autograd, "grad", _watched_grad(loop, guard)),
     ]
 

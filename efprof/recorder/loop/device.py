@@ -151,7 +151,7 @@ class DeviceEvents:
 
     def __init__(self, **settings: bool) -> None:
         self._settings = settings
-        self._free: defaultdict[torch.device, list[Any]] = defaultdict(list)
+        self._free = defaultdict[torch.device, list[Any]](list)
 
     def record(self, stream: Any) -> Any:
         free = self._free[stream.device]

@@ -58,7 +58,7 @@ class TrainerModules:
     """
 
     def __init__(self) -> None:
-        self._kinds: set[type[torch.nn.Module]] = set()
+        self._kinds = set[type[torch.nn.Module]]()
         self._called: ref[torch.nn.Module] | None = None
 
     def __contains__(self, module: object) -> bool:

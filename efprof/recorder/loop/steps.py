@@ -74,7 +74,7 @@ class Steps:
         self.is_disturbed = False
         self.last = OpenStep(number=-1, start_ns=0, epoch_ns=0)
         """The last full step."""
-        self.successions: set[tuple[int, int]] = set()
+        self.successions = set[tuple[int, int]]()
         """Of two optimizers that stepped one after the other in any full step: one may do so now and then."""
         self.passes_by_hand = 0
         """Backward passes of the last full step, in a program that updates its parameters by hand; 0 in any other."""

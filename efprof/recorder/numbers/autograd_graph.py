@@ -23,10 +23,6 @@ class Singularity(NamedTuple):
     words: str
 
 
-def _is_bad_itself(_: Any, result: torch.Tensor) -> torch.Tensor:
-    return ~torch.isfinite(result)
-
-
 LARGEST_USUAL = 1e9
 """A value beyond it is itself the fault: that its square overflows only shows what went wrong before."""
 
@@ -35,24 +31,28 @@ def _is_bad_power(node: Any, base: torch.Tensor) -> torch.Tensor:
     return ~torch.isfinite(torch.pow(base, node._saved_exponent)) & (base.abs() < LARGEST_USUAL)
 
 
+BAD_RESULTS = {
+    "ReciprocalBackward0": "reciprocals of zero",
+    "SqrtBackward0": "roots of negative numbers",
+    "RsqrtBackward0": "inverse roots of zero or less",
+    "ExpBackward0": "exponentials that overflow",
+    "PowBackward1": "powers that are not finite",
+    "SoftmaxBackward0": "rows in which every score is -inf",
+}
+"""Operations whose saved result is not finite itself."""
 SINGULARITIES: dict[str, Singularity] = {
+    **{name: Singularity("result", lambda _, x: ~torch.isfinite(x), words) for name, words in BAD_RESULTS.items()},
     **dict.fromkeys(
         ("LogBackward0", "Log2Backward0", "Log10Backward0"),
         Singularity("self", lambda _, x: x <= 0, "arguments that are zero or negative"),
     ),
     "Log1PBackward0": Singularity("self", lambda _, x: x <= -1, "arguments that are -1 or less"),
     "DivBackward0": Singularity("other", lambda _, divisor: divisor == 0, "divisors that are zero"),
-    "ReciprocalBackward0": Singularity("result", _is_bad_itself, "reciprocals of zero"),
-    "SqrtBackward0": Singularity("result", _is_bad_itself, "roots of negative numbers"),
-    "RsqrtBackward0": Singularity("result", _is_bad_itself, "inverse roots of zero or less"),
-    "ExpBackward0": Singularity("result", _is_bad_itself, "exponentials that overflow"),
     **dict.fromkeys(
         ("AcosBackward0", "AsinBackward0"),
         Singularity("self", lambda _, x: x.abs() > 1, "arguments outside -1 to 1"),
     ),
     "PowBackward0": Singularity("self", _is_bad_power, "bases whose power is not finite"),
-    "PowBackward1": Singularity("result", _is_bad_itself, "powers that are not finite"),
-    "SoftmaxBackward0": Singularity("result", _is_bad_itself, "rows in which every score is -inf"),
     "LogSoftmaxBackward0": Singularity("result", lambda _, result: torch.isnan(result), "rows of -inf scores"),
 }
 """Judged by what the autograd graph saved: the result itself where it is saved, else what it was given."""

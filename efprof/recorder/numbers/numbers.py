@@ -62,11 +62,11 @@ class Numbers:
         self._loss: weakref.ref[torch.Tensor] | None = None
         self._clipped: list[tuple[torch.Tensor, set[int]]] = []
         """Norms from before clipping, each with the `id`s of its gradients, since the last backward pass began."""
-        self._skipped: Counter[int] = Counter()
+        self._skipped = Counter[int]()
         """How often in a row, by the optimizer's first parameter: a class around one has the same."""
         self._num_skipped = 0
         """That of the optimizer whose gradients are being noted."""
-        self._num_bad_reads: Counter[bool] = Counter()
+        self._num_bad_reads = Counter[bool]()
         """By whether the optimizer was skipped: a scaler that finds its scale uses up nothing of the others."""
 
     def backward_began(self, step: OpenStep, tensors: Any, gradients: Any, *_: object) -> None:

@@ -34,7 +34,7 @@ class OptimizerWatch:
         self._loop, self._sites, self._note = loop, sites, note
         self._alive: weakref.WeakKeyDictionary[Any, OptimizerBuilt] = weakref.WeakKeyDictionary()
         self._gone: dict[Versions, str] = {}
-        self._loaded: set[int] = set()
+        self._loaded = set[int]()
         """Parameters, by `id`, that a module was given from outside: what follows begins anew."""
         self._num_built = 0
 

@@ -91,7 +91,13 @@ def parse_options(
         remembered = _clear_of(remembered, traced)
     if trace_steps == "default":
         traced = _clear_of(traced, remembered)
-    _refuse_overlap(traced, remembered)
+    for one in traced:
+        for other in remembered:
+            if _overlap(one, other):
+                raise EfprofError(
+                    f"--trace-steps and --memory-steps both name step {max(one[0], other[0])}; "
+                    "the two windows disturb each other, so give them different steps."
+                )
     return msgspec.structs.replace(
         asked, trace_steps=traced, memory_steps=remembered, triggers=_parse_triggers(triggers)
     )
@@ -144,16 +150,6 @@ def _overlap(one: StepRange, other: StepRange) -> bool:
 
 def _clear_of(ranges: tuple[StepRange, ...], taken: tuple[StepRange, ...]) -> tuple[StepRange, ...]:
     return tuple(one for one in ranges if not any(_overlap(one, other) for other in taken))
-
-
-def _refuse_overlap(traced: tuple[StepRange, ...], remembered: tuple[StepRange, ...]) -> None:
-    for one in traced:
-        for other in remembered:
-            if _overlap(one, other):
-                raise EfprofError(
-                    f"--trace-steps and --memory-steps both name step {max(one[0], other[0])}; "
-                    "the two windows disturb each other, so give them different steps."
-                )
 
 
 def _parse_triggers(text: str) -> tuple[Trigger, ...]:

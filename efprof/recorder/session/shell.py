@@ -3,7 +3,6 @@
 import errno
 import functools
 import sys
-import traceback
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from efprof.artifacts.events import CollectorStopped, Event
+from efprof.model import with_place
 from efprof.recorder.session.sites import callers
 from efprof.recorder.session.writing import LineWriter, RankFolder, is_of_a_signal
 
@@ -38,7 +38,7 @@ class Shell:
     def __init__(self, folder: RankFolder, events: LineWriter) -> None:
         self._folder = folder
         self._events = events
-        self._stopped: set[str] = set()
+        self._stopped = set[str]()
         self._when_stopped: dict[str, Callable[[], None]] = {}
         self._postponed: list[Callable[[], None]] = []
         self._pending_errors: list[BaseException] = []
@@ -121,8 +121,7 @@ class Shell:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS and self._folder.may_have_refused(error):
             self._folder.give_up(error)
         if not self._folder.is_broken:
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            reason = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+            reason = with_place(error)
             print(f"efprof: the {collector} collector stopped, training goes on: {reason}", file=sys.stderr)
             self._events.write(CollectorStopped(step=-1, collector=collector, reason=reason))
         function = self._when_stopped.pop(collector, None)

@@ -163,8 +163,7 @@ class LineWriter:
         folder = self._folder.path  # making it writes what waited for it, perhaps by this very writer
         if self._file is None:
             self._file = KeptFile(folder / self._name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        written = os.write(self._file.descriptor(), line)
-        self._is_torn = written != len(line)
+        self._is_torn = os.write(self._file.descriptor(), line) != len(line)
         if self._is_torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
