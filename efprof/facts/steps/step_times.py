@@ -220,7 +220,7 @@ def _timed(record: StepRecord) -> StepTime:
     for span in record.spans:
         if span.stage in spent_us:
             spent_us[span.stage] += span.end_us - span.start_us
-    marked_us = sum(us for stage, us in spent_us.items() if stage != "other")
+    marked_us = sum(spent_us.values()) - spent_us["other"]
     unmarked_us = max(0.0, record.total_us - marked_us)
     recorder_us = min(record.recorder_us, unmarked_us)
     spent_us["other"] = unmarked_us - recorder_us
