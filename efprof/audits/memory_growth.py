@@ -15,9 +15,10 @@ def memory_growth(run: Run) -> Examination:
     """Find memory that is more after every step, where nothing that was counted keeps it.
 
     ## What it finds
-    Memory after the optimizer's step that rises steadily and is held by no variable that was counted (`retained_graph`
-    and `growing_tensors` tell of those). Blamed is the line whose allocations were seen to survive, or the call of
-    backward whose gradients keep their tensors alive (`create_graph=True`); on a CPU also a container that grew.
+    Memory after the optimizer's step that rises steadily, or unevenly with a container that grew at every count, and is
+    held by no variable that was counted (`retained_graph` and `growing_tensors` tell of those). Blamed is the line
+    whose allocations were seen to survive, or the call of backward whose gradients keep their tensors alive
+    (`create_graph=True`); on a CPU also a container that grew.
 
     ## Why it matters
     The run ends out of memory, at a step that can be told now.
@@ -30,10 +31,11 @@ def memory_growth(run: Run) -> Examination:
     """
     growth, leaks = run.get(MemoryGrowth), run.get(Leaks)
     looked_at = f"memory retained {growth.fit.looked_at}"
-    if growth.is_rising and not _is_sawtooth(run):
-        raise ThinEvidence(f"{looked_at} rises, but not as steadily as a leak does; record a longer run to tell.")
-    if not growth.is_growing or _is_sawtooth(run):
+    sawtooth = run.find(CycleSawtooth, ThinEvidence)  # what the collector frees now and then is `uncollected_cycle`'s
+    if not (growth.is_growing or growth.is_rising) or (sawtooth and sawtooth.piles_up):
         return Examination(looked_at=looked_at)
+    if growth.is_rising and not run.get(UnattributedGrowth).is_counted(growth.fit.trend.slope):
+        raise ThinEvidence(f"{looked_at} rises, but not as steadily as a leak does; record a longer run to tell.")
     if leaks.explained >= EXPLAINED:
         return Examination(looked_at=f"{looked_at}: what grows was counted to be kept by a variable")
     if leaks.grown.num_counts:
@@ -44,12 +46,6 @@ def memory_growth(run: Run) -> Examination:
     if may_be_pointers(run):
         return Examination(looked_at=f"{looked_at}, which grows no more than what Python's objects may take of it")
     return Examination(looked_at=looked_at, findings=(_finding(run, growth, 1.0 - leaks.explained),))
-
-
-def _is_sawtooth(run: Run) -> bool:
-    """Whether it is what the garbage collector frees now and then: `uncollected_cycle` tells of that."""
-    sawtooth = run.find(CycleSawtooth, ThinEvidence)
-    return sawtooth is not None and sawtooth.piles_up
 
 
 def _finding(run: Run, growth: MemoryGrowth, share: float) -> Finding:

@@ -90,6 +90,11 @@ def test_what_rises_unsteadily_is_not_passed_and_steady_memory_is_silent(tmp_pat
             here.allocated_bytes = 100 * MIB + (step.step // 12 * 12) * MIB
     with pytest.raises(ThinEvidence, match="not as steadily as a leak does; record a longer run"):
         memory_growth(leaking_run(tmp_path, counts=NOTHING, steps=steps))
+    (finding,) = memory_growth(leaking_run(tmp_path / "counted", **ROWS, steps=steps)).findings
+    assert str(finding.blame) == "train.py:8", "as what each evaluation adds, and no step between"
+    taken_for_ten = {**ROWS, "counts": containers_of(entry_bytes=10 * MIB)}
+    with pytest.raises(ThinEvidence, match="not as steadily"):
+        memory_growth(leaking_run(tmp_path / "shared", **taken_for_ten, steps=steps))
     run = write_run(tmp_path / "second", steps=leaking_steps(bytes_per_step=0), sources={"train.py": TRAIN})
     assert memory_growth(run).findings == ()
 

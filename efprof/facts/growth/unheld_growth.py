@@ -200,6 +200,11 @@ class UnattributedGrowth:
         why = "what holds it is not known, so this is the line that runs backward"
         return cls(blame=backward_line(run), why=why, advice=advice)
 
+    def is_counted(self, slope: float) -> bool:
+        """Whether its container grew at every count, and memory by much of that."""
+        one = self.container
+        return one is not None and one.verdict == "leak" and slope >= MIN_SEEN * one.rate.slope
+
     def evidence(self, run: Run) -> tuple[Evidence, ...]:
         leaks, fit = run.get(Leaks), run.get(MemoryGrowth).fit
         counted, kept = leaks.missing, () if self.container is None else (self.container,)

@@ -22,8 +22,8 @@ from efprof.recorder.loop.steps import epoch_ns
 from efprof.recorder.session.hidden_thread import HiddenThread
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Shell
-from efprof.recorder.session.sites import Sites
-from efprof.recorder.session.stacks import MOST_CALLS, Call, calls_of, own_calls
+from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.stacks import MOST_CALLS, Call, calls_of
 from efprof.recorder.session.writing import OWN_FOLDER, LineWriter
 
 PERIOD_S = 0.02
@@ -60,7 +60,7 @@ class LongSteps:
         self._updated_ns = self._seen_ns = self._write_ns = 0
 
     def optimizer_began(self, step: OpenStep, *_: Any) -> None:
-        self._update_lines = self._lines_of(own_calls())
+        self._update_lines = self._lines_of(Call(one.f_code, one.f_lineno, one.f_globals) for one in callers())
         if self._thread is None and step.number >= FIRST_STEP:
             self._lines.write(LongStep(step=step.number, started_ns=step.epoch_ns))
             self._thread = HiddenThread(self._run_guarded)

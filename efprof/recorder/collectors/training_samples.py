@@ -68,8 +68,8 @@ class TrainingSamples:
         self._random = Random(0)
         self._period_s, self._switch_s = MIN_PERIOD_S, sys.getswitchinterval()
         self._last_ns = self._num_of_step = self._num_samples = self._num_written = 0
-        self._of_step: Counter[Place | None] = Counter()
-        self._ns: Counter[Place | None] = Counter()
+        self._of_step = Counter[Place | None]()
+        self._ns = Counter[Place | None]()
 
     def step_began(self, step: OpenStep) -> None:
         self._pause()  # a step that trained nothing has no end
@@ -109,7 +109,7 @@ class TrainingSamples:
 
     def write(self) -> None:
         """What was sampled so far."""
-        lines: Counter[tuple[str, str, bool, str]] = Counter()
+        lines = Counter[tuple[str, str, bool, str]]()
         for place, spent_ns in self._ns.items():
             if place is not None:
                 site = self._sites.of_line(place.code, place.line)

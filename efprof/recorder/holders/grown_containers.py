@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from efprof.artifacts.holders import Container
-from efprof.recorder.holders.paths import Place, last_of, max_length_of
+from efprof.recorder.holders.paths import Place, last_of, max_length_of, storage_of
 from efprof.recorder.holders.variables import base_of
 from efprof.recorder.session.sites import Sites
 
@@ -52,7 +52,7 @@ class GrownContainers:
 
     def __init__(self) -> None:
         self.grown: dict[int, Grown] = {}
-        self._listed: set[int] = set()
+        self._listed = set[int]()
         self._before: dict[int, int] = {}
         self._now: dict[int, int] = {}
         """Lengths by `id` and path: another object may lie where one lay before, though hardly of the same path."""
@@ -117,7 +117,7 @@ def _contents_of(sample: list[Any]) -> tuple[int, bool]:
 
     Of many objects by a part of them.
     """
-    seen: set[int] = set()
+    seen = set[int]()
     total, each, holds_tensors, layer = 0.0, 1.0, False, list(sample)
     for _ in range(MAX_REFERENCES + 1):
         layer = [one for one in layer if not issubclass(type(one), _SHARED)]
@@ -126,12 +126,23 @@ def _contents_of(sample: list[Any]) -> tuple[int, bool]:
         each *= max(1.0, len(own) / MAX_OBJECTS)
         layer = list(own.values())[:MAX_OBJECTS]
         seen.update(map(id, layer))
-        total += each * sum(map(_size_of, layer))
+        total += each * sum(_size_of(one, seen) for one in layer)
         layer = gc.get_referents(*layer)
     return round(total), holds_tensors
 
 
-def _size_of(value: Any) -> int:
-    """Of one object; what a class of the program's says of its own size would be code of the program's."""
+def _size_of(value: Any, seen: set[int]) -> int:
+    """Of one object; of an array as `tensor.numpy()` gives it also of the tensor's memory, if no other lies in that.
+
+    What a class of the program's says of its own size would be code of the program's.
+    """
     is_own = type(type(value).__sizeof__) is FunctionType
-    return object.__sizeof__(value) if is_own else sys.getsizeof(value)
+    size = object.__sizeof__(value) if is_own else sys.getsizeof(value)
+    array, base = getattr(sys.modules.get("numpy"), "ndarray", None), value
+    while type(base) is array:
+        base = base.base
+    storage = storage_of(base) if issubclass(type(base), torch.Tensor) else None
+    if storage is None or storage[0] in seen:
+        return size
+    seen.add(storage[0])
+    return size + min(int(value.nbytes), storage[1])

@@ -148,8 +148,8 @@ class GrowthWatch:
         """By the `id` of its value."""
         self._things = [self._watched(*thing) for thing in things]
         self._at: Line | None = None
-        self._lines: set[tuple[int, int]] = set()
-        self._num_lines: Counter[int] = Counter()
+        self._lines = set[tuple[int, int]]()
+        self._num_lines = Counter[int]()
         self._is_user: dict[int, bool] = {}
         """By the `id` of a code, as the two above: to hash one takes up to 1 us, the longer the more names it has."""
         self._codes: list[CodeType] = []

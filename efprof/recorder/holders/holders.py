@@ -85,7 +85,7 @@ class Holders:
         self._containers = GrownContainers()
         self._sizes: dict[Key, tuple[int, int, int]] = {}
         """Of each holder at the last count: bytes, nodes of graphs and length."""
-        self._grown_between: set[Key] = set()
+        self._grown_between = set[Key]()
         """Holders that grew between two epochs: they are watched when the next epoch ends."""
         self._watch: GrowthWatch | None = None
         self._iterators: WeakSet[_BaseDataLoaderIter] = WeakSet()

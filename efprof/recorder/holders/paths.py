@@ -103,9 +103,9 @@ class Held:
         self.names: list[tuple[Any, str]] = []
         self.roots: list[Any] = []
         """The nodes that its tensors come from, as long as their graphs are not counted."""
-        self._storages: set[int] = set()
-        self._views: set[tuple[int, int, int]] = set()
-        self._nodes: set[Any] = set()
+        self._storages = set[int]()
+        self._views = set[tuple[int, int, int]]()
+        self._nodes = set[Any]()
 
     def meet(self, place: Place, value: Any) -> None:
         """The walk has come to a tensor, or a container, of this path, which has so many elements more."""

@@ -42,8 +42,8 @@ class Walk:
     def __init__(self, sites: Sites, time_limit: TimeLimit, on_container: Callable[[Any, Place], None]) -> None:
         """`on_container` is told of each container and its place."""
         self.held: dict[Key, Held] = {}
-        self.seen: set[int] = set()
-        self.running: set[int] = set()
+        self.seen = set[int]()
+        self.running = set[int]()
         self._sites = sites
         self._file_of: Callable[..., str | None] = functools.cache(functools.partial(user_file_of, sites=sites))
         """The user's file that defines a class; None for what a library defines."""
@@ -54,9 +54,9 @@ class Walk:
         """What was met and not gone into yet: nearer things first, and a chain of any length needs no deep stack."""
         self._depths: dict[str, int] = {}
         """At which depth an attribute of the user's classes was first met below the variable."""
-        self._seen_here: set[int] = set()
+        self._seen_here = set[int]()
         self._held_here: list[Held] = []
-        self._tables: set[int] = set()
+        self._tables = set[int]()
         """Dictionaries of modules, by `id`, whose entries are counted as the modules' attributes."""
 
     def visit_variable(

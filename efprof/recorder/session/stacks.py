@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from itertools import accumulate, chain, compress, repeat, starmap, takewhile, tee
 from operator import attrgetter, methodcaller
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, NamedTuple
 
 MOST_CALLS = 500
@@ -42,16 +42,6 @@ class Call(NamedTuple):
 def calls_of(ident: int | None) -> list[Call]:
     """The calls of the thread, innermost first; empty where it runs no Python."""
     return [Call(code, *rest) for code, rest in (one for one in list(_reading(ident)) if isinstance(one, tuple))]
-
-
-def own_calls() -> list[Call]:
-    """Those that lead to the caller."""
-    calls = list[Call]()
-    frame: FrameType | None = sys._getframe(1)
-    while frame and len(calls) < MOST_CALLS:
-        calls.append(Call(frame.f_code, frame.f_lineno, frame.f_globals))
-        frame = frame.f_back
-    return calls
 
 
 def _reading(ident: int | None) -> Iterator[Any]:

@@ -65,7 +65,7 @@ class StepEvents:
 
     def __init__(self) -> None:
         self.is_counting = False
-        self._counted: Counter[str] = Counter()
+        self._counted = Counter[str]()
         self._began = self._fetched = Calls()
         self._step, self._after_fetch = Calls(), Calls()
         self._number = -MAX_AGE

@@ -252,6 +252,19 @@ def test_an_entry_is_told_with_the_bytes_of_host_memory_that_it_takes(begin: Beg
     assert 8000 <= container.entry_bytes <= 8500
 
 
+def test_an_array_that_is_a_tensors_takes_what_the_tensor_does_and_one_that_others_share_nothing(
+    begin: Begin,
+) -> None:
+    rows = "results.append({'points': torch.ones(1000, 3).numpy()}); views.append(batch[step].numpy())"
+    text = programs.program(rows, first="results, views, batch = [], [], torch.ones(100, 500)")
+    (counted, *_) = [count for count in read_counts(record(begin, text).rank) if len(count.containers) == 2]
+    results, views = (container_at(counted, f"train.{name}") for name in ("results", "views"))
+    assert results is not None
+    assert views is not None
+    assert 12_000 <= results.entry_bytes <= 12_700
+    assert views.entry_bytes <= 500, "a view of the batch counts once among the last entries"
+
+
 def test_figures_that_nobody_closes_are_a_container_by_pyplots_name(begin: Begin, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     recorded = record(begin, programs.FIGURES)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 
-from efprof.recorder.session.stacks import MOST_CALLS, Call, calls_of, own_calls
+from efprof.recorder.session.stacks import MOST_CALLS, calls_of
 from tests.support.waiting import MAX_WAIT_S
 
 RESTLESS = """
@@ -83,15 +83,6 @@ def test_calls_are_told_innermost_first_with_their_lines() -> None:
     assert [call.full_name for call in found[place:]][1:] == [
         f"threading.Thread.{name}" for name in ("run", "_bootstrap_inner", "_bootstrap")
     ]
-
-
-def test_a_thread_reads_its_own_calls_as_another_would() -> None:
-    def here() -> tuple[list[Call], list[Call]]:
-        return own_calls(), calls_of(threading.get_ident())
-
-    own, read = here()
-    assert own[0].full_name == f"{__name__}.{here.__qualname__}"
-    assert own[1:] == read[-len(own) :][1:], "but for where each was asked"
 
 
 def test_a_thread_that_is_over_has_no_calls() -> None:
