@@ -27,6 +27,7 @@ from efprof.recorder.collectors.worker_samples import LOOP, SWITCH_S, Sampler, W
 from efprof.recorder.session.writing import RankFolder, claim_folder
 from tests.recorder.recording import Recorded, line_of, record_here
 from tests.support.processes import is_run_by_a_thread
+from tests.support.waiting import wait_until
 
 HERE = Path(__file__)
 NUM_BATCHES = 8
@@ -258,7 +259,7 @@ def test_the_thread_and_the_switch_interval_are_the_workers_alone(tmp_path: Path
     assert program.items[:, 3].tolist() == [1.0] * len(program.items)
     assert sys.getswitchinterval() == DEFAULT_SWITCH_S
     assert not is_run_by_a_thread(Sampler._run)
-    assert multiprocessing.active_children() == []
+    wait_until(lambda: not multiprocessing.active_children())
     assert worker._worker_loop is LOOP
 
 
@@ -339,7 +340,7 @@ def test_what_the_program_s_own_start_raises_arrives(tmp_path: Path, monkeypatch
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # torch waits so long for its end
     program = Program(worker_init_fn=failing, num_workers=1)
     assert "ArithmeticError: of the program" in error_of(lambda: record_here(tmp_path, program.run))
-    assert multiprocessing.active_children() == []
+    wait_until(lambda: not multiprocessing.active_children())
 
 
 def test_a_killed_worker_leaves_what_it_wrote_and_the_program_s_error(
@@ -350,7 +351,7 @@ def test_a_killed_worker_leaves_what_it_wrote_and_the_program_s_error(
     error = error_of(lambda: record_here(tmp_path, Program(Killed(tmp_path)).run))
     assert re.search(r"exited unexpectedly|is killed by signal", error)  # whichever torch sees first
     assert by_line(read_worker_samples(tmp_path / "rank0"))[line_of(HERE, "python")] > 0
-    assert multiprocessing.active_children() == []
+    wait_until(lambda: not multiprocessing.active_children())
 
 
 def test_a_sampler_that_fails_is_told_of_and_the_training_goes_on(
