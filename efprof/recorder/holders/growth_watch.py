@@ -6,6 +6,7 @@ No frame's variables are read in here: before Python 3.13 that keeps tensors ali
 """
 
 import sys
+import time
 import timeit
 from collections import Counter
 from collections.abc import Callable
@@ -49,13 +50,13 @@ ENOUGH = 2
 MAX_HANDLES = 8
 """Of one path: of ten layers alike, some tell the line of all."""
 
-MAX_KEPT = 500
-"""Each is looked at after each event."""
-
 MAX_ENTRIES = 8
 """Of one container, the last ones: `totals[key] = totals[key] + loss` binds one anew, and the length stays."""
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+COMPILED = ("__compiled_fn", "__resume_at", "torch_dynamo_resume")
+"""So begin the names in code that torch's compiler made, whose lines are not the user's."""
 
 _PAUSES = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
@@ -132,8 +133,8 @@ class Variable:
     _last: Any = None
 
     def look(self) -> None:
-        if self.frame.value is not None:
-            now = _identity(locals_of(self.frame.value).get(self.name))
+        if frame := self.frame.value:
+            now = _identity(locals_of(frame).get(self.name))
             self.times += self._last is not None and now != self._last
             self._last = now
 
@@ -141,8 +142,9 @@ class Variable:
 class GrowthWatch:
     """Traces the calling thread from `begin` on; `step_ended` after each step tells when to `end`."""
 
-    def __init__(self, sites: Sites, things: list[Thing], guarded: Callable[[Tracer], Tracer]) -> None:
+    def __init__(self, sites: Sites, things: list[Thing], guarded: Callable[[Tracer], Tracer], usual_ns: float) -> None:
         self.spent_ns = 0
+        self._most_ns = MAX_NS + 2 * usual_ns
         self._sites = sites
         self._kept: dict[int, Kept] = {}
         """By the `id` of its value."""
@@ -219,6 +221,7 @@ class GrowthWatch:
             self._kept.pop(key).value = None
 
     def _look_at_variables(self) -> None:
+        self._until_ns = time.thread_time_ns() + self._most_ns
         for thing in self._things:
             for variable in thing.variables:
                 variable.look()
@@ -259,9 +262,8 @@ class GrowthWatch:
         return Watch(watched=[thing.told for thing in self._things])
 
     def _rebound(self, variable: Variable) -> Change | None:
-        binding = binding_lines(variable.code, variable.name)
-        bound = [(code, number) for code, number in binding if (id(code), number) in self._lines]
-        sites = [self._sites.of_line(code, number) for code, number in sorted(bound, key=lambda item: item[1])]
+        bound = sorted(binding_lines(variable.code, variable.name), key=lambda item: item[1])
+        sites = [self._sites.of_line(code, number) for code, number in bound if (id(code), number) in self._lines]
         return Change(site=sites[0], how="bound", times=variable.times, candidates=sites[1:]) if sites else None
 
     # What Python calls.
@@ -282,12 +284,14 @@ class GrowthWatch:
 
     def _on_call(self, frame: FrameType, *_: Any) -> Tracer | None:
         self.spent_ns += CALL_NS
+        if time.thread_time_ns() > self._until_ns:  # a rollout, say: a tracer slows all Python two or three times
+            self.spent_ns += MAX_NS
         if self._is_over or self.spent_ns > MAX_NS:
             self.stop()
             return None
         code, caller = frame.f_code, frame.f_back
         if self._may_trace(code):
-            if code.co_flags & _PAUSES and len(self._kept) < MAX_KEPT:  # it outlives the step
+            if code.co_flags & _PAUSES:  # it outlives the step
                 self._keep(frame)
             self._check()
             self._at = Line(code, code.co_firstlineno, False)
@@ -350,7 +354,9 @@ class GrowthWatch:
     def _may_trace(self, code: CodeType) -> bool:
         known = self._is_user.get(id(code))
         if known is None:
-            is_plain = not (_is_compiled(code) or _shares_locals(code))
+            names = (code.co_name, *code.co_names)
+            is_compiled = any(name.startswith(COMPILED) for name in names)
+            is_plain = not (is_compiled or _shares_locals(code))
             known = self._is_user[id(code)] = is_plain and self._sites.is_user_code(code)
             self._codes.append(code)
         return known
@@ -382,14 +388,6 @@ def _identity(value: Any) -> tuple[int, int]:
         return id(value), value._version
     except RuntimeError:  # made in inference mode
         return id(value), 0
-
-
-def _is_compiled(code: CodeType) -> bool:
-    """Whether torch's compiler made it, whose lines are not the user's."""
-    return any(
-        name.startswith(("__compiled_fn", "__resume_at", "torch_dynamo_resume"))
-        for name in (code.co_name, *code.co_names)
-    )
 
 
 def _shares_locals(code: CodeType) -> bool:

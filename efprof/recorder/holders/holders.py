@@ -195,13 +195,12 @@ class Holders:
         return count
 
     def _watch_what_grew(self, moment: Moment, counted: dict[Key, Held], containers: list[Container]) -> None:
-        keys = self._grown_holders(counted)
-        if moment == "loader_ended":
-            keys = [key for key in counted if key in self._grown_between]
+        grown = self._grown_holders(counted)
+        keys = [key for key in counted if key in self._grown_between] if moment == "loader_ended" else grown
         things = self._things([counted[key] for key in keys], containers)
         if not things or not (self._is_asked or self._budget.affords_count(MAX_NS)):
             return
-        watch = GrowthWatch(self._sites, things, self._guard)
+        watch = GrowthWatch(self._sites, things, self._guard, self._loop.sampling.length_ns)
         why_not = watch.begin(sys._getframe(), MAX_WATCHED_STEPS)
         if why_not is None:
             self._watch = watch
