@@ -107,5 +107,4 @@ def seconds_of_cores(times: Times) -> tuple[float, float]:
     names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     rows = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     ticks = sum(sum(map(int, row[1:4] + row[6:9])) for row in rows if row[0] in names)
-    own_s = sum(os.times()[:4])
-    return ticks / os.sysconf("SC_CLK_TCK"), own_s + of_children(times)[0] / 1e9
+    return ticks / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4]) + of_children(times)[0] / 1e9
