@@ -45,7 +45,8 @@ def long_steps(run: Run) -> Examination:
     guilty = [
         line
         for line in found.lines
-        if line.num_steps >= MIN_STEPS and 0 < _min_share(line) * training_s <= line.seconds
+        if line.num_steps >= MIN_STEPS
+        if 0 < (MIN_EVALUATION if _kind(line)[0] == EVALUATION else MIN_SHARE) * training_s <= line.seconds
         if line.usual_share < MAX_USUAL_SHARE and not ((run.is_on_cuda and line.may_wait) or line.is_profiler)
         if not line.is_rollout
     ]
@@ -53,10 +54,6 @@ def long_steps(run: Run) -> Examination:
         looked_at=f"{format_count(num_steps, 'step')}, {found.num_steps} of them long",
         findings=tuple(_finding(line, line.seconds / training_s, num_steps) for line in guilty),
     )
-
-
-def _min_share(line: LongLine) -> float:
-    return MIN_EVALUATION if _kind(line)[0] == EVALUATION else MIN_SHARE
 
 
 def _finding(line: LongLine, share: float, num_steps: int) -> Finding:

@@ -1,6 +1,7 @@
 """Everything one run's page, terminal summary and JSON are rendered from."""
 
 import statistics
+from dataclasses import dataclass
 from typing import Literal
 
 from efprof.model.data import frozen_dataclass
@@ -42,7 +43,7 @@ class Metric:
     budget: float | None = None
 
 
-@frozen_dataclass
+@dataclass(kw_only=True, slots=True)  # to freeze 200,000 of them takes 0.3 s
 class StepSample:
     """One step of the main loop: where its time went, in milliseconds, and how the numbers fared.
 

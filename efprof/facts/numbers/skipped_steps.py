@@ -53,7 +53,7 @@ class SkippedSteps:
         scales = tuple(scale for time in times if (scale := time.record.scaler_scale) is not None)
         plain = [time.total_ms for time in skipped if time.record.window is None and not time.record.has_pause]
         skipped_ms = statistics.median(plain or [time.total_ms for time in skipped] or [0.0])
-        low_ms, high_ms = mean_interval([skipped_ms * time.record.is_skipped for time in after] or [0.0])
+        low_ms, high_ms = mean_interval([skipped_ms * time.record.is_skipped for time in after if skipped] or [0.0])
         lost_ms, tried_ms = skipped_ms * len(skipped) / max(1, len(after)), skipped_ms / MIN_INTERVAL
         return cls(
             num_steps=len(after),

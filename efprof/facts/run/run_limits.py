@@ -1,13 +1,11 @@
 """How much memory there is, at which step a given growth would use it up, and the request that found none left."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 from efprof.artifacts.events import DeviceOutOfMemory, OutOfMemory, StepInterrupted, events_of
 from efprof.artifacts.run_file import Device
-from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded, Severity, frozen_dataclass, severity_by_time_left
 from efprof.model.severity import DAY_S
@@ -19,13 +17,6 @@ FARTHEST_S = 365 * DAY_S
 """An end that is farther off is not told."""
 ROUNDED_SHARE = 0.006
 """By which the request in an error's message may differ from the one that failed: `1.00 MiB` is of two digits."""
-
-
-def _seconds_per_step(records: Sequence[StepRecord]) -> float:
-    """From one step's start to the next one's, whatever lies between them; 0 under two steps."""
-    if len(records) < 2:
-        return 0.0
-    return (records[-1].started_ns - records[0].started_ns) / 1e9 / (len(records) - 1)
 
 
 def catches_out_of_memory(run: Run) -> bool:
@@ -52,6 +43,7 @@ class RunLimits:
     last_step: int
     num_steps: int
     step_s: float
+    """From one step's start to the next one's, whatever lies between them; 0 under two steps."""
     ran_out: bool
 
     @classmethod
@@ -67,6 +59,7 @@ class RunLimits:
             for record in records
             if (record.memory if is_device else record.rss_bytes)
         ]
+        lasted_ns = records[-1].started_ns - records[0].started_ns if records else 0
         return cls(
             name="the host" if device is None else device_name(run, device),
             is_device=is_device,
@@ -74,7 +67,7 @@ class RunLimits:
             used_bytes=used[-1] if used else 0,
             last_step=records[-1].step if records else 0,
             num_steps=len(records),
-            step_s=_seconds_per_step(records),
+            step_s=lasted_ns / 1e9 / max(1, len(records) - 1),
             ran_out=run.run_file.ended == "out_of_memory",
         )
 

@@ -63,11 +63,12 @@ def _span(part: int, started_ns: int, seconds: float) -> tuple[int, float, float
 
 
 def _seconds_of_parts(spans: list[tuple[int, float, float]], began_s: float, end_s: float) -> NDArray[np.float64]:
-    rows = np.array(sorted(spans))
+    rows = np.array(spans)
     edges, places = np.unique(np.clip(rows[:, 1:], began_s, end_s), return_inverse=True)
     part_between = np.zeros(len(edges) - 1, int)
-    for part, (first, last) in zip(rows[:, 0].tolist(), places.reshape(-1, 2).tolist(), strict=True):
-        part_between[first:last] = part
+    for part in range(len(LABELS)):
+        opened, closed = (np.bincount(at, minlength=len(edges)) for at in places.reshape(-1, 2)[rows[:, 0] == part].T)
+        part_between[np.cumsum(opened - closed)[:-1] > 0] = part
     return np.bincount(part_between, np.diff(edges), minlength=len(LABELS)).astype(float)
 
 

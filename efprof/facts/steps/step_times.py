@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,8 +35,7 @@ SEED = 20_260_301
 """Fixed: the same run gives the same report."""
 
 
-@frozen_dataclass
-class StepTime:
+class StepTime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One step in milliseconds; `stage_ms` is in the order of STAGES, and sums with `recorder_ms` to `total_ms`.
 
     Of a light step, from one update to the next, no stage is known: there are none in `stage_ms`.
@@ -216,19 +216,20 @@ def quantile_change_intervals(
 
 
 def _timed(record: StepRecord) -> StepTime:
-    spent_us = dict.fromkeys(STAGES, 0.0)
+    spent_us = dict.fromkeys(STAGES, 0.0) if record.is_full else {}
     for span in record.spans:
         if span.stage in spent_us:
             spent_us[span.stage] += span.end_us - span.start_us
-    marked_us = sum(spent_us.values()) - spent_us["other"]
-    unmarked_us = max(0.0, record.total_us - marked_us)
+    spent_us.pop("other", None)
+    unmarked_us = max(0.0, record.total_us - sum(spent_us.values()))
     recorder_us = min(record.recorder_us, unmarked_us)
-    spent_us["other"] = unmarked_us - recorder_us
+    if record.is_full:
+        spent_us["other"] = unmarked_us - recorder_us
     device_ms, idle_ms = _on_device(record)
     return StepTime(
         record=record,
         total_ms=record.total_us / 1000,
-        stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES) if record.is_full else (),
+        stage_ms=tuple(us / 1000 for us in spent_us.values()),
         recorder_ms=recorder_us / 1000,
         cpu_ms=record.cpu_us / 1000,
         device_ms=device_ms,

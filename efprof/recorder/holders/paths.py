@@ -5,6 +5,7 @@ What a node of an autograd graph keeps for the backward pass is read without run
 
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -135,9 +136,9 @@ class Held:
                 if view not in self._views:
                     self._views.add(view)
                     counted.value_bytes += min(tensor.nbytes, storage[1])
-            root = _root_of(tensor)
-            if root is not None:
-                self.roots.append(root)
+            with suppress(RuntimeError):  # of a view that was made without gradients, and its base written to
+                if (root := tensor.grad_fn) is not None:
+                    self.roots.append(root)
 
     def add_graphs(self, known: dict[Any, Node], time_limit: TimeLimit) -> None:
         """Count the graphs behind the tensors added since; raises TimeLimitReached where that takes too long."""
@@ -174,14 +175,6 @@ def read_node(node: Any, known: dict[Any, Node]) -> Node:
     if node not in known:
         known[node] = (storages_of(node), tuple(feeders_of(node)))
     return known[node]
-
-
-def _root_of(tensor: torch.Tensor) -> Any:
-    """The node that it comes from; torch refuses where a view was made without gradients, and its base written to."""
-    try:
-        return tensor.grad_fn
-    except RuntimeError:
-        return None
 
 
 def max_length_of(value: Any) -> int:

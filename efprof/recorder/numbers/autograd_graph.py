@@ -27,10 +27,6 @@ LARGEST_USUAL = 1e9
 """A value beyond it is itself the fault: that its square overflows only shows what went wrong before."""
 
 
-def _is_bad_power(node: Any, base: torch.Tensor) -> torch.Tensor:
-    return ~torch.isfinite(torch.pow(base, node._saved_exponent)) & (base.abs() < LARGEST_USUAL)
-
-
 BAD_RESULTS = {
     "ReciprocalBackward0": "reciprocals of zero",
     "SqrtBackward0": "roots of negative numbers",
@@ -52,7 +48,11 @@ SINGULARITIES: dict[str, Singularity] = {
         ("AcosBackward0", "AsinBackward0"),
         Singularity("self", lambda _, x: x.abs() > 1, "arguments outside -1 to 1"),
     ),
-    "PowBackward0": Singularity("self", _is_bad_power, "bases whose power is not finite"),
+    "PowBackward0": Singularity(
+        "self",
+        lambda node, base: ~torch.isfinite(base**node._saved_exponent) & (base.abs() < LARGEST_USUAL),
+        "bases whose power is not finite",
+    ),
     "LogSoftmaxBackward0": Singularity("result", lambda _, result: torch.isnan(result), "rows of -inf scores"),
 }
 """Judged by what the autograd graph saved: the result itself where it is saved, else what it was given."""

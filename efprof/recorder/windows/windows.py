@@ -152,12 +152,12 @@ class Windows:
             self._note_stopped(self._loop.number, reason)
 
     def note_profiler(self, profiler: object, *_: object) -> None:
-        is_ours = self._window is not None and self._window.is_starting and self._window.is_opener
-        if is_ours:
-            return
+        window = self._window
+        if window is not None and window.is_starting and window.is_opener:
+            return  # it is ours
         self._programs[id(profiler)] = profiler
-        if self._window is not None and getattr(profiler, "enabled", True):
-            self._window.is_shared = True
+        if window is not None and getattr(profiler, "enabled", True):
+            window.is_shared = True
 
     def at_end(self) -> None:
         self._events.stop()
@@ -197,9 +197,9 @@ class Windows:
 
     def _is_worth_counting(self, number: int) -> bool:
         planned = self._planned.get(number + 1)
-        if planned is None or self._is_asked(planned) or not self._requests.are_affordable():
+        if planned is None or self._is_asked(planned):
             return False
-        if self._is_program_profiling():
+        if not self._requests.are_affordable() or self._is_program_profiling():
             return False
         return not (planned.is_lean and self._events.are_known(number + 1))
 
