@@ -283,11 +283,7 @@ class GrowthWatch:
         return call
 
     def _on_call(self, frame: FrameType, *_: Any) -> Tracer | None:
-        self.spent_ns += CALL_NS
-        if time.thread_time_ns() > self._until_ns:  # a rollout, say: a tracer slows all Python two or three times
-            self.spent_ns += MAX_NS
-        if self._is_over or self.spent_ns > MAX_NS:
-            self.stop()
+        if self._is_spent(CALL_NS):
             return None
         code, caller = frame.f_code, frame.f_back
         if self._may_trace(code):
@@ -304,9 +300,8 @@ class GrowthWatch:
         return self._within
 
     def _on_event(self, frame: FrameType, event: str, _: Any) -> Tracer | None:
-        if self._is_over:
+        if self._is_spent(self._event_ns):
             return None
-        self.spent_ns += self._event_ns
         self._check()
         if event == "line":
             self._at = Line(frame.f_code, frame.f_lineno, False)
@@ -318,6 +313,14 @@ class GrowthWatch:
         elif event == "return":
             self._at = self._line_around(frame.f_back)
         return self._within
+
+    def _is_spent(self, cost_ns: int) -> bool:
+        self.spent_ns += cost_ns
+        if time.thread_time_ns() > self._until_ns:  # a rollout, say: a tracer slows all Python two or three times
+            self.spent_ns += MAX_NS
+        if self._is_over or self.spent_ns > MAX_NS:
+            self.stop()
+        return self._is_over
 
     def _leave(self, frame: FrameType) -> None:
         """So many lines of this function have run, and changed nothing: what it does belongs to the line that calls it.

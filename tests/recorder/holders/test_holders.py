@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from efprof.artifacts.events import CollectorStopped, HoldersCounted
+from efprof.artifacts.events import CollectorStopped, HoldersCounted, RecordingCost
 from efprof.artifacts.holders import Change, Container, Count, Counted, Watched, read_counts, read_watches
 from efprof.recorder.holders import holders
-from efprof.recorder.holders.growth_watch import GrowthWatch
+from efprof.recorder.holders.growth_watch import MAX_NS, GrowthWatch
 from efprof.recorder.holders.holders import HolderCount
 from efprof.recorder.holders.paths import Held, Node, TimeLimit
 from efprof.recorder.session.sites import Sites
@@ -165,6 +165,14 @@ def test_plain_python_beside_it_neither_uses_up_the_watch_nor_is_blamed(begin: B
     (change,) = changes_of(recorded, "train.history")
     assert change.site.startswith(f"train.py:{fed_line(tmp_path)}:")
     assert (change.how, change.is_within_call) == ("grew", False)
+
+
+def test_a_watch_ends_in_plain_python_of_the_function_that_keeps_something(begin: Begin) -> None:
+    recorded = record(begin, programs.WITH_PLAIN_PYTHON)
+    (cost,) = recorded.events(RecordingCost)
+    num_watches = len(read_watches(recorded.rank))
+    assert num_watches
+    assert cost.seconds["watches"] < num_watches * 3 * MAX_NS / 1e9
 
 
 @pytest.mark.parametrize(

@@ -427,3 +427,11 @@ def work_out():
 """,
 )
 """As a data set that makes its batches line by line: tracing all of it would take longer than a watch may."""
+
+WITH_PLAIN_PYTHON = program(
+    """history.append(out.detach().clone())
+        total = 0
+        for number in range(200_000):
+            total += number % 7""",
+    first="history = []",
+)
