@@ -141,6 +141,11 @@ class ProfiledWindow:
             gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay, of a lean one few
             self._memory.is_collecting = False
 
+    def look_away(self) -> None:
+        """Of all that Python calls from here on, which is the opener's doing; the rest is to be dropped."""
+        if sys.getprofile() is self._profile_function:
+            sys.setprofile(None)
+
     def take_operators_out(self) -> None:
         while self._operators:
             self._operators.pop()()

@@ -21,6 +21,7 @@ from efprof.recorder.numbers.step_numbers import living
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, Options, StepRange
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Note
+from efprof.recorder.windows.cpu_limit import CpuLimit
 from efprof.recorder.windows.profiled_window import (
     Planned,
     ProfiledWindow,
@@ -40,7 +41,9 @@ even distance keeps loops in step that do something every second time."""
 
 MAX_STRETCH = 2
 MAX_EXCESS_NS = 30_000_000
-"""Steps in a window that take so many times the CPU time that was reckoned, and so much more, hold something else."""
+MAX_COUNT_NS = 300_000_000
+"""Steps in a window that take so many times the CPU time that was reckoned, and so much more, hold something else; so
+does one that is counted, by what steps took before it."""
 
 SEVERAL_THREADS = "several threads make the steps, and a window sees one alone"
 PROFILES = "the program began to profile itself, so a window ended early"
@@ -71,6 +74,8 @@ class Windows:
         self._may_open = True
         self._count = self._num_counts = 0
         self._events = StepEvents()
+        self._limit = CpuLimit(self._overran)
+        self._num_dropped = 0
         self._has_left_out = False
         self._is_asked_for = options.trace_steps != DEFAULT_TRACE_STEPS
         """Whether the user named the steps: then neither size nor budget stands against them."""
@@ -91,6 +96,7 @@ class Windows:
             elif planned is None and self._is_worth_counting(step.number):
                 self._loop.window_begins()
                 if self._events.begin():
+                    self._limit.begin(MAX_STRETCH * self._loop.sampling.length_ns + MAX_COUNT_NS)
                     self._num_counts += 1
                     step.window = f"calls-{self._num_counts}"
         if self._window is not None:
@@ -109,6 +115,14 @@ class Windows:
         if self._window is not None and self._holds_more(self._window):
             self._try_again(self._window, self._loop.number)
 
+    def _overran(self) -> None:
+        """In the middle of a step that does what those before it did not: from here on none of it is looked at."""
+        if self._events.is_counting:
+            self._requests.spend(self._events.counting_ns)
+            self._events.stop()
+        if self._window is not None and self._holds_more(self._window):
+            self._window.look_away()
+
     def compilation_began(self) -> None:
         """Nothing of it goes into a window: it would be a million calls of the compiler's."""
         self._events.stop()
@@ -118,6 +132,7 @@ class Windows:
 
     def step_ended(self, _: object, record: StepRecord) -> None:
         if self._events.is_counting:
+            self._limit.end()
             self._events.end(record.step)
             self._requests.spend(self._events.counting_ns)
             self._requests.cost_ns = self._cost_of(self._reckoned(Planned(1, is_lean=True), 0))
@@ -160,6 +175,7 @@ class Windows:
             window.is_shared = True
 
     def at_end(self) -> None:
+        self._limit.end()
         self._events.stop()
         if self._window is not None:
             self._close(self._window, self._loop.number)
@@ -239,8 +255,11 @@ class Windows:
         """Whether its steps hold far more than was reckoned."""
         if not window.planned.num_events or not window.is_opener:
             return False
+        return time.thread_time_ns() - self._started_ns > self._most_ns(window)
+
+    def _most_ns(self, window: ProfiledWindow) -> int:
         reckoned = self._own_ns(window, window.end) + window.planned.num_events * IN_STEP_NS
-        return time.thread_time_ns() - self._started_ns > MAX_STRETCH * reckoned + MAX_EXCESS_NS
+        return MAX_STRETCH * reckoned + MAX_EXCESS_NS
 
     def _own_ns(self, window: ProfiledWindow, end: int) -> int:
         return self._events.own_ns(end - window.first, skips_fetch=window.planned.skips_fetch)
@@ -258,7 +277,8 @@ class Windows:
     def _try_again(self, window: ProfiledWindow, number: int) -> None:
         """Drop what the open window has, and open it anew once nothing was compiled for two steps."""
         self._discard(window, number)
-        start = number + QUIET_STEPS + 1
+        self._num_dropped += 1  # other distances each time: a loop may do something every third step
+        start = number + QUIET_STEPS + self._num_dropped
         self._plan(start, window.planned._replace(end=start + window.end - window.first))
 
     def _plan(self, start: int, planned: Planned) -> None:
@@ -309,6 +329,8 @@ class Windows:
             self._opened_ns = self._started_ns = time.thread_time_ns()
             window.start()
             self._started_ns = time.thread_time_ns()
+            if planned.num_events:
+                self._limit.begin(self._most_ns(window))
             interrupted.pop_all()
 
     def _would_crash(self) -> bool:
@@ -328,6 +350,7 @@ class Windows:
         self._note(CollectorStopped(step=number, collector="windows", reason=reason))
 
     def _discard(self, window: ProfiledWindow, number: int) -> None:
+        self._limit.end()
         self._window, began_ns = None, time.thread_time_ns()
         window.discard()
         self._requests.spend(self._started_ns - self._opened_ns + time.thread_time_ns() - began_ns)
@@ -356,6 +379,7 @@ class Windows:
         if has_compiled or self._holds_more(window):
             self._try_again(window, last)
             return
+        self._limit.end()
         self._window = None
         start = time.perf_counter()
         files = window.write()

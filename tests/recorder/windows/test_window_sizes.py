@@ -15,7 +15,7 @@ from efprof.artifacts.events import RecordingCost, WindowClosed, WindowLeftOut, 
 from efprof.artifacts.trace.read import read_window
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
-from efprof.recorder.session.options import DEFAULT_TRACE_STEPS
+from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, StepRange
 from efprof.recorder.session.session import Session
 from efprof.recorder.windows import profiled_window, step_events, windows
 from efprof.recorder.windows.step_events import MAX_EVENTS, StepEvents
@@ -326,6 +326,39 @@ def test_an_evaluation_in_a_window_ends_it_and_it_is_tried_again(
         (9, True),
     ]
     assert windows_of(recorded)[8] == "trace-2"
+
+
+@pytest.mark.parametrize(
+    ("number", "asked_for", "most", "is_looked_at"),
+    [(4, DEFAULT_TRACE_STEPS, 30_000, False), (5, DEFAULT_TRACE_STEPS, 30_000, False), (5, ((5, 7),), 1_000, True)],
+    ids=["in the step that is counted", "in a window", "in a window that was asked for"],
+)
+def test_long_work_in_python_is_looked_at_no_longer_than_was_reckoned(
+    tmp_path: Path, number: int, asked_for: tuple[StepRange, ...], most: int, is_looked_at: bool
+) -> None:
+    profile_functions = []
+
+    def work() -> None:
+        for _ in range(most):
+            sum(range(10_000))
+            if sys.getprofile() is None:
+                return
+
+    def train() -> None:
+        model, optimizer = make_training()
+        for step, batch in enumerate(make_loader(12)):
+            if step == number:
+                profile_functions.append(sys.getprofile())
+                work()
+                profile_functions.append(sys.getprofile())
+            train_step(model, optimizer, *batch)
+
+    recorded = record_here(tmp_path, train, windows=asked_for)
+    before, after = profile_functions
+    assert before is not None
+    assert (after is not None) == is_looked_at
+    assert len(recorded.steps) == 12
+    assert any(closed.files for closed in recorded.events(WindowClosed))
 
 
 def train_and_compile(session: Session, *compiled: int) -> None:
