@@ -43,6 +43,8 @@ MIN_RESTARTS = 0.5
 class InputWaits:
     """Milliseconds per steady step: waiting for data (the mean, since several workers deliver in bursts) and the rest.
 
+    What it takes to record a step in full is no part of these.
+
     A device waits only as long as it has nothing else to do; the host takes `fetch_ms` for the data.
     `production_ms` is what one worker needs for a step's batches.
     `num_restarts` steps waited for the workers of a new epoch, `restart_ms` is their wait spread over all steps.
@@ -72,15 +74,16 @@ class InputWaits:
         usual = [time for time in steady if time not in restarts]
         waits_ms = _without_longest([time.data_wait_ms for time in usual])
         data_ms = statistics.fmean(waits_ms)
+        recorded_ms = max(0.0, statistics.median(time.total_ms for time in steady) - times.median_ms())
         return cls(
             loader=loader,
             num_cpus=run.run_file.host.num_cpus if run.run_file.host else 1,
             num_epochs=math.ceil(len(times.every) / epoch) if epoch else 1,
-            rest_ms=statistics.median(time.total_ms - time.data_wait_ms for time in steady),
+            rest_ms=max(0.0, statistics.median(time.total_ms - time.data_wait_ms for time in steady) - recorded_ms),
             data_ms=data_ms,
             data_interval_ms=mean_interval(waits_ms),
             fetch_ms=statistics.fmean(_without_longest([time.of("data") for time in usual])),
-            cpu_ms=statistics.median(time.cpu_ms for time in steady),
+            cpu_ms=max(0.0, statistics.median(time.cpu_ms for time in steady) - recorded_ms),
             num_restarts=len(restarts),
             restart_ms=sum(time.data_wait_ms - data_ms for time in restarts) / num_steps,
             threads=run.find(ReadyThreads),
