@@ -232,7 +232,9 @@ class GrowthWatch:
         if get_ident() == self._thread:  # another thread may be within one
             for one in self._kept.values():
                 if type(one.value) is FrameType:
-                    one.value.f_trace = None
+                    one.value.f_trace_lines = True
+                    if one.value.f_trace is self._within:  # and not a debugger's
+                        one.value.f_trace = None
         for thing in self._things:
             thing.last = {}  # another thread may be going through it
         self._kept = {}
@@ -330,7 +332,7 @@ class GrowthWatch:
         code = frame.f_code
         if not any(line.code is code for thing in self._things for line, _ in thing.times):
             self._is_user[id(code)] = False
-            frame.f_trace_lines = False
+            self._keep(frame).value.f_trace_lines = False
 
     def _line_around(self, frame: FrameType | None) -> Line | None:
         """The innermost line of the user's; a library in between runs within it."""

@@ -5,7 +5,6 @@ What a node of an autograd graph keeps for the backward pass is read without run
 
 import time
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -115,7 +114,7 @@ class Held:
         counted.max_length = limit if is_first else counted.max_length + limit if counted.max_length and limit else 0
         counted.number = None
         if issubclass(type(value), CONTAINERS):
-            counted.length += len(value)
+            counted.length += base_of(value).__len__(value)
             counted.number = id(value) if is_first else None
             self.containers.append(value)
             entry = entry_of(value)
@@ -136,9 +135,12 @@ class Held:
                 if view not in self._views:
                     self._views.add(view)
                     counted.value_bytes += min(tensor.nbytes, storage[1])
-            with suppress(RuntimeError):  # of a view that was made without gradients, and its base written to
-                if (root := tensor.grad_fn) is not None:
-                    self.roots.append(root)
+            try:
+                root = tensor.grad_fn
+            except RuntimeError:  # of a view that was made without gradients, and its base written to
+                continue
+            if root is not None:
+                self.roots.append(root)
 
     def add_graphs(self, known: dict[Any, Node], time_limit: TimeLimit) -> None:
         """Count the graphs behind the tensors added since; raises TimeLimitReached where that takes too long."""

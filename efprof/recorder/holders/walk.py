@@ -4,6 +4,7 @@ import functools
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from types import FunctionType, GeneratorType, MethodType
 from typing import Any, NamedTuple
 
@@ -19,6 +20,9 @@ once, however often the way leads through it, as in a linked list."""
 
 CHUNK = 1000
 """Elements of a container that are told apart at once; to visit them takes a millisecond."""
+
+MANY, NUM_SAMPLED = 50_000, 16
+"""To go through more elements writes to the memory of each, and copies what forked processes share with this one."""
 
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _ROWS = frozenset({list, tuple})
@@ -181,6 +185,8 @@ class Walk:
 
     def _visit_elements(self, value: Any, place: Place) -> None:
         self._on_container(value, place)
+        if _is_plain_at_samples(value):
+            return
         elements = list(variables.base_of(value).__iter__(value))  # a subclass may have its own `__iter__`
         if not variables.may_hold_tensors(elements):
             return
@@ -222,6 +228,8 @@ class Walk:
     def _visit_entries(self, value: dict[Any, Any], place: Place) -> None:
         self._on_container(value, place)
         holder, unnamed = self._holder(place, value), []
+        if _is_plain_at_samples(value):
+            return
         is_table = id(value) in self._tables
         keys, elements = list(dict.keys(value)), list(dict.values(value))
         for part in self._parts_to_visit(elements):
@@ -321,6 +329,19 @@ class Walk:
             if file is not None:
                 below = min(below, self._depths.setdefault(path, below))
             self._visit(element, Place(path, "attribute", owner, name, file, below, within, inside))
+
+
+def _is_plain_at_samples(value: Any) -> bool:
+    """Whether a large container has only numbers and texts where it is looked at: a list all over, others first."""
+    base = variables.base_of(value)
+    number = base.__len__(value)
+    if number <= MANY:
+        return False
+    if base not in (list, tuple):
+        first = dict.values(value) if base is dict else base.__iter__(value)
+        return variables.is_plain_data(list(islice(first, CHUNK)))
+    places = range(0, number, number // NUM_SAMPLED)
+    return all(variables.is_plain_data(base.__getitem__(value, slice(at, at + CHUNK))) for at in places)
 
 
 def _is_attribute(key: Any) -> bool:

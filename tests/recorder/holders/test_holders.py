@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from efprof.artifacts.events import CollectorStopped, HoldersCounted, RecordingCost
 from efprof.artifacts.holders import Change, Container, Count, Counted, Watched, read_counts, read_watches
 from efprof.recorder.holders import holders
-from efprof.recorder.holders.growth_watch import MAX_NS, GrowthWatch
+from efprof.recorder.holders.growth_watch import MAX_LINES, MAX_NS, GrowthWatch
 from efprof.recorder.holders.holders import HolderCount
 from efprof.recorder.holders.paths import Held, Node, TimeLimit
 from efprof.recorder.session.sites import Sites
@@ -364,6 +364,23 @@ def test_a_debuggers_tracer_is_left_alone_and_the_watch_says_so(begin: Begin) ->
     assert watch.watched == []
     assert watch.why_not == "another tracer was at work, a debugger's or a coverage tool's"
     assert "tracer still there" in (recorded.folder.parent / "output").read_text()
+
+
+def test_a_function_that_a_watch_left_has_its_lines_back_and_a_debuggers_tracer_stays(tmp_path: Path) -> None:
+    def debugger(*_: object) -> Callable[..., Any]:
+        return debugger
+
+    sites = Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl").write)
+    watch, frame = GrowthWatch(sites, [], lambda tracer: tracer, 1e9), sys._getframe()
+    assert watch.begin(frame, max_steps=5) is None
+    for _ in range(MAX_LINES):
+        pass
+    has_left = not frame.f_trace_lines
+    frame.f_trace = debugger
+    watch.end()
+    assert has_left
+    assert frame.f_trace_lines
+    assert frame.f_trace is debugger
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="From Python 3.13 on `locals()` is a copy, and may be traced.")

@@ -3,6 +3,8 @@
 import functools
 import itertools
 import queue
+import subprocess
+import sys
 import time
 import weakref
 from collections import UserDict
@@ -230,3 +232,45 @@ def test_what_has_no_names_for_its_contents_holds_them_by_its_own(
     hold: Callable[[torch.Tensor], object], tmp_path: Path
 ) -> None:
     assert walked(tmp_path, hold(torch.ones(1))) == {"main.kept": 1}
+
+
+class Odd(list[torch.Tensor]):
+    """Tells no length."""
+
+    def __len__(self) -> int:
+        raise RuntimeError("not loaded")
+
+
+def test_no_method_of_the_programs_own_is_called_for_a_containers_length(tmp_path: Path) -> None:
+    assert walked(tmp_path, Odd([torch.ones(1)])) == {"main.kept": 1}
+
+
+LARGE = """
+import os, re, signal, time
+from pathlib import Path
+from efprof.recorder.holders.paths import TimeLimit
+from efprof.recorder.holders.walk import Walk
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.writing import LineWriter, RankFolder
+
+def own_kilobytes():
+    return int(re.search(r"Private_Dirty: +(\\d+)", Path("/proc/self/smaps_rollup").read_text())[1])
+
+names = [f"/data/images/train/{number:060}.jpg" for number in range(600_000)]
+kept = [names, tuple(names), dict.fromkeys(names, names[-1]), [(name, 7) for name in names]]
+child = os.fork()
+if not child:
+    time.sleep(600)
+before = own_kilobytes()
+walk = Walk(Sites(Path(), LineWriter(RankFolder(Path()), "sources.jsonl").write), TimeLimit(10**9), lambda *_: None)
+for number, value in enumerate(kept):
+    walk.visit_variable("local", "main", "main.py", f"kept{number}", value)
+print(own_kilobytes() - before)
+os.kill(child, signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Only Linux tells what a process has alone.")
+def test_a_walk_copies_nothing_of_large_data_that_forked_workers_share(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LARGE], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 8_000  # of 160,000 and more
