@@ -11,6 +11,7 @@ from typing import Self
 
 import numpy as np
 
+from efprof.artifacts.events import WindowOpened, events_of
 from efprof.artifacts.trace.blocks import leading_header, told_until_us
 from efprof.artifacts.trace.columns import COMPLETE, Trace
 from efprof.artifacts.trace.events import Array
@@ -143,8 +144,8 @@ class TraceWindows:
         """Find the traces, from the first on as far as `max_trace_bytes` go; raises NotRecorded where there is none."""
         if run.is_foreign:
             return cls(windows=(_first_readable(run),), lean={})
-        paths, times, sources = trace_paths(run.rank_folder), run.get(StepTimes), run.get(Sources)
-        window_of = partial(_recorded_window, times, sources, partial(read_window, num_processes=run.num_processes))
+        paths = trace_paths(run.rank_folder)
+        window_of = partial(_recorded_window, run, partial(read_window, num_processes=run.num_processes))
         windows, unread, left_bytes = list[TraceWindow](), list[str](), run.max_trace_bytes
         lean: dict[str, TraceWindow] = {}
         after = {name: [path] for name, path in lean_paths(run.rank_folder).items()}
@@ -177,11 +178,11 @@ def _begin(window: TraceWindow, share: float) -> TraceWindow:
     )
 
 
-def _recorded_window(
-    times: StepTimes, sources: Sources, read: Callable[[Path], Trace], path: Path
-) -> TraceWindow | None:
-    name = path.name.split(".")[0]
-    steps = [time for time in times.every if time.record.window == name]
+def _recorded_window(run: Run, read: Callable[[Path], Trace], path: Path) -> TraceWindow | None:
+    name, times = path.name.split(".")[0], run.get(StepTimes)
+    opened = [event.step for event in events_of(run.rank_folder, WindowOpened) if event.window == name]
+    first = (opened or [0])[-1]  # steps of one that was dropped may have its name too
+    steps = [time for time in times.every if time.record.window == name and time.step >= first]
     bounds = [(time.record.started_ns, time.record.started_ns + round(time.total_ms * 1e6)) for time in steps]
     if not steps:
         return None
@@ -192,7 +193,7 @@ def _recorded_window(
         steps=tuple(bounds),
         numbers=tuple(time.step for time in steps),
         has_steps=True,
-        sites_of=_recorded_sites(sources),
+        sites_of=_recorded_sites(run.get(Sources)),
         steady_ms=times.median_ms() if times.steady else None,
     )
 

@@ -1,7 +1,10 @@
 """Reckons the events of a profiler's window, and what they cost, from what one step before it calls."""
 
 import sys
+import threading
 from collections import Counter
+from contextlib import suppress
+from pathlib import Path
 from time import thread_time_ns
 from types import FrameType
 from typing import Any, NamedTuple
@@ -36,8 +39,11 @@ IN_STEP_NS = 1_500
 START_NS = {False: 100_000_000, True: 5_000_000}
 """What a full window and a lean one cost beside their events."""
 
-COUNT_NS = 200
-"""What it costs to count a call, or its return."""
+COUNT_NS, COUNT_C_NS = 250, 500
+"""What it costs to count a call, or its return, and what a call of a C function costs more (measured)."""
+
+THREADS_CALL_NS = 200
+"""What a call takes that another thread makes, at least: Python has a window look at all of its threads."""
 
 MIN_EVENT_NS = 1_000.0
 
@@ -49,12 +55,15 @@ MAX_AGE = 100
 
 
 class Calls(NamedTuple):
-    """What ran so far: calls, those of C functions of torch's, nodes of autograd's graph, and the thread's CPU time."""
+    """What ran so far: calls, those of C functions of torch's, nodes of autograd's graph, and the thread's CPU time;
+    that of the program's other threads that run Python.
+    """
 
     calls: int = 0
     of_torch: int = 0
     nodes: int = 0
     cpu_ns: int = 0
+    threads_ns: int = 0
 
     def since(self, before: "Calls") -> "Calls":
         return Calls(*(now - then for now, then in zip(self, before, strict=True)))
@@ -101,12 +110,13 @@ class StepEvents:
 
     def own_ns(self, num_steps: int, *, skips_fetch: bool) -> int:
         """The CPU time of so many steps by themselves, in the thread that trains."""
-        return num_steps * (self._after_fetch if skips_fetch else self._step).cpu_ns
+        return max(0, num_steps * (self._after_fetch if skips_fetch else self._step).cpu_ns)
 
     @property
     def counting_ns(self) -> int:
         """What counting has cost."""
-        return (self._counted.total() - self._counted["of torch"]) * COUNT_NS
+        num_events = self._counted.total() - self._counted["of torch"]
+        return num_events * COUNT_NS + self._counted["c_call"] * COUNT_C_NS
 
     @property
     def has_fetch(self) -> bool:
@@ -118,7 +128,8 @@ class StepEvents:
         on_device = EVENTS_ON_DEVICE if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
         if is_lean:
             return round(num_steps * operators * (1 + on_device))
-        return round(num_steps * (step.calls + operators * (EVENTS_PER_OPERATOR + on_device)))
+        calls = step.calls + max(0, step.threads_ns) / THREADS_CALL_NS
+        return round(num_steps * (calls + operators * (EVENTS_PER_OPERATOR + on_device)))
 
     def cost_ns(self, num_events: int, *, is_lean: bool) -> int:
         return START_NS[is_lean] + round(num_events * self._event_ns[is_lean])
@@ -131,7 +142,8 @@ class StepEvents:
     def _now(self) -> Calls:
         nodes = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         num_calls = self._counted["call"] + self._counted["c_call"]
-        return Calls(num_calls, self._counted["of torch"], nodes, thread_time_ns() - self.counting_ns)
+        cpu_ns, threads_ns = thread_time_ns() - self.counting_ns, _other_threads_ns()
+        return Calls(num_calls, self._counted["of torch"], nodes, cpu_ns, threads_ns)
 
     def _note(self, _: FrameType, event: str, function: Any) -> None:
         self._counted[event] += 1
@@ -140,3 +152,14 @@ class StepEvents:
             self._counted["of torch"] += is_method or str(function.__module__).startswith("torch")
         if self._counted[event] > MAX_EVENTS or not self.is_counting:  # too many; or it was stopped in another thread
             sys.setprofile(None)
+
+
+def _other_threads_ns() -> int:
+    """CPU time of those that run Python; one that has ended since is left out."""
+    total = 0
+    for thread in threading.enumerate():
+        file = Path(f"/proc/self/task/{thread.native_id}/schedstat")
+        if thread is not threading.current_thread():
+            with suppress(OSError):
+                total += int(file.read_text(encoding="ascii").split()[0])
+    return total

@@ -393,9 +393,10 @@ class Windows:
         """What passed since it opened, less what its steps take by themselves: by the thread's CPU time, since other
         programs on the machine make it no dearer.
         """
-        cost_ns = time.thread_time_ns() - self._opened_ns
-        if window.planned.num_events:
-            cost_ns = max(0, cost_ns - self._own_ns(window, last + 1))
+        is_reckoned, num_steps = window.planned.num_events, last + 1 - window.first
+        own_ns = self._own_ns(window, last + 1) if is_reckoned else round(num_steps * self._loop.sampling.length_ns)
+        cost_ns = max(0, time.thread_time_ns() - self._opened_ns - own_ns)
+        if is_reckoned:
             self._events.learn(window.num_events, cost_ns, is_lean=window.is_lean)
         self._requests.spend(cost_ns)
 

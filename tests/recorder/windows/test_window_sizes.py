@@ -15,6 +15,7 @@ from efprof.artifacts.events import RecordingCost, WindowClosed, WindowLeftOut, 
 from efprof.artifacts.trace.read import read_window
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
+from efprof.facts.time.trace_windows import TraceWindows
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, StepRange
 from efprof.recorder.session.session import Session
 from efprof.recorder.windows import profiled_window, step_events, windows
@@ -73,6 +74,26 @@ def test_calls_of_python_and_operators_are_reckoned_as_events() -> None:
     assert len(profiler.profiler.kineto_results.events()) == pytest.approx(full, rel=0.5)
     assert 1000 < lean < full - 1000
     assert events.in_window(2, is_lean=True, skips_fetch=False) == 2 * lean
+
+
+def test_what_other_threads_of_the_program_may_call_meanwhile_is_reckoned_too() -> None:
+    events, is_over = StepEvents(), threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            call_often(100)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    events.begin()
+    give_up = time.monotonic() + MAX_WAIT_S
+    while time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) < 0.5 and time.monotonic() < give_up:
+        time.sleep(0.01)
+    events.end(7)
+    is_over.set()
+    thread.join()
+    assert events.in_window(1, is_lean=False, skips_fetch=False) > MAX_EVENTS
+    assert events.in_window(1, is_lean=True, skips_fetch=False) < MAX_EVENTS
 
 
 def test_what_a_fetch_calls_is_known_apart() -> None:
@@ -390,6 +411,13 @@ def test_no_window_is_open_while_code_is_compiled_or_two_steps_after_it(
     dropped = {expected[step] for step in compiled if step in expected}
     written = {closed.window for closed in recorded.events(WindowClosed) if closed.files}
     assert written == {*expected.values()} - dropped
+
+
+def test_a_lean_window_that_was_tried_again_speaks_of_the_steps_that_it_has(tmp_path: Path) -> None:
+    with running_session(tmp_path, DEFAULT_TRACE_STEPS) as session:
+        train_and_compile(session, 9)
+    (lean,) = open_run(tmp_path).get(TraceWindows).lean.values()
+    assert lean.numbers == (12, 13)
 
 
 def test_the_account_holds_what_windows_took_beside_their_steps(tmp_path: Path) -> None:
