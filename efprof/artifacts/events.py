@@ -68,6 +68,8 @@ class WindowLeftOut(Event, tag="window_left_out"):
     num_events: int
     seconds: float
     """Of CPU time, as reckoned, that it would take."""
+    has_more: bool = False
+    """Whether the step has more events than were counted, and takes longer."""
 
 
 class SuspectOperation(msgspec.Struct, kw_only=True):

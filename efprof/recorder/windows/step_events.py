@@ -73,7 +73,7 @@ class StepEvents:
     """Counts one step's calls by `sys.setprofile`, which slows the step by 0.2 us a call."""
 
     def __init__(self) -> None:
-        self.is_counting = False
+        self.is_counting = self.has_more = False
         self._counted = Counter[str]()
         self._began = self._fetched = Calls()
         self._step, self._after_fetch = Calls(), Calls()
@@ -97,6 +97,7 @@ class StepEvents:
         """The step of this number is over, and was counted whole."""
         now = self._now()
         self._step, self._after_fetch, self._number = now.since(self._began), now.since(self._fetched), number
+        self.has_more = max(self._counted.values(), default=0) > MAX_EVENTS
         self.stop()
 
     def stop(self) -> None:

@@ -268,7 +268,8 @@ class Windows:
         if not (self._has_left_out or one_step.is_lean):
             self._has_left_out = True
             seconds = self._cost_of(one_step) / 1e9
-            self._note(WindowLeftOut(step=number, num_events=one_step.num_events, seconds=seconds))
+            num_events, has_more = one_step.num_events, self._events.has_more
+            self._note(WindowLeftOut(step=number, num_events=num_events, seconds=seconds, has_more=has_more))
 
     def _put_off(self, number: int, num_steps: int) -> None:
         planned = self._planned.pop(number)

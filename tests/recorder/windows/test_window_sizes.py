@@ -287,7 +287,7 @@ def test_where_only_operators_fit_the_window_has_no_lines_and_the_report_says_ho
     assert [closed.files for closed in recorded.events(WindowClosed)] == [["trace-1.json.gz"]]
     (told,) = (one for one in warnings_of(open_run(tmp_path)) if "profiler window" in one)
     assert "About 412,310 events per step" in told
-    assert "--trace-steps 5:6'" in told
+    assert "--trace-steps 5:6' records one, in 9.2 s of CPU time. It takes 0.8 to 1 GB of memory" in told
 
 
 def test_a_step_too_large_for_any_window_is_not_traced_and_the_report_says_so(
@@ -298,6 +298,20 @@ def test_a_step_too_large_for_any_window_is_not_traced_and_the_report_says_so(
     assert windows_of(recorded) == {}
     assert [event.step for event in recorded.events(WindowLeftOut)] == [5]
     assert any("About 5,000,000 events per step" in one for one in warnings_of(open_run(tmp_path)))
+
+
+def test_a_step_whose_calls_were_not_all_counted_has_more_than_were_and_no_time_is_told_for_it(tmp_path: Path) -> None:
+    def train() -> None:
+        model, optimizer = make_training()
+        for batch in make_loader(7):
+            call_often(2 * MAX_EVENTS)
+            train_step(model, optimizer, *batch)
+
+    recorded = record_here(tmp_path, train, windows=DEFAULT_TRACE_STEPS)
+    assert recorded.events(WindowLeftOut)[0].num_events < 2 * MAX_EVENTS
+    (told,) = (one for one in warnings_of(open_run(tmp_path)) if "profiler window" in one)
+    assert told.startswith("More than 300,000 events per step were too many for a profiler window with lines.")
+    assert "--trace-steps 5:6' records one. It takes 0.8 to 1 GB of memory per million calls." in told
 
 
 def test_a_window_dearer_than_the_allowance_is_not_opened(tmp_path: Path, sizes: Callable[..., None]) -> None:
