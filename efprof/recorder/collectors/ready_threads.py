@@ -103,8 +103,16 @@ def of_children(times: Times) -> NDArray[np.int64]:
 
 
 def seconds_of_cores(times: Times) -> tuple[float, float]:
-    """For how long the cores that this process may use were busy or stolen, and it and its children had one."""
+    """For how long the cores that this process may use were busy or stolen, and it and its children had one.
+
+    Counted with it are threads that ended, and programs that ended and were waited for.
+    """
     names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     rows = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     ticks = sum(sum(map(int, row[1:4] + row[6:9])) for row in rows if row[0] in names)
-    return ticks / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4]) + of_children(times)[0] / 1e9
+    own = 0
+    for pid in dict.fromkeys(task.split("/")[2] for task in times):
+        with suppress(OSError):
+            after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            own += sum(map(int, after_name[11:15]))  # of the process and of what it waited for, in user and system mode
+    return ticks / os.sysconf("SC_CLK_TCK"), own / os.sysconf("SC_CLK_TCK")

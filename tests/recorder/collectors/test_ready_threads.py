@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from efprof.artifacts.events import ThreadsReady
+from efprof.recorder.collectors.ready_threads import seconds_of_cores, times_of_threads
 from tests.recorder.recording import line_of, record_here
 
 
@@ -26,7 +27,12 @@ def train() -> None:
             pass
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs Linux's counts of each thread")
+needs_counts = pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="needs Linux's counts of each thread"
+)
+
+
+@needs_counts
 def test_threads_are_counted_from_reading_to_reading_with_those_of_children(tmp_path: Path) -> None:
     alone = record_here(tmp_path / "alone", train, holders=False).events(ThreadsReady)
     assert alone[-1].children < 0.1 < alone[-1].ready
@@ -46,3 +52,36 @@ def test_threads_are_counted_from_reading_to_reading_with_those_of_children(tmp_
     assert 0 < last.own <= last.busy + 0.1  # in ticks
     assert last.num_threads == torch.get_num_threads()
     assert str(last.site).endswith(f"test_ready_threads.py:{line_of(Path(__file__), 'set')}:train")
+
+
+WORKER = """
+import subprocess, sys, threading, time
+
+def work():
+    while time.thread_time() < 0.3:
+        pass
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.3: pass"])
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@needs_counts
+def test_programs_that_a_worker_ran_and_its_threads_that_ended_are_its_own_and_counted_once(tmp_path: Path) -> None:
+    name = tmp_path / "a) R 9 (b"  # as Linux has it between parentheses
+    name.symlink_to(sys.executable)
+    before = own_seconds()
+    with subprocess.Popen([name, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout
+        assert worker.stdout.readline()
+        living = own_seconds() - before
+    assert living > 0.6
+    assert own_seconds() - before == pytest.approx(living, abs=0.1)
+
+
+def own_seconds() -> float:
+    return seconds_of_cores(times_of_threads())[1]
