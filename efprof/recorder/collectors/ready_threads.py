@@ -1,5 +1,6 @@
 """Reads from Linux how many threads of this process and its children ran, or were ready to, at the ends of a few steps.
 
+The last reading comes before data workers or the program end: of threads that ended nothing can be read.
 A reading takes 0.3 to 1 ms (measured, 3 to 15 threads).
 """
 
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from efprof.artifacts.events import ThreadsReady
 from efprof.artifacts.processors import throttled_s
@@ -29,6 +31,8 @@ MIN_S = 1.0
 """Of all cores together: in less, ticks of 10 ms would decide what each program had."""
 FIRST_STEP = 5
 """By then its loader has started its workers; the next readings are due at 10, 20, 40 steps."""
+LAST_PART = 0.75
+"""Of the steps at which the next reading is due: from there on a last one is worth it."""
 
 
 class ReadyThreads:
@@ -45,8 +49,24 @@ class ReadyThreads:
             self._site = self._sites.of_caller() or self._site
 
     def step_ended(self, *_: object) -> None:
+        self._read_from(self._due)
+
+    def workers_end(self, *_: object) -> None:
+        if self._loop.thread.is_training_thread:
+            self._read_last()
+
+    def at_end(self) -> None:
+        """Unless what came after the training, as an evaluation, took longer than the steps since the last reading."""
+        updated_ns = self._loop.updated_ns
+        if time.perf_counter_ns() - updated_ns < updated_ns - self._last_ns:
+            self._read_last()
+
+    def _read_last(self) -> None:
+        self._read_from(max(2 * FIRST_STEP, LAST_PART * self._due))
+
+    def _read_from(self, first: float) -> None:
         began, step = time.perf_counter_ns(), self._loop.number
-        if step < self._due or not self._budget.affords_count(self._cost_ns):
+        if step < first or not self._budget.affords_count(self._cost_ns):
             return
         times = times_of_threads()
         if self._last_ns:
@@ -84,6 +104,7 @@ def start(session: Session) -> None:
         return
     threads = ReadyThreads(session.loop, session.sites, session.budget, session.note)
     session.before(torch, "set_num_threads", "ready_threads", threads.set_by_user)
+    session.before(_MultiProcessingDataLoaderIter, "_shutdown_workers", "ready_threads", threads.workers_end)
     session.attach("ready_threads", threads)
 
 

@@ -11,14 +11,14 @@ import torch
 
 from efprof.artifacts.events import ThreadsReady
 from efprof.recorder.collectors.ready_threads import seconds_of_cores, times_of_threads
-from tests.recorder.recording import line_of, record_here
+from tests.recorder.recording import line_of, record_here, record_script
 
 
-def train() -> None:
+def train(num_steps: int = 41) -> None:
     torch.set_num_threads(torch.get_num_threads())  # set
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(41):
+    for _ in range(num_steps):
         optimizer.zero_grad()
         model(torch.randn(4, 8)).sum().backward()
         optimizer.step()
@@ -85,3 +85,47 @@ def test_programs_that_a_worker_ran_and_its_threads_that_ended_are_its_own_and_c
 
 def own_seconds() -> float:
     return seconds_of_cores(times_of_threads())[1]
+
+
+@needs_counts
+def test_a_last_reading_is_taken_at_the_end_unless_something_longer_came_after_the_training(tmp_path: Path) -> None:
+    def train_and_wait() -> None:
+        train(19)
+        time.sleep(1)
+
+    ended = record_here(tmp_path / "ended", partial(train, 19), holders=False)
+    assert [event.step for event in ended.events(ThreadsReady)] == [10, 19]
+    waited = record_here(tmp_path / "waited", train_and_wait, holders=False)
+    assert [event.step for event in waited.events(ThreadsReady)] == [10]
+
+
+TRAINING = """
+import sys, time, torch
+
+def fetch(index):
+    until = time.thread_time() + 0.01
+    while time.thread_time() < until:
+        pass
+    return torch.ones(4)
+
+if __name__ == "__main__":
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(range(19), collate_fn=fetch, num_workers=1)
+    for step, batch in enumerate(loader):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+        if step == 18:
+            ENDING
+"""
+
+
+@needs_counts
+@pytest.mark.parametrize("ending", ["pass", "sys.exit(3)", "raise ValueError", "break"])
+def test_the_last_reading_has_the_workers_however_the_program_ends(tmp_path: Path, ending: str) -> None:
+    recorded = record_script(tmp_path / "home", TRAINING.replace("ENDING", ending))
+    first, last = recorded.events(ThreadsReady)
+    assert first.step == 10
+    assert last.step >= 18
+    assert last.children > 0.1
