@@ -318,8 +318,8 @@ class ThreadsReady(Event, tag="threads_ready"):
     They ran, or were `waiting` for a core; those of `children` count in both. `cores` names the machine and the cores
     that the process may run on, for `num_cores` of time at once. torch cuts an operation into `num_threads`, which the
     user's line `site` set last; None where none did. `busy`, with all programs and other virtual machines, and
-    `own`, with this process and its children, are shares of these cores' time since the first reading. `throttled` is
-    that of one core in which the limit of a container held them back.
+    `own`, with this process and its children, are shares of these cores' time since the first reading.
+    `throttled_periods` is the share of the periods of a container's limit in which that held them back.
     """
 
     cores: str
@@ -332,7 +332,7 @@ class ThreadsReady(Event, tag="threads_ready"):
     children_waiting: float = 0.0
     busy: float = 0.0
     own: float = 0.0
-    throttled: float = 0.0
+    throttled_periods: float = 0.0
 
 
 class SampledPlace(msgspec.Struct, array_like=True):

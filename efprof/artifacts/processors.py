@@ -8,6 +8,13 @@ from pathlib import Path
 OF_PROCESS = Path("/proc/self/cgroup")
 MOUNTED = Path("/sys/fs/cgroup")
 
+Periods = dict[Path, tuple[int, int]]
+"""Of each group around the process, in how many periods its limit held processes back so far, and how many there were.
+
+A limit gives its processes so much time in each period, usually of 100 ms. For how long they were held back is known
+as a sum over cores alone.
+"""
+
 
 def num_processors() -> int:
     """At least one. `torch.get_num_threads()` and `os.cpu_count()` know nothing of a container's share."""
@@ -16,14 +23,22 @@ def num_processors() -> int:
     return max(1, min([bound, *shares]))
 
 
-def throttled_s() -> float:
-    """For how long the limit of a container has held its processes back so far, added up over cores; 0 without one."""
-    found = [0.0]
+def limit_periods() -> Periods:
+    found = {}
     for folder in _groups():
         words = _words(folder / "cpu.stat")
         counters = dict(zip(words[::2], words[1::2], strict=False))
-        found.append(int(counters.get("throttled_usec", 0)) / 1e6 + int(counters.get("throttled_time", 0)) / 1e9)
-    return max(found)
+        found[folder] = int(counters.get("nr_throttled", 0)), int(counters.get("nr_periods", 0))
+    return found
+
+
+def throttled_share(before: Periods) -> float:
+    """Of the periods since then, those in which a limit held processes back; of several limits the largest share."""
+    shares = [0.0]
+    for folder, (num_throttled, num_periods) in limit_periods().items():
+        num_throttled_before, num_before = before.get(folder, (0, 0))
+        shares.append((num_throttled - num_throttled_before) / max(1, num_periods - num_before))
+    return max(shares)
 
 
 def _shares() -> Iterator[float]:

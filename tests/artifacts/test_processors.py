@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from efprof.artifacts import processors
-from efprof.artifacts.processors import num_processors, throttled_s
+from efprof.artifacts.processors import limit_periods, num_processors, throttled_share
 
 BOUND = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -50,20 +50,22 @@ def test_where_nothing_is_known_of_groups_it_is_as_before(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("group", "name", "text"),
+    ("group", "name", "time"),
     [
-        ("0::/job\n", "job/cpu.stat", "usage_usec 9000000\nnr_throttled 3\nthrottled_usec 2500000\n"),
-        ("1:cpu,cpuacct:/job\n", "cpu/job/cpu.stat", "nr_throttled 3\nthrottled_time 2500000000\n"),
+        ("0::/job\n", "job/cpu.stat", "throttled_usec 1600000"),
+        ("1:cpu,cpuacct:/job\n", "cpu/job/cpu.stat", "throttled_time 1600000000"),
     ],
     ids=["version 2", "version 1"],
 )
-def test_the_time_for_which_a_limit_held_processes_back_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, name: str, text: str
+def test_a_limit_is_told_by_the_periods_in_which_it_held_back_however_many_cores_that_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, name: str, time: str
 ) -> None:
-    of(tmp_path, monkeypatch, group, {name: text})
-    assert throttled_s() == 2.5
+    of(tmp_path, monkeypatch, group, {name: "nr_periods 70\nnr_throttled 60\n"})
+    before = limit_periods()
+    of(tmp_path, monkeypatch, group, {name: f"nr_periods 80\nnr_throttled 61\n{time}\n"})
+    assert throttled_share(before) == 0.1
 
 
 def test_without_a_limit_nothing_was_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of(tmp_path, monkeypatch, "0::/\n", {"cpu.stat": "usage_usec 9000000\n"})
-    assert throttled_s() == 0.0
+    assert throttled_share(limit_periods()) == 0.0

@@ -122,9 +122,9 @@ def _about_other_programs(run: Run) -> Iterator[str]:
     if threads is not None and threads.is_disturbed:
         others = format_share(threads.others)
         yield f"Other programs held {others} of the cores while this ran: times may be longer than alone."
-    if threads is not None and threads.ranks[0].throttled > MIN_OTHERS:
-        held = format_share(threads.ranks[0].throttled)
-        yield f"The container's limit of CPU time held this program back for {held} of the time."
+    if threads is not None and threads.ranks[0].throttled_periods > MIN_OTHERS:
+        periods = format_share(threads.ranks[0].throttled_periods)
+        yield f"The container's limit of CPU time held this program back in {periods} of the limit's periods."
 
 
 def _about_other_attempts(run: Run) -> Iterator[str]:

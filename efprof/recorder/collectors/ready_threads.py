@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from efprof.artifacts.events import ThreadsReady
-from efprof.artifacts.processors import throttled_s
+from efprof.artifacts.processors import limit_periods, throttled_share
 from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.launch.machine import descendants_of, describe_host
 from efprof.recorder.loop.loop import Loop
@@ -42,7 +42,7 @@ class ReadyThreads:
         self._due, self._cost_ns = FIRST_STEP, 1_000_000
         self._last_ns, self._last = 0, Times()
         self._began_ns, self._first = time.perf_counter_ns(), seconds_of_cores(times_of_threads())
-        self._throttled_s = throttled_s()
+        self._periods = limit_periods()
 
     def set_by_user(self, *_: object) -> None:
         if self._loop.thread.ident != NO_THREAD:  # as it is in a data worker, where torch sets one thread
@@ -75,7 +75,6 @@ class ReadyThreads:
             ran, waited = np.sum([*spent.values()], axis=0) / elapsed_ns
             children_ran, children_waited = of_children(spent) / elapsed_ns
             whole_s = max(MIN_S, (began - self._began_ns) / 1e9 * len(cores))
-            throttled = (throttled_s() - self._throttled_s) / whole_s * len(cores)
             busy, own = np.subtract(seconds_of_cores(times), self._first) / whole_s
             self._note(
                 ThreadsReady(
@@ -90,7 +89,7 @@ class ReadyThreads:
                     children_waiting=float(children_waited),
                     busy=float(busy),
                     own=float(own),
-                    throttled=min(1.0, throttled),
+                    throttled_periods=throttled_share(self._periods),
                 )
             )
         self._due, self._last_ns, self._last = 2 * step, began, times

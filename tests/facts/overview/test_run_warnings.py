@@ -51,11 +51,11 @@ def test_other_programs_are_told_first_where_they_held_cores_and_left_few_over(t
 def test_a_containers_limit_is_told_where_it_held_the_program_back(tmp_path):
     counted = ThreadsReady(
         step=10, cores="0f3a [0, 1]", num_cores=1, num_threads=1, site=None, ready=1.0, waiting=0.5, children=0.0,
-        busy=0.3, own=0.3, throttled=0.6,
+        busy=0.3, own=0.3, throttled_periods=0.6,
     )  # fmt: skip
     (told,) = warnings_of(write_run(tmp_path / "run", steps=make_steps(20), events=[counted]))
-    assert told == "The container's limit of CPU time held this program back for 60 % of the time."
-    quiet = replace(counted, throttled=0.05)
+    assert told == "The container's limit of CPU time held this program back in 60 % of the limit's periods."
+    quiet = replace(counted, throttled_periods=0.05)
     assert warnings_of(write_run(tmp_path / "quiet", steps=make_steps(20), events=[quiet])) == ()
 
 
