@@ -268,7 +268,7 @@ def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:
         step_ms=step_ms,
         share=step_ms / times.median_ms(),
         window_s=sum(event.seconds for event in closed),
-        num_windows=len(closed),
+        num_windows=sum(bool(event.files) for event in closed),
         num_full_steps=sum(time.record.is_full for time in times.every),
         num_steps=len(times.every),
         allowance_s=cost.allowance_s if cost else None,

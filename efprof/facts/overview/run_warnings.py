@@ -12,6 +12,7 @@ from efprof.artifacts.events import (
     OtherThreadTrained,
     RecordingEnded,
     StepsWithoutOptimizer,
+    WindowClosed,
     WindowLeftOut,
     events_of,
     read_events,
@@ -189,7 +190,16 @@ def _about_stops(run: Run) -> Iterator[str]:
 
 def _about_windows_left_out(run: Run, events: Iterable[Event]) -> Iterator[str]:
     left_out = next((event for event in events if isinstance(event, WindowLeftOut)), None)
-    if left_out is not None and not any(run.rank_folder.glob("sites-*.parquet")):  # a long run affords one later
+    dropped = [event.step for event in events if isinstance(event, WindowClosed) and not event.files]
+    if any(run.rank_folder.glob("sites-*.parquet")):  # a long run affords one later
+        return
+    if dropped:
+        yield (
+            f"{format_count(len(dropped), 'profiler window')} held far more than the step before, or compiled code, "
+            f"and none with lines was kept. 'efprof record --trace-steps {dropped[0]}:{dropped[0] + 1}' keeps one, "
+            "whatever it takes."
+        )
+    elif left_out is not None:
         why = "too many for" if left_out.num_events > MAX_EVENTS else "more than the allowance holds of"
         amount, time = f"About {left_out.num_events:,}", f", in {left_out.seconds:.1f} s of CPU time"
         if left_out.has_more:

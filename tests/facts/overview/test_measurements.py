@@ -97,7 +97,7 @@ def test_the_timeline_marks_slow_steps_and_windows_whose_recording_costs_on_aver
     )
     events = [
         WindowOpened(at_ns=0, step=5, window="trace-1", why="early"),
-        WindowClosed(at_ns=0, step=6, window="trace-1", seconds=0.5, files=[]),
+        WindowClosed(at_ns=0, step=6, window="trace-1", seconds=0.5, files=["trace-1.json.gz"]),
     ]
     measurements = measure(tmp_path / "run", steps=steps, events=events)
     timeline = measurements.timeline

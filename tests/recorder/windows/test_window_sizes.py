@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from efprof.artifacts.events import RecordingCost, WindowClosed, WindowLeftOut, WindowOpened
 from efprof.artifacts.trace.read import read_window
+from efprof.facts.overview.measurements import measurements_of
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
 from efprof.facts.time.trace_windows import TraceWindows
@@ -425,6 +427,22 @@ def test_no_window_is_open_while_code_is_compiled_or_two_steps_after_it(
     dropped = {expected[step] for step in compiled if step in expected}
     written = {closed.window for closed in recorded.events(WindowClosed) if closed.files}
     assert written == {*expected.values()} - dropped
+
+
+def test_windows_that_were_all_dropped_are_told_and_come_at_other_distances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "MAX_STRETCH", 0)
+    monkeypatch.setattr(windows, "MAX_EXCESS_NS", 0)
+    recorded = record_scheduled(tmp_path, 24)
+    first = [opened.step for opened in recorded.events(WindowOpened)]
+    assert len({later - before for before, later in pairwise(first)}) == len(first) - 1 > 1
+    run = open_run(tmp_path)
+    (warning,) = (text for text in warnings_of(run) if "--trace-steps" in text)
+    assert warning.startswith(f"{len(first)} profiler windows held far more than the step before")
+    overhead = measurements_of(run).overhead
+    assert overhead is not None
+    assert overhead.num_windows == 0
 
 
 def test_a_lean_window_that_was_tried_again_speaks_of_the_steps_that_it_has(tmp_path: Path) -> None:
