@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 MOST_CALLS = 500
 """Of a deeper stack the outermost calls are not read."""
 
-OF_FRAME = attrgetter("f_lineno", "f_globals")
+OF_FRAME = attrgetter("f_lineno", "f_globals", "f_lasti")
 CODE_OF = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(("PyFrame_GetCode", ctypes.pythonapi))
 
 
 class Call(NamedTuple):
     code: CodeType
     line: int | None
-    """None where an instruction belongs to none."""
+    """None where an instruction belongs to none, and none before it does."""
     names: dict[str, Any]
     """Of its module."""
 
@@ -41,7 +41,14 @@ class Call(NamedTuple):
 
 def calls_of(ident: int | None) -> list[Call]:
     """The calls of the thread, innermost first; empty where it runs no Python."""
-    return [Call(code, *rest) for code, rest in (one for one in list(_reading(ident)) if isinstance(one, tuple))]
+    read = (one for one in list(_reading(ident)) if isinstance(one, tuple))
+    return [Call(code, line or _line_before(code, at), names) for code, (line, names, at) in read]
+
+
+def _line_before(code: CodeType, at: int) -> int | None:
+    """Where a loop goes back to its begin, which is where Python changes threads, the instruction may be of no line."""
+    lines = [line for start, _, line in code.co_lines() if line and start <= at]
+    return lines[-1] if lines else None
 
 
 def _reading(ident: int | None) -> Iterator[Any]:

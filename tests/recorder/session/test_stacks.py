@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 
 from efprof.recorder.session.stacks import MOST_CALLS, calls_of
 from tests.support.waiting import MAX_WAIT_S
@@ -83,6 +84,29 @@ def test_calls_are_told_innermost_first_with_their_lines() -> None:
     assert [call.full_name for call in found[place:]][1:] == [
         f"threading.Thread.{name}" for name in ("run", "_bootstrap_inner", "_bootstrap")
     ]
+
+
+def count_odd_numbers(is_over: threading.Event) -> int:
+    odd = 0
+    while not is_over.is_set():
+        for number in range(10_000):
+            if number & 1:
+                odd += 1
+    return odd
+
+
+def test_where_a_loop_goes_back_to_its_begin_the_line_is_one_of_the_loops() -> None:
+    is_over = threading.Event()
+    thread = threading.Thread(target=count_odd_numbers, args=(is_over,))
+    thread.start()
+    lines = set()
+    for _ in range(200):
+        time.sleep(0.001)
+        lines |= {call.line for call in calls_of(thread.ident) if call.code is count_odd_numbers.__code__}
+    is_over.set()
+    thread.join(MAX_WAIT_S)
+    first = count_odd_numbers.__code__.co_firstlineno
+    assert lines <= set(range(first + 1, first + 6))
 
 
 def test_a_thread_that_is_over_has_no_calls() -> None:
