@@ -67,11 +67,15 @@ def read_window(path: Path, *, num_processes: int | None = None, until_us: float
 
 
 def _with_sites(trace: Trace, path: Path) -> Trace:
-    starts, sites = read_columns(path, SITE_COLUMNS, "file of call sites").to_pydict().values()
+    table = read_columns(path, SITE_COLUMNS, "file of call sites").unify_dictionaries()
+    starts, sites = (table[name].combine_chunks() for name in SITE_COLUMNS)
+    calls = np.flatnonzero(trace.is_of("python_function")) if table.num_rows else np.zeros(0, int)
+    starts, sites, begun = starts.to_numpy(), sites.dictionary_encode(), trace.start_ns[calls]
     texts = {text: code for code, text in enumerate(trace.texts)}
-    by_start = {start: texts.setdefault(site, len(texts)) for start, site in zip(starts, sites, strict=True)}
-    calls = np.flatnonzero(trace.is_of("python_function"))
-    codes = np.array([by_start.get(start, -1) for start in trace.start_ns[calls].tolist()], np.int32)
+    told = np.array([texts.setdefault(site, len(texts)) for site in sites.dictionary.to_pylist()], np.int32)
+    order = np.argsort(starts, kind="stable")
+    rows = order[np.searchsorted(starts, begun, "right", sorter=order) - 1]
+    codes = np.where(starts[rows] == begun, told[sites.indices.to_numpy()[rows]], -1)
     sparse = {**trace.sparse, "call_site": (calls[codes >= 0].astype(np.int32), codes[codes >= 0])}
     return replace(trace, texts=list(texts), sparse=sparse)
 
