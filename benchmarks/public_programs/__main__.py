@@ -42,7 +42,7 @@ one and {ALLOWANCE_S:.0f} s. Steps and micro-batches of the last recording are h
 @click.option("--list", "is_list", is_flag=True, help="Only say which checkouts are needed, and what is changed.")
 @click.option("--write", type=click.Path(path_type=Path), help="Also write the table to this file.")
 def main(folder: Path | None, only: str, rounds: int, is_list: bool, write: Path | None) -> None:
-    """Print one table row per program in FOLDER; exits with 1 where one differs or costs more than it may."""
+    """Print one table row per program in FOLDER; exits with 1 where one differs, costs too much or is miscounted."""
     chosen = _chosen(only)
     if is_list:
         click.echo("\n".join(listing(chosen)))
@@ -62,7 +62,11 @@ def main(folder: Path | None, only: str, rounds: int, is_list: bool, write: Path
         if write is not None:  # after each program: what ends early has said what it knows
             write.write_text("\n".join([*heading, *rows(ran), *below(ran, not_run)]) + "\n", encoding="utf-8")
     print("\n".join(below(ran, not_run)))
-    sys.exit(bool(not_run) or not all(measured.ends_alike and measured.is_cheap for measured in ran))
+    sys.exit(bool(not_run) or not all(is_right(measured) for measured in ran))
+
+
+def is_right(measured: Measured) -> bool:
+    return measured.ends_alike and measured.is_cheap and measured.is_counted
 
 
 def rows(ran: list[Measured]) -> list[str]:
@@ -71,7 +75,7 @@ def rows(ran: list[Measured]) -> list[str]:
 
 def below(ran: list[Measured], not_run: dict[str, str]) -> list[str]:
     """What stands below the table: how many hold, and more on each program."""
-    lines = summary(ran, not_run)
+    lines = summary(ran, not_run, JUDGEMENTS)
     for measured in ran:
         lines += details(measured, JUDGEMENTS.get(measured.program.name))
     return lines

@@ -1,7 +1,7 @@
 """The table of programs: whether each ended as bare, what recording cost, and what the report said of it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -16,6 +16,8 @@ ALLOWANCE_S = 3.0
 """What recording may spend at the start (docs/recording.md)."""
 MAX_SAID = 300
 """Characters of an error."""
+NOT_JUDGED = ("not judged",)
+"""What the table says in the place of an answer."""
 
 HEAD = (
     "| program | output | exit code | CPU bare | CPU recorded | at most | steps | micro-batches | verdict | true? |",
@@ -52,6 +54,14 @@ class Measured:
     @property
     def ends_alike(self) -> bool:
         return not differences(self) and {ended.exit_code for ended in (*self.bare, *self.recorded)} == {0}
+
+    @property
+    def is_counted(self) -> bool:
+        """True if the recording has every step and micro-batch, and none more."""
+        if isinstance(self.recording, str):
+            return False
+        counted = (self.recording.num_steps, self.recording.num_micro_batches)
+        return counted == (self.program.num_steps, self.program.num_micro_batches)
 
 
 def missing_package(ended: Ended) -> str | None:
@@ -91,7 +101,7 @@ def row(measured: Measured, judgement: Judgement | None) -> str:
         f"{measured.allowed_cpu_s:.1f} s" + ("" if measured.is_cheap else ", **not held**"),
     ]
     if isinstance(recording, str):
-        return f"| {' | '.join([*cells, '-', '-', recording, '-'])} |"
+        return f"| {' | '.join([*cells, '-', '-', recording, *NOT_JUDGED])} |"
     cells += [
         _of(recording.num_steps, program.num_steps),
         _of(recording.num_micro_batches, program.num_micro_batches),
@@ -121,9 +131,9 @@ def details(measured: Measured, judgement: Judgement | None) -> list[str]:
 def truth(report: Reported, judgement: Judgement | None) -> tuple[str, ...]:
     """Whether what the report says is true, and why; only where the verdict is the one that was judged."""
     if judgement is None or judgement.found != report.found:
-        return ("not judged",)
+        return NOT_JUDGED
     if masked(judgement.verdict) != masked(report.verdict.verdict):
-        return ("not judged",)
+        return NOT_JUDGED
     return (judgement.answer, f"{judgement.reason} (judged on {judgement.on})")
 
 
@@ -132,14 +142,25 @@ def masked(sentence: str) -> str:
     return re.sub(r"\d[\d.,]*( (ms|us|s|KiB|MiB|GiB|%)\b|%)?", "#", sentence)
 
 
-def summary(measured: Sequence[Measured], not_run: dict[str, str]) -> list[str]:
+def summary(measured: Sequence[Measured], not_run: Mapping[str, str], judgements: Mapping[str, Judgement]) -> list[str]:
     alike = [each.program.name for each in measured if each.ends_alike]
     held = [each.program.name for each in measured if each.ends_alike and each.is_cheap]
+    miscounted = [each.program.name for each in measured if not each.is_counted]
+    not_judged = [each.program.name for each in measured if not _is_judged(each, judgements.get(each.program.name))]
     lines = [
         "",
         f"Of {len(measured) + len(not_run)} programs {len(alike)} end as bare, {len(held)} of them within the limit.",
+        f"Steps or micro-batches are wrong in {_named(miscounted)}. Reports that are not judged: {_named(not_judged)}.",
     ]
     return lines + [f"Not run: {name}: {reason}" for name, reason in not_run.items()]
+
+
+def _is_judged(measured: Measured, judgement: Judgement | None) -> bool:
+    return not isinstance(measured.recording, str) and truth(measured.recording.report, judgement) != NOT_JUDGED
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"{len(names)} ({', '.join(names)})" if names else "0"
 
 
 def _lines(program: Program, text: str) -> list[str]:

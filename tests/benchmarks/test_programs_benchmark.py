@@ -1,17 +1,19 @@
 """The benchmark of public programs tells what differs between a bare run and a recorded one, and nothing else."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.public_programs import __main__ as public_programs
 from benchmarks.public_programs.__main__ import main
 from benchmarks.public_programs.judgements import Judgement
 from benchmarks.public_programs.listed import PROGRAMS, Edit, Program
 from benchmarks.public_programs.outputs import difference, normalised, without_recorder_lines
 from benchmarks.public_programs.preparing import NotRunnable, prepare
 from benchmarks.public_programs.running import Blame, Ended, Recorded, Reported, ReportedAudit, ReportedFinding, Verdict
-from benchmarks.public_programs.table import Measured, differences, missing_package, row, truth
+from benchmarks.public_programs.table import Measured, differences, missing_package, row, summary, truth
 
 PROGRAM = Program(
     name="made",
@@ -34,8 +36,8 @@ def reported(verdict: str = "20 % of the step waits for data.", line: int = 7) -
     return Reported(Verdict(verdict, "", ""), [ReportedAudit("input_stall", [blame])], [])
 
 
-def measured(bare: Ended, recorded: Ended) -> Measured:
-    recording = Recorded(num_steps=3, num_micro_batches=5, report=reported())
+def measured(bare: Ended, recorded: Ended, *, num_steps: int = 3, num_micro_batches: int = 6) -> Measured:
+    recording = Recorded(num_steps=num_steps, num_micro_batches=num_micro_batches, report=reported())
     return Measured(program=PROGRAM, bare=(bare,), recorded=(recorded,), recording=recording)
 
 
@@ -94,10 +96,38 @@ def test_a_tenth_and_the_allowance_may_be_spent(cpu_s: float, is_cheap: bool) ->
 
 
 def test_a_row_shows_a_wrong_count_beside_the_right_one() -> None:
-    shown = row(measured(ended(), ended(cpu_s=21.0)), None)
+    shown = row(measured(ended(), ended(cpu_s=21.0), num_micro_batches=5), None)
     assert shown == (
         "| made | same | 0 | 20.0 s | 21.0 s | 25.0 s | 3 | 5 of 6 | 20 % of the step waits for data. | not judged |"
     )
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "num_micro_batches", "exit_code"), [(3, 6, 0), (2, 6, 1), (4, 6, 1), (3, 5, 1), (3, 7, 1)]
+)
+def test_a_wrong_count_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_steps: int, num_micro_batches: int, exit_code: int
+) -> None:
+    ran = measured(ended(), ended(), num_steps=num_steps, num_micro_batches=num_micro_batches)
+    monkeypatch.setattr(public_programs, "measure", lambda *_: ran)
+    assert CliRunner().invoke(main, [str(tmp_path), "--only", "nanoGPT"]).exit_code == exit_code
+
+
+def test_a_recording_that_cannot_be_read_has_no_right_count_and_no_judgement() -> None:
+    lost = replace(measured(ended(), ended()), recording="no run of made was recorded")
+    assert not lost.is_counted
+    assert row(lost, judged()).endswith("| no run of made was recorded | not judged |")
+    assert "Reports that are not judged: 1 (made)." in summary([lost], {}, {"made": judged()})[2]
+
+
+def test_the_summary_names_what_was_miscounted_and_what_was_not_judged() -> None:
+    short = measured(ended(), ended(), num_steps=2)
+    assert summary([short], {}, {})[1:] == [
+        "Of 1 programs 1 end as bare, 1 of them within the limit.",
+        "Steps or micro-batches are wrong in 1 (made). Reports that are not judged: 1 (made).",
+    ]
+    right = summary([measured(ended(), ended())], {}, {"made": judged()})[2]
+    assert right == "Steps or micro-batches are wrong in 0. Reports that are not judged: 0."
 
 
 def judged() -> Judgement:
