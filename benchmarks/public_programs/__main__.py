@@ -29,7 +29,7 @@ from benchmarks.public_programs.table import (
 METHOD: Final = f"""
 Nobody here wrote these programs. Each runs bare and recorded with default options, by turns, with data made for it and
 one thread. Equal means the same lines on both outputs, but for times, addresses, numbers of folders, and what a
-progress bar drew before its last state; the recorder's own lines and two of torch's profiler are left out. CPU time is
+progress bar drew before its last state; the recorder's own lines and one of torch's profiler are left out. CPU time is
 that of all processes, start-up included; each figure is the median of the rounds. At most: {MAX_RATIO} times the bare
 one and {ALLOWANCE_S:.0f} s. Steps and micro-batches of the last recording are held against a count without efprof.
 *True?* was judged by hand, by reading the program, for just these findings."""

@@ -19,12 +19,8 @@ TORCH_WARNING = r"^\[W\d{3,4} \d\d:\d\d:\d\d\.\d+ "
 MAX_SHOWN = 6
 """Lines of a difference."""
 
-RECORDER_LINES = (
-    r"^efprof: ",
-    r"Memory block of unknown size was allocated before the profiling started",
-    r"registerClient",
-)
-"""Lines on standard error that recording adds: its own, and two of torch's profiler (docs/recording.md)."""
+RECORDER_LINES = (r"^efprof: ", r"registerClient")
+"""Lines on standard error that recording adds: its own, and one of torch's profiler (docs/recording.md)."""
 
 
 def normalised(text: str, varies: Sequence[str] = ()) -> list[str]:

@@ -79,6 +79,12 @@ def test_the_recorders_lines_are_no_difference() -> None:
     assert without_recorder_lines(lines) == ["Warning: slow"]
 
 
+def test_a_line_of_a_block_from_before_the_profiler_is_a_difference() -> None:
+    line = "[W1128 10:10:27.1 a.cpp:5] Memory block of unknown size was allocated before the profiling started\n"
+    both = measured(ended(), ended(errors=line))
+    assert len(differences(both)) == 1
+
+
 def test_bare_errors_keep_lines_that_only_the_recorder_may_add() -> None:
     both = measured(ended(errors="efprof: odd\n"), ended(errors="efprof: odd\n"))
     assert len(differences(both)) == 1
