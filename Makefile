@@ -60,11 +60,13 @@ format: $(TESTS_INSTALLED) ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# make repeat TESTS="tests/recorder/windows/test_triggers.py" ROUNDS=50; a run that was stopped goes on where it was.
+# make repeat TESTS="tests/recorder/windows 'tests/test_units.py::test_name[a, b]'" ROUNDS=50; or one test per line. The
+# module reads TESTS from the environment, where blanks and lines are kept. A run that was stopped goes on where it was.
 ROUNDS ?= 50
 RESULTS ?= .efprof-repeat/results.jsonl
+export TESTS
 repeat: $(TESTS_INSTALLED) ## Run TESTS for ROUNDS rounds, every second one beside three busy loops, and count failures
-	@$(BIN)/python -m tests.support.repeat $(RESULTS) $(ROUNDS) $(TESTS)
+	@$(BIN)/python -m tests.support.repeat $(RESULTS) $(ROUNDS)
 
 casebook: $(TESTS_INSTALLED) ## Record every planted fault and its healthy twin, and score the audits and their gains
 	$(BIN)/python -m tests.casebook --gains
