@@ -11,7 +11,6 @@ import gc
 import os
 import runpy
 import signal
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from efprof.recorder.launch.start import start
 from efprof.recorder.session.options import VARIABLE, encode_options, parse_options
 from tests.recorder.faults.fork_server import import_what_a_child_needs
 from tests.support.builders import make_run_file
+from tests.support.ports import kept_port, torchrun_variables
 from tests.support.waiting import MAX_WAIT_S
 
 ROOT = Path(__file__).parents[2]
@@ -36,23 +36,17 @@ def main(folder: Path, scripts: list[str]) -> None:
         script, _, ranks = text.partition(":")
         run = folder / "runs" / Path(script).stem
         for side, recording in (("bare", {}), ("recorded", recording_into(run))):
-            environments = of_ranks(int(ranks)) if ranks else [{}]
-            for environment in environments:
-                if os.fork() == 0:
-                    os.environ.update({**environment, **recording})
-                    become(script, folder / side / Path(script).stem)
-                    return
-            statuses = [os.wait()[1] for _ in environments]
+            with kept_port() as port:
+                environments = torchrun_variables(port, int(ranks)) if ranks else [{}]
+                for environment in environments:
+                    if os.fork() == 0:
+                        os.environ.update({**environment, **recording})
+                        become(script, folder / side / Path(script).stem)
+                        return
+                statuses = [os.wait()[1] for _ in environments]
             if any(statuses):
                 sys.exit(f"{script} failed; see {folder / side}")
         close_run(run, 0, 1.0)
-
-
-def of_ranks(num_ranks: int) -> list[Mapping[str, str]]:
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(one.getsockname()[1]), "WORLD_SIZE": str(num_ranks)}
-    return [{**place, "RANK": str(rank)} for rank in range(num_ranks)]
 
 
 def recording_into(run: Path) -> Mapping[str, str]:

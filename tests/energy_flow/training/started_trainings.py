@@ -11,6 +11,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from tests.support.ports import kept_port, torchrun_variables
 from tests.support.waiting import MAX_WAIT_S
 
 
@@ -25,6 +26,8 @@ class Started:
 
     def __init__(self, process: ForkServerProcess, folder: Path) -> None:
         self.process, self._folder = process, folder
+        self.port: socket.socket | None = None
+        """Kept for it."""
 
     @property
     def printed(self) -> str:
@@ -40,6 +43,8 @@ class Started:
         self.process.join(after_s)
         self.process.kill()
         self.process.join()
+        if self.port is not None:
+            self.port.close()
         return self.process.exitcode
 
 
@@ -82,18 +87,12 @@ class Starter:
         main: "Callable[[list[str]], None] | None" = None,
     ) -> list[Started]:
         """Two processes of one run, which know each other by the variables that torchrun sets."""
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-        return [
-            self.start(
-                arguments,
-                environment={**shared, "RANK": rank, "LOCAL_RANK": rank},
-                dies_at=first_dies_at if rank == "0" else None,
-                main=main,
-            )
-            for rank in ("0", "1")
-        ]
+        port = kept_port()
+        of_first, of_second = torchrun_variables(port, 2)
+        first = self.start(arguments, environment=of_first, dies_at=first_dies_at, main=main)
+        second = self.start(arguments, environment=of_second, main=main)
+        first.port = second.port = port
+        return [first, second]
 
 
 class InSave:
