@@ -21,7 +21,7 @@ from efprof.facts.time.trace_windows import TraceWindows
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, StepRange
 from efprof.recorder.session.session import Session
 from efprof.recorder.windows import profiled_window, step_events, windows
-from efprof.recorder.windows.step_events import MAX_EVENTS, StepEvents
+from efprof.recorder.windows.step_events import COUNT_NS, MAX_EVENTS, StepEvents
 from tests.recorder.recording import Recorded, record_here, running_session
 from tests.recorder.training import make_loader, make_training, train_plainly, train_step
 from tests.support.builders import named
@@ -30,6 +30,8 @@ from tests.support.waiting import MAX_WAIT_S
 pytestmark = pytest.mark.filterwarnings("ignore:.*kineto.*:UserWarning")
 
 TOO_MANY = MAX_EVENTS + 1
+FEW_NS = 1_000 * COUNT_NS
+"""What the calls that begin and end a count may add to it."""
 
 
 @pytest.fixture
@@ -144,16 +146,16 @@ def test_the_price_of_an_event_is_learned_and_never_below_nothing() -> None:
     assert events.cost_ns(10_000, is_lean=False) == pytest.approx(600_000_000)
 
 
-def test_what_counting_costs_is_no_time_of_the_step() -> None:
+def test_what_counting_costs_is_no_time_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((5_000_000, 35_000_000))
+    monkeypatch.setattr(step_events, "thread_time_ns", lambda: next(times))
     events = StepEvents()
     events.begin()
     call_often(20_000)
     events.end(7)
-    assert events.counting_ns > 40_000 * 100
-    began = time.thread_time_ns()
-    call_often(20_000)
-    bare_ns = time.thread_time_ns() - began
-    assert 0 <= events.own_ns(1, skips_fetch=False) < 20 * bare_ns
+    assert events.counting_ns == pytest.approx(40_000 * COUNT_NS, abs=FEW_NS)  # calls and returns
+    own_ns = 30_000_000 - 40_000 * COUNT_NS
+    assert events.own_ns(1, skips_fetch=False) == pytest.approx(own_ns, abs=FEW_NS)
 
 
 def test_the_programs_own_profile_function_is_left_alone() -> None:
