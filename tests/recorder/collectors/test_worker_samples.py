@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +28,7 @@ from efprof.recorder.collectors.worker_samples import LOOP, SWITCH_S, Sampler, W
 from efprof.recorder.session.writing import RankFolder, claim_folder
 from tests.recorder.recording import Recorded, line_of, record_here
 from tests.support.processes import is_run_by_a_thread
-from tests.support.waiting import wait_until
+from tests.support.waiting import MAX_WAIT_S, wait_until
 
 HERE = Path(__file__)
 NUM_BATCHES = 8
@@ -59,16 +60,16 @@ class Slow(Dataset[torch.Tensor]):
 class Lasting(Dataset[torch.Tensor]):
     """One item for each worker: as long of Python as of numpy, by turns, until there are enough samples of it."""
 
-    def __init__(self, num_workers: int) -> None:
-        self.num_workers = num_workers
+    def __init__(self, num_workers: int, are_enough: "Callable[[Taken], bool]") -> None:
+        self.num_workers, self.are_enough = num_workers, are_enough
         self.values = numpy.random.default_rng(0).random(30_000)
 
     def __len__(self) -> int:
         return self.num_workers
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        taken, seconds = Taken(), numpy.zeros(2)
-        while taken.num_independent < NUM_SAMPLES / self.num_workers:
+        taken, seconds, deadline = Taken(), numpy.zeros(2), time.monotonic() + MAX_WAIT_S
+        while not self.are_enough(taken) and time.monotonic() < deadline:
             begun = time.perf_counter()
             while time.perf_counter() < begun + TURN_S:
                 sum(number % 7 for number in range(200))  # lasting python
@@ -84,6 +85,8 @@ class Taken:
 
     def __init__(self) -> None:
         self._together, self._last_s = [1], 0.0
+        self.lines = set[int]()
+        """Those of this file."""
         worker_samples.PERIOD_S = TURN_S  # type: ignore[misc]
         sample = Sampler._sample
 
@@ -92,6 +95,7 @@ class Taken:
             is_late = time.perf_counter() - self._last_s < TURN_S / 4
             self._together = [*self._together[:-1], self._together[-1] + 1] if is_late else [*self._together, 1]
             self._last_s = time.perf_counter()
+            self.lines |= {line_here(site) for site, _ in sampler._places}
 
         Sampler._sample = counted  # type: ignore[method-assign]
 
@@ -100,6 +104,14 @@ class Taken:
         """As many, of one weight each, tell a share as well as these."""
         weights = numpy.array(self._together)
         return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def has_both_lines(taken: Taken) -> bool:
+    return {line_of(HERE, "lasting python"), line_of(HERE, "lasting numpy")} <= taken.lines
+
+
+def has_enough_for_shares(taken: Taken, *, num_workers: int) -> bool:
+    return taken.num_independent >= NUM_SAMPLES / num_workers
 
 
 class Killed(Slow):
@@ -164,14 +176,22 @@ def by_line(samples: list[WorkerSamples]) -> Counter[int]:
     found: Counter[int] = Counter()
     for one in samples:
         for line in one.lines:
-            if line.site is not None and f"/{line.site}".rpartition("/")[2].startswith(f"{HERE.name}:"):
-                found[int(line.site.split(":")[1])] += line.num_samples
+            if number := line_here(line.site):
+                found[number] += line.num_samples
     return found
+
+
+def line_here(site: str | None) -> int:
+    """The line in this file; 0 where the site is elsewhere."""
+    if site is None or not f"/{site}".rpartition("/")[2].startswith(f"{HERE.name}:"):
+        return 0
+    return int(site.split(":")[1])
 
 
 @pytest.mark.parametrize(("method", "num_workers"), [("fork", 2), ("spawn", 1)])
 def test_lines_of_python_and_of_numpy_are_met(tmp_path: Path, method: str, num_workers: int) -> None:
-    samples, _ = sampled(tmp_path, method, num_workers)
+    """Each worker goes on until it has met both, whatever the load."""
+    samples, _ = sampled(tmp_path, method, Lasting(num_workers, has_both_lines))
     lines = by_line(samples)
     assert lines[line_of(HERE, "lasting python")] > 0
     assert lines[line_of(HERE, "lasting numpy")] > 0
@@ -187,17 +207,17 @@ def test_lines_are_met_as_often_as_they_take_long(tmp_path: Path, method: str, n
     On a machine so busy that the sampler gets no core while a line runs, it meets the next one: this wants a quiet one.
     """
     assert 2 * math.exp(-2 * NUM_SAMPLES * 0.3**2) < 1e-7
-    samples, seconds = sampled(tmp_path, method, num_workers)
+    are_enough = partial(has_enough_for_shares, num_workers=num_workers)
+    samples, seconds = sampled(tmp_path, method, Lasting(num_workers, are_enough))
     lines = by_line(samples)
     in_python, in_numpy = lines[line_of(HERE, "lasting python")], lines[line_of(HERE, "lasting numpy")]
     measured = float(seconds[0] / (seconds[0] + seconds[1]))
     assert in_python / (in_python + in_numpy) == pytest.approx(measured, abs=0.35)
 
 
-def sampled(tmp_path: Path, method: str, num_workers: int) -> tuple[list[WorkerSamples], torch.Tensor]:
+def sampled(tmp_path: Path, method: str, data: Lasting) -> tuple[list[WorkerSamples], torch.Tensor]:
     """Of a recorded program: the samples, and for how long each of the two lines ran."""
-    data = Lasting(num_workers)
-    program = Program(data, multiprocessing_context=method, num_workers=num_workers, batch_size=1)
+    program = Program(data, multiprocessing_context=method, num_workers=data.num_workers, batch_size=1)
     samples = samples_of(record_here(tmp_path, program.run))
     return samples, program.items.sum(0)
 
