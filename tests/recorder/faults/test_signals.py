@@ -31,8 +31,15 @@ SLOWLY = f"time.sleep(0.01 if step < 3000 else {FOR_EVER_S})"
 """It never comes to its end."""
 
 
+PATIENT = f"""
+import time, efprof.recorder.session.signals
+efprof.recorder.session.signals.KILL_AFTER_S = {FOR_EVER_S}
+"""
+"""On a slow core a window takes longer than the 5 s after which a program is killed."""
+
+
 def test_sigterm_writes_the_open_window_and_ends_the_program_as_it_would_have(begin: Begin) -> None:
-    child = begin(training(SLOWLY, num_steps=4000, first="import time"), trace_steps=((5, 4000),))
+    child = begin(training(SLOWLY, num_steps=4000, first=PATIENT), trace_steps=((5, 4000),))
     wait_for_steps(child, 8)
     os.kill(child.pid, signal.SIGTERM)
     time.sleep(0.02)  # as one who has no patience: the window is being written
