@@ -111,8 +111,10 @@ hta: $(TESTS_INSTALLED) ## Check what a device does in other people's traces aga
 		'traceinsight>=0.6.1,<0.7' 'plotly>=5.11' narwhals
 	PYTHONPATH=$(VENV)/hta $(BIN)/python -m pytest -rs -s tests/facts/overview/test_hta.py
 
-conformance: ## Check that torch is as always under the recorder, for a Python with all packages (make conformance PYTHON=python3.13)
-	$(PYTHON) -m pytest -m "not long" tests/recorder/hooks/test_conformance.py
+# Under the Python that is named, which has all packages, or that of .venv.
+IS_NAMED := $(if $(filter file,$(origin PYTHON)),,yes)
+conformance: $(if $(IS_NAMED),,$(TESTS_INSTALLED)) ## Check that torch is as always under the recorder, under .venv or another Python (make conformance PYTHON=python3.13)
+	$(if $(IS_NAMED),$(PYTHON),$(BIN)/python) -m pytest -m "not long" tests/recorder/hooks/test_conformance.py
 
 stability: $(TESTS_INSTALLED) ## Run the long tests, train energy_flow in four phases on every device, and check that nothing grows, slows or breaks
 	$(BIN)/python -m pytest -m long
