@@ -26,7 +26,9 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.holders import growth_watch, holders
 from efprof.recorder.launch.start import start_session
 from efprof.recorder.session.session import Session
+from efprof.recorder.windows import step_events
 from efprof.recorder.windows.profiled_window import ProfiledWindow
+from efprof.recorder.windows.step_events import StepEvents
 from tests.recorder.hooks import interpreter_state as state
 from tests.recorder.hooks.outcomes import outcome, outcomes
 from tests.recorder.hooks.user_calls import CALLS, COMPILED, HEAVY
@@ -247,6 +249,8 @@ def record_in_full(findings: Findings) -> None:
         training.steps_until(lambda: loop.num_steps >= 3)
         training.step_with(lambda: findings.make("in a full step", lambda: not loop.light.is_on))
         assert loop.number < WINDOW[0], "the calls have made more steps than there were to be"
+        training.step_with(lambda: make_while_counting(findings))
+        assert loop.number < WINDOW[0], "the calls have made more steps than there were to be"
         training.steps_until(torch._C._autograd._profiler_enabled)
         training.step_with(lambda: findings.make("in a window", torch._C._autograd._profiler_enabled, HEAVY))
         training.steps_until(lambda: not torch._C._autograd._profiler_enabled() and sys.gettrace() is None)
@@ -255,6 +259,14 @@ def record_in_full(findings: Findings) -> None:
         training.steps_until(lambda: loop.number >= WATCHED_FROM and sys.gettrace() is not None)
         findings.make("in a watch", lambda: sys.gettrace() is not None)
     findings.make("after the end")
+
+
+def make_while_counting(findings: Findings) -> None:
+    """As in the step before a window that nobody asked for."""
+    events = StepEvents()
+    assert events.begin()
+    findings.make("while calls are counted", lambda: sys.getprofile() is not None)
+    events.stop()
 
 
 def record_lightly(findings: Findings) -> None:
@@ -306,6 +318,7 @@ def _run(findings: Findings, result: str) -> None:
     torch.set_num_threads(1)
     growth_watch.MAX_NS *= 100  # the watch goes on for as long as the calls take
     holders.MAX_WATCHED_STEPS *= 100
+    step_events.MAX_EVENTS *= 100
     ProfiledWindow._write = lambda *_: []  # type: ignore[method-assign] # it would take longer than all the calls
     findings.make_bare()
     record_in_full(findings)
