@@ -40,7 +40,11 @@ def carry_out(works: Sequence[tuple[str, Work[R]]], engine: str | None) -> list[
         return []
     if engine is None:
         return in_processes(works, num_processors())
-    return _on_dask(works, engine)
+    with client_of(engine) as client:  # each on some worker, with the same files there; waits for workers to come
+        futures = [
+            client.submit(_apart, pickle.dumps(work), retries=RETRIES_ON_A_CLUSTER, pure=False) for _, work in works
+        ]
+        return [_of_future(name, future) for (name, _), future in zip(works, futures, strict=True)]
 
 
 def in_processes(works: Sequence[tuple[str, Work[R]]], num_processes: int) -> list[R | UnreadableInput]:
@@ -135,15 +139,6 @@ def _received(answer: Connection) -> tuple[Any] | None:
         return (answer.recv(),)
     except (EOFError, OSError):
         return None
-
-
-def _on_dask(works: Sequence[tuple[str, Work[R]]], engine: str) -> list[R | UnreadableInput]:
-    """Each work on some worker, with the same files and the same efprof there; waits for workers to come."""
-    with client_of(engine) as client:
-        futures = [
-            client.submit(_apart, pickle.dumps(work), retries=RETRIES_ON_A_CLUSTER, pure=False) for _, work in works
-        ]
-        return [_of_future(name, future) for (name, _), future in zip(works, futures, strict=True)]
 
 
 def client_of(engine: str) -> Any:

@@ -130,8 +130,10 @@ class OutOfMemory(Event, tag="out_of_memory"):
     is_for_tensor: bool = True
 
     def __post_init__(self) -> None:
-        if self.requested_bytes is None:
-            self.requested_bytes = _requested_bytes(self.message)
+        request = _REQUEST.search(self.message)
+        if self.requested_bytes is None and request is not None:
+            with suppress(ValueError):  # more than any memory
+                self.requested_bytes = parse_bytes(request[1].replace("bytes", "B"))
 
 
 class DeviceOutOfMemory(Event, tag="device_shortage"):
@@ -361,13 +363,6 @@ class TrainingSampled(Event, tag="training_sampled"):
 
 _REQUEST = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate|Requested +:) (\d+(?:\.\d*)? (?:[KMGTPE]iB|bytes))")
 """So say torch's allocators, the third is `cudaMallocAsync`'s, and NumPy's; CUDA's and NumPy's round to two digits."""
-
-
-def _requested_bytes(message: str) -> int | None:
-    found = _REQUEST.search(message)
-    with suppress(ValueError):  # more than any memory
-        return None if found is None else parse_bytes(found[1].replace("bytes", "B"))
-    return None
 
 
 def events_of(rank_folder: Path, kind: type[E]) -> list[E]:

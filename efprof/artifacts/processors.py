@@ -19,8 +19,7 @@ as a sum over cores alone.
 def num_processors() -> int:
     """At least one. `torch.get_num_threads()` and `os.cpu_count()` know nothing of a container's share."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    shares = [math.ceil(share) for share in _shares()]
-    return max(1, min([bound, *shares]))
+    return max(1, min([bound, *map(math.ceil, _shares())]))
 
 
 def limit_periods() -> Periods:

@@ -25,9 +25,7 @@ MAX_BYTES = 256 * KIB
 """Of all files together, and of what is kept of each: run.json is read whole by every command."""
 
 
-class RecordSettings(
-    msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, rename={"keeps_diff": "diff"}
-):
+class RecordSettings(msgspec.Struct, kw_only=True, frozen=True, rename={"keeps_diff": "diff"}):
     """[record]: the options of `efprof record` in their own words; None where the file says nothing."""
 
     name: str | None = None
@@ -168,21 +166,15 @@ def _values(file: Path, text: str) -> dict[str, str]:
 
 
 def _parsed(suffix: str, text: str) -> Any:
-    try:
+    with suppress(ValueError, ImportError):
         if suffix == ".toml":
             return tomllib.loads(text)
         if suffix == ".json":
             return json.loads(text)
-    except ValueError:
-        return None
-    return _parsed_yaml(text) if suffix in (".yaml", ".yml") else None
-
-
-def _parsed_yaml(text: str) -> Any:
-    with suppress(ImportError):
-        yaml = importlib.import_module("yaml")
-        with suppress(yaml.YAMLError, ValueError, RecursionError):
-            return yaml.safe_load(text)
+        if suffix in (".yaml", ".yml"):
+            yaml = importlib.import_module("yaml")
+            with suppress(yaml.YAMLError):
+                return yaml.safe_load(text)
     return None
 
 

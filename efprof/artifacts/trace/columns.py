@@ -94,7 +94,7 @@ class Trace:
 
     def argument_text(self, name: str, event: int) -> str:
         """One event's argument that is a text; empty where it has none."""
-        places, codes = self.sparse.get(name, (np.empty(0, np.int32), np.empty(0, np.int32)))
+        places, codes = self.sparse.get(name, (np.empty(0, np.int32),) * 2)
         at = int(places.searchsorted(places.dtype.type(event)))  # another type's number makes it copy them all
         return self.texts[codes[at]] if at < len(places) and places[at] == event else ""
 
