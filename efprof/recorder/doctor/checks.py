@@ -210,10 +210,16 @@ def parse(text: str) -> dict[str, str]:
 
 
 def find_traps(environment: Mapping[str, str], version: Version) -> Iterator[Trap]:
-    yield from _of_variables(environment, version)
+    cuda, plain = environment.get(CUDA_VARIABLE), environment.get(PLAIN_VARIABLE)
+    if cuda is not None and plain is not None and parse(cuda) != parse(plain):
+        yield f"{PLAIN_VARIABLE} does nothing, since {CUDA_VARIABLE} is set too and wins.", f"Unset {PLAIN_VARIABLE}."
+    elif cuda is None and plain is not None and version < (2, 10):
+        release = ".".join(map(str, version))
+        why = f"{PLAIN_VARIABLE} does nothing: torch {release} does not read it for CUDA."
+        yield why, f"Set {CUDA_VARIABLE} instead."
     settings = settings_in_effect(environment, version)
     if not settings:  # what is ignored is told above, and its values are read all the same once it is moved
-        settings = parse(environment.get(PLAIN_VARIABLE, ""))
+        settings = parse(plain or "")
     yield from _of_combination(settings)
 
 
@@ -252,16 +258,6 @@ def _history(torch: ModuleType, backend: str) -> Check:
         advice = "Take 'backend' out of the settings while memory is looked into."
         return Check(name, "no", f"The allocator '{backend}' keeps none.", advice)
     return Check(name, "yes", "torch can record it with Python stacks.")
-
-
-def _of_variables(environment: Mapping[str, str], version: Version) -> Iterator[Trap]:
-    cuda, plain = environment.get(CUDA_VARIABLE), environment.get(PLAIN_VARIABLE)
-    if cuda is not None and plain is not None and parse(cuda) != parse(plain):
-        yield f"{PLAIN_VARIABLE} does nothing, since {CUDA_VARIABLE} is set too and wins.", f"Unset {PLAIN_VARIABLE}."
-    elif cuda is None and plain is not None and version < (2, 10):
-        release = ".".join(map(str, version))
-        why = f"{PLAIN_VARIABLE} does nothing: torch {release} does not read it for CUDA."
-        yield why, f"Set {CUDA_VARIABLE} instead."
 
 
 def _of_combination(settings: Mapping[str, str]) -> Iterator[Trap]:

@@ -30,11 +30,17 @@ def keep_out_of_graphs(entrance: CodeType) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{PACKAGE}.") and name != TRACED and not hasattr(module, "__path__"):
             rules.add(name)  # of a package it would skip the whole folder, and what stands in for our functions too
-    _skip_with_all_below(entrance)
+    evaluation, types = (importlib.import_module(f"torch._dynamo.{name}") for name in ("eval_frame", "types"))
+    if hasattr(evaluation, "set_code_exec_strategy"):  # torch 2.7 and newer: skip it with all below
+        skip = types.FrameAction.SKIP
+        evaluation.set_code_exec_strategy(entrance, types.FrameExecStrategy(skip, skip))
     named = rules.get_torch_obj_rule_map()  # by their place in torch: there the compiler takes ours for the original
     for function in _replaced_functions():
+        original: Any = function
+        while isinstance(original, FunctionType) and _is_ours(original):
+            original = original.__wrapped__  # type: ignore[attr-defined] # `functools.wraps` notes it
         if function not in named:
-            _substitute(function, _traceable(_original_of(function)))
+            _substitute(function, _traceable(original))
     for hook in _optimizer_hooks():
         _substitute(hook, _traceable(_do_nothing))
 
@@ -42,13 +48,6 @@ def keep_out_of_graphs(entrance: CodeType) -> None:
 def forget_functions() -> None:
     """Once the originals are back: the compiler looks functions up by their place in torch, once, and found ours."""
     importlib.import_module("torch._dynamo.trace_rules").get_torch_obj_rule_map.cache_clear()
-
-
-def _skip_with_all_below(code: CodeType) -> None:
-    evaluation, types = (importlib.import_module(f"torch._dynamo.{name}") for name in ("eval_frame", "types"))
-    if hasattr(evaluation, "set_code_exec_strategy"):  # torch 2.7 and newer
-        skip = types.FrameAction.SKIP
-        evaluation.set_code_exec_strategy(code, types.FrameExecStrategy(skip, skip))
 
 
 def _replaced_functions() -> list[FunctionType]:
@@ -74,12 +73,6 @@ def _traceable(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None: ...
-
-
-def _original_of(function: Any) -> Callable[..., Any]:
-    while isinstance(function, FunctionType) and _is_ours(function):
-        function = function.__wrapped__  # type: ignore[attr-defined] # `functools.wraps` notes it
-    return function  # type: ignore[no-any-return]
 
 
 def _is_ours(function: FunctionType) -> bool:

@@ -186,13 +186,15 @@ def _watch_compiler(shell: Shell, of_python: Callable[[], None], of_any: Callabl
     keep_out = shell.guarded("compilation", keep_out_of_graphs)
     is_out = False
 
-    def began(*details: Any) -> None:
+    def began(details: Any = None, *_: Any) -> None:
         nonlocal is_out
         if not is_out:
             is_out = True
             keep_out(keep_out.__code__)  # not before: now all hooks are in place
         of_any()
-        if _is_of_python(*details):
+        # Not where a graph is compiled that was traced before: its backward pass comes late.
+        trigger = getattr(details, "callback_trigger", None)  # torch 2.7 and newer
+        if getattr(trigger, "name", "DYNAMO") == "DYNAMO":
             of_python()
 
     watch = functools.partial(handler.register_start_callback, began)
@@ -206,12 +208,6 @@ def _watch_compiler(shell: Shell, of_python: Callable[[], None], of_any: Callabl
         forget_functions()
 
     return undo
-
-
-def _is_of_python(details: Any = None, *_: Any) -> bool:
-    """Whether it is Python that is compiled, and not a graph that was traced before: its backward pass comes late."""
-    trigger = getattr(details, "callback_trigger", None)  # torch 2.7 and newer
-    return getattr(trigger, "name", "DYNAMO") == "DYNAMO"
 
 
 Optimizer = weakref.ref[torch.optim.Optimizer]
@@ -234,14 +230,14 @@ class CompiledFunction:
     """When the call began that shows what it does."""
 
 
+@dataclass(eq=False)
 class CompiledFunctions:
     """Enters `forward` for a function that returns what has a gradient, `optimizer` for one that steps one.
 
     Of one that is a whole step its backward pass is seen, and at its end the update.
     """
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    _loop: Loop
 
     def began(self, function: CompiledFunction) -> None:
         loop = self._loop

@@ -4,6 +4,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
@@ -19,10 +20,13 @@ def replace(owner: Any, name: str, new: Any) -> Undo:
     had_own = name in vars(owner)
     old = getattr(owner, name)
     setattr(owner, name, new)
-    forget = _script_as(old, new)
+    # TorchScript knows torch's own functions by their `id`: have it take ours for the original.
+    known: dict[int, str] = getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None) or {}
+    if id(old) in known:
+        known[id(new)] = known[id(old)]
 
     def undo() -> None:
-        forget()
+        known.pop(id(new), None)
         if vars(owner).get(name) is not new:  # the program has deleted it, or put its own there
             return
         if had_own:
@@ -31,14 +35,6 @@ def replace(owner: Any, name: str, new: Any) -> Undo:
             delattr(owner, name)
 
     return undo
-
-
-def _script_as(old: Any, new: Any) -> Callable[[], object]:
-    """TorchScript knows torch's own functions by their `id`: have it take ours for the original."""
-    known: dict[int, str] = getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None) or {}
-    if id(old) in known:
-        known[id(new)] = known[id(old)]
-    return functools.partial(known.pop, id(new), None)
 
 
 def call_before(owner: Any, name: str, function: Callable[..., None]) -> Undo:
@@ -77,18 +73,16 @@ def call_when_cuda_begins(function: Callable[[], None]) -> Undo:
     return undo
 
 
+@dataclass(slots=True, eq=False)
 class MethodWrapper:
-    """Is `function` to whoever calls the method of an object, `original` to whoever asks the class or pickles it."""
+    """Is `function` to whoever calls the method of an object, `original` to whoever asks the class or pickles it.
 
-    __slots__ = ("_function", "_light", "_original")
+    While `light` is on, it is `original` to all.
+    """
 
-    def __init__(
-        self, function: Callable[..., Any], original: Callable[..., Any], light: LightLoop | None = None
-    ) -> None:
-        """While `light` is on, it is `original` to all."""
-        self._function = function
-        self._original = original
-        self._light = light
+    _function: Callable[..., Any]
+    _original: Callable[..., Any]
+    _light: LightLoop | None = None
 
     def __get__(self, instance: object, kind: type | None = None) -> Callable[..., Any]:
         if instance is None:

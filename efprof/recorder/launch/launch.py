@@ -99,13 +99,6 @@ def find_program(program: str) -> str:
     return found
 
 
-def name_of_command(command: list[str]) -> str:
-    """`train` for `python train.py`, the module for `python -m module`, the program otherwise."""
-    scripts = [word for word in command if word.endswith(".py")]
-    modules = [module.rpartition(".")[2] for flag, module in pairwise(command) if flag == "-m"]
-    return Path([*scripts, *modules, command[0]][0]).stem
-
-
 def asked_for(flags: Mapping[str, Any]) -> tuple[str | None, Options, dict[str, str]]:
     """The run's name, what to record, and the user's configuration: as `flags` say, else the settings of this folder.
 
@@ -125,7 +118,10 @@ def options_in(folder: Path, run: RunFile, wanted: Options) -> Options:
 
 
 def describe_run(command: list[str], name: str | None, configuration: dict[str, str]) -> RunFile:
-    name = name or name_of_command(command)
+    if not name:  # `train` of `python train.py`, the module of `python -m module`, the program otherwise
+        scripts = [word for word in command if word.endswith(".py")]
+        modules = [module.rpartition(".")[2] for flag, module in pairwise(command) if flag == "-m"]
+        name = Path([*scripts, *modules, command[0]][0]).stem
     started = datetime.datetime.now(datetime.UTC)
     unique = hashlib.sha256(f"{started.isoformat()}{os.getpid()}{command}".encode()).hexdigest()[:6]
     # Arguments that are not valid UTF-8 arrive as lone surrogates, which JSON cannot hold.

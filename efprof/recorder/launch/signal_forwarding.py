@@ -36,13 +36,20 @@ class RecordedProgram:
     received: set[int] = field(default_factory=set)
 
     def send(self, number: int) -> None:
-        """Pass on a signal: one that ends programs to the command itself, any other to the processes that train."""
+        """Pass on a signal: one that ends programs to the command itself, any other to the processes that train.
+
+        Those are our descendants that train in this run and handle SIGUSR1, which would end any other process. Only
+        where the system tells all this in /proc; elsewhere none.
+        """
         if self.child is None:
             return
         if number in ENDING_SIGNALS:
             self.child.send_signal(number)
             return
-        for pid in training_processes(self.run_folder):
+        ranks = (rank for attempt in list_attempts(self.run_folder) for rank in attempt.rank_folders)
+        pids = {process.pid for process in map(read_process, ranks) if process is not None}
+        training = [pid for pid in pids.intersection(descendants_of(os.getpid())) if _handles_sigusr1(pid)]
+        for pid in sorted(training):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -71,16 +78,6 @@ def passing_signals(program: RecordedProgram) -> Iterator[None]:
         for number in mine:
             signal.signal(number, before[number])
         watcher.stop()
-
-
-def training_processes(run_folder: Path) -> list[int]:
-    """Those of our descendants that train in this run and handle SIGUSR1, which would end any other process.
-
-    Only where the system tells all this in /proc; elsewhere none.
-    """
-    known = [read_process(rank) for attempt in list_attempts(run_folder) for rank in attempt.rank_folders]
-    pids = {process.pid for process in known if process is not None}
-    return sorted(pid for pid in pids.intersection(descendants_of(os.getpid())) if _handles_sigusr1(pid))
 
 
 def _handles_sigusr1(pid: int) -> bool:

@@ -116,7 +116,9 @@ class ParameterProbe:
             return False
         self._state = None
         if self._is_optimized is None:
-            self._is_optimized = _has_optimizer(parameter)
+            # By a torch optimizer that has not stepped yet and is in charge of it, or of any; asked once in a program.
+            every = (one for optimizer in living(torch.optim.Optimizer) for one in parameters_of(optimizer))
+            self._is_optimized = any(parameter is None or one is parameter for one in every)
         return not self._is_optimized
 
     def _has_other_values(self, parameter: torch.Tensor) -> bool:
@@ -151,9 +153,3 @@ def _sample_of(parameter: torch.Tensor) -> torch.Tensor | None:
         if not parameter.untyped_storage().size():
             return None  # sharded, and given back between the passes
         return parameter.detach().reshape(-1).narrow(0, 0, min(MAX_SAMPLE, parameter.numel())).clone()
-
-
-def _has_optimizer(parameter: torch.Tensor | None) -> bool:
-    """Whether a torch optimizer that has not stepped yet is in charge of it, or of any; asked once in a program."""
-    every = (one for optimizer in living(torch.optim.Optimizer) for one in parameters_of(optimizer))
-    return any(parameter is None or one is parameter for one in every)

@@ -174,6 +174,9 @@ def find_bad_parameter() -> BadParameter | None:
         bad = ~torch.isfinite(parameter.detach())
         num_bad = int(read_value(bad.sum()))
         if num_bad:
+            state = optimizer.state.get(parameter) or {}
+            values = [one for one in state.values() if isinstance(one, torch.Tensor)]
+            alike = [one for one in values if one.shape == bad.shape and one.is_floating_point()]
             return BadParameter(
                 name=_name_of(parameter),
                 dtype=str(parameter.dtype).removeprefix("torch."),
@@ -181,7 +184,7 @@ def find_bad_parameter() -> BadParameter | None:
                 num_elements=parameter.numel(),
                 optimizer=type(optimizer).__name__,
                 eps=group.get("eps"),
-                has_finite_state=_has_finite_state(optimizer.state.get(parameter), bad),
+                has_finite_state=any(_is_finite(one[bad]) for one in alike),
             )
     return None
 
@@ -192,12 +195,6 @@ def _optimized() -> Iterator[tuple[torch.optim.Optimizer, dict[str, Any], torch.
             for parameter in group["params"]:
                 if type(parameter.data) is torch.Tensor and parameter.is_cpu:
                     yield optimizer, group, parameter
-
-
-def _has_finite_state(state: dict[str, Any] | None, bad: torch.Tensor) -> bool:
-    values = [one for one in (state or {}).values() if isinstance(one, torch.Tensor)]
-    alike = [one for one in values if one.shape == bad.shape and one.is_floating_point()]
-    return any(bool(read_value(torch.isfinite(one[bad]).all())) for one in alike)
 
 
 def _name_of(parameter: torch.Tensor) -> str:

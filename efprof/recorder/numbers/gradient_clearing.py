@@ -6,6 +6,7 @@ clipping. On a device nobody waits for an answer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import compress, islice
 from typing import Literal, TypeGuard
 from weakref import WeakKeyDictionary
@@ -112,12 +113,16 @@ def _quietly(listener: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+@dataclass(eq=False)
 class ClearingWatch:
     """Listens until steps may be light; holds no optimizer, and no tensor of the program's."""
 
-    def __init__(self, loop: Loop, sites: Sites, late: LateValues, note: Note, guard: Guard) -> None:
-        self._loop, self._sites, self._late, self._note, self._guard = loop, sites, late, note, guard
-        self._watched: WeakKeyDictionary[torch.optim.Optimizer, Watched] = WeakKeyDictionary()
+    _loop: Loop
+    _sites: Sites
+    _late: LateValues
+    _note: Note
+    _guard: Guard
+    _watched: WeakKeyDictionary[torch.optim.Optimizer, Watched] = field(default_factory=WeakKeyDictionary)
 
     @_quietly
     def backward_began(self, step: OpenStep, *_: object) -> None:

@@ -8,6 +8,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -47,27 +48,23 @@ MAX_SKIPPED = 16
 down to 1 by then, and what overflows there is the training's own."""
 
 
+@dataclass(eq=False)
 class Numbers:
-    def __init__(
-        self,
-        *,
-        scaled: ScaledLosses,
-        sites: Sites,
-        late: LateValues,
-        tell: Callable[[NonFiniteSeen], None],
-        guard: Guard,
-    ) -> None:
-        self._scaled, self._sites, self._late, self._tell, self._guard = scaled, sites, late, tell, guard
-        self._has_searched = False
-        self._loss: weakref.ref[torch.Tensor] | None = None
-        self._clipped: list[tuple[torch.Tensor, set[int]]] = []
-        """Norms from before clipping, each with the `id`s of its gradients, since the last backward pass began."""
-        self._skipped = Counter[int]()
-        """How often in a row, by the optimizer's first parameter: a class around one has the same."""
-        self._num_skipped = 0
-        """That of the optimizer whose gradients are being noted."""
-        self._num_bad_reads = Counter[bool]()
-        """By whether the optimizer was skipped: a scaler that finds its scale uses up nothing of the others."""
+    _scaled: ScaledLosses
+    _sites: Sites
+    _late: LateValues
+    _tell: Callable[[NonFiniteSeen], None]
+    _guard: Guard
+    _has_searched: bool = False
+    _loss: weakref.ref[torch.Tensor] | None = None
+    _clipped: list[tuple[torch.Tensor, set[int]]] = field(default_factory=list)
+    """Norms from before clipping, each with the `id`s of its gradients, since the last backward pass began."""
+    _skipped: Counter[int] = field(default_factory=Counter)
+    """How often in a row, by the optimizer's first parameter: a class around one has the same."""
+    _num_skipped: int = 0
+    """That of the optimizer whose gradients are being noted."""
+    _num_bad_reads: Counter[bool] = field(default_factory=Counter)
+    """By whether the optimizer was skipped: a scaler that finds its scale uses up nothing of the others."""
 
     def backward_began(self, step: OpenStep, tensors: Any, gradients: Any, *_: object) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
@@ -178,8 +175,7 @@ class Numbers:
             record.scaler_scale = float(read_value(scale))
         owed = [*opened.device_losses, *opened.device_norms, *([scale] if isinstance(scale, OnDevice) else [])]
         if owed:
-            fill = self._guard(functools.partial(self._fill, record, opened))
-            self._late.owe(step.late, owed, fill)
+            self._late.owe(step.late, owed, self._guard(functools.partial(self._fill, record, opened)))
 
     def _fill(self, record: StepRecord, opened: StepNumbers, values: list[float]) -> None:
         """With what the device tells: the losses, the norms, the scale.
@@ -243,7 +239,7 @@ def start(session: Session) -> None:
         session.window_requests.ask("non-finite")
         session.note(event)
 
-    numbers = Numbers(scaled=loop.scaled_losses, sites=session.sites, late=late, tell=tell, guard=guard)
+    numbers = Numbers(loop.scaled_losses, session.sites, late, tell, guard)
     session.attach("numbers", numbers)
     light.read_losses = guard(numbers.losses)
     light.scaled = loop.scaled_losses

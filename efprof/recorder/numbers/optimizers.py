@@ -2,13 +2,12 @@
 
 import sys
 import weakref
-from types import FrameType
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from efprof.artifacts.events import OptimizerBuilt
-from efprof.recorder.hooks.patching import Undo
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.numbers.step_numbers import parameters_of
 from efprof.recorder.session.session import Session
@@ -27,24 +26,30 @@ Versions = frozenset[tuple[int, int]]
 """Of parameters, by `id`, how often each had been written to: so many numbers are not those of other tensors."""
 
 
+@dataclass(eq=False)
 class OptimizerWatch:
     """Remembers optimizers by their parameters, and holds neither."""
 
-    def __init__(self, loop: Loop, sites: Sites, note: Note) -> None:
-        self._loop, self._sites, self._note = loop, sites, note
-        self._alive: weakref.WeakKeyDictionary[Any, OptimizerBuilt] = weakref.WeakKeyDictionary()
-        self._gone: dict[Versions, str] = {}
-        self._loaded = set[int]()
-        """Parameters, by `id`, that a module was given from outside: what follows begins anew."""
-        self._num_built = 0
+    _loop: Loop
+    _sites: Sites
+    _note: Note
+    _alive: weakref.WeakKeyDictionary[Any, OptimizerBuilt] = field(default_factory=weakref.WeakKeyDictionary)
+    _gone: dict[Versions, str] = field(default_factory=dict)
+    _loaded: set[int] = field(default_factory=set)
+    """Parameters, by `id`, that a module was given from outside: what follows begins anew."""
+    _num_built: int = 0
 
     def note_built(self, optimizer: Any, *_: object) -> None:
         if not self._loop.thread.is_training_thread or self._num_built == MAX_NOTED:
             return
+        # The `__init__`s of its class, of which the program may have some, are passed.
+        codes = {getattr(vars(kind).get("__init__"), "__code__", None) for kind in type(optimizer).__mro__}
+        frame = sys._getframe()
+        inner = [one for one in callers(frame) if one.f_code in codes]
         event = OptimizerBuilt(
             step=self._loop.number,
             number=self._num_built,
-            site=self._sites.of_caller(_builder(optimizer, sys._getframe())),
+            site=self._sites.of_caller(inner[-1].f_back if inner else frame),
             optimizer=type(optimizer).__name__,
             num_parameters=len(parameters_of(optimizer)),
         )
@@ -85,30 +90,19 @@ class OptimizerWatch:
 
 def start(session: Session) -> None:
     watch = OptimizerWatch(session.loop, session.sites, session.note)
-    kind = torch.optim.Optimizer
+    kind: Any = torch.optim.Optimizer
     session.after(kind, "__init__", COLLECTOR, watch.note_built)
     session.after(kind, "load_state_dict", COLLECTOR, watch.note_restored)
     session.before(torch.nn.Module, "load_state_dict", COLLECTOR, watch.note_loaded)
     if not hasattr(kind, "__del__"):
         gone = session.shell.reraise_later(session.shell.guarded(COLLECTOR, watch.note_gone))
-        session.undo_at_end(_call_at_end_of_life(kind, gone))
+        kind.__del__ = gone
 
+        def undo() -> None:
+            if vars(kind).get("__del__") is gone:
+                del kind.__del__
 
-def _call_at_end_of_life(kind: Any, function: Any) -> Undo:
-    kind.__del__ = function
-
-    def undo() -> None:
-        if vars(kind).get("__del__") is function:
-            del kind.__del__
-
-    return undo
-
-
-def _builder(optimizer: Any, frame: FrameType) -> FrameType | None:
-    """The frame that calls its class: the `__init__`s of that, of which the program may have some, are passed."""
-    codes = {getattr(vars(kind).get("__init__"), "__code__", None) for kind in type(optimizer).__mro__}
-    inner = [one for one in callers(frame) if one.f_code in codes]
-    return inner[-1].f_back if inner else frame
+        session.undo_at_end(undo)
 
 
 def _versions(optimizer: Any) -> Versions:

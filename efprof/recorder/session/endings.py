@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -56,17 +57,19 @@ def exit_code_of(status: object) -> int:
     return status % 256 if isinstance(status, int) else 1
 
 
+@dataclass(eq=False)
 class ExitWatcher:
     """What the program asks for its end with, and what is to be told of the error that ended it."""
 
-    def __init__(self, loop: Loop, memory: Memory, sites: Sites) -> None:
-        self._loop, self._memory, self._sites = loop, memory, sites
-        self._exit: tuple[object, int] = (None, 0)
-        """What the program asked for its end with last, and in which step."""
-        self._exit_events: list[Event] = []
-        self.is_over = False
-        self.events: Sequence[Event] = ()
-        """Of the error that ended the program, once it has."""
+    _loop: Loop
+    _memory: Memory
+    _sites: Sites
+    _exit: tuple[object, int] = (None, 0)
+    """What the program asked for its end with last, and in which step."""
+    _exit_events: Sequence[Event] = ()
+    is_over: bool = False
+    events: Sequence[Event] = ()
+    """Of the error that ended the program, once it has."""
 
     @property
     def exit_status(self) -> object:
@@ -81,7 +84,7 @@ class ExitWatcher:
         """
         if not self.is_over:
             self._exit = status, self._loop.number
-            self._exit_events = [] if error is None else self._events_of(error)
+            self._exit_events = () if error is None else self._events_of(error)
 
     def tell(self, note: Note) -> None:
         """The program ends: note its error, which Python keeps whatever `sys.excepthook` the program has set."""

@@ -6,6 +6,7 @@ import os
 import pkgutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from efprof import recorder
@@ -164,13 +165,13 @@ class Session:
         self.is_ended = self.endings.is_over = True
 
 
+@dataclass(eq=False)
 class StepLines:
     """Writes full steps; `light` gives the light ones, which write themselves and may await numbers as well."""
 
-    def __init__(self, lines: LineWriter, light: Callable[[], LightSteps]) -> None:
-        self._lines = lines
-        self._light = light
-        self._late: list[tuple[OpenStep, StepRecord]] = []
+    _lines: LineWriter
+    _light: Callable[[], LightSteps]
+    _late: list[tuple[OpenStep, StepRecord]] = field(default_factory=list)
 
     def write(self, step: OpenStep, record: StepRecord) -> None:
         """At once: a process that is killed must have lost no step. What the device still owes it is written again."""
