@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from efprof.artifacts.events import HoldersCounted, TrainingRaised, WindowOpened, events_of
-from efprof.artifacts.run_file import DIFF_FILE, RunFile
+from efprof.artifacts.run_file import DIFF_FILE
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import line_at
 from efprof.facts.steps.step_times import StepTimes
@@ -35,7 +35,7 @@ def identify(run: Run) -> RunIdentity:
         devices=tuple(device.name for device in file.devices) or tuple(traced_devices),
         num_ranks=len(run.rank_folders),
         num_steps=len(times.every) if times else sum(len(window.numbers) for window in windows),
-        environment=(*_changes(run), *_environment(file)),
+        environment=tuple(_environment(run)),
         configuration=tuple(sorted(file.configuration.items())),
         error=_error(run),
     )
@@ -65,25 +65,21 @@ def _error(run: Run) -> RunError | None:
     )
 
 
-def _changes(run: Run) -> Iterator[tuple[str, str]]:
-    """How far the tree that ran was from its commit, and where the difference is kept."""
-    git = run.run_file.git
+def _environment(run: Run) -> Iterator[tuple[str, str]]:
+    """(name, value): how far the tree was from its commit, versions, devices, the machine, settings, variables."""
+    file, git, host = run.run_file, run.run_file.git, run.run_file.host
     if git is not None and git.is_dirty:
         kept = f"in {DIFF_FILE}" if (run.folder / DIFF_FILE).exists() else "not kept"
         yield "uncommitted changes", f"{kept}; new files: {git.num_untracked}"
-
-
-def _environment(file: RunFile) -> tuple[tuple[str, str], ...]:
-    """(name, value) in reading order: versions, devices, the machine, then settings and variables."""
-    versions = dict(file.versions)
-    first = [(name, versions.pop(name)) for name in ("python", "torch", "cuda") if name in versions]
-    host = file.host
-    return (
-        *first,
-        *sorted(versions.items()),
-        *((f"device {device.index}", f"{device.name}, {format_bytes(device.total_bytes)}") for device in file.devices),
-        *((("cpu", f"{host.cpu}, {host.num_cpus} cores"), ("memory", format_bytes(host.total_bytes))) if host else ()),
-        *((("working folder", file.working_folder),) if file.working_folder else ()),
-        *sorted(file.settings.items()),
-        *sorted(file.environment.items()),
-    )
+    first = [name for name in ("python", "torch", "cuda") if name in file.versions]
+    for name in dict.fromkeys([*first, *sorted(file.versions)]):
+        yield name, file.versions[name]
+    for device in file.devices:
+        yield f"device {device.index}", f"{device.name}, {format_bytes(device.total_bytes)}"
+    if host:
+        yield "cpu", f"{host.cpu}, {host.num_cpus} cores"
+        yield "memory", format_bytes(host.total_bytes)
+    if file.working_folder:
+        yield "working folder", file.working_folder
+    yield from sorted(file.settings.items())
+    yield from sorted(file.environment.items())
