@@ -168,7 +168,9 @@ class CachingAllocator:
         if block is None:
             return None
         if block.range.is_expandable:
-            block = _best_expandable(pool, block, index, stream)
+            # One at the growing end of its segment counts as large as it can grow.
+            while (following := pool.at(index + 1, stream)) is not None and _room(following) < _room(block):
+                index, block = index + 1, following
         limit = self.settings.max_split_bytes
         if limit is not None:
             if size < limit <= block.size:
@@ -261,13 +263,6 @@ class CachingAllocator:
         self.calls.num_taken += 1
         if self.on_growth is not None:
             self.on_growth(address, num_bytes)
-
-
-def _best_expandable(pool: Pool, block: Block, index: int, stream: int) -> Block:
-    """This block or one after it; one at the growing end of its segment counts as large as it can grow."""
-    while (following := pool.at(index + 1, stream)) is not None and _room(following) < _room(block):
-        index, block = index + 1, following
-    return block
 
 
 def _room(block: Block) -> int:

@@ -83,7 +83,13 @@ class Instant:
 def play_to(replayer: Replayer, history: History, index: int, site_of: Callable[[Frames], str | None]) -> Instant:
     """Go on up to and with the entry of this index; -1 is before the first."""
     replayer.play(index + 1)
-    pending = _pending(history, index)
+    latest = {
+        entry.addr: entry.action
+        for entry in history.entries[: index + 1]
+        if entry.action in {"alloc", "free_requested"}
+    }
+    # Given back, and maybe still waiting for another stream.
+    pending = {address for address, action in latest.items() if action == "free_requested"}
     recorded = {block: address for address, block in replayer.blocks.items()}
 
     def pieces_of(block: Block) -> Iterator[Piece]:
@@ -169,16 +175,6 @@ def _owners(layouts: Sequence[SegmentLayout]) -> tuple[Owner, ...]:
         Owner(site=site, num_bytes=num_bytes, stranding_bytes=stranding_bytes)
         for site, (num_bytes, stranding_bytes) in sorted(sums.items(), key=lambda item: -item[1][0])
     )
-
-
-def _pending(history: History, index: int) -> set[int]:
-    """Addresses that were given back, and may still wait for another stream."""
-    latest = {
-        entry.addr: entry.action
-        for entry in history.entries[: index + 1]
-        if entry.action in {"alloc", "free_requested"}
-    }
-    return {address for address, action in latest.items() if action == "free_requested"}
 
 
 def _chains(replayer: Replayer) -> Iterator[list[Block]]:

@@ -121,7 +121,10 @@ class Replayer:
             block = self._malloc(entry, has_searched=True)
         self.result.addresses_equal += block.address == entry.addr
         if block.address != entry.addr:
-            block = self._moved(block, entry)
+            # It goes where it really went, if there is room: one error is not to cause others.
+            self.allocator.free(block)
+            moved = _place(self.allocator, entry.addr, entry.size, entry.stream, entry.private_id)
+            block = moved or self._malloc(entry)
         self._given.clear()
         self._has_released = False
         self.blocks[entry.addr] = block
@@ -135,14 +138,6 @@ class Replayer:
                 "file was edited or made by hand."
             )
         return block
-
-    def _moved(self, block: Block, entry: Entry) -> Block:
-        """What was placed wrongly goes where it really went, if there is room: one error is not to cause others."""
-        self.allocator.free(block)
-        moved = _place(self.allocator, entry.addr, entry.size, entry.stream, entry.private_id)
-        if moved is None:
-            return self._malloc(entry)
-        return moved
 
     def _new_range(self, num_bytes: int) -> int:
         """Where the driver put it; where it was asked for nothing, far from everything else."""

@@ -78,15 +78,26 @@ def recorded_settings(recorded: Settings | None, *, is_expandable: bool) -> Allo
 
 def parse_configuration(text: str) -> AllocatorSettings:
     """As torch 2.13 reads it (`expandable_segments:True,max_split_size_mb:128`); raises BadConfiguration."""
-    values = dict(_items(text))
+    # Commas within brackets belong to a value.
+    items = re.split(r",(?![^\[]*\])", "".join(text.split()))
+    pairs = [item.partition(":") for item in items if item]
+    for key, colon, value in pairs:
+        if not colon or not value:
+            raise BadConfiguration(f"'{key}' has no value; settings are written 'key:value', with commas between them.")
+        if key not in KNOWN_KEYS:
+            raise BadConfiguration(f"'{key}' is no setting of the allocator; {nearest_to(key, sorted(KNOWN_KEYS))}")
+    values = {key: value for key, _, value in pairs}
     if values.get("backend", "native") != "native":
         raise BadConfiguration(
             "backend:cudaMallocAsync is an allocator of CUDA's own, which keeps none of these rules."
         )
     large = _megabytes(values, "large_segment_size_mb", at_least=11) or 20 * MIB
     rounding = values.get("roundup_power2_divisions")
+    expandable = values.get("expandable_segments", "False")
+    if expandable not in {"True", "False"}:
+        raise BadConfiguration(f"expandable_segments must be 'True' or 'False', spelled like that, not '{expandable}'.")
     return AllocatorSettings(
-        expandable_segments=_is_true(values.get("expandable_segments", "False")),
+        expandable_segments=expandable == "True",
         max_split_bytes=_megabytes(values, "max_split_size_mb", at_least=large // MIB),
         large_segment_bytes=large,
         max_non_split_rounding_bytes=_megabytes(values, "max_non_split_rounding_mb", at_least=large // MIB),
@@ -100,24 +111,6 @@ KNOWN_KEYS = HOST_KEYS | {
     "expandable_segments", "max_split_size_mb", "large_segment_size_mb", "max_non_split_rounding_mb",
     "roundup_power2_divisions", "garbage_collection_threshold", "per_process_memory_fraction",
 }  # fmt: skip
-
-
-def _items(text: str) -> list[tuple[str, str]]:
-    """Keys and values; commas within brackets belong to a value."""
-    items = re.split(r",(?![^\[]*\])", "".join(text.split()))
-    pairs = [item.partition(":") for item in items if item]
-    for key, colon, value in pairs:
-        if not colon or not value:
-            raise BadConfiguration(f"'{key}' has no value; settings are written 'key:value', with commas between them.")
-        if key not in KNOWN_KEYS:
-            raise BadConfiguration(f"'{key}' is no setting of the allocator; {nearest_to(key, sorted(KNOWN_KEYS))}")
-    return [(key, value) for key, _, value in pairs]
-
-
-def _is_true(value: str) -> bool:
-    if value not in {"True", "False"}:
-        raise BadConfiguration(f"expandable_segments must be 'True' or 'False', spelled like that, not '{value}'.")
-    return value == "True"
 
 
 def _megabytes(values: dict[str, str], key: str, *, at_least: int) -> int | None:

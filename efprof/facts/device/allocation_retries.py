@@ -2,13 +2,12 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 from typing import Self
 
 from efprof.artifacts.snapshot import RELEASE, Entry
-from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import REQUESTS, capacity_of
 from efprof.facts.allocator.what_if import WhatIf
@@ -52,7 +51,19 @@ class AllocationRetries:
     def compute(cls, run: Run) -> Self:
         """Follow the counter; raises NotRecorded where no step read it, as without CUDA."""
         times = run.get(StepTimes)
-        by_step = retries_by_step([time.record for time in times.every])
+        by_step: dict[int, Counter[str]] = {}
+        """For each step with a retry, how many each stage had."""
+        before: int | None = None
+        for record in (time.record for time in times.every):
+            for here in record.memory:
+                if here.num_retries is None:
+                    continue
+                if before is not None and here.num_retries > before:
+                    of_step = by_step.setdefault(record.step, Counter())
+                    of_step[STAGE_BEFORE.get(here.boundary, "other")] += here.num_retries - before
+                before = here.num_retries
+        if before is None:
+            raise NothingToLookAt(CUDA_DEVICE)
         retried = [time.step for time in times.steady if time.step in by_step]
         stages = sum((by_step[step] for step in retried), start=Counter[str]())
         slow_ms = [time.total_ms for time in times.steady if time.step in by_step]
@@ -69,23 +80,6 @@ class AllocationRetries:
             slower_ms=statistics.median(slow_ms) - statistics.median(usual_ms) if interval[0] > 0 else None,
             slower_interval_ms=interval,
         )
-
-
-def retries_by_step(records: Sequence[StepRecord]) -> dict[int, Counter[str]]:
-    """For each step with a retry, how many each stage had; raises NothingToLookAt where the counter was never read."""
-    found: dict[int, Counter[str]] = {}
-    before: int | None = None
-    for record in records:
-        for here in record.memory:
-            if here.num_retries is None:
-                continue
-            if before is not None and here.num_retries > before:
-                stages = found.setdefault(record.step, Counter())
-                stages[STAGE_BEFORE.get(here.boundary, "other")] += here.num_retries - before
-            before = here.num_retries
-    if before is None:
-        raise NothingToLookAt(CUDA_DEVICE)
-    return found
 
 
 def retried_requests(history: History) -> Iterator[Entry]:

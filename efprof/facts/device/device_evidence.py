@@ -143,8 +143,7 @@ def owner_map(instant: Instant, blame: SourceLine | None, title: str) -> MemoryM
     ]
     if rest:
         bars.append(Bar(label=f"{len(rest)} other lines", num_bytes=sum(owner.num_bytes for owner in rest)))
-    free = instant.composition.free_bytes
-    bars.append(Bar(label="free, cached by the allocator", num_bytes=free))
+    bars.append(Bar(label="free, cached by the allocator", num_bytes=instant.composition.free_bytes))
     return MemoryMap(title=title, bars=tuple(sorted(bars, key=lambda bar: -bar.num_bytes)))
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from efprof.artifacts.snapshot import Entry, Frames, read_snapshot
+from efprof.artifacts.snapshot import Frames, read_snapshot
 from efprof.facts.allocator.history import History, devices_of, history_of
 from efprof.facts.allocator.layout import Instant, fullest_index, play_to
 from efprof.facts.allocator.replay import Replay, Replayer
@@ -116,10 +116,19 @@ class DeviceHistory:
         self.end = instants[len(entries) - 1]
         is_kept = limit_bytes is not None and self.peak.composition.reserved_bytes <= limit_bytes
         self.limit_bytes = limit_bytes if is_kept else None  # one that was set later, or for another device, is none
-        self.failure = (
-            None if failed is None else _failure(entries[failed], instants[failed], pieces, lines, self.limit_bytes)
-        )
+        self.failure: Failure | None = None
         """The last request that the device could not serve; None where it served all."""
+        if failed is not None:
+            instant, free = instants[failed], entries[failed].device_free
+            if free is not None and self.limit_bytes is not None:  # torch notes what the program may not take, too
+                free = min(free, self.limit_bytes - instant.composition.reserved_bytes)
+            self.failure = Failure(
+                requested_bytes=entries[failed].size,
+                device_free_bytes=free,
+                site=lines.site(entries[failed].frames),
+                instant=instant,
+                piece_bytes=pieces,
+            )
 
     @property
     def why_not_trusted(self) -> str:
@@ -176,22 +185,6 @@ def try_others(what_if: WhatIf) -> list[Trial]:
     """Of a long history only the setting that helps most often."""
     most = FEW_CANDIDATES if len(what_if.history.entries) > MANY_EVENTS else None
     return try_configurations(what_if, worth_a_try(what_if)[:most])
-
-
-def _failure(
-    entry: Entry, instant: Instant, pieces: tuple[int, ...], lines: UserLines, limit_bytes: int | None
-) -> Failure:
-    """Torch notes what the driver has free whether the program may take it or not."""
-    free = entry.device_free
-    if free is not None and limit_bytes is not None:
-        free = min(free, limit_bytes - instant.composition.reserved_bytes)
-    return Failure(
-        requested_bytes=entry.size,
-        device_free_bytes=free,
-        site=lines.site(entry.frames),
-        instant=instant,
-        piece_bytes=pieces,
-    )
 
 
 @frozen_dataclass

@@ -195,21 +195,12 @@ def most_alive_site(run: Run, failure: MemoryFailure) -> str | None:
 
 
 def _table_of_sizes(run: Run, snapshot: Snapshot, device: DeviceHistory) -> Table:
-    """Blocks in use, by how much was asked for, and the lines that a window saw ask for as much."""
+    """Blocks in use, by how much was asked for, and the lines that the rank's last window saw ask for as much."""
     found = defaultdict[int, list[int]](list)
     for segment in snapshot.segments:
         for block in segment.blocks:
             if segment.device == device.history.device and block.is_active:
                 found[block.requested_size or block.size].append(block.size)
-    lines = _asked_for(run, device)
-    named = {each: ", ".join(place for place, _ in lines[each].most_common(MAX_NAMED)) or "none" for each in found}
-    rows = [(float(each), float(len(sizes)), float(sum(sizes)), named[each]) for each, sizes in found.items()]
-    columns = {"each": "bytes", "blocks": "count", "together": "bytes", "lines that asked for as much in a window": ""}
-    return Table.of("What is in use, by size", columns, sorted(rows, key=lambda row: -row[2])[:MAX_ROWS])
-
-
-def _asked_for(run: Run, device: DeviceHistory) -> defaultdict[int, Counter[str]]:
-    """By size the lines that the rank's last memory window saw ask for it."""
     lines = defaultdict[int, Counter[str]](Counter)
     for one in recorded_devices(run):
         if (one.history.device, one.rank) == (device.history.device, device.rank):
@@ -217,7 +208,10 @@ def _asked_for(run: Run, device: DeviceHistory) -> defaultdict[int, Counter[str]
                 site = one.lines.site(entry.frames) if entry.action == "alloc" else None
                 if site is not None:
                     lines[entry.size][place_of(site)] += 1
-    return lines
+    named = {each: ", ".join(place for place, _ in lines[each].most_common(MAX_NAMED)) or "none" for each in found}
+    rows = [(float(each), float(len(sizes)), float(sum(sizes)), named[each]) for each, sizes in found.items()]
+    columns = {"each": "bytes", "blocks": "count", "together": "bytes", "lines that asked for as much in a window": ""}
+    return Table.of("What is in use, by size", columns, sorted(rows, key=lambda row: -row[2])[:MAX_ROWS])
 
 
 def _what_lay_there(run: Run, device: DeviceHistory, failure: Failure) -> tuple[Evidence, ...]:

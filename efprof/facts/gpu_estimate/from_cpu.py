@@ -112,7 +112,8 @@ def play(
     """The events of a device that serves `num_rounds` repetitions of the windows, from nothing.
 
     What a window leaves is returned in the next, as RETURNED_AT says. Blocks of the sizes `first` are asked for before
-    all others and stay, those of `at_optimizer` as the optimizer first steps: its state is made then.
+    all others and stay, those of `at_optimizer` as the optimizer first steps: its state is made then. Addresses are
+    numbers that are used once.
     """
     entries = [_request(address, num_bytes) for address, num_bytes in enumerate(first, start=1)]
     carried: list[tuple[str, int]] = []
@@ -120,7 +121,20 @@ def play(
         returns = defaultdict[int, list[int]](list)
         for stage, address in carried:
             returns[passage.start_of(RETURNED_AT.get(stage))].append(address)
-        carried = _play_once(entries, passage, returns, () if place else at_optimizer)
+        address_of: dict[int, int] = {}
+        next_address = len(entries) + 1
+        for index, (block, num_bytes) in enumerate((*passage.moves, END)):
+            entries += [_return(address) for address in returns.get(index, ())]
+            if index == passage.start_of("optimizer") and place == 0:
+                entries += [_request(address, size) for address, size in enumerate(at_optimizer, next_address)]
+                next_address += len(at_optimizer)
+            if num_bytes:
+                address_of[block] = next_address
+                entries.append(_request(next_address, num_bytes))
+                next_address += 1
+            elif block >= 0:
+                entries.append(_return(address_of.pop(block)))
+        carried = [(passage.stages[block], address) for block, address in address_of.items()]
     return entries
 
 
@@ -136,26 +150,6 @@ def peak_allocated_bytes(entries: Iterable[Entry], settings: AllocatorSettings) 
         else:
             now -= in_use.pop(entry.addr)
     return peak
-
-
-def _play_once(
-    entries: list[Entry], passage: AllocationTrace, returns: dict[int, list[int]], at_optimizer: Sequence[int]
-) -> list[tuple[str, int]]:
-    """Append a window's events; gives what it leaves behind. Addresses are numbers that are used once."""
-    address_of: dict[int, int] = {}
-    next_address = len(entries) + 1
-    for index, (block, num_bytes) in enumerate((*passage.moves, END)):
-        entries += [_return(address) for address in returns.get(index, ())]
-        if index == passage.start_of("optimizer"):
-            entries += [_request(next_address + place, size) for place, size in enumerate(at_optimizer)]
-            next_address += len(at_optimizer)
-        if num_bytes:
-            address_of[block] = next_address
-            entries.append(_request(next_address, num_bytes))
-            next_address += 1
-        elif block >= 0:
-            entries.append(_return(address_of.pop(block)))
-    return [(passage.stages[block], address) for block, address in address_of.items()]
 
 
 def _request(address: int, num_bytes: int) -> Entry:

@@ -90,14 +90,22 @@ class GrownLines:
             windows = [window for window in run.get(TraceWindows).windows if window.lines]
             if len(windows) < 2 or windows[-1].middle - windows[0].middle < MIN_DISTANCE:
                 raise NotRecorded("no two profiler windows lie far enough apart to compare their lines")
-            last = windows[-1].walk()
-            if slowdown.stage == "data" and not any(path.own_ns for path in last if path.stage == "data"):
+            early, late = windows[0], windows[-1]
+            if slowdown.stage == "data" and not any(path.own_ns for path in late.walk() if path.stage == "data"):
                 raise NotRecorded("a profiler window leaves out the fetch of data where that takes long")
         except NotRecorded as absent:
             return cls(line=None, reason=str(absent), is_compared=False)
-        line = _fastest_growing(windows[0], windows[-1], slowdown.stage, run.get(Sources))
+        line = _fastest_growing(early, late, slowdown.stage, run.get(Sources))
         least = 1 + STANDING_OUT * (slowdown.ratio - 1) if slowdown.is_uniform else MIN_FACTOR
-        least *= max(1.0, _machine_factor(windows[0], windows[-1]))
+        # A busier machine slows all lines, as does longer data: those that are in both windows, and not short at first.
+        before, after = (
+            {key: sum(path.own_ns for path in paths) / window.num_steps for key, paths in window.lines.items()}
+            for window in (early, late)
+        )
+        least_ns = MIN_LINE_SHARE * early.step_ms * 1e6
+        factors = sorted(after[key] / ns for key, ns in before.items() if ns >= least_ns and key in after)
+        if len(factors) > 1:
+            least *= max(1.0, factors[len(factors) // 4])  # by which most grew more
         if line is None or line.share < MIN_SHARE or line.late_ms < least * line.early_ms:
             return cls(line=None, reason="no single line grew by enough between the profiler windows")
         return cls(line=line, reason="")
@@ -161,20 +169,6 @@ def larger_steps(run: Run) -> str:
         if before and after >= least * before:
             return f"a step has {after:,.0f} {name} there instead of {before:,.0f}"
     return ""
-
-
-def _machine_factor(early: TraceWindow, late: TraceWindow) -> float:
-    """By how much a line grew that most grew more than: a busier machine does it to all of them, as does longer data.
-
-    Of the lines that are in both windows, and were not short in the first.
-    """
-    before, after = (
-        {line: sum(path.own_ns for path in paths) / window.num_steps for line, paths in window.lines.items()}
-        for window in (early, late)
-    )
-    least = MIN_LINE_SHARE * early.step_ms * 1e6
-    factors = sorted(after[line] / ns for line, ns in before.items() if ns >= least and line in after)
-    return factors[len(factors) // 4] if len(factors) > 1 else 1.0
 
 
 def _fastest_growing(early: TraceWindow, late: TraceWindow, stage: str, sources: Sources) -> GrownLine | None:

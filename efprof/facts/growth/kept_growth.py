@@ -163,7 +163,10 @@ def _counted(name: Name, counts: Sequence[Count]) -> Iterator[tuple[Size, Counte
     At the program's end less says nothing: a function had returned, or an object was dropped.
     """
     found = [next((one for one in count.holders if _name(one) == name), None) for count in counts]
-    is_anew = _is_built_anew([(count.step, one.graph_span) for count, one in zip(counts, found, strict=True) if one])
+    spans = [(count.step, one.graph_span) for count, one in zip(counts, found, strict=True) if one]
+    pairs = [(one, later) for (step, one), (later_step, later) in pairwise(spans) if later_step > step]
+    # Nothing of its graph at one step was part of it at the next one counted: each has a size of its own.
+    is_anew = bool(pairs) and all(one and later and later[0] > one[1] for one, later in pairs)
     before = 0
     for count, counted in zip(counts, found, strict=True):
         if counted is None:
@@ -178,12 +181,6 @@ def _counted(name: Name, counts: Sequence[Count]) -> Iterator[tuple[Size, Counte
         if num_bytes > before or not (is_least or (count.moment == "end" and num_bytes < before)):
             before = num_bytes
             yield Size(step=count.step, length=counted.length, num_bytes=num_bytes, is_least=is_least), counted
-
-
-def _is_built_anew(spans: list[tuple[int, tuple[int, int] | None]]) -> bool:
-    """Whether nothing of its graph at one step was part of it at the next one counted: each has a size of its own."""
-    pairs = [(one, later) for (step, one), (later_step, later) in pairwise(spans) if later_step > step]
-    return bool(pairs) and all(one and later and later[0] > one[1] for one, later in pairs)
 
 
 def _spelled(counted: Counted) -> str:

@@ -99,13 +99,23 @@ class Fit:
 def fit(
     samples: Sequence[Point | None], records: Sequence[StepRecord], *, first_steady: int, within: Sequence[int] = ()
 ) -> Fit:
-    """The trend of samples of these records, from place `first_steady` of those outside windows on."""
+    """The trend of samples of these records, from place `first_steady` of those outside windows on.
+
+    A profiler window keeps a few megabytes of its own for good: a step in the curve that no line of the user's made. So
+    each window's change of level is taken out, but for what the slope between windows explains.
+    """
     stretches = [
         [one for one in group if one is not IN_WINDOW]
         for is_window, group in groupby(samples, lambda one: one is IN_WINDOW)
         if not is_window
     ]
-    points = without_window_residue(stretches, _slope_between_windows(stretches, first_steady))
+    slope = _slope_between_windows(stretches, first_steady)
+    points, shift = list(stretches[0]), 0
+    for before, after in pairwise(stretches):
+        (step_before, bytes_before), (step, num_bytes) = _lowest(before[-LEVEL_STEPS:]), _lowest(after[:LEVEL_STEPS])
+        # A window only leaves memory behind: what fell was freed, and what lay on the line is no step of its own.
+        shift += max(0, num_bytes - bytes_before - round(slope * (step - step_before)))
+        points += [(step, num_bytes - shift) for step, num_bytes in after]
     blocks = block_minima(points[first_steady:])
     steps, sizes = zip(*points, strict=True)
     return Fit(
@@ -122,20 +132,6 @@ def fit(
 
 def first_after_warm_up(steps: Sequence[int]) -> int:
     return max(MIN_WARM_UP, bisect_left(steps, steps[0] + WARM_UP_SHARE * (steps[-1] + 1 - steps[0])))
-
-
-def without_window_residue(stretches: Sequence[Sequence[Point]], slope: float) -> list[Point]:
-    """All readings, each window's change of level taken out but for what `slope` bytes per step explain.
-
-    A profiler window keeps a few megabytes of its own for good: a step in the curve that no line of the user's made.
-    """
-    aligned, shift = list(stretches[0]), 0
-    for before, after in pairwise(stretches):
-        (step_before, bytes_before), (step, num_bytes) = _lowest(before[-LEVEL_STEPS:]), _lowest(after[:LEVEL_STEPS])
-        # A window only leaves memory behind: what fell was freed, and what lay on the line is no step of its own.
-        shift += max(0, num_bytes - bytes_before - round(slope * (step - step_before)))
-        aligned += [(step, num_bytes - shift) for step, num_bytes in after]
-    return aligned
 
 
 def block_minima(points: Sequence[Point], *, steps_per_block: int = STEPS_PER_BLOCK) -> list[Point]:

@@ -2,11 +2,9 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
-from efprof.artifacts.steps import StepRecord
 from efprof.facts.growth.backward_calls import gradient_cycles
 from efprof.facts.growth.kept import RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth
@@ -70,7 +68,13 @@ class HostGrowth:
         """Fit the trend; raises NotRecorded where the system told nothing, ThinEvidence where too little was read."""
         is_heap_read = not run.is_on_cuda
         records = run.steps
-        samples = outside_samples(records, is_heap_read=is_heap_read)
+        samples: list[Point | None] = []
+        for record in records[:-1]:  # the last one's reading may come when the program has let go of everything
+            if is_in_window(record):
+                samples.append(IN_WINDOW)
+            elif record.rss_bytes and record.memory:
+                heap_bytes = record.memory[-1].reserved_bytes if is_heap_read else 0
+                samples.append((record.step, record.rss_bytes - heap_bytes))
         steps = [sample[0] for sample in samples if sample is not IN_WINDOW]
         if not steps:
             raise NotRecorded("steps.jsonl holds no resident memory of the process; record the run on Linux.")
@@ -103,21 +107,6 @@ def grown_containers(run: Run) -> tuple[RetainedTensors, ...]:
     return tuple(sorted(grown, key=lambda one: not one.fed))
 
 
-def outside_samples(records: Sequence[StepRecord], *, is_heap_read: bool) -> list[Point | None]:
-    """What was resident after each step that was read in full, less the C heap where that was read; None in a window.
-
-    The last step's reading may come when the program has let go of everything, so it is left out.
-    """
-    samples: list[Point | None] = []
-    for record in records[:-1]:
-        if is_in_window(record):
-            samples.append(None)
-        elif record.rss_bytes and record.memory:
-            heap_bytes = record.memory[-1].reserved_bytes if is_heap_read else 0
-            samples.append((record.step, record.rss_bytes - heap_bytes))
-    return samples
-
-
 def may_be_pointers(run: Run) -> bool:
     """Whether what grows in the C heap is no more than containers of what grows outside of it have there."""
     host, memory = run.find(HostGrowth, ThinEvidence), run.find(MemoryGrowth, ThinEvidence)
@@ -130,8 +119,7 @@ def host_limits(run: Run) -> RunLimits:
     """Of the host's memory, whatever device trains."""
     used = next((one.rss_bytes for one in reversed(run.steps) if one.rss_bytes), 0)
     total = run.run_file.host.total_bytes if run.run_file.host else 0
-    limits = run.get(RunLimits)
-    return replace(limits, name="the host", total_bytes=total, used_bytes=used, ran_out=False)
+    return replace(run.get(RunLimits), name="the host", total_bytes=total, used_bytes=used, ran_out=False)
 
 
 def host_growth_evidence(run: Run) -> tuple[Evidence, ...]:

@@ -61,8 +61,8 @@ class NonFiniteCause:
             suspects = [one for one in singular if operation_of(one.node) != "pow"]
         if suspects:
             return cls._of_operation(run, found, suspects)
-        mechanism: Literal["explosion", "unknown"] = "explosion" if found.explosion else "unknown"
-        return cls(mechanism=mechanism, blame=_line_at(run, found, found.site))
+        blame = _line_at(run, found, found.site)
+        return cls(mechanism="explosion" if found.explosion else "unknown", blame=blame)
 
     @classmethod
     def _of_operation(cls, run: Run, found: NonFinite, suspects: list[SuspectOperation]) -> Self:

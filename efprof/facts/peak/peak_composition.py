@@ -192,8 +192,7 @@ def _ways(
         left = window.peak_without(scaling, 1 - 1 / parts)
         yield PeakReduction(name=f"accumulate gradients over {parts} micro-batches", peak_bytes=before + left)
         parts *= 2
-    made = [block for block in scaling if categories[block] != "inputs"]
-    halved = before + window.peak_without(made, 0.5)
+    halved = before + window.peak_without((block for block in scaling if categories[block] != "inputs"), 0.5)
     yield PeakReduction(name="autocast to bfloat16, at best", peak_bytes=halved, is_offered=False)
     jump = run.get(BackwardJump)
     if jump.window is window and (work := jump.guilty) is not None:

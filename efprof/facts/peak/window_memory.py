@@ -1,6 +1,6 @@
 """Memory through the steps of the fullest allocation window: by what it is for, and whose line made most of that."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import Self
 
@@ -38,34 +38,38 @@ class WindowMemory:
         window, before = max(
             windows_placed(run), key=lambda one: (one[1] is not None, one[0].peak_bytes + (one[1] or 0))
         )
-        return cls(series=_series(window, before, run.get(Sources), run.steps))
-
-
-def _series(window: LiveWindow, before: int | None, sources: Sources, records: Iterable[StepRecord]) -> Series:
-    steps = sorted({stretch.step for stretch in window.stretches})
-    inside = [record for record in records if record.step in steps]
-    start_ns = inside[0].started_ns if inside else window.events[0].time_ns
-    bands = tuple(_bands(inside, start_ns))
-    places, times_ms = _instants(window, bands, start_ns)
-    owners, alive = _alive_by_owner(window, places, sources)
-    which = f"step {steps[0]:,}" if steps else window.name
-    if len(steps) > 1:
-        which = f"steps {steps[0]:,} to {steps[-1]:,}"
-    held = []
-    if before is not None:
-        y = (float(before),) * len(times_ms)
-        held.append(SeriesLine(label="held before", x=times_ms, y=y, stage="other"))
-    return Series(
-        title=f"Memory by what it is for, in {which}",
-        x_label="time in the window",
-        x_unit="ms",
-        y_label="alive",
-        y_unit="bytes",
-        lines=(*held, *_category_lines(owners, alive, times_ms)),
-        is_stacked=True,
-        is_stepped=True,
-        bands=bands,
-    )
+        steps = sorted({stretch.step for stretch in window.stretches})
+        inside = [record for record in run.steps if record.step in steps]
+        start_ns = inside[0].started_ns if inside else window.events[0].time_ns
+        bands = tuple(_bands(inside, start_ns))
+        # Drawn from the begin of the first stage to the end of the last.
+        first = min((stretch.first for stretch in window.stretches), default=0)
+        end = max((stretch.end for stretch in window.stretches), default=len(window.events))
+        drawn = drawn_instants(window.live_bytes, first, end)
+        times = [(window.events[place].time_ns - start_ns) / 1e6 for place in drawn]
+        begin_ms = min([times[0], *(band.start for band in bands)])
+        times_ms = (begin_ms, *times, max([times[-1], *(band.end for band in bands)]))
+        places = np.array([first - 1, *drawn, end - 1])
+        owners, alive = _alive_by_owner(window, places, run.get(Sources))
+        which = f"step {steps[0]:,}" if steps else window.name
+        if len(steps) > 1:
+            which = f"steps {steps[0]:,} to {steps[-1]:,}"
+        held = []
+        if before is not None:
+            y = (float(before),) * len(times_ms)
+            held.append(SeriesLine(label="held before", x=times_ms, y=y, stage="other"))
+        series = Series(
+            title=f"Memory by what it is for, in {which}",
+            x_label="time in the window",
+            x_unit="ms",
+            y_label="alive",
+            y_unit="bytes",
+            lines=(*held, *_category_lines(owners, alive, times_ms)),
+            is_stacked=True,
+            is_stepped=True,
+            bands=bands,
+        )
+        return cls(series=series)
 
 
 def _bands(records: Sequence[StepRecord], start_ns: int) -> Iterator[StageBand]:
@@ -79,18 +83,6 @@ def _bands(records: Sequence[StepRecord], start_ns: int) -> Iterator[StageBand]:
                 end=offset_ms + joined[-1].end_us / 1e3,
                 stage=stage,
             )
-
-
-def _instants(
-    window: LiveWindow, bands: Sequence[StageBand], start_ns: int
-) -> tuple[NDArray[np.int64], tuple[float, ...]]:
-    """The events after which memory is drawn, and when: from the begin of the first stage to the end of the last."""
-    first = min((stretch.first for stretch in window.stretches), default=0)
-    end = max((stretch.end for stretch in window.stretches), default=len(window.events))
-    drawn = drawn_instants(window.live_bytes, first, end)
-    times = [(window.events[place].time_ns - start_ns) / 1e6 for place in drawn]
-    starts, ends = [times[0], *(band.start for band in bands)], [times[-1], *(band.end for band in bands)]
-    return np.array([first - 1, *drawn, end - 1]), (min(starts), *times, max(ends))
 
 
 def _category_lines(

@@ -18,18 +18,11 @@ def is_bounded_by_code(sources: Sources, name: str, kind: str, files: Set[str], 
     names = {name.partition("[")[0].rpartition(".")[2]}
     if site is not None:
         file, line, _ = split_site(site)
-        names |= _fed_at(sources.tree(file), line)
+        for node in nodes_on(sources.tree(file), line):
+            match node:
+                case ast.Expr(value=ast.Call(func=ast.Attribute(value=fed))):  # what a method is called of
+                    names |= {name_of(fed) or ""} - {"self", ""}
     return any(_bounds(sources.tree(file), names) or _bounds_itself(sources.tree(file), kind) for file in files)
-
-
-def _fed_at(tree: ast.Module, line: int) -> set[str]:
-    """What a statement there calls a method of."""
-    found = set()
-    for node in nodes_on(tree, line):
-        match node:
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=fed))):
-                found.add(name_of(fed) or "")
-    return found - {"self", ""}
 
 
 def _bounds(tree: ast.AST, names: Set[str]) -> bool:
