@@ -32,16 +32,24 @@ def wait_finding(
     run: Run, lines: Sequence[WaitingLine], headline: str, message: str, why: str, fix: Fix, *means: str
 ) -> Finding:
     """At the first of the lines; `means` are paragraphs of what it means."""
+    line, waits, times = lines[0], run.get(HostWaits), run.find(StepTimes)
     gain, why_bound = _ended(run, lines)
+    how = f"Each call was timed where it was made, in {waits.steps}."
+    if waits.use:
+        how += " The device is idle after a wait, in which it ran dry, until the host has launched its next work."
+        how += f" {what_tells_lines(waits.use.window)}" * (not line.blame.line)
+    found: list[Evidence] = []
+    if times and len(line.ms) == len(times.steady):
+        found.append(part_of_steps(times, "waits of this line", line.ms))
     return Finding(
-        blame=lines[0].blame,
+        blame=line.blame,
         category="time",
         headline=headline,
         message=message,
         why=why,
         fix=fix,
         gain=gain,
-        evidence=_evidence(run, lines[0], why, *means, why_bound),
+        evidence=(*found, waits.table(), Narrative.of(*filter(None, (why, *means, why_bound, how)))),
     )
 
 
@@ -63,15 +71,3 @@ def _ended(run: Run, lines: Sequence[WaitingLine]) -> tuple[Gain, str]:
     of_all = (gain.step_ms or 0.0, *(gain.step_ms_interval or (0.0, ms)))
     usual, low, high = (min(one, ms) for one in of_all)  # a replay has rare waits too
     return replace(gain, step_ms=usual, step_ms_interval=(low, high)), why_bound
-
-
-def _evidence(run: Run, line: WaitingLine, *paragraphs: str) -> tuple[Evidence, ...]:
-    waits, times = run.get(HostWaits), run.find(StepTimes)
-    how = f"Each call was timed where it was made, in {waits.steps}."
-    if waits.use:
-        how += " The device is idle after a wait, in which it ran dry, until the host has launched its next work."
-        how += f" {what_tells_lines(waits.use.window)}" * (not line.blame.line)
-    found: list[Evidence] = []
-    if times and len(line.ms) == len(times.steady):
-        found.append(part_of_steps(times, "waits of this line", line.ms))
-    return (*found, waits.table(), Narrative.of(*filter(None, (*paragraphs, how))))

@@ -44,9 +44,15 @@ class Replay:
 
     @classmethod
     def of(cls, window: TraceWindow) -> Self:
-        """From the start of its first step to the end of its last."""
-        schedule = schedule_of(window.trace, window.steps[0][0], _host_end_ns(window))
-        return cls(window=window, schedule=schedule)
+        """From the start of its first step to the end of its last.
+
+        Where a trace does not tell its steps, they end with the device: the host's end is that of its last event.
+        """
+        (start_ns, end_ns), ends = window.bounds, window.trace.end_ns[window.trace.is_of(*HOST)]
+        if not window.has_steps and len(ends):
+            end_ns = int(ends.max())
+        end_ns = max(end_ns, start_ns + 1)  # nothing lasts less, so that shares can be told
+        return cls(window=window, schedule=schedule_of(window.trace, start_ns, end_ns))
 
     @property
     def recorded_ms(self) -> float:
@@ -96,13 +102,6 @@ class Replay:
             step_ms=saved_ms * to_step,
             step_ms_interval=(max(0.0, saved_ms - error_ms) * to_step, (saved_ms + error_ms) * to_step),
         )
-
-
-def _host_end_ns(window: TraceWindow) -> int:
-    """Where a trace does not tell its steps, they end with the device: the host's end is that of its last event."""
-    ends = window.trace.end_ns[window.trace.is_of(*HOST)]
-    end_ns = window.steps[-1][1] if window.has_steps or not len(ends) else int(ends.max())
-    return max(end_ns, window.steps[0][0] + 1)  # nothing lasts less, so that shares can be told
 
 
 def gain_or_bound(run: Run, removed: Collection[int], bound: Gain, what: str) -> tuple[Gain, str]:
@@ -180,7 +179,12 @@ class _Simulation:
         end_ns, is_removed = start_ns + self._lasting(call.start_ns, call.end_ns), self._removed.has(call)
         if call.wait is not None and not is_removed:
             if call.wait.waiting is None:
-                end_ns = self._synchronized(call, call.wait.waited, start_ns, end_ns)
+                # What it waits for is the last that had ended when it returned.
+                recorded_ns, ended_ns = self._latest(call.wait.waited, call.end_ns)
+                if recorded_ns > call.start_ns:
+                    end_ns = max(start_ns, ended_ns + call.end_ns - recorded_ns)
+                else:
+                    end_ns = max(end_ns, ended_ns)
             elif call.wait.waiting == ANY_STREAM:
                 self._num_waits[ANY_STREAM] += 1
             else:
@@ -192,13 +196,6 @@ class _Simulation:
             if kernel.is_waited_for and not is_removed:
                 end_ns = max(start_ns, kernel_end_ns + call.end_ns - kernel.end_ns)
         return end_ns, kernels_end_ns
-
-    def _synchronized(self, call: Call, stream: int, start_ns: int, end_ns: int) -> int:
-        """When it returns: what it waits for is the last that had ended when it did."""
-        recorded_ns, ended_ns = self._latest(stream, call.end_ns)
-        if recorded_ns > call.start_ns:
-            return max(start_ns, ended_ns + call.end_ns - recorded_ns)
-        return max(end_ns, ended_ns)
 
     def _launched(self, kernel: Kernel, launched_ns: int) -> int:
         """When a kernel that is launched then has ended."""

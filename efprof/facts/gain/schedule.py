@@ -79,34 +79,24 @@ def schedule_of(trace: Trace, start_ns: int, end_ns: int) -> Schedule:
     inside = np.flatnonzero(is_call & (trace.start_ns >= start_ns) & (trace.start_ns < end_ns))
     calls, outer = outermost_calls(trace, inside[np.isin(trace.lane[inside], threads)])
     place = np.array([outer.get(one, -1) for one in launch.tolist()], np.int64)
-    is_before, is_missing = _beside(trace, on_device, launch, place, (start_ns, end_ns))
-    before = on_device[is_before]
+    # What runs on a stream before the first kernel that was seen to be launched there was launched before.
+    starts, lanes = trace.start_ns[on_device], trace.lane[on_device]
+    first: dict[int, int] = {}
+    for lane, begin_ns in zip(lanes[place >= 0].tolist(), starts[place >= 0].tolist(), strict=True):
+        first.setdefault(lane, begin_ns)
+    of_all = min(first.values(), default=start_ns)
+    is_first = starts < np.array([first.get(lane, of_all) for lane in lanes.tolist()], np.int64)
+    is_inside, is_missing = (starts < end_ns) & (trace.end_ns[on_device] > start_ns), launch < 0
+    is_known = ~is_missing & (trace.start_ns[launch] < start_ns)
+    before = on_device[is_inside & (is_known | (is_missing & is_first))]
     return Schedule(
         start_ns=start_ns,
         end_ns=end_ns,
         calls=tuple(_calls(trace, calls, _kernels(trace, calls, on_device, place))),
         earlier=tuple(zip(trace.lane[before].tolist(), trace.end_ns[before].tolist(), strict=True)),
         kernel_ns=int(trace.duration_ns[on_device[place >= 0]].sum()),
-        unlaunched_ns=int(trace.duration_ns[on_device[is_missing]].sum()),
+        unlaunched_ns=int(trace.duration_ns[on_device[is_inside & is_missing & ~is_first]].sum()),
     )
-
-
-def _beside(
-    trace: Trace, on_device: Array, launch: Array, place: Array, bounds: tuple[int, int]
-) -> tuple[Array, Array]:
-    """Which kernels were launched before the stretch, and which are in it without a launch.
-
-    What runs on a stream before the first kernel that was seen to be launched there was launched before.
-    """
-    starts, lanes = trace.start_ns[on_device], trace.lane[on_device]
-    first: dict[int, int] = {}
-    for lane, start_ns in zip(lanes[place >= 0].tolist(), starts[place >= 0].tolist(), strict=True):
-        first.setdefault(lane, start_ns)
-    of_all = min(first.values(), default=bounds[0])
-    is_first = starts < np.array([first.get(lane, of_all) for lane in lanes.tolist()], np.int64)
-    is_inside = (starts < bounds[1]) & (trace.end_ns[on_device] > bounds[0])
-    is_known = (launch >= 0) & (trace.start_ns[launch] < bounds[0])
-    return is_inside & (is_known | ((launch < 0) & is_first)), is_inside & (launch < 0) & ~is_first
 
 
 def _kernels(trace: Trace, calls: Array, on_device: Array, place: Array) -> dict[int, list[Kernel]]:
@@ -117,7 +107,10 @@ def _kernels(trace: Trace, calls: Array, on_device: Array, place: Array) -> dict
     """
     starts, ends = trace.start_ns[on_device], trace.end_ns[on_device]
     reached = np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])
-    free = _free(trace.lane[on_device], starts, ends)
+    lanes, free = trace.lane[on_device], starts.copy()  # its stream is free from the end of the one before it on
+    for lane in np.unique(lanes):
+        (places,) = np.nonzero(lanes == lane)
+        free[places[1:]] = ends[places[:-1]]
     is_ours, call = place >= 0, calls[place] if len(calls) else place
     pairs = zip(call.tolist(), on_device.tolist(), strict=True)
     is_waited_for = is_ours & np.array([_is_waited_for(trace, *pair) for pair in pairs], bool)
@@ -130,19 +123,10 @@ def _kernels(trace: Trace, calls: Array, on_device: Array, place: Array) -> dict
     is_queued = is_ours & (launched + latency <= free) & (free == reached)
     gap = np.minimum(gap, _typical(gap[is_queued], 0))
     found: dict[int, list[Kernel]] = {}
-    columns = (place, trace.lane[on_device], starts, ends, latency, gap, is_waited_for)
+    columns = (place, lanes, starts, ends, latency, gap, is_waited_for)
     for number, *values in zip(*(column[is_ours].tolist() for column in columns), strict=True):
         found.setdefault(number, []).append(Kernel(*values))
     return found
-
-
-def _free(lanes: Array, starts: Array, ends: Array) -> Array:
-    """For each kernel the end of the one before it on its stream; of the first its own start."""
-    free = starts.copy()
-    for lane in np.unique(lanes):
-        (places,) = np.nonzero(lanes == lane)
-        free[places[1:]] = ends[places[:-1]]
-    return free
 
 
 def _typical(found: Array, otherwise: int) -> int:

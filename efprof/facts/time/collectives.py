@@ -62,10 +62,29 @@ class ExposedCommunication:
         """From the last window; raises NotRecorded where there is no trace."""
         use = run.get(TimeUse)
         window, trace = use.window, use.window.trace
-        found = collectives_of(window)
+        start_ns, end_ns = window.bounds
+        events = on_device_between(trace, start_ns, end_ns)
+        is_collective = trace.matches(COMMUNICATION)[events]
+        others = events[~is_collective]
+        busy = union(trace.start_ns[others], trace.end_ns[others])
+        launched = by_launch(trace, trace.start_ns)
+        found = []
+        for event in events[is_collective].tolist():
+            begin, end = (min(max(at_ns, start_ns), end_ns) for at_ns in trace.span(event))
+            path = window.paths.of_event.get(event)
+            found.append(
+                Collective(
+                    kind=kind_of_collective(trace, event, path),
+                    start_ns=begin,
+                    end_ns=end,
+                    launched_ns=launched.get(int(trace.id[event]), begin),
+                    exposed_ns=end - begin - overlap_ns(busy, begin, end),
+                    path=path,
+                )
+            )
         return cls(
             window=window,
-            collectives=found,
+            collectives=tuple(found),
             exposed_ms=use.per_step_ms(use.device.exposed_ns) if use.device else 0.0,
             line=_line_of(found, window, run.get(Sources)),
             is_ddp=any(map(DDP.search, trace.texts)),
@@ -92,32 +111,7 @@ class ExposedCommunication:
         return len(lengths) / self.window.num_steps, statistics.median(lengths or [0]) / 1e6
 
 
-def collectives_of(window: TraceWindow) -> tuple[Collective, ...]:
-    """Those that overlap the window's steps, in the order they began."""
-    trace, (start_ns, end_ns) = window.trace, window.bounds
-    events = on_device_between(trace, start_ns, end_ns)
-    is_collective = trace.matches(COMMUNICATION)[events]
-    others = events[~is_collective]
-    busy = union(trace.start_ns[others], trace.end_ns[others])
-    launched = by_launch(trace, trace.start_ns)
-    found = []
-    for event in events[is_collective].tolist():
-        begin, end = (min(max(at_ns, start_ns), end_ns) for at_ns in trace.span(event))
-        path = window.paths.of_event.get(event)
-        found.append(
-            Collective(
-                kind=kind_of_collective(trace, event, path),
-                start_ns=begin,
-                end_ns=end,
-                launched_ns=launched.get(int(trace.id[event]), begin),
-                exposed_ns=end - begin - overlap_ns(busy, begin, end),
-                path=path,
-            )
-        )
-    return tuple(found)
-
-
-def _line_of(found: tuple[Collective, ...], window: TraceWindow, sources: Sources) -> SourceLine | None:
+def _line_of(found: list[Collective], window: TraceWindow, sources: Sources) -> SourceLine | None:
     """Where most of what is exposed was launched; where autograd did, which has no line, the call of backward."""
     line = launching_line(((one.path, one.exposed_ns) for one in found if one.path), sources)
     of_gradients = sum(one.exposed_ns for one in found if one.is_of_gradients)
@@ -128,7 +122,7 @@ def _line_of(found: tuple[Collective, ...], window: TraceWindow, sources: Source
     return line
 
 
-def _passes_synced_in_vain(window: TraceWindow, found: tuple[Collective, ...]) -> float:
+def _passes_synced_in_vain(window: TraceWindow, found: list[Collective]) -> float:
     """By the forward passes of DDP: none where gradients were not exchanged after each of them.
 
     Where there are several models, each of them has a forward pass and an update of its own.

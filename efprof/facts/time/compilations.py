@@ -32,7 +32,9 @@ class Recompiled:
 
     @classmethod
     def of(cls, again: Sequence[Compilation]) -> Self:
-        guard = _guard_of(again[-1].reason or "")
+        # `k == 1.0` of `0/1: k == 1.0      # return x * k  # train.py:6 in f`.
+        reason = (again[-1].reason or "").partition("\n")[0].partition("  #")[0]
+        guard = _LOCAL.sub(r"\1", reason.partition(": ")[2] or reason).strip()
         size, value = _SIZE.search(guard), _VALUE.search(guard)
         return cls(
             function=again[0].function,
@@ -65,9 +67,3 @@ class Compilations:
                 again[event.site, event.function].append(event)
         found = sorted(map(Recompiled.of, again.values()), key=lambda one: -one.seconds)
         return cls(num_all=len(events), recompiled=tuple(found))
-
-
-def _guard_of(reason: str) -> str:
-    """`k == 1.0` for `0/1: k == 1.0      # return x * k  # train.py:6 in f`."""
-    first = reason.partition("\n")[0].partition("  #")[0]
-    return _LOCAL.sub(r"\1", first.partition(": ")[2] or first).strip()

@@ -89,10 +89,15 @@ class HostWaits:
         use = _use_of_device(run)
         num_steps = len(use.window.steps) if use else 0
         lines = _lines(_traced(use, run.get(Sources)), num_steps) if use else []
+        traced = {(line.kind, str(line.blame)): line for line in lines}
         steps, step_ms = f"{format_count(num_steps, 'step')} of a trace", use.step_ms if use else 0.0
         if not run.is_foreign:
             steady, step_ms = run.get(StepTimes).at_least(MIN_STEPS), run.get(StepTimes).median_ms()
-            steps, lines = f"{len(steady)} steps", _together(_lines(_recorded(run), len(steady)), lines)
+            steps, lines = f"{len(steady)} steps", _lines(_recorded(run), len(steady))
+            for number, line in enumerate(lines):  # with what a trace tells of it
+                seen = traced.pop((line.kind, str(line.blame)), line)
+                lines[number] = replace(line, idle_ms=seen.idle_ms, events=seen.events)
+            lines += traced.values()
         lines.sort(key=lambda line: (-line.typical_ms, line.blame.key))
         is_gpu = run.is_foreign or bool(run.run_file.devices)
         return cls(lines=tuple(lines), steps=steps, step_ms=step_ms, is_gpu=is_gpu, use=use)
@@ -193,13 +198,3 @@ def _line(seen: Sequence[_Seen], num_steps: int) -> WaitingLine:
         idle_ms=sum(wait.idle_ns for wait in waits) / 1e6 / num_steps if waits else None,
         events=frozenset(event for wait in waits for event in wait.events),
     )
-
-
-def _together(recorded: Sequence[WaitingLine], traced: Sequence[WaitingLine]) -> list[WaitingLine]:
-    """The recorded lines, with what a trace tells of them, and those that only a trace tells."""
-    by_place = {(line.kind, str(line.blame)): line for line in traced}
-    found = []
-    for line in recorded:
-        seen = by_place.pop((line.kind, str(line.blame)), line)
-        found.append(replace(line, idle_ms=seen.idle_ms, events=seen.events))
-    return [*found, *by_place.values()]

@@ -59,7 +59,20 @@ def at_times_of(full: TraceWindow, lean: TraceWindow) -> TraceWindow | None:
     labels, _ = _pairs(full.trace, lean.trace, ("user_annotation",), steps)
     host |= {lane: np.concatenate([host.get(lane, pairs[:0]), pairs]) for lane, pairs in labels.items()}
     device, known_on_device = _pairs(full.trace, lean.trace, ON_DEVICE, [(EVER, EVER)])
-    return _retimed(full, lean, host, device) if min(known, known_on_device) >= MIN_KNOWN else None
+    if min(known, known_on_device) < MIN_KNOWN:
+        return None
+    trace, num_steps = full.trace, len(full.steps)
+    starts, ends = trace.start_ns.copy(), trace.end_ns.copy()
+    most = max(host.values(), key=len, default=np.empty((0, 2), np.int64))  # by it goes a thread without calls
+    for lane in range(len(trace.lanes)):
+        here, pairs = trace.lane == lane, device.get(lane, host.get(lane, most))
+        # A device may do a step's work after its end: there the steps themselves tell nothing.
+        clock = _clock(full, lean, pairs, 0 if lane in device else num_steps)
+        starts[here], ends[here] = clock(starts[here]), clock(ends[here])
+    name, retimed = f"{lean.name}, with the lines of {full.name}", trace.moved_to(starts, ends)
+    return replace(
+        full, name=name, read=lambda: retimed, steps=lean.steps[:num_steps], numbers=lean.numbers[:num_steps]
+    )
 
 
 def _pairs(
@@ -106,23 +119,6 @@ def _alike(names: list[str], lean_names: list[str]) -> Iterator[tuple[int, int]]
 def _num_alike(names: list[str], lean_names: list[str]) -> int:
     """How many of the first ones are the same."""
     return sum(takewhile(bool, map(eq, names, lean_names)))
-
-
-def _retimed(full: TraceWindow, lean: TraceWindow, host: dict[int, Array], device: dict[int, Array]) -> TraceWindow:
-    """A thread without calls goes by the one that has most."""
-    trace = full.trace
-    starts, ends = trace.start_ns.copy(), trace.end_ns.copy()
-    most = max(host.values(), key=len, default=np.empty((0, 2), np.int64))
-    num_steps = len(full.steps)
-    for lane in range(len(trace.lanes)):
-        here, pairs = trace.lane == lane, device.get(lane, host.get(lane, most))
-        # A device may do a step's work after its end: there the steps themselves tell nothing.
-        clock = _clock(full, lean, pairs, 0 if lane in device else num_steps)
-        starts[here], ends[here] = clock(starts[here]), clock(ends[here])
-    name, retimed = f"{lean.name}, with the lines of {full.name}", trace.moved_to(starts, ends)
-    return replace(
-        full, name=name, read=lambda: retimed, steps=lean.steps[:num_steps], numbers=lean.numbers[:num_steps]
-    )
 
 
 def _clock(full: TraceWindow, lean: TraceWindow, pairs: Array, num_steps: int) -> _Clock:

@@ -31,8 +31,7 @@ class CallPath:
         """The path that goes on with this, made where there is none; its stage is the same, or begins."""
         found = self.below.get((kind, text))
         if found is None:
-            stage = text if kind == "stage" else self.stage
-            found = self.below[kind, text] = CallPath(kind, text, stage, self)
+            found = self.below[kind, text] = CallPath(kind, text, text if kind == "stage" else self.stage, self)
         return found
 
     def walk(self) -> Iterator["CallPath"]:

@@ -239,8 +239,7 @@ class RankArrivals:
 
     def share_of_steps(self, rank: int) -> float:
         """In how many of the steps this rank is waited for more than all others together."""
-        num = sum(2 * late[rank] > sum(late.values()) for late in self.late_ns)
-        return num / max(1, len(self.late_ns))
+        return sum(2 * late[rank] > sum(late.values()) for late in self.late_ns) / max(1, len(self.late_ns))
 
 
 def _check_world(headers: dict[int, dict[str, object]]) -> None:

@@ -93,7 +93,25 @@ class RepeatedCalls:
                     counts[key].append(passes)
         kept = [key for key, passes in counts.items() if len(passes) == num_steps and _num_alike(passes) > 1]
         every = [(path, _parts_of(path)) for path in use.window.walk() if kept]
-        alike = [_repeated(key, counts[key][0], sites[key], _cost_ms(use, every, key.parts), sources) for key in kept]
+        alike = []
+        for key in kept:
+            passes, repeated = counts[key][0], repeated_line(sites[key], sources)
+            total_ms, fixed_ms = _cost_ms(use, every, key.parts)
+            alike.append(
+                RepeatedCall(
+                    modules=(key.parts[-1][1],),
+                    blame=sources.line(sites[key][0]),
+                    loop=repeated.loop if repeated else None,
+                    is_chained=repeated is not None and repeated.is_chained,
+                    parts=key.parts[:-1],
+                    num_calls=next(iter(passes.values())),
+                    num_passes=len(passes),
+                    layer=key.layer,
+                    input_shape=key.input_shape,
+                    total_ms=total_ms,
+                    fixed_ms=fixed_ms,
+                )
+            )
         return cls(calls=tuple(_by_line(alike)), num_steps=num_steps)
 
 
@@ -180,25 +198,6 @@ def _sites(window: TraceWindow, is_function: Array, call: int) -> tuple[str, ...
         while event is not None and (not is_function[event] or COMPREHENSION.search(trace.text(event))):
             event = outer.get(event)
     return tuple(found)
-
-
-def _repeated(
-    key: _Key, passes: Counter[int], sites: tuple[str, ...], cost_ms: tuple[float, float], sources: Sources
-) -> RepeatedCall:
-    repeated = repeated_line(sites, sources)
-    return RepeatedCall(
-        modules=(key.parts[-1][1],),
-        blame=sources.line(sites[0]),
-        loop=repeated.loop if repeated else None,
-        is_chained=repeated is not None and repeated.is_chained,
-        parts=key.parts[:-1],
-        num_calls=next(iter(passes.values())),
-        num_passes=len(passes),
-        layer=key.layer,
-        input_shape=key.input_shape,
-        total_ms=cost_ms[0],
-        fixed_ms=cost_ms[1],
-    )
 
 
 def _by_line(calls: Sequence[RepeatedCall]) -> list[RepeatedCall]:

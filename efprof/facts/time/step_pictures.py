@@ -58,7 +58,11 @@ def nested_bars(
         if spent_ns < MIN_SHARE * whole_ns or row >= MAX_DEPTH:
             continue
         if _is_shown(path):
-            rows[row].append(_bar(path, sources, start_ns * scale, spent_ns * scale, whole_ns * scale))
+            label, where = _name_of(path, sources)
+            stage, length_ms = f", in {path.stage}" if path.kind != "stage" else "", spent_ns * scale
+            note = f"{where}{stage}: {format_ms(length_ms)} per step, {format_share(length_ms / (whole_ns * scale))}"
+            bar = Interval(start_ms=start_ns * scale, length_ms=length_ms, label=label, colour=path.stage, note=note)
+            rows[row].append(bar)
             row, num_bars = row + 1, num_bars + 1
         todo += _side_by_side(sorted(path.below.values(), key=lambda one: -spent[one]), spent, start_ns, row)
     shown = tuple(IntervalRow(label="", intervals=tuple(rows[row])) for row in sorted(rows))
@@ -71,13 +75,6 @@ def _side_by_side(
     """Each path, where its bar begins and in which row; the last one first, for who takes them from the end."""
     starts = accumulate((spent[path] for path in paths), initial=start_ns)
     return [(path, begin_ns, row) for path, begin_ns in zip(paths, starts, strict=False)][::-1]
-
-
-def _bar(path: CallPath, sources: Sources, start_ms: float, spent_ms: float, whole_ms: float) -> Interval:
-    label, where = _name_of(path, sources)
-    stage = f", in {path.stage}" if path.kind != "stage" else ""
-    note = f"{where}{stage}: {format_ms(spent_ms)} per step, {format_share(spent_ms / whole_ms)}"
-    return Interval(start_ms=start_ms, length_ms=spent_ms, label=label, colour=path.stage, note=note)
 
 
 def _is_shown(path: CallPath) -> bool:

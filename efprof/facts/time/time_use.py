@@ -8,7 +8,6 @@ from typing import Self
 
 import numpy as np
 
-from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
@@ -158,7 +157,13 @@ def _operator_table(use: TimeUse) -> Table | None:
         if path.kind == "operator":
             spent[path.text] += (path.count, path.own_ns, path.device_ns)
     on_device = any(total[2] for total in spent.values())
-    shapes, rows = _usual_shapes(use.window.trace), list[Row]()
+    # Of each operator's inputs those that it has most often.
+    trace, rows = use.window.trace, list[Row]()
+    places, codes = trace.sparse.get("shapes", (np.empty(0, np.int32),) * 2)
+    pairs = trace.name_code[places].astype(np.int64) * len(trace.texts) + codes
+    _, first, counts = np.unique(pairs, return_index=True, return_counts=True)
+    by_count = places[first[np.argsort(counts, kind="stable")]].tolist()
+    shapes = {trace.text(event): _said(trace.input_shapes(event)) for event in by_count}
     for name, total in sorted(spent.items(), key=lambda item: -item[1][1:].sum())[:MAX_ROWS]:
         count, host_ns, device_ns = total.tolist()
         host_ms = use.per_step_ms(host_ns) * use.window.scale
@@ -167,15 +172,6 @@ def _operator_table(use: TimeUse) -> Table | None:
         rows.append((f"`{name}`", *times, shapes.get(name, "")))
     columns = {"Operator": "", "Calls": "count", "Host": "ms"} | ({"Device": "ms"} if on_device else {})
     return Table.of("Operators, per step", columns | {"Of the step": "percent", SHAPES: ""}, rows) if rows else None
-
-
-def _usual_shapes(trace: Trace) -> dict[str, str]:
-    """Of each operator's inputs those that it has most often."""
-    places, codes = trace.sparse.get("shapes", (np.empty(0, np.int32),) * 2)
-    pairs = trace.name_code[places].astype(np.int64) * len(trace.texts) + codes
-    _, first, counts = np.unique(pairs, return_index=True, return_counts=True)
-    by_count = places[first[np.argsort(counts, kind="stable")]].tolist()
-    return {trace.text(event): _said(trace.input_shapes(event)) for event in by_count}
 
 
 def _said(shapes: Iterable[tuple[int, ...]]) -> str:
@@ -275,20 +271,13 @@ def _how_known(use: TimeUse) -> Narrative:
         paragraphs.append(f"Kernels of {lost} per step have no launch in the trace: they have a lane, but no line.")
     if num_unreadable := window.trace.num_unreadable:
         paragraphs.append(f"Events that cannot be read, {num_unreadable:,} of them, are left out.")
-    return Narrative(title="How this is known", paragraphs=(*paragraphs, *_missing(use)))
-
-
-def _missing(use: TimeUse) -> tuple[str, ...]:
-    """What a trace from elsewhere lacks, with the flag of torch's profiler that records it."""
-    if use.window.steady_ms:
-        return ()
-    trace, found = use.window.trace, []
-    if not use.window.lines:
-        found.append(what_tells_lines(use.window))
-    if "shapes" not in trace.sparse:
-        found.append("No shapes were recorded: `record_shapes=True`.")
-    if "[memory]" not in trace.texts:
-        found.append("No allocations were recorded: `profile_memory=True`.")
-    if not use.window.has_steps:
-        found.append("No steps were recorded: call `profiler.step()` after each.")
-    return tuple(found)
+    if not window.steady_ms:  # what a trace from elsewhere lacks, with the flag of torch's profiler that records it
+        if not window.lines:
+            paragraphs.append(what_tells_lines(window))
+        if "shapes" not in window.trace.sparse:
+            paragraphs.append("No shapes were recorded: `record_shapes=True`.")
+        if "[memory]" not in window.trace.texts:
+            paragraphs.append("No allocations were recorded: `profile_memory=True`.")
+        if not window.has_steps:
+            paragraphs.append("No steps were recorded: call `profiler.step()` after each.")
+    return Narrative(title="How this is known", paragraphs=tuple(paragraphs))

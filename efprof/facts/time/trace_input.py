@@ -43,11 +43,15 @@ class TraceInput:
         data_ns = [overlap_ns(data, *step) for step in window.steps]
         # What both cover is what each of them covers, less what at least one of them does.
         others_ns = [overlap_ns(idle, *step) - overlap_ns(either, *step) for step in window.steps]
+        spent = Counter[str]()
+        for start_ns, end_ns, stage, path in window.paths.stages:
+            if stage == "data" and (asked := path.owner):  # around `__next__`: what is inside is the data set's
+                spent[asked.text] += end_ns - start_ns
         return cls(
             window=window,
             data_ms=tuple(waited_ns / 1e6 for waited_ns in data_ns),
             lost_ms=tuple(sum(pair) / 1e6 for pair in zip(data_ns, others_ns, strict=True)),
-            blame=_asking_line(window, run.get(Sources)),
+            blame=run.get(Sources).line(spent.most_common(1)[0][0]) if spent else UNKNOWN,
             has_workers=not any(SINGLE_PROCESS in text for text in window.trace.texts),
         )
 
@@ -101,12 +105,3 @@ class TraceInput:
             "The profiler slows a loader that runs in the training process itself, by Python functions most of all.",
             *filter(None, (why_bound,)),
         )
-
-
-def _asking_line(window: TraceWindow, sources: Sources) -> SourceLine:
-    """The innermost line of the user's around the loader's `__next__`: what is inside that is the data set's."""
-    spent = Counter[str]()
-    for start_ns, end_ns, stage, path in window.paths.stages:
-        if stage == "data" and (asked := path.owner):
-            spent[asked.text] += end_ns - start_ns
-    return sources.line(spent.most_common(1)[0][0]) if spent else UNKNOWN

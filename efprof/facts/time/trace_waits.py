@@ -114,7 +114,12 @@ def waits_in(window: TraceWindow) -> list[TraceWait]:
         kind, asked = _asked([trace.text(event) for event in (events[0], *around)], operators, copied)
         start_ns, _ = trace.span(events[0])
         waits.append(TraceWait(kind, asked, paths.of_event[events[0]], events, start_ns, end_ns, waited_ns))
-    _add_idle(window, waits)
+    starts = [wait.start_ns for wait in waits]
+    for gap in window.gaps:
+        place = bisect_right(starts, gap.start_ns) - 1
+        is_late = gap.cause == "the host had launched nothing" and gap.next_event >= 0
+        if is_late and place >= 0 and gap.start_ns <= waits[place].end_ns + CLOCKS_NS:
+            waits[place].idle_ns += gap.length_ns
     return waits
 
 
@@ -161,12 +166,3 @@ def _told(texts: Sequence[str]) -> str:
         if found or (FRAME.fullmatch(text) and not re.search(r"\btorch/", text) and not RECORDER.search(text)):
             return found
     return ""
-
-
-def _add_idle(window: TraceWindow, waits: Sequence[TraceWait]) -> None:
-    starts = [wait.start_ns for wait in waits]
-    for gap in window.gaps:
-        place = bisect_right(starts, gap.start_ns) - 1
-        is_late = gap.cause == "the host had launched nothing" and gap.next_event >= 0
-        if is_late and place >= 0 and gap.start_ns <= waits[place].end_ns + CLOCKS_NS:
-            waits[place].idle_ns += gap.length_ns

@@ -53,7 +53,10 @@ def next_experiment(run: Run) -> str:
     if use is None or not use.window.has_steps:
         return ""
     if use.device is None:
-        num, each_us = _operators_per_step(use)
+        operators = [path for path in use.window.walk() if path.kind == "operator"]
+        num_calls = sum(path.count for path in operators)
+        spent_us = use.window.scale * sum(path.own_ns for path in operators) / 1e3
+        num, each_us = num_calls / use.window.num_steps, spent_us / max(1, num_calls)
         if num * each_us / 1e3 < MOST * use.step_ms or each_us > SHORT_OPERATOR_US:
             return ""
         called = f"{num:,.0f} operators of {each_us:.0f} us each make up the step, mostly the cost of calling them"
@@ -64,14 +67,6 @@ def next_experiment(run: Run) -> str:
     }
     experiment = experiments.get(_what_bounds(use.device, use.window.scale))
     return f"To make a step shorter, {experiment}" if experiment else ""
-
-
-def _operators_per_step(use: TimeUse) -> tuple[float, float]:
-    """How many outermost operators a step runs on the host, and what each takes in microseconds."""
-    found = [path for path in use.window.walk() if path.kind == "operator"]
-    num = sum(path.count for path in found)
-    spent_us = use.window.scale * sum(path.own_ns for path in found) / 1e3
-    return num / use.window.num_steps, spent_us / max(1, num)
 
 
 def _parts(use: TimeUse) -> tuple[list[Part], str]:
