@@ -1,7 +1,5 @@
 """Work between the updates of a few steps that takes much of the training's time."""
 
-from typing import Final
-
 from efprof.facts.run.run import Run
 from efprof.facts.steps.long_steps import LongLine, LongSteps
 from efprof.facts.steps.run_time import RunTime
@@ -9,18 +7,18 @@ from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Examination, Finding, Fix, Gain, Narrative
 from efprof.units import format_count, format_ms, format_share, in_brackets
 
-MIN_SHARE: Final = 0.2
+MIN_SHARE = 0.2
 """Of the training's time."""
-MIN_EVALUATION: Final = 1 / 3
+MIN_EVALUATION = 1 / 3
 """Of the training's time. An evaluation on as many samples as are trained on takes a third of training and evaluation
 together: on that many it is meant. On a fifth of them after each epoch, as usual, it takes less than a tenth."""
-MIN_STEPS: Final = 2
+MIN_STEPS = 2
 """What happens once is not what a training spends its time on."""
-MAX_USUAL_SHARE: Final = 0.1
+MAX_USUAL_SHARE = 0.1
 """Of the samples of usual steps: a line with more is a part of all, and a pause of the machine may hit it."""
 
-EVALUATION: Final = "Evaluation"
-WRITING: Final = ("json", "pickle", "zipfile", "shutil", "numpy.lib", "safetensors", "torch.serialization", "pathlib")
+EVALUATION = "Evaluation"
+WRITING = ("json", "pickle", "zipfile", "shutil", "numpy.lib", "safetensors", "torch.serialization", "pathlib")
 """Libraries that write files."""
 
 

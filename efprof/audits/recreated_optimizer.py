@@ -27,8 +27,7 @@ def recreated_optimizer(run: Run) -> Examination:
     No time and no memory: updates that use what was learned of the gradients before.
     """
     looked_at = format_count(len(built_optimizers(run)), "optimizer")
-    rebuilt = rebuilt_optimizers(run).items()
-    findings = tuple(_finding(run, site, events) for site, events in rebuilt)
+    findings = tuple(_finding(run, site, events) for site, events in rebuilt_optimizers(run).items())
     return Examination(looked_at=looked_at, findings=findings)
 
 

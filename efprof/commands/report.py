@@ -116,14 +116,22 @@ def check_engine(engine: str | None, names: tuple[str, ...]) -> None:
 
 
 def report_on(runs: tuple[str, ...], analyse: "Callable[[Path], Report]") -> "Report":
-    """The report on one run, or on files of one training that something else wrote, here or at a URL."""
+    """The report on one run, or on files of one training that something else wrote, here or at a URL.
+
+    Raises UnreadableInput where nothing could be told of any file.
+    """
     from efprof.artifacts.remote import known_by, local_copies
 
     with local_copies(runs) as local:
         with opened(tuple(local)) as folder:
             result = analyse(folder)
             if result.run.ended == "unknown":  # something else wrote them
-                _refuse_unreadable(result, (str(folder), *(str(Path(path).resolve()) for path in local)))
+                errors = [audit.reason for audit in result.audits if audit.status == "errored"]
+                places = [str(folder), *(str(Path(path).resolve()) for path in local)]
+                told = [reason for reason in errors if any(place in reason for place in places)]
+                if told and not any(one.status in ("passed", "failed") for one in result.audits):
+                    links = rf"{re.escape(str(folder))}\S*\.(pickle|json\.gz)"  # to files, known by their own names
+                    raise UnreadableInput(re.sub(links, lambda link: str(Path(link[0]).resolve()), told[0]))
                 result = replace(result, run=replace(result.run, path=" ".join(local)))
         return replace(
             result,
@@ -146,15 +154,6 @@ def opened(runs: tuple[str, ...]) -> "Iterator[Path]":
         raise EfprofError(f"{runs[1]} cannot be reported with {runs[0]}: give one run, or files of one training.")
     else:
         yield find_run(runs[0] if runs else None)
-
-
-def _refuse_unreadable(result: "Report", places: tuple[str, ...]) -> None:
-    """Raises UnreadableInput where nothing could be told of any file; the first of `places` is the folder of links."""
-    errors = [audit.reason for audit in result.audits if audit.status == "errored"]
-    told = [reason for reason in errors if any(place in reason for place in places)]
-    if told and not any(one.status in ("passed", "failed") for one in result.audits):
-        links = rf"{re.escape(places[0])}\S*\.(pickle|json\.gz)"  # to files, known by their own names
-        raise UnreadableInput(re.sub(links, lambda link: str(Path(link[0]).resolve()), told[0]))
 
 
 def analyse(

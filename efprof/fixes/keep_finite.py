@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from efprof.fixes.source_edit import as_receiver, replace_expression
-from efprof.model import CodeEdit, Fix, SourceFile, frozen_dataclass, nodes_on
+from efprof.model import Fix, SourceFile, frozen_dataclass, nodes_on
 
 SMALLEST = {"float16": 1e-4, "bfloat16": 1e-6, "float32": 1e-6, "float64": 1e-12}
 """The least operand that keeps the value and its gradient finite with room to spare; in float16 1e-5 is too low
@@ -52,7 +52,10 @@ def keep_operand_finite(operation: str, dtype: str, file: SourceFile, line: int 
     if remedy is None:
         usual = f"Keep the operands of {operation} where it is finite in {dtype}."
         return Fix.by_hand(ADVICE.get(operation, usual))
-    edit = None if line is None else clamp_operand(file, line, remedy)
+    edit, nodes = None, nodes_on(file.tree, line) if line is not None else []
+    match [operand for node in nodes if (operand := _operand(node, remedy)) is not None]:
+        case [operand] if not isinstance(operand, ast.Constant):  # exactly one call fits: the clamp comes behind it
+            edit = replace_expression(file, operand, as_receiver(file, operand) + remedy.clamp)
     return Fix.by(edit, "review", f"{remedy.rule} (in {dtype}).")
 
 
@@ -99,14 +102,6 @@ def find_remedy(operation: str, dtype: str) -> Remedy | None:
                 operator=ast.Div,
                 is_second=operation == "div",
             )
-    return None
-
-
-def clamp_operand(file: SourceFile, line: int, remedy: Remedy) -> CodeEdit | None:
-    """Put the remedy's clamp behind the operand on `line`; None where not exactly one call there fits."""
-    match [operand for node in nodes_on(file.tree, line) if (operand := _operand(node, remedy)) is not None]:
-        case [operand] if not isinstance(operand, ast.Constant):
-            return replace_expression(file, operand, as_receiver(file, operand) + remedy.clamp)
     return None
 
 

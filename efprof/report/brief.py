@@ -71,20 +71,16 @@ def _finding(item: RankedFinding) -> dict[str, str]:
         "fix": shorten(finding.fix.summary, MAX_SENTENCE),
         "gain": item.gain,
     }
-    diff = "\n".join(_diff(item))
-    if item.rank <= MAX_EDITS and 0 < len(diff) <= MAX_EDIT:  # half an edit is none
-        form["diff"] = diff
-    return form
-
-
-def _diff(item: RankedFinding) -> list[str]:
     lines = []
-    for change in item.finding.fix.changes:
+    for change in finding.fix.changes:
         old, new = change_sides(change)
         lines.append(f"@@ {change_name(change)} @@")
         lines += [f"-{line}" for line in old]
         lines += [f"+{line}" for line in new]
-    return lines
+    diff = "\n".join(lines)
+    if item.rank <= MAX_EDITS and 0 < len(diff) <= MAX_EDIT:  # half an edit is none
+        form["diff"] = diff
+    return form
 
 
 def _not_looked_at(report: Report) -> str:

@@ -75,13 +75,16 @@ def side_phrase(run: RunIdentity) -> str:
 def render_comparison_text(comparison: Comparison) -> str:
     """The headline, the metrics in columns, the findings that came and went; no colour."""
     word, headline = comparison_verdict(comparison)
+    rows = [COLUMNS[:5], *(metric_cells(metric)[:5] for metric in comparison.metrics)]
+    rows = [tuple(one_line(cell) for cell in row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         f"{word.upper()}: {headline}",
         f"base   {side_phrase(comparison.base)}",
         f"head   {side_phrase(comparison.head)}",
         *(f"Compared although they differ: {one_line(difference)}" for difference in comparison.differences),
         "",
-        *_aligned([COLUMNS[:5], *(metric_cells(metric)[:5] for metric in comparison.metrics)]),
+        *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows),
         "",
     ]
     changed = [(change, finding) for change, findings in findings_by_change(comparison) for finding in findings]
@@ -121,9 +124,3 @@ def _side(median: float, spread: float, unit: str) -> str:
     if math.isnan(median):
         return NOT_MEASURED
     return show(median, unit) + (f" (IQR {show(spread, unit)})" if math.isfinite(spread) and spread else "")
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    rows = [tuple(one_line(cell) for cell in row) for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -43,8 +43,15 @@ def render_text(report: Report) -> str:
         "efprof   " + "   ".join(shorten_path(item, PATH_WIDTH) for item in header_items(report.run)),
         *_verdict_lines(report),
         counts_phrase(report) + in_brackets(needs_phrase(report)),
-        *_finding_lines(rank_findings(report)),
     ]
+    ranked = rank_findings(report)
+    for item in ranked[:MAX_FINDINGS]:
+        finding = item.finding
+        where = shorten_path(str(finding.blame), PATH_WIDTH)
+        lines.append(f"{item.rank:3}  {finding.severity.upper():6}  {shorten(finding.headline, MAX_WIDTH)}")
+        lines.append(f"{'':13}{where}   {shorten(item.gain, MAX_WIDTH)}")
+    if num_more := len(ranked[MAX_FINDINGS:]):
+        lines.append(f"     and {num_more} more in the page")
     if report.run.num_steps:
         measured = f"Measured: {measured_phrase(report)}. {run_time_phrase(report)}"
         lines += [shorten(measured, VERDICT_WIDTH), overhead_phrase(report)]
@@ -128,18 +135,6 @@ def _verdict_lines(report: Report) -> list[str]:
         f"Next     {shorten(verdict.next, VERDICT_WIDTH)}",
         *(f"         {shorten(command, VERDICT_WIDTH)}" for command in verdict.commands),
     ]
-
-
-def _finding_lines(ranked: tuple[RankedFinding, ...]) -> list[str]:
-    lines = []
-    for item in ranked[:MAX_FINDINGS]:
-        finding = item.finding
-        where = shorten_path(str(finding.blame), PATH_WIDTH)
-        lines.append(f"{item.rank:3}  {finding.severity.upper():6}  {shorten(finding.headline, MAX_WIDTH)}")
-        lines.append(f"{'':13}{where}   {shorten(item.gain, MAX_WIDTH)}")
-    if num_more := len(ranked[MAX_FINDINGS:]):
-        lines.append(f"     and {num_more} more in the page")
-    return lines
 
 
 def _escape_line(line: str) -> str:

@@ -86,16 +86,6 @@ def rank_findings(report: Report) -> tuple[RankedFinding, ...]:
     return tuple(ranked)
 
 
-def last_read_step(report: Report) -> int | None:
-    """The last step that the peak was looked for in, where the run went on for long after it; None elsewhere."""
-    timeline = report.measurements.timeline
-    if not timeline.steps or not timeline.memory:
-        return None
-    first, end = timeline.steps[0].step, timeline.steps[-1].step
-    last = max(sample.step for sample in timeline.memory)
-    return last if end - last > MAX_UNREAD_SHARE * (end - first) else None
-
-
 @frozen_dataclass
 class VerdictLines:
     """The three lines; `blame` is the line the second one names, `commands` prove the third."""
@@ -192,8 +182,12 @@ def measured_phrase(report: Report) -> str:
     if most is not None and most.peak_bytes > (measured.peak_bytes or 0):
         what = "a rollout" if most.is_rollout else "an evaluation"
         peak = f"{show(most.peak_bytes, 'bytes')} in {what} ({peak} in a step)"
-    counted, last = f" read from {source}" if source and measured.peak_bytes else "", last_read_step(report)
-    counted += "" if last is None else f" up to step {last:,}"
+    counted = f" read from {source}" if source and measured.peak_bytes else ""
+    steps, memory = measured.timeline.steps, measured.timeline.memory
+    if steps and memory:
+        end, last = steps[-1].step, max(sample.step for sample in memory)
+        if end - last > MAX_UNREAD_SHARE * (end - steps[0].step):  # the run went on for long after it
+            counted += f" up to step {last:,}"
     return f"median step {show(measured.median_step_ms, 'ms')}, peak memory {peak}{counted}"
 
 
@@ -227,16 +221,6 @@ def ending_sentence(run: RunIdentity) -> str:
     phrase, _ = ENDINGS.get(run.ended, ENDINGS["running"])
     when = f"after {format_count(run.num_steps, 'step')}" if run.num_steps else "before it finished a step"
     return f"{phrase} {when}{f' (exit code {run.exit_code})' if run.exit_code else ''}."
-
-
-def error_phrase(run: RunIdentity) -> str:
-    """`RuntimeError in the forward stage of step 5: boom`; empty where no exception was recorded."""
-    if run.error is None:
-        return ""
-    error = run.error
-    stage = f"the {error.stage} stage of " if error.stage and error.stage != "other" else ""
-    message = shorten(error.message, MAX_MESSAGE)
-    return f"{error.kind} in {stage}step {error.step:,}{f': {message}' if message else ''}"
 
 
 def recorder_hint(run: RunIdentity) -> str:
@@ -299,8 +283,11 @@ def _what_if(run: RunIdentity) -> str:
 
 
 def _why_without_lead(report: Report, ending: str, num_looked: int) -> str:
-    if report.run.error is not None:
-        return sentence(error_phrase(report.run))
+    error = report.run.error
+    if error is not None:  # `RuntimeError in the forward stage of step 5: boom`
+        stage = f"the {error.stage} stage of " if error.stage and error.stage != "other" else ""
+        message = shorten(error.message, MAX_MESSAGE)
+        return sentence(f"{error.kind} in {stage}step {error.step:,}{f': {message}' if message else ''}")
     if not report.run.num_steps:
         return "No training step was recorded."
     if not num_looked:

@@ -39,6 +39,9 @@ def series_chart(series: Series) -> Chart:
     """Curves over one axis; the highlighted ones strong and in the colour of alarm."""
     every_x = [x for line in series.lines for x in line.x]
     every_y = [y for line in series.lines for y in line.y]
+    finite = [y for y in every_y if math.isfinite(y)]
+    # They may change so little above zero that their change would not be seen from there.
+    is_flat = bool(finite) and min(finite) > MAX_FLATNESS * max(finite) > 0
     x_scale = scale_for(every_x, series.x_unit)
     y_scale = scale_for(every_y, series.y_unit)
     layers = tuple(
@@ -55,14 +58,8 @@ def series_chart(series: Series) -> Chart:
         bands=tuple(_bands(series, every_x, x_scale)),
         marks=tuple((at / x_scale.factor, label) for at, label in series.marks),
         y_range=(0.0, BAND_ROOM * _top(series) / y_scale.factor) if series.bands else None,
-        has_zero=series.is_stacked or not _is_flat(every_y),
+        has_zero=series.is_stacked or not is_flat,
     )
-
-
-def _is_flat(values: Sequence[float]) -> bool:
-    """Whether the values change so little above zero that their change would not be seen."""
-    finite = [value for value in values if math.isfinite(value)]
-    return bool(finite) and min(finite) > MAX_FLATNESS * max(finite) > 0
 
 
 def _colours(lines: Sequence[SeriesLine]) -> Iterator[str]:

@@ -121,8 +121,7 @@ def _draw_layer(axes: Any, layer: Layer, colour: str, bottom: Numbers) -> Number
             axes.bar(x, height, bottom=low, **style)
             return low + height
         case "stack":
-            step = "post" if layer.is_stepped else None
-            axes.fill_between(x, low, low + height, step=step, **style)
+            axes.fill_between(x, low, low + height, step="post" if layer.is_stepped else None, **style)
             return low + height
         case "fill":
             axes.fill(x, y, alpha=0.5, linewidth=0, **style)

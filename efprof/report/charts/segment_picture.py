@@ -63,7 +63,9 @@ class SegmentPicture:
 
 def segment_picture(segments: SegmentMap) -> SegmentPicture:
     """The map laid out; every string from outside still as it came, but on one line."""
-    colours = _owner_colours(segments)
+    # The blamed owner's is that of alarm; those that come last share one, unless it would be of one alone.
+    free, places = iter(OWNER_COLOURS), range(len(segments.owners))
+    colours = [BLAMED_COLOUR if place == segments.highlighted else next(free, REST_COLOUR) for place in places]
     notes: dict[str, int] = {}
     views = tuple(
         MapView(
@@ -79,15 +81,6 @@ def segment_picture(segments: SegmentMap) -> SegmentPicture:
         views=views,
         notes=tuple(notes),
     )
-
-
-def _owner_colours(segments: SegmentMap) -> list[str]:
-    """The blamed owner's is that of alarm; those that come last share one, unless it would be of one alone."""
-    free = iter(OWNER_COLOURS)
-    return [
-        BLAMED_COLOUR if place == segments.highlighted else next(free, REST_COLOUR)
-        for place in range(len(segments.owners))
-    ]  # fmt: skip
 
 
 def _keys(segments: SegmentMap, colours: list[str]) -> Iterator[tuple[str, str, bool]]:

@@ -48,10 +48,8 @@ def memory_chart(measurements: Measurements) -> Chart | None:
     clock = scale_for([sample.at_s * 1000 for sample in samples], "ms")
     x, notes = tuple(s.at_s * 1000 / clock.factor for s in kept), tuple(f"step {s.step}, {s.boundary}" for s in kept)
     scale = scale_for([max(s.reserved_bytes, s.allocated_bytes) for s in kept], "bytes")
-    allocated, reserved = (
-        scaled([s.allocated_bytes for s in kept], scale),
-        scaled([s.reserved_bytes for s in kept], scale),
-    )
+    allocated = scaled([s.allocated_bytes for s in kept], scale)
+    reserved = scaled([s.reserved_bytes for s in kept], scale)
     layers = _stage_bands(kept, x, allocated) if are_banded else []
     if any(reserved):
         layers.append(Layer(kind="line", label="reserved", colour="muted", x=x, y=reserved, notes=notes))
@@ -84,7 +82,10 @@ def time_chart(timeline: Timeline, median_ms: float | None) -> Chart | None:
     layers = [_stage_layer(stage, place, groups, scale.factor) for place, stage in enumerate((*STAGES, RECORDER))]
     layers = [layer for layer in layers if any(layer.y)]
     if not all(step.stage_ms for step in steps):
-        layers.append(_length_line(groups, tops, scale.factor))
+        x = tuple((group[0].step + group[-1].step) / 2 for group in groups)
+        y = tuple(top / scale.factor for top in tops)
+        notes = (f"step {group[0].step:,}: {format_ms(top)}" for group, top in zip(groups, tops, strict=True))
+        layers.append(Layer(kind="line", label="every step", colour="text", x=x, y=y, notes=tuple(notes)))
     if median_ms is not None:
         ends, level = (float(steps[0].step), float(steps[-1].step)), median_ms / scale.factor
         label = f"median {format_ms(median_ms)}"
@@ -164,18 +165,6 @@ def _stage_layer(stage: str, place: int, groups: Sequence[Sequence[StepSample]],
 def _stage_ms(step: StepSample) -> tuple[float, ...]:
     """Of every stage and, last, of the recorder, which has what no stage has."""
     return (*step.stage_ms, max(0.0, round(step.total_ms - sum(step.stage_ms), 6)))
-
-
-def _length_line(groups: Sequence[Sequence[StepSample]], tops: Sequence[float], factor: float) -> Layer:
-    """How long every step took, those too of which no stage is known."""
-    return Layer(
-        kind="line",
-        label="every step",
-        colour="text",
-        x=tuple((group[0].step + group[-1].step) / 2 for group in groups),
-        y=tuple(top / factor for top in tops),
-        notes=tuple(f"step {group[0].step:,}: {format_ms(top)}" for group, top in zip(groups, tops, strict=True)),
-    )
 
 
 def _slow_marks(slow: Sequence[StepSample], factor: float, y_top: float | None) -> Layer:
