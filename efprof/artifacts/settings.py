@@ -166,7 +166,7 @@ def _values(file: Path, text: str) -> dict[str, str]:
 
 
 def _parsed(suffix: str, text: str) -> Any:
-    with suppress(ValueError, ImportError):
+    with suppress(ValueError, ImportError, RecursionError):
         if suffix == ".toml":
             return tomllib.loads(text)
         if suffix == ".json":

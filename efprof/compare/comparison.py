@@ -65,13 +65,7 @@ def find_differences(base: Report, head: Report) -> tuple[str, ...]:
     pairs = _entries(base.run), _entries(head.run)
     if base.run.num_steps and head.run.num_steps:
         for entries, report in zip(pairs, (base, head), strict=True):
-            environment = dict(report.run.environment)
-            entries |= {
-                "devices": ", ".join(report.run.devices) or "none",
-                "ranks": str(report.run.num_ranks),
-                "memory read from": report.measurements.memory_source,
-                **{name: environment[name] for name in EQUAL_ENVIRONMENT if name in environment},
-            }
+            entries |= _entries_of_training(report)
     names = dict.fromkeys([*pairs[0], *pairs[1]])
     differing = [(name, *(entries.get(name, "none") for entries in pairs)) for name in names]
     return tuple(f"{name}: {old} in base, {new} in head" for name, old, new in differing if old != new)
@@ -115,6 +109,16 @@ def _entries(run: RunIdentity) -> dict[str, str]:
     variables = {name: _without_place(value, place) for name, value in environment.items() if name.isupper()}
     configuration = {f"configuration {name}": value for name, value in run.configuration}
     return {"command": shlex.join(words), **variables, **configuration}
+
+
+def _entries_of_training(report: Report) -> dict[str, str]:
+    environment = dict(report.run.environment)
+    return {
+        "devices": ", ".join(report.run.devices) or "none",
+        "ranks": str(report.run.num_ranks),
+        "memory read from": report.measurements.memory_source,
+        **{name: environment[name] for name in EQUAL_ENVIRONMENT if name in environment},
+    }
 
 
 def _without_place(word: str, working_folder: str) -> str:

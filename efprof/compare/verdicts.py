@@ -115,31 +115,12 @@ def compare_metrics(base: Report, head: Report, budgets: Mapping[str, float]) ->
     for name in dict.fromkeys([*of_base, *of_head]):
         metric = of_head.get(name) or of_base[name]
         metric = replace(metric, budget=budgets.get(name, metric.budget))
-        sides = old, new = _finite(of_base.get(name)), _finite(of_head.get(name))
+        sides = _finite(of_base.get(name)), _finite(of_head.get(name))
         is_shown = metric.unit == "ms" and metric.budget is None
         ways = MEDIAN if is_shown else STATISTICS.get(metric.unit, MEDIAN)
         for place, (way, estimate) in enumerate(ways):
-            before, after = (estimate(side) if side else math.nan for side in sides)
-            judgement = _judge(metric, old, new, estimate, num_steps)
-            effect = after / before - 1 if before > 0 and new else None
-            is_worse = metric.budget is not None and judgement.verdict == "worse"
-            changes.append(
-                MetricChange(
-                    name=f"{name}_{way}" if place else name,
-                    label=f"{metric.label} ({way})" if way and max(map(len, sides)) > 1 else metric.label,
-                    unit=metric.unit,
-                    base_median=before,
-                    base_spread=interquartile_range(old) if old else math.nan,
-                    head_median=after,
-                    head_spread=interquartile_range(new) if new else math.nan,
-                    effect=effect,
-                    interval=judgement.interval,
-                    verdict=judgement.verdict,
-                    budget=metric.budget,
-                    is_over_budget=is_worse and (effect is None or effect > (metric.budget or 0.0)),
-                    reason=judgement.reason,
-                )
-            )
+            row = _change(metric, *sides, way, estimate, num_steps)
+            changes.append(replace(row, name=f"{name}_{way}") if place else row)
     return tuple(changes)
 
 
@@ -156,6 +137,30 @@ def _by_name(report: Report) -> dict[str, Metric]:
 
 def _finite(metric: Metric | None) -> Samples:
     return tuple(filter(math.isfinite, metric.samples)) if metric else ()
+
+
+def _change(
+    metric: Metric, base: Samples, head: Samples, way: str, estimate: Estimator, num_steps: tuple[int, int]
+) -> MetricChange:
+    before, after = (estimate(side) if side else math.nan for side in (base, head))
+    judgement = _judge(metric, base, head, estimate, num_steps)
+    effect = after / before - 1 if before > 0 and head else None
+    is_worse = metric.budget is not None and judgement.verdict == "worse"
+    return MetricChange(
+        name=metric.name,
+        label=f"{metric.label} ({way})" if way and max(len(base), len(head)) > 1 else metric.label,
+        unit=metric.unit,
+        base_median=before,
+        base_spread=interquartile_range(base) if base else math.nan,
+        head_median=after,
+        head_spread=interquartile_range(head) if head else math.nan,
+        effect=effect,
+        interval=judgement.interval,
+        verdict=judgement.verdict,
+        budget=metric.budget,
+        is_over_budget=is_worse and (effect is None or effect > (metric.budget or 0.0)),
+        reason=judgement.reason,
+    )
 
 
 def _judge(metric: Metric, base: Samples, head: Samples, estimate: Estimator, num_steps: tuple[int, int]) -> Judgement:
