@@ -173,6 +173,8 @@ def _run_child(command: list[str], environment: dict[str, str], program: Recorde
                 print(f"efprof: {command[0]} cannot be started: {error.strerror}", file=sys.stderr)
                 return CANNOT_START
             program.child = subprocess.Popen(["/bin/sh", *command], env=environment)  # no #! line: as a shell does
+        for number in program.waiting:
+            program.send(number)
         return program.child.wait()
 
 

@@ -34,6 +34,8 @@ class RecordedProgram:
     run_folder: Path
     child: "subprocess.Popen[bytes] | None" = None
     received: set[int] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)
+    """Of these, what came before the command was known to run."""
 
     def send(self, number: int) -> None:
         """Pass on a signal: one that ends programs to the command itself, any other to the processes that train.
@@ -42,6 +44,7 @@ class RecordedProgram:
         where the system tells all this in /proc; elsewhere none.
         """
         if self.child is None:
+            self.waiting.add(number)
             return
         if number in ENDING_SIGNALS:
             self.child.send_signal(number)

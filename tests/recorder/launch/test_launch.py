@@ -204,6 +204,35 @@ def test_a_signal_sent_to_us_alone_is_passed_on_and_the_run_closed(
     assert (process.returncode, run.exit_code, run.ended) == (128 + number, 128 + number, ended)
 
 
+SLOW_TO_START = """
+import subprocess, sys
+
+class SlowToStart(subprocess.Popen):
+    def __init__(self, command, **options):
+        super().__init__(command, **options)
+        if "up" in command:
+            print("up", flush=True)
+            sys.stdin.read(1)
+
+subprocess.Popen = SlowToStart
+from efprof.cli import main
+sys.argv = ["efprof", "record", "--", sys.executable, "-c", "import time\\nwhile True: time.sleep(0.01)", "up"]
+main()
+"""
+
+
+def test_a_signal_that_comes_while_the_command_is_being_started_is_passed_on(home: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_TO_START],
+        env=environment_of(home, {}), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGHUP)
+    process.communicate("x", timeout=MAX_WAIT_S)
+    assert process.returncode == 128 + signal.SIGHUP
+
+
 COUNTING = """
 import signal, time
 count = 0
