@@ -1,7 +1,7 @@
 """Steps that wait for their data."""
 
 from efprof.facts.gain.replay import gain_or_bound
-from efprof.facts.input.input_waits import MAX_HANDOVER_MS, MIN_GAIN, InputWaits, restarted_lines, wait_evidence
+from efprof.facts.input.input_waits import MAX_HANDOVER_MS, InputWaits, restarted_lines, wait_evidence
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import file_of, line_at
 from efprof.facts.steps.step_times import StepTimes, within_idle
@@ -17,7 +17,7 @@ MIN_STEPS = 5
 MIN_SHARE, MIN_MS = 0.1, 1.0
 """A tenth of the step is worth an edit; below a millisecond, handing over a batch from a worker costs as much."""
 MIN_SHARE_WITHOUT_WORKERS = 0.5
-"""Where no worker helps, or a first one wins less than a tenth, a data set must be rewritten: worth it where training
+"""Where no worker helps, or a first one wins too little, a data set must be rewritten: worth it where training
 waits longer than it trains. Collating in memory takes a third of a small model's step; a healthy loop waited 40 %."""
 KEEP_WORKERS: dict[str, object] = {"persistent_workers": True}
 
@@ -68,16 +68,20 @@ def input_stall(run: Run) -> Examination:
 
 def _is_stalled(waits: InputWaits) -> bool:
     """Whether batches come too late, and not only later than at once: taking one from a worker takes time too."""
-    share, least_ms = MIN_SHARE, MAX_HANDOVER_MS if waits.num_workers else MIN_MS
-    if waits.saved_ms_with(waits.best_workers) < (MIN_GAIN if waits.num_workers else MIN_SHARE) * waits.step_ms:
+    least_ms, share = (MAX_HANDOVER_MS if waits.num_workers else MIN_MS), MIN_SHARE
+    if not waits.can_win:
         share = MIN_SHARE_WITHOUT_WORKERS
-    return waits.data_ms >= max(least_ms, share * waits.step_ms) and (waits.is_out_of_cores or waits.can_win)
+    may_win = waits.can_win or waits.is_out_of_cores or not waits.num_workers
+    return may_win and waits.data_ms >= max(least_ms, share * waits.step_ms)
 
 
 def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     workers, wanted, (message, why) = waits.best_workers, waits.wanted_workers, waits.told()
     if not waits.can_win:
-        summary = f"Speed up the data set's code: all {waits.num_cpus} cores are busy, more workers will not help."
+        why_not = f"all {waits.num_cpus} cores are busy, more workers will not help"
+        if not waits.is_out_of_cores:
+            why_not = "a worker would win little, since it takes a core from the training"
+        summary = f"Speed up the data set's code, or keep what it makes: {why_not}."
         gain = Gain.of_step("the whole wait", waits.data_ms)
         return _finding(run, blame, message, why, Fix.by_hand(summary), gain)
     bound = f"; {wanted} would hide the wait, but one of the {waits.num_cpus} cores must train"

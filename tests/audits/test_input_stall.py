@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -5,7 +7,7 @@ from hypothesis import strategies as st
 
 from efprof.artifacts.events import ThreadsReady
 from efprof.artifacts.readings import WORKER_SAMPLES_FILE, SampledLine, WorkerSamples
-from efprof.audits.input_stall import input_stall
+from efprof.audits.input_stall import _is_stalled, input_stall
 from efprof.facts.input.input_waits import HANDOVER_MS, InputWaits
 from efprof.facts.run.run import open_run
 from efprof.model import CodeEdit, NothingToLookAt, NotRecorded, Snippet, ThinEvidence
@@ -53,6 +55,35 @@ def test_blames_the_loader_and_computes_its_workers(tmp_path):
     assert edit.new == "    loader = DataLoader(data, batch_size=16, num_workers=3)"
     assert finding.gain.step_ms == pytest.approx(40.0 - HANDOVER_MS)
     assert finding.gain.basis == "model"
+
+
+def test_the_share_is_that_of_a_step_that_is_not_recorded_in_full(tmp_path):
+    steps = make_steps(60, loader=1, cpu_us=34_500.0, data_ms=20.0, is_full=lambda step: step < 30)
+    for step in steps[30:]:
+        step.total_us -= 4_500.0
+    run = write_run(tmp_path / "run", steps=steps, events=[loader_built()], sources={"train.py": SOURCE}, num_cpus=8)
+    (finding,) = input_stall(run).findings
+    assert finding.message == "Each step waits 20.0 ms for its data, 67 % of its time."
+
+
+def test_a_worker_is_no_advice_where_it_would_take_more_from_the_training_than_it_wins():
+    waits = InputWaits(
+        loader=loader_built(num_workers=0),
+        num_cpus=2,
+        num_epochs=1,
+        rest_ms=1.5,
+        data_ms=2.3,
+        data_interval_ms=(2.2, 2.4),
+        fetch_ms=2.3,
+        cpu_ms=3.9,
+        num_restarts=0,
+        restart_ms=0.0,
+        threads=None,
+    )
+    assert not waits.can_win
+    assert not waits.is_out_of_cores
+    assert _is_stalled(waits)
+    assert replace(waits, num_cpus=16).can_win
 
 
 def test_a_loader_that_keeps_up_and_short_waits_are_silent(tmp_path):
