@@ -16,9 +16,9 @@ MIN_STEPS = 5
 """Fewer steady steps say more about the machine than about the loader."""
 MIN_SHARE, MIN_MS = 0.1, 1.0
 """A tenth of the step is worth an edit; below a millisecond, handing over a batch from a worker costs as much."""
-MIN_SHARE_WITHOUT_WORKERS = 0.5
-"""Where no worker helps, or a first one wins too little, a data set must be rewritten: worth it where training
-waits longer than it trains. Collating in memory takes a third of a small model's step; a healthy loop waited 40 %."""
+MIN_SHARE_WITHOUT_CORES, MIN_SHARE_WITHOUT_WORKERS = 0.5, 0.75
+"""Where there is no core for a worker, or a first one wins too little, a data set must be rewritten: worth it where
+training waits longer than it trains, or three times as long. Collating in memory takes 57 % of a small model's step."""
 KEEP_WORKERS: dict[str, object] = {"persistent_workers": True}
 
 
@@ -49,6 +49,8 @@ def input_stall(run: Run) -> Examination:
     if waits.loader is None and not waits.data_ms:
         raise NothingToLookAt("a DataLoader")
     looked_at = f"{num_steps} steps, which waited {format_share(waits.data_ms / waits.step_ms)} of their time for data"
+    if waits.data_ms >= MIN_SHARE * waits.step_ms and not waits.can_win and not waits.num_workers:
+        looked_at += "; a worker would win little of it"
     if _is_stalled(waits.alone) != _is_stalled(waits):
         raise ThinEvidence(f"Unclear: {looked_at}, but other programs held {format_share(waits.others)} of the cores.")
     if not _is_stalled(waits) and waits.restart_ms < MIN_SHARE * (waits.step_ms + waits.restart_ms):
@@ -70,7 +72,7 @@ def _is_stalled(waits: InputWaits) -> bool:
     """Whether batches come too late, and not only later than at once: taking one from a worker takes time too."""
     least_ms, share = (MAX_HANDOVER_MS if waits.num_workers else MIN_MS), MIN_SHARE
     if not waits.can_win:
-        share = MIN_SHARE_WITHOUT_WORKERS
+        share = MIN_SHARE_WITHOUT_CORES if waits.is_out_of_cores else MIN_SHARE_WITHOUT_WORKERS
     may_win = waits.can_win or waits.is_out_of_cores or not waits.num_workers
     return may_win and waits.data_ms >= max(least_ms, share * waits.step_ms)
 
