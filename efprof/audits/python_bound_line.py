@@ -2,6 +2,7 @@
 
 from efprof.facts.growth.grown_line import GrownLines
 from efprof.facts.run.run import Run
+from efprof.facts.steps.long_steps import LongSteps
 from efprof.facts.steps.step_times import StepTimes, within_idle
 from efprof.facts.time.python_lines import PythonLine, PythonLines
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, ThinEvidence, UnreadableInput
@@ -29,7 +30,13 @@ def python_bound_line(run: Run) -> Examination:
     looked_at = f"{format_count(found.num_samples, 'sample')} of the training's lines"
     grown = run.find(GrownLines, ThinEvidence, UnreadableInput)
     slowing = grown.line.blame.key if grown and grown.line else None  # what `step_slowdown` tells
-    guilty = [line for line in found.lines if line.blame.key != slowing]
+    long, num_steps = run.find(LongSteps), len(run.get(StepTimes).every)
+    long_ms = {line.inner.key: 1000 * line.seconds for line in long.lines} if long else {}  # what `long_steps` tells
+    guilty = [
+        line
+        for line in found.lines
+        if line.blame.key != slowing and line.ms * num_steps > long_ms.get(line.blame.key, 0.0)
+    ]
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, line) for line in guilty))
 
 

@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from efprof.artifacts.events import SampledPlace, TrainingSampled
+from efprof.artifacts.readings import LONG_STEPS_FILE, LongStep, SampledStack
 from efprof.audits.input_stall import input_stall
 from efprof.audits.python_bound_line import python_bound_line
 from efprof.facts.run.run import Run, open_run
@@ -68,6 +70,17 @@ def run_of(
 def only(run: Run) -> Finding:
     (finding,) = python_bound_line(run).findings
     return finding
+
+
+@pytest.mark.parametrize(("seconds", "is_told"), [(0.1, True), (5.0, False)])
+def test_a_line_at_which_long_steps_spend_more_than_all_usual_ones_is_told_there(
+    tmp_path: Path, seconds: float, is_told: bool
+) -> None:
+    run = run_of(tmp_path / "run", (5, "other", 0.4))
+    stack = SampledStack(("train.py:4:train", "train.py:5:train"), None, seconds, 0.0)
+    text = msgspec.json.encode(LongStep(step=9, started_ns=1, stacks=[stack]))
+    (run.rank_folder / LONG_STEPS_FILE).write_bytes(text + b"\n")
+    assert bool(python_bound_line(run).findings) == is_told
 
 
 def test_a_loop_of_many_small_operators_is_to_be_one_for_the_batch(tmp_path: Path) -> None:
