@@ -42,7 +42,8 @@ def nonfinite_loss(run: Run) -> Examination:
 
 def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
     cause = run.get(NonFiniteCause)
-    lost = f"{found.num_bad:,} of the {found.num_from_first:,} steps from there on are"
+    were_read = " that were read" if found.num_read < found.num_from_first else ""
+    lost = f"{found.num_bad:,} of the {found.num_read:,} steps{were_read} from there on are"
     return Finding(
         blame=cause.blame,
         category="numbers",
@@ -54,7 +55,7 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
             f"the training after step {first_step:,}: {found.num_from_first:,} of {found.num_steps:,} steps"
         ),
         evidence=(how_nonfinite_is_known(found, cause),),
-        severity="high" if found.num_bad >= LOST_SHARE * found.num_from_first else "medium",
+        severity="high" if found.num_bad >= LOST_SHARE * found.num_read else "medium",
     )
 
 

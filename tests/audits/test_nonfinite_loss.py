@@ -196,6 +196,23 @@ def test_what_a_device_told_too_late_is_to_be_run_again_where_it_is_seen_at_once
     assert narrative.paragraphs[1].startswith("No operation was looked for, since the device told the value after")
 
 
+def test_where_nothing_calls_backward_the_optimizers_line_is_blamed_by_the_steps_that_were_read(tmp_path: Path) -> None:
+    found = steps(loss=None)
+    for record in found:
+        record.backward_site = None
+        if record.step in range(FIRST_BAD + 4, 60, 2):
+            record.gradient_norm = None
+    built = OptimizerBuilt(
+        at_ns=START_NS, step=0, number=1, site="train.py:11:<module>", optimizer="SGD", num_parameters=2
+    )
+    run = write_run(tmp_path / "run", steps=found, events=[built], sources={"train.py": TRAIN})
+    (finding,) = nonfinite_loss(run).findings
+    assert (str(finding.blame), finding.severity) == ("train.py:11", "high")
+    assert finding.message == (
+        "The gradient is nan at step 20; 22 of the 22 steps that were read from there on are lost."
+    )
+
+
 def test_finite_losses_and_a_scaler_that_searches_are_silent(tmp_path: Path) -> None:
     run = run_with(tmp_path, steps=steps(loss=1.0, gradient_norm=0.5))
     assert nonfinite_loss(run).findings == ()

@@ -39,6 +39,8 @@ class NonFinite:
     value: str = ""
     num_bad: int = 0
     num_from_first: int = 0
+    num_read: int = 0
+    """Of these, those whose loss or gradients are known."""
     norms: tuple[float, ...] = ()
     suspects: tuple[SuspectOperation, ...] = ()
     is_late: bool = False
@@ -82,6 +84,9 @@ class NonFinite:
             value=value or (event.value if event else "nan"),
             num_bad=max(1, len(bad)),
             num_from_first=max(1, sum(record.step >= first for record in records)),
+            num_read=max(
+                1, sum(record.step >= first and {record.loss, record.gradient_norm} != {None} for record in records)
+            ),
             norms=tuple(float(norm) for record in before if (norm := record.gradient_norm) is not None),
             suspects=tuple(event.suspects) if event and is_bad_till_then else (),
             is_late=event is not None and event.is_late,

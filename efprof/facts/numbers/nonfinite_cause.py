@@ -103,9 +103,11 @@ def _line_of_optimizer(run: Run, found: NonFinite) -> SourceLine:
 
 
 def _line_at(run: Run, found: NonFinite, site: str | None) -> SourceLine:
-    if site is None:
+    """At the site; where nothing called backward, as with `torch.autograd.grad`, where an optimizer was built."""
+    built = [event.site for event in events_of(run.rank_folder, OptimizerBuilt) if event.site]
+    if site is None and not built:
         raise ThinEvidence(f"step {found.first_step}'s {found.what} is {found.value}, and no line was recorded.")
-    return line_at(run, site)
+    return line_at(run, site or built[-1])
 
 
 def is_guess(one: SuspectOperation) -> bool:
