@@ -17,8 +17,7 @@ MIN_STEPS = 5
 MIN_SHARE, MIN_MS = 0.1, 1.0
 """A tenth of the step is worth an edit; below a millisecond, handing over a batch from a worker costs as much."""
 MIN_SHARE_WITHOUT_CORES = 0.5
-"""Where there is no core for a worker a data set must be rewritten: worth it where training waits longer than it
-trains. Collating in memory takes 57 to 77 % of a small model's step, and a first worker wins little: no finding."""
+"""Where no core is left for a worker, a data set must be rewritten: where training waits longer than it trains."""
 KEEP_WORKERS: dict[str, object] = {"persistent_workers": True}
 
 

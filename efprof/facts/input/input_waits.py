@@ -17,7 +17,7 @@ from efprof.units import format_count, format_interval, format_ms, format_share,
 
 MIN_GAIN = 0.03
 """More workers that win less than 3 % of the step are no advice: runs differ by as much."""
-MIN_FIRST_GAIN = 0.2
+MIN_FIRST_GAIN = 0.18
 """Nor is a first one that takes a core from the training for less than this: where 10 % was predicted (Lightning's
 autoencoder on two cores) it won 10 % of a training with one thread, and lost 40 % of one with two."""
 
