@@ -17,9 +17,9 @@ from efprof.units import format_count, format_interval, format_ms, format_share,
 
 MIN_GAIN = 0.03
 """More workers that win less than 3 % of the step are no advice: runs differ by as much."""
-MIN_FIRST_GAIN = 0.18
-"""Nor is a first one that takes a core from the training for less than this: where 10 % was predicted (Lightning's
-autoencoder on two cores) it won 10 % of a training with one thread, and lost 40 % of one with two."""
+MIN_SURE_GAIN, MIN_FIRST_GAIN = 0.1, 0.18
+"""Nor is a first one for less than a tenth, or, where it may win nothing, than this: where 10 % was predicted
+(Lightning's autoencoder on two cores) it won 10 % of a training with one thread, and lost 40 % of one with two."""
 
 HANDOVER_MS = 1.2
 """Taking a finished batch from a worker process: measured at 1.2 ms for batches up to 256 KiB, 2.4 ms for 1 MiB, on two
@@ -152,8 +152,12 @@ class InputWaits:
     @property
     def can_win(self) -> bool:
         """Whether these save enough of the step to be worth an edit."""
-        least = MIN_GAIN if self.num_workers else MIN_FIRST_GAIN
-        return self.saved_ms_with(self.best_workers) >= least * self.step_ms
+        workers = self.best_workers
+        if workers <= self.num_workers:
+            return False
+        is_sure = self.saved_interval_ms_with(workers)[0] > 0
+        least = MIN_GAIN if self.num_workers else MIN_SURE_GAIN if is_sure else MIN_FIRST_GAIN
+        return self.saved_ms_with(workers) >= least * self.step_ms
 
     def saved_ms_with(self, num_workers: int) -> float:
         """What that many workers save per step, if any, midway between workers that hinder the training and do not."""
