@@ -134,7 +134,7 @@ def keep_without_graph(
     return Fix.by(
         replace_expression(file, value, f"{as_receiver(file, value)}{how}"),
         "review",
-        f"Keep the value without its graph; check that nothing calls backward on what `{name}` keeps.",
+        f"Keep the value without its graph; check that nothing calls backward on what is in `{name}`.",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Self
 from msgspec import structs
 
 from efprof.artifacts.holders import Change, Container, Count, Counted, Watch, Watched, read_counts, read_watches
-from efprof.facts.growth.kept import RetainedTensors, Size, judged, rate_of
+from efprof.facts.growth.kept import MIN_EMPTIED, RetainedTensors, Size, judged, rate_of
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.model import NotRecorded, frozen_dataclass
@@ -21,6 +21,8 @@ MAX_COUNTED_NODES = 20_000
 """Where recorders stopped counting a graph before they said so."""
 MOST_GRAPHS = 0.1
 """Of the memory, that graphs may take within a limit of their holder's own; tensors may take all."""
+MIN_STEPS_KEPT = 40
+"""Of graphs that are let go again: fewer may be those of tasks that one update of a meta-learner goes back through."""
 SAME_MEMORY = 0.1
 """Holders whose growth differs by less than this share, and that got longer by as much, hold the same."""
 
@@ -99,7 +101,7 @@ def _name(one: Counted | Container | Watched) -> Name:
 
 def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, limits: RunLimits | None) -> RetainedTensors | None:
     """None where no count found more than an earlier one."""
-    found = list(_counted(name, counts))
+    found, most_graphs = _graphs_between_falls(list(_counted(name, counts)))
     sizes = [size for size, _ in found]
     known = [counted for _, counted in found if counted is not None]
     if len(sizes) < 2 or not any(later.num_bytes > one.num_bytes for one, later in pairwise(sizes)):
@@ -118,7 +120,29 @@ def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, limits: RunLim
         tensor_rate=tensor_bytes / kept.num_steps,
         value_rate=min(max(0, last.value_bytes - first.value_bytes), tensor_bytes) / kept.num_steps,
         entry=tuple(last.entry),
+        most_bytes=min(kept.most_bytes, most_graphs),
     )
+
+
+def _graphs_between_falls(
+    found: Sequence[tuple[Size, Counted | None]],
+) -> tuple[Sequence[tuple[Size, Counted | None]], float]:
+    """Where a sum keeps its graphs until an epoch ends: the counts between that show it, and the most it had; else all.
+
+    No sound program keeps a graph for so many steps, whereas it may well collect plain tensors.
+    """
+    falls = [
+        place
+        for place, ((one, _), (later, _)) in enumerate(pairwise(found), start=1)
+        if later.num_bytes < (1 - MIN_EMPTIED) * one.num_bytes
+    ]
+    for start, end in pairwise([0, *falls, len(found)]) if falls else ():
+        between = found[start:end]
+        sizes, last = [size for size, _ in between], between[-1][1]
+        is_long = sizes[-1].step - sizes[0].step >= MIN_STEPS_KEPT
+        if is_long and last is not None and last.graph_nodes and judged(sizes, ())[0] == "leak":
+            return between, max(size.num_bytes for size, _ in found)
+    return found, math.inf
 
 
 def _kept(

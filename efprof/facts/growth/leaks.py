@@ -248,7 +248,8 @@ def _gain(run: Run, leak: Leak, *, left_per_step: float) -> Gain:
     if fit is not None and leak.share is not None:
         return growth_gain(fit, leak.share, left_per_step=left_per_step)
     rates = (leak.rate.low, leak.rate.slope, leak.rate.high)
-    low, value, high = (max(0, round((rate - left_per_step) * num_steps)) for rate in rates)
+    most = leak.kept[0].most_bytes
+    low, value, high = (max(0, round(min((rate - left_per_step) * num_steps, most))) for rate in rates)
     return Gain(
         explanation=f"the bytes counted per step ({_counts_in_words(leak)}) times the {num_steps:,} steps "
         "recorded; the interval is that between the slowest and the fastest stretch",

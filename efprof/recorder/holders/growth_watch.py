@@ -230,6 +230,8 @@ class GrowthWatch:
         """Take the tracer out, and what it left in frames that still run: never from within a trace callback."""
         self.stop()
         if get_ident() == self._thread:  # another thread may be within one
+            self._check()
+            self._look_at_variables()
             for one in self._kept.values():
                 if type(one.value) is FrameType:
                     one.value.f_trace_lines = True

@@ -84,6 +84,28 @@ def test_what_was_seen_to_end_its_growth_bounds_it(fields: dict[str, Any], again
     assert against in one.against
 
 
+def epochs_of(holder: Callable[[int], Counted], *, length: int, tmp_path: Path) -> RetainedTensors:
+    """Counts of what is let go after each of two epochs of that length."""
+    steps = [end - 1 for end in (length // 4, length // 2, length)]
+    counts = counts_of(holder, steps=steps)
+    began = Count(step=length - 1, moment="loader_began", holders=[])
+    again = [Count(step=length + step, moment="step", holders=[holder(step + 1)]) for step in steps]
+    return kept_in(leaking_run(tmp_path, counts=[*counts, began, *again]))
+
+
+def test_graphs_that_pile_up_until_an_epoch_ends_leak_until_then(tmp_path: Path) -> None:
+    one = epochs_of(graphs, length=80, tmp_path=tmp_path)
+    assert (one.verdict, one.kind, one.site) == ("leak", "graphs", "train.py:8:train")
+    assert [size.length for size in one.sizes] == [20, 40, 80]
+    assert one.rate.slope == pytest.approx(MIB, rel=0.01)
+    assert one.most_bytes == pytest.approx(80 * MIB, rel=0.01)
+
+
+def test_plain_tensors_of_an_epoch_and_graphs_of_a_few_steps_are_let_go_in_time(tmp_path: Path) -> None:
+    assert epochs_of(plain, length=80, tmp_path=tmp_path / "plain").verdict == "bounded"
+    assert epochs_of(graphs, length=36, tmp_path=tmp_path / "few").verdict == "bounded"
+
+
 def test_a_limit_bounds_nothing_that_memory_cannot_hold_or_whose_entries_grow(tmp_path: Path) -> None:
     """16 GiB of memory, entries of a mebibyte."""
     counts = counts_of(lambda step: plain(step, type="deque", max_length=1_000_000))

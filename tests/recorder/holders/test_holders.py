@@ -244,6 +244,11 @@ def test_what_grows_between_epochs_is_watched_when_the_next_one_ends(begin: Begi
     assert change.times in (1, 2)  # a watch after a count at a step may see an epoch end as well
 
 
+def test_a_local_variable_that_is_bound_anew_between_epochs_is_seen_at_its_line(begin: Begin, tmp_path: Path) -> None:
+    (change,) = changes_of(record(begin, programs.BOUND_EACH_EPOCH), "train.bank")
+    assert (change.site, change.how) == (f"train.py:{fed_line(tmp_path)}:train", "bound")
+
+
 def test_a_count_that_is_due_in_a_watch_is_taken_when_it_ends_and_a_watch_ends_before_a_window(begin: Begin) -> None:
     """What is fed so seldom no watch sees twice within its twelve steps."""
     text = programs.program("outputs += [out.detach()] * (step % 20 in (1, 4))", first="outputs = []", num_steps=50)
