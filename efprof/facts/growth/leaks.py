@@ -244,11 +244,10 @@ def _why(leaks: Leaks, leak: Leak) -> str:
 
 def _gain(run: Run, leak: Leak, *, left_per_step: float) -> Gain:
     """By the slope of memory where that shows a trend, else by what was counted."""
-    fit, num_steps = run.get(Leaks).fit, run.get(RunLimits).num_steps
+    fit, num_steps, most = run.get(Leaks).fit, run.get(RunLimits).num_steps, leak.kept[0].most_bytes
     if fit is not None and leak.share is not None:
         return growth_gain(fit, leak.share, left_per_step=left_per_step)
     rates = (leak.rate.low, leak.rate.slope, leak.rate.high)
-    most = leak.kept[0].most_bytes
     low, value, high = (max(0, round(min((rate - left_per_step) * num_steps, most))) for rate in rates)
     return Gain(
         explanation=f"the bytes counted per step ({_counts_in_words(leak)}) times the {num_steps:,} steps "

@@ -25,6 +25,9 @@ MIN_FREED_SHARE = 0.05
 STEPS_APART = 4
 """A collection that comes sooner after a large one, as by hand in every step, frees little that piled up."""
 
+STEPS_PILED = 2
+"""Since the last collection that may have freed the garbage: one of them is over, and what it left is looked at."""
+
 LARGE_BEFORE_LOOK = 2
 """What only one collection finds is what the start of the program left; each further look takes twice as many."""
 
@@ -44,7 +47,7 @@ class Cycles:
         self._due_ns = 0
         self._before: int | None = None
         self._found = CollectedGarbage(num_read=0, num_large=0, collections=[], cycles=[])
-        self._last_apart = self._generation = 0
+        self._last_apart = self._last_collected = self._generation = 0
         self._num_apart, self._due_at = 0, LARGE_BEFORE_LOOK
         self._write_at = LARGE_BEFORE_LOOK
 
@@ -52,13 +55,16 @@ class Cycles:
         if phase == "start":
             if info["generation"] == 2 or time.perf_counter_ns() >= self._due_ns:
                 self._started()
-        elif self._before is not None:
+            return
+        if self._before is not None:
             self._stopped(info["generation"])
+        if info["generation"] >= self._generation:
+            self._last_collected = self._loop.number
 
     def step_ended(self, _: object, record: StepRecord) -> None:
         """Look at a step whose garbage nobody has freed yet, and write what there is for a process that is killed."""
-        is_apart = record.step >= self._last_apart + STEPS_APART
-        if self._num_apart >= self._due_at and is_apart and record.window is None:
+        is_piled = record.step >= self._last_collected + STEPS_PILED
+        if self._num_apart >= self._due_at and is_piled and record.window is None:
             self._due_at *= 2
             if not self._found.cycles and may_look():
                 self._look()
@@ -92,6 +98,8 @@ class Cycles:
         if step >= self._last_apart + STEPS_APART:
             self._num_apart += 1
             self._last_apart = step
+            if self._num_apart == self._due_at:
+                self._loop.sampling.want(step, step + STEPS_PILED + 1)
         if len(found.collections) < MAX_LISTED:
             found.collections.append(LargeCollection(at_ns=time.time_ns(), before_bytes=before, freed_bytes=freed))
 

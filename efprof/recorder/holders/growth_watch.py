@@ -185,7 +185,6 @@ class GrowthWatch:
 
     def step_ended(self) -> bool:
         """Look at local variables; whether enough was seen, or this has taken long enough."""
-        self._check()
         self._look_at_variables()
         self._num_steps += 1
         is_seen = all(thing.num_seen >= ENOUGH for thing in self._things)
@@ -221,6 +220,7 @@ class GrowthWatch:
             self._kept.pop(key).value = None
 
     def _look_at_variables(self) -> None:
+        self._check()
         self._until_ns = time.thread_time_ns() + self._most_ns
         for thing in self._things:
             for variable in thing.variables:
@@ -230,7 +230,6 @@ class GrowthWatch:
         """Take the tracer out, and what it left in frames that still run: never from within a trace callback."""
         self.stop()
         if get_ident() == self._thread:  # another thread may be within one
-            self._check()
             self._look_at_variables()
             for one in self._kept.values():
                 if type(one.value) is FrameType:

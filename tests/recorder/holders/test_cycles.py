@@ -203,9 +203,10 @@ def test_a_program_that_uses_the_collector_itself_is_left_alone(monkeypatch: pyt
 
 
 def train(
-    make: Callable[[], object], num_steps: int = 60, collect_every: int = 10, generation: int = 0
+    make: Callable[[], object], num_steps: int = 60, collect_every: int = 10, generation: int = 0, again_after: int = 0
 ) -> Callable[[], None]:
-    """So many steps, each of which makes something; collected every so often, as the collector itself would."""
+    """So many steps, each of which makes something; collected every so often, as the collector itself would, and again
+    so many steps later."""
 
     def run() -> None:
         weight, optimizer = make_weight(2)
@@ -214,7 +215,7 @@ def train(
             weight.sum().backward()
             optimizer.step()
             del made
-            if number % collect_every == collect_every - 1:
+            if number % collect_every in (collect_every - 1, again_after - 1):
                 gc.collect(generation)
 
     return run
@@ -252,6 +253,21 @@ def test_large_collections_are_noted_and_their_cycle_is_named(tmp_path: Path) ->
     assert found.cycles[0].path in PATHS
     assert '"tests/recorder/holders/test_cycles.py"' in (recorded.rank / "sources.jsonl").read_text()
     assert recorded.events(CollectorStopped) == []
+
+
+def test_a_look_waits_for_garbage_after_a_collection_that_was_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four steps after each that was, when the look would come; to read memory at all of them would take too long."""
+    original = Cycles._start
+
+    def start(self: Cycles) -> None:
+        if self._loop.number % 10 in (9, 0):
+            original(self)
+
+    monkeypatch.setattr(Cycles, "_start", start)
+    recorded = record_here(tmp_path, train(big_step, again_after=4))
+    assert read_cycles(recorded.rank).cycles[0].path in PATHS
 
 
 def test_without_cycles_nothing_is_noted(tmp_path: Path) -> None:
