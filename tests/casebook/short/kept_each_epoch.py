@@ -5,11 +5,11 @@ import sys
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 EXPECTED = "growing_tensors"
 SEVERITY = "high"
-EPOCHS = 6
+EPOCHS, BATCH_SIZE = 6, 1_024
 
 
 class Validation:
@@ -31,17 +31,18 @@ class Validation:
 def train(is_healthy: bool) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    data = TensorDataset(torch.randn(15 * 128, 64))
-    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    data = TensorDataset(torch.randn(15 * BATCH_SIZE, 256))
+    model = nn.Sequential(nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 256))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     validation = Validation(model, is_healthy)
     for epoch in range(EPOCHS):
-        for (inputs,) in DataLoader(data, batch_size=128, shuffle=True):
+        batches = BatchSampler(RandomSampler(data), BATCH_SIZE, drop_last=False)
+        for (inputs,) in DataLoader(data, batch_size=None, sampler=batches):
             loss = functional.mse_loss(model(inputs), inputs)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        print(validation.spread(epoch, torch.randn(16_384, 64)))
+        print(validation.spread(epoch, torch.randn(4_096, 256)))
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ class Documents(Dataset[tuple[torch.Tensor, int]]):
     def __len__(self) -> int:
         return len(self.topics)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:  # fault: step_slowdown
         words = self.words[index]
-        if index in self.given:  # slow
+        if index in self.given:
             words = words * (torch.rand(256) < 0.5)
         self.given.append(index)
         if self.is_healthy:
@@ -39,7 +39,7 @@ class Documents(Dataset[tuple[torch.Tensor, int]]):
 def train(is_healthy: bool) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    loader = DataLoader(Documents(is_healthy), batch_size=BATCH_SIZE, shuffle=True)  # fault: step_slowdown, input_stall
+    loader = DataLoader(Documents(is_healthy), batch_size=BATCH_SIZE, shuffle=True)  # fault: input_stall
     model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for words, topics in loader:
