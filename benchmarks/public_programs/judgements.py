@@ -87,6 +87,12 @@ JUDGEMENTS = {
         answer="true",
         reason="Most of the time goes to the dense product of all papers' words, the line that is named.",
     ),
+    "LTSF-Linear": Judgement(
+        on="2026-11-29",
+        verdict=NO_FAULT,
+        answer="true",
+        reason="Two workers load for one thread on two cores; a validation builds no graph, losses are read.",
+    ),
     "ppo": Judgement(
         on="2026-11-28",
         verdict=NO_FAULT,
@@ -94,11 +100,10 @@ JUDGEMENTS = {
         reason="There is no fault; steps with a rollout are long, which the bar of the run's time shows.",
     ),
     "lightning": Judgement(
-        on="2026-11-28",
-        verdict="Each step waits 4.23 ms (3.83 ms to 4.65 ms) for its data, 34 % of its time.",
-        found=("input_stall autoencoder.py:167",),
+        on="2026-11-29",
+        verdict=NO_FAULT,
         answer="true",
-        reason="The loader has no workers: 1.7 ms of CPU per batch, beside 1.2 ms for the model.",
+        reason="No workers: one won 10 % with one thread of torch, measured without efprof, and lost 40 % with two.",
     ),
     "accelerate": Judgement(
         on="2026-11-28",
