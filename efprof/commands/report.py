@@ -56,7 +56,7 @@ _CLEARED = "\r\x1b[K"
     metavar="SIZE",
     help=f"Memory budget; the report says how to get the peak below it: {SIZES}.",
 )
-@click.option("--gpu-estimate", is_flag=True, help="Estimate a CPU run's memory and time on a GPU (slow).")
+@click.option("--gpu-estimate", is_flag=True, help="Estimate a CPU run's memory on a GPU (slow).")
 @OWN
 @ENGINE
 @click.option("--hta", is_flag=True, help="Add what HolisticTraceAnalysis says of a GPU trace (slow).")
