@@ -266,7 +266,7 @@ def test_a_look_waits_for_garbage_after_a_collection_that_was_not_read(
             original(self)
 
     monkeypatch.setattr(Cycles, "_start", start)
-    recorded = record_here(tmp_path, train(big_step, again_after=4))
+    recorded = record_here(tmp_path, train(big_step, generation=2, again_after=4))
     assert read_cycles(recorded.rank).cycles[0].path in PATHS
 
 
