@@ -193,6 +193,18 @@ def test_on_a_machine_that_is_busy_all_along_the_work_grows_by_the_same_factor(t
     assert str(finding.blame) == "train.py:5"
 
 
+def test_work_that_doubles_is_told_though_the_machine_got_busy_and_half_as_much_more_is_not(tmp_path):
+    def on_a_busy_machine(name, more):
+        steps = steps_with(other_ms=lambda step: 0.5 + 0.6 * step)
+        for step in steps:
+            step.cpu_us = 15_000.0 * (1 + more * step.step / NUM_STEPS)
+        return examine(tmp_path / name, steps, traces=GROWING_LINE).findings
+
+    assert len(on_a_busy_machine("doubles", 3.0)) == 1
+    with pytest.raises(ThinEvidence, match="its machine was busy"):
+        on_a_busy_machine("half", 0.8)
+
+
 def on_a_device(steps, device_ms):
     """The same steps on a device, which takes so long for each."""
     for step in steps:

@@ -22,7 +22,7 @@ MAX_COUNTED_NODES = 20_000
 MOST_GRAPHS = 0.1
 """Of the memory, that graphs may take within a limit of their holder's own; tensors may take all."""
 MIN_STEPS_KEPT = 40
-"""Of graphs that are let go again: fewer may be those of tasks that one update of a meta-learner goes back through."""
+"""Of graphs that are let go again: fewer may be those that a meta-learner goes back through."""
 SAME_MEMORY = 0.1
 """Holders whose growth differs by less than this share, and that got longer by as much, hold the same."""
 
