@@ -133,14 +133,14 @@ def _graphs_between_falls(
     """
     falls = [
         place
-        for place, ((one, _), (later, _)) in enumerate(pairwise(found), start=1)
+        for place, ((one, _), (later, _)) in enumerate(pairwise(found), 1)
         if later.num_bytes < (1 - MIN_EMPTIED) * one.num_bytes
     ]
     for start, end in pairwise([0, *falls, len(found)]) if falls else ():
         between = found[start:end]
         sizes, last = [size for size, _ in between], between[-1][1]
-        is_long = sizes[-1].step - sizes[0].step >= MIN_STEPS_KEPT
-        if is_long and last is not None and last.graph_nodes and judged(sizes, ())[0] == "leak":
+        num_steps = sizes[-1].step - sizes[0].step
+        if num_steps >= MIN_STEPS_KEPT and last and last.graph_nodes and judged(sizes, ())[0] == "leak":
             return between, max(size.num_bytes for size, _ in found)
     return found, math.inf
 

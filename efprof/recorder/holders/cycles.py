@@ -64,7 +64,7 @@ class Cycles:
     def step_ended(self, _: object, record: StepRecord) -> None:
         """Look at a step whose garbage nobody has freed yet, and write what there is for a process that is killed."""
         is_piled = record.step >= self._last_collected + STEPS_PILED
-        if self._num_apart >= self._due_at and is_piled and record.window is None:
+        if is_piled and self._num_apart >= self._due_at and not record.window:
             self._due_at *= 2
             if not self._found.cycles and may_look():
                 self._look()
