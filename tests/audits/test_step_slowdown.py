@@ -195,7 +195,7 @@ def test_on_a_machine_that_is_busy_all_along_the_work_grows_by_the_same_factor(t
 
 def test_work_that_doubles_is_told_though_the_machine_got_busy_and_half_as_much_more_is_not(tmp_path):
     def on_a_busy_machine(name, more):
-        steps = steps_with(other_ms=lambda step: 0.5 + 0.6 * step)
+        steps = steps_with(other_ms=lambda step: 0.5 + 2.0 * step)
         for step in steps:
             step.cpu_us = 15_000.0 * (1 + more * step.step / NUM_STEPS)
         return examine(tmp_path / name, steps, traces=GROWING_LINE).findings

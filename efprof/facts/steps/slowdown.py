@@ -132,7 +132,7 @@ class Slowdown:
             return "nearly all of it came at once, as where another phase of the training begins"
         if self.device_share < MIN_WORK_SHARE:
             return "the device took no longer: its host had only run ahead of it"
-        # As many milliseconds, the same factor, or twice: four busy loops beside two programs added 12 to 14 % (measured).
+        # As many milliseconds, the same factor, or twice: four busy loops beside programs add 12 to 14 % (measured).
         before, more_ms = self.early.cpu_ms, self.late.cpu_ms - self.early.cpu_ms
         if not is_gpu and more_ms < min(before, MIN_WORK_SHARE * min(self.growth_ms, before * (self.ratio - 1))):
             return "CPU time grew less: its machine was busy"
