@@ -15,6 +15,8 @@ import msgspec
 from efprof.model import NotRecorded, UnreadableInput
 
 T = TypeVar("T")
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
+"""What msgspec raises for bytes that are no JSON; for text that is not UTF-8, the second up to its release 0.22."""
 
 MAX_LOCK_S = 10.0
 """What is done under a lock takes milliseconds: longer, and its holder is stuck."""
@@ -48,7 +50,7 @@ def read_json(path: Path, kind: type[T]) -> T:
     """The file's one object as `kind`; raises UnreadableInput where it is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise UnreadableInput(f"{path} is not what efprof writes ({error}).") from None
 
 
@@ -123,7 +125,7 @@ def bounded_memory(num_bytes: int) -> Iterator[None]:
 
 def _decoded(line: bytes, decoders: list[msgspec.json.Decoder[T]]) -> T | None:
     for decoder in decoders:
-        with suppress(msgspec.DecodeError):
+        with suppress(*NOT_JSON):
             return decoder.decode(line)
     return None
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from efprof.artifacts.files import lines_if_any, locked, write_atomically
+from efprof.artifacts.files import NOT_JSON, lines_if_any, locked, write_atomically
 from efprof.model import UnreadableInput
 
 SCHEMA_VERSION = 2
@@ -99,7 +99,7 @@ def read_run_file(folder: Path) -> RunFile:
                 f"{'install a newer efprof' if version > SCHEMA_VERSION else 'record the run again'}."
             )
         return msgspec.json.decode(content, type=RunFile)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise UnreadableInput(f"{path} is not a complete run file ({error}); record the run again.") from None
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from efprof.artifacts.files import NOT_JSON
 from efprof.artifacts.run_file import RUN_FILE, RunFile, read_run_file
 from efprof.artifacts.steps import STEPS_FILE
 from efprof.model import UnreadableInput, frozen_dataclass, nearest_to
@@ -109,7 +110,7 @@ def read_process(rank_folder: Path) -> Process | None:
     """Who writes, or wrote, this rank folder; None where that is not known."""
     try:
         return msgspec.json.decode((rank_folder / PROCESS_FILE).read_bytes(), type=Process)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *NOT_JSON):
         return None
 
 

@@ -16,7 +16,7 @@ DEFAULT_POOL = (0, 0)
 
 DAMAGED = (
     pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError, ImportError, ArithmeticError,
-    MemoryError, RecursionError,
+    MemoryError, RecursionError, SystemError,
 )  # fmt: skip
 """What a pickle raises that is torn, or made of bytes that happen to be operations."""
 

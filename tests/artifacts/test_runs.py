@@ -98,16 +98,17 @@ def test_names_the_nearest_run_or_branch(store: Path, wrong: str, right: str) ->
     ("content", "message"),
     [
         (None, "is empty"),
-        ('{"schema_version": 1, "run_id": "2026', "is not a complete run file"),
-        ('{"schema_version": 99}', "schema version 99"),
+        (b'{"schema_version": 1, "run_id": "2026\xff"}', "is not a complete run file"),
+        (b'{"schema_version": 1, "run_id": "2026', "is not a complete run file"),
+        (b'{"schema_version": 99}', "schema version 99"),
     ],
 )
-def test_a_folder_that_cannot_be_read_is_refused_by_name(store: Path, content: str | None, message: str) -> None:
+def test_a_folder_that_cannot_be_read_is_refused_by_name(store: Path, content: bytes | None, message: str) -> None:
     add_run(store, 1)
     broken = store / "20260101T120059Z-train-00003b"
     broken.mkdir()
     if content is not None:
-        (broken / "run.json").write_text(content)
+        (broken / "run.json").write_bytes(content)
     for name in (broken.name, str(broken), "latest"):
         with pytest.raises(UnreadableInput, match=rf"(?s){broken.name}.*{message}"):
             find_run(name)

@@ -264,7 +264,6 @@ def _with_texts(decoder: Decoder, text: bytes) -> tuple[Sequence[msgspec.Raw], B
         return None
     try:
         texts = msgspec.json.decode(text, type=list[msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        mended = NO_JSON.sub(b":null", text.decode(errors="replace").encode())
-        texts = msgspec.json.decode(mended, type=list[msgspec.Raw])
+    except msgspec.DecodeError:
+        texts = msgspec.json.decode(NO_JSON.sub(b":null", text), type=list[msgspec.Raw])
     return [one for one in texts if event_alone(one) is not None] if block.num_unreadable else texts, block

@@ -128,11 +128,11 @@ class Decoder:
             return events, 0
         except msgspec.ValidationError:
             return self._one_by_one(text)
-        except UnicodeDecodeError:  # in a name that C++ cut, or that was none of UTF-8
-            return self.events(text.decode(errors="replace").encode())
-        except (msgspec.DecodeError, RecursionError):
-            repaired, num_repaired = NO_JSON.subn(b":null", text)
-            return self.events(repaired) if num_repaired else None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            mended = text.decode(errors="replace").encode()  # a name that C++ cut, or that was none of UTF-8
+            if mended == text:
+                mended = NO_JSON.sub(b":null", text)
+            return self.events(mended) if mended != text else None
 
     def _become(self, kind: Any) -> None:
         """Times are floats; where those are not exact, texts: msgspec would take 10**15 + 0.001 for an integer."""

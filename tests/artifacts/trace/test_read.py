@@ -217,6 +217,11 @@ def test_an_argument_of_another_type_costs_no_event_but_a_name_or_thread_does(tm
     assert (len(trace), len(named(trace, "odd")), trace.num_unreadable) == (2, 1, 3)
 
 
+def test_a_name_that_is_not_utf_8_costs_no_event(tmp_path: Path) -> None:
+    trace = read_window(written(tmp_path, b'{"traceEvents":[{"ph":"X","name":"a\xff: nan","ts":1,"dur":1}]}'))
+    assert (len(named(trace, "a\ufffd: nan")), trace.num_unreadable) == (1, 0)
+
+
 def test_an_event_that_cannot_be_read_beside_a_name_that_is_not_utf_8_costs_no_excerpt(tmp_path: Path) -> None:
     path = written(tmp_path, b'{"traceEvents":[{"ph":"X","name":"a\xff","ts":1},{"ph":"X","name":5,"ts":2}]}')
     packed = excerpt(path, lambda block: block.dense["phase"] > 0, [KERNEL])
