@@ -68,12 +68,27 @@ def plain(entries: int, **fields: Any) -> Counted:
     return counted(**{"length": entries, "tensors": entries, **sizes, **fields})
 
 
+def summed(entries: int, *, epoch: int = 0, **fields: Any) -> Counted:
+    """A sum of so many losses of an epoch, of which backward has left the nodes: ten each."""
+    first = 1_000_000 * epoch
+    sizes = {"tensors": 1, "tensor_bytes": 4, "value_bytes": 4, "graph_bytes": 0, "graph_nodes": 10 * entries}
+    return counted(**{"length": 1, "graph_span": (first, first + 100 * entries), **sizes, **fields})
+
+
 def counts_of(
     holder: Callable[[int], Counted | None], *, steps: Sequence[int] = STEPS, is_partial: bool = False
 ) -> list[Count]:
     """A count after each of these steps, of what was held by then; None is nothing."""
     found = [(step, holder(step + 1)) for step in steps]
     return [Count(step=step, moment="step", holders=[one] if one else [], is_partial=is_partial) for step, one in found]
+
+
+def epochs(holder: Callable[..., Counted], length: int) -> list[Count]:
+    """Counts of what is let go after each of two epochs of that length."""
+    steps = [end - 1 for end in (length // 4, length // 2, length)]
+    began = Count(step=length - 1, moment="loader_began", holders=[])
+    again = [Count(step=length + step, moment="step", holders=[holder(step + 1, epoch=1)]) for step in steps]
+    return [*counts_of(holder, steps=steps), began, *again]
 
 
 def containers_of(steps: Sequence[int] = STEPS, *, per_step: int = 1, **fields: Any) -> list[Count]:

@@ -12,10 +12,22 @@ from efprof.artifacts.steps import StepRecord
 from efprof.audits.growing_tensors import growing_tensors
 from efprof.audits.memory_growth import memory_growth
 from efprof.audits.retained_graph import retained_graph
+from efprof.facts.growth.kept_growth import GRAPH_NODE_BYTES
 from efprof.facts.run.run import Run
 from efprof.model import Examination, ThinEvidence
-from efprof.units import MIB
-from tests.audits.growing_runs import TRAIN, containers_of, counts_of, leaking_run, leaking_steps, plain, seen, watch_of
+from efprof.units import KIB, MIB
+from tests.audits.growing_runs import (
+    TRAIN,
+    containers_of,
+    counts_of,
+    epochs,
+    leaking_run,
+    leaking_steps,
+    plain,
+    seen,
+    summed,
+    watch_of,
+)
 from tests.facts.allocations import allocation
 from tests.support.builders import START_NS, make_step, write_run
 
@@ -41,6 +53,16 @@ def test_a_holder_that_explains_little_of_the_slope_leaves_the_rest_to_tell(tmp_
     assert str(rest.blame) == "train.py:6"
     assert str(told.blame) == "train.py:8"
     assert (rest.gain.peak_bytes or 0) + (told.gain.peak_bytes or 0) == pytest.approx(59 * MIB, rel=0.02)
+
+
+def test_a_graph_that_each_epoch_lets_go_does_not_explain_memory_that_goes_on_growing(tmp_path: Path) -> None:
+    growing = leaking_steps(160, bytes_per_step=64 * KIB)
+    run = leaking_run(tmp_path, steps=growing, counts=epochs(summed, 80))
+    (rest,), (told,) = memory_growth(run).findings, retained_graph(run).findings
+    assert rest.gain.peak_bytes == pytest.approx(159 * 64 * KIB, rel=0.3)
+    assert told.message.startswith("`history` keeps 4.10 KiB more per step")
+    assert told.gain.peak_bytes == 4 + 800 * GRAPH_NODE_BYTES, "what it held, not what 160 steps would add"
+    assert "though it fell from 328 KiB to 0 B" in str(told.evidence)
 
 
 ROWS = {"counts": containers_of(), "watches": [watch_of(seen(), path="train.log", number=7)]}

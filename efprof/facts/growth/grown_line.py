@@ -150,7 +150,7 @@ def longer_containers(run: Run) -> str:
             lengths = f"{first.length:,} entries after step {first.step:,}, {last.length:,} after step {last.step:,}"
             found.append(f"`{one.name}`{at} ({lengths})")
     names = ", ".join(found[:MAX_NAMED])
-    return f" Meanwhile there got longer: {names}; bound it, or keep a running value." if found else ""
+    return f" Meanwhile {names} got longer: bound that, or keep a running value." if found else ""
 
 
 def larger_steps(run: Run) -> str:

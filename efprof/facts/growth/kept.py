@@ -82,6 +82,11 @@ class RetainedTensors:
     most_bytes: float
 
     @property
+    def is_let_go(self) -> bool:
+        """True if it leaks until an epoch ends: `against` says how it fell."""
+        return self.verdict == "leak" and self.against != ""
+
+    @property
     def site(self) -> str | None:
         """The line that feeds it, the one seen most often."""
         return self.fed[0].site if self.fed else None
@@ -120,7 +125,7 @@ class RetainedTensors:
 
 def counted_series(kept: Sequence[RetainedTensors]) -> Series:
     return Series(
-        title="What each holder has" if len(kept) > 1 else f"What {kept[0].path or kept[0].name} has",
+        title="What each holder has",
         y_label="held",
         y_unit="bytes",
         lines=tuple(

@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Self
 
 from msgspec import structs
@@ -29,6 +29,8 @@ SAME_MEMORY = 0.1
 
 Name = tuple[str | None, str | None, str | None]
 """Scope, path and file."""
+Found = tuple[Size, Counted | None]
+"""What a count found of a holder."""
 
 
 class SeenLines:
@@ -101,14 +103,18 @@ def _name(one: Counted | Container | Watched) -> Name:
 
 def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, limits: RunLimits | None) -> RetainedTensors | None:
     """None where no count found more than an earlier one."""
-    found, most_graphs = _graphs_between_falls(list(_counted(name, counts)))
+    found: Sequence[Found] = list(_counted(name, counts))
     sizes = [size for size, _ in found]
-    known = [counted for _, counted in found if counted is not None]
     if len(sizes) < 2 or not any(later.num_bytes > one.num_bytes for one, later in pairwise(sizes)):
         return None
-    last = known[-1]
-    first = found[0][1] or structs.replace(last, tensors=0, tensor_bytes=0, value_bytes=0, graph_nodes=0)
+    ends = _one_graph(found)
+    last = next(counted for _, counted in reversed(ends or found) if counted is not None)
     kept = _kept(last, sizes, seen, seen.of(name), limits)
+    if ends:
+        found, rate = ends, rate_of([size for size, _ in ends])
+        kept = replace(kept, verdict="leak", rate=rate, most_bytes=max(size.num_bytes for size in sizes))
+    first = found[0][1] or structs.replace(last, tensors=0, tensor_bytes=0, value_bytes=0, graph_nodes=0)
+    num_steps = max(1, found[-1][0].step - found[0][0].step)
     tensors_added = last.tensors - first.tensors
     tensor_bytes = max(0, last.tensor_bytes - first.tensor_bytes)
     has_more = last.graph_nodes > first.graph_nodes or tensors_added > 0  # counting nodes stops at a limit
@@ -117,32 +123,29 @@ def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, limits: RunLim
         name=_spelled(last),
         kind="graphs" if last.graph_nodes > 0 and has_more else "tensors",
         tensors_added=tensors_added,
-        tensor_rate=tensor_bytes / kept.num_steps,
-        value_rate=min(max(0, last.value_bytes - first.value_bytes), tensor_bytes) / kept.num_steps,
+        tensor_rate=tensor_bytes / num_steps,
+        value_rate=min(max(0, last.value_bytes - first.value_bytes), tensor_bytes) / num_steps,
         entry=tuple(last.entry),
-        most_bytes=min(kept.most_bytes, most_graphs),
     )
 
 
-def _graphs_between_falls(
-    found: Sequence[tuple[Size, Counted | None]],
-) -> tuple[Sequence[tuple[Size, Counted | None]], float]:
-    """Where a sum keeps its graphs until an epoch ends: the counts between that show it, and the most it had; else all.
+def _one_graph(found: Sequence[Found]) -> tuple[Found, ...]:
+    """The two counts farthest apart that met one graph, larger at the later one; empty where it is never let go.
 
-    No sound program keeps a graph for so many steps, whereas it may well collect plain tensors.
+    As of a sum that keeps it until an epoch ends. Of what backward has been through nodes alone are left: no sound
+    program adds to such a graph for so many steps. It may well collect plain tensors, or losses yet to go backward.
     """
-    falls = [
-        place
-        for place, ((one, _), (later, _)) in enumerate(pairwise(found), 1)
-        if later.num_bytes < (1 - MIN_EMPTIED) * one.num_bytes
-    ]
-    for start, end in pairwise([0, *falls, len(found)]) if falls else ():
-        between = found[start:end]
-        sizes, last = [size for size, _ in between], between[-1][1]
-        num_steps = sizes[-1].step - sizes[0].step
-        if num_steps >= MIN_STEPS_KEPT and last and last.graph_nodes and judged(sizes, ())[0] == "leak":
-            return between, max(size.num_bytes for size, _ in found)
-    return found, math.inf
+    is_let_go = any(later.num_bytes < (1 - MIN_EMPTIED) * size.num_bytes for (size, _), (later, _) in pairwise(found))
+    pairs = [pair for pair in combinations(found, 2) if is_let_go and _is_added_to(*pair)]
+    return max(pairs, key=lambda pair: pair[1][0].step - pair[0][0].step, default=())
+
+
+def _is_added_to(one: Found, other: Found) -> bool:
+    (size, first), (later, last) = one, other
+    if not (first and last and first.graph_span and last.graph_span):
+        return False
+    is_same = last.graph_span[0] <= first.graph_span[1] and later.step - size.step >= MIN_STEPS_KEPT
+    return is_same and last.graph_nodes > first.graph_nodes and last.graph_bytes <= first.graph_bytes
 
 
 def _kept(
@@ -181,16 +184,16 @@ def _kept(
     )
 
 
-def _counted(name: Name, counts: Sequence[Count]) -> Iterator[tuple[Size, Counted | None]]:
+def _counted(name: Name, counts: Sequence[Count]) -> Iterator[Found]:
     """What each count found of it; where it had no tensors it is missing, unless not all was written or reached.
 
     At the program's end less says nothing: a function had returned, or an object was dropped.
     """
     found = [next((one for one in count.holders if _name(one) == name), None) for count in counts]
-    spans = [(count.step, one.graph_span) for count, one in zip(counts, found, strict=True) if one]
+    spans = [(count.step, one.graph_span) for count, one in zip(counts, found, strict=True) if one and one.graph_span]
     pairs = [(one, later) for (step, one), (later_step, later) in pairwise(spans) if later_step > step]
     # Nothing of its graph at one step was part of it at the next one counted: each has a size of its own.
-    is_anew = bool(pairs) and all(one and later and later[0] > one[1] for one, later in pairs)
+    is_anew = bool(pairs) and all(later[0] > one[1] for one, later in pairs)
     before = 0
     for count, counted in zip(counts, found, strict=True):
         if counted is None:

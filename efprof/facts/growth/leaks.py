@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from efprof.facts.growth.kept import MAX_SHOWN, Kind, RetainedTensors
+from efprof.facts.growth.kept import MAX_SHOWN, Kind, RetainedTensors, rate_of
 from efprof.facts.growth.kept_growth import KeptGrowth
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_gain, growth_words
 from efprof.facts.growth.trend import Fit, Trend
@@ -82,11 +82,12 @@ class Leaks:
             one for one in large if one.verdict == "leak" or (one.verdict == "thin" and one.rate.slope >= least > 0)
         ]
         unclear = [one for one in large if one not in told and one.verdict in ("thin", "filling")]
-        counted = sum(one.rate.slope for one in told)
+        counted = sum(max(0.0, rate_of(one.sizes).slope) for one in told)
         is_least = any(size.is_least for one in told for size in one.sizes)  # it may well be all
         explained = max(float(is_least), counted / slope) if slope else 0.0
+        whole = counted if explained >= EXPLAINED else slope
         return cls(
-            leaks=tuple(_leaks(run, told, memory.fit if memory and slope else None, explained)),
+            leaks=tuple(_leaks(run, told, memory.fit if memory and slope else None, whole)),
             unclear=tuple(unclear),
             grown=grown,
             fit=memory.fit if memory else None,
@@ -143,17 +144,17 @@ class Leaks:
                 )
 
 
-def _leaks(run: Run, told: Sequence[RetainedTensors], fit: Fit | None, explained: float) -> list[Leak]:
+def _leaks(run: Run, told: Sequence[RetainedTensors], fit: Fit | None, whole: float) -> list[Leak]:
+    """By their shares of the `whole` slope; what is let go again has none."""
     by_place: dict[tuple[SourceLine, bool], list[RetainedTensors]] = {}
     for one in told:
         by_place.setdefault((place_to_blame(run, one), one.site is not None), []).append(one)
     found = []
-    counted = sum(one.rate.slope for one in told)
     for (blame, is_observed), kept in by_place.items():
         rate = Trend(**{end: sum(getattr(one.rate, end) for one in kept) for end in ("slope", "low", "high")})
         share = None
-        if fit is not None:
-            share = rate.slope / (counted if explained >= EXPLAINED else fit.trend.slope)
+        if fit is not None and not kept[0].is_let_go:
+            share = rate.slope / whole
             rate = Trend(slope=share * fit.trend.slope, low=share * fit.trend.low, high=share * fit.trend.high)
         filling = all(may_be_filling(run, one) for one in kept)
         found.append(
@@ -247,11 +248,11 @@ def _gain(run: Run, leak: Leak, *, left_per_step: float) -> Gain:
     fit, num_steps, most = run.get(Leaks).fit, run.get(RunLimits).num_steps, leak.kept[0].most_bytes
     if fit is not None and leak.share is not None:
         return growth_gain(fit, leak.share, left_per_step=left_per_step)
-    rates = (leak.rate.low, leak.rate.slope, leak.rate.high)
-    low, value, high = (max(0, round(min((rate - left_per_step) * num_steps, most))) for rate in rates)
+    rates, ended = (leak.rate.low, leak.rate.slope, leak.rate.high), 1 - left_per_step / leak.rate.slope
+    low, value, high = (max(0, round(min(rate * num_steps, most) * ended)) for rate in rates)
     return Gain(
         explanation=f"the bytes counted per step ({_counts_in_words(leak)}) times the {num_steps:,} steps "
-        "recorded; the interval is that between the slowest and the fastest stretch",
+        "recorded, or all that it held where it is let go; the interval: the slowest and the fastest stretch",
         peak_bytes=value,
         peak_bytes_interval=(low, high),
     )
@@ -271,8 +272,8 @@ def _how_it_is_known(leaks: Leaks, leak: Leak) -> tuple[str, ...]:
         places = ", ".join(place.rpartition(":")[0] for place in others[:3])
         line += f" So did, or may have done: {places}." if others else ""
     return (
-        "It holds more at every count, and nothing was seen to take as much out. A tensor with its autograd graph also "
-        "keeps every tensor that the graph saved for backward.",
+        f"It holds more from count to count{f', though {one.against}' if one.against else ''}. A tensor with its "
+        "autograd graph also keeps every tensor that the graph saved for backward.",
         f"What shows it: {_counts_in_words(leak)} of what keeps tensors. {line}",
         *([] if leaks.fit else [f"Of memory no trend is known: {leaks.missing}"]),
     )

@@ -9,11 +9,22 @@ import pytest
 
 from efprof.artifacts.holders import Count, Counted, Watch
 from efprof.facts.growth.kept import RetainedTensors
-from efprof.facts.growth.kept_growth import KeptGrowth
+from efprof.facts.growth.kept_growth import GRAPH_NODE_BYTES, KeptGrowth
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
 from efprof.units import MIB
-from tests.audits.growing_runs import STEPS, containers_of, counts_of, graphs, leaking_run, plain, seen, watch_of
+from tests.audits.growing_runs import (
+    STEPS,
+    containers_of,
+    counts_of,
+    epochs,
+    graphs,
+    leaking_run,
+    plain,
+    seen,
+    summed,
+    watch_of,
+)
 from tests.support.builders import make_steps, write_run
 
 
@@ -84,26 +95,41 @@ def test_what_was_seen_to_end_its_growth_bounds_it(fields: dict[str, Any], again
     assert against in one.against
 
 
-def epochs_of(holder: Callable[[int], Counted], *, length: int, tmp_path: Path) -> RetainedTensors:
-    """Counts of what is let go after each of two epochs of that length."""
-    steps = [end - 1 for end in (length // 4, length // 2, length)]
-    counts = counts_of(holder, steps=steps)
-    began = Count(step=length - 1, moment="loader_began", holders=[])
-    again = [Count(step=length + step, moment="step", holders=[holder(step + 1)]) for step in steps]
-    return kept_in(leaking_run(tmp_path, counts=[*counts, began, *again]))
+def epochs_of(holder: Callable[..., Counted], *, length: int, tmp_path: Path) -> RetainedTensors:
+    """Of counts of two epochs of that length."""
+    return kept_in(leaking_run(tmp_path, counts=epochs(holder, length)))
 
 
-def test_graphs_that_pile_up_until_an_epoch_ends_leak_until_then(tmp_path: Path) -> None:
-    one = epochs_of(graphs, length=80, tmp_path=tmp_path)
+def test_a_graph_that_is_added_to_until_an_epoch_ends_leaks_until_then(tmp_path: Path) -> None:
+    one = epochs_of(summed, length=80, tmp_path=tmp_path)
     assert (one.verdict, one.kind, one.site) == ("leak", "graphs", "train.py:8:train")
-    assert [size.length for size in one.sizes] == [20, 40, 80]
-    assert one.rate.slope == pytest.approx(MIB, rel=0.01)
-    assert one.most_bytes == pytest.approx(80 * MIB, rel=0.01)
+    assert [size.step for size in one.sizes] == [19, 39, 79, 79, 99, 119, 159]
+    assert one.rate.slope == 10 * GRAPH_NODE_BYTES
+    assert one.most_bytes == 4 + 800 * GRAPH_NODE_BYTES
+    assert one.is_let_go
+    assert "it fell from 328 KiB to 0 B" in one.against
 
 
-def test_plain_tensors_of_an_epoch_and_graphs_of_a_few_steps_are_let_go_in_time(tmp_path: Path) -> None:
-    assert epochs_of(plain, length=80, tmp_path=tmp_path / "plain").verdict == "bounded"
-    assert epochs_of(graphs, length=36, tmp_path=tmp_path / "few").verdict == "bounded"
+def test_tensors_of_an_epoch_graphs_of_a_few_steps_and_losses_yet_to_go_backward_are_let_go_in_time(
+    tmp_path: Path,
+) -> None:
+    def alone(entries: int, **_: int) -> Counted:
+        return plain(entries)
+
+    def to_come(entries: int, *, epoch: int = 0) -> Counted:
+        return summed(entries, epoch=epoch, graph_bytes=1024 * entries)
+
+    assert epochs_of(alone, length=80, tmp_path=tmp_path / "plain").verdict == "bounded"
+    assert epochs_of(summed, length=36, tmp_path=tmp_path / "few").verdict == "bounded"
+    assert epochs_of(to_come, length=80, tmp_path=tmp_path / "to come").verdict == "bounded"
+
+
+def test_the_graph_of_each_step_is_its_own_though_an_evaluation_binds_the_name_without_one(tmp_path: Path) -> None:
+    counts = counts_of(lambda step: summed(step, graph_span=(1000 * step, 1000 * step + 9)))
+    evaluated = Count(step=59, moment="loader_began", holders=[summed(0, graph_span=None)])
+    again = [Count(step=59 + step, moment="step", holders=[summed(step, epoch=step)]) for step in (20, 60)]
+    run = leaking_run(tmp_path, counts=[*counts, evaluated, *again])
+    assert run.get(KeptGrowth).holders == ()
 
 
 def test_a_limit_bounds_nothing_that_memory_cannot_hold_or_whose_entries_grow(tmp_path: Path) -> None:
