@@ -30,8 +30,8 @@ def main() -> None:
     print("\nWritten:")
     for page in ("healthy", "sick", "compare"):
         print(f"  {OUT / page}.html")
-    print("\nThe three worst findings of the sick run:")
-    for ranked in rank_findings(analyse(find_run("demo-sick")))[:3]:
+    print("\nThe findings of the sick run:")
+    for ranked in rank_findings(analyse(find_run("demo-sick"))):
         finding = ranked.finding
         print(f"  {ranked.rank}. {finding.message}")
         print(f"     {finding.blame}   {finding.blame.text}\n     {finding.fix.summary}")

@@ -29,7 +29,7 @@ def clip_after_step(run: Run) -> Examination:
     clips = gradient_clips(run)
     late = [clip for clip in clips if clip.num_calls == clip.num_late >= MIN_LATE]
     return Examination(
-        looked_at=f"{format_count(len(clips), 'line')} that clip gradients",
+        looked_at=f"{format_count(len(clips), 'line')} where gradients are clipped",
         findings=tuple(_finding(run, clip) for clip in late),
     )
 

@@ -115,6 +115,5 @@ def _finding(blame: SourceLine, why: str, message: str, fix: Fix, gain: Gain) ->
         message=message,
         fix=fix,
         gain=gain,
-        evidence=(),
         severity="medium",  # these modes cost a training far more than a twentieth, measured in this run or not
     )

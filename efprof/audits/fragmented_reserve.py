@@ -61,7 +61,7 @@ def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
     blame = line_of(run.get(Sources), device.peak)
     if blame is None:
         raise ThinEvidence(
-            f"no stack of device {device.history.device} in {device.file} names a line of yours, so nobody can be "
+            f"no stack of device {device.history.device} in {device.file} names a line of yours, so no line can be "
             f"blamed; 'efprof allocator what-if' says which setting would reserve {format_bytes(saved)} less."
         )
     idle = parts.free_bytes + parts.slack_bytes

@@ -9,7 +9,7 @@ from efprof.facts.time.loader_lines import with_lines
 from efprof.facts.time.python_lines import PythonLines
 from efprof.facts.time.trace_input import TraceInput
 from efprof.fixes.settings import set_loader_arguments
-from efprof.model import Change, Examination, Finding, Fix, Gain, NothingToLookAt, SourceLine, ThinEvidence
+from efprof.model import Examination, Finding, Fix, Gain, NothingToLookAt, SourceLine, ThinEvidence
 from efprof.units import format_share
 
 MIN_STEPS = 5
@@ -19,6 +19,8 @@ MIN_SHARE, MIN_MS = 0.1, 1.0
 MIN_SHARE_WITHOUT_CORES = 0.5
 """Where no core is left for a worker, a data set must be rewritten: where training waits longer than it trains."""
 KEEP_WORKERS: dict[str, object] = {"persistent_workers": True}
+RANDOMNESS = "shuffle order and random augmentations may differ"
+"""Workers have seeds of their own; an iterator that is kept draws none from the program's generator (torch 2.13)."""
 
 
 def input_stall(run: Run) -> Examination:
@@ -49,7 +51,7 @@ def input_stall(run: Run) -> Examination:
         raise NothingToLookAt("a DataLoader")
     looked_at = f"{num_steps} steps, which waited {format_share(waits.data_ms / waits.step_ms)} of their time for data"
     if waits.data_ms >= MIN_SHARE * waits.step_ms and not waits.can_win and not waits.num_workers:
-        looked_at += "; a worker would win little of it"
+        looked_at += "; a worker would save little of it"
     if _is_stalled(waits.alone) != _is_stalled(waits):
         raise ThinEvidence(f"Unclear: {looked_at}, but other programs held {format_share(waits.others)} of the cores.")
     if not _is_stalled(waits) and waits.restart_ms < MIN_SHARE * (waits.step_ms + waits.restart_ms):
@@ -75,12 +77,11 @@ def _is_stalled(waits: InputWaits) -> bool:
 
 
 def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
-    workers, wanted, (message, why) = waits.best_workers, waits.wanted_workers, waits.told()
+    workers, (message, why) = waits.best_workers, waits.told()
     if not waits.can_win:
         summary = f"Speed up the data set's code: all {waits.num_cpus} cores are busy, more workers will not help."
         gain = Gain.of_step("the whole wait", waits.data_ms)
         return _finding(run, blame, message, why, Fix.by_hand(summary), gain)
-    bound = f"; {wanted} would hide the wait, but one of the {waits.num_cpus} cores must train"
     new = {"num_workers": workers} | ({} if waits.num_epochs == 1 or waits.keeps_workers else KEEP_WORKERS)
     gain = Gain(
         basis="model",
@@ -89,22 +90,20 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
         step_ms_interval=waits.saved_interval_ms_with(workers),
     )
     kept = "" if new.keys().isdisjoint(KEEP_WORKERS) else ", persistent_workers=True"
-    summary = f"Use `DataLoader(..., num_workers={workers}{kept})`{bound if wanted > workers else ''}."
-    fix = Fix(summary=summary, applicability="review", changes=_changes(run, waits, blame, new))
-    return _finding(run, blame, message, why, fix, gain)
+    summary = f"Use `DataLoader(..., num_workers={workers}{kept})`."
+    return _finding(run, blame, message, why, _fix(run, waits, blame, new, summary), gain)
 
 
 def _of_restarts(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
-    changes = _changes(run, waits, blame, KEEP_WORKERS)
-    summary = "Use `DataLoader(..., persistent_workers=True)`."
-    fix = Fix(summary=summary, applicability="safe", changes=changes)
+    fix = _fix(run, waits, blame, KEEP_WORKERS, "Use `DataLoader(..., persistent_workers=True)`.")
     gain = Gain.of_step("the waits where epochs start", waits.restart_ms)
     return _finding(run, blame, *waits.told_of_restarts(), fix, gain)
 
 
-def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, object]) -> tuple[Change, ...]:
+def _fix(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, object], summary: str) -> Fix:
     old = {"num_workers": waits.num_workers, "persistent_workers": waits.keeps_workers}
-    return set_loader_arguments(file_of(run, blame), blame.line, old=old, new=new)
+    changes = set_loader_arguments(file_of(run, blame), blame.line, old=old, new=new)
+    return Fix(summary=summary, applicability="review", changes=changes, may_change=RANDOMNESS)
 
 
 def _finding(run: Run, blame: SourceLine, message: str, why: str, fix: Fix, gain: Gain) -> Finding:

@@ -22,7 +22,7 @@ def nonfinite_loss(run: Run) -> Examination:
     zero, an overflow, bad data, gradients that exploded, or an optimizer's update.
 
     ## Why it matters
-    One such step turns every parameter to NaN; all training after it is lost.
+    An optimizer's step with it turns every parameter to NaN; all training after it is lost.
 
     ## Fix
     Keep the operand where the operation is finite; for an explosion, clip the gradients at the norm they had before;

@@ -34,14 +34,13 @@ def recreated_optimizer(run: Run) -> Examination:
 def _finding(run: Run, site: str, events: Sequence[BuiltOptimizer]) -> Finding:
     blame = line_at(run, site)
     last = events[-1]
-    times = format_count(len(events), "time")
     steps = ", ".join(f"{event.step:,}" for event in events[:5])
     return Finding(
         blame=blame,
         category="numbers",
         headline="The optimizer is built again and forgets its state",
-        message=f"{times} {blame} builds {last.optimizer} again: each time the state of "
-        f"{format_count(last.num_lost, 'parameter')} is lost.",
+        message=f"{last.optimizer} was built again {format_count(len(events), 'time')} at {blame}; each time it lost "
+        f"the state of {format_count(last.num_lost, 'parameter')}.",
         fix=Fix.by_hand(
             f"Build `{last.optimizer}(...)` once, before the loop, and pass it on; change a learning rate by "
             "`optimizer.param_groups[0]['lr'] = ...`."

@@ -37,7 +37,7 @@ def repeated_forward(run: Run) -> Examination:
     guilty = [call for call in many if call.loop and not call.is_chained]
     outermost = [call for call in guilty if not any(call.is_inside(other) for other in guilty)]
     lines = format_count(len(found.calls), "line")
-    looked_at = f"{found.num_steps} traced steps, in each of which {lines} called a module repeatedly with one item"
+    looked_at = f"{found.num_steps} traced steps, {lines} that called a module item by item"
     if len(guilty) < len(many):
         looked_at += f"; {len(many) - len(guilty)} of them in no loop that was seen, or with what an earlier call gave"
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, call, step_ms) for call in outermost))

@@ -77,11 +77,9 @@ def _fix(found: SkippedSteps, blame: SourceLine, file: SourceFile) -> Fix:
             "torch.autograd.set_detect_anomaly(True)."
         )
     if not settings:
-        return Fix.by_hand(
-            f"Give the scaler init_scale={found.lowest_scale} and a growth_interval of {MIN_INTERVAL:,}."
-        )
-    change = ", ".join(f"{name}: {old:,.12g} -> {new:,.12g}" for name, (old, new) in settings.items())
-    summary = f"Set {change}, also in a checkpointed scaler state."
+        return Fix.by_hand(f"Use `GradScaler(init_scale={found.lowest_scale}, growth_interval={MIN_INTERVAL})`.")
     old, new = ({name: pair[side] for name, pair in settings.items()} for side in (0, 1))
+    change = ", ".join(f"{name}={value:.12g}" for name, value in new.items())
+    summary = f"Use `GradScaler({change})`, also in a checkpointed scaler state."
     changes = set_scaler_arguments(file, blame.line, old=old, new=new)
-    return Fix(summary=summary, applicability="review", changes=changes)
+    return Fix(summary=summary, applicability="review", changes=changes, may_change="the scale of each step")

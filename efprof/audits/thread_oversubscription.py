@@ -11,6 +11,7 @@ from efprof.units import format_share
 MIN_CROWDING = 1.25
 """Ready threads per core. Measured on two: up to 1.3 with one thread an operation, with two 1.3 to 2.1, and slower."""
 VARIABLE = "OMP_NUM_THREADS"
+ORDER = "sums are taken in another order"
 
 
 def thread_oversubscription(run: Run) -> Examination:
@@ -40,9 +41,8 @@ def thread_oversubscription(run: Run) -> Examination:
     if site is None:
         raise ThinEvidence(f"{looked_at}, but no line of the step is known.")
     who = f"{len(found.ranks)} processes cut" if len(found.ranks) > 1 else "One process cuts"
-    others = f", and data workers have {children * cores:.1f} more" if children * cores >= 0.1 else ""
-    message = f"{who} each operation into {threads} threads{others}. Linux counted {looked_at}; "
-    message += f"for {format_share(found.per_core('waiting') / ready)} of that time they waited for one."
+    message = f"{who} each operation into {threads} threads: {looked_at}, which waited for a core "
+    message += f"{format_share(found.per_core('waiting') / ready)} of the time."
     return Examination(looked_at=looked_at, findings=(_finding(run, site, message, fitting),))
 
 
@@ -55,7 +55,6 @@ def _finding(run: Run, site: str, message: str, fitting: int) -> Finding:
         message=message,
         fix=_fix(run, blame, fitting),
         gain=Gain.none("none is claimed: threads that spin look like threads that work; change it and compare"),
-        evidence=(),
         severity="medium",
     )
 
@@ -66,6 +65,6 @@ def _fix(run: Run, blame: SourceLine, fitting: int) -> Fix:
     for call in calls_on(file.tree, blame.line):
         if called_name(call) == "set_num_threads" and call.args:
             edit = replace_expression(file, call.args[0], str(fitting))
-            return Fix.by(edit, "review", f"{summary}torch.set_num_threads({fitting}).")
+            return Fix.by(edit, "review", f"{summary}torch.set_num_threads({fitting}).", ORDER)
     variable = EnvironmentVariable(name=VARIABLE, old=run.run_file.environment.get(VARIABLE), new=str(fitting))
-    return Fix.by(variable, "review", f"{summary}start the command with {VARIABLE}={fitting}.")
+    return Fix.by(variable, "review", f"{summary}start the command with {VARIABLE}={fitting}.", ORDER)

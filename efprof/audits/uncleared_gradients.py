@@ -65,9 +65,10 @@ def _finding(run: Run, site: str, optimizers: Sequence[UnclearedOptimizer]) -> F
         blame=blame,
         category="numbers",
         headline="Gradients are never cleared",
-        message=f"Nothing clears the gradients of {names}: each update follows the sum of all steps so far.",
-        why=f"In each of the {num_steps} steps that were watched, this backward pass added to what earlier ones left"
-        f"{'. The norm of the gradients rises with the steps' if is_harmful else ''}.",
+        message=f"In {num_steps} watched steps nothing cleared the gradients of {names}: each update used their "
+        "running sum.",
+        why="This backward pass added to what earlier ones left"
+        f"{', and the norm of the gradients rises with the steps' if is_harmful else ''}.",
         fix=clear_gradients([None if at is None else sources.line(at) for at in alone], sources.file),
         gain=Gain.none(
             "no time and no memory; each update then follows its own step's gradients, not all since the start"

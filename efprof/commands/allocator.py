@@ -53,7 +53,7 @@ def allocator() -> None:
 @FILE
 @JSON
 def replay(file: Path, is_json: bool) -> None:
-    """Place every block of the recording anew, by the allocator's rules, and count how many lie where they lay."""
+    """Replay the recording, and count the blocks that land at their recorded address."""
     from efprof.facts.allocator.replay_results import replay_file
 
     _answer(file, replay_file(file), render_replay, is_json=is_json)
@@ -66,7 +66,7 @@ def replay(file: Path, is_json: bool) -> None:
     "configurations",
     multiple=True,
     metavar="SETTINGS",
-    help="As PYTORCH_CUDA_ALLOC_CONF spells them; can be repeated. Default: those that are worth a try.",
+    help="Settings to try, as in PYTORCH_CUDA_ALLOC_CONF; can be repeated. Default: those that are worth a try.",
 )
 @click.option(
     "--device-memory", callback=parse_size, metavar="SIZE", help=f"What the device has for the program: {SIZES}."

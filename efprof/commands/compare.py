@@ -78,8 +78,8 @@ def compare(
     BASE and HEAD are each a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest'; or
     a trace of torch's profiler from anywhere. Each may be a URL, such as s3://bucket/run.
 
-    Exit code: 0 fine, 1 a gated metric is worse by more than its budget, 2 wrong usage or unreadable input,
-    3 unclear (with --strict), 4 not comparable.
+    Exit code: 0 no gated metric over its budget (unclear ones included), 1 a gated metric is worse by more than its
+    budget, 2 wrong usage or unreadable input, 3 unclear (with --strict), 4 not comparable.
     """
     check_engine(engine, (base, head))
     chosen = chosen_form(form, is_json, out, "text")

@@ -19,7 +19,7 @@ SMALLEST = 2
 
 @click.command(context_settings={"allow_interspersed_args": False}, options_metavar="--budget SIZE [OPTIONS] --")
 @click.option("--budget", required=True, callback=parse_size, metavar="SIZE", help=f"Memory to stay below: {SIZES}.")
-@click.option("--max-batch", type=click.IntRange(min=1), help="Try no larger one.")
+@click.option("--max-batch", type=click.IntRange(min=1), help="The largest batch size to try.")
 @JSON
 @COMMAND
 def fit(budget: int, max_batch: int | None, is_json: bool, command: tuple[str, ...]) -> int:

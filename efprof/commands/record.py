@@ -21,7 +21,7 @@ from efprof.model import EfprofError
 @click.option(
     "--memory-steps",
     metavar="STEPS",
-    help="Steps whose CUDA allocator history is kept; default: 0:4,310:313.",
+    help="Steps whose CUDA allocator history is kept: ranges, or 'none'; default: 0:4,310:313.",
 )
 @click.option(
     "--triggers",
@@ -63,8 +63,8 @@ def record(command: tuple[str, ...], *, reports: bool, **flags: Any) -> int:
 
     A window is a few steps that are recorded in detail, which slows them down.
 
-    The options may also stand in efprof.toml under [record], or in pyproject.toml under [tool.efprof.record], with
-    underscores for dashes. What is given here wins.
+    All options but --report may also stand in efprof.toml under [record], or in pyproject.toml under
+    [tool.efprof.record], with underscores for dashes and `diff = false` for --no-diff. What is given here wins.
     """
     if not command:
         raise EfprofError("there is no command: write it after two dashes, as in 'efprof record -- python train.py'.")

@@ -56,13 +56,13 @@ def keep_operand_finite(operation: str, dtype: str, file: SourceFile, line: int 
     match [operand for node in nodes if (operand := _operand(node, remedy)) is not None]:
         case [operand] if not isinstance(operand, ast.Constant):  # exactly one call fits: the clamp comes behind it
             edit = replace_expression(file, operand, as_receiver(file, operand) + remedy.clamp)
-    return Fix.by(edit, "review", f"{remedy.rule} (in {dtype}).")
+    return Fix.by(edit, "review", f"{remedy.rule} (in {dtype}).", "clamped values get no gradient")
 
 
 def keep_data_finite(step: int) -> Fix:
     """What to do about a batch that is bad before any layer sees it."""
     return Fix.by_hand(
-        f"Look at the batch of step {step:,} (`torch.isfinite(batch).all()`), and mend or leave out such "
+        f"Look at the batch of step {step:,} (`torch.isfinite(batch).all()`), and fix or leave out such "
         "samples where the data is read; where this line divides, roots or takes a logarithm, bound its operand."
     )
 

@@ -34,7 +34,7 @@ EMPTY = frozenset({"[]", "{}", "set()", "list()", "dict()", "deque()"})
 ADVICE = (
     (
         (" cycle ", "cycle("),
-        "Iterate the loader anew (`while True: yield from loader`) instead of by `itertools.cycle`, which keeps every "
+        "Iterate the loader again (`while True: yield from loader`) instead of by `itertools.cycle`, which keeps every "
         "batch.",
     ),
     (
@@ -62,7 +62,7 @@ ADVICE = (
 """By a part of the holder's path or type, or of the line that feeds it."""
 OTHERWISE = (
     "Take this call out of the loop, and use again what it was given once; where each step needs its own, make what "
-    "has `{path}` anew as well."
+    "has `{path}` again as well."
 )
 
 

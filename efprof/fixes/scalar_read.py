@@ -10,8 +10,7 @@ MANY_READS = 2
 """From two reads per step on, the line is in an inner loop."""
 
 NEEDED_AT_ONCE = (
-    "Where the program goes on with the number at once, such a read cannot wait. Have one read serve several calls, "
-    "or compute the number on the CPU."
+    "Where the program needs the number at once, have one read serve several calls, or compute it on the CPU."
 )
 
 MIN_APART = 2
@@ -27,7 +26,7 @@ def read_less(file: SourceFile, line: int, *, calls: Sequence[str], reads_per_st
     kept = keep_on_device(file, line)
     if kept is not None:
         summary = f"Keep the value on the device with `.detach()`, and read it {rarely} steps apart or at the end."
-        return Fix.by(kept, "review", summary)
+        return Fix.by(kept, "review", summary, "a tensor is kept where a number was")
     often = f" Once every {every} steps, a read no longer matters." if every >= MIN_APART else ""
     return Fix.by_hand(f"{_advice(calls, reads_per_step)}{often}")
 
@@ -57,9 +56,8 @@ def _advice(calls: Sequence[str], reads_per_step: float) -> str:
         instead = f"Collect the step's {reads_per_step:.0f} values on the device (`torch.stack`) and read them at once."
     else:
         instead = (
-            "Keep the value on the device (`.detach()`), and read it only now and then; `.item()` one step late would "
-            "wait for all that is queued by then. Needed in every step, it can be copied to pinned memory with "
-            "`non_blocking=True`, and looked at once an event recorded after the copy has passed."
+            "Keep the value on the device (`.detach()`), and read it only now and then. Needed in every step, it can "
+            "be copied to pinned memory with `non_blocking=True`, and read once an event after the copy has passed."
         )
     return f"{instead} {NEEDED_AT_ONCE}"
 

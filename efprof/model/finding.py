@@ -118,11 +118,15 @@ Change = EnvironmentVariable | ConfigurationValue | CodeEdit
 
 @frozen_dataclass
 class Fix:
-    """One sentence that says what to do, and the changes that do it (none where it is manual)."""
+    """One sentence that says what to do, and the changes that do it (none where it is manual).
+
+    `may_change` says what to look at in a review, where the sentence does not.
+    """
 
     summary: str
     applicability: Applicability
     changes: tuple[Change, ...] = ()
+    may_change: str = ""
 
     @classmethod
     def by_hand(cls, summary: str) -> Self:
@@ -130,11 +134,11 @@ class Fix:
         return cls(summary=summary, applicability="manual")
 
     @classmethod
-    def by(cls, change: Change | None, applicability: Applicability, summary: str) -> Self:
+    def by(cls, change: Change | None, applicability: Applicability, summary: str, may_change: str = "") -> Self:
         """By a single change; where there is none, by hand."""
         if change is None:
             return cls.by_hand(summary)
-        return cls(summary=summary, applicability=applicability, changes=(change,))
+        return cls(summary=summary, applicability=applicability, changes=(change,), may_change=may_change)
 
 
 @frozen_dataclass
@@ -185,7 +189,7 @@ class Finding:
     why: str = ""
     fix: Fix
     gain: Gain
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Evidence, ...] = ()
     severity: Severity = "low"
     may_be_filling: bool = False
 

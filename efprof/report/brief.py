@@ -6,7 +6,7 @@ import msgspec
 
 from efprof.model import NEEDS, Report
 from efprof.report.verdict import RankedFinding, describe_verdict, needs_phrase, rank_findings
-from efprof.report.wording import change_name, change_sides, one_line, shorten
+from efprof.report.wording import change_diff, change_name, one_line, shorten
 
 MAX_BYTES = 4000
 MAX_EDITS = 3
@@ -73,10 +73,7 @@ def _finding(item: RankedFinding) -> dict[str, str]:
     }
     lines = []
     for change in finding.fix.changes:
-        old, new = change_sides(change)
-        lines.append(f"@@ {change_name(change)} @@")
-        lines += [f"-{line}" for line in old]
-        lines += [f"+{line}" for line in new]
+        lines += [f"@@ {change_name(change)} @@", *change_diff(change)]
     diff = "\n".join(lines)
     if item.rank <= MAX_EDITS and 0 < len(diff) <= MAX_EDIT:  # half an edit is none
         form["diff"] = diff
@@ -87,7 +84,8 @@ def _not_looked_at(report: Report) -> str:
     """What checks would need; and which of them could not look for another reason."""
     could_not = (audit for audit in report.audits if audit.status in ("not_applicable", "errored"))
     others = ", ".join(audit.audit_id for audit in could_not if not audit.reason.startswith(NEEDS))
-    return "; ".join(filter(None, (needs_phrase(report), f"too little for {others}" if others else "")))
+    little = f"too little, or nothing to look at, for {others}" if others else ""
+    return "; ".join(filter(None, (needs_phrase(report), little)))
 
 
 def _encoded(form: dict[str, Any]) -> bytes:

@@ -78,8 +78,8 @@ def totals(measurements: Measurements) -> tuple[Number, ...]:
         ("last scale", scales[-1] if scales else None, "count"),
         ("skipped steps", measurements.num_skipped_steps, "count"),
         ("gradients per step", counts[-1] if counts else None, "count"),
-        ("NaN in gradients, all steps", sum(nan) if nan else None, "count"),
-        ("Inf in gradients, all steps", sum(inf) if inf else None, "count"),
+        ("NaN in gradients, steps recorded in full", sum(nan) if nan else None, "count"),
+        ("Inf in gradients, steps recorded in full", sum(inf) if inf else None, "count"),
     ).numbers
 
 

@@ -17,9 +17,9 @@ from efprof.report.verdict import (
     run_time_phrase,
 )
 from efprof.report.wording import (
-    APPLICABILITY_PHRASES,
+    applicability_phrase,
+    change_diff,
     change_name,
-    change_sides,
     code_spans,
     one_line,
     sentence,
@@ -86,12 +86,10 @@ def render_finding(item: RankedFinding) -> str:
         f"{code(str(finding.blame))} in {code(finding.blame.function)}: {code(finding.blame.text)}",
         prose(f"{finding.message} {finding.why}"),
         f"**Gain** {escape(item.gain)}. {prose(sentence(finding.gain.explanation))}",
-        f"**Fix** {prose(finding.fix.summary)} ({APPLICABILITY_PHRASES[finding.fix.applicability]})",
+        f"**Fix** {prose(finding.fix.summary)} ({applicability_phrase(finding.fix)})",
     ]
     for change in finding.fix.changes:
-        old, new = change_sides(change)
-        lines = [*("- " + line for line in old), *("+ " + line for line in new)]
-        parts.append(f"{code(change_name(change))}\n\n" + code_block("diff", "\n".join(lines)))
+        parts.append(f"{code(change_name(change))}\n\n" + code_block("diff", "\n".join(change_diff(change))))
     return "\n\n".join(parts)
 
 

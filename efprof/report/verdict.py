@@ -37,16 +37,16 @@ FOREIGN = "unknown"
 """How a run ended of which there is only a file that something else wrote."""
 BELOW = "; what was recorded until then is below."
 ENDINGS: dict[str, tuple[str, str]] = {
-    "raised": ("The run stopped with an error", f"Read what the program itself said last{BELOW}"),
-    "out_of_memory": ("The run ran out of memory", f"Ask for less memory{BELOW}"),
+    "raised": ("The run stopped with an error", "Read what the program itself said last"),
+    "out_of_memory": ("The run ran out of memory", "Make the batch smaller"),
     "killed": (
         "The run was killed from outside",
-        "Ask the log of the scheduler or the system, which kills a program when the machine's memory runs out" + BELOW,
+        "See `dmesg` or the scheduler's log: the kernel kills a program when the machine's memory runs out",
     ),
-    "interrupted": ("The run was interrupted", f"Let it run on where a check below asks for more steps{BELOW}"),
+    "interrupted": ("The run was interrupted", "Let it run on where a check below asks for more steps"),
     "running": (
         "The run was still going on, or was killed with its recorder,",
-        f"Report again when it has ended{BELOW}",
+        "Report again when it has ended",
     ),
 }
 """What is said of a run that did not finish, and what to do next."""
@@ -211,7 +211,7 @@ def overhead_phrase(report: Report) -> str:
         most = f" (allowed: {show(overhead.allowance_s, 's')} + {format_share(overhead.allowed_share)})"
     full = f"{overhead.num_full_steps:,} of {format_count(overhead.num_steps, 'step')} in full"
     windows = format_count(overhead.num_windows, "window")
-    return f"Recording took {show(seconds, 's')}{of_all}{most}; it saw {full}, in {windows}."
+    return f"Recording took {show(seconds, 's')}{of_all}{most}: {full}, {windows}."
 
 
 def ending_sentence(run: RunIdentity) -> str:
@@ -300,13 +300,13 @@ def _why_without_lead(report: Report, ending: str, num_looked: int) -> str:
 def _next_without_lead(report: Report, *, can_tell: bool) -> str:
     run = report.run
     if run.ended != "finished":
-        return recorder_hint(run) or ENDINGS.get(run.ended, ("", ""))[1]
+        return recorder_hint(run) or ENDINGS.get(run.ended, ENDINGS["running"])[1] + BELOW
     if not run.num_steps:
         return "Record a program that trains with PyTorch: a step counts once an optimizer has stepped."
     if not can_tell:
         return "Record again with what the checks below name."
     experiment = report.measurements.next_experiment or "Nothing needs to change."
-    return f"{experiment} Keep this run as the base that the next one is compared with."
+    return f"{experiment} Keep this run as the base to compare the next one with."
 
 
 def _proving_commands(run: RunIdentity) -> tuple[str, ...]:

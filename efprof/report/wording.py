@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 
 from efprof import units
-from efprof.model import Applicability, Basis, Change, CodeEdit, ConfigurationValue, EnvironmentVariable, Gain
+from efprof.model import Applicability, Basis, Change, CodeEdit, ConfigurationValue, EnvironmentVariable, Fix, Gain
 
 APPLICABILITY_PHRASES: dict[Applicability, str] = {
     "safe": "safe: the numbers stay the same",
-    "review": "review: numerics or behaviour may change",
+    "review": "review",
     "manual": "by hand",
 }
 BASIS_PHRASES: dict[Basis, str] = {
-    "measured bound": "measured",
-    "replay": "by replay",
+    "measured bound": "from measurements",
+    "replay": "estimated by replay",
     "model": "estimated",
 }
 SMALLEST_SHARE = 0.0005
@@ -79,6 +79,11 @@ def source_phrase(source: str) -> str:
     return source if not source or source.startswith("the ") else f"the {source}"
 
 
+def applicability_phrase(fix: Fix) -> str:
+    """`review: random augmentations may differ`."""
+    return ": ".join(filter(None, (APPLICABILITY_PHRASES[fix.applicability], fix.may_change)))
+
+
 def gain_phrase(gain: Gain, step_ms: float | None, peak_bytes: int | None) -> str:
     """What a fix saves, with intervals, its basis, and its share of the run's median step and peak.
 
@@ -136,6 +141,12 @@ def change_sides(change: Change) -> tuple[list[str], list[str]]:
         case CodeEdit():
             old, new = change.old.strip("\n"), change.new.strip("\n")
     return old.splitlines(), new.splitlines()
+
+
+def change_diff(change: Change) -> list[str]:
+    """A change as the lines of a unified diff without context."""
+    old, new = change_sides(change)
+    return [*("-" + line for line in old), *("+" + line for line in new)]
 
 
 def device_phrase(devices: Sequence[str]) -> str:

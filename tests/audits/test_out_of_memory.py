@@ -56,8 +56,8 @@ def test_truly_short_memory_blames_the_request_and_halves_the_micro_batch(tmp_pa
     assert finding.severity == "high"
     assert finding.message == "Device 0 could not give 64.0 MiB: of 480 MiB reserved 0 B were free."
     assert finding.why == (
-        "Memory was truly short: the largest free piece was 0 B, and the driver had 32.0 MiB. "
-        f"Most was held by train.py:{CACHE}: 480 MiB (100 %)."
+        "Memory was short, not fragmented: the largest free piece was 0 B, and the driver had 32.0 MiB. "
+        f"train.py:{CACHE} held 480 MiB (100 %)."
     )
     assert finding.fix.applicability == "manual"
     assert "it is 32.0 MiB short at that moment" in finding.fix.summary
@@ -72,7 +72,7 @@ def test_truly_short_memory_blames_the_request_and_halves_the_micro_batch(tmp_pa
 def test_free_memory_in_pieces_is_told_with_the_setting_that_survives_and_the_batch_beside_it(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", in_pieces(), ended="out_of_memory"))
     assert finding.headline == "Out of memory: free memory lies in pieces"
-    assert finding.why.startswith("Memory was there, but in pieces: ")
+    assert finding.why.startswith("Memory was fragmented: ")
     (change,) = finding.fix.changes
     assert isinstance(change, EnvironmentVariable)
     assert change.new == "expandable_segments:True"
@@ -223,7 +223,7 @@ def test_free_memory_of_another_pool_is_no_piece_that_would_have_served(tmp_path
     assert finding.headline == "Out of memory"
     assert finding.message.endswith("of 512 MiB reserved 4.00 MiB were free.")
     assert finding.why.startswith(
-        "Memory was truly short: the largest free piece was 0 B, 4.00 MiB of what was free were for other sizes, "
-        "streams or pools, and the driver had 0 B."
+        "Memory was short, not fragmented: the largest free piece was 0 B, 4.00 MiB of what was free were for other "
+        "sizes, streams or pools, and the driver had 0 B."
     )
     assert "it is 2.00 MiB short at that moment" in finding.fix.summary

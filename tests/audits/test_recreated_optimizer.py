@@ -41,7 +41,7 @@ def test_it_blames_the_line_that_builds_it_says_how_often_and_leads(tmp_path: Pa
     run = run_of(tmp_path, built(0, num_lost=0), built(1), built(2), built(3))
     (finding,) = recreated_optimizer(run).findings
     assert (str(finding.blame), finding.severity) == ("train.py:3", "high")
-    assert finding.message.startswith("3 times train.py:3 builds Adam again")
+    assert finding.message.startswith("Adam was built again 3 times at train.py:3; ")
     assert len(finding.message.split()) <= 25
     assert finding.fix.summary.startswith("Build `Adam(...)` once")
     assert rank_findings(analyse(tmp_path / "run"))[0].audit_id == "recreated_optimizer"

@@ -76,7 +76,7 @@ def test_it_blames_the_line_that_makes_the_scaler_and_sets_the_scale_that_held(t
     (change,) = finding.fix.changes
     assert isinstance(change, CodeEdit)
     assert change.new == '    scaler = torch.amp.GradScaler("cuda", growth_interval=2000, init_scale=4096.0)'
-    assert finding.fix.summary.startswith("Set init_scale: 65,536 -> 4,096, growth_interval: 10 -> 2,000, also ")
+    assert finding.fix.summary.startswith("Use `GradScaler(init_scale=4096, growth_interval=2000)`, also ")
     gain = finding.gain
     assert gain.step_ms == pytest.approx(15.5 * (10 / 100 - 1 / 2000)), "less what torch's own interval costs"
     low, high = gain.step_ms_interval or (0.0, 0.0)

@@ -87,9 +87,8 @@ def test_blames_the_line_that_grew_between_the_windows(tmp_path):
     assert finding.message.startswith("A step takes ")
     assert finding.why.startswith("The time between the stages grew most, by one line: ")
     assert finding.why.endswith("`aten::pow` runs 61 times a step instead of 6.")
-    longer = "Meanwhile there got longer: `main.history` (20 entries after step 19, 60 after step 59)"
+    longer = "Meanwhile `main.history` (20 entries after step 19, 60 after step 59)"
     assert longer in finding.fix.summary
-    assert "it took 1.00 ms per step in steps 5 to 6 and 6.50 ms in steps 60 to 61" in finding.fix.summary
     assert finding.gain.step_ms == pytest.approx(0.1 * (101 - 12.5), rel=0.05)  # the last third less the first eighth
     low, high = finding.gain.step_ms_interval
     assert low < finding.gain.step_ms < high
@@ -174,7 +173,7 @@ def test_what_came_at_once_or_slowed_every_stage_alike_is_unclear(tmp_path):
 
 
 def test_a_process_that_only_waited_is_unclear_but_waiting_is_work_on_a_gpu(tmp_path):
-    with pytest.raises(ThinEvidence, match="its machine was busy"):
+    with pytest.raises(ThinEvidence, match="it waited, for a core"):
         examine(tmp_path / "run", steps_with(backward_ms=lambda s: 8 + 0.2 * s, waiting=True))
     steps = steps_with(backward_ms=lambda s: 8 + 0.2 * s, waiting=True)
     assert len(examine(tmp_path / "second", steps, devices=[GPU]).findings) == 1
@@ -201,7 +200,7 @@ def test_work_that_doubles_is_told_though_the_machine_got_busy_and_half_as_much_
         return examine(tmp_path / name, steps, traces=GROWING_LINE).findings
 
     assert len(on_a_busy_machine("doubles", 3.0)) == 1
-    with pytest.raises(ThinEvidence, match="its machine was busy"):
+    with pytest.raises(ThinEvidence, match="it waited, for a core"):
         on_a_busy_machine("half", 0.8)
 
 

@@ -47,9 +47,9 @@ def test_it_blames_the_backward_pass_clears_below_the_step_and_claims_neither_ti
     new = "        optimizer.step()\n        optimizer.zero_grad(set_to_none=True)"
     assert finding.fix.changes == (CodeEdit(file="train.py", line=6, old="        optimizer.step()", new=new),)
     assert (finding.category, finding.severity) == ("numbers", "high")
-    assert finding.message == "Nothing clears the gradients of Adam: each update follows the sum of all steps so far."
-    assert finding.why.startswith("In each of the 10 steps that were watched, ")
-    assert finding.why.endswith(". The norm of the gradients rises with the steps.")
+    told = "In 10 watched steps nothing cleared the gradients of Adam: each update used their running sum."
+    assert finding.message == told
+    assert finding.why.endswith(", and the norm of the gradients rises with the steps.")
     assert (finding.gain.step_ms, finding.gain.peak_bytes) == (None, None)
     assert [one.highlighted for one in finding.evidence if isinstance(one, Snippet)] == [6]
 

@@ -124,7 +124,8 @@ def test_what_was_not_looked_at_is_one_line() -> None:
         AuditResult(audit_id="broken", status="errored", reason="KeyError: 'x'"),
     )
     report = report_of(time_finding(), others=others)
-    said = "9 need a CUDA device; others need several ranks; too little for step_slowdown, broken"
+    said = "9 need a CUDA device; others need several ranks"
+    said += "; too little, or nothing to look at, for step_slowdown, broken"
     assert form_of(report)["not_looked_at"] == said
     assert [line for line in render_brief_text(report).splitlines() if line.startswith("Not looked at")] == [
         f"Not looked at: {said}"

@@ -82,7 +82,7 @@ def test_no_cause_is_looked_for_in_an_interrupted_run_nor_a_finding_about_time_f
     lines = describe_verdict(ended("out_of_memory", audits=(audit,)))
     assert lines.blame is None
     assert "makes the CPU wait" not in lines.verdict
-    assert lines.next.startswith("Ask for less memory")
+    assert lines.next.startswith("Make the batch smaller")
 
 
 def test_a_clean_run_says_what_was_looked_at_and_a_run_that_none_could_look_at_is_not_clean() -> None:
@@ -106,10 +106,7 @@ def test_the_peak_of_a_run_whose_memory_was_read_early_is_told_up_to_that_step()
 
 def test_what_recording_took_is_told_beside_the_time_of_the_run_and_what_it_might() -> None:
     said = overhead_phrase(make_report())
-    assert (
-        said
-        == "Recording took 1.91 s of 1.6 min (allowed: 3.00 s + 1.0 %); it saw 30 of 64 steps in full, in 2 windows."
-    )
+    assert said == "Recording took 1.91 s of 1.6 min (allowed: 3.00 s + 1.0 %): 30 of 64 steps in full, 2 windows."
     measured = dataclasses.replace(make_report().measurements, overhead=None)
     assert overhead_phrase(make_report(measurements=measured)) == "The cost of recording was not measured."
 
@@ -260,4 +257,4 @@ def test_a_run_that_goes_on_is_not_called_sound_and_one_that_ran_out_of_memory_i
     assert lines.tone != "none"
     assert "Report again when it has ended" in lines.next
     lines = describe_verdict(clean(run=make_run(ended="out_of_memory", exit_code=1, error=ERROR)))
-    assert lines.next.startswith("Ask for less memory;")
+    assert lines.next.startswith("Make the batch smaller;")

@@ -98,7 +98,7 @@ def why_it_failed_on(failure: Failure) -> str:
     parts = failure.instant.composition
     driver = failure.device_free_bytes
     told = [f"the largest free piece was {format_bytes(max(failure.piece_bytes, default=0))}"]
-    why = "Memory was there, but in pieces" if failure.is_fragmentation else "Memory was truly short"
+    why = "Memory was fragmented" if failure.is_fragmentation else "Memory was short, not fragmented"
     elsewhere = parts.free_bytes - failure.usable_bytes
     told += [f"{format_bytes(elsewhere)} of what was free were for other sizes, streams or pools"] if elsewhere else []
     told += [] if driver is None else [f"the driver had {format_bytes(driver)}"]
@@ -107,8 +107,7 @@ def why_it_failed_on(failure: Failure) -> str:
     held = ""
     if most is not None and most.site is not None:
         share = format_share(most.num_bytes / max(1, parts.reserved_bytes))
-        of_what = "Most" if most is failure.instant.owners[0] else "Of what stacks tell of, most"
-        held = f" {of_what} was held by {place_of(most.site)}: {format_bytes(most.num_bytes)} ({share})."
+        held = f" {place_of(most.site)} held {format_bytes(most.num_bytes)} ({share})."
     return f"{why}: {state}.{held}"
 
 

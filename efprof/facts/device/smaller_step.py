@@ -139,6 +139,7 @@ def fit_step(run: Run, missing: MissingMemory) -> Fix:
         summary=f"{_batch_words(settings, parts, changes)}{_what_is_left(missing, parts)}{otherwise}",
         applicability="review" if changes else "manual",
         changes=changes,
+        may_change="batch statistics, and the order of sums",
     )
 
 

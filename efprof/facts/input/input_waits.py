@@ -273,8 +273,8 @@ def wait_evidence(times: StepTimes) -> tuple[Evidence, ...]:
     return (
         part_of_steps(times, "waiting for data", [time.data_wait_ms for time in times.steady]),
         Narrative.of(
-            "The time between asking the loader for a batch and getting it was measured in every step; as long as a "
-            "device still has something to do, it is no wait.",
+            "The time between asking the loader for a batch and getting it was measured in the steps recorded in "
+            "full; as long as a device still has something to do, it is no wait.",
             "The prediction takes the slowest of three: the rest of the step, one worker's time over the workers, "
             "and all CPU time divided by the processors. Its interval reaches from workers that cost the training "
             "nothing to workers that share its cores and memory, and the prediction lies midway.",

@@ -117,8 +117,8 @@ def is_guess(one: SuspectOperation) -> bool:
 
 def how_nonfinite_is_known(found: NonFinite, cause: NonFiniteCause) -> Narrative:
     return Narrative.of(
-        f"From step {found.first_step} on the {found.what} is {found.value}; the optimizer writes it into every "
-        "parameter, and no later step can repair them.",
+        f"The {found.what} is {found.value} first at step {found.first_step}. Where an optimizer steps with it, every "
+        "parameter becomes NaN, and no later step repairs them.",
         _how_known(found, cause),
         "A bad batch can look the same: check that step's inputs for NaN and Inf, or run it again under "
         "torch.autograd.set_detect_anomaly(True).",

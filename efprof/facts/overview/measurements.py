@@ -27,7 +27,6 @@ from efprof.facts.time.time_use import TimeUse, time_evidence
 from efprof.facts.time.what_bounds import next_experiment, where_it_goes
 from efprof.model import (
     BOUNDARIES,
-    BOUNDARY_PHRASES,
     STAGES,
     Evaluation,
     Measurements,
@@ -304,12 +303,8 @@ def _about_memory(rows: Sequence[StageDelta]) -> tuple[str, ...]:
         return ()
     highest, lowest = (choose(rows, key=lambda row: row.average_bytes) for choose in (max, min))
     range_bytes = highest.average_bytes - lowest.average_bytes
+    meaning = f"it is highest {MEANINGS[highest.boundary]}"
     if range_bytes < MIN_RANGE * highest.average_bytes:
-        return (
-            f"Allocated memory stays near {format_bytes(highest.average_bytes)} through the step, of which the step "
-            f"itself adds {format_bytes(range_bytes)}: what is kept from step to step outweighs that.",
-        )
-    return (
-        f"Allocated memory is highest ({format_bytes(highest.average_bytes)} on average, {format_bytes(range_bytes)} "
-        f"above that {BOUNDARY_PHRASES[lowest.boundary]}) {MEANINGS[highest.boundary]}.",
-    )
+        meaning = "what is kept from step to step outweighs that"
+    adds = f"A step adds {format_bytes(range_bytes)} of the {format_bytes(highest.average_bytes)} allocated"
+    return (f"{adds}, on average; {meaning}.",)

@@ -160,7 +160,8 @@ def lower_peak(peak: PeakComposition, budget: int, way: PeakReduction | None, ed
     after = f": {format_bytes(way.peak_bytes)} at the peak"
     cost = f", {format_ms(way.extra_ms)} more per step" if way.extra_ms else ""
     missing = "" if way.peak_bytes <= budget else "; that alone is not enough: make the batch smaller as well"
-    return Fix.by(edit, "review", f"{with_capital(way.name)}{after}{cost}{missing}.")
+    summary = f"{with_capital(way.name)}{after}{cost}{missing}."
+    return Fix.by(edit, "review", summary, "sums are taken in another order")
 
 
 def how_peak_is_known(peak: PeakComposition) -> Narrative:

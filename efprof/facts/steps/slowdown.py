@@ -135,7 +135,7 @@ class Slowdown:
         # As many milliseconds, the same factor, or twice: four busy loops beside programs add 12 to 14 % (measured).
         before, more_ms = self.early.cpu_ms, self.late.cpu_ms - self.early.cpu_ms
         if not is_gpu and more_ms < min(before, MIN_WORK_SHARE * min(self.growth_ms, before * (self.ratio - 1))):
-            return "CPU time grew less: its machine was busy"
+            return "CPU time grew less: it waited, for a core or for something outside of it"
         return ""
 
 

@@ -60,7 +60,7 @@ class Compilations:
         """Raises NotRecorded where nothing was compiled."""
         events = events_of(run.rank_folder, Compilation)
         if not events:
-            raise NotRecorded("events.jsonl tells of no compilation: nothing was compiled by `torch.compile`.")
+            raise NotRecorded("no function was compiled by `torch.compile`.")
         again = defaultdict[tuple[str, str], list[Compilation]](list)
         for event in events:
             if event.reason and event.site:

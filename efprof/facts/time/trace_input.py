@@ -85,7 +85,7 @@ class TraceInput:
         if (self.bound.step_ms or 0.0) < max(MIN_MS, MIN_SHARE * self.window.step_ms):
             return Examination(looked_at=looked_at)
         gain, why_bound = replayed()
-        how = "more of them" if self.has_workers else "num_workers: 0 -> 2 or more, one for each free processor"
+        how = "more of them" if self.has_workers else "`num_workers=2` or more, up to one for each free core"
         finding = Finding(
             blame=self.blame,
             category="time",

@@ -159,7 +159,7 @@ def _hook() -> Check:
         return essential(name, is_met=False, why=why, advice=advice)
     if said:
         why = f"A child of Python ran it, and said: {said}."
-        return Check(name, "careful", why, "Mend the sitecustomize that says so.")
+        return Check(name, "careful", why, "Fix the sitecustomize that says so.")
     return Check(name, "yes", "A child of Python ran it (one started with -I, -E or -S would not).")
 
 
@@ -236,7 +236,7 @@ def _devices(torch: ModuleType) -> Check:
             f"torch sees no device: {said or 'its driver does not answer' if driver else 'there is no NVIDIA driver'}."
         )
         return Check("CUDA", "no", why, "Check nvidia-smi, CUDA_VISIBLE_DEVICES and, in a container, --gpus.")
-    return Check("CUDA", "yes", f"{torch.cuda.device_count()} devices; driver {driver or 'unknown'}.")
+    return Check("CUDA", "yes", f"{format_count(torch.cuda.device_count(), 'device')}; driver {driver or 'unknown'}.")
 
 
 def _other_devices(torch: ModuleType) -> Iterator[Check]:
@@ -267,7 +267,7 @@ def _of_combination(settings: Mapping[str, str]) -> Iterator[Trap]:
     if settings.get("expandable_segments") == "True" and "max_split_size_mb" in settings:
         yield (
             "'max_split_size_mb' keeps small requests out of the one large free block that expandable segments grow, "
-            "so memory is mapped anew although gigabytes are free.",
+            "so memory is mapped again although gigabytes are free.",
             "Take out 'max_split_size_mb'.",
         )
     if "garbage_collection_threshold" in settings and "per_process_memory_fraction" not in settings:

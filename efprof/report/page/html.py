@@ -119,7 +119,6 @@ def _environment(is_static: bool) -> jinja2.Environment:
         "is_static": is_static,
         "palettes": (LIGHT, DARK),
         "line_pixels": segment_picture.LINE_PIXELS,
-        "applicability": wording.APPLICABILITY_PHRASES,
         "plotly": _compressed_plotly,
     }
     return environment
