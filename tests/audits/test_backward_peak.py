@@ -72,7 +72,7 @@ def test_blames_the_loss_over_a_large_vocabulary_and_predicts_by_replay_what_spl
     assert "`aten::nll_loss_backward`" in finding.why
     # Of the peak of 260 MiB, 180 are this line's and 60 its logits; without all of them 25 would be next, 5 more than
     # the rest of the peak: that would take 48 parts, and 16 is the most that is worth its calls.
-    assert "16 parts" in finding.fix.summary
+    assert "16 checkpointed parts" in finding.fix.summary
     assert finding.fix.summary.count("chunk(16)") == 2
     assert finding.gain.basis == "replay"
     assert finding.gain.peak_bytes == pytest.approx(240 * (1 - 1 / 16) * MIB, rel=0.01)

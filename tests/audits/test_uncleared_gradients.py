@@ -72,7 +72,7 @@ def test_only_where_the_norm_of_the_gradients_rises_is_the_harm_seen(
     run = write_run(tmp_path / "run", steps=steps, events=[clearing()], sources={"train.py": TRAIN})
     finding = finding_of(run)
     assert finding.severity == severity
-    assert ("The norm of the gradients rises" in finding.why) == (severity == "high")
+    assert ("the norm of the gradients rises" in finding.why) == (severity == "high")
 
 
 def test_optimizers_of_one_pass_are_one_finding_and_of_their_own_passes_one_each(tmp_path: Path) -> None:

@@ -64,6 +64,6 @@ def test_markdown_has_ranked_findings_with_their_changes_as_a_diff() -> None:
         text.index(f"## {rank}. {title}") for rank, title in ((1, "High: Losses"), (2, "High: The step"), (3, "Medium"))
     ]
     assert places == sorted(places)
-    assert "```diff\n-         history.append(loss)\n+         history.append(loss.item())\n```" in text
+    assert "```diff\n-        history.append(loss)\n+        history.append(loss.item())\n```" in text
     assert "Median step 36.0 ms, peak memory " in text
     assert " GiB read from the CUDA allocator" in text

@@ -16,7 +16,7 @@ def test_the_line_that_asks_for_a_batch_is_blamed_and_the_idle_device_is_the_gai
     (finding,) = input_stall(run).findings
     assert (str(finding.blame), severity_in(run, finding)) == ("train.py:5", "high")
     assert finding.gain.step_ms == pytest.approx(30.0)
-    assert "num_workers: 0 -> 2 or more" in finding.fix.summary
+    assert "`num_workers=2` or more" in finding.fix.summary
 
 
 def test_of_calls_within_each_other_the_innermost_one_that_asks_is_blamed(tmp_path: Path) -> None:
