@@ -148,7 +148,7 @@ def client_of(engine: str) -> Any:
     try:
         from distributed import Client
     except ImportError:
-        raise EfprofError(f"--engine {engine} needs Dask: install it by 'pip install efprof[dask]'.") from None
+        raise EfprofError(f"--engine {engine} needs Dask: install it by 'pip install distributed'.") from None
     try:
         return Client(engine.removeprefix(DASK), timeout=CONNECT_S)
     except (OSError, TypeError, ValueError) as error:

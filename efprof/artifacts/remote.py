@@ -53,7 +53,7 @@ def _copied(url: str, folder: Path) -> Path:
     try:
         import fsspec
     except ImportError:
-        raise EfprofError(f"{shown} needs fsspec: install it by 'pip install efprof[remote]'.") from None
+        raise EfprofError(f"{shown} needs fsspec: install it by 'pip install fsspec'.") from None
     try:
         system, path = fsspec.core.url_to_fs(url)
         place = folder / (path.partition("?")[0].rstrip("/").rpartition("/")[2] or "run")

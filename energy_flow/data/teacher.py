@@ -117,7 +117,7 @@ class TransformersTeacher:
             from transformers import AutoModel, AutoTokenizer
         except ImportError as error:
             raise EnergyFlowError(
-                "data.teacher=transformers needs the transformers package; install 'efprof[teacher]'"
+                "data.teacher=transformers needs the transformers package: pip install transformers"
             ) from error
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -69,7 +69,7 @@ def svg_of(chart: Chart, picture_id: str) -> str:
         from matplotlib.figure import Figure as Drawing
     except ModuleNotFoundError as error:
         raise EfprofError(
-            "--static draws with matplotlib, which is not installed: python -m pip install 'efprof[static]'."
+            "--static draws with matplotlib, which is not installed: python -m pip install matplotlib."
         ) from error
     stream = io.StringIO()
     with matplotlib.rc_context(style_of(LIGHT)):
