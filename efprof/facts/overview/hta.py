@@ -55,7 +55,7 @@ KNOWN = (
     "Triton's operators, which it takes for work of the device, were left out, waits for all but the critical path. "
     "Where there are several steps, it leaves out kernels whose launch was not recorded."
 )
-NOT_INSTALLED = "HolisticTraceAnalysis is not installed where this was made: `pip install 'traceinsight<0.7' 'pandas<3'`."
+NOT_INSTALLED = "HolisticTraceAnalysis is not installed here: `pip install 'traceinsight<0.7' 'pandas<3'`."
 NO_PATH = (
     "The critical path is left out: HTA knows what waits for what by `cuda_sync` events, of which the trace has none. "
     "`experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)` records them."
