@@ -101,7 +101,7 @@ def page_of(folder: Path, *events: dict[str, object]) -> str:
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"PACKAGE": "no-such-package"}, "HolisticTraceAnalysis is not installed where this was made: <code>"),
+        ({"PACKAGE": "no-such-package"}, "HolisticTraceAnalysis is not installed here: <code>"),
         ({"_loaded": lambda path: {}[f"in {path}"]}, "HTA broke off: KeyError: &#39;in "),
         ({"_loaded": lambda _: os._exit(3)}, "what HTA says cannot be read: its reader ended with 3."),
         ({"_loaded": lambda _: time.sleep(600), "LONGEST_S": 1}, "its reader took too long."),
