@@ -249,6 +249,7 @@ def test_a_program_that_replaces_what_calls_a_module_is_traced_without_stacks(
     assert [closed.files for closed in recorded.events(WindowClosed)] == [["trace-1.json.gz"]]
 
 
+@pytest.mark.usefixtures("limits")
 def test_a_count_is_paid_and_none_is_made_where_no_window_could_follow(
     tmp_path: Path, sizes: Callable[..., None]
 ) -> None:
@@ -318,6 +319,7 @@ def test_a_step_whose_calls_were_not_all_counted_has_more_than_were_and_no_time_
     assert "--trace-steps 5:6' records one. It takes 0.8 to 1 GB of memory per million calls." in told
 
 
+@pytest.mark.usefixtures("limits")
 def test_a_window_dearer_than_the_allowance_is_not_opened(tmp_path: Path, sizes: Callable[..., None]) -> None:
     sizes(lambda *_: MAX_EVENTS)  # 6.6 s, 2.4 s without lines, where windows may take 1.5 s
     recorded = record_scheduled(tmp_path)
@@ -380,8 +382,7 @@ def test_long_work_in_python_is_looked_at_no_longer_than_was_reckoned(
     most: int,
     is_looked_at: bool,
 ) -> None:
-    """Afterwards a whole window comes, on a busy machine too, where it may cost more than is left of the allowance."""
-    monkeypatch.setattr("efprof.recorder.budget.sampling.ALLOWANCE_NS", 60_000_000_000)
+    """Afterwards a whole window comes."""
     monkeypatch.setattr(windows, "MAX_EXCESS_NS", 500_000_000)
     profile_functions = []
 
