@@ -186,7 +186,7 @@ def test_sound_settings_are_no_trap(text: str) -> None:
 
 def test_expandable_segments_and_a_largest_split_size_are_a_trap_together() -> None:
     (why,) = traps("expandable_segments:True,max_split_size_mb:128")
-    assert "mapped anew although gigabytes are free" in why
+    assert "mapped again although gigabytes are free" in why
     assert traps("expandable_segments:False,max_split_size_mb:128") == []
 
 
