@@ -202,7 +202,7 @@ def quotes_of(text: str) -> list[str]:
 
 def test_what_the_tour_quotes_is_what_the_commands_say() -> None:
     sick = {name: analyse(RUNS / f"{name}-sick") for name in ("retained_graph", "nonfinite_loss", "input_stall")}
-    both = compare_reports(analyse(RUNS / "retained_graph-healthy"), sick["retained_graph"], forced=True)
+    both = compare_reports([analyse(RUNS / "retained_graph-healthy")], [sick["retained_graph"]], forced=True)
     plain, cuda, share = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.8"
     environments = ({plain: "a:1"}, {plain: "a:1", cuda: "b:1"}, {cuda: share})
     traps = [" ".join(trap) for one in environments for trap in find_traps(one, (2, 9))]

@@ -32,6 +32,14 @@ def runs_folder() -> Path:
     return next((home for home in homes if home.is_dir()), here / HOME_FOLDER) / "runs"
 
 
+def hide_from_git(store: Path) -> None:
+    """Recordings would otherwise make every repository dirty."""
+    store.mkdir(parents=True, exist_ok=True)
+    ignore = store / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n")
+
+
 def list_runs() -> list[tuple[Path, RunFile]]:
     """Every readable run, the newest first."""
     return [(path, run) for path, run in _newest_first() if isinstance(run, RunFile)]

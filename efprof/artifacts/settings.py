@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -40,8 +40,19 @@ class RecordSettings(msgspec.Struct, kw_only=True, frozen=True, rename={"keeps_d
     keeps_diff: bool | None = None
 
 
+Percent = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class GateSettings(msgspec.Struct, kw_only=True, frozen=True):
+    """[gate]: by how many percent `efprof compare` lets each metric get worse, and whether an unclear one fails."""
+
+    budget: dict[str, Percent] = {}
+    strict: bool = False
+
+
 class _Content(msgspec.Struct, kw_only=True, frozen=True):
     record: RecordSettings = RecordSettings()
+    gate: GateSettings = GateSettings()
     configuration: Words = []
 
 
@@ -50,6 +61,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
 
     file: Path | None = None
     record: RecordSettings = RecordSettings()
+    gate: GateSettings = GateSettings()
     configuration: tuple[Path, ...] = ()
 
 
@@ -116,15 +128,17 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _checked(path: Path, content: dict[str, Any]) -> Settings:
     _refuse_unknown(path, "", content, _Content)
-    record = content.get("record", {})
-    if isinstance(record, dict):
-        _refuse_unknown(path, "record.", record, RecordSettings)
+    for section, kind in (("record", RecordSettings), ("gate", GateSettings)):
+        table = content.get(section)
+        if isinstance(table, dict):
+            _refuse_unknown(path, f"{section}.", table, kind)
     try:
         read = msgspec.convert(content, type=_Content)
     except msgspec.ValidationError as error:
         why, _, place = str(error).replace(" | null", "").partition(" - at `$.")
         raise EfprofError(f"{path}: '{place.removesuffix('`')}' is wrong: {why[0].lower()}{why[1:]}.") from None
-    return Settings(file=path, record=read.record, configuration=_files(path, read.configuration))
+    configuration = _files(path, read.configuration)
+    return Settings(file=path, record=read.record, gate=read.gate, configuration=configuration)
 
 
 def _refuse_unknown(path: Path, section: str, table: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:

@@ -1,12 +1,16 @@
-"""`efprof compare BASE HEAD`: what a branch made slower, bigger or less stable, and which findings came and went."""
+"""`efprof compare BASE HEAD [-- COMMAND]`: what a branch made worse, and which findings came and went."""
 
+import datetime
 import math
+import os
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from efprof.commands import COMMAND
 from efprof.commands.report import (
     ENGINE,
     FORMATS,
@@ -21,6 +25,8 @@ from efprof.commands.report import (
 from efprof.model import EfprofError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from efprof.model import Comparison, Report
 
 FAILED = 1
@@ -46,6 +52,22 @@ def parse_budgets(context: click.Context, option: click.Parameter, words: tuple[
 @click.command()
 @click.argument("base")
 @click.argument("head")
+@COMMAND
+@click.option(
+    "--link",
+    "links",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="With a command: data that git ignores, linked into both trees. Can be repeated.",
+)
+@click.option(
+    "--max-minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="With a command: how long all runs may take.",
+)
 @click.option("--force", is_flag=True, help="Compare although machine, versions, configuration or command differ.")
 @click.option("--strict", is_flag=True, help=f"Exit with {INCONCLUSIVE} where a gated metric is unclear.")
 @click.option(
@@ -64,6 +86,9 @@ def parse_budgets(context: click.Context, option: click.Parameter, words: tuple[
 def compare(
     base: str,
     head: str,
+    command: tuple[str, ...],
+    links: tuple[Path, ...],
+    max_minutes: float,
     force: bool,
     strict: bool,
     budgets: dict[str, float],
@@ -73,39 +98,99 @@ def compare(
     static: bool,
     out: Path | None,
 ) -> int:
-    """Compare two runs: what got slower, bigger or less stable.
+    """Compare two sides: what got slower, bigger or less stable.
 
-    BASE and HEAD are each a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest'; or
-    a trace of torch's profiler from anywhere. Each may be a URL, such as s3://bucket/run.
+    \b
+        efprof compare main feature -- python train.py --epochs 1
+        efprof compare HEAD . -- python train.py --epochs 1
+        efprof compare yesterday latest
+
+    With a COMMAND, BASE and HEAD are branches, tags or commits, or '.', the working tree as it is. Each gets a tree of
+    its own, in which the command is run and recorded twice, every step in full.
+
+    Without one they are runs that were recorded: each a run folder, its id or name, a git branch or commit (the newest
+    run of it), or 'latest'; or a trace of torch's profiler from anywhere. Each may be a URL, such as s3://bucket/run.
 
     Exit code: 0 no gated metric over its budget (unclear ones included), 1 a gated metric is worse by more than its
     budget, 2 wrong usage or unreadable input, 3 unclear (with --strict), 4 not comparable.
     """
     check_engine(engine, (base, head))
     chosen = chosen_form(form, is_json, out, "text")
-    from efprof.artifacts.foreign import is_foreign
-    from efprof.artifacts.remote import is_url, without_secrets
-    from efprof.artifacts.runs import find_run
+    from efprof.artifacts.settings import read_settings
     from efprof.compare.comparison import compare_reports
 
-    names = [side if is_url(side) or is_foreign(Path(side)) else str(find_run(side)) for side in (base, head)]
-    if Path(names[0]).resolve() == Path(names[1]).resolve():
-        name = Path(without_secrets(names[0])).name
-        raise EfprofError(f"BASE and HEAD are the same run, {name}: record the changed program first.")
+    gate = read_settings(Path.cwd()).gate
+    budgets = {name: percent / 100 for name, percent in gate.budget.items()} | budgets
+    if links and not command:
+        raise EfprofError("--link is for a comparison that runs a command: write it after two dashes.")
     with progress() as say:
         made = partial(analyse, engine=engine, say=say)
-        reports = report_on((names[0],), made), report_on((names[1],), made)
-    comparison = compare_reports(*reports, forced=force, budgets=budgets)
+        if command:
+            bases, heads = _run_sides((base, head), command, links, max_minutes, made)
+        else:
+            bases, heads = _find_sides((base, head), made)
+    comparison = compare_reports(bases, heads, forced=force, budgets=budgets)
     name = f"{comparison.base.run_id}-to-{comparison.head.run_id}"
-    write_or_print(lambda form: render_comparison(comparison, reports[1], form, is_static=static), chosen, out, name)
+    write_or_print(lambda form: render_comparison(comparison, heads[0], form, is_static=static), chosen, out, name)
     if comparison.is_failed:
         return FAILED
     is_unclear = any(metric.verdict == "unclear" and metric.budget is not None for metric in comparison.metrics)
-    return INCONCLUSIVE if strict and is_unclear else 0
+    return INCONCLUSIVE if (strict or gate.strict) and is_unclear else 0
+
+
+def _find_sides(names: tuple[str, str], made: "Callable[[Path], Report]") -> "tuple[list[Report], list[Report]]":
+    """The report on one recorded run of each side."""
+    from efprof.artifacts.foreign import is_foreign
+    from efprof.artifacts.remote import is_url, without_secrets
+    from efprof.artifacts.runs import find_run
+
+    base, head = (side if is_url(side) or is_foreign(Path(side)) else str(find_run(side)) for side in names)
+    if Path(base).resolve() == Path(head).resolve():
+        name = Path(without_secrets(base)).name
+        raise EfprofError(f"BASE and HEAD are the same run, {name}: record the changed program first.")
+    return [report_on((base,), made)], [report_on((head,), made)]
+
+
+def _run_sides(
+    refs: tuple[str, str], command: tuple[str, ...], links: tuple[Path, ...], minutes: float,
+    made: "Callable[[Path], Report]",
+) -> "tuple[list[Report], list[Report]]":  # fmt: skip
+    """The reports on the runs of each side, which stay below `.efprof/compare`."""
+    from efprof.artifacts.runs import hide_from_git, runs_folder
+    from efprof.compare.sides.full_runs import record_sides
+    from efprof.compare.sides.trees import two_trees
+
+    store, here = runs_folder().parent.absolute(), Path.cwd().resolve()
+    hide_from_git(store)
+    home = store / "compare" / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S%fZ}"
+    own = [Path(os.path.normpath(here / link)) for link in links]
+
+    def say(what: str) -> None:
+        click.echo(f"efprof: {what}", err=True)
+
+    with _ending_in_order(), two_trees(refs, work=store / "work", here=here, links=own) as trees:
+        bases, heads = record_sides(trees, command, here=here, home=home, seconds=60 * minutes, say=say)
+    say(f"the runs are in {home}; 'efprof report' takes each by its folder")
+    return [made(run) for run in bases], [made(run) for run in heads]
+
+
+@contextmanager
+def _ending_in_order() -> "Iterator[None]":
+    """SIGTERM ends the program that runs and removes the trees, as Ctrl-C does."""
+    import signal
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def render_comparison(comparison: "Comparison", head: "Report", form: Format, *, is_static: bool) -> str:
-    """The comparison in one of the four forms; the page also shows head's new findings in full."""
+    """The comparison in one of its forms; the page also shows head's new findings in full."""
     from efprof.report import comparison_form, json_form
     from efprof.report.page import html
 
@@ -115,5 +200,6 @@ def render_comparison(comparison: "Comparison", head: "Report", form: Format, *,
         "text": comparison_form.render_comparison_text,
         "json": json_form.render_comparison_json,
         "markdown": comparison_form.render_comparison_markdown,
+        "github": comparison_form.render_comparison_github,
     }
     return forms[form](comparison)

@@ -30,7 +30,7 @@ OWN = click.option(
     metavar="PACKAGE",
     help="An installed package to treat as your own code, in a trace from elsewhere.",
 )
-Format = Literal["text", "json", "markdown", "html"]
+Format = Literal["text", "json", "markdown", "html", "github"]
 
 FORMATS = get_args(Format)
 FORMAT_OF_SUFFIX: dict[str, Format] = {".txt": "text", ".json": "json", ".md": "markdown", ".html": "html"}
@@ -207,7 +207,7 @@ def analyse(
 
 
 def render(report: "Report", form: Format, *, is_static: bool = False) -> str:
-    """The report in one of the four forms; a page that is static has still pictures."""
+    """The report in one of its forms; a page that is static has still pictures."""
     from efprof.report import json_form, text_forms
     from efprof.report.page import html
 
@@ -216,6 +216,7 @@ def render(report: "Report", form: Format, *, is_static: bool = False) -> str:
         "json": json_form.render_json,
         "markdown": text_forms.render_markdown,
         "html": partial(html.render_html, is_static=is_static),
+        "github": text_forms.render_github,
     }
     return forms[form](report)
 

@@ -1,10 +1,11 @@
-"""Two reports -> what changed between their runs; what must be equal for that, a branch may change everything else."""
+"""Reports of two sides -> what changed; what must be equal for that, a branch may change everything else."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import get_args
 
+from efprof.compare.losses import compare_losses
 from efprof.compare.verdicts import compare_metrics, has_failed
 from efprof.model import (
     AuditResult,
@@ -25,13 +26,15 @@ EQUAL_ENVIRONMENT = ("cpu", "python", "torch", "cuda")
 
 
 def compare_reports(
-    base: Report, head: Report, *, forced: bool, budgets: Mapping[str, float] | None = None
+    bases: Sequence[Report], heads: Sequence[Report], *, forced: bool, budgets: Mapping[str, float] | None = None
 ) -> Comparison:
-    """Metrics and findings of `head` against those of `base`; `budgets` replace those of the metrics they name.
+    """Metrics, losses and findings of head's runs against those of base's, as many a side.
 
-    Raises NotComparable where machine, versions, configuration or command differ and it is not `forced`, and
-    always where neither run holds a step, or one that did not fail; EfprofError where a budget names no metric.
+    `budgets` replace those of the metrics they name. Raises NotComparable where machine, versions, configuration or
+    command differ and it is not `forced`, and always where neither side holds a step, or one that did not fail;
+    EfprofError where a budget names no metric.
     """
+    base, head = bases[0], heads[0]
     differences = find_differences(base, head)
     if differences and not forced:
         raise NotComparable(
@@ -44,16 +47,18 @@ def compare_reports(
             raise NotComparable(
                 f"{side} ({report.run.run_id}) holds no finished step: record a run that gets through one."
             )
-    known = dict.fromkeys(metric.name for side in (base, head) for metric in side.measurements.metrics)
+    metrics = (*compare_metrics(bases, heads, budgets or {}), *compare_losses(bases, heads, budgets or {}))
+    known = dict.fromkeys(metric.name for metric in metrics)
     for name in budgets or ():
         if name not in known:
             raise EfprofError(f"--budget: there is no metric '{name}'; {nearest_to(name, known)}")
     return Comparison(
         base=base.run,
         head=head.run,
-        metrics=compare_metrics(base, head, budgets or {}),
-        findings=compare_findings(base, head),
+        metrics=metrics,
+        findings=compare_findings(bases, heads),
         differences=differences,
+        num_runs=len(bases),
     )
 
 
@@ -71,23 +76,26 @@ def find_differences(base: Report, head: Report) -> tuple[str, ...]:
     return tuple(f"{name}: {old} in base, {new} in head" for name, old, new in differing if old != new)
 
 
-def compare_findings(base: Report, head: Report) -> tuple[FindingChange, ...]:
+def compare_findings(bases: Sequence[Report], heads: Sequence[Report]) -> tuple[FindingChange, ...]:
     """Added, unchecked, kept and gone, in this order, the most severe first.
 
-    A finding is `unchecked` where the other run lacks what its audit needs: nobody knows whether it is there.
+    A finding is `unchecked` where the other side lacks what its audit needs, or where only some runs of a side have it.
     """
-    of_base, of_head = _by_key(base), _by_key(head)
-    found = sorted((of_base | of_head).items(), key=lambda item: get_args(Severity).index(item[1][1].severity))
+    of_base, of_head = [list(map(_by_key, side)) for side in (bases, heads)]
+    all_found = {key: found for run in (*of_base, *of_head) for key, found in run.items()}
+    found = sorted(all_found.items(), key=lambda item: get_args(Severity).index(item[1][1].severity))
     changes = []
     for key, (audit, finding) in found:
-        change: Presence = "kept" if key in of_base and key in of_head else "gone" if key in of_base else "added"
+        num_base, num_head = (sum(key in run for run in side) for side in (of_base, of_head))
+        change: Presence = "kept" if num_base and num_head else "gone" if num_base else "added"
         message = finding.message
         if change != "kept":
-            side, other = ("base", base) if change == "added" else ("head", head)
-            there = next((result for result in other.audits if result.audit_id == audit.audit_id), None)
-            if there is None or there.status not in ("passed", "failed"):
-                why = there.reason if there is not None else "its report has no such check."
+            side, others, num_seen = ("base", bases, num_head) if change == "added" else ("head", heads, num_base)
+            why = next(filter(None, (_not_looked_for(audit.audit_id, other) for other in others)), "")
+            if why:
                 change, message = "unchecked", f"{message} Not looked for in {side}: {why}"
+            elif num_seen < len(others):
+                change, message = "unchecked", f"{message} Found in {num_seen} of {len(others)} runs of the other side."
         changes.append(
             FindingChange(
                 key=key,
@@ -99,6 +107,14 @@ def compare_findings(base: Report, head: Report) -> tuple[FindingChange, ...]:
             )
         )
     return tuple(sorted(changes, key=lambda one: get_args(Presence).index(one.change)))
+
+
+def _not_looked_for(audit_id: str, report: Report) -> str:
+    """Why this audit did not look; empty where it did."""
+    there = next((result for result in report.audits if result.audit_id == audit_id), None)
+    if there is None:
+        return "its report has no such check."
+    return "" if there.status in ("passed", "failed") else there.reason
 
 
 def _entries(run: RunIdentity) -> dict[str, str]:

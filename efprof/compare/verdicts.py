@@ -1,4 +1,4 @@
-"""The metrics of two runs side by side, and when a change counts: one rule per unit, for one run on each side."""
+"""The metrics of two sides, of one run or several each, and when a change counts: one rule per unit."""
 
 import math
 import statistics
@@ -11,6 +11,8 @@ from efprof.model import Metric, MetricChange, Report, Verdict, frozen_dataclass
 from efprof.units import MIB, format_bytes, format_ms
 
 Samples = tuple[float, ...]
+Side = tuple[Samples, ...]
+"""Of each run of it."""
 Estimator = Callable[[Sequence[float]], float]
 """From a run's samples, one per step and at least one, to one number in their unit."""
 
@@ -56,6 +58,9 @@ MINIMUM_COUNT = 0.5
 that one more always counts."""
 SAME_COUNT = 0.05
 """Per step: totals of 46 % of pairs of runs of the same code differ by less. What lies between the two is unclear."""
+
+EXACT = ("memory_growth_bytes_per_step", "scalar_reads_per_step")
+"""Metrics that gate where every step of several runs was recorded in full."""
 
 FAILED_ENDINGS = ("raised", "out_of_memory", "killed")
 """How a run ends that did not get through; a person's Ctrl-C says nothing of the code."""
@@ -107,25 +112,34 @@ def block_deviation(samples_ms: Sequence[float], estimate: Estimator) -> float |
     return statistics.stdev(math.log(max(SMALLEST_MS, estimate(block.tolist()))) for block in blocks)
 
 
-def compare_metrics(base: Report, head: Report, budgets: Mapping[str, float]) -> tuple[MetricChange, ...]:
-    """Every metric that either run has, in the order of the base; a time that gates in two ways."""
-    of_base, of_head = _by_name(base), _by_name(head)
-    num_steps = base.run.num_steps, head.run.num_steps
+def compare_metrics(
+    bases: Sequence[Report], heads: Sequence[Report], budgets: Mapping[str, float]
+) -> tuple[MetricChange, ...]:
+    """Every metric that a run has, in the order of the first one's; a time that gates in two ways."""
+    of_bases, of_heads = (list(map(_by_name, side)) for side in (bases, heads))
+    num_steps = tuple(min(report.run.num_steps for report in side) for side in (bases, heads))
+    known = {name: metric for run in reversed((*of_bases, *of_heads)) for name, metric in run.items()}
     changes = []
-    for name in dict.fromkeys([*of_base, *of_head]):
-        metric = of_head.get(name) or of_base[name]
-        metric = replace(metric, budget=budgets.get(name, metric.budget))
-        sides = _finite(of_base.get(name)), _finite(of_head.get(name))
+    for name in dict.fromkeys(name for run in (*of_bases, *of_heads) for name in run):
+        metric = replace(known[name], budget=budgets.get(name, _budget(known[name], len(bases))))
+        base, head = (tuple(_finite(run.get(name)) for run in side) for side in (of_bases, of_heads))
         is_shown = metric.unit == "ms" and metric.budget is None
         ways = MEDIAN if is_shown else STATISTICS.get(metric.unit, MEDIAN)
         for place, (way, estimate) in enumerate(ways):
-            row = _change(metric, *sides, way, estimate, num_steps)
+            row = _change(metric, base, head, way, estimate, num_steps)
             changes.append(replace(row, name=f"{name}_{way}") if place else row)
     return tuple(changes)
 
 
 def has_failed(report: Report) -> bool:
     return report.run.ended in FAILED_ENDINGS
+
+
+def _budget(metric: Metric, num_runs: int) -> float | None:
+    """Several runs a side have every step in full, and are no measure of time."""
+    if num_runs == 1:
+        return metric.budget
+    return None if metric.unit == "ms" else 0.0 if metric.name in EXACT else metric.budget
 
 
 def _by_name(report: Report) -> dict[str, Metric]:
@@ -140,20 +154,20 @@ def _finite(metric: Metric | None) -> Samples:
 
 
 def _change(
-    metric: Metric, base: Samples, head: Samples, way: str, estimate: Estimator, num_steps: tuple[int, int]
+    metric: Metric, base: Side, head: Side, way: str, estimate: Estimator, num_steps: tuple[int, ...]
 ) -> MetricChange:
-    before, after = (estimate(side) if side else math.nan for side in (base, head))
+    before, after = (statistics.fmean(map(estimate, side)) if all(side) else math.nan for side in (base, head))
     judgement = _judge(metric, base, head, estimate, num_steps)
-    effect = after / before - 1 if before > 0 and head else None
+    effect = after / before - 1 if before > 0 and all(head) else None
     is_worse = metric.budget is not None and judgement.verdict == "worse"
     return MetricChange(
         name=metric.name,
-        label=f"{metric.label} ({way})" if way and max(len(base), len(head)) > 1 else metric.label,
+        label=f"{metric.label} ({way})" if way and max(map(len, (*base, *head))) > 1 else metric.label,
         unit=metric.unit,
         base_median=before,
-        base_spread=interquartile_range(base) if base else math.nan,
+        base_spread=_spread(base),
         head_median=after,
-        head_spread=interquartile_range(head) if head else math.nan,
+        head_spread=_spread(head),
         effect=effect,
         interval=judgement.interval,
         verdict=judgement.verdict,
@@ -163,29 +177,41 @@ def _change(
     )
 
 
-def _judge(metric: Metric, base: Samples, head: Samples, estimate: Estimator, num_steps: tuple[int, int]) -> Judgement:
-    """By the rule of the unit; a unit without one is shown and never judged."""
-    if not base or not head:
-        where = "head" if base else "base" if head else "either run"
+def _spread(side: Side) -> float:
+    """Of all steps of the side's runs."""
+    samples = [sample for run in side for sample in run]
+    return interquartile_range(samples) if samples else math.nan
+
+
+def _judge(metric: Metric, base: Side, head: Side, estimate: Estimator, num_steps: tuple[int, ...]) -> Judgement:
+    """By the rule of the unit, between the runs of both sides that are closest; a unit without one is not judged."""
+    if not (all(base) and all(head)):
+        where = "head" if all(base) else "base" if all(head) else "either run"
         return Judgement(verdict="unclear", reason=f"Not measured in {where}.")
-    before, after = estimate(base), estimate(head)
-    change = after - before
-    verdict: Verdict = "worse" if change > 0 else "better"
+    befores, afters = ([estimate(run) for run in side] for side in (base, head))
+    before, after = statistics.fmean(befores), statistics.fmean(afters)
+    distances = [abs(one - other) for one in befores for other in afters]
+    is_apart = min(afters) > max(befores) or max(afters) < min(befores)
+    verdict: Verdict = "worse" if after > before else "better"
     match metric.unit:
+        case "ms" if len(base) > 1:
+            return Judgement(verdict="unclear", reason="Whole runs one after another tell nothing of time.")
         case "ms":
             least = MINIMUM_CPU_EFFECT if metric.name == "cpu_ms" else MINIMUM_TIME_EFFECT
-            return _judge_time(base, head, estimate, least)
+            return _judge_time(base[0], head[0], estimate, least)
         case "bytes":
             least = max(MINIMUM_PEAK_BYTES, MINIMUM_PEAK_SHARE * min(before, after))
-            reason = f"Counts from {format_bytes(least)} on; 5 to 16 % of such changes are false alarms."
+            doubt = "; 5 to 16 % of such changes are false alarms" if len(base) == 1 else ""
+            reason = f"Counts from {format_bytes(least)} on{doubt}."
         case "bytes_per_step":
             least, reason = MINIMUM_GROWTH, f"Counts from {format_bytes(MINIMUM_GROWTH)} per step on."
         case "count":
-            least, reason = MINIMUM_COUNT, f"Runs of the same code differ by less than {MINIMUM_COUNT}."
+            least = MINIMUM_COUNT if len(base) == 1 else SAME_COUNT
+            reason = f"Runs of the same code differ by less than {least}."
         case _:
             return Judgement(verdict="unclear", reason="There is no rule for this unit.")
-    if abs(change) < least:
-        verdict = "unclear" if metric.unit == "count" and abs(change) >= SAME_COUNT else "same"
+    if not is_apart or min(distances) < least:
+        verdict = "unclear" if max(distances) >= (SAME_COUNT if metric.unit == "count" else least) else "same"
     shorter = "better" if num_steps[0] > num_steps[1] else "worse"
     if metric.unit == "bytes" and verdict == shorter and min(num_steps) < ENOUGH_STEPS * max(num_steps):
         steps = f"Base has {num_steps[0]:,} steps and head {num_steps[1]:,}"

@@ -302,13 +302,17 @@ class FindingChange:
 
 @frozen_dataclass
 class Comparison:
-    """`differences` names what differs in machine or configuration where the comparison was forced."""
+    """Of `num_runs` a side; base and head are the first ones.
+
+    `differences` names what differs in machine or configuration where the comparison was forced.
+    """
 
     base: RunIdentity
     head: RunIdentity
     metrics: tuple[MetricChange, ...]
     findings: tuple[FindingChange, ...]
     differences: tuple[str, ...] = ()
+    num_runs: int = 1
     schema_version: int = 1
 
     @property

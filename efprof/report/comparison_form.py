@@ -1,10 +1,10 @@
 """What a comparison says, in the words that every rendering of it shares; in plain text and in Markdown."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from efprof.model import Comparison, FindingChange, MetricChange, Presence, RunIdentity, Verdict
-from efprof.report.text_forms import code, escape, prose, table
+from efprof.report.text_forms import annotation, code, escape, prose, table
 from efprof.report.verdict import FOREIGN, revision
 from efprof.report.wording import one_line, shorten, shorten_path, show
 from efprof.units import format_change, format_count
@@ -16,14 +16,22 @@ TABLE_CAPTION = (
 )
 NOT_MEASURED = "not measured"
 MAX_LOCATION = 60
+MAX_FINDINGS = 8
+"""Of a kind, in a comment."""
 COLUMNS = ("Metric", "Base", "Head", "Change", "Verdict", "What it rests on")
 
 
 def comparison_verdict(comparison: Comparison) -> tuple[Verdict, str]:
     """One word and its sentence: worse if any metric is; better only if one is and none is worse; same only if all are.
 
-    Metrics that gate decide; the others only where no metric gates.
+    Metrics that gate decide; the others only where no metric gates. The first finding that was added is told with it.
     """
+    word, headline = _metric_verdict(comparison)
+    added = next((finding for finding in comparison.findings if finding.change == "added"), None)
+    return word, f"{headline} Added: {added.headline} ({added.location})." if added else headline
+
+
+def _metric_verdict(comparison: Comparison) -> tuple[Verdict, str]:
     metrics = [metric for metric in comparison.metrics if metric.budget is not None] or comparison.metrics
     given = {metric.verdict for metric in metrics}
     if given == {"same"}:
@@ -96,19 +104,39 @@ def render_comparison_text(comparison: Comparison) -> str:
 
 
 def render_comparison_markdown(comparison: Comparison) -> str:
-    """The same as a Markdown comment fits a pull request."""
+    """A comment on a pull request, of some 40 lines: what changed is seen at once, the rest is folded."""
     word, headline = comparison_verdict(comparison)
     parts = [f"## efprof: {word}", escape(headline)]
     parts.append(f"- base: {escape(side_phrase(comparison.base))}\n- head: {escape(side_phrase(comparison.head))}")
     if comparison.differences:
         parts.append("Compared although they differ: " + "; ".join(escape(one) for one in comparison.differences) + ".")
-    parts.append(TABLE_CAPTION)
-    parts.append(table(COLUMNS, [tuple(map(escape, metric_cells(metric))) for metric in comparison.metrics]))
+    changed = [metric for metric in comparison.metrics if metric.verdict in ("worse", "better")]
+    others = [metric for metric in comparison.metrics if metric not in changed]
+    if changed:
+        parts.append(_metric_table(changed))
+    kept = []
     for change, findings in findings_by_change(comparison):
-        if findings:
-            rows = "\n".join(f"- {prose(f.headline)}, {code(f.location)}: {prose(f.message)}" for f in findings)
-            parts.append(f"### Findings {change}\n\n{rows}")
+        rows = [f"- {prose(f.headline)}, {code(f.location)}: {prose(f.message)}" for f in findings]
+        if rows and change in ("added", "gone"):
+            more = [f"- and {len(rows) - MAX_FINDINGS} more"] if len(rows) > MAX_FINDINGS else []
+            parts.append("\n".join([f"### Findings {change}\n", *rows[:MAX_FINDINGS], *more]))
+        elif rows:
+            kept.append("\n".join([f"Findings {change}:\n", *rows]))
+    rest = "\n\n".join([TABLE_CAPTION, _metric_table(others), *kept])
+    parts.append(
+        f"<details><summary>{format_count(len(others), 'metric')} without a change</summary>\n\n{rest}\n\n</details>"
+    )
     return "\n\n".join(parts) + "\n"
+
+
+def render_comparison_github(comparison: Comparison) -> str:
+    """A warning of GitHub's for each finding that was added, at its line."""
+    added = [finding for finding in comparison.findings if finding.change == "added"]
+    return "".join(annotation(finding.location, finding.headline, finding.message) for finding in added)
+
+
+def _metric_table(metrics: Sequence[MetricChange]) -> str:
+    return table(COLUMNS, [tuple(map(escape, metric_cells(metric))) for metric in metrics])
 
 
 def _named(metrics: Iterable[MetricChange]) -> str:

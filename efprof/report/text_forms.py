@@ -78,6 +78,12 @@ def render_markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def render_github(report: Report) -> str:
+    """A warning of GitHub's for each finding, at its line."""
+    findings = [item.finding for item in rank_findings(report)]
+    return "".join(annotation(str(one.blame), one.headline, one.message) for one in findings)
+
+
 def render_finding(item: RankedFinding) -> str:
     """One finding as Markdown, without its evidence."""
     finding = item.finding
@@ -114,6 +120,18 @@ def code_block(language: str, text: str) -> str:
     """Text from outside as a fenced block, fenced by more backticks than it holds."""
     ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{ticks}{language}\n{text}\n{ticks}"
+
+
+def annotation(location: str, title: str, message: str) -> str:
+    """A warning in the form that GitHub's runners read, at `train.py:12`; ends in a newline."""
+    file, _, line = location.rpartition(":")
+    properties = {"file": file, "line": line, "title": title}
+    named = ",".join(f"{name}={_percent(value, ':,')}" for name, value in properties.items())
+    return f"::warning {named}::{_percent(message)}\n"
+
+
+def _percent(text: str, special: str = "") -> str:
+    return "".join(f"%{ord(sign):02X}" if sign in "%\r\n" + special else sign for sign in one_line(text))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -41,6 +41,8 @@ def test_a_pyproject_without_our_table_is_passed_over(tmp_path: Path) -> None:
     [
         ("[record]\nholder = true\n", "there is no setting 'record.holder'; did you mean 'holders'?"),
         ("[record]\nbogus = 1\n", "there is no setting 'record.bogus'; there are "),
+        ("[gate]\nbudgets = 1\n", "there is no setting 'gate.budgets'; did you mean 'budget'?"),
+        ("[gate]\nbudget = {step_ms = -1}\n", "'gate.budget[...]' is wrong: expected `float` >= 0.0."),
         ("[recrod]\n", "there is no setting 'recrod'; did you mean 'record'?"),
         ("[record]\nholders = 'yes'\n", "'record.holders' is wrong: expected `bool`, got `str`."),
         ("record = 3\n", "'record' is wrong: expected `object`, got `int`."),

@@ -56,6 +56,18 @@ def test_a_larger_peak_fails_with_one_and_a_budget_allows_it(store: Path, monkey
     assert efprof_compare(monkeypatch, "main", "feature", "--budget", "peak_allocated_bytes=25") == 0
 
 
+def test_a_gate_that_is_written_down_holds_and_an_option_overrides_it(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_run(store, "feature", peak_mib=120)
+    settings = store.parent / "efprof.toml"
+    settings.write_text("[gate]\nbudget = {peak_allocated_bytes = 25}\n")
+    assert efprof_compare(monkeypatch, "main", "feature") == 0
+    assert efprof_compare(monkeypatch, "main", "feature", "--budget", "peak_allocated_bytes=10") == 1
+    settings.write_text("[gate]\nstrict = true\nbudget = {peak_allocated_bytes = 25}\n")
+    assert efprof_compare(monkeypatch, "main", "feature") == 3
+
+
 def test_other_versions_are_not_comparable_unless_forced(
     store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,25 +13,25 @@ PEAK = make_metric("peak_allocated_bytes", "bytes", 100e6, budget=0.005)
 
 def test_a_budget_makes_a_gate_of_a_metric_that_is_only_shown() -> None:
     base, head = (make_report(make_metric("reads", "count", value)) for value in (1.0, 3.0))
-    assert not compare_reports(base, head, forced=False).is_failed
-    assert compare_reports(base, head, forced=False, budgets={"reads": 0.5}).is_failed
+    assert not compare_reports([base], [head], forced=False).is_failed
+    assert compare_reports([base], [head], forced=False, budgets={"reads": 0.5}).is_failed
 
 
 def test_a_run_against_itself_is_neither_better_nor_worse() -> None:
     audit = failed_audit("blocking_scalar_read", make_finding("loss.item()"))
     report = make_report(step_metric(*[10.0] * 60), PEAK, audits=(audit,))
-    comparison = compare_reports(report, report, forced=False)
+    comparison = compare_reports([report], [report], forced=False)
     assert {metric.verdict for metric in comparison.metrics} == {"unclear", "same"}
     assert [finding.change for finding in comparison.findings] == ["kept"]
 
 
 def test_refuses_runs_without_steps_even_when_forced_and_a_head_that_crashed_fails_the_gate() -> None:
     with pytest.raises(NotComparable, match=r"head \(20260301T101500-train-a1b2c3\) holds no finished step"):
-        compare_reports(make_report(), make_report(num_steps=0), forced=True)
+        compare_reports([make_report()], [make_report(num_steps=0)], forced=True)
     crashed = make_report(num_steps=0, ended="raised")
     with pytest.raises(NotComparable, match=r"base \(.*\) holds no finished step"):
-        compare_reports(crashed, crashed, forced=True)
-    comparison = compare_reports(make_report(PEAK), make_report(num_steps=0, ended="raised"), forced=False)
+        compare_reports([crashed], [crashed], forced=True)
+    comparison = compare_reports([make_report(PEAK)], [make_report(num_steps=0, ended="raised")], forced=False)
     assert comparison.is_failed
 
 
@@ -87,7 +87,7 @@ def test_a_finding_whose_line_moved_is_kept() -> None:
     base = make_report(audits=(failed_audit("blocking_scalar_read", READ),))
     moved = make_finding("print(loss.item())", line=99)
     head = make_report(audits=(failed_audit("blocking_scalar_read", moved),))
-    (change,) = compare_findings(base, head)
+    (change,) = compare_findings([base], [head])
     assert (change.change, change.location) == ("kept", "train.py:99")
     assert change.key == "blocking_scalar_read:train.py::train::print(loss.item())"
 
@@ -95,22 +95,32 @@ def test_a_finding_whose_line_moved_is_kept() -> None:
 def test_findings_are_added_and_gone_by_audit_and_the_most_severe_come_first() -> None:
     base = make_report(audits=(failed_audit("blocking_scalar_read", READ), passed("input_stall")))
     head = make_report(audits=(passed("blocking_scalar_read"), failed_audit("input_stall", STALL)))
-    assert [(change.change, change.audit_id) for change in compare_findings(base, head)] == [
+    assert [(change.change, change.audit_id) for change in compare_findings([base], [head])] == [
         ("added", "input_stall"),
         ("gone", "blocking_scalar_read"),
     ]
     low, high = make_finding("a()", severity="low"), make_finding("b()", severity="high")
     audit = failed_audit("blocking_scalar_read", low, high)
-    found = compare_findings(make_report(audits=(audit,)), make_report(audits=(audit,)))
+    found = compare_findings([make_report(audits=(audit,))], [make_report(audits=(audit,))])
     assert [change.key.rpartition(":")[2] for change in found] == ["b()", "a()"]
 
 
 def test_a_finding_is_neither_gone_nor_added_where_its_audit_could_not_look() -> None:
     base = make_report(audits=(failed_audit("blocking_scalar_read", READ),))
     blind = AuditResult(audit_id="blocking_scalar_read", status="not_applicable", reason="steps.jsonl is missing.")
-    (change,) = compare_findings(base, make_report(audits=(blind,)))
+    (change,) = compare_findings([base], [make_report(audits=(blind,))])
     assert change.change == "unchecked"
     assert change.message == f"{READ.message} Not looked for in head: steps.jsonl is missing."
-    (change,) = compare_findings(make_report(), make_report(audits=(failed_audit("input_stall", STALL),)))
+    (change,) = compare_findings([make_report()], [make_report(audits=(failed_audit("input_stall", STALL),))])
     assert change.change == "unchecked"
     assert change.message.endswith("Not looked for in base: its report has no such check.")
+
+
+def test_a_finding_of_some_runs_of_a_side_is_neither_added_nor_gone() -> None:
+    healthy = make_report(audits=(AuditResult(audit_id="input_stall", status="passed", reason="100 steps"),))
+    sick = make_report(audits=(failed_audit("input_stall", STALL),))
+    assert [one.change for one in compare_findings([healthy, healthy], [sick, sick])] == ["added"]
+    (change,) = compare_findings([healthy, healthy], [healthy, sick])
+    assert change.change == "unchecked"
+    assert change.message.endswith("Found in 1 of 2 runs of the other side.")
+    assert [one.change for one in compare_findings([sick, healthy], [sick, sick])] == ["kept"]

@@ -21,7 +21,7 @@ samples = st.lists(st.floats(min_value=0, max_value=1e12), min_size=1, max_size=
 
 def compare(base: Metric, head: Metric) -> list[MetricChange]:
     """The rows of one metric."""
-    changes = compare_metrics(make_report(base), make_report(head), {})
+    changes = compare_metrics([make_report(base)], [make_report(head)], {})
     return [change for change in changes if change.name != "failed_runs"]
 
 
@@ -105,17 +105,17 @@ def test_counts_per_step_are_clear_from_half_a_count_on(head: float, verdict: st
 
 def test_a_metric_of_one_side_is_unclear_and_samples_that_are_not_finite_are_left_out() -> None:
     report = make_report(make_metric("peak_allocated_bytes", "bytes", 5.0, budget=0.005))
-    change = compare_metrics(report, make_report(), {})[0]
+    change = compare_metrics([report], [make_report()], {})[0]
     assert (change.base_median, math.isnan(change.head_median), change.effect) == (5.0, True, None)
     assert (change.verdict, change.is_over_budget, change.reason) == ("unclear", False, "Not measured in head.")
     head = make_report(make_metric("loss", "", 1.0, math.nan, math.inf, 3.0))
-    change = compare_metrics(make_report(make_metric("loss", "", math.nan)), head, {})[0]
+    change = compare_metrics([make_report(make_metric("loss", "", math.nan))], [head], {})[0]
     assert (change.head_median, change.reason) == (2.0, "Not measured in base.")
 
 
 def test_a_statistic_other_than_the_median_is_named() -> None:
     report = make_report(step_metric(*range(1, 101)), make_metric("peak", "bytes", 1.0, 2.0))
-    assert [(change.name, change.label, change.base_median) for change in compare_metrics(report, report, {})] == [
+    assert [(change.name, change.label, change.base_median) for change in compare_metrics([report], [report], {})] == [
         ("step_ms", "step ms (20th percentile)", 20.8),
         ("step_ms_mean", "step ms (mean)", 50.5),
         ("peak", "peak (highest)", 2.0),
@@ -124,18 +124,18 @@ def test_a_statistic_other_than_the_median_is_named() -> None:
 
 
 def test_a_head_that_runs_out_of_memory_fails_the_gate_and_an_interrupted_one_does_not() -> None:
-    (change,) = compare_metrics(make_report(), make_report(ended="out_of_memory", num_steps=0), {})
+    (change,) = compare_metrics([make_report()], [make_report(ended="out_of_memory", num_steps=0)], {})
     assert (change.name, change.verdict, change.is_over_budget) == ("failed_runs", "worse", True)
-    (change,) = compare_metrics(make_report(), make_report(ended="interrupted"), {})
+    (change,) = compare_metrics([make_report()], [make_report(ended="interrupted")], {})
     assert change.verdict == "same"
 
 
 def test_a_peak_of_far_fewer_steps_is_unclear_unless_it_is_higher() -> None:
     high, low = (make_metric("peak", "bytes", size * 1e6, budget=0.005) for size in (123.0, 113.0))
-    shorter_head = compare_metrics(make_report(high), make_report(low, num_steps=5), {})[0]
+    shorter_head = compare_metrics([make_report(high)], [make_report(low, num_steps=5)], {})[0]
     assert (shorter_head.verdict, shorter_head.is_over_budget) == ("unclear", False)
     assert "Base has 100 steps and head 5" in shorter_head.reason
-    change = compare_metrics(make_report(low), make_report(high, num_steps=5), {})[0]
+    change = compare_metrics([make_report(low)], [make_report(high, num_steps=5)], {})[0]
     assert (change.verdict, change.is_over_budget) == ("worse", True)
 
 
@@ -149,3 +149,29 @@ def test_blocks_of_a_steady_run_do_not_differ_and_of_one_that_slows_down_do() ->
     assert block_deviation([10.0] * 19, mean) is None
     assert block_deviation([10.0] * 20, mean) is not None
     assert block_deviation([0.0] * 50 + [1.0] * 50, mean) == pytest.approx(3.64, abs=0.01)
+
+
+def several(name: str, unit: str, base: tuple[float, float], head: tuple[float, float]) -> MetricChange:
+    """A metric of two runs a side, each of one sample."""
+    bases, heads = (
+        [make_report(make_metric(name, unit, value, budget=0.1)) for value in side] for side in (base, head)
+    )
+    return compare_metrics(bases, heads, {})[0]
+
+
+def test_with_several_runs_a_side_a_change_counts_where_all_of_one_lie_above_all_of_the_other() -> None:
+    assert several("peak", "bytes", (100 * MIB, 101 * MIB), (104 * MIB, 105 * MIB)).verdict == "worse"
+    assert several("peak", "bytes", (104 * MIB, 105 * MIB), (100 * MIB, 101 * MIB)).verdict == "better"
+    assert several("peak", "bytes", (100 * MIB, 104 * MIB), (103 * MIB, 109 * MIB)).verdict == "unclear"
+    assert several("peak", "bytes", (100 * MIB, 101 * MIB), (100 * MIB, 101 * MIB)).verdict == "same"
+
+
+def test_a_read_in_every_tenth_step_counts_where_every_step_was_recorded() -> None:
+    change = several("scalar_reads_per_step", "count", (0.1, 0.1), (0.2, 0.2))
+    assert (change.verdict, change.budget) == ("worse", 0.0)
+    assert change.is_over_budget
+
+
+def test_whole_runs_one_after_another_tell_nothing_of_time_and_gate_nothing() -> None:
+    change = several("step_ms", "ms", (1.0, 1.0), (90.0, 90.0))
+    assert (change.verdict, change.budget, change.is_over_budget) == ("unclear", None, False)

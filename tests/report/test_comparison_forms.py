@@ -5,6 +5,7 @@ import dataclasses
 from efprof.model import Comparison, MetricChange
 from efprof.report.comparison_form import (
     comparison_verdict,
+    render_comparison_github,
     render_comparison_markdown,
     render_comparison_text,
 )
@@ -13,11 +14,14 @@ from tests.report.report_sample import make_comparison, make_metric_change, make
 
 
 def compared(*metrics: MetricChange) -> Comparison:
-    return dataclasses.replace(make_comparison(), metrics=metrics)
+    """Of these metrics, and without findings."""
+    return dataclasses.replace(make_comparison(), metrics=metrics, findings=())
 
 
 def test_one_worse_metric_makes_head_worse() -> None:
-    headline = "Head is worse than base: step time +12.4 % (+9.0 % to +15.0 %)."
+    headline = (
+        "Head is worse than base: step time +12.4 % (+9.0 % to +15.0 %). Added: Something was added (train.py:88)."
+    )
     assert comparison_verdict(make_comparison()) == ("worse", headline)
 
 
@@ -56,5 +60,27 @@ def test_a_finding_that_the_other_run_could_not_show_is_in_every_form() -> None:
     unchecked = dataclasses.replace(make_comparison().findings[0], change="unchecked")
     comparison = dataclasses.replace(make_comparison(), findings=(unchecked,))
     assert "unchecked  Something was added" in render_comparison_text(comparison)
-    assert "### Findings unchecked" in render_comparison_markdown(comparison)
+    assert "Findings unchecked:" in render_comparison_markdown(comparison)
     assert "Unchecked: 1" in render_comparison_html(comparison, make_report())
+
+
+def test_a_comment_of_many_changes_stays_short_with_what_is_as_before_folded() -> None:
+    (one,) = (finding for finding in make_comparison().findings if finding.change == "added")
+    many = tuple(dataclasses.replace(one, key=f"{number}") for number in range(30))
+    same = [make_metric_change(name=f"m{number}", verdict="same") for number in range(12)]
+    comparison = dataclasses.replace(make_comparison(), metrics=(*make_comparison().metrics, *same), findings=many)
+    shown, _, folded = render_comparison_markdown(comparison).partition("<details>")
+    assert len(shown.splitlines()) <= 30
+    assert "- and 22 more" in shown
+    assert "m3" not in shown
+    assert folded.count("\n| ") >= 12
+
+
+def test_each_finding_that_was_added_is_a_warning_of_github_at_its_line() -> None:
+    (one,) = (finding for finding in make_comparison().findings if finding.change == "added")
+    odd = dataclasses.replace(
+        one, location="a:b,c.py:7", headline="100 % worse\n::error::", message="so: it, is\r\n::stop"
+    )
+    comparison = dataclasses.replace(make_comparison(), findings=(odd,))
+    said = render_comparison_github(comparison)
+    assert said == "::warning file=a%3Ab%2Cc.py,line=7,title=100 %25 worse %3A%3Aerror%3A%3A::so: it, is ::stop\n"

@@ -19,7 +19,7 @@ import msgspec
 
 from efprof.artifacts.events import OutOfMemory, RecordingEnded, TrainingRaised, events_of
 from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, change_run_file, read_run_file, write_run_file
-from efprof.artifacts.runs import last_trained, list_attempts, read_process
+from efprof.artifacts.runs import hide_from_git, last_trained, list_attempts, read_process
 from efprof.artifacts.settings import merge, read_settings
 from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.model import EfprofError
@@ -145,9 +145,7 @@ def make_run_folder(runs_folder: Path, run: RunFile) -> Path:
     folder = (runs_folder / run.run_id).absolute()
     try:
         folder.mkdir(parents=True)
-        ignore = runs_folder.parent / ".gitignore"
-        if not ignore.exists():
-            ignore.write_text("*\n")  # recordings would otherwise make every repository dirty
+        hide_from_git(runs_folder.parent)
         write_run_file(folder, run)
     except OSError as error:
         raise EfprofError(

@@ -78,6 +78,10 @@ def _run_the_next_sitecustomize() -> None:
         sys.modules.setdefault("sitecustomize", here)
 
 
+if os.environ.get("EFPROF_TREE"):
+    import efprof_tree  # type: ignore[import-not-found]
+
+    efprof_tree.start(os.environ["EFPROF_TREE"])
 if os.environ.get("EFPROF_RECORD"):
     sys.meta_path.insert(0, _TorchWatcher())
 _run_the_next_sitecustomize()

@@ -1,0 +1,80 @@
+"""For a side of a comparison: modules come from its own tree instead of the user's, and what does not is noted.
+
+The start-up hook imports it before anything of the program's, in every Python that the command starts. It imports no
+more than that costs little, and nothing of efprof.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+
+VARIABLE = "EFPROF_TREE"
+_OURS = "efprof"
+
+
+class OwnTree:
+    """`root` is the user's tree, `tree` what to use instead; all trees lie in `place`, and notes go to `notes`."""
+
+    def __init__(self, root: str, tree: str, place: str, notes: str) -> None:
+        self.root, self.tree, self.place, self.notes = root, tree, place, notes
+        prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix}
+        self._installed = tuple(
+            os.path.join(os.path.realpath(prefix), part) + os.sep
+            for prefix in prefixes
+            for part in ("bin", "lib", "lib64", "Lib", "Scripts")
+        )
+
+    def is_users(self, path: str) -> bool:
+        """True of a file or folder in the user's tree; an environment may lie there, and so do all trees."""
+        if _is_in(os.path.abspath(path), self.place):
+            return False
+        real = os.path.realpath(path)
+        return _is_in(real, self.root) and not real.startswith(self._installed)
+
+    def moved(self, path: str) -> str:
+        """The same place in the side's own tree, where there is something."""
+        if not self.is_users(path):
+            return path
+        there = os.path.normpath(os.path.join(self.tree, os.path.relpath(os.path.realpath(path), self.root)))
+        return there if os.path.exists(there) else path
+
+    def move_imports(self) -> None:
+        """The path, and what finders of editable installations look up."""
+        sys.path[:] = [self.moved(entry) if entry else entry for entry in sys.path]
+        for name, module in list(sys.modules.items()):
+            if name.startswith("__editable__"):
+                places = vars(module).get("MAPPING", {})
+                places |= {package: self.moved(place) for package, place in places.items() if package != _OURS}
+                for spaces in vars(module).get("NAMESPACES", {}).values():
+                    spaces[:] = [self.moved(place) for place in spaces]
+        redirected = sys.modules.get("editables.redirector")
+        if redirected is not None:
+            places = redirected.RedirectingFinder._redirections
+            places |= {package: self.moved(place) for package, place in places.items()}
+
+    def note_others(self) -> None:
+        """At the end: the script and modules that came from the user's tree all the same."""
+        files = [
+            vars(module).get("__file__")
+            for name, module in list(sys.modules.items())
+            if name.partition(".")[0] not in (_OURS, "efprof_tree", "sitecustomize")
+        ]
+        files += sys.argv[:1]  # a script: Python has taken `__file__` out of `__main__` by now
+        others = sorted({file for file in files if isinstance(file, str) and self.is_users(file)})
+        if others:
+            with open(os.path.join(self.notes, f"{os.getpid()}.json"), "w", encoding="utf-8") as file:
+                json.dump(others, file)
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + os.sep)
+
+
+def start(text: str) -> None:
+    """`text` is what the variable holds."""
+    own = OwnTree(**json.loads(text))
+    own.move_imports()
+    atexit.register(own.note_others)

@@ -1,0 +1,1 @@
+"""The two sides of a live comparison: their trees, and the runs in them."""
