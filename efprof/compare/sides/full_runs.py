@@ -104,19 +104,19 @@ def _end_with_parent() -> None:
 
 
 def moved_words(tree: Tree, command: Sequence[str], here: Path) -> list[str]:
-    """The command with what lies in the user's tree moved to this one; a program that is not in it stays the user's."""
+    """The command with all paths in the user's tree moved to this one; a program that it lacks stays the user's."""
     program, *words = command
     path = here / program
     if os.sep in program and path.exists() and not tree.moved(Path(os.path.normpath(path))).exists():
         program = os.path.normpath(path)
-    return [_moved(tree, word) for word in (program, *words)]
+        return [program, *(_moved(tree, word) for word in words)]
+    return [_moved(tree, word) for word in command]
 
 
 def _moved(tree: Tree, word: str) -> str:
     """`/home/user/project/train.py`, or `--config=/home/user/project/small.yaml`."""
     option, sign, value = ("", "", word) if word.startswith(os.sep) else word.rpartition("=")
-    there = tree.moved(Path(value))
-    return f"{option}{sign}{there}" if value.startswith(os.sep) and there.exists() else word
+    return f"{option}{sign}{tree.moved(Path(value))}" if value.startswith(os.sep) else word
 
 
 def _advice(log: Path, tree: Tree, here: Path) -> str:
@@ -124,6 +124,8 @@ def _advice(log: Path, tree: Tree, here: Path) -> str:
     for found in reversed(MISSING.findall(log.read_text(errors="replace"))):
         name = next(filter(None, found))
         path = Path(os.path.normpath(here / name))
+        if path.is_relative_to(tree.folder):
+            path = tree.root / path.relative_to(tree.folder)
         if path.exists() and path.is_relative_to(tree.root):
             top = Path(path.relative_to(tree.root).parts[0])
             return f"; your tree has it, so give '--link {os.path.relpath(tree.root / top, here)}'"
