@@ -144,11 +144,35 @@ def _find_sides(names: tuple[str, str], made: "Callable[[Path], Report]") -> "tu
     from efprof.artifacts.remote import is_url, without_secrets
     from efprof.artifacts.runs import find_run
 
-    base, head = (side if is_url(side) or is_foreign(Path(side)) else str(find_run(side)) for side in names)
+    sides = []
+    for name in names:
+        is_elsewhere = is_url(name) or is_foreign(Path(name))
+        sides.append(name if is_elsewhere else str(find_run(name)))
+        if not is_elsewhere:
+            click.echo(f"efprof: {_which(name, Path(sides[-1]))}", err=True)
+    base, head = sides
     if Path(base).resolve() == Path(head).resolve():
         name = Path(without_secrets(base)).name
         raise EfprofError(f"BASE and HEAD are the same run, {name}: record the changed program first.")
     return [report_on((base,), made)], [report_on((head,), made)]
+
+
+def _which(name: str, folder: Path) -> str:
+    """`'main' is 20260101T..., of 3f2c1ab, 2.0 days old; the branch is at 9ab12cd by now`."""
+    from efprof.artifacts.run_file import read_run_file
+    from efprof.recorder.launch.machine import read_from_git
+    from efprof.units import format_duration
+
+    run = read_run_file(folder)
+    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(run.started)
+    commit = run.git.commit if run.git else None
+    said = (
+        f"'{name}' is {run.run_id}{f', of {commit[:7]}' if commit else ''}, {format_duration(age.total_seconds())} old"
+    )
+    if run.git is None or run.git.branch != name or commit is None:
+        return said
+    now = (read_from_git(Path.cwd(), "rev-parse", "-q", "--verify", f"refs/heads/{name}") or b"").decode().strip()
+    return f"{said}; the branch is at {now[:7]} by now" if now not in ("", commit) else said
 
 
 def _run_sides(

@@ -10,6 +10,7 @@ import pytest
 from efprof.artifacts.run_file import Git
 from efprof.cli import main
 from efprof.units import MIB
+from tests.compare.sides.test_trees import git
 from tests.support.builders import make_steps, write_run
 
 SOURCES = {"train.py": "for batch in loader:\n    loss.backward()\n"}
@@ -43,6 +44,20 @@ def efprof_compare(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
     with pytest.raises(SystemExit) as stop:
         main()
     return stop.value.code
+
+
+def test_which_runs_they_are_is_said_with_their_age_and_whether_the_branch_has_moved_on(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_run(store, "feature")
+    folder = store.parent
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "later")
+    assert efprof_compare(monkeypatch, "main", "feature") == 0
+    base, head = [line for line in capsys.readouterr().err.splitlines() if line.startswith("efprof: ")]
+    assert base.startswith("efprof: 'main' is 20260101T120000Z-main, of 3f2c1ab, ")
+    assert base.endswith(f" old; the branch is at {git(folder, 'rev-parse', 'HEAD')[:7]} by now")
+    assert head.endswith(" old")
 
 
 def test_strict_takes_unclear_for_an_answer_of_its_own(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
