@@ -41,6 +41,8 @@ class Call(NamedTuple):
 
 def calls_of(ident: int | None) -> list[Call]:
     """The calls of the thread, innermost first; empty where it runs no Python."""
+    if sys.getprofile():  # torch's, which goes to each thread: a sample is 50 events that are none of the program's
+        sys.setprofile(None)
     read = (one for one in list(_reading(ident)) if isinstance(one, tuple))
     return [Call(code, line or _line_before(code, at), names) for code, (line, names, at) in read]
 

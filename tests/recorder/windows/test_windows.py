@@ -1,8 +1,10 @@
 """Profiler windows: what is in them, and whom they leave alone."""
 
 import cProfile
+import gzip
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 
 from efprof.artifacts.allocations import AllocationEvent, allocation_paths, read_allocations
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
+from efprof.artifacts.readings import LONG_STEPS_FILE
 from efprof.artifacts.trace.read import lean_paths, read_window, trace_paths
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
@@ -78,6 +81,23 @@ def test_the_steps_of_a_window_are_marked(recorded: Recorded) -> None:
 def test_a_window_that_the_program_ends_in_is_kept(recorded: Recorded) -> None:
     assert [path.name for path in trace_paths(recorded.rank)] == ["trace-1.json.gz", "trace-2.json.gz"]
     assert [event.window for event in recorded.events(WindowClosed)] == ["trace-1", "trace-2"]
+
+
+def test_what_samples_a_long_step_is_not_in_the_window(tmp_path: Path) -> None:
+    """On a busy machine a step in a window may be so long that the samples were more events than the step."""
+
+    def train() -> None:
+        model, optimizer = make_training()
+        for step, batch in enumerate(make_loader(12)):
+            if 8 <= step < 10:
+                time.sleep(0.5)
+            train_step(model, optimizer, *batch)
+
+    recorded = record_here(tmp_path, train, windows=((8, 10),))
+    assert (recorded.rank / LONG_STEPS_FILE).read_text().count("started_ns") > 1, "they were sampled"
+    (path,) = trace_paths(recorded.rank)
+    with gzip.open(path, "rt") as file:
+        assert file.read().count("): calls_of") < 5
 
 
 @pytest.fixture(scope="module")
