@@ -27,7 +27,7 @@ def read_less(file: SourceFile, line: int, *, calls: Sequence[str], reads_per_st
     if kept is not None:
         summary = f"Keep the value on the device with `.detach()`, and read it {rarely} steps apart or at the end."
         return Fix.by(kept, "review", summary, "a tensor is kept where a number was")
-    often = f" Once every {every} steps, a read no longer matters." if every >= MIN_APART else ""
+    often = f" Read once in {every} steps, it costs next to nothing." if every >= MIN_APART else ""
     return Fix.by_hand(f"{_advice(calls, reads_per_step)}{often}")
 
 

@@ -45,7 +45,7 @@ def test_in_a_short_run_a_holder_whose_code_bounds_it_may_still_be_filling(state
     sources = {"train.py": SOURCE.replace("history.append(x)", statement)}
     finding = finding_of(tmp_path / "short", sources=sources)
     assert finding.may_be_filling
-    assert "60 entries so far: it may still be filling" in finding.message
+    assert "60 entries so far." in finding.message
     counts = counts_of(plain, steps=(19, 39, 79, 159, 249))
     long = finding_of(tmp_path / "long", counts=counts, steps=leaking_steps(250), sources=sources)
     assert not long.may_be_filling

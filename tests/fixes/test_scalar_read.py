@@ -49,4 +49,4 @@ def test_without_the_file_s_text_the_fix_is_a_sentence():
     fix = read_less(SourceFile("train.py"), 3, calls=["item"], reads_per_step=12.0, every=40)
     assert (fix.applicability, fix.changes) == ("manual", ())
     assert fix.summary.startswith("Collect the step's 12 values on the device (`torch.stack`) and read them at once. ")
-    assert fix.summary.endswith(" Once every 40 steps, a read no longer matters.")
+    assert fix.summary.endswith(" Read once in 40 steps, it costs next to nothing.")

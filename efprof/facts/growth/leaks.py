@@ -227,7 +227,7 @@ def _message(run: Run, leak: Leak) -> str:
         return growth_words(run, fit, leak.rate, main.most_bytes)
     told = f"`{main.name}` keeps {format_bytes(leak.rate.slope)} more per step"
     if leak.may_be_filling:
-        return f"{told}, {main.sizes[-1].length:,} entries so far: it may still be filling."
+        return f"{told}, {main.sizes[-1].length:,} entries so far."
     ends = in_brackets(format_interval(leak.rate.low, leak.rate.high, "bytes"))
     return f"{told}{ends}{run.get(RunLimits).outlook(leak.rate.slope, most_bytes=main.most_bytes)}."
 
