@@ -148,7 +148,7 @@ def _find_sides(names: tuple[str, str], made: "Callable[[Path], Report]") -> "tu
     for name in names:
         is_elsewhere = is_url(name) or is_foreign(Path(name))
         sides.append(name if is_elsewhere else str(find_run(name)))
-        if not is_elsewhere:
+        if not is_elsewhere and not Path(name).exists():
             click.echo(f"efprof: {_which(name, Path(sides[-1]))}", err=True)
     base, head = sides
     if Path(base).resolve() == Path(head).resolve():
