@@ -23,6 +23,9 @@ MOST_GRAPHS = 0.1
 """Of the memory, that graphs may take within a limit of their holder's own; tensors may take all."""
 MIN_STEPS_KEPT = 40
 """Of graphs that are let go again: fewer may be those that a meta-learner goes back through."""
+MOST_SAVED = 0.005
+"""Of its nodes' own memory, that a graph may have saved which backward has been through: 8 bytes a step where losses
+are divided before they are summed. What is yet to go backward saves activations, 32 bytes a step of a tiny policy."""
 SAME_MEMORY = 0.1
 """Holders whose growth differs by less than this share, and that got longer by as much, hold the same."""
 
@@ -145,7 +148,8 @@ def _is_added_to(one: Found, other: Found) -> bool:
     if not (first and last and first.graph_span and last.graph_span):
         return False
     is_same = last.graph_span[0] <= first.graph_span[1] and later.step - size.step >= MIN_STEPS_KEPT
-    return is_same and last.graph_nodes > first.graph_nodes and last.graph_bytes <= first.graph_bytes
+    num_nodes, saved_bytes = last.graph_nodes - first.graph_nodes, last.graph_bytes - first.graph_bytes
+    return is_same and num_nodes > 0 and saved_bytes <= MOST_SAVED * num_nodes * GRAPH_NODE_BYTES
 
 
 def _kept(

@@ -107,6 +107,10 @@ def test_a_graph_that_is_added_to_until_an_epoch_ends_leaks_until_then(tmp_path:
     assert one.rate.slope == 10 * GRAPH_NODE_BYTES
     assert one.most_bytes == 4 + 800 * GRAPH_NODE_BYTES
     assert one.is_let_go
+    divided = epochs_of(
+        lambda n, epoch=0: summed(n, epoch=epoch, graph_bytes=8 * n), length=80, tmp_path=tmp_path / "2"
+    )
+    assert divided.is_let_go
     assert "it fell from 328 KiB to 0 B" in one.against
 
 
@@ -117,7 +121,7 @@ def test_tensors_of_an_epoch_graphs_of_a_few_steps_and_losses_yet_to_go_backward
         return plain(entries)
 
     def to_come(entries: int, *, epoch: int = 0) -> Counted:
-        return summed(entries, epoch=epoch, graph_bytes=1024 * entries)
+        return summed(entries, epoch=epoch, graph_bytes=32 * entries)
 
     assert epochs_of(alone, length=80, tmp_path=tmp_path / "plain").verdict == "bounded"
     assert epochs_of(summed, length=36, tmp_path=tmp_path / "few").verdict == "bounded"
