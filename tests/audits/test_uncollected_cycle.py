@@ -13,7 +13,7 @@ from efprof.facts.growth.reference_cycles import CycleSawtooth
 from efprof.facts.run.run import Run
 from efprof.model import Finding, NotRecorded, ThinEvidence
 from efprof.units import MIB
-from tests.audits.growing_runs import leaking_steps
+from tests.audits.growing_runs import counts_of, graphs, leaking_steps
 from tests.support.builders import START_NS, make_step, write_run
 
 TRAIN = """\
@@ -62,19 +62,21 @@ def sawtooth_run(
     per_step: int = 4 * MIB,
     every: int = 10,
     num_steps: int = 60,
+    kept_per_step: int = 0,
     **fields: Any,
 ) -> Run:
-    """Each step leaves so much garbage, and each so many steps all of it is freed; 100 MiB are kept."""
+    """Each step leaves so much garbage, and each so many steps all of it is freed; 100 MiB and what is kept stay."""
     steps, collections = [], []
     for number in range(num_steps):
-        left = 100 * MIB + (number % every + 1) * per_step
+        garbage = (number % every + 1) * per_step
+        left = 100 * MIB + number * kept_per_step + garbage
         steps.append(make_step(number, allocated_bytes=[left] * 5, backward_site=BACKWARD))
         if number % every == every - 1:
             collections.append(
                 LargeCollection(
                     at_ns=START_NS + number * 1_000_000_000 + 500_000_000,
                     before_bytes=left,
-                    freed_bytes=left - 100 * MIB,
+                    freed_bytes=garbage,
                 )
             )
     run = write_run(folder, steps=steps, sources={"train.py": text}, **fields)
@@ -102,6 +104,21 @@ def test_blames_the_line_that_refers_back_and_predicts_what_piles_up(tmp_path: P
     assert "every 10 steps" in finding.message
     assert (finding.gain.basis, finding.gain.peak_bytes) == ("measured bound", 40 * MIB)
     assert finding.gain.peak_bytes_interval == (36.0 * MIB, 44.0 * MIB)  # a step's garbage more or less
+
+
+def test_what_collections_leave_of_a_known_cycle_piles_up_too_but_not_beside_a_leak_of_another_kind(
+    tmp_path: Path,
+) -> None:
+    """As with an autograd function that keeps its output: each collection frees 17 MiB of 40."""
+
+    def rising(folder: str, **fields: Any) -> Run:
+        sizes = {"per_step": 17 * MIB // 10, "kept_per_step": 23 * MIB // 10}
+        return sawtooth_run(tmp_path / folder, num_steps=120, **sizes, **fields)
+
+    (finding,) = uncollected_cycle(rising("known")).findings
+    assert str(finding.blame) == "train.py:6"
+    assert uncollected_cycle(rising("unknown", links=())).findings == ()
+    assert uncollected_cycle(rising("beside a leak", counts=counts_of(graphs))).findings == ()
 
 
 def test_the_line_that_stores_the_reference_last_is_blamed(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from itertools import pairwise
 from typing import Self
 
 from efprof.artifacts.holders import CollectedGarbage, Cycle, CycleLink, LargeCollection, read_cycles
+from efprof.facts.growth.leaks import Leaks
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import PlacedNode, Sources, definition_of, name_of, placed_nodes
-from efprof.model import Gain, Narrative, SourceLine, frozen_dataclass
+from efprof.model import Gain, Narrative, SourceLine, ThinEvidence, frozen_dataclass
 from efprof.units import MIB, format_bytes
 
 COMPARABLE = 0.5
@@ -29,17 +30,21 @@ healthy programs of the tests freed a tenth of a MiB (measured): less than this 
 
 @frozen_dataclass
 class CycleSawtooth:
-    """The comparable large collections, the median steps between them (0 without), and the run's peak as read."""
+    """The comparable large collections, the median steps between them (0 without), and the run's peak as read.
+
+    It `is_alone` where nothing else was counted to make memory grow.
+    """
 
     garbage: CollectedGarbage
     teeth: tuple[LargeCollection, ...]
     steps_apart: float
     peak_bytes: int
+    is_alone: bool
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded where collections were not watched."""
-        garbage, records = read_cycles(run.rank_folder), run.steps
+        garbage, records, leaks = read_cycles(run.rank_folder), run.steps, run.find(Leaks, ThinEvidence)
         most = max((each.freed_bytes for each in garbage.collections), default=0)
         large = [each for each in garbage.collections if each.freed_bytes >= COMPARABLE * most]
         starts = [record.started_ns for record in records]
@@ -52,15 +57,22 @@ class CycleSawtooth:
             teeth=tuple(large),
             steps_apart=statistics.median(apart) if apart else 0.0,
             peak_bytes=max([*read, *(each.before_bytes for each in large)], default=0),
+            is_alone=not (leaks and leaks.leaks),
         )
 
     @property
     def piles_up(self) -> bool:
-        """Whether much garbage waits for the collector again and again."""
+        """Whether much garbage waits for the collector again and again.
+
+        Where the cycle was found, what collections leave counts as well: that is older, or held by C++ as a node is
+        that refers to its own output, and no collection sees it.
+        """
         is_known = bool(self.garbage.cycles) or len(self.teeth) >= MIN_COLLECTIONS
         if not self.teeth or not is_known or self.steps_apart < MIN_STEPS_APART:
             return False
-        return max(tooth.freed_bytes for tooth in self.teeth) >= max(MIN_BYTES, MIN_SHARE * self.peak_bytes)
+        freed_bytes = max(tooth.freed_bytes for tooth in self.teeth)
+        pile_bytes = self.height_bytes if self.garbage.cycles and self.is_alone else freed_bytes
+        return freed_bytes >= MIN_BYTES and pile_bytes >= MIN_SHARE * self.peak_bytes
 
     @property
     def height_bytes(self) -> int:
