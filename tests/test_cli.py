@@ -51,7 +51,7 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         ("doctor a", "Got unexpected extra argument (a) Try 'efprof doctor --help'."),
         (
             "report --format xml",
-            "Invalid value for '--format': 'xml' is not one of 'text', 'json', 'markdown', 'html'.",
+            "Invalid value for '--format': 'xml' is not one of 'text', 'json', 'markdown', 'html', 'github'.",
         ),
         ("report --json --format html", "--json and --format html contradict each other"),
         ("report --budget 0", "Invalid value for '--budget': '0' is not a size above zero; write one such as 24GiB"),
