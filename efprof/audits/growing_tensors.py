@@ -32,16 +32,14 @@ def growing_tensors(run: Run) -> Examination:
 
 
 def _finding(run: Run, leak: Leak) -> Finding:
-    """With a copy where one holder keeps small parts of large storages, by a statement that says of what."""
+    """With copies where one holder keeps small parts of large storages."""
     main, file = leak.kept[0], file_of(run, leak.blame)
     if main.is_fed_by_library:
         fix = end_feeding(main.path or main.name, main.type, leak.blame.text)
         return leak_finding(run, leak, fix)
-    is_one_view = leak.is_observed and main.is_view and len(leak.kept) == 1
-    kept = kept_at(file, leak.blame.line, main.name) if is_one_view else None
-    value = tensor_in(kept, main.entry) if kept else None
-    if value is not None:
-        fix = keep_copies(file, value, main.name)
+    if leak.is_observed and main.is_view and len(leak.kept) == 1:
+        kept = kept_at(file, leak.blame.line, main.name)
+        fix = keep_copies(file, tensor_in(kept, main.entry) if kept else None, main.name)
         return leak_finding(run, leak, fix, left_per_step=main.value_rate)
     return leak_finding(run, leak, _bound(run, leak))
 

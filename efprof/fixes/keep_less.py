@@ -138,13 +138,17 @@ def keep_without_graph(
     )
 
 
-def keep_copies(file: SourceFile, value: ast.expr, name: str) -> Fix:
-    """Copy what is kept of a storage that was counted to be larger: a view of a tensor shares all of its memory."""
+def keep_copies(file: SourceFile, value: ast.expr | None, name: str) -> Fix:
+    """Copy what is kept of storages that were counted to be larger: a view of a tensor shares all of its memory.
+
+    By hand where no single `value` is kept.
+    """
+    edit = None if value is None else replace_expression(file, value, f"{as_receiver(file, value)}.clone()")
     return Fix.by(
-        replace_expression(file, value, f"{as_receiver(file, value)}.clone()"),
+        edit,
         "safe",
-        f"Keep a copy: what `{name}` keeps is a small part of a tensor whose whole memory stays with it (or "
-        f"`.item()`, where it is one number). If the copies are still too many, bound `{name}`.",
+        f"Keep copies (`.clone()`): what `{name}` keeps are small parts of tensors whose whole memory stays with them "
+        f"(or `.item()`, where one is a number). If the copies are still too many, bound `{name}`.",
     )
 
 

@@ -115,6 +115,14 @@ def test_of_a_small_part_of_a_large_storage_a_copy_is_kept(tmp_path: Path) -> No
     assert finding.gain.peak_bytes == pytest.approx(59 * MIB, rel=0.01)
 
 
+def test_of_several_such_parts_copies_are_advised_to_be_kept(tmp_path: Path) -> None:
+    sources = {"train.py": SOURCE.replace("append(x)", "append({'a': x[0], 'b': x[1]})")}
+    holder = {"value_bytes": 1024, "entry": ["dict", "Tensor", "Tensor"]}
+    finding = finding_of(tmp_path, holder=lambda n: plain(n, **holder), sources=sources)
+    assert finding.fix.summary.startswith("Keep copies (`.clone()`): what `history` keeps are small parts of tensors")
+    assert finding.fix.changes == ()
+
+
 def test_a_run_of_a_buffer_that_may_fill_or_without_counts_is_not_judged(tmp_path: Path) -> None:
     counts = counts_of(lambda n: plain({20: 100, 40: 160, 60: 180}[n], type="dict"))
     with pytest.raises(ThinEvidence, match=r"`train.history` .* it may still be filling; record a longer run"):
