@@ -66,9 +66,10 @@ class HistoricTrainer(EnergyTrainer):
 
 
 def main(arguments: list[str]) -> None:
-    """Train like `energy-flow train --config NAME`, with the faults unless --healthy is among the arguments."""
+    """Train like `energy-flow train --config NAME --steps N`, with the faults unless --healthy is an argument."""
     name = arguments[arguments.index("--config") + 1] if "--config" in arguments else "cpu_demo"
-    config = load_config(name)
+    steps = [f"training.steps={arguments[arguments.index('--steps') + 1]}"] if "--steps" in arguments else []
+    config = load_config(name, assignments=steps)
     folder = Path("data/energy_flow")
     dataset = open_or_build_dataset(config, folder / config.name)
     trainer_class = EnergyTrainer if "--healthy" in arguments else HistoricTrainer
