@@ -46,6 +46,7 @@ class Project:
     def __init__(self, folder: Path, *, layout: str, installed: str) -> None:
         self.root, self.place = folder / "project", folder / "work"
         self.tree = self.place / "head" / "project"
+        self.startup = launching.STARTUP_FOLDER
         self.notes, self.environment = folder / "notes", self.root / ".venv"
         self.notes.mkdir()
         for value, tree in enumerate((self.root, self.tree), start=1):
@@ -74,7 +75,7 @@ class Project:
     def run(self, *words: str, **variables: str) -> str:
         """What a command prints that is started in the side's tree."""
         own = {"root": str(self.root), "tree": str(self.tree), "place": str(self.place), "notes": str(self.notes)}
-        path = os.pathsep.join([str(launching.STARTUP_FOLDER), *filter(None, [variables.pop("PYTHONPATH", "")])])
+        path = os.pathsep.join([str(self.startup), *filter(None, [variables.pop("PYTHONPATH", "")])])
         environment = {**os.environ, "EFPROF_TREE": json.dumps(own), "PYTHONPATH": path, **variables}
         environment.pop("EFPROF_RECORD", None)
         program = [str(self.environment / "bin" / "python"), *words] if words[0] != "train-it" else [
@@ -136,4 +137,14 @@ def test_an_environment_within_the_tree_and_links_into_it_are_what_they_are(tmp_
     text = "import sys, library\nsys.path.append('data')\nimport linked\nprint(library.NAME)\n"
     (project.tree / "uses.py").write_text(textwrap.dedent(text))
     assert project.run("uses.py") == str(site / "library.py")
+    assert project.noted == []
+
+
+def test_a_recorder_that_lies_in_the_users_tree_goes_on_recording(tmp_path: Path) -> None:
+    project = Project(tmp_path, layout=".", installed="by finder")
+    for tree in (project.root, project.tree):
+        shutil.copytree(launching.STARTUP_FOLDER, tree / "efprof" / "recorder" / "launch" / "startup")
+    project.startup = project.root / "efprof" / "recorder" / "launch" / "startup"
+    (project.tree / "asks.py").write_text("import efprof_tree, package\nprint(efprof_tree.__file__, package.VALUE)\n")
+    assert project.run("asks.py", PYTHONPATH=str(project.startup)) == f"{project.startup}/efprof_tree.py 2"
     assert project.noted == []

@@ -12,7 +12,8 @@ import os
 import sys
 
 VARIABLE = "EFPROF_TREE"
-_OURS = "efprof"
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+"""The package that records: it may lie in the user's tree, and is not what is compared."""
 
 
 class OwnTree:
@@ -20,19 +21,19 @@ class OwnTree:
 
     def __init__(self, root: str, tree: str, place: str, notes: str) -> None:
         self.root, self.tree, self.place, self.notes = root, tree, place, notes
-        prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix}
-        self._installed = tuple(
-            os.path.join(os.path.realpath(prefix), part) + os.sep
-            for prefix in prefixes
+        installed = [
+            os.path.join(prefix, part)
+            for prefix in {sys.prefix, sys.exec_prefix, sys.base_prefix}
             for part in ("bin", "lib", "lib64", "Lib", "Scripts")
-        )
+        ]
+        self._others = tuple(os.path.realpath(folder) + os.sep for folder in (*installed, _OURS))
 
     def is_users(self, path: str) -> bool:
-        """True of a file or folder in the user's tree; an environment may lie there, and so do all trees."""
+        """True of a file or folder in the user's tree; an environment may lie there, efprof, and all trees."""
         if _is_in(os.path.abspath(path), self.place):
             return False
         real = os.path.realpath(path)
-        return _is_in(real, self.root) and not real.startswith(self._installed)
+        return _is_in(real, self.root) and not f"{real}{os.sep}".startswith(self._others)
 
     def moved(self, path: str) -> str:
         """The same place in the side's own tree, where there is something."""
@@ -47,7 +48,7 @@ class OwnTree:
         for name, module in list(sys.modules.items()):
             if name.startswith("__editable__"):
                 places = vars(module).get("MAPPING", {})
-                places |= {package: self.moved(place) for package, place in places.items() if package != _OURS}
+                places |= {package: self.moved(place) for package, place in places.items()}
                 for spaces in vars(module).get("NAMESPACES", {}).values():
                     spaces[:] = [self.moved(place) for place in spaces]
         redirected = sys.modules.get("editables.redirector")
@@ -57,11 +58,7 @@ class OwnTree:
 
     def note_others(self) -> None:
         """At the end: the script and modules that came from the user's tree all the same."""
-        files = [
-            vars(module).get("__file__")
-            for name, module in list(sys.modules.items())
-            if name.partition(".")[0] not in (_OURS, "efprof_tree", "sitecustomize")
-        ]
+        files = [vars(module).get("__file__") for module in list(sys.modules.values())]
         files += sys.argv[:1]  # a script: Python has taken `__file__` out of `__main__` by now
         others = sorted({file for file in files if isinstance(file, str) and self.is_users(file)})
         if others:
