@@ -22,7 +22,8 @@ def compare_losses(
     own = [step for step in steps if len({run[step] for run in of_base}) > 1]
     outside = [step for step in steps if not _is_within(step, of_base, of_head)]
     verdict, reason = _judged(steps, own, outside, len(bases))
-    budget = budgets.get(NAME)
+    is_unseeded = bool(own) and own[0] == steps[0]
+    budget = None if is_unseeded else budgets.get(NAME)
     return (
         MetricChange(
             name=NAME,

@@ -42,7 +42,8 @@ def test_what_lies_no_further_from_bases_runs_than_these_from_each_other_is_the_
 
 
 def test_a_program_without_a_seed_is_said_to_be_that() -> None:
-    row = row_of([SEEDED, report_with(3.1, 2.0, 1.0)], [report_with(9.0, 9.0, 9.0)])
+    row = row_of([SEEDED, report_with(3.1, 2.0, 1.0)], [report_with(9.0, 9.0, 9.0)], loss=0.0)
+    assert not row.is_over_budget, "nobody could tell the same code from another"
     assert (row.verdict, row.reason) == (
         "unclear",
         "Base differs from base at its first step: the program sets no seed.",

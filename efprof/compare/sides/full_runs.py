@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from efprof.compare.sides.trees import SIDES, WORKING_TREE, Tree
+from efprof.compare.sides.trees import SIDES, WORKING_TREE, Tree, without_repository
 from efprof.model import NotComparable
 from efprof.units import format_duration
 
@@ -60,7 +60,11 @@ def _record(tree: Tree, command: Sequence[str], *, here: Path, home: Path, end: 
         raise NotComparable(f"'{tree.ref}' has no folder {here.relative_to(tree.root)}, which you are in.")
     home.mkdir(parents=True)
     own = {"root": str(tree.root), "tree": str(tree.folder), "place": str(tree.place), "notes": str(home)}
-    environment = {**os.environ, "EFPROF_HOME": str(home), "EFPROF_TREE": json.dumps(own)}
+    environment = without_repository(os.environ) | {
+        "EFPROF_HOME": str(home),
+        "EFPROF_TREE": json.dumps(own),
+        "PWD": str(folder),
+    }
     name = "working-tree" if tree.ref == WORKING_TREE else tree.ref
     words = [*OPTIONS, "--name", name, "--", *moved_words(tree, command, here)]
     log = home / "output.txt"
@@ -89,7 +93,7 @@ def _record(tree: Tree, command: Sequence[str], *, here: Path, home: Path, end: 
             f"'{tree.ref}' ran {others[0]} of your own tree instead of its own: start the command so that Python finds "
             "the side's modules, by paths relative to the repository."
         )
-    run = next(home.glob("runs/*/run.json"), home).parent
+    run = next((file.parent for file in home.glob("runs/*/run.json")), home)
     if not any(run.rglob("steps.jsonl")):
         raise NotComparable(
             f"'{tree.ref}' trained nothing: it said '{_last_line(log)}'{_advice(log, tree, here)} ({log})."
@@ -140,8 +144,15 @@ def _last_line(log: Path) -> str:
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """Politely first: the recorder passes the signal on and closes its files; then all that is left of its group."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
+    try:
+        _send(process, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(SECONDS_TO_END)
+    finally:  # by a second Ctrl-C as well
+        _send(process, signal.SIGKILL)
+        process.wait()
+
+
+def _send(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

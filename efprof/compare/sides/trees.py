@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +17,14 @@ WORKING_TREE = "."
 """How the tree is called as it is, with what is not committed."""
 MAX_UNTRACKED_BYTES = 100 * MIB
 """Of files that git does not track: more is data, which a link serves better than a copy."""
-LOCK = "lock"
-"""Held by the comparison that made a folder: where nobody holds it, its maker is dead."""
+PREFIX = "efprof-compare-"
+LOCK = "efprof.lock"
+"""Held by the comparison that made a folder, with the repository in it: where it is free, its maker is dead."""
+OF_A_REPOSITORY = frozenset({
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_CONFIG_PARAMETERS", "GIT_CONFIG_COUNT",
+})  # fmt: skip
+"""What git sets for its hooks, and takes for more than the folder that it is started in."""
 SIDES = ("base", "head")
 IS_SUBMODULE = "160000"
 """The mode that git gives one in a tree."""
@@ -60,12 +66,14 @@ def two_trees(refs: Sequence[str], *, work: Path, here: Path, links: Sequence[Pa
     Raises EfprofError where one cannot be had. What a comparison left behind that was killed is removed first.
     """
     root = Path(_git(here, "rev-parse", "--show-toplevel", why=f"{here} lies in no repository of git").strip())
-    _remove_orphans(work, root)
     work.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(dir=work)).resolve()
+    _remove_orphans(work)
+    place = Path(tempfile.mkdtemp(dir=work, prefix=PREFIX)).resolve()
     try:
-        with (place / LOCK).open("wb") as lock:
+        with (place / LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            lock.write(str(root))
+            lock.flush()
             base, head = (_tree(ref, side, root, place, links) for ref, side in zip(refs, SIDES, strict=True))
             yield base, head
     finally:
@@ -126,6 +134,8 @@ def _link_submodule(tree: Tree, submodule: Path, needed: str) -> None:
             f"'{tree.ref}' wants the submodule {submodule} at {needed[:8]}, and here it is at another commit: "
             "commit or check out the same on both sides."
         )
+    if tree.ref != WORKING_TREE and _run(there, "status", "--porcelain"):
+        raise EfprofError(f"the submodule {submodule} has changes that are not committed, which '{tree.ref}' lacks.")
     (tree.folder / submodule).rmdir()
     (tree.folder / submodule).symlink_to(there)
 
@@ -137,19 +147,23 @@ def _link(tree: Tree, link: Path) -> None:
     place = Path(os.path.normpath(tree.folder / os.path.relpath(link, tree.root)))
     if not place.is_relative_to(tree.folder.parent):
         raise EfprofError(f"--link {link}: it lies too far from {tree.root}; name it by its whole path in the command.")
-    if place.exists() and place.is_relative_to(tree.folder):
+    if not place.parent.resolve().is_relative_to(tree.folder.parent):
+        raise EfprofError(f"--link {link}: in '{tree.ref}' a link leads out of the tree there.")
+    if os.path.lexists(place) and place.is_relative_to(tree.folder):
         raise EfprofError(f"--link {link}: '{tree.ref}' has it already, and each side runs its own.")
-    if not place.exists():
+    if not os.path.lexists(place):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(link)
 
 
-def _remove_orphans(work: Path, root: Path) -> None:
-    """The trees of comparisons that are no more."""
-    for place in work.glob("*/"):
-        with suppress(OSError), (place / LOCK).open("rb") as lock:
+def _remove_orphans(work: Path) -> None:
+    """The trees of comparisons that are no more, each with what its own repository has noted of them."""
+    for place in work.glob(f"{PREFIX}*"):
+        with suppress(OSError, EfprofError), (place / LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(place.resolve(), root)
+            root = lock.read()
+            if root and not place.is_symlink():  # without it, its maker has not gone on yet
+                _remove(place.resolve(), Path(root))
 
 
 def _remove(place: Path, root: Path) -> None:
@@ -162,7 +176,14 @@ def _remove(place: Path, root: Path) -> None:
                 shutil.rmtree(note.parent)
     with suppress(OSError):  # others are in it
         noted.rmdir()
+    for side in SIDES:  # before the lock
+        shutil.rmtree(place / side, ignore_errors=True)
     shutil.rmtree(place, ignore_errors=True)
+
+
+def without_repository(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what leads git to another repository than that of its folder, as within a hook."""
+    return {name: value for name, value in environment.items() if name not in OF_A_REPOSITORY}
 
 
 def _git(folder: Path, *words: str, why: str) -> str:
@@ -177,7 +198,8 @@ def _run(folder: Path, *words: str, given: bytes | None = None) -> bytes:
     """git without the user's hooks, and without a lock on what is the user's."""
     command = ["git", "--no-optional-locks", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *words]
     try:
-        done = subprocess.run(command, input=given, capture_output=True, check=False)
+        environment = without_repository(os.environ)
+        done = subprocess.run(command, input=given, env=environment, capture_output=True, check=False)
     except OSError as error:
         raise EfprofError(f"git cannot be started: {error.strerror}.") from None
     if done.returncode:

@@ -167,14 +167,21 @@ def test_a_submodule_is_the_users_own_where_it_is_at_the_commit_that_the_side_wa
     library = tmp_path / "library"
     library.mkdir()
     git(library, "init", "-q")
-    git(library, "commit", "-q", "--allow-empty", "-m", "first")
+    (library / "code.py").write_text("here")
+    git(library, "add", ".")
+    git(library, "commit", "-q", "-m", "first")
     git(repository, "submodule", "add", "-q", str(library), "library")
-    (repository / "library" / "code.py").write_text("here")
     git(repository, "commit", "-q", "-m", "with a library")
     with made(repository, "main", "feature") as (base, head):
         assert not (base.folder / "library").exists()
         assert (head.folder / "library" / "code.py").read_text() == "here"
     assert (repository / "library" / "code.py").read_text() == "here"
+    (repository / "library" / "code.py").write_text("changed")
+    with pytest.raises(EfprofError, match="has changes that are not committed"), made(repository, "main", "feature"):
+        pass
+    with made(repository, "main", ".") as (_, head):
+        assert (head.folder / "library" / "code.py").read_text() == "changed"
+    git(repository / "library", "checkout", "-q", "code.py")
     git(repository / "library", "commit", "-q", "--allow-empty", "-m", "second")
     with pytest.raises(EfprofError, match="wants the submodule library at "), made(repository, "main", "feature"):
         pass
@@ -203,6 +210,23 @@ def test_trees_of_a_comparison_that_was_killed_are_removed_by_the_next_and_those
             assert living.folder.exists()
         assert (living.folder / "train.py").exists()
     assert state_of(repository) == before
+
+
+def test_what_git_sets_for_its_hooks_leads_to_no_other_index_and_other_folders_are_left_alone(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = repository / ".efprof" / "work"
+    (work / "mine").mkdir(parents=True)
+    (work / "mine" / "lock").write_text("")
+    (repository / "train.py").write_text("print(3)\n")
+    before = state_of(repository)
+    monkeypatch.setenv("GIT_INDEX_FILE", str(repository / ".git" / "index"))
+    monkeypatch.setenv("GIT_DIR", str(repository / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(repository))
+    with made(repository, "main", ".") as (_, head):
+        assert (head.folder / "train.py").read_text() == "print(3)\n"
+    assert state_of(repository) == before
+    assert [path.name for path in work.iterdir()] == ["mine"]
 
 
 def test_a_worktree_of_the_users_own_is_left_alone(repository: Path, tmp_path: Path) -> None:

@@ -60,10 +60,14 @@ class OwnTree:
         """At the end: the script and modules that came from the user's tree all the same."""
         files = [vars(module).get("__file__") for module in list(sys.modules.values())]
         files += sys.argv[:1]  # a script: Python has taken `__file__` out of `__main__` by now
-        others = sorted({file for file in files if isinstance(file, str) and self.is_users(file)})
+        others = sorted(
+            {file for file in files if isinstance(file, str) and os.path.exists(file) and self.is_users(file)}
+        )
         if others:
-            with open(os.path.join(self.notes, f"{os.getpid()}.json"), "w", encoding="utf-8") as file:
+            path = os.path.join(self.notes, f"{os.getpid()}.json")
+            with open(path + ".part", "w", encoding="utf-8") as file:
                 json.dump(others, file)
+            os.replace(path + ".part", path)
 
 
 def _is_in(path: str, folder: str) -> bool:
