@@ -89,6 +89,7 @@ def test_a_block_leaves_out_its_slowest_tenth() -> None:
     assert times.step_ms == 1.0
 
 
+@pytest.mark.long
 def test_a_loop_is_measured_recorded_and_bare_in_one_process() -> None:
     variant = replace(ALWAYS_ON, switched_s=0.0)
     (pair,) = measure(variant, "mlp", "cpu", bare_ms=50.0, rounds=1)

@@ -49,6 +49,7 @@ def test_eight_gains_are_needed_and_half_of_them_within_thirty_percent() -> None
     assert not is_well_predicted([gain(10.0)] * 4 + [gain(20.0)] * 5)
 
 
+@pytest.mark.long
 def test_programs_run_without_recording_and_their_peaks_are_seen_step_by_step(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -55,6 +55,7 @@ def outcomes(file: Path) -> list[tuple[str, int, str | None]]:
     return [(one.test.rpartition("_")[2], one.round, one.failure) for one in results if one.state == "ended"]
 
 
+@pytest.mark.long
 def test_a_run_goes_on_where_it_stopped_and_counts_what_failed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_run_goes_on_where_it_stopped_and_counts_what_failed(
     assert "1 of 2 tests never failed in 2 rounds." in said
 
 
+@pytest.mark.long
 def test_what_failed_at_another_commit_or_among_other_tests_does_not_count(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +99,7 @@ def test_a_test_that_crashes_pytest_has_failed_and_the_round_goes_on(tmp_path: P
     assert file.read_bytes() == lines
 
 
+@pytest.mark.long
 def test_a_test_that_began_and_never_ended_has_failed_and_is_not_run_again(tmp_path: Path) -> None:
     tests, file = tmp_path / "test_killed.py", tmp_path / "results.jsonl"
     tests.write_text("def test_killed():\n    pass\n")
@@ -108,6 +111,7 @@ def test_a_test_that_began_and_never_ended_has_failed_and_is_not_run_again(tmp_p
     assert outcomes(file) == [("killed", 0, NEVER_ENDED)]
 
 
+@pytest.mark.long
 def test_a_test_under_way_as_the_run_is_stopped_is_run_again(tmp_path: Path) -> None:
     tests, file = tmp_path / "test_stopped.py", tmp_path / "results.jsonl"
     tests.write_text(WAITS_ONCE)

@@ -56,7 +56,10 @@ def _assert_same(out: Path, unbroken: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(one, id=name, marks=[pytest.mark.long] * (name == "float16")) for name, one in RUNS.items()],
+)
 def test_a_run_killed_at_any_instant_ends_with_the_bits_of_an_unbroken_one(
     train: Train, tmp_path: Path, settings: list[str]
 ) -> None:

@@ -227,6 +227,7 @@ def test_any_schedule_without_its_loader_or_its_synchronisations_is_as_long_as_t
     assert found == pytest.approx(Machine(program, without=without).length_ms, abs=calls_ms)
 
 
+@pytest.mark.long
 @needs_traces
 def test_of_the_real_traces_those_that_are_not_refused_are_replayed_as_long_as_they_were() -> None:
     replays = {path.name: Replay.of(foreign_window(read_window(path))) for path in sorted(REAL.glob("*.gz"))}
