@@ -11,7 +11,7 @@ DOCS_INSTALLED := $(VENV)/installed-docs
 GPU_PYTHON ?= $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test format check types tests repeat casebook bench-overhead bench-memory bench-report bench-trace bench-trainer programs hta conformance stability gpu plotly fixtures clean
+.PHONY: help install demo docs test format check types tests repeat casebook bench-overhead bench-compare bench-memory bench-report bench-trace bench-trainer programs hta conformance stability gpu plotly fixtures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ casebook: $(TESTS_INSTALLED) ## Record every planted fault and its healthy twin,
 
 bench-overhead: $(TESTS_INSTALLED) ## Measure what recording costs, bare and recorded by turns
 	$(BIN)/python -m benchmarks.overhead
+
+bench-compare: $(TESTS_INSTALLED) ## Time pairs of processes by turns: how often a verdict on time is wrong
+	$(BIN)/python -m benchmarks.comparing.bench
 
 bench-memory: $(TESTS_INSTALLED) ## Replay recorded GPU memory, and time a million events beside torch's viewer
 	$(BIN)/python -m benchmarks.memory

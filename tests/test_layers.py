@@ -11,23 +11,24 @@ ROOT = Path(__file__).parents[1]
 
 EVERYTHING = frozenset({
     "model", "units", "artifacts", "recorder", "facts", "audits", "fixes", "runner", "report", "compare", "fit",
-    "commands", "cli",
+    "commands", "cli", "processes",
 })  # fmt: skip
 ALLOWED: dict[str, frozenset[str]] = {
     "": frozenset({"recorder"}),
     "__main__": frozenset({"cli"}),
     "cli": frozenset({"commands", "model"}),
     "commands": EVERYTHING - {"cli"},
-    "compare": frozenset({"model", "units"}),
+    "compare": frozenset({"model", "processes", "units"}),
     "report": frozenset({"model", "units"}),
-    "fit": frozenset({"facts", "artifacts", "model", "units"}),
+    "fit": frozenset({"facts", "artifacts", "model", "processes", "units"}),
     "runner": frozenset({"model"}),
     "audits": frozenset({"facts", "fixes", "model", "units"}),
     "facts": frozenset({"artifacts", "model", "units"}),
     "artifacts": frozenset({"model", "units"}),
     "fixes": frozenset({"model", "units"}),
-    "recorder": frozenset({"artifacts", "model", "units"}),
+    "recorder": frozenset({"artifacts", "model", "processes", "units"}),
     "model": frozenset(),
+    "processes": frozenset(),
     "units": frozenset(),
 }
 FACTS: tuple[frozenset[str], ...] = (

@@ -160,6 +160,10 @@ class TrainingRaised(Event, tag="training_raised"):
     recorder_part: RecorderPart = "possible"
 
 
+class TrainingStopped(Event, tag="training_stopped"):
+    """The recorder ended it after as many steps as were asked for."""
+
+
 class StepInterrupted(Event, tag="step_interrupted"):
     """The run ended within this step, in `stage`, at this memory."""
 

@@ -20,8 +20,8 @@ RUN_FILE = "run.json"
 DIFF_FILE = "uncommitted.diff"
 """Beside it: what the working tree had that the commit has not, as `git apply` takes it."""
 
-Ending = Literal["running", "finished", "raised", "out_of_memory", "interrupted", "killed", "unknown"]
-"""Unknown: of a file that something else wrote."""
+Ending = Literal["running", "finished", "stopped", "raised", "out_of_memory", "interrupted", "killed", "unknown"]
+"""Stopped: after as many steps as were asked for. Unknown: of a file that something else wrote."""
 
 SOURCES_FILE = "sources.jsonl"
 

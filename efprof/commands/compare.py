@@ -3,6 +3,7 @@
 import datetime
 import math
 import os
+import time
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,8 @@ from efprof.model import EfprofError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from efprof.compare.sides.starting import Training
+    from efprof.compare.times import SideTimes
     from efprof.model import Comparison, Report
 
 FAILED = 1
@@ -61,12 +64,19 @@ def parse_budgets(context: click.Context, option: click.Parameter, words: tuple[
     metavar="PATH",
     help="With a command: data that git ignores, linked into both trees. Can be repeated.",
 )
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="With a command: end each run after N steps.")
 @click.option(
     "--max-minutes",
     type=click.FloatRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
-    help="With a command: how long all runs may take.",
+    help="With a command: how long all of it may take.",
+)
+@click.option(
+    "--time/--no-time",
+    "is_timed",
+    default=True,
+    help="With a command: run both by turns, to compare times, or only whole runs, to compare all else; default: both.",
 )
 @click.option("--force", is_flag=True, help="Compare although machine, versions, configuration or command differ.")
 @click.option("--strict", is_flag=True, help=f"Exit with {INCONCLUSIVE} where a gated metric is unclear.")
@@ -88,7 +98,9 @@ def compare(
     head: str,
     command: tuple[str, ...],
     links: tuple[Path, ...],
+    steps: int | None,
     max_minutes: float,
+    is_timed: bool,
     force: bool,
     strict: bool,
     budgets: dict[str, float],
@@ -106,7 +118,8 @@ def compare(
         efprof compare yesterday latest
 
     With a COMMAND, BASE and HEAD are branches, tags or commits, or '.', the working tree as it is. Each gets a tree of
-    its own, in which the command is run and recorded twice, every step in full.
+    its own, in which the command is run and recorded twice, every step in full; then both are run by turns, a few steps
+    each, which tells whether head is slower.
 
     Without one they are runs that were recorded: each a run folder, its id or name, a git branch or commit (the newest
     run of it), or 'latest'; or a trace of torch's profiler from anywhere. Each may be a URL, such as s3://bucket/run.
@@ -118,18 +131,22 @@ def compare(
     chosen = chosen_form(form, is_json, out, "text")
     from efprof.artifacts.settings import read_settings
     from efprof.compare.comparison import compare_reports
+    from efprof.compare.sides.starting import Training
 
     gate = read_settings(Path.cwd()).gate
     budgets = {name: percent / 100 for name, percent in gate.budget.items()} | budgets
-    if links and not command:
-        raise EfprofError("--link is for a comparison that runs a command: write it after two dashes.")
+    for option in ("--link",) * bool(links) + ("--steps",) * (steps is not None):
+        if not command:
+            raise EfprofError(f"{option} is for a comparison that runs a command: write it after two dashes.")
+    times = None
     with progress() as say:
         made = partial(analyse, engine=engine, say=say)
         if command:
-            bases, heads = _run_sides((base, head), command, links, max_minutes, made)
+            training = Training(command=command, here=Path.cwd().resolve(), num_steps=steps)
+            bases, heads, times = _run_sides((base, head), training, links, max_minutes, is_timed, made)
         else:
             bases, heads = _find_sides((base, head), made)
-    comparison = compare_reports(bases, heads, forced=force, budgets=budgets)
+    comparison = compare_reports(bases, heads, forced=force, budgets=budgets, times=times)
     name = f"{comparison.base.run_id}-to-{comparison.head.run_id}"
     write_or_print(lambda form: render_comparison(comparison, heads[0], form, is_static=static), chosen, out, name)
     if comparison.is_failed:
@@ -176,26 +193,28 @@ def _which(name: str, folder: Path) -> str:
 
 
 def _run_sides(
-    refs: tuple[str, str], command: tuple[str, ...], links: tuple[Path, ...], minutes: float,
+    refs: tuple[str, str], training: "Training", links: tuple[Path, ...], minutes: float, is_timed: bool,
     made: "Callable[[Path], Report]",
-) -> "tuple[list[Report], list[Report]]":  # fmt: skip
-    """The reports on the runs of each side, which stay below `.efprof/compare`."""
+) -> "tuple[list[Report], list[Report], SideTimes | None]":  # fmt: skip
+    """The reports on the whole runs of each side, which stay below `.efprof/compare`, and times by turns if asked."""
     from efprof.artifacts.runs import hide_from_git, runs_folder
     from efprof.compare.sides.full_runs import record_sides
     from efprof.compare.sides.trees import two_trees
+    from efprof.compare.sides.turns import take_turns
 
-    store, here = runs_folder().parent.absolute(), Path.cwd().resolve()
+    store, end = runs_folder().parent.absolute(), time.monotonic() + 60 * minutes
     hide_from_git(store)
     home = store / "compare" / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S%fZ}"
-    own = [Path(os.path.normpath(here / link)) for link in links]
+    own = [Path(os.path.normpath(training.here / link)) for link in links]
 
     def say(what: str) -> None:
         click.echo(f"efprof: {what}", err=True)
 
-    with _ending_in_order(), two_trees(refs, work=store / "work", here=here, links=own) as trees:
-        bases, heads = record_sides(trees, command, here=here, home=home, seconds=60 * minutes, say=say)
+    with _ending_in_order(), two_trees(refs, work=store / "work", here=training.here, links=own) as trees:
+        bases, heads = record_sides(trees, training, home=home, end=end, say=say)
+        times = take_turns(trees, training, home=home, end=end, say=say) if is_timed else None
     say(f"the runs are in {home}; 'efprof report' takes each by its folder")
-    return [made(run) for run in bases], [made(run) for run in heads]
+    return [made(run) for run in bases], [made(run) for run in heads], times
 
 
 @contextmanager

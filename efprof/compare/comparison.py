@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import get_args
 
 from efprof.compare.losses import compare_losses
+from efprof.compare.times import SideTimes, compare_times
 from efprof.compare.verdicts import compare_metrics, has_failed
 from efprof.model import (
     AuditResult,
@@ -26,11 +27,17 @@ EQUAL_ENVIRONMENT = ("cpu", "python", "torch", "cuda")
 
 
 def compare_reports(
-    bases: Sequence[Report], heads: Sequence[Report], *, forced: bool, budgets: Mapping[str, float] | None = None
+    bases: Sequence[Report],
+    heads: Sequence[Report],
+    *,
+    forced: bool,
+    budgets: Mapping[str, float] | None = None,
+    times: SideTimes | None = None,
 ) -> Comparison:
     """Metrics, losses and findings of head's runs against those of base's, as many a side.
 
-    `budgets` replace those of the metrics they name. Raises NotComparable where machine, versions, configuration or
+    `budgets` replace those of the metrics they name; `times` are of
+    the same sides by turns. Raises NotComparable where machine, versions, configuration or
     command differ and it is not `forced`, and always where neither side holds a step, or one that did not fail;
     EfprofError where a budget names no metric.
     """
@@ -47,7 +54,9 @@ def compare_reports(
             raise NotComparable(
                 f"{side} ({report.run.run_id}) holds no finished step: record a run that gets through one."
             )
-    metrics = (*compare_metrics(bases, heads, budgets or {}), *compare_losses(bases, heads, budgets or {}))
+    of_runs = (*compare_metrics(bases, heads, budgets or {}), *compare_losses(bases, heads, budgets or {}))
+    by_turns = () if times is None else compare_times(times, budgets or {})
+    metrics = (*by_turns, *(metric for metric in of_runs if metric.name not in {one.name for one in by_turns}))
     known = dict.fromkeys(metric.name for metric in metrics)
     for name in budgets or ():
         if name not in known:

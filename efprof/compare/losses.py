@@ -14,10 +14,13 @@ Losses = dict[int, float]
 def compare_losses(
     bases: Sequence[Report], heads: Sequence[Report], budgets: Mapping[str, float]
 ) -> tuple[MetricChange, ...]:
-    """One row, the steps whose loss differs; none where a side has no loss. It gates where a budget asks for that."""
+    """One row, the steps whose loss differs; it gates where a budget asks for that.
+
+    There is none where the sides share no step with a loss, unless a budget asks for it.
+    """
     of_base, of_head = [[_losses(report) for report in side] for side in (bases, heads)]
     steps = sorted(set.intersection(*map(set, (*of_base, *of_head))))
-    if not steps:
+    if not steps and NAME not in budgets:
         return ()
     own = [step for step in steps if len({run[step] for run in of_base}) > 1]
     outside = [step for step in steps if not _is_within(step, of_base, of_head)]
@@ -44,6 +47,8 @@ def compare_losses(
 
 
 def _judged(steps: Sequence[int], own: Sequence[int], outside: Sequence[int], num_runs: int) -> tuple[Verdict, str]:
+    if not steps:
+        return "unclear", "There is no step whose loss is known on both sides."
     if not outside:
         how = "within what base's own runs differ by" if own else "equal to the bit"
         return "same", f"In {len(steps):,} steps losses are {how}."

@@ -8,43 +8,13 @@ from dataclasses import replace
 import numpy
 
 from efprof.model import Metric, MetricChange, Report, Verdict, frozen_dataclass
-from efprof.units import MIB, format_bytes, format_ms
+from efprof.units import MIB, format_bytes
 
 Samples = tuple[float, ...]
 Side = tuple[Samples, ...]
 """Of each run of it."""
 Estimator = Callable[[Sequence[float]], float]
 """From a run's samples, one per step and at least one, to one number in their unit."""
-
-NUM_BLOCKS = 10
-"""Blocks a run's steps are cut into: as many as a test for leaks needs to tell their floor from their noise."""
-
-MIN_STEPS_IN_BLOCK = 5
-"""A 20th percentile of fewer than five steps is their minimum."""
-
-MIN_BLOCKS = 4
-"""The standard deviation of fewer says nothing."""
-
-SMALLEST_MS = 1e-3
-"""A clock that counts microseconds cannot tell shorter times from none; it keeps logarithms finite."""
-
-MINIMUM_TIME_EFFECT = 2.0
-"""With one run a side, three times slower or faster is the least that is not the machine.
-
-Measured: 70 fresh processes of one training on a shared two-core machine (2,415 pairs): beside a busy neighbour a run
-takes up to 2.9 times as long (20th percentile; mean 3.5 times) from its first step to its last. False alarms in 20th
-percentile and mean: 4.9 and 20 % of pairs at a minimum of +100 %, none and 2.8 % at +200 %.
-"""
-
-MINIMUM_CPU_EFFECT = 0.5
-"""A neighbour takes the processor away but no CPU time: 60 such processes at a load of 3 to 5 (1,770 pairs) were at
-most 1.31 times apart; false alarms in 20th percentile and mean: 3 and 3 % of pairs at +20 %, none and none at +50 %."""
-
-DEVIATIONS = 3.0
-"""Standard deviations between blocks of a run's own steps that a change must exceed too: by chance, 1 in 370 does."""
-
-MINIMUM_TIME_MS = 0.1
-"""A change below this is the recorder's own hooks and the clock, however many times more it is."""
 
 MINIMUM_PEAK_BYTES = 2 * MIB
 MINIMUM_PEAK_SHARE = 0.005
@@ -69,18 +39,17 @@ ENOUGH_STEPS = 0.8
 """A run with less than this share of the other's steps may not have come to its highest one."""
 
 
+NOTHING_OF_TIME = "Whole runs tell nothing of time."
+"""Measured: 70 fresh processes of one training on a shared two-core machine (2,415 pairs): beside a busy neighbour
+a run takes up to 2.9 times as long (20th percentile; mean 3.5 times), and its own steps do not show it."""
+
+
 @frozen_dataclass
 class Judgement:
-    """A verdict with its reason; `interval` bounds the effect (head over base minus one) where noise is known."""
+    """A verdict with its reason."""
 
     verdict: Verdict
     reason: str
-    interval: tuple[float, float] | None = None
-
-
-def percentile_20(samples: Sequence[float]) -> float:
-    """What a step takes when nothing disturbs it: interference only ever adds."""
-    return float(numpy.quantile(samples, 0.2))
 
 
 def interquartile_range(samples: Sequence[float]) -> float:
@@ -88,34 +57,15 @@ def interquartile_range(samples: Sequence[float]) -> float:
     return float(high - low)
 
 
-MEDIAN = (("", statistics.median),)
-STATISTICS: dict[str, tuple[tuple[str, Estimator], ...]] = {
-    "ms": (("20th percentile", percentile_20), ("mean", statistics.fmean)),
-    "bytes": (("highest", max),),
-    "count": (("mean", statistics.fmean),),
-}
-"""By unit, with their names; else it is the median. The mean of times sees slow-downs that come now and then, to which
-low percentiles are blind; of a time that never gates the median is shown."""
-
-
-def block_deviation(samples_ms: Sequence[float], estimate: Estimator) -> float | None:
-    """How far apart stretches of one run are: the standard deviation of log estimates of equal blocks of steps.
-
-    It is not divided by the root of their number, as it would be for independent blocks: what disturbs a shared
-    machine lasts longer than a run (the autocorrelation of whole runs was .5 to .66, measured). None
-    where the run is too short to be cut into blocks.
-    """
-    num_blocks = min(NUM_BLOCKS, len(samples_ms) // MIN_STEPS_IN_BLOCK)
-    if num_blocks < MIN_BLOCKS:
-        return None
-    blocks = numpy.array_split(numpy.asarray(samples_ms), num_blocks)
-    return statistics.stdev(math.log(max(SMALLEST_MS, estimate(block.tolist()))) for block in blocks)
+MEDIAN = ("", statistics.median)
+STATISTICS: dict[str, tuple[str, Estimator]] = {"bytes": ("highest", max), "count": ("mean", statistics.fmean)}
+"""By unit, with its name; else it is the median."""
 
 
 def compare_metrics(
     bases: Sequence[Report], heads: Sequence[Report], budgets: Mapping[str, float]
 ) -> tuple[MetricChange, ...]:
-    """Every metric that a run has, in the order of the first one's; a time that gates in two ways."""
+    """Every metric that a run has, in the order of the first one's."""
     of_bases, of_heads = (list(map(_by_name, side)) for side in (bases, heads))
     num_steps = tuple(min(report.run.num_steps for report in side) for side in (bases, heads))
     known = {name: metric for run in reversed((*of_bases, *of_heads)) for name, metric in run.items()}
@@ -123,11 +73,7 @@ def compare_metrics(
     for name in dict.fromkeys(name for run in (*of_bases, *of_heads) for name in run):
         metric = replace(known[name], budget=budgets.get(name, _budget(known[name], len(bases))))
         base, head = (tuple(_finite(run.get(name)) for run in side) for side in (of_bases, of_heads))
-        is_shown = metric.unit == "ms" and metric.budget is None
-        ways = MEDIAN if is_shown else STATISTICS.get(metric.unit, MEDIAN)
-        for place, (way, estimate) in enumerate(ways):
-            row = _change(metric, base, head, way, estimate, num_steps)
-            changes.append(replace(row, name=f"{name}_{way}") if place else row)
+        changes.append(_change(metric, base, head, *STATISTICS.get(metric.unit, MEDIAN), num_steps))
     return tuple(changes)
 
 
@@ -136,10 +82,10 @@ def has_failed(report: Report) -> bool:
 
 
 def _budget(metric: Metric, num_runs: int) -> float | None:
-    """Several runs a side have every step in full, and are no measure of time."""
-    if num_runs == 1:
-        return metric.budget
-    return None if metric.unit == "ms" else 0.0 if metric.name in EXACT else metric.budget
+    """Several runs a side have every step in full; none of them is a measure of time."""
+    if metric.unit == "ms":
+        return None
+    return 0.0 if num_runs > 1 and metric.name in EXACT else metric.budget
 
 
 def _by_name(report: Report) -> dict[str, Metric]:
@@ -169,7 +115,7 @@ def _change(
         head_median=after,
         head_spread=_spread(head),
         effect=effect,
-        interval=judgement.interval,
+        interval=None,
         verdict=judgement.verdict,
         budget=metric.budget,
         is_over_budget=is_worse and (effect is None or effect > (metric.budget or 0.0)),
@@ -194,11 +140,8 @@ def _judge(metric: Metric, base: Side, head: Side, estimate: Estimator, num_step
     is_apart = min(afters) > max(befores) or max(afters) < min(befores)
     verdict: Verdict = "worse" if after > before else "better"
     match metric.unit:
-        case "ms" if len(base) > 1:
-            return Judgement(verdict="unclear", reason="Whole runs one after another tell nothing of time.")
         case "ms":
-            least = MINIMUM_CPU_EFFECT if metric.name == "cpu_ms" else MINIMUM_TIME_EFFECT
-            return _judge_time(base[0], head[0], estimate, least)
+            return Judgement(verdict="unclear", reason=NOTHING_OF_TIME)
         case "bytes":
             least = max(MINIMUM_PEAK_BYTES, MINIMUM_PEAK_SHARE * min(before, after))
             doubt = "; 5 to 16 % of such changes are false alarms" if len(base) == 1 else ""
@@ -217,24 +160,3 @@ def _judge(metric: Metric, base: Side, head: Side, estimate: Estimator, num_step
         steps = f"Base has {num_steps[0]:,} steps and head {num_steps[1]:,}"
         return Judgement(verdict="unclear", reason=f"{steps}: the highest of fewer steps is no saving.")
     return Judgement(verdict=verdict, reason=reason)
-
-
-def _judge_time(base: Samples, head: Samples, estimate: Estimator, minimum_effect: float) -> Judgement:
-    before, after = estimate(base), estimate(head)
-    if max(before, after) < MINIMUM_TIME_MS:
-        return Judgement(verdict="same", reason=f"Less than {format_ms(MINIMUM_TIME_MS)} on both sides.")
-    if abs(after - before) < MINIMUM_TIME_MS:
-        return Judgement(verdict="unclear", reason=f"Less than {format_ms(MINIMUM_TIME_MS)} apart.")
-    deviations = [block_deviation(side, estimate) for side in (base, head)]
-    known = [deviation for deviation in deviations if deviation is not None]
-    if len(known) < 2 or min(before, after) <= 0:
-        counts = f"{len(base)} and {len(head)} steady steps"
-        return Judgement(verdict="unclear", reason=f"Too little to judge by: {counts}.")
-    change = math.log(after / before)
-    noise = max(math.log1p(minimum_effect), DEVIATIONS * math.hypot(*known))
-    interval = math.expm1(change - noise), math.expm1(change + noise)
-    if abs(change) <= noise:
-        reason = f"One run a side cannot tell times less than {math.exp(noise):.1f} times apart."
-        return Judgement(verdict="unclear", reason=reason, interval=interval)
-    reason = f"More than {math.exp(noise):.1f} times apart, more than a busy machine was seen to explain."
-    return Judgement(verdict="worse" if change > 0 else "better", reason=reason, interval=interval)

@@ -1,9 +1,6 @@
 """Runs a training command for a few steps at one batch size, and reads how much memory it needed at most."""
 
-import contextlib
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +13,7 @@ from efprof.facts.device.device_memory import DeviceMemory
 from efprof.facts.gpu_estimate.gpu_estimate import GpuEstimate
 from efprof.facts.run.run import Run, open_run
 from efprof.model import EfprofError, NotRecorded, ThinEvidence, UnreadableInput
+from efprof.processes import last_line, started
 
 PLACE = "{batch}"
 """What stands for the batch size in the command."""
@@ -29,7 +27,6 @@ NUM_STEPS = 8
 MAX_SECONDS = 600.0
 """A run that has not come so far by then is ended, and said to be too slow."""
 
-SECONDS_TO_END = 15.0
 POLL_SECONDS = 0.2
 
 
@@ -40,44 +37,33 @@ def measure_peak(command: Sequence[str], batch: int) -> int | None:
     """
     words = [word.replace(PLACE, str(batch)) for word in command]
     with TemporaryDirectory(prefix="efprof-fit-") as home:
-        output = _run_some_steps(words, Path(home))
+        said = _run_some_steps(words, Path(home))
         folders = list((Path(home) / "runs").glob("*/run.json"))
         if not folders:
-            raise EfprofError(f"'{' '.join(words)}' could not be recorded: {_last_line(output)}")
+            raise EfprofError(f"'{' '.join(words)}' could not be recorded: {said}")
         run = open_run(folders[0].parent)
         if run.run_file.ended == "out_of_memory":
             return None
         peak = _peak_bytes(run)
     if peak is None:
-        raise EfprofError(
-            f"'{' '.join(words)}' trained no step whose memory could be read; it said last: {_last_line(output)}"
-        )
+        raise EfprofError(f"'{' '.join(words)}' trained no step whose memory could be read; it said last: {said}")
     return peak
 
 
 def _run_some_steps(command: list[str], home: Path) -> str:
-    """What it printed; it is ended once enough of it is recorded."""
+    """What it said last; it is ended once enough of it is recorded."""
     options = ["--trace-steps", WINDOW, "--triggers", "none", "--no-holders", "--no-diff"]
     recorder = [sys.executable, "-m", "efprof", "record", *options, "--", *command]
     path = os.environ.get("PATH", os.defpath)
     if "VIRTUAL_ENV" not in os.environ:  # the programs beside this Python are found all the same, as by the recorder
         path = f"{Path(sys.executable).parent}{os.pathsep}{path}"
     environment = {**os.environ, "EFPROF_HOME": str(home), "PATH": path}
-    log = home / "output.txt"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            recorder, env=environment, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            end = time.monotonic() + MAX_SECONDS
-            while process.poll() is None and time.monotonic() < end:
-                if any(_is_enough(rank) for rank in (home / "runs").glob("*/rank*")):
-                    break
-                time.sleep(POLL_SECONDS)
-        finally:
-            _end(process)
-    return log.read_text(errors="replace")
+    log, end = home / "output.txt", time.monotonic() + MAX_SECONDS
+    with started(recorder, folder=None, environment=environment, log=log) as running:
+        while not running.wait(POLL_SECONDS) and time.monotonic() < end:
+            if any(_is_enough(rank) for rank in (home / "runs").glob("*/rank*")):
+                break
+    return last_line(log)
 
 
 def _is_enough(rank: Path) -> bool:
@@ -87,15 +73,6 @@ def _is_enough(rank: Path) -> bool:
     except (NotRecorded, UnreadableInput):
         return False
     return len(steps) >= NUM_STEPS and bool(events_of(rank, WindowClosed))
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Politely first: the recorder passes the signal on and closes its files; then data workers that outlive it."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(SECONDS_TO_END)
 
 
 def _peak_bytes(run: Run) -> int | None:
@@ -108,11 +85,3 @@ def _peak_bytes(run: Run) -> int | None:
         return max(device.replay.peak_reserved_recorded_bytes for device in memory.devices)
     estimate = run.find(GpuEstimate, UnreadableInput, ThinEvidence)
     return None if estimate is None else estimate.peak_allocated_bytes
-
-
-def _last_line(output: str) -> str:
-    """The program's, or the recorder's where it printed none: that says why it could not be started."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    of_program = [line for line in lines if not line.startswith("efprof:")]
-    last = [*lines, *of_program][-1:]
-    return last[0].removeprefix("efprof: ") if last else "nothing"

@@ -1,6 +1,7 @@
 """What a comparison says, in the words that every rendering of it shares; in plain text and in Markdown."""
 
 import math
+import shlex
 from collections.abc import Iterable, Sequence
 
 from efprof.model import Comparison, FindingChange, MetricChange, Presence, RunIdentity, Verdict
@@ -29,6 +30,16 @@ def comparison_verdict(comparison: Comparison) -> tuple[Verdict, str]:
     word, headline = _metric_verdict(comparison)
     added = next((finding for finding in comparison.findings if finding.change == "added"), None)
     return word, f"{headline} Added: {added.headline} ({added.location})." if added else headline
+
+
+def time_hint(comparison: Comparison) -> str:
+    """What one run each cannot tell, with the command that can; empty where the sides took turns."""
+    if comparison.num_runs > 1 or not any(metric.unit == "ms" for metric in comparison.metrics):
+        return ""
+    base, head = (run.branch or (run.commit or "")[:7] for run in (comparison.base, comparison.head))
+    refs = f"{base} {head}" if base and head and base != head else "BASE HEAD"
+    command = shlex.join(comparison.head.command) or "COMMAND"
+    return f"One run each tells nothing of time; this does, by turns: efprof compare {refs} -- {one_line(command)}"
 
 
 def _metric_verdict(comparison: Comparison) -> tuple[Verdict, str]:
@@ -90,6 +101,7 @@ def render_comparison_text(comparison: Comparison) -> str:
         f"{word.upper()}: {headline}",
         f"base   {side_phrase(comparison.base)}",
         f"head   {side_phrase(comparison.head)}",
+        *filter(None, [time_hint(comparison)]),
         *(f"Compared although they differ: {one_line(difference)}" for difference in comparison.differences),
         "",
         *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows),
@@ -108,6 +120,8 @@ def render_comparison_markdown(comparison: Comparison) -> str:
     word, headline = comparison_verdict(comparison)
     parts = [f"## efprof: {word}", escape(headline)]
     parts.append(f"- base: {escape(side_phrase(comparison.base))}\n- head: {escape(side_phrase(comparison.head))}")
+    if hint := time_hint(comparison):
+        parts.append(escape(hint))
     if comparison.differences:
         parts.append("Compared although they differ: " + "; ".join(escape(one) for one in comparison.differences) + ".")
     changed = [metric for metric in comparison.metrics if metric.verdict in ("worse", "better")]

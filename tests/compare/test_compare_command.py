@@ -62,7 +62,8 @@ def test_which_runs_they_are_is_said_with_their_age_and_whether_the_branch_has_m
 
 def test_strict_takes_unclear_for_an_answer_of_its_own(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_run(store, "feature", forward_ms=5.0)
-    assert efprof_compare(monkeypatch, "main", "feature", "--strict") == 3
+    assert efprof_compare(monkeypatch, "main", "feature", "--strict") == 0
+    assert efprof_compare(monkeypatch, "main", "feature", "--strict", "--budget", "step_ms=5") == 3
 
 
 def test_a_larger_peak_fails_with_one_and_a_budget_allows_it(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +80,7 @@ def test_a_gate_that_is_written_down_holds_and_an_option_overrides_it(
     settings.write_text("[gate]\nbudget = {peak_allocated_bytes = 25}\n")
     assert efprof_compare(monkeypatch, "main", "feature") == 0
     assert efprof_compare(monkeypatch, "main", "feature", "--budget", "peak_allocated_bytes=10") == 1
-    settings.write_text("[gate]\nstrict = true\nbudget = {peak_allocated_bytes = 25}\n")
+    settings.write_text("[gate]\nstrict = true\nbudget = {peak_allocated_bytes = 25, step_ms = 5}\n")
     assert efprof_compare(monkeypatch, "main", "feature") == 3
 
 

@@ -53,7 +53,8 @@ class Tree:
         clean = self.folder.parent
         copy = clean.with_name("run")
         try:
-            shutil.copytree(clean, copy, symlinks=True)
+            with _said_as_a_sentence(copy):
+                shutil.copytree(clean, copy, symlinks=True)
             yield replace(self, folder=copy / self.folder.name)
         finally:
             shutil.rmtree(copy, ignore_errors=True)
@@ -74,10 +75,19 @@ def two_trees(refs: Sequence[str], *, work: Path, here: Path, links: Sequence[Pa
             fcntl.flock(lock, fcntl.LOCK_EX)
             lock.write(str(root))
             lock.flush()
-            base, head = (_tree(ref, side, root, place, links) for ref, side in zip(refs, SIDES, strict=True))
+            with _said_as_a_sentence(work):
+                base, head = (_tree(ref, side, root, place, links) for ref, side in zip(refs, SIDES, strict=True))
             yield base, head
     finally:
         _remove(place, root)
+
+
+@contextmanager
+def _said_as_a_sentence(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EfprofError(f"the trees of the sides cannot be made below {folder}: {error.strerror or error}.") from None
 
 
 def _tree(ref: str, side: str, root: Path, place: Path, links: Sequence[Path]) -> Tree:
@@ -102,6 +112,10 @@ def _copy_changes(tree: Tree) -> None:
     diff = _run(tree.root, "diff", "--binary", "--no-color", *prefixes, "HEAD")
     if diff:
         _run(tree.folder, "apply", "--whitespace=nowarn", given=diff)
+    for entry in _run(tree.root, "ls-files", "-v", "-z").split(b"\0"):
+        tag, file = entry[:1], Path(os.fsdecode(entry[2:]))
+        if (tag.islower() or tag == b"S") and (tree.root / file).is_file():  # git does not look whether these changed
+            shutil.copy2(tree.root / file, tree.folder / file, follow_symlinks=False)
     names = _run(tree.root, "ls-files", "--others", "--exclude-standard", "-z").split(b"\0")
     files = [Path(os.fsdecode(name)) for name in names if name and not name.endswith(b"/")]
     sizes = {file: (tree.root / file).lstat().st_size for file in files}

@@ -25,7 +25,7 @@ def catches_out_of_memory(run: Run) -> bool:
         return False
     failed = [event.step for event in events_of(run.rank_folder, DeviceOutOfMemory)]
     if not failed:  # an older recording, or a file from elsewhere
-        return run.run_file.ended == "finished"
+        return run.run_file.ended in ("finished", "stopped")
     return any(record.step >= failed[-1] for record in run.steps)
 
 

@@ -16,8 +16,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from efprof.artifacts.events import ThreadsReady
 from efprof.artifacts.processors import limit_periods, throttled_share
+from efprof.processes import descendants_of
 from efprof.recorder.budget.sampling import Budget
-from efprof.recorder.launch.machine import descendants_of, describe_host
+from efprof.recorder.launch.machine import describe_host
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.training_thread import NO_THREAD
 from efprof.recorder.session.session import Session

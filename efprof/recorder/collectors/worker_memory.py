@@ -25,10 +25,10 @@ from efprof.artifacts.readings import (
     ProcessesSample,
     ProcessMemory,
 )
+from efprof.processes import descendants_of
 from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.holders.variables import PLAIN, PROGRAM, attributes_of, base_of, binding_lines
 from efprof.recorder.hooks.loop_hooks import NUMBER
-from efprof.recorder.launch.machine import descendants_of
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.sites import Sites

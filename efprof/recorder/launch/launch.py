@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from efprof.artifacts.events import OutOfMemory, RecordingEnded, TrainingRaised, events_of
+from efprof.artifacts.events import OutOfMemory, RecordingEnded, TrainingRaised, TrainingStopped, events_of
 from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, change_run_file, read_run_file, write_run_file
 from efprof.artifacts.runs import hide_from_git, last_trained, list_attempts, read_process
 from efprof.artifacts.settings import merge, read_settings
@@ -56,7 +56,7 @@ def launch(
     close_run(folder, code, time.monotonic() - start, program)
     with suppress(EfprofError):  # the folder is gone, of which there has been word
         run, trained = read_run_file(folder), last_trained(list_attempts(folder))
-        if run.ended != "finished" and trained is not None:
+        if run.ended not in ("finished", "stopped") and trained is not None:
             counts = [len(read_steps(rank)[0]) for rank in trained.rank_folders if (rank / STEPS_FILE).exists()]
             how = f"{run.ended.replace('_', ' ')}, exit code {run.exit_code}"
             print(f"efprof: the training ended after {max(counts, default=0)} steps ({how})", file=sys.stderr)
@@ -178,9 +178,9 @@ def _run_child(command: list[str], environment: dict[str, str], program: Recorde
 
 def how_it_ended(folder: Path, code: int, program: RecordedProgram | None) -> Ending:
     """The ending of a run whose command gave this code; `program` is None where the run is recorded in code."""
-    if code == 0:
-        return "finished"
     ranks = _last_ranks(folder)
+    if code == 0:
+        return "stopped" if any(events_of(rank, TrainingStopped) for rank in ranks) else "finished"
     errors = [event.error for rank in ranks for event in events_of(rank, TrainingRaised)]
     received = program.received if program is not None else set()
     if any(events_of(rank, OutOfMemory) for rank in ranks):

@@ -58,15 +58,6 @@ def describe_host() -> Host:
     )
 
 
-def descendants_of(pid: int) -> list[int]:
-    """Its children, their children and so on; none where the kernel keeps no list of them."""
-    children: list[int] = []
-    with suppress(OSError):  # it may end meanwhile
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            children += map(int, (task / "children").read_text().split())
-    return [*children, *(below for child in children for below in descendants_of(child))]
-
-
 def driver_version() -> str | None:
     """Of the NVIDIA driver; None where there is none, or it is not Linux's."""
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from efprof.artifacts.runs import list_attempts, read_process
-from efprof.recorder.launch.machine import descendants_of
+from efprof.processes import descendants_of
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
 

@@ -88,7 +88,7 @@ def test_a_leak_that_is_not_committed_is_worse_with_its_line_and_nothing_of_the_
     repository: Path,
 ) -> None:
     before = state_of(repository)
-    code, found, said = compare(repository, "main", ".")
+    code, found, said = compare(repository, "main", ".", "--no-time")
     assert code == 1, said
     rows = {row["name"]: row for row in found["metrics"]}
     assert rows["memory_growth_bytes_per_step"]["verdict"] == "worse"
@@ -130,7 +130,7 @@ def test_a_comparison_that_is_ended_leaves_no_process_and_no_change(repository: 
 
 @pytest.mark.long
 def test_the_same_in_other_words_is_the_same(repository: Path) -> None:
-    code, found, said = compare(repository, "main", "refactored")
+    code, found, said = compare(repository, "main", "refactored", "--no-time")
     assert code == 0, said
     gated = [row for row in found["metrics"] if row["budget"] is not None and row["unit"] != "ms"]
     assert len(gated) >= 3

@@ -74,8 +74,14 @@ def _is_in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder + os.sep)
 
 
+def note_others() -> None:
+    """The recorder calls it too: a program that is killed has no end of its own."""
+
+
 def start(text: str) -> None:
     """`text` is what the variable holds."""
+    global note_others
     own = OwnTree(**json.loads(text))
     own.move_imports()
-    atexit.register(own.note_others)
+    note_others = own.note_others
+    atexit.register(note_others)

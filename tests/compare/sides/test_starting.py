@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.compare.sides.full_runs import moved_words
+from efprof.compare.sides.starting import moved_words
 from efprof.compare.sides.trees import Tree
 
 

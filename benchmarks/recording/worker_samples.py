@@ -1,4 +1,4 @@
-"""What sampling the lines of a data worker costs: `python -m benchmarks.worker_samples FOLDER [ROUNDS]`.
+"""What sampling the lines of a data worker costs: `python -m benchmarks.recording.worker_samples FOLDER [ROUNDS]`.
 
 Each round goes through a loader with the thread in its one worker and without it, in turns. CPU time is the worker's;
 the wall clock tells something on an idle machine only.

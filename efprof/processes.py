@@ -1,0 +1,165 @@
+"""Commands that efprof starts and that end with it: their start, their pauses, and the end of all they have started."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+SECONDS_TO_END = 15.0
+POLL_SECONDS = 0.02
+
+Known = dict[int, str]
+"""When each of some processes was started, by its number: later that may be another one's."""
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Its children, their children and so on; none where the kernel keeps no list of them."""
+    children: list[int] = []
+    with suppress(OSError):  # it may end meanwhile
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            children += map(int, (task / "children").read_text().split())
+    return [*children, *(below for child in children for below in descendants_of(child))]
+
+
+class Command:
+    """A command that runs, with every process that it starts, whatever group or session these make for themselves."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", watch: Callable[[int], None]) -> None:
+        """`watch` is given each process that is to end where we are killed."""
+        self._process, self._watch = process, watch
+        watch(process.pid)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has ended by then."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, seconds))
+        return self.has_ended
+
+    def pause(self) -> None:
+        """Stop all of it: what works ahead, as loaders do, would otherwise do so while another program is measured."""
+        for pid in self._all():
+            self._watch(pid)
+            _send(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        for pid in reversed(self._all()):
+            _send(pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        """Politely first: the recorder passes the signal on and closes its files; then all that is left of it."""
+        left: Known = {}
+        try:
+            left |= _known(self._all())
+            if not self.has_ended:
+                _send(self._process.pid, signal.SIGTERM)
+            self.resume()
+            self.wait(SECONDS_TO_END)
+        finally:  # by a second Ctrl-C as well
+            _kill(left | _known(self._all()))
+            self._process.wait()
+
+    def _all(self) -> list[int]:
+        return [] if self.has_ended else [self._process.pid, *descendants_of(self._process.pid)]
+
+
+@contextmanager
+def started(
+    words: Sequence[str], *, folder: Path | None, environment: Mapping[str, str], log: Path
+) -> Iterator[Command]:
+    """It reads nothing, and prints into `log`. At the end it is over, with all that it has started; if we are killed
+    as well. It has a group of its own, so that Ctrl-C is ours to pass on.
+    """
+    with _guard() as watch, log.open("wb") as file:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+        command = Command(process, watch)
+        try:
+            yield command
+        finally:
+            command.end()
+
+
+def last_line(log: Path) -> str:
+    """The program's, or the recorder's where it printed none: that says why it could not be started."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    own = [line for line in lines if not line.startswith("efprof:")]
+    return (own or lines or ["nothing"])[-1].removeprefix("efprof: ")
+
+
+@contextmanager
+def _guard() -> Iterator[Callable[[int], None]]:
+    """Give it the numbers of processes, and a forked one ends these, with all below them, where we are killed.
+
+    What is stopped the kernel ends only in our own session, and only if no one else there takes our place.
+    """
+    told, telling = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _be_guard(told, telling)
+    os.close(told)
+    try:
+        yield lambda watched: _write(telling, watched)
+    finally:
+        _write(telling, 0)
+        os.close(telling)
+        os.waitpid(pid, 0)
+
+
+def _write(telling: int, number: int) -> None:
+    with suppress(OSError):  # somebody has killed it
+        os.write(telling, number.to_bytes(4))
+
+
+def _be_guard(told: int, telling: int) -> None:
+    """Never returns."""
+    try:
+        os.setsid()  # no terminal's Ctrl-C
+        os.close(telling)
+        known: Known = {}
+        while (word := os.read(told, 4)) and (pid := int.from_bytes(word)):
+            known |= _known([pid])
+        if not word:
+            _kill(known | _known(below for pid in known for below in descendants_of(pid)))
+    finally:
+        os._exit(0)
+
+
+def _known(pids: Iterable[int]) -> Known:
+    return {pid: began for pid in pids if (began := _began(pid))}
+
+
+def _kill(known: Known) -> None:
+    """Those that still run; until they do no more."""
+    for pid, began in known.items():
+        if _began(pid) == began:
+            _send(pid, signal.SIGKILL)
+    end = time.monotonic() + SECONDS_TO_END
+    while time.monotonic() < end and any(_began(pid) == began for pid, began in known.items()):
+        time.sleep(POLL_SECONDS)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _began(pid: int) -> str:
+    """When, as Linux counts it; empty of one that is over, or where nothing tells."""
+    with suppress(OSError):
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        return "" if state == "Z" else rest[18]
+    return ""

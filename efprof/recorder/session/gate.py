@@ -1,0 +1,121 @@
+"""Where a training waits for its turn in a comparison, and where it ends after so many steps.
+
+It waits after an update of an optimizer, at the same one in every rank: whether a rank records a step in full or not,
+none waits for another one's gradients then.
+"""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from io import TextIOWrapper
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from efprof.artifacts.events import TrainingStopped
+from efprof.recorder.loop.loop import Loop
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.session.session import Session
+
+GATE = "EFPROF_GATE"
+"""Names the socket that tells when to go on, and is told how long the steps of a turn took."""
+STEPS = "EFPROF_STEPS"
+NOTED_STEP = 1
+"""When the first one is over, what trains has been imported: is it of the side's own tree?"""
+
+
+class Gate:
+    """Each message is a line of JSON: `{"step": 23, "seconds": 0.1, "steps": 3, ...}`, and `{"until": 27}` in return.
+
+    The first step of a turn is not in these seconds: it fills caches that the other side has emptied. The first message
+    comes after the first step and has none. In return for the last one comes `{"until": null}`.
+    """
+
+    def __init__(self, loop: Loop, path: str, end: Callable[[], None]) -> None:
+        self._loop, self._path, self._end = loop, path, end
+        self._file: TextIOWrapper | None = None
+        self._until, self._began = -1, (0, 0)
+        """The step after which it waits, and the first one of its turn, with the instant at which that was over."""
+
+    def updated(self, number: int) -> None:
+        if self._began[1] == 0:
+            self._began = number, _device_is_done()
+        if number < self._until:
+            return
+        step, since = self._began
+        seconds = (_device_is_done() - since) / 1e9
+        said = {"step": number, "steps": number - step, "seconds": seconds} | self._about()
+        if self._file is None:
+            to_us = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            to_us.connect(self._path)
+            self._file = to_us.makefile("rw", encoding="utf-8")
+        self._file.write(json.dumps(said) + "\n")
+        self._file.flush()
+        answer = self._file.readline()
+        until = json.loads(answer)["until"] if answer else None
+        self._loop.mark_interrupted()
+        self._began = 0, 0
+        if until is None:
+            self._end()
+        else:
+            self._until = until
+
+    def _about(self) -> dict[str, Any]:
+        """How many ranks train, and what this one holds of its device's memory."""
+        distributed = torch.distributed
+        has_ranks = distributed.is_available() and distributed.is_initialized()
+        about: dict[str, Any] = {"ranks": distributed.get_world_size() if has_ranks else 1}
+        if _has_cuda():
+            free, total = torch.cuda.mem_get_info()
+            about |= {"device": torch.cuda.current_device(), "held_share": (total - free) / total}
+        return about
+
+
+def _device_is_done() -> int:
+    """When the device has done what it was given so far, by `perf_counter_ns`."""
+    if _has_cuda():
+        torch.cuda.synchronize()
+    return perf_counter_ns()
+
+
+def _has_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def start(session: Session) -> None:
+    path, num_steps = os.environ.get(GATE), int(os.environ.get(STEPS, "0"))
+    loop, last = session.loop, -1
+
+    def end() -> None:
+        session.note(TrainingStopped(step=loop.number))
+        session.end()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0)
+
+    def step_began(step: OpenStep) -> None:
+        if tree is not None and step.number == NOTED_STEP:
+            tree.note_others()
+        if num_steps and step.number >= num_steps:  # every step is recorded in full then
+            end()
+
+    tree: Any = sys.modules.get("efprof_tree")
+    if tree is not None:
+        session.listen("gate", step_began=step_began)
+        session.on_end("gate", lambda: tree.note_others())
+    if not path:
+        return
+    gate = Gate(loop, path, end)
+
+    def updated(*_: object) -> None:
+        nonlocal last
+        number = loop.number_of_update
+        if loop.thread.is_training_thread and not loop.thread.is_capturing and number > last:
+            last = number
+            gate.updated(number)
+
+    session.undo_at_end(register_optimizer_step_post_hook(session.shell.guarded("gate", updated)).remove)
