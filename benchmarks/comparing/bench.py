@@ -23,7 +23,7 @@ import click
 from benchmarks.comparing import programs
 from benchmarks.machine import machine_line
 from efprof.compare.sides.starting import Training
-from efprof.compare.sides.trees import SIDES, Tree
+from efprof.compare.sides.trees import Tree
 from efprof.compare.sides.turns import MAX_TURNS, alive_sides, times_of
 from efprof.compare.times import LOOKS, SideTimes, TurnTimes, compare_times, is_decided
 
@@ -74,7 +74,7 @@ def live_pairs(rounds: int) -> dict[Kind, list[list[tuple[float, float]]]]:
 def live_pair(place: Path, name: str, planted: int, number: int) -> TurnTimes:
     root = place / "project"
     trees = []
-    for side, products in zip(SIDES, (0, planted), strict=True):
+    for side, products in zip(("base", "head"), (0, planted), strict=True):
         folder = place / "work" / side / "clean" / "project"
         folder.mkdir(parents=True)
         shutil.copy(programs.__file__, folder / "train.py")

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from efprof.artifacts.files import NOT_JSON, lines_if_any, locked, write_atomically
-from efprof.model import UnreadableInput
+from efprof.model import UnreadableInput, lines_of
 
 SCHEMA_VERSION = 2
 """1: first form, with steps that are alike in one line. 2: light steps, counts of holders one by one, the lines that
@@ -127,7 +127,7 @@ class SourceText(msgspec.Struct, kw_only=True):
 def read_sources(rank_folder: Path) -> dict[str, list[str]]:
     """The lines of every recorded source file by its name; empty where none was recorded."""
     records = lines_if_any(rank_folder / SOURCES_FILE, SourceText)
-    return {record.file: record.text.splitlines() for record in records}
+    return {record.file: lines_of(record.text) for record in records}
 
 
 def _why_no_run_file(folder: Path) -> str:

@@ -199,7 +199,7 @@ def _run_sides(
     """The reports on the whole runs of each side, which stay below `.efprof/compare`, and times by turns if asked."""
     from efprof.artifacts.runs import hide_from_git, runs_folder
     from efprof.compare.sides.full_runs import record_sides
-    from efprof.compare.sides.trees import two_trees
+    from efprof.compare.sides.trees import source_trees
     from efprof.compare.sides.turns import take_turns
 
     store, end = runs_folder().parent.absolute(), time.monotonic() + 60 * minutes
@@ -210,15 +210,16 @@ def _run_sides(
     def say(what: str) -> None:
         click.echo(f"efprof: {what}", err=True)
 
-    with _ending_in_order(), two_trees(refs, work=store / "work", here=training.here, links=own) as trees:
+    with ending_in_order(), source_trees(refs, work=store / "work", here=training.here, links=own) as trees:
         bases, heads = record_sides(trees, training, home=home, end=end, say=say)
-        times = take_turns(trees, training, home=home, end=end, say=say) if is_timed else None
+        base, head = trees
+        times = take_turns((base, head), training, home=home, end=end, say=say) if is_timed else None
     say(f"the runs are in {home}; 'efprof report' takes each by its folder")
     return [made(run) for run in bases], [made(run) for run in heads], times
 
 
 @contextmanager
-def _ending_in_order() -> "Iterator[None]":
+def ending_in_order() -> "Iterator[None]":
     """SIGTERM ends the program that runs and removes the trees, as Ctrl-C does."""
     import signal
 

@@ -2,15 +2,11 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from efprof.commands.report import OWN, REPORTS_FOLDER, analyse, harmless, opened, write_file
-from efprof.model import EfprofError, nearest_to
-
-if TYPE_CHECKING:
-    from efprof.model import Finding, Report
+from efprof.model import EfprofError
 
 
 @click.command()
@@ -30,10 +26,13 @@ def export(run: str, finding: str | None, perfetto: bool, own: tuple[str, ...], 
     from efprof.artifacts.remote import local_copies
     from efprof.facts.run.run import open_run
     from efprof.facts.time.perfetto import StepsForPerfetto
+    from efprof.report.verdict import find_finding
 
     own_packages = frozenset(own)
     with local_copies((run,)) as local, opened(tuple(local)) as folder:
-        found = _finding(analyse(folder, own_packages=own_packages), finding) if finding is not None else None
+        found = None
+        if finding is not None:
+            found = find_finding(analyse(folder, own_packages=own_packages), finding).finding
         recorded = open_run(folder)
         recorded.own_packages, recorded.max_trace_bytes = own_packages, math.inf
         steps = StepsForPerfetto.of(recorded, found)
@@ -43,15 +42,3 @@ def export(run: str, finding: str | None, perfetto: bool, own: tuple[str, ...], 
     window = steps.window
     numbers = ", ".join(str(window.numbers[place]) for place in steps.begins_ns) if window.has_steps else "not recorded"
     click.echo(f"{path}\nSteps: {numbers}. Open it at https://ui.perfetto.dev")
-
-
-def _finding(report: "Report", name: str) -> "Finding":
-    """By its number, the key that the JSON form has for it, or the id of its audit, of which the first is meant."""
-    from efprof.report.verdict import rank_findings
-
-    ranked = rank_findings(report)
-    for item in ranked:
-        if name in (str(item.rank), item.key, item.audit_id):
-            return item.finding
-    known = [word for item in ranked for word in (str(item.rank), item.audit_id)]
-    raise EfprofError(f"there is no finding '{name}' in this report; {nearest_to(name, known)}")

@@ -171,6 +171,7 @@ def analyse(
     `say` is told what is done next. With `has_gpu_estimate` the report of a run on a CPU says what it would take on a
     GPU, which may take longer than all the rest; so may `has_hta`, what HolisticTraceAnalysis says.
     """
+    from efprof.artifacts.proofs import read_proofs
     from efprof.facts.device.device_evidence import device_overview, device_use_evidence
     from efprof.facts.overview.identity import identify
     from efprof.facts.overview.measurements import measurements_of
@@ -195,7 +196,7 @@ def analyse(
         say("asking HTA")
         said, broken = first_overview(lambda: hta_evidence(run))
         measurements, failures = replace(measurements, hta=said), (*failures, *broken)
-    return make_report(
+    report = make_report(
         run,
         identity=identify(run),
         measurements=measurements,
@@ -204,6 +205,7 @@ def analyse(
         warnings=(*warnings_of(run), *failures),
         say=say,
     )
+    return replace(report, proofs=read_proofs(path))
 
 
 def render(report: "Report", form: Format, *, is_static: bool = False) -> str:

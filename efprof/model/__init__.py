@@ -54,6 +54,7 @@ from efprof.model.finding import (
     SourceFile,
     SourceLine,
     called_name,
+    lines_of,
     nodes_on,
     spans,
 )
@@ -70,6 +71,7 @@ from efprof.model.report import (
     MetricChange,
     Overhead,
     Presence,
+    Proof,
     RecorderPart,
     Report,
     RunError,

@@ -1,6 +1,7 @@
 """A fault that was found: the line at fault, the changes that mend it, what they save; and the result of looking."""
 
 import ast
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,6 +59,12 @@ class SourceFile:
 
 
 @lru_cache(maxsize=256)
+def lines_of(text: str) -> list[str]:
+    """As Python's parser counts them: `str.splitlines` also ends one at a form feed, and at others."""
+    lines = re.split(r"\r\n|\r|\n", text)
+    return lines if lines[-1] else lines[:-1]
+
+
 def parsed(text: str) -> ast.Module | None:
     """None where it was written for another Python."""
     try:

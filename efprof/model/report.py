@@ -247,6 +247,28 @@ class RunIdentity:
     error: RunError | None = None
 
 
+ProofVerdict = Literal["proved", "not proved", "unclear"]
+
+
+@frozen_dataclass
+class Proof:
+    """What runs with a finding's fix and without it say of it, and what failed or could not be told.
+
+    `predicted` and `measured` (with an interval where there is one) are savings in `unit`, ms per step or bytes of the
+    peak; None where nothing is promised, or was measured.
+    """
+
+    key: str
+    audit_id: str
+    headline: str
+    verdict: ProofVerdict
+    reasons: tuple[str, ...] = ()
+    unit: str = ""
+    predicted: float | None = None
+    measured: float | None = None
+    interval: tuple[float, float] | None = None
+
+
 @frozen_dataclass
 class Report:
     """Every audit's result over one run, with the measurements that hold for any run."""
@@ -255,6 +277,7 @@ class Report:
     measurements: Measurements
     audits: tuple[AuditResult, ...]
     warnings: tuple[str, ...] = ()
+    proofs: tuple[Proof, ...] = ()
     schema_version: int = 1
 
 

@@ -18,6 +18,7 @@ SHOWN_ABOVE = ("metrics", "overhead", "device")
 
 def render_json(report: Report) -> str:
     """The report as indented JSON, ending in a newline; findings carry the rank that the page shows."""
+    proofs = {proof.key: _plain(proof) for proof in report.proofs}
     ranks = {id(item.finding): item.rank for item in rank_findings(report)}
     verdict = describe_verdict(report)
     measurements = _plain(report.measurements)
@@ -34,7 +35,12 @@ def render_json(report: Report) -> str:
                     "status": audit.status,
                     "reason": audit.reason,
                     "findings": [
-                        {"key": audit.key_of(finding), "rank": ranks[id(finding)], **_plain(finding)}
+                        {
+                            "key": audit.key_of(finding),
+                            "rank": ranks[id(finding)],
+                            **_plain(finding),
+                            "proof": proofs.get(audit.key_of(finding)),
+                        }
                         for finding in audit.findings
                     ],
                 }

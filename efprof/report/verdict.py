@@ -10,13 +10,16 @@ from efprof.model import (
     NEEDS,
     AuditResult,
     Category,
+    EfprofError,
     Finding,
     Report,
     RunIdentity,
     Severity,
     SourceLine,
     frozen_dataclass,
+    nearest_to,
 )
+from efprof.report.proof_form import proof_sentence
 from efprof.report.wording import (
     anchor_of,
     device_phrase,
@@ -77,14 +80,29 @@ def rank_findings(report: Report) -> tuple[RankedFinding, ...]:
     found = [(audit.key_of(finding), audit.audit_id, finding) for audit in report.audits for finding in audit.findings]
     # A run that ran out of memory opens with the audit of that name, whatever another fix saves.
     found.sort(key=lambda item: (item[1] != report.run.ended, *_order(item[2], median, peak), item[0]))
-    taken = Counter[str]()
+    taken, proofs = Counter[str](), {proof.key: proof for proof in report.proofs}
     ranked = []
     for rank, (key, audit_id, finding) in enumerate(found, start=1):
         taken[key] += 1
         anchor = anchor_of(key) + (f"-{taken[key]}" if taken[key] > 1 else "")
         gain = gain_phrase(finding.gain, median, peak)
+        if key in proofs:
+            gain = f"{gain}; {proof_sentence(proofs[key])}"
         ranked.append(RankedFinding(rank=rank, key=key, anchor=anchor, audit_id=audit_id, finding=finding, gain=gain))
     return tuple(ranked)
+
+
+def find_finding(report: Report, name: str) -> RankedFinding:
+    """By its number, the key that the JSON form has for it, or the id of its audit, of which the first is meant.
+
+    Raises EfprofError where there is none.
+    """
+    ranked = rank_findings(report)
+    for item in ranked:
+        if name in (str(item.rank), item.key, item.audit_id):
+            return item
+    known = [word for item in ranked for word in (str(item.rank), item.audit_id)]
+    raise EfprofError(f"there is no finding '{name}' in this report; {nearest_to(name, known)}")
 
 
 @frozen_dataclass

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +24,7 @@ import click
 import torch
 
 from efprof.commands.report import analyse
+from efprof.fixes.files import edited
 from efprof.model import CodeEdit, Report
 from efprof.report.verdict import describe_verdict
 from tests.casebook._cases import Case, all_cases
@@ -102,19 +103,8 @@ def record_fixed(case: Case, runs: Path, sick: Report) -> Report | None:
         return None
     program = runs / f"{case.name}-fixed" / case.path.name
     program.parent.mkdir(parents=True, exist_ok=True)
-    program.write_text(edited(case.path.read_text(), edits))
+    program.write_bytes(edited(case.path.read_bytes(), edits))
     return record(case, runs, "fixed", program)
-
-
-def edited(text: str, edits: Sequence[CodeEdit]) -> str:
-    """The text with every edit made; raises ValueError where the lines are not those that an edit was made for."""
-    lines = text.splitlines()
-    for edit in sorted(edits, key=lambda edit: -edit.line):
-        old = edit.old.splitlines()
-        if lines[edit.line - 1 : edit.line - 1 + len(old)] != old:
-            raise ValueError(f"line {edit.line} is not {edit.old!r}")
-        lines[edit.line - 1 : edit.line - 1 + len(old)] = edit.new.splitlines()
-    return "\n".join([*lines, ""])
 
 
 def score(case: Case, sick: Report, healthy: Report, fixed: Report | None) -> Score:

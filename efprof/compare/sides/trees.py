@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from efprof.model import EfprofError, frozen_dataclass
@@ -25,7 +26,6 @@ OF_A_REPOSITORY = frozenset({
     "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_CONFIG_PARAMETERS", "GIT_CONFIG_COUNT",
 })  # fmt: skip
 """What git sets for its hooks, and takes for more than the folder that it is started in."""
-SIDES = ("base", "head")
 IS_SUBMODULE = "160000"
 """The mode that git gives one in a tree."""
 
@@ -42,6 +42,11 @@ class Tree:
     root: Path
     place: Path
     folder: Path
+
+    @property
+    def name(self) -> str:
+        """Of the side: `base`, `head`."""
+        return self.folder.relative_to(self.place).parts[0]
 
     def moved(self, path: Path) -> Path:
         """Where a path of the user's tree lies in this one; any other path as it is."""
@@ -61,7 +66,7 @@ class Tree:
 
 
 @contextmanager
-def two_trees(refs: Sequence[str], *, work: Path, here: Path, links: Sequence[Path]) -> Iterator[tuple[Tree, Tree]]:
+def source_trees(refs: Sequence[str], *, work: Path, here: Path, links: Sequence[Path]) -> Iterator[list[Tree]]:
     """A tree for each ref below the folder `work`, gone afterwards; of the repository that `here` lies in.
 
     Raises EfprofError where one cannot be had. What a comparison left behind that was killed is removed first.
@@ -76,10 +81,16 @@ def two_trees(refs: Sequence[str], *, work: Path, here: Path, links: Sequence[Pa
             lock.write(str(root))
             lock.flush()
             with _said_as_a_sentence(work):
-                base, head = (_tree(ref, side, root, place, links) for ref, side in zip(refs, SIDES, strict=True))
-            yield base, head
+                trees = [_tree(ref, name, root, place, links) for ref, name in zip(refs, _names(), strict=False)]
+            yield trees
     finally:
         _remove(place, root)
+
+
+def _names() -> Iterator[str]:
+    """`base`, `head`, `head-2` and so on."""
+    yield from ("base", "head")
+    yield from (f"head-{number}" for number in count(2))
 
 
 @contextmanager
@@ -190,8 +201,8 @@ def _remove(place: Path, root: Path) -> None:
                 shutil.rmtree(note.parent)
     with suppress(OSError):  # others are in it
         noted.rmdir()
-    for side in SIDES:  # before the lock
-        shutil.rmtree(place / side, ignore_errors=True)
+    for side in place.glob("*/"):  # before the lock
+        shutil.rmtree(side, ignore_errors=True)
     shutil.rmtree(place, ignore_errors=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from efprof.compare.sides.gates import Gate, SideEnded, TimeIsUp
 from efprof.compare.sides.starting import Training
-from efprof.compare.sides.trees import SIDES, Tree
+from efprof.compare.sides.trees import Tree
 from efprof.compare.times import LOOKS, SideTimes, TurnTimes, is_decided
 from efprof.processes import Command
 from efprof.units import format_duration
@@ -108,7 +108,7 @@ def alive_sides(
             gate = Gate()
             stack.callback(gate.close)
             fresh = stack.enter_context(trees[number].fresh())
-            started = training.started_in(fresh, home / SIDES[number], OPTIONS, gate.variables)
+            started = training.started_in(fresh, home / fresh.name, OPTIONS, gate.variables)
             sides[number] = Side(fresh, stack.enter_context(started), gate)
             sides[number].warm_up(end)
         if any(one.get("held_share", 0.0) > MAX_HELD_SHARE for side in sides.values() for one in side.said):

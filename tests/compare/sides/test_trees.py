@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.compare.sides.trees import MAX_UNTRACKED_BYTES, Tree, two_trees
+from efprof.compare.sides.trees import MAX_UNTRACKED_BYTES, Tree, source_trees
 from efprof.model import EfprofError
 
 ODD = b"one\r\ntwo\x0cthree\n\xff\x00no newline at the end"
@@ -48,7 +48,7 @@ def state_of(root: Path) -> dict[str, str]:
 
 
 def made(root: Path, *refs: str, links: tuple[Path, ...] = ()) -> AbstractContextManager[tuple[Tree, Tree]]:
-    return two_trees(refs, work=root / ".efprof" / "work", here=root, links=links)
+    return source_trees(refs, work=root / ".efprof" / "work", here=root, links=links)
 
 
 def test_each_side_has_the_files_of_its_ref_and_nothing_of_the_users_changes(repository: Path) -> None:
@@ -190,9 +190,9 @@ def test_a_submodule_is_the_users_own_where_it_is_at_the_commit_that_the_side_wa
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from efprof.compare.sides.trees import two_trees
+from efprof.compare.sides.trees import source_trees
 root = Path(sys.argv[1])
-with two_trees(("main", "feature"), work=root / ".efprof" / "work", here=root, links=()):
+with source_trees(("main", "feature"), work=root / ".efprof" / "work", here=root, links=()):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
