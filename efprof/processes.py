@@ -3,9 +3,10 @@
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 SECONDS_TO_END = 15.0
@@ -30,6 +31,7 @@ class Command:
     def __init__(self, process: "subprocess.Popen[bytes]", watch: Callable[[int], None]) -> None:
         """`watch` is given each process that is to end where we are killed."""
         self._process, self._watch = process, watch
+        self._seen: Known = {}
         watch(process.pid)
 
     @property
@@ -54,19 +56,24 @@ class Command:
 
     def end(self) -> None:
         """Politely first: the recorder passes the signal on and closes its files; then all that is left of it."""
-        left: Known = {}
         try:
-            left |= _known(self._all())
+            self.resume()
             if not self.has_ended:
                 _send(self._process.pid, signal.SIGTERM)
-            self.resume()
             self.wait(SECONDS_TO_END)
         finally:  # by a second Ctrl-C as well
-            _kill(left | _known(self._all()))
+            _kill(_known(self._all()))
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # of its group, what nobody has seen
             self._process.wait()
 
     def _all(self) -> list[int]:
-        return [] if self.has_ended else [self._process.pid, *descendants_of(self._process.pid)]
+        """What runs of it: itself, what it has started, and what was seen before whoever started that was gone."""
+        roots = [] if self.has_ended else [self._process.pid]
+        roots += [pid for pid, began in self._seen.items() if _began(pid) == began]
+        found = dict.fromkeys(pid for root in roots for pid in (root, *descendants_of(root)))
+        self._seen = _known(found)
+        return list(found)
 
 
 @contextmanager
@@ -76,21 +83,39 @@ def started(
     """It reads nothing, and prints into `log`. At the end it is over, with all that it has started; if we are killed
     as well. It has a group of its own, so that Ctrl-C is ours to pass on.
     """
-    with _guard() as watch, log.open("wb") as file:
-        process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            process_group=0,
-        )
-        command = Command(process, watch)
-        try:
-            yield command
-        finally:
-            command.end()
+    with _guard() as watch, log.open("wb") as file, ExitStack() as stack:
+        with _interrupts_wait():
+            process = subprocess.Popen(
+                words,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+            command = Command(process, watch)
+            stack.callback(command.end)
+        yield command
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """A program that has just been started is known before Ctrl-C or SIGTERM ends us; a mask would be inherited."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in came:
+            signal.raise_signal(one)
 
 
 def last_line(log: Path) -> str:

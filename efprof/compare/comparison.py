@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import get_args
 
 from efprof.compare.losses import compare_losses
-from efprof.compare.times import SideTimes, compare_times
+from efprof.compare.times import STATISTICS, SideTimes, compare_times
 from efprof.compare.verdicts import compare_metrics, has_failed
 from efprof.model import (
     AuditResult,
@@ -57,7 +57,7 @@ def compare_reports(
     of_runs = (*compare_metrics(bases, heads, budgets or {}), *compare_losses(bases, heads, budgets or {}))
     by_turns = () if times is None else compare_times(times, budgets or {})
     metrics = (*by_turns, *(metric for metric in of_runs if metric.name not in {one.name for one in by_turns}))
-    known = dict.fromkeys(metric.name for metric in metrics)
+    known = dict.fromkeys([*(metric.name for metric in metrics), *(name for name, _, _ in STATISTICS)])
     for name in budgets or ():
         if name not in known:
             raise EfprofError(f"--budget: there is no metric '{name}'; {nearest_to(name, known)}")

@@ -61,28 +61,28 @@ STATISTICS = (("step_ms", "step time (typical)", "typical"), ("step_ms_mean", "s
 
 
 def is_decided(times: Sequence[TurnTimes]) -> bool:
-    """Whether no further pair could change what is said."""
-    given = [_judge([getattr(one, way) for one in times])[0] for _, _, way in STATISTICS]
-    return "worse" in given or "unclear" not in given
+    """Whether these tell."""
+    return all(_judge([getattr(one, way) for one in times])[0] != "unclear" for _, _, way in STATISTICS)
 
 
 def compare_times(times: SideTimes, budgets: Mapping[str, float]) -> tuple[MetricChange, ...]:
     """Two rows that gate: of a typical turn, and of all time."""
-    turns = [pair for one in times.pairs for pair in one.pairs] or [(math.nan, math.nan)]
-    step_ms = [1000 * statistics.fmean(pair[side] for pair in turns) for side in (0, 1)]
+    used = times.pairs[: max((look for look in LOOKS if look <= len(times.pairs)), default=len(times.pairs))]
+    turns = [base for one in used for base, _ in one.pairs] or [math.nan]
     rows = []
     for name, label, way in STATISTICS:
-        ratios = [getattr(one, way) for one in times.pairs]
+        ratios = [getattr(one, way) for one in used]
         verdict, reason, interval = _judge(ratios)
         effect, budget = math.expm1(statistics.fmean(ratios)) if ratios else None, budgets.get(name, 0.0)
+        base_ms = 1000 * (statistics.median(turns) if way == "typical" else statistics.fmean(turns))
         rows.append(
             MetricChange(
                 name=name,
                 label=label,
                 unit="ms",
-                base_median=step_ms[0],
+                base_median=base_ms,
                 base_spread=math.nan,
-                head_median=step_ms[1],
+                head_median=base_ms * (1 + effect) if effect is not None else math.nan,
                 head_spread=math.nan,
                 effect=effect,
                 interval=interval,
@@ -97,10 +97,9 @@ def compare_times(times: SideTimes, budgets: Mapping[str, float]) -> tuple[Metri
 
 def _judge(ratios: Sequence[float]) -> tuple[Verdict, str, tuple[float, float] | None]:
     """By log-ratios, one for each pair of processes; with the interval of the effect where there are enough of them."""
-    used = max((look for look in LOOKS if look <= len(ratios)), default=0)
-    if not used:
+    used = len(ratios)
+    if used not in LOOKS:
         return "unclear", f"{format_count(len(ratios), 'pair')} of processes took turns: too few to tell.", None
-    ratios = ratios[:used]
     middle, width = statistics.fmean(ratios), STUDENT[used] * statistics.stdev(ratios) / math.sqrt(used)
     interval = math.expm1(middle - width), math.expm1(middle + width)
     low, high = interval

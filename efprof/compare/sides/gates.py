@@ -6,17 +6,17 @@ import selectors
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from efprof.model import EfprofError
 from efprof.processes import Command
 
 VARIABLE = "EFPROF_GATE"
-NAME = "gate"
+NAME = ".efprof-gate"
 FOR_EVER = 1 << 62
-"""More steps than any training has."""
+"""More updates than any training makes."""
 POLL_SECONDS = 0.1
 """Between two looks whether the command has ended; a message is seen at once."""
 
@@ -32,11 +32,14 @@ class TimeIsUp(EfprofError):
 class Gate:
     """Of all ranks of one side; a process that trains beside these is told to go on for ever."""
 
-    def __init__(self) -> None:
-        self._folder = TemporaryDirectory(prefix="efprof-")  # the path of a socket has 107 letters at most
-        self._path = Path(self._folder.name) / NAME
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._server.bind(os.fspath(self._path))
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            self._server.bind(f"/proc/self/fd/{opened}/{NAME}")  # a path of a socket has 107 letters at most
+        finally:
+            os.close(opened)
         self._server.listen()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
@@ -50,41 +53,49 @@ class Gate:
         return {VARIABLE: str(self._path)}
 
     def close(self) -> None:
-        for key in [*self._selector.get_map().values()]:
+        """Who waits at it ends then; safe to call twice."""
+        for key in [*(self._selector.get_map() or {}).values()]:
             self._selector.unregister(key.fileobj)
             for opened in filter(None, (key.data, key.fileobj)):
                 opened.close()
         self._selector.close()
-        self._folder.cleanup()
+        self._path.unlink(missing_ok=True)
 
     def wait(self, command: Command, end: float) -> list[dict[str, Any]]:
         """What each rank says as it arrives, once all have; raises SideEnded, or TimeIsUp at that instant."""
         said: list[dict[str, Any]] = []
         while len(said) < self._num_ranks:
             if command.has_ended:
-                raise SideEnded("it ended")
+                raise SideEnded
             if time.monotonic() > end:
-                raise TimeIsUp("it was not there in time")
+                raise TimeIsUp
             for key, _ in self._selector.select(POLL_SECONDS):
                 if key.fileobj is self._server:
                     self._accept()
                     continue
-                line = key.data.readline()
+                rank, line = key.fileobj, key.data.readline()
                 if not line:
-                    raise SideEnded("a process of it ended")
+                    if rank in self._ranks:
+                        raise SideEnded
+                    self._selector.unregister(rank)
+                    continue
                 message = json.loads(line)
-                self._num_ranks = message["ranks"]
-                rank: Any = key.fileobj
                 if rank not in self._ranks and len(self._ranks) == self._num_ranks:
                     _tell(rank, FOR_EVER)
                     continue
                 if rank not in self._ranks:
                     self._ranks.append(rank)
+                    self._num_ranks = message["ranks"]
                 said.append(message)
         return said
 
+    @property
+    def has_ranks(self) -> bool:
+        """Whether any process has come to it."""
+        return bool(self._ranks)
+
     def go_on(self, until: int | None) -> None:
-        """To the end of that step; None ends the training."""
+        """To the end of that update; None ends the training."""
         for rank in self._ranks:
             _tell(rank, until)
 
@@ -93,8 +104,6 @@ class Gate:
         self._selector.register(connection, selectors.EVENT_READ, connection.makefile(encoding="utf-8"))
 
 
-def _tell(rank: socket.socket, until: int | None) -> None:
-    try:
+def _tell(rank: Any, until: int | None) -> None:
+    with suppress(OSError):  # it has ended, which shows when it does not come to its gate
         rank.sendall(f"{json.dumps({'until': until})}\n".encode())
-    except OSError:
-        raise SideEnded("a process of it ended") from None

@@ -19,10 +19,7 @@ MISSING = re.compile(r"No such file or directory: '([^']+)'|(\S+): No such file 
 
 @frozen_dataclass
 class Training:
-    """The command as the user gave it, in the folder `here`; `pythons` start it in each side where they are given.
-
-    `num_steps` ends it earlier.
-    """
+    """The command as the user gave it, in the folder `here`; `num_steps` ends a whole run earlier."""
 
     command: tuple[str, ...]
     here: Path
@@ -47,7 +44,7 @@ class Training:
             "PWD": str(folder),
             **variables,
         }
-        if self.num_steps is not None:
+        if self.num_steps is not None and not variables:  # turns have an end of their own
             environment["EFPROF_STEPS"] = str(self.num_steps)
         name = "working-tree" if tree.ref == WORKING_TREE else tree.ref
         recorder = [sys.executable, "-P", "-m", "efprof", "record", *options, "--no-diff", "--name", name, "--"]

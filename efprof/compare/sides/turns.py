@@ -1,10 +1,13 @@
-"""Two sides take turns, a few steps each: what changes on the machine meanwhile meets both, and their times compare."""
+"""Two sides take turns, a few updates each: what changes on the machine meanwhile meets both, and times compare."""
 
 import math
+import os
 import random
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,65 +19,76 @@ from efprof.processes import Command
 from efprof.units import format_duration
 
 OPTIONS = ("--windows", "none", "--no-holders")
-WARM_UP_STEPS = 20
-STEPS_IN_TURN = 4
-"""Of which the first is not measured."""
+WARM_UP = 20
+"""Updates, by which a step's memory and caches have settled."""
+TURN = (3, 6)
+"""Updates of a turn, at random, the same for both: what a training does every so many steps falls into every place of
+a turn. The first is not measured."""
+LEAST_TURN_S = 0.02
+"""Where updates are shorter, a turn has more of them."""
 MAX_TURNS = 32
 MIN_TURNS = 8
 """Pairs of turns of one pair of processes."""
 MAX_HELD_SHARE = 0.9
 """Of a device's memory, by both sides: more, and the second would be slowed down by the first or fail."""
 SECONDS_TO_CLOSE = 30.0
+PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
+"""Of torch.distributed and of torchrun: both sides are alive, and cannot have the same one."""
 
 Say = Callable[[str], None]
 
 
 class NoTurns(Exception):
-    """The sides cannot be alive at once; the text says why."""
+    """The sides cannot be alive at once, or do not take enough turns; the text says why."""
 
 
 def take_turns(trees: tuple[Tree, Tree], training: Training, *, home: Path, end: float, say: Say) -> SideTimes:
     """The times of pairs of fresh processes, until they tell whether head is slower, or it is the instant `end`."""
     found: list[TurnTimes] = []
-    most = LOOKS[-1]
-    start, num_turns = time.monotonic(), MAX_TURNS
-    for number in range(most):
+    start, num_turns, pair_s = time.monotonic(), MAX_TURNS, 0.0
+    for number in range(LOOKS[-1]):
         if number in LOOKS and is_decided(found):
             break
-        spent = time.monotonic() - start
-        if number and time.monotonic() + spent / number > end:
-            return SideTimes(pairs=tuple(found), why="Only these were done in time: give --max-minutes.")
-        left = f", at most {format_duration(spent / number * (most - number))} left" if number else ""
-        say(f"timing both by turns, pair {number + 1} of at most {most}{left}")
+        missing = next(look for look in LOOKS if look > number) - number
+        if time.monotonic() + missing * pair_s > end:
+            return SideTimes(pairs=tuple(found), why="There was no time for more: give --max-minutes.")
+        left = f", at most {format_duration(pair_s * (LOOKS[-1] - number))} left" if number else ""
+        say(f"timing both by turns, pair {number + 1} of at most {LOOKS[-1]}{left}")
         order = (0, 1) if number % 2 == 0 else (1, 0)
         try:
             with alive_sides(trees, training, order, home / f"turns-{number + 1}", end) as sides:
                 if not number:
                     num_turns = _affordable_turns(sides, time.monotonic() - start, end - start)
                 found.append(times_of(sides, num_turns, random.Random(number), end))
-        except (NoTurns, SideEnded, TimeIsUp) as error:
+        except NoTurns as error:
             return SideTimes(pairs=tuple(found), why=f"{error}.")
+        pair_s = (time.monotonic() - start) / len(found)
     return SideTimes(pairs=tuple(found))
 
 
 class Side:
     """One that is alive; it waits at its gate unless it has its turn."""
 
-    def __init__(self, tree: Tree, command: Command, gate: Gate) -> None:
-        self._tree, self._command, self._gate = tree, command, gate
-        self.step_seconds = 0.0
-        """Of the steps of its warm-up."""
+    def __init__(self, command: Command, gate: Gate, why: Callable[[], str]) -> None:
+        self._command, self._gate, self._why = command, gate, why
+        self.update_s = 0.0
+        """As long as an update of its warm-up took."""
         self.said: Sequence[dict[str, Any]] = ()
+
+    @property
+    def held_share(self) -> float:
+        """Of the memory of the fullest device that it trains on, whoever holds it."""
+        return max(float(one.get("held_share", 0.0)) for one in self.said)
 
     def warm_up(self, end: float) -> None:
         self._arrive(end)
-        self._gate.go_on(WARM_UP_STEPS)
+        self._gate.go_on(WARM_UP)
         self._arrive(end)
-        self.step_seconds = self._seconds()
+        self.update_s = self._seconds()
         self._command.pause()
 
     def turn(self, until: int, end: float) -> float:
-        """Seconds per step, the mean of its ranks."""
+        """Seconds per update, the mean of its ranks."""
         self._command.resume()
         self._gate.go_on(until)
         self._arrive(end)
@@ -82,60 +96,90 @@ class Side:
         return self._seconds()
 
     def close(self, end: float) -> None:
-        with suppress(SideEnded):
-            self._command.resume()
-            self._gate.go_on(None)
-            self._command.wait(min(SECONDS_TO_CLOSE, end - time.monotonic()))
+        self._command.resume()
+        self._gate.go_on(None)
+        self._command.wait(min(SECONDS_TO_CLOSE, end - time.monotonic()))
 
     def _arrive(self, end: float) -> None:
         try:
             self.said = self._gate.wait(self._command, end)
-        except (SideEnded, TimeIsUp) as error:
-            raise type(error)(f"'{self._tree.ref}': {error}") from None
+        except SideEnded:
+            raise NoTurns(f"{self._why()} before it came to its gate") from None
+        except TimeIsUp:
+            what = "came to its gate" if self._gate.has_ranks else "updated anything by an optimizer of torch"
+            raise NoTurns(f"Time was up before a side {what}: give --max-minutes") from None
 
     def _seconds(self) -> float:
-        return math.fsum(one["seconds"] / max(1, one["steps"]) for one in self.said) / len(self.said)
+        return math.fsum(one["seconds"] / max(1, one["updates"]) for one in self.said) / len(self.said)
 
 
 @contextmanager
 def alive_sides(
     trees: tuple[Tree, Tree], training: Training, order: tuple[int, int], home: Path, end: float
 ) -> Iterator[tuple[Side, Side]]:
-    """Base and head at their gates, each warmed up alone; all is over at the end."""
+    """Base and head at their gates, each warmed up alone; all is over at the end. Raises NoTurns."""
     sides: dict[int, Side] = {}
     with ExitStack() as stack:
-        for number in order:
-            gate = Gate()
-            stack.callback(gate.close)
+        for number, limit in zip(order, (MAX_HELD_SHARE / 2, MAX_HELD_SHARE), strict=True):
             fresh = stack.enter_context(trees[number].fresh())
-            started = training.started_in(fresh, home / fresh.name, OPTIONS, gate.variables)
-            sides[number] = Side(fresh, stack.enter_context(started), gate)
-            sides[number].warm_up(end)
-        if any(one.get("held_share", 0.0) > MAX_HELD_SHARE for side in sides.values() for one in side.said):
-            raise NoTurns("Both sides together take more than 90 % of a device's memory")
+            gate = Gate(fresh.folder.parent)
+            stack.callback(gate.close)
+            own, variables = home / fresh.name, {**gate.variables, **_own_ports()}
+            command = stack.enter_context(training.started_in(fresh, own, OPTIONS, variables))
+            stack.callback(gate.close)  # first of all: who waits there ends in good order
+            sides[number] = side = Side(command, gate, partial(_ended, training, fresh, own))
+            side.warm_up(end)
+            if side.held_share > limit:
+                raise NoTurns("Both sides together take more than 90 % of a device's memory")
         yield sides[0], sides[1]
         for side in sides.values():
             side.close(end)
 
 
+def _own_ports() -> dict[str, str]:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        port = str(one.getsockname()[1])
+    return {name: port for name in PORTS if name in os.environ or name == PORTS[-1]}
+
+
+def _ended(training: Training, tree: Tree, home: Path) -> str:
+    said = training.said(tree, home)
+    return f"'{tree.ref}' ended, {said},"
+
+
 def _affordable_turns(sides: Sequence[Side], starting_s: float, seconds: float) -> int:
-    """As many that all pairs of processes are done in time, if that is enough of them."""
-    turn_s = STEPS_IN_TURN * sum(side.step_seconds for side in sides)
-    num_turns = int((seconds / LOOKS[-1] - starting_s) / turn_s) if turn_s else MAX_TURNS
-    return max(MIN_TURNS, min(MAX_TURNS, num_turns))
+    """As many that all pairs of processes are done in time; raises NoTurns where not even the first look is."""
+    turn_s = sum(side.update_s * _longest(sides) for side in sides)
+    num_turns = max(MIN_TURNS, min(MAX_TURNS, int((seconds / LOOKS[-1] - starting_s) / turn_s)))
+    least_s = LOOKS[0] * (starting_s + num_turns * turn_s)
+    if least_s > seconds:
+        raise NoTurns(f"{LOOKS[0]} pairs of processes take {format_duration(least_s)}: give --max-minutes")
+    return num_turns
+
+
+def _times(sides: Sequence[Side]) -> int:
+    """By what the length of a turn is multiplied where updates are short."""
+    return max(1, math.ceil(LEAST_TURN_S / TURN[0] / max(1e-6, min(side.update_s for side in sides))))
+
+
+def _longest(sides: Sequence[Side]) -> int:
+    return TURN[1] * _times(sides)
 
 
 def times_of(sides: tuple[Side, Side], num_turns: int, dice: random.Random, end: float) -> TurnTimes:
-    """Seconds per step of base and head in each pair of turns, at the same steps of both."""
+    """Seconds per update of base and head in each pair of turns, at the same updates of both; raises NoTurns."""
     pairs: list[tuple[float, float]] = []
-    until = WARM_UP_STEPS
-    with suppress(SideEnded):  # a short training: its turns count
+    until, why = WARM_UP, ""
+    try:
         for _ in range(num_turns):
-            until += STEPS_IN_TURN
+            until += dice.randint(*TURN) * _times(sides)
             seconds = [0.0, 0.0]
             for number in dice.sample((0, 1), 2):
                 seconds[number] = sides[number].turn(until, end)
             pairs.append((seconds[0], seconds[1]))
+    except NoTurns as error:  # a short training: its turns count
+        why = str(error)
     if len(pairs) < MIN_TURNS:
-        raise NoTurns(f"A side trains fewer than {WARM_UP_STEPS + MIN_TURNS * STEPS_IN_TURN + 1} steps")
+        raise NoTurns(f"Of at least {MIN_TURNS} pairs of turns {len(pairs)} were taken: {why}")
     return TurnTimes(pairs=tuple(pairs))

@@ -108,6 +108,8 @@ class Sampling:
         self._share = share / 2
         self._are_all_full = share >= 1
         self.may_be_light: Callable[[], bool] = lambda: True
+        self.has_bursts = True
+        """Off where steps are compared with those of another program: all are light then that can be."""
         self.is_asked: Callable[[], bool] = lambda: False
         """Whether somebody waits for a step recorded in full, as for a window that something has triggered."""
         self._wanted: list[tuple[int, int]] = []
@@ -142,6 +144,8 @@ class Sampling:
 
     def wants_full(self, number: int) -> bool:
         """Whether the step of this number, which has not begun, is to be recorded in full."""
+        if not self.has_bursts:
+            return number < FIRST_STEPS or not self.may_be_light()
         if self._are_all_full or number < self._burst_end or self._is_due or self.is_asked() or not self.may_be_light():
             return True
         return any(first <= number < end for first, end in self._wanted) or self._affords_all

@@ -199,13 +199,13 @@ def watch_optimizers(loop: Loop, guard: Guard) -> list[Undo]:
     light, thread = loop.light, loop.thread
 
     def enter(optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
-        if loop.clock.opener == "optimizer" and thread.is_training_thread and _num_running_steps() > 1:
+        if loop.clock.opener == "optimizer" and thread.is_training_thread and num_running_steps() > 1:
             loop.has_nested_steps = True
         else:
             optimizer_entered(loop, optimizer, has_closure)
 
     def leave(optimizer: torch.optim.Optimizer) -> None:
-        if not loop.has_nested_steps or _num_running_steps() < 2:
+        if not loop.has_nested_steps or num_running_steps() < 2:
             optimizer_left(loop, optimizer)
 
     entered, left = guard(enter), guard(leave)
@@ -288,7 +288,7 @@ def _clipping(loop: Loop, guard: Guard, original: Callable[..., Any]) -> Callabl
     return clip
 
 
-def _num_running_steps() -> int:
+def num_running_steps() -> int:
     """How many calls of `Optimizer.step` are on the stack: a subclass calls its parent's, a wrapper another's."""
     return sum(frame.f_code is STEP_CODE for frame in callers())
 

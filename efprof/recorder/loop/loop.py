@@ -119,13 +119,6 @@ class Loop:
             return self.light.steps.current
         return self.steps.open.number if self.steps.open is not None else self.num_steps
 
-    @property
-    def number_of_update(self) -> int:
-        """Of the step that the last update belongs to."""
-        if self.light.is_on:
-            return self.light.steps.number
-        return self.steps.open.number if self.steps.open is not None else self.num_steps - 1
-
     # What it tells the recording to do.
 
     def mark_interrupted(self) -> None:

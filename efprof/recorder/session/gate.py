@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from efprof.artifacts.events import TrainingStopped
+from efprof.recorder.hooks.loop_hooks import num_running_steps
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
@@ -29,30 +31,31 @@ NOTED_STEP = 1
 
 
 class Gate:
-    """Each message is a line of JSON: `{"step": 23, "seconds": 0.1, "steps": 3, ...}`, and `{"until": 27}` in return.
+    """Each message is a line of JSON: `{"update": 23, "updates": 3, "seconds": 0.1}`, and `{"until": 27}` in return.
 
-    The first step of a turn is not in these seconds: it fills caches that the other side has emptied. The first message
-    comes after the first step and has none. In return for the last one comes `{"until": null}`.
+    The first update of a turn is not in these seconds: it fills caches that the other side has emptied. The first
+    message comes after the first update and has none. In return for the last one comes `{"until": null}`.
     """
 
-    def __init__(self, loop: Loop, path: str, end: Callable[[], None]) -> None:
+    def __init__(self, loop: Loop, path: Path, end: Callable[[], None]) -> None:
         self._loop, self._path, self._end = loop, path, end
         self._file: TextIOWrapper | None = None
-        self._until, self._began = -1, (0, 0)
-        """The step after which it waits, and the first one of its turn, with the instant at which that was over."""
+        self._number = self._until = -1
+        """Of the last update, and of the one after which it waits: all ranks count alike, whatever they record."""
+        self._began = 0, 0
+        """The first one of the turn, with the instant at which that was over."""
 
-    def updated(self, number: int) -> None:
+    def updated(self) -> None:
+        self._number += 1
         if self._began[1] == 0:
-            self._began = number, _device_is_done()
-        if number < self._until:
+            self._began = self._number, _device_is_done()
+        if self._number < self._until:
             return
-        step, since = self._began
+        first, since = self._began
         seconds = (_device_is_done() - since) / 1e9
-        said = {"step": number, "steps": number - step, "seconds": seconds} | self._about()
+        said = {"update": self._number, "updates": self._number - first, "seconds": seconds} | self._about()
         if self._file is None:
-            to_us = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            to_us.connect(self._path)
-            self._file = to_us.makefile("rw", encoding="utf-8")
+            self._file = connected(self._path).makefile("rw", encoding="utf-8")
         self._file.write(json.dumps(said) + "\n")
         self._file.flush()
         answer = self._file.readline()
@@ -75,6 +78,17 @@ class Gate:
         return about
 
 
+def connected(path: Path) -> socket.socket:
+    """With the one that listens there; the path of a socket itself has 107 letters at most."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        to_it = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        to_it.connect(f"/proc/self/fd/{folder}/{path.name}")
+        return to_it
+    finally:
+        os.close(folder)
+
+
 def _device_is_done() -> int:
     """When the device has done what it was given so far, by `perf_counter_ns`."""
     if _has_cuda():
@@ -88,7 +102,7 @@ def _has_cuda() -> bool:
 
 def start(session: Session) -> None:
     path, num_steps = os.environ.get(GATE), int(os.environ.get(STEPS, "0"))
-    loop, last = session.loop, -1
+    loop = session.loop
 
     def end() -> None:
         session.note(TrainingStopped(step=loop.number))
@@ -109,13 +123,12 @@ def start(session: Session) -> None:
         session.on_end("gate", lambda: tree.note_others())
     if not path:
         return
-    gate = Gate(loop, path, end)
+    gate = Gate(loop, Path(path), end)
+    loop.sampling.has_bursts = False
 
     def updated(*_: object) -> None:
-        nonlocal last
-        number = loop.number_of_update
-        if loop.thread.is_training_thread and not loop.thread.is_capturing and number > last:
-            last = number
-            gate.updated(number)
+        is_outermost = num_running_steps() == 1  # an optimizer may step another one
+        if is_outermost and loop.thread.is_training_thread and not loop.thread.is_capturing:
+            gate.updated()
 
     session.undo_at_end(register_optimizer_step_post_hook(session.shell.guarded("gate", updated)).remove)

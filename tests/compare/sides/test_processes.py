@@ -49,6 +49,29 @@ def test_one_that_ignores_a_polite_word_is_killed_and_what_it_said_last_is_known
     assert last_line(log) == "here"
 
 
+LEAVES = """\
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100_000)"], start_new_session=True)
+near = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100_000)"])
+print(child.pid, near.pid, flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+os._exit(0)
+"""
+
+
+def test_what_it_has_started_ends_although_it_has_ended_itself(tmp_path: Path) -> None:
+    words, log = [sys.executable, "-c", LEAVES], tmp_path / "log"
+    with started(words, folder=tmp_path, environment=os.environ, log=log) as command:
+        wait_until(lambda: log.read_text().endswith("\n"))
+        pids = [*map(int, log.read_text().split())]
+        command.pause()
+        command.resume()
+        (tmp_path / "go").touch()
+        wait_until(lambda: command.has_ended)
+    assert [state_of(pid) for pid in pids if state_of(pid) not in ("", "Z")] == []
+
+
 KILLED = """\
 import os, sys, time
 from pathlib import Path
