@@ -6,6 +6,7 @@ start, and judged as a comparison is: after four pairs, and after eight where th
 """
 
 import json
+import os
 import random
 import shutil
 import statistics
@@ -15,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,13 +26,15 @@ from benchmarks.comparing import programs
 from benchmarks.machine import machine_line
 from efprof.compare.sides.starting import Training
 from efprof.compare.sides.trees import Tree
-from efprof.compare.sides.turns import MAX_TURNS, alive_sides, times_of
+from efprof.compare.sides.turns import KEEPS_MEMORY, MAX_TURNS, alive_sides, times_of
 from efprof.compare.times import LOOKS, SideTimes, TurnTimes, compare_times, is_decided
 
 NUM_REPORTS = 10_000
 PLANTED = 0.05
 NUM_LOADS = 2
 BLOCKS = 60
+MANY = 400
+"""Products, to learn what one costs."""
 MAX_SECONDS = 300.0
 """Of a pair of processes."""
 
@@ -39,35 +43,41 @@ Kind = tuple[str, str, str]
 
 
 @click.command()
-@click.option("--rounds", default=7, show_default=True, help="Pairs of processes of each kind, program and load.")
+@click.option("--rounds", default=8, show_default=True, help="Pairs of processes of each kind and program; even.")
+@click.option("--busy-rounds", default=4, show_default=True, help="The same beside two busy loops.")
 @click.option("--out", type=click.Path(path_type=Path), help="Also keep all times in this file.")
 @click.option("--again", type=click.Path(exists=True, path_type=Path), help="Judge the times of such a file anew.")
-def main(rounds: int, out: Path | None, again: Path | None) -> None:
+def main(rounds: int, busy_rounds: int, out: Path | None, again: Path | None) -> None:
     """Print spreads by turns, processes and order of start, and how often each verdict came."""
     print(machine_line())
     if again is not None:
         kept = {tuple(kind): found for kind, found in json.loads(again.read_text())}
     else:
-        kept = live_pairs(rounds)
+        kept = live_pairs({"quiet": rounds, "busy": busy_rounds})
     if out is not None:
         out.write_text(json.dumps([[list(kind), found] for kind, found in kept.items()]))
-    tell({kind: [TurnTimes(pairs=tuple(map(tuple, one))) for one in found] for kind, found in kept.items()})
+    tell(
+        {
+            kind: [TurnTimes(pairs=tuple(map(tuple, one)), is_base_first=n % 2 == 0) for n, one in enumerate(found)]
+            for kind, found in kept.items()
+        }
+    )
 
 
-def live_pairs(rounds: int) -> dict[Kind, list[list[tuple[float, float]]]]:
-    """The turns of each pair of processes; of two one after the other, base starts first in one, head in the other."""
+def live_pairs(rounds: dict[str, int]) -> dict[Kind, list[list[tuple[float, float]]]]:
+    """The turns of each pair of processes, by turns of all kinds; base is started first in every second one."""
     found: dict[Kind, list[list[tuple[float, float]]]] = {}
     products = {name: planted_products(name) for name in programs.PROGRAMS}
     with TemporaryDirectory() as folder:
-        for number in range(rounds):
-            for load in ("quiet", "busy"):
-                with busy(NUM_LOADS if load == "busy" else 0):
-                    for name in programs.PROGRAMS:
-                        for what, planted in (("A/A", 0), ("planted", products[name])):
-                            place = Path(folder) / f"{number}-{load}-{name}-{what.replace('/', '')}"
-                            times = live_pair(place, name, planted, number)
-                            found.setdefault((what, name, load), []).append(list(times.pairs))
-                            shutil.rmtree(place)
+        for load, num in rounds.items():
+            with busy(NUM_LOADS if load == "busy" else 0):
+                for number, name, (what, planted) in product(
+                    range(num), programs.PROGRAMS, (("A/A", 0), ("planted", 1))
+                ):
+                    place = Path(folder) / f"{number}-{load}-{name}-{planted}"
+                    times = live_pair(place, name, planted * products[name], number)
+                    found.setdefault((what, name, load), []).append(list(times.pairs))
+                    shutil.rmtree(place)
     return found
 
 
@@ -85,13 +95,13 @@ def live_pair(place: Path, name: str, planted: int, number: int) -> TurnTimes:
     end = time.monotonic() + MAX_SECONDS
     order = (0, 1) if number % 2 == 0 else (1, 0)
     with alive_sides((trees[0], trees[1]), training, order, place / "runs", end) as sides:
-        return times_of(sides, MAX_TURNS, random.Random(number), end)
+        return times_of(sides, MAX_TURNS, number, end)
 
 
 def planted_products(name: str) -> int:
     """As many as make a step 5 % longer, by turns in one process; what they cost is measured once more, and told."""
-    step_ms, effect = measured(name, 20, 10)
-    products = max(1, round(20 * PLANTED / effect))
+    step_ms, effect = measured(name, MANY, 10)
+    products = max(1, round(MANY * PLANTED / effect))
     step_ms, effect = measured(name, products, BLOCKS)
     print(f"{name}: {step_ms:.1f} ms a step, {products} products make it {effect:+.2%} longer, by turns in one process")
     return products
@@ -99,7 +109,7 @@ def planted_products(name: str) -> int:
 
 def measured(name: str, products: int, num_blocks: int) -> tuple[float, float]:
     words = [sys.executable, programs.__file__, name, "--measure", str(num_blocks), "--products", str(products)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    done = subprocess.run(words, env={**os.environ, **KEEPS_MEMORY}, capture_output=True, text=True, check=True)
     step_ms, effect = json.loads(done.stdout)
     return step_ms, effect
 

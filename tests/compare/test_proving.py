@@ -75,8 +75,9 @@ def test_a_fix_of_a_person_may_bring_nothing_of_the_same_kind() -> None:
 
 @pytest.mark.parametrize(("head_s", "verdict"), [(0.008, "proved"), (0.01, "not proved"), (None, "unclear")])
 def test_promised_time_is_proved_by_turns(head_s: float | None, verdict: str) -> None:
-    turns = TurnTimes(pairs=tuple((0.01 + noise, (head_s or 1) + noise) for noise in (0.0, 1e-5) * 8))
-    times = SideTimes(pairs=(turns,) * 4) if head_s else SideTimes(pairs=(), why="It ended.")
+    pairs = tuple((0.01 + noise, (head_s or 1) + noise) for noise in (0.0, 1e-5) * 8)
+    turns = [TurnTimes(pairs=pairs, is_base_first=first) for first in (True, False)]
+    times = SideTimes(pairs=(*turns, *turns)) if head_s else SideTimes(pairs=(), why="It ended.")
     proof = proof_of(MENDED, MENDED, finding=TIME, times=times)
     assert (proof.verdict, proof.unit, proof.predicted) == (verdict, "ms", 2.0)
     if verdict == "proved":

@@ -10,18 +10,25 @@ from efprof.model import Verdict
 
 
 def processes(
-    num: int, *, seed: int = 0, effect: float = 0.0, of_turns: float = 0.05, of_processes: float = 0.01, rare: int = 0
+    num: int,
+    *,
+    seed: int = 0,
+    effect: float = 0.0,
+    of_turns: float = 0.05,
+    of_processes: float = 0.01,
+    of_order: float = 0.0,
+    rare: int = 0,
 ) -> SideTimes:
     """Pairs of processes whose head takes that much longer, with these spreads; every so many turns, thrice as long."""
     dice = random.Random(seed)
     pairs = []
-    for _ in range(num):
-        own = dice.gauss(0, of_processes)
+    for number_of_pair in range(num):
+        own = dice.gauss(0, of_processes) + of_order * (-1) ** number_of_pair
         turns = []
         for number in range(32):
             slower = math.exp(math.log1p(effect) + own + dice.gauss(0, of_turns))
             turns.append((0.02, 0.02 * slower * (3 if rare and number % rare == 0 else 1)))
-        pairs.append(TurnTimes(pairs=tuple(turns)))
+        pairs.append(TurnTimes(pairs=tuple(turns), is_base_first=number_of_pair % 2 == 0))
     return SideTimes(pairs=tuple(pairs))
 
 
@@ -62,6 +69,12 @@ def test_four_pairs_of_processes_are_asked_for_and_a_budget_allows_what_is_no_mo
     slower = processes(8, effect=0.2)
     assert [row.is_over_budget for row in compare_times(slower, {})] == [True, True]
     assert [row.is_over_budget for row in compare_times(slower, {"step_ms": 0.3})] == [False, True]
+
+
+def test_what_the_one_that_starts_first_loses_by_that_is_no_spread() -> None:
+    for row in compare_times(processes(8, effect=0.05, of_order=0.03, of_processes=0.005), {}):
+        assert row.verdict == "worse"
+        assert row.effect == pytest.approx(0.05, abs=0.015)
 
 
 def test_what_four_pairs_tell_needs_no_eight() -> None:
