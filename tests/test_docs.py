@@ -156,6 +156,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "html"
 
 
+@pytest.mark.long  # `.ci/run` builds it, after `make test`
 @needs_sphinx
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_its_pages_lead_to_the_measurements_and_a_page_for_each_audit(
