@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 SECONDS_TO_END = 15.0
-POLL_SECONDS = 0.02
+POLL_SECONDS, LOOK_SECONDS = 0.02, 0.5
 
 Known = dict[int, str]
 """When each of some processes was started, by its number: later that may be another one's."""
@@ -39,9 +39,12 @@ class Command:
         return self._process.poll() is not None
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended by then."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, seconds))
+        """Whether it has ended by then; what it starts meanwhile is noted, so that it can be ended."""
+        end = time.monotonic() + seconds
+        while not self.has_ended and (left := end - time.monotonic()) > 0:
+            self._all()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(min(left, LOOK_SECONDS))
         return self.has_ended
 
     def pause(self) -> None:
@@ -158,7 +161,8 @@ def _be_guard(told: int, telling: int) -> None:
         while (word := os.read(told, 4)) and (pid := int.from_bytes(word)):
             known |= _known([pid])
         if not word:
-            _kill(known | _known(below for pid in known for below in descendants_of(pid)))
+            alive = [pid for pid, began in known.items() if _began(pid) == began]
+            _kill(known | _known(below for pid in alive for below in descendants_of(pid)))
     finally:
         os._exit(0)
 

@@ -53,9 +53,7 @@ def main(rounds: int, busy_rounds: int, out: Path | None, again: Path | None) ->
     if again is not None:
         kept = {tuple(kind): found for kind, found in json.loads(again.read_text())}
     else:
-        kept = live_pairs({"quiet": rounds, "busy": busy_rounds})
-    if out is not None:
-        out.write_text(json.dumps([[list(kind), found] for kind, found in kept.items()]))
+        kept = live_pairs({"quiet": rounds, "busy": busy_rounds}, out)
     tell(
         {
             kind: [TurnTimes(pairs=tuple(map(tuple, one)), is_base_first=n % 2 == 0) for n, one in enumerate(found)]
@@ -64,7 +62,7 @@ def main(rounds: int, busy_rounds: int, out: Path | None, again: Path | None) ->
     )
 
 
-def live_pairs(rounds: dict[str, int]) -> dict[Kind, list[list[tuple[float, float]]]]:
+def live_pairs(rounds: dict[str, int], out: Path | None) -> dict[Kind, list[list[tuple[float, float]]]]:
     """The turns of each pair of processes, by turns of all kinds; base is started first in every second one."""
     found: dict[Kind, list[list[tuple[float, float]]]] = {}
     products = {name: planted_products(name) for name in programs.PROGRAMS}
@@ -78,6 +76,8 @@ def live_pairs(rounds: dict[str, int]) -> dict[Kind, list[list[tuple[float, floa
                     times = live_pair(place, name, planted * products[name], number)
                     found.setdefault((what, name, load), []).append(list(times.pairs))
                     shutil.rmtree(place)
+                    if out is not None:  # as it goes on: it takes half an hour
+                        out.write_text(json.dumps([[list(kind), runs] for kind, runs in found.items()]))
     return found
 
 

@@ -26,5 +26,5 @@ def read_proofs(run_folder: Path) -> tuple[Proof, ...]:
 def keep_proofs(run_folder: Path, proofs: Sequence[Proof]) -> None:
     """Beside those that are there, or in their place."""
     with locked(run_folder):
-        kept = {proof.key: proof for proof in (*read_proofs(run_folder), *proofs)}
+        kept = {(proof.key, proof.head): proof for proof in (*read_proofs(run_folder), *proofs)}
         write_atomically(run_folder / FILE, msgspec.json.encode(Proofs(tuple(kept.values()))))

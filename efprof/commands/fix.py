@@ -37,10 +37,14 @@ def fix(run: str, finding: str) -> None:
     record = read_run_file(folder)
     recorded_in = Path(record.git.root if record.git else record.working_folder)
     root = recorded_in if recorded_in.is_dir() else Path.cwd()  # it was recorded elsewhere
+    patches = []
     for name in dict.fromkeys(edit.file for edit in edits):
+        if Path(name).is_absolute():
+            raise EfprofError(f"{name} lies outside the repository, which no diff reaches: {found.finding.fix.summary}")
         try:
             content = (root / name).read_bytes()
         except OSError as error:
             raise EfprofError(f"{root / name} cannot be read: {error.strerror}.") from None
         after = edited(content, [edit for edit in edits if edit.file == name])
-        sys.stdout.buffer.write(patch(name, content, after))
+        patches.append(patch(name, content, after))
+    sys.stdout.buffer.write(b"".join(patches))

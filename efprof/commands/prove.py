@@ -3,6 +3,7 @@
 import datetime
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,10 @@ from efprof.commands import print_json
 from efprof.commands.compare import ending_in_order
 from efprof.commands.report import analyse
 from efprof.model import CodeEdit, EfprofError, Finding, NotComparable
+from efprof.report.proof_form import proof_sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from efprof.compare.sides.starting import Training
     from efprof.compare.sides.trees import Tree
@@ -54,12 +56,12 @@ def prove(
     Both sides run in source trees of their own, as in `efprof compare`; nothing of yours is changed. The result stays
     with the run, and the report tells it.
 
-    Exit code: 0 all that was tried is proved, 1 something is not, 3 something is unclear, 4 there is nothing to prove.
+    Exit code: 0 all that was tried is proved, 1 something is not, 3 something is unclear, 4 there is nothing to prove,
+    or the program does not train without the fix.
     """
-    from efprof.artifacts.proofs import keep_proofs
+    from efprof.artifacts.run_file import HIDDEN
     from efprof.artifacts.runs import find_run
     from efprof.compare.sides.starting import Training
-    from efprof.report.proof_form import proof_sentence
     from efprof.report.verdict import find_finding, rank_findings
 
     folder = find_run(run)
@@ -67,25 +69,43 @@ def prove(
     ranked = rank_findings(report)
     chosen = [find_finding(report, name) for name in findings]
     if head is None:
-        chosen = [item for item in chosen or (ranked if is_all else ranked[:1]) if _edits(item.finding)]
+        chosen = chosen or [*(ranked if is_all else ranked[:1])]
+        for item in chosen:
+            if not _edits(item.finding):
+                _say(f"finding {item.rank} ({item.audit_id}) has no edit: {item.finding.fix.summary}")
+        chosen = [item for item in chosen if _edits(item.finding)]
     if not chosen or (head is not None and len(chosen) > 1):
-        why = "--head needs the one FINDING that it mends" if head is not None else "no finding chosen has an edit"
-        click.echo(f"efprof: there is nothing to prove: {why}", err=True)
+        _say("there is nothing to prove" + (": --head needs the one FINDING that it mends" if head is not None else ""))
         return NOTHING
+    if any(HIDDEN in word for word in report.run.command):
+        raise EfprofError(
+            f"the command of {report.run.run_id} holds a secret that was not recorded: make the edit, and give the "
+            "command itself, as in 'efprof compare HEAD . -- COMMAND'."
+        )
     here = Path(dict(report.run.environment).get("working folder", "."))
     if not here.is_dir():
         raise EfprofError(f"{here}, where the run was recorded, is gone: record one here.")
     training = Training(command=report.run.command, here=here.resolve(), num_steps=steps)
     refs = (base or ("." if head is None else "HEAD"), *([head] if head else [base or "."] * len(chosen)))
-    proofs = _proofs(chosen, refs, training, links, time.monotonic() + 60 * max_minutes, is_own_fix=head is None)
-    keep_proofs(folder, proofs)
-    if is_json:
-        print_json({"proofs": proofs})
-    for item, proof in zip(chosen, proofs, strict=True):
+    proofs = []
+    for item, proof in _proofs(chosen, refs, training, links, time.monotonic() + 60 * max_minutes, head or ""):
+        proofs.append(proof)
+        _keep(folder, proof)
         if not is_json:
             click.echo(f"{item.rank}. {proof_sentence(proof)}  {item.finding.headline}")
+    if is_json:
+        print_json({"proofs": proofs})
     verdicts = {proof.verdict for proof in proofs}
     return NOT_PROVED if "not proved" in verdicts else UNCLEAR if "unclear" in verdicts else 0
+
+
+def _keep(folder: Path, proof: "Proof") -> None:
+    from efprof.artifacts.proofs import keep_proofs
+
+    try:
+        keep_proofs(folder, [proof])
+    except OSError as error:
+        _say(f"the proof cannot be kept in {folder}: {error.strerror}")
 
 
 def _edits(finding: Finding) -> list[CodeEdit]:
@@ -94,60 +114,58 @@ def _edits(finding: Finding) -> list[CodeEdit]:
 
 def _proofs(
     chosen: "Sequence[RankedFinding]", refs: "Sequence[str]", training: "Training", links: "Sequence[Path]",
-    end: float, *, is_own_fix: bool,
-) -> "list[Proof]":  # fmt: skip
-    """One base serves all."""
+    end: float, head: str,
+) -> "Iterator[tuple[RankedFinding, Proof]]":  # fmt: skip
+    """One base serves all; each finding may take its part of the time that is left."""
     from efprof.artifacts.runs import hide_from_git, runs_folder
     from efprof.compare.sides.full_runs import NUM_RUNS, record_run
+    from efprof.compare.sides.starting import CannotTell
     from efprof.compare.sides.trees import source_trees
+    from efprof.model import Proof
 
     store = runs_folder().parent.absolute()
     hide_from_git(store)
     home = store / "compare" / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S%fZ}"
     own = [Path(os.path.normpath(Path.cwd() / link)) for link in links]
+
+    def recorded(tree: "Tree", until: float) -> "list[Report]":
+        _say(f"recording {tree.name}")
+        runs = [record_run(tree, training, home / f"{tree.name}-{number + 1}", until) for number in range(NUM_RUNS)]
+        return [analyse(run) for run in runs]
+
     with ending_in_order(), source_trees(refs, work=store / "work", here=training.here, links=own) as (base, *heads):
-        if is_own_fix:
-            for item, tree in zip(chosen, heads, strict=True):
-                _apply(item.finding, tree)
-
-        def recorded(tree: "Tree") -> "list[Report]":
-            _say(f"recording {tree.name}")
-            runs = [record_run(tree, training, home / f"{tree.name}-{number + 1}", end) for number in range(NUM_RUNS)]
-            return [analyse(run) for run in runs]
-
-        bases = recorded(base)
-        proofs = []
-        for item, tree in zip(chosen, heads, strict=True):
+        bases = recorded(base, end)
+        for place, (item, tree) in enumerate(zip(chosen, heads, strict=True)):
+            until = time.monotonic() + (end - time.monotonic()) / (len(chosen) - place)
+            proof = Proof(
+                key=item.key, audit_id=item.audit_id, headline=item.finding.headline, verdict="unclear", head=head
+            )
             try:
-                heads_reports = recorded(tree)
+                if not head:
+                    _apply(item.finding, tree)
+                of_head = recorded(tree, until)
+                proof = _proof(item, proof, (base, tree), bases, of_head, training, home / f"turns-{place}", until)
             except NotComparable as error:
-                proofs.append(_failed(item, str(error)))
-                continue
-            proofs.append(_proof(item, (base, tree), bases, heads_reports, training, home, end, is_own_fix=is_own_fix))
-    return proofs
+                is_told = not isinstance(error, CannotTell)
+                proof = replace(proof, verdict="not proved" if is_told else "unclear", reasons=(str(error),))
+            except EfprofError as error:
+                proof = replace(proof, reasons=(str(error),))
+            yield item, proof
 
 
 def _proof(
-    item: "RankedFinding", trees: "tuple[Tree, Tree]", bases: "list[Report]", heads: "list[Report]",
-    training: "Training", home: Path, end: float, *, is_own_fix: bool,
+    item: "RankedFinding", proof: "Proof", trees: "tuple[Tree, Tree]", bases: "list[Report]", heads: "list[Report]",
+    training: "Training", home: Path, end: float,
 ) -> "Proof":  # fmt: skip
     from efprof.compare.comparison import compare_reports
     from efprof.compare.proving import STEP, promise, prove
     from efprof.compare.sides.turns import take_turns
 
     promised, times = promise(item.finding, bases[0].measurements.median_step_ms), None
-    if promised is not None and promised[0] == STEP:
-        times = take_turns(trees, training, home=home / f"turns-{item.rank}", end=end, say=_say)
+    if promised is not None and promised[0] == (STEP,):
+        times = take_turns(trees, training, home=home, end=end, say=_say)
     comparison = compare_reports(bases, heads, forced=True, times=times)
-    return prove(item.key, item.finding, bases, heads, comparison, is_own_fix=is_own_fix)
-
-
-def _failed(item: "RankedFinding", why: str) -> "Proof":
-    from efprof.model import Proof
-
-    return Proof(
-        key=item.key, audit_id=item.audit_id, headline=item.finding.headline, verdict="not proved", reasons=(why,)
-    )
+    return prove(item.audit_id, item.finding, proof, bases, heads, comparison)
 
 
 def _apply(finding: Finding, tree: "Tree") -> None:

@@ -20,7 +20,9 @@ def edited(content: bytes, edits: Sequence[CodeEdit]) -> bytes:
     for edit in sorted(edits, key=lambda one: -one.line):
         old = lines_of(edit.old)
         there = lines[edit.line - 1 : edit.line - 1 + len(old)]
-        if [END.sub(b"", line).decode(errors="replace") for line in there] != old:
+        if "\ufffd" in edit.old:
+            raise EfprofError(f"{edit.file}:{edit.line} has letters that are not UTF-8: make the edit by hand.")
+        if [END.sub(b"", line) for line in there] != [line.encode() for line in old]:
             raise EfprofError(
                 f"{edit.file}:{edit.line} is no longer '{edit.old.strip()}': it has changed since the run; record anew."
             )

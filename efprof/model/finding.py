@@ -58,13 +58,13 @@ class SourceFile:
         return parsed("\n".join(self.lines)) or ast.Module([], [])
 
 
-@lru_cache(maxsize=256)
 def lines_of(text: str) -> list[str]:
     """As Python's parser counts them: `str.splitlines` also ends one at a form feed, and at others."""
     lines = re.split(r"\r\n|\r|\n", text)
     return lines if lines[-1] else lines[:-1]
 
 
+@lru_cache(maxsize=256)
 def parsed(text: str) -> ast.Module | None:
     """None where it was written for another Python."""
     try:

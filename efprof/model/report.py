@@ -254,14 +254,16 @@ ProofVerdict = Literal["proved", "not proved", "unclear"]
 class Proof:
     """What runs with a finding's fix and without it say of it, and what failed or could not be told.
 
-    `predicted` and `measured` (with an interval where there is one) are savings in `unit`, ms per step or bytes of the
-    peak; None where nothing is promised, or was measured.
+    `head` is what a person wrote for it, a branch or '.'; empty of the finding's own edit. `predicted` and `measured`
+    (with an interval where there is one) are savings in `unit`, ms per step or bytes of the peak; None where nothing is
+    promised, or was measured.
     """
 
     key: str
     audit_id: str
     headline: str
     verdict: ProofVerdict
+    head: str = ""
     reasons: tuple[str, ...] = ()
     unit: str = ""
     predicted: float | None = None

@@ -10,6 +10,7 @@ import msgspec
 
 from efprof.model import Change, Comparison, Evidence, Metric, Report
 from efprof.report.comparison_form import comparison_verdict
+from efprof.report.proof_form import newest_proofs
 from efprof.report.verdict import describe_verdict, rank_findings
 
 SHOWN_ABOVE = ("metrics", "overhead", "device")
@@ -18,7 +19,7 @@ SHOWN_ABOVE = ("metrics", "overhead", "device")
 
 def render_json(report: Report) -> str:
     """The report as indented JSON, ending in a newline; findings carry the rank that the page shows."""
-    proofs = {proof.key: _plain(proof) for proof in report.proofs}
+    proofs = {key: _plain(proof) for key, proof in newest_proofs(report).items()}
     ranks = {id(item.finding): item.rank for item in rank_findings(report)}
     verdict = describe_verdict(report)
     measurements = _plain(report.measurements)

@@ -1,8 +1,14 @@
-"""What a proof says in one line."""
+"""What a proof says in one line, and which one counts."""
 
-from efprof.model import Proof
+from efprof.model import Proof, Report
 from efprof.report.wording import show, show_interval
 from efprof.units import in_brackets
+
+
+def newest_proofs(report: Report) -> dict[str, Proof]:
+    """By the key of the finding: that of its own edit, else that of what a person wrote for it."""
+    by_hand_first = sorted(report.proofs, key=lambda proof: not proof.head)
+    return {proof.key: proof for proof in by_hand_first}
 
 
 def proof_sentence(proof: Proof) -> str:
@@ -12,4 +18,5 @@ def proof_sentence(proof: Proof) -> str:
         ends = in_brackets(show_interval(proof.interval, proof.unit))
         verb = "saves" if proof.measured >= 0 else "costs"
         saved = f"{verb} {show(abs(proof.measured), proof.unit)}{ends}, {show(proof.predicted, proof.unit)} predicted"
-    return f"{proof.verdict}: {'; '.join(filter(None, (saved, *proof.reasons))) or 'the fault is gone'}"
+    by = f" by '{proof.head}'" if proof.head else ""
+    return f"{proof.verdict}{by}: {'; '.join(filter(None, (saved, *proof.reasons))) or 'the fault is gone'}"

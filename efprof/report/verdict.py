@@ -19,7 +19,7 @@ from efprof.model import (
     frozen_dataclass,
     nearest_to,
 )
-from efprof.report.proof_form import proof_sentence
+from efprof.report.proof_form import newest_proofs, proof_sentence
 from efprof.report.wording import (
     anchor_of,
     device_phrase,
@@ -80,7 +80,7 @@ def rank_findings(report: Report) -> tuple[RankedFinding, ...]:
     found = [(audit.key_of(finding), audit.audit_id, finding) for audit in report.audits for finding in audit.findings]
     # A run that ran out of memory opens with the audit of that name, whatever another fix saves.
     found.sort(key=lambda item: (item[1] != report.run.ended, *_order(item[2], median, peak), item[0]))
-    taken, proofs = Counter[str](), {proof.key: proof for proof in report.proofs}
+    taken, proofs = Counter[str](), newest_proofs(report)
     ranked = []
     for rank, (key, audit_id, finding) in enumerate(found, start=1):
         taken[key] += 1

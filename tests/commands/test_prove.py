@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from efprof.artifacts.proofs import keep_proofs, read_proofs
+from efprof.artifacts.run_file import HIDDEN
+from efprof.cli import main
 from efprof.commands.prove import prove
 from efprof.commands.report import analyse
-from efprof.model import Proof
+from efprof.model import EfprofError, Proof
 from efprof.report.json_form import render_json
 from efprof.report.verdict import rank_findings
 from tests.commands.test_traces import run
@@ -45,15 +47,28 @@ def test_a_proof_stays_with_the_run_and_every_report_tells_the_newest(tmp_path: 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("1",), "no finding chosen has an edit"),
-        (("--all",), "no finding chosen has an edit"),
+        (("1",), "finding 1 (input_stall) has no edit: "),
+        (("--all",), "there is nothing to prove"),
         (("--head", "."), "--head needs the one FINDING that it mends"),
     ],
 )
-def test_nothing_to_prove_is_an_exit_code_of_its_own(words: tuple[str, ...], why: str) -> None:
-    found = run(prove, RUNS / "input_stall_worker-sick", *words)
-    assert found.return_value == 4 if hasattr(found, "return_value") else found.output
-    assert why in found.output
+def test_nothing_to_prove_is_an_exit_code_of_its_own(
+    words: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["efprof", "prove", str(RUNS / "input_stall_worker-sick"), *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 4
+    assert why in capsys.readouterr().err
+
+
+def test_a_command_with_a_secret_is_not_run_without_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(RUNS / "needless_retain_graph-sick", folder)
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(record | {"command": ["python", "train.py", f"--token={HIDDEN}"]}))
+    with pytest.raises(EfprofError, match="holds a secret that was not recorded"):
+        run(prove, folder, "1")
 
 
 @pytest.mark.long

@@ -20,7 +20,6 @@ MEMORY = replace(
     gain=Gain(explanation="", peak_bytes=50_000_000),
 )
 TIME = replace(MEMORY, gain=Gain.of_step("", 2.0))
-KEY = failed_audit(AUDIT, MEMORY).key_of(MEMORY)
 PASSED = AuditResult(audit_id=AUDIT, status="passed", reason="30 steps")
 
 
@@ -31,10 +30,16 @@ def run(*audits: AuditResult, peak: float = 200e6, step_ms: float = 10.0) -> Rep
 SICK, MENDED = run(failed_audit(AUDIT, MEMORY)), run(PASSED, peak=150e6)
 
 
-def proof_of(*heads: Report, finding: Any = MEMORY, bases: tuple[Report, ...] = (SICK, SICK), **how: Any) -> Proof:
-    how = {"is_own_fix": True, "times": None} | how
-    comparison = compare_reports(bases, heads, forced=True, times=how.pop("times"))
-    return prove(KEY, finding, bases, heads, comparison, **how)
+def proof_of(
+    *heads: Report,
+    finding: Any = MEMORY,
+    bases: tuple[Report, ...] = (SICK, SICK),
+    head: str = "",
+    times: SideTimes | None = None,
+) -> Proof:
+    comparison = compare_reports(bases, heads, forced=True, times=times)
+    proof = Proof(key="", audit_id=AUDIT, headline="", verdict="unclear", head=head)
+    return prove(AUDIT, finding, proof, bases, heads, comparison)
 
 
 def test_a_saving_as_promised_without_the_fault_is_proved() -> None:
@@ -67,13 +72,46 @@ def test_a_fault_that_does_not_come_again_is_unclear() -> None:
     assert (proof.verdict, proof.reasons[0]) == ("unclear", "not every run without the fix shows the fault")
 
 
-def test_a_fix_of_a_person_may_bring_nothing_of_the_same_kind() -> None:
+def test_of_a_fix_of_a_person_the_same_fault_elsewhere_is_unclear_and_another_one_no_matter() -> None:
     elsewhere = failed_audit(AUDIT, make_finding("other.backward(retain_graph=True)", line=90))
-    assert proof_of(run(PASSED, OTHER, peak=150e6), MENDED, is_own_fix=False).verdict == "proved"
-    assert proof_of(run(elsewhere, peak=150e6), MENDED, is_own_fix=False).verdict == "not proved"
+    assert proof_of(run(PASSED, OTHER, peak=150e6), MENDED, head=".").verdict == "proved"
+    proof = proof_of(run(elsewhere, peak=150e6), MENDED, head=".")
+    assert (proof.verdict, proof.reasons) == ("unclear", (f"{AUDIT} is found at train.py:90 instead",))
+    assert proof_sentence(proof).startswith("unclear by '.': saves 47.7 MiB")
 
 
-@pytest.mark.parametrize(("head_s", "verdict"), [(0.008, "proved"), (0.01, "not proved"), (None, "unclear")])
+def test_one_of_two_equal_lines_that_is_mended_is_gone() -> None:
+    second = replace(MEMORY, blame=replace(MEMORY.blame, line=20, ordinal=1))
+    both = run(failed_audit(AUDIT, MEMORY, second))
+    assert proof_of(run(failed_audit(AUDIT, MEMORY), peak=150e6), MENDED, bases=(both, both)).verdict == "proved"
+
+
+@pytest.mark.parametrize("fields", [{"ended": "raised"}, {"num_steps": 3, "ended": "out_of_memory"}])
+def test_what_makes_the_training_fail_is_no_fix(fields: dict[str, Any]) -> None:
+    nothing = replace(MEMORY, gain=Gain.none(""))
+    crashed = make_report(step_metric(*[10.0] * 30), audits=(PASSED,), **fields)
+    proof = proof_of(crashed, crashed, finding=nothing)
+    assert (proof.verdict, proof.reasons) == ("not proved", ("runs that failed: more",))
+
+
+def test_a_run_that_no_longer_runs_out_of_memory_needs_no_check_of_that() -> None:
+    ended, well = (
+        make_report(step_metric(*[10.0] * 30), audits=audits, ended=how)
+        for how, audits in (("out_of_memory", (failed_audit(AUDIT, MEMORY),)), ("finished", (NOT_LOOKED,)))
+    )
+    proof = proof_of(well, well, bases=(ended, ended), finding=replace(MEMORY, gain=Gain.none("")))
+    assert proof.verdict == "proved"
+
+
+def test_what_a_later_edit_of_a_file_has_written_is_found_below_an_earlier_one() -> None:
+    edits = (replace(EDIT, line=2, new="a\nb\nc"), EDIT)
+    fixed = replace(MEMORY, fix=replace(MEMORY.fix, changes=edits))
+    new = failed_audit("retained_graph", make_finding("loss.backward()", line=12))
+    assert proof_of(run(PASSED, new, peak=150e6), MENDED, finding=fixed).verdict == "not proved"
+    assert proof_of(run(PASSED, OTHER, peak=150e6), MENDED, finding=fixed).verdict == "proved"
+
+
+@pytest.mark.parametrize(("head_s", "verdict"), [(0.008, "proved"), (0.0099, "not proved"), (None, "unclear")])
 def test_promised_time_is_proved_by_turns(head_s: float | None, verdict: str) -> None:
     pairs = tuple((0.01 + noise, (head_s or 1) + noise) for noise in (0.0, 1e-5) * 8)
     turns = [TurnTimes(pairs=pairs, is_base_first=first) for first in (True, False)]

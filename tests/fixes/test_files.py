@@ -35,6 +35,14 @@ def test_a_line_that_has_changed_since_is_named_and_nothing_is_done() -> None:
         edited(b"a = 1\n", [edit(2, "loss.item()", "loss")])
 
 
+def test_letters_of_another_encoding_are_left_alone_and_not_edited() -> None:
+    content = "# été\nloss.item()  # été\n".encode("latin-1")
+    assert edited(b"# \xe9\nloss.item()\n", [edit(2, "loss.item()", "loss")]) == b"# \xe9\nloss\n"
+    line = content.decode(errors="replace").splitlines()[1]
+    with pytest.raises(EfprofError, match="not UTF-8"):
+        edited(content, [edit(2, line, "loss")])
+
+
 lines = st.lists(st.text(alphabet="ab \x0c\u2028é", max_size=4), min_size=1, max_size=12)
 
 

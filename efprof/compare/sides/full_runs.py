@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from efprof.compare.sides.starting import LOG, Training
+from efprof.compare.sides.starting import LOG, CannotTell, Training
 from efprof.compare.sides.trees import Tree
 from efprof.model import NotComparable
 from efprof.units import format_duration
@@ -40,7 +40,7 @@ def record_run(source: Tree, training: Training, home: Path, end: float) -> Path
         with training.started_in(tree, home, OPTIONS, {}) as command:
             is_done = command.wait(end - time.monotonic())
         if not is_done:
-            raise NotComparable(
+            raise CannotTell(
                 f"'{tree.ref}' was not done in time: give --steps, or --max-minutes; it said so far: {home / LOG}."
             )
         training.check(tree, home)

@@ -17,6 +17,10 @@ MISSING = re.compile(r"No such file or directory: '([^']+)'|(\S+): No such file 
 """How Python and shells say it."""
 
 
+class CannotTell(NotComparable):
+    """A side may be all right, and was not seen to be: time was up, or it ran code of another tree."""
+
+
 @frozen_dataclass
 class Training:
     """The command as the user gave it, in the folder `here`; `num_steps` ends a whole run earlier."""
@@ -53,10 +57,10 @@ class Training:
             yield command
 
     def check(self, tree: Tree, home: Path) -> None:
-        """Raises NotComparable where code ran that is not the side's own."""
+        """Raises CannotTell where code ran that is not the side's own."""
         others = [name for note in home.glob("*.json") for name in json.loads(note.read_text())]
         if others:
-            raise NotComparable(
+            raise CannotTell(
                 f"'{tree.ref}' ran {others[0]} of your own tree instead of its own: start the command so that Python "
                 "finds the side's modules, by paths relative to the repository."
             )

@@ -188,7 +188,7 @@ def times_of(sides: tuple[Side, Side], num_turns: int, number: int, end: float) 
     until, why = WARM_UP, ""
     try:
         for _ in range(num_turns):
-            until += dice.randint(*TURN) * _times(sides)
+            until += dice.randint(*(length * _times(sides) for length in TURN))
             seconds = [0.0, 0.0]
             for side in dice.sample((0, 1), 2):
                 seconds[side] = sides[side].turn(until, end)

@@ -46,3 +46,9 @@ def test_paths_in_the_users_tree_lead_to_the_sides_own_and_an_environment_stays_
 def test_a_program_is_found_from_the_folder_that_the_user_is_in(tree: Tree) -> None:
     assert moved_words(tree, ["../.venv/bin/python", "x.py"], tree.root / "sub")[0] == f"{tree.root}/.venv/bin/python"
     assert moved_words(tree, ["../train.py"], tree.root / "sub") == ["../train.py"]
+
+
+def test_the_users_tree_is_known_by_any_name_of_it(tree: Tree) -> None:
+    other = tree.place.parent / "link"
+    other.symlink_to(tree.root)
+    assert moved_words(tree, ["python", f"{other}/train.py"], tree.root) == ["python", f"{tree.folder}/train.py"]

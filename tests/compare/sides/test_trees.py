@@ -47,7 +47,7 @@ def state_of(root: Path) -> dict[str, str]:
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def made(root: Path, *refs: str, links: tuple[Path, ...] = ()) -> AbstractContextManager[tuple[Tree, Tree]]:
+def made(root: Path, *refs: str, links: tuple[Path, ...] = ()) -> AbstractContextManager[list[Tree]]:
     return source_trees(refs, work=root / ".efprof" / "work", here=root, links=links)
 
 
@@ -91,6 +91,14 @@ def test_the_working_tree_is_copied_byte_for_byte_with_what_git_does_not_track(r
         assert not (head.folder / "data").exists()
     assert state_of(repository) == before
     assert len(list((repository / ".git" / "objects").rglob("*"))) == objects
+
+
+@pytest.mark.parametrize("option", ["--assume-unchanged", "--skip-worktree"])
+def test_what_git_was_told_not_to_look_at_is_as_it_is(repository: Path, option: str) -> None:
+    git(repository, "update-index", option, "train.py")
+    (repository / "train.py").write_text("print(3)\n")
+    with made(repository, "HEAD", ".") as (_, head):
+        assert (head.folder / "train.py").read_text() == "print(3)\n"
 
 
 def test_no_run_finds_what_another_one_wrote(repository: Path, tmp_path: Path) -> None:

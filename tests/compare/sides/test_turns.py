@@ -16,6 +16,7 @@ from efprof.compare.sides.gates import Gate, SideEnded, TimeIsUp
 from efprof.compare.sides.starting import Training
 from efprof.compare.sides.trees import Tree
 from efprof.compare.times import LOOKS
+from efprof.model import NotComparable
 from efprof.processes import Command
 from tests.support.waiting import MAX_WAIT_S
 
@@ -115,10 +116,20 @@ def test_whoever_waits_at_a_gate_that_is_closed_ends_in_good_order(
     assert numbers_in(run) == [0]
 
 
-def test_a_side_that_ends_before_its_gate_is_noticed(trees: tuple[Tree, Tree], tmp_path: Path, gate: Gate) -> None:
-    (trees[0].folder / "train.py").write_text("raise SystemExit(3)")
-    with started(trees[0], tmp_path / "home", gate) as command, pytest.raises(SideEnded):
-        gate.wait(command, time.monotonic() + MAX_WAIT_S)
+def test_a_side_that_ends_before_its_gate_is_noticed_and_what_it_ran_of_the_users_is_known(
+    trees: tuple[Tree, Tree], tmp_path: Path, gate: Gate
+) -> None:
+    tree, home, end = trees[0], tmp_path / "home", time.monotonic() + MAX_WAIT_S
+    (tree.root / "users.py").write_text("")
+    imports = f"import os, sys\nsys.path.insert(0, {str(tree.root)!r})\nimport users\n"
+    write(tree, f"{imports}{TRAIN}    if step == 5:\n        os._exit(0)\n")
+    with started(tree, home, gate) as command:
+        gate.wait(command, end)
+        gate.go_on(20)
+        with pytest.raises(SideEnded):
+            gate.wait(command, end)
+    with pytest.raises(NotComparable, match=r"ran .*users\.py of your own tree instead of its own"):
+        training(tree).check(tree, home)
 
 
 @pytest.mark.long

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 import efprof
-from efprof.artifacts.run_file import DIFF_FILE, Git
+from efprof.artifacts.run_file import DIFF_FILE, HIDDEN, Git
 from efprof.recorder.launch.machine import keep_diff, read_git
-from efprof.recorder.session.redaction import HIDDEN
 from tests.recorder.recording import Recorded, record_command
 
 TRAIN = "".join(f"line_{number} = {number}\n" for number in range(40))

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from efprof.artifacts.run_file import read_sources
+from efprof.artifacts.run_file import HIDDEN, read_sources
 from efprof.recorder.launch.machine import kept_environment
 from efprof.recorder.session.redaction import (
-    HIDDEN,
     without_secret_line,
     without_secret_values,
     without_secret_words,
