@@ -54,11 +54,14 @@ class Gate:
         first, since = self._began
         seconds = (_device_is_done() - since) / 1e9
         said = {"update": self._number, "updates": self._number - first, "seconds": seconds} | self._about()
-        if self._file is None:
-            self._file = connected(self._path).makefile("rw", encoding="utf-8")
-        self._file.write(json.dumps(said) + "\n")
-        self._file.flush()
-        answer = self._file.readline()
+        try:
+            if self._file is None:
+                self._file = connected(self._path).makefile("rw", encoding="utf-8")
+            self._file.write(json.dumps(said) + "\n")
+            self._file.flush()
+            answer = self._file.readline()
+        except OSError:  # nobody is there any more
+            answer = ""
         until = json.loads(answer)["until"] if answer else None
         self._loop.mark_interrupted()
         self._began = 0, 0

@@ -116,6 +116,19 @@ def test_whoever_waits_at_a_gate_that_is_closed_ends_in_good_order(
     assert numbers_in(run) == [0]
 
 
+def test_where_nobody_listens_any_more_a_training_ends_at_its_gate(
+    trees: tuple[Tree, Tree], tmp_path: Path, gate: Gate
+) -> None:
+    write(trees[0], TRAIN)
+    with started(trees[0], tmp_path / "home", gate) as command:
+        gate.wait(command, time.monotonic() + MAX_WAIT_S)
+        gate.go_on(30)
+        gate.close()
+        assert command.wait(MAX_WAIT_S)
+    (run,) = (tmp_path / "home" / "runs").glob("*")
+    assert numbers_in(run) == [*range(31)]
+
+
 def test_a_side_that_ends_before_its_gate_is_noticed_and_what_it_ran_of_the_users_is_known(
     trees: tuple[Tree, Tree], tmp_path: Path, gate: Gate
 ) -> None:

@@ -116,6 +116,8 @@ def test_a_collector_that_breaks_at_its_work_is_told_of_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     break_after(num_good, name, monkeypatch)
+    if name == "gate":
+        monkeypatch.setenv("EFPROF_STEPS", "1000")
     with using_cuda() if name in NEEDS_CUDA else nullcontext():
         check_that_only_it_stopped(name, tmp_path, bare_losses, capsys)
 
