@@ -121,8 +121,9 @@ def start(session: Session) -> None:
             end()
 
     tree: Any = sys.modules.get("efprof_tree")
-    if tree is not None:
+    if tree is not None or num_steps:
         session.listen("gate", step_began=step_began)
+    if tree is not None:
         session.on_end("gate", lambda: tree.note_others())
     if not path:
         return
