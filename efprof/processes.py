@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -119,6 +120,12 @@ def _interrupts_wait() -> Iterator[None]:
             signal.signal(number, handler)
         for one in came:
             signal.raise_signal(one)
+
+
+def own_path() -> str:
+    """PATH, led by the programs beside this Python where no environment is active, as the recorder finds them."""
+    path = os.environ.get("PATH", os.defpath)
+    return path if "VIRTUAL_ENV" in os.environ else f"{Path(sys.executable).parent}{os.pathsep}{path}"
 
 
 def last_line(log: Path) -> str:

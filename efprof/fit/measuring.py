@@ -13,7 +13,7 @@ from efprof.facts.device.device_memory import DeviceMemory
 from efprof.facts.gpu_estimate.gpu_estimate import GpuEstimate
 from efprof.facts.run.run import Run, open_run
 from efprof.model import EfprofError, NotRecorded, ThinEvidence, UnreadableInput
-from efprof.processes import last_line, started
+from efprof.processes import last_line, own_path, started
 
 PLACE = "{batch}"
 """What stands for the batch size in the command."""
@@ -54,10 +54,7 @@ def _run_some_steps(command: list[str], home: Path) -> str:
     """What it said last; it is ended once enough of it is recorded."""
     options = ["--trace-steps", WINDOW, "--triggers", "none", "--no-holders", "--no-diff"]
     recorder = [sys.executable, "-m", "efprof", "record", *options, "--", *command]
-    path = os.environ.get("PATH", os.defpath)
-    if "VIRTUAL_ENV" not in os.environ:  # the programs beside this Python are found all the same, as by the recorder
-        path = f"{Path(sys.executable).parent}{os.pathsep}{path}"
-    environment = {**os.environ, "EFPROF_HOME": str(home), "PATH": path}
+    environment = {**os.environ, "EFPROF_HOME": str(home), "PATH": own_path()}
     log, end = home / "output.txt", time.monotonic() + MAX_SECONDS
     with started(recorder, folder=None, environment=environment, log=log) as running:
         while not running.wait(POLL_SECONDS) and time.monotonic() < end:

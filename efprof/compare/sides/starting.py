@@ -10,7 +10,7 @@ from pathlib import Path
 
 from efprof.compare.sides.trees import WORKING_TREE, Tree, without_repository
 from efprof.model import NotComparable, frozen_dataclass
-from efprof.processes import Command, last_line, started
+from efprof.processes import Command, last_line, own_path, started
 
 LOG = "output.txt"
 MISSING = re.compile(r"No such file or directory: '([^']+)'|(\S+): No such file or directory")
@@ -46,6 +46,7 @@ class Training:
             "EFPROF_HOME": str(home),
             "EFPROF_TREE": json.dumps(own),
             "PWD": str(folder),
+            "PATH": own_path(),
             **variables,
         }
         if self.num_steps is not None and not variables:  # turns have an end of their own

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from efprof.processes import descendants_of, last_line, started
+import pytest
+
+from efprof.processes import descendants_of, last_line, own_path, started
 from tests.support.waiting import MAX_WAIT_S, wait_until
 
 TREE = """\
@@ -97,3 +99,11 @@ def test_where_efprof_is_killed_all_that_it_has_paused_ends(tmp_path: Path) -> N
     process.wait(MAX_WAIT_S)
     process.stdout.close()
     wait_until(lambda: all(state_of(pid) in ("", "Z") for pid in pids))
+
+
+def test_programs_beside_this_python_are_found_where_no_environment_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    assert own_path() == f"{Path(sys.executable).parent}{os.pathsep}/usr/bin"
+    monkeypatch.setenv("VIRTUAL_ENV", "/elsewhere")
+    assert own_path() == "/usr/bin"
