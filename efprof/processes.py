@@ -1,7 +1,8 @@
-"""Commands that efprof starts and that end with it: their start, their pauses, and the end of all they have started."""
+"""Commands that efprof starts and that end with it: their start, pauses and end, and the socket at which they wait."""
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+GATE_VARIABLE, STEPS_VARIABLE = "EFPROF_GATE", "EFPROF_STEPS"
+"""Of a training in a comparison: the socket that tells when to go on, and after how many steps it ends."""
 SECONDS_TO_END = 15.0
 POLL_SECONDS, LOOK_SECONDS = 0.02, 0.5
 
@@ -199,3 +202,30 @@ def _began(pid: int) -> str:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
         return "" if state == "Z" else rest[18]
     return ""
+
+
+def listening_socket(path: Path) -> socket.socket:
+    """At which others find it by that path."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _short(path) as name:
+        server.bind(name)
+    server.listen()
+    return server
+
+
+def connected_socket(path: Path) -> socket.socket:
+    """With whoever listens there; raises OSError where that has ended."""
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _short(path) as name:
+        client.connect(name)
+    return client
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """Another name of it: that of a socket has 107 letters at most."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

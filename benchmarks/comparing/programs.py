@@ -76,7 +76,7 @@ def train(name: str, dial: Callable[[int], int], num_steps: int, told: Callable[
 
 
 def measured(name: str, products: int, num_blocks: int) -> tuple[float, float]:
-    """Milliseconds of a step without these products, and its log-ratio with them, by turns in this process."""
+    """Milliseconds of a step without these products, and how much longer it is with them, by turns in one process."""
     dice, kinds = random.Random(0), []
     for _ in range(num_blocks):
         kinds += dice.sample((0, 1), 2)

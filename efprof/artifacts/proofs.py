@@ -12,7 +12,7 @@ FILE = "proofs.json"
 
 
 class Proofs(msgspec.Struct):
-    """The newest of each finding."""
+    """The newest of each finding and head, the newest last."""
 
     proofs: tuple[Proof, ...] = ()
 
@@ -24,7 +24,8 @@ def read_proofs(run_folder: Path) -> tuple[Proof, ...]:
 
 
 def keep_proofs(run_folder: Path, proofs: Sequence[Proof]) -> None:
-    """Beside those that are there, or in their place."""
+    """After those that are there, or in their place."""
+    given = {(proof.key, proof.head) for proof in proofs}
     with locked(run_folder):
-        kept = {(proof.key, proof.head): proof for proof in (*read_proofs(run_folder), *proofs)}
-        write_atomically(run_folder / FILE, msgspec.json.encode(Proofs(tuple(kept.values()))))
+        others = [proof for proof in read_proofs(run_folder) if (proof.key, proof.head) not in given]
+        write_atomically(run_folder / FILE, msgspec.json.encode(Proofs((*others, *proofs))))

@@ -25,9 +25,6 @@ Ending = Literal["running", "finished", "stopped", "raised", "out_of_memory", "i
 
 SOURCES_FILE = "sources.jsonl"
 
-HIDDEN = "<hidden>"
-"""In the place of what looked like a secret."""
-
 
 class Git(msgspec.Struct, kw_only=True, frozen=True):
     """The repository the command was started in; `num_untracked` is the number of new files."""

@@ -2,16 +2,14 @@
 
 import datetime
 import math
-import os
 import time
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from efprof.commands import COMMAND
+from efprof.commands import COMMAND, show_status, trees_of
 from efprof.commands.report import (
     ENGINE,
     FORMATS,
@@ -26,12 +24,13 @@ from efprof.commands.report import (
 from efprof.model import EfprofError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from efprof.compare.sides.starting import Training
-    from efprof.compare.times import SideTimes
     from efprof.model import Comparison, Report
 
+ENVIRONMENTS = ("torch", "python", "cuda", "env")
+EXECUTABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FAILED = 1
 INCONCLUSIVE = 3
 
@@ -78,6 +77,14 @@ def parse_budgets(context: click.Context, option: click.Parameter, words: tuple[
     default=True,
     help="With a command: run both by turns, to compare times, or only whole runs, to compare all else; default: both.",
 )
+@click.option("--base-python", type=EXECUTABLE, help="With a command that begins with python: the one that runs base.")
+@click.option("--head-python", type=EXECUTABLE, help="The one that runs head: another torch, say, is the question.")
+@click.option(
+    "--across",
+    multiple=True,
+    type=click.Choice(ENVIRONMENTS),
+    help="Compare although these differ, since that is the question; env: recorded variables. Can be repeated.",
+)
 @click.option("--force", is_flag=True, help="Compare although machine, versions, configuration or command differ.")
 @click.option("--strict", is_flag=True, help=f"Exit with {INCONCLUSIVE} where a gated metric is unclear.")
 @click.option(
@@ -101,6 +108,9 @@ def compare(
     steps: int | None,
     max_minutes: float,
     is_timed: bool,
+    base_python: Path | None,
+    head_python: Path | None,
+    across: tuple[str, ...],
     force: bool,
     strict: bool,
     budgets: dict[str, float],
@@ -115,6 +125,7 @@ def compare(
     \b
         efprof compare main feature -- python train.py --epochs 1
         efprof compare HEAD . -- python train.py --epochs 1
+        efprof compare . . --base-python OLD/bin/python -- python train.py --epochs 1
         efprof compare yesterday latest
 
     With a COMMAND, BASE and HEAD are branches, tags or commits, or '.', the working tree as it is. Each gets a tree of
@@ -135,24 +146,34 @@ def compare(
 
     gate = read_settings(Path.cwd()).gate
     budgets = {name: percent / 100 for name, percent in gate.budget.items()} | budgets
-    for option in ("--link",) * bool(links) + ("--steps",) * (steps is not None):
-        if not command:
-            raise EfprofError(f"{option} is for a comparison that runs a command: write it after two dashes.")
-    times = None
+    pythons = {side: str(path.absolute()) for side, path in (("base", base_python), ("head", head_python)) if path}
+    training = Training(command=command, here=Path.cwd().resolve(), num_steps=steps, pythons=pythons)
+    _check_command(training, links)
+    alike = (*across, *ENVIRONMENTS[:3] * bool(pythons), *["command"] * bool(command))
+    compared = partial(compare_reports, forced=force, budgets=budgets, across=alike)
     with progress() as say:
         made = partial(analyse, engine=engine, say=say)
         if command:
-            training = Training(command=command, here=Path.cwd().resolve(), num_steps=steps)
-            bases, heads, times = _run_sides((base, head), training, links, max_minutes, is_timed, made)
+            comparison, shown = _run_sides((base, head), training, links, max_minutes, is_timed, made, compared)
         else:
             bases, heads = _find_sides((base, head), made)
-    comparison = compare_reports(bases, heads, forced=force, budgets=budgets, times=times)
+            comparison, shown = compared(bases, heads), heads[0]
     name = f"{comparison.base.run_id}-to-{comparison.head.run_id}"
-    write_or_print(lambda form: render_comparison(comparison, heads[0], form, is_static=static), chosen, out, name)
+    write_or_print(lambda form: render_comparison(comparison, shown, form, is_static=static), chosen, out, name)
     if comparison.is_failed:
         return FAILED
     is_unclear = any(metric.verdict == "unclear" and metric.budget is not None for metric in comparison.metrics)
     return INCONCLUSIVE if (strict or gate.strict) and is_unclear else 0
+
+
+def _check_command(training: "Training", links: tuple[Path, ...]) -> None:
+    """Raises EfprofError for an option that asks for a command, or for one that begins with python."""
+    given = {"--link": links, "--steps": training.num_steps, **{f"--{side}-python": True for side in training.pythons}}
+    for option, value in given.items():
+        if value and not training.command:
+            raise EfprofError(f"{option} is for a comparison that runs a command: write it after two dashes.")
+    if training.pythons and not Path(training.command[0]).name.startswith("python"):
+        raise EfprofError(f"'{training.command[0]}' is no python: --base-python and --head-python take its place.")
 
 
 def _find_sides(names: tuple[str, str], made: "Callable[[Path], Report]") -> "tuple[list[Report], list[Report]]":
@@ -194,43 +215,27 @@ def _which(name: str, folder: Path) -> str:
 
 def _run_sides(
     refs: tuple[str, str], training: "Training", links: tuple[Path, ...], minutes: float, is_timed: bool,
-    made: "Callable[[Path], Report]",
-) -> "tuple[list[Report], list[Report], SideTimes | None]":  # fmt: skip
-    """The reports on the whole runs of each side, which stay below `.efprof/compare`, and times by turns if asked."""
-    from efprof.artifacts.runs import hide_from_git, runs_folder
+    made: "Callable[[Path], Report]", compared: "Callable[..., Comparison]",
+) -> "tuple[Comparison, Report]":  # fmt: skip
+    """The comparison of whole runs of each side, and of times by turns if asked; with the report on head's first run.
+
+    The runs stay below `.efprof/compare`.
+    """
+    from efprof.compare.blame import changes_between
     from efprof.compare.sides.full_runs import record_sides
-    from efprof.compare.sides.trees import source_trees
     from efprof.compare.sides.turns import take_turns
 
-    store, end = runs_folder().parent.absolute(), time.monotonic() + 60 * minutes
-    hide_from_git(store)
-    home = store / "compare" / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S%fZ}"
-    own = [Path(os.path.normpath(training.here / link)) for link in links]
-
-    def say(what: str) -> None:
-        click.echo(f"efprof: {what}", err=True)
-
-    with ending_in_order(), source_trees(refs, work=store / "work", here=training.here, links=own) as trees:
-        bases, heads = record_sides(trees, training, home=home, end=end, say=say)
-        base, head = trees
-        times = take_turns((base, head), training, home=home, end=end, say=say) if is_timed else None
-    say(f"the runs are in {home}; 'efprof report' takes each by its folder")
-    return [made(run) for run in bases], [made(run) for run in heads], times
-
-
-@contextmanager
-def ending_in_order() -> "Iterator[None]":
-    """SIGTERM ends the program that runs and removes the trees, as Ctrl-C does."""
-    import signal
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    end = time.monotonic() + 60 * minutes
+    with trees_of(refs, training.here, links) as ((base, head), home):
+        bases, heads = (
+            [made(run) for run in side] for side in record_sides((base, head), training, home, end, show_status)
+        )
+        show_status(f"the runs are in {home}; 'efprof report' takes each by its folder")
+        of_runs = partial(compared, bases, heads, changes=changes_between(base.folder, head.folder))
+        comparison = of_runs()  # what refuses it, refuses it before the turns
+        if is_timed:
+            comparison = of_runs(times=take_turns((base, head), training, home=home, end=end, say=show_status))
+    return comparison, heads[0]
 
 
 def render_comparison(comparison: "Comparison", head: "Report", form: Format, *, is_static: bool) -> str:

@@ -1,12 +1,13 @@
 """Reports of two sides -> what changed; what must be equal for that, a branch may change everything else."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import get_args
 
-from efprof.compare.losses import compare_losses
-from efprof.compare.times import STATISTICS, SideTimes, compare_times
+from efprof.compare.blame import SideChanges, slower_at, slower_stage
+from efprof.compare.losses import compare_losses, loss_picture
+from efprof.compare.times import SideTimes, compare_times, time_picture
 from efprof.compare.verdicts import compare_metrics, has_failed
 from efprof.model import (
     AuditResult,
@@ -32,20 +33,25 @@ def compare_reports(
     *,
     forced: bool,
     budgets: Mapping[str, float] | None = None,
+    across: Collection[str] = (),
     times: SideTimes | None = None,
+    changes: SideChanges | None = None,
 ) -> Comparison:
     """Metrics, losses and findings of head's runs against those of base's, as many a side.
 
-    `budgets` replace those of the metrics they name; `times` are of
-    the same sides by turns. Raises NotComparable where machine, versions, configuration or
+    `budgets` replace those of the metrics they name; what may differ is in `across`, as `torch`, `env` of all recorded
+    variables; `times` are of the same sides by turns, `changes` of their source
+    trees. Raises NotComparable where machine, versions, configuration or
     command differ and it is not `forced`, and always where neither side holds a step, or one that did not fail;
     EfprofError where a budget names no metric.
     """
     base, head = bases[0], heads[0]
     differences = find_differences(base, head)
-    if differences and not forced:
+    names = {difference: difference.partition(":")[0] for difference in differences}
+    refused = [one for one, name in names.items() if name not in across and not (name.isupper() and "env" in across)]
+    if refused and not forced:
         raise NotComparable(
-            f"base and head differ in {'; '.join(differences)}: record both alike, or compare them as they are "
+            f"base and head differ in {'; '.join(refused)}: record both alike, or compare them as they are "
             "with --force."
         )
     has_either = base.run.num_steps or head.run.num_steps
@@ -55,12 +61,17 @@ def compare_reports(
                 f"{side} ({report.run.run_id}) holds no finished step: record a run that gets through one."
             )
     of_runs = (*compare_metrics(bases, heads, budgets or {}), *compare_losses(bases, heads, budgets or {}))
-    by_turns = () if times is None else compare_times(times, budgets or {})
+    untimed = {name for name in budgets or () if name not in {metric.name for metric in of_runs}}
+    given = times or SideTimes(pairs=(), why="Give a command, without --no-time.")
+    by_turns = tuple(row for row in compare_times(given, budgets or {}) if times or row.name in untimed)
     metrics = (*by_turns, *(metric for metric in of_runs if metric.name not in {one.name for one in by_turns}))
-    known = dict.fromkeys([*(metric.name for metric in metrics), *(name for name, _, _ in STATISTICS)])
+    known = [metric.name for metric in metrics]
     for name in budgets or ():
         if name not in known:
             raise EfprofError(f"--budget: there is no metric '{name}'; {nearest_to(name, known)}")
+    longer = [row.head_median - row.base_median for row in by_turns if row.verdict == "worse"]
+    lines = slower_at(bases, heads, changes.hunks, longer[0]) if longer and changes else ()
+    pictures = (loss_picture(bases, heads), time_picture(times) if times else None)
     return Comparison(
         base=base.run,
         head=head.run,
@@ -68,6 +79,10 @@ def compare_reports(
         findings=compare_findings(bases, heads),
         differences=differences,
         num_runs=len(bases),
+        slower_at=lines,
+        slower_stage=slower_stage(of_runs, longer[0]) if longer and not lines else "",
+        pictures=tuple(filter(None, pictures)),
+        diff=changes.diff if changes else (),
     )
 
 

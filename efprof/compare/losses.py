@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from efprof.model import MetricChange, Report, Verdict
+from efprof.model import MetricChange, Report, Series, SeriesLine, Verdict
 
 NAME = "loss"
 """By which a budget calls it."""
@@ -26,7 +26,8 @@ def compare_losses(
     outside = [step for step in steps if not _is_within(step, of_base, of_head)]
     verdict, reason = _judged(steps, own, outside, len(bases))
     is_unseeded = bool(own) and own[0] == steps[0]
-    budget = None if is_unseeded else budgets.get(NAME)
+    budget = budgets.get(NAME)
+    is_gate = budget is not None and not is_unseeded
     return (
         MetricChange(
             name=NAME,
@@ -38,12 +39,23 @@ def compare_losses(
             head_spread=math.nan,
             effect=None,
             interval=None,
-            verdict="worse" if budget is not None and verdict == "unclear" and outside else verdict,
+            verdict="worse" if is_gate and verdict == "unclear" and outside else verdict,
             budget=budget,
-            is_over_budget=budget is not None and len(outside) > budget * len(steps),
+            is_over_budget=is_gate and len(outside) > (budget or 0.0) * len(steps),
             reason=reason,
         ),
     )
+
+
+def loss_picture(bases: Sequence[Report], heads: Sequence[Report]) -> Series | None:
+    """Those of all runs over each other; None where none is known."""
+    lines = []
+    for side, reports in (("base", bases), ("head", heads)):
+        for number, report in enumerate(reports, 1):
+            losses = _losses(report)
+            label = f"{side}, run {number}" if len(reports) > 1 else side
+            lines.append(SeriesLine(label=label, x=tuple(map(float, losses)), y=tuple(losses.values())))
+    return Series(title="Loss", y_label="loss", y_unit="", lines=tuple(lines)) if any(one.x for one in lines) else None
 
 
 def _judged(steps: Sequence[int], own: Sequence[int], outside: Sequence[int], num_runs: int) -> tuple[Verdict, str]:

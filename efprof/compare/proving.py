@@ -7,12 +7,11 @@ from dataclasses import replace
 
 from efprof.compare.times import MIN_EFFECT
 from efprof.compare.verdicts import MINIMUM_PEAK_BYTES, MINIMUM_PEAK_SHARE
-from efprof.model import CodeEdit, Comparison, Finding, MetricChange, Proof, Report, lines_of
+from efprof.model import ENDED_WELL, CodeEdit, Comparison, Finding, MetricChange, Proof, Report, lines_of
 
 MIN_TIME_SHARE = 0.01
 """Of the median step: a smaller promise cannot be seen."""
 STEP, PEAKS, RESERVED = "step_ms", ("peak_allocated_bytes", "window_peak_bytes"), "reserved_bytes"
-WELL = ("finished", "stopped")
 Place = tuple[str, str, str, str]
 """Audit, file, function, text of the line: without the number among equal lines, which a fix of one of them changes."""
 
@@ -44,8 +43,11 @@ def prove(
     rows = {row.name: row for row in comparison.metrics}
     failed += [f"{rows[name].label}: more" for name in ("failed_runs", "nonfinite_steps") if _is_worse(rows.get(name))]
     loss = rows.get("loss")
-    if not proof.head and finding.fix.applicability == "safe" and loss is not None and loss.verdict != "same":
-        (unclear if loss.base_median > 0 else failed).append(loss.reason.rstrip("."))
+    if not proof.head and finding.fix.applicability == "safe":
+        if loss is None and bases[0].run.ended in ENDED_WELL:
+            unclear.append("no step has a loss that both sides know")
+        elif loss is not None and loss.verdict != "same":
+            (unclear if loss.base_median > 0 else failed).append(loss.reason.rstrip("."))
     if promised := promise(finding, bases[0].measurements.median_step_ms):
         names, predicted = promised
         proof = replace(proof, unit="ms" if names == (STEP,) else "bytes", predicted=predicted)
@@ -77,7 +79,7 @@ def _of_findings(
     ran_out = all(base.run.ended == "out_of_memory" for base in bases)
     for head in heads:
         audit = next((one for one in head.audits if one.audit_id == audit_id), None)
-        is_cured = ran_out and head.run.ended in WELL  # what speaks of that end alone has nothing to look at
+        is_cured = ran_out and head.run.ended in ENDED_WELL  # what speaks of that end alone has nothing to look at
         if (audit is None or audit.status in ("not_applicable", "errored")) and not is_cured:
             unclear.append(f"with the fix its check cannot look: {audit.reason if audit else 'there is none'}")
         places = Counter(_place(one, found) for one, found in _found(head))

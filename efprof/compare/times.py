@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from efprof.model import MetricChange, Verdict, frozen_dataclass
+from efprof.model import MetricChange, Series, SeriesLine, Verdict, frozen_dataclass
 from efprof.units import format_count, format_share
 
 LOOKS = (4, 8)
@@ -55,6 +55,9 @@ class TurnTimes:
         return math.log(math.fsum(head for _, head in self.pairs) / math.fsum(base for base, _ in self.pairs))
 
 
+INTERRUPTED = "It was interrupted."
+
+
 @frozen_dataclass
 class SideTimes:
     """Of all pairs of processes; `why` says why there are no more, and is empty where they tell enough."""
@@ -63,6 +66,7 @@ class SideTimes:
     why: str = ""
 
 
+TURNS, PAIR = "a pair of turns", "a pair of processes, typical"
 STATISTICS = (("step_ms", "step time (typical)", "typical"), ("step_ms_mean", "step time (mean)", "mean"))
 
 
@@ -98,6 +102,28 @@ def compare_times(times: SideTimes, budgets: Mapping[str, float]) -> tuple[Metri
             )
         )
     return tuple(rows)
+
+
+def time_picture(times: SideTimes) -> Series | None:
+    """How much longer head's turns were than base's, in percent: a column of points for each pair of processes."""
+    turns = [
+        (number + (place + 0.5) / len(one.ratios) - 0.5, 100 * math.expm1(ratio))
+        for number, one in enumerate(times.pairs, 1)
+        for place, ratio in enumerate(one.ratios)
+    ]
+    if not turns:
+        return None
+    whole = [(float(number), 100 * math.expm1(one.typical)) for number, one in enumerate(times.pairs, 1)]
+    return Series(
+        title="Head's turns against base's",
+        x_label="pair of processes",
+        y_label="longer by",
+        y_unit="percent",
+        lines=tuple(
+            SeriesLine(label=label, x=x, y=y, are_apart=True, is_highlighted=label == PAIR)
+            for label, (x, y) in ((TURNS, zip(*turns, strict=True)), (PAIR, zip(*whole, strict=True)))
+        ),
+    )
 
 
 def _judge(times: Sequence[TurnTimes], way: str) -> tuple[Verdict, str, float | None, tuple[float, float] | None]:

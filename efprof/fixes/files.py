@@ -3,8 +3,9 @@
 import difflib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
-from efprof.model import CodeEdit, EfprofError, lines_of
+from efprof.model import HIDDEN, CodeEdit, EfprofError, lines_of
 
 LINES = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")
 END = re.compile(rb"(?:\r\n|\r|\n)\Z")
@@ -22,9 +23,11 @@ def edited(content: bytes, edits: Sequence[CodeEdit]) -> bytes:
         there = lines[edit.line - 1 : edit.line - 1 + len(old)]
         if "\ufffd" in edit.old:
             raise EfprofError(f"{edit.file}:{edit.line} has letters that are not UTF-8: make the edit by hand.")
+        if HIDDEN in edit.old:
+            raise EfprofError(f"{edit.file}:{edit.line} holds a secret that was not recorded: make the edit by hand.")
         if [END.sub(b"", line) for line in there] != [line.encode() for line in old]:
             raise EfprofError(
-                f"{edit.file}:{edit.line} is no longer '{edit.old.strip()}': it has changed since the run; record anew."
+                f"{edit.file}:{edit.line} is no longer '{edit.old.strip()}': it has changed since; record again."
             )
         found = END.search(there[0])
         end = found[0] if found else b"\n"
@@ -33,6 +36,20 @@ def edited(content: bytes, edits: Sequence[CodeEdit]) -> bytes:
             new[-1] = new[-1].removesuffix(end)
         lines[edit.line - 1 : edit.line - 1 + len(old)] = new
     return b"".join(lines)
+
+
+def write_edits(edits: Sequence[CodeEdit], folder: Path, ref: str) -> None:
+    """All of them below the folder, which has the files of `ref`, or none; raises EfprofError where one cannot be."""
+    texts = {}
+    for name in dict.fromkeys(edit.file for edit in edits):
+        path = folder / name
+        if Path(name).is_absolute():
+            raise EfprofError(f"{name} lies outside the repository: make the edit by hand, and prove it with --head.")
+        if not path.is_file() or not path.resolve().is_relative_to(folder):  # a link leads to the user's own
+            raise EfprofError(f"{name} is no file of '{ref}': give --base, a commit that has it.")
+        texts[path] = edited(path.read_bytes(), [edit for edit in edits if edit.file == name])
+    for path, content in texts.items():
+        path.write_bytes(content)
 
 
 def patch(name: str, before: bytes, after: bytes) -> bytes:

@@ -38,6 +38,7 @@ from efprof.model.evidence import (
     Table,
 )
 from efprof.model.finding import (
+    HIDDEN,
     Applicability,
     AuditResult,
     Basis,
@@ -61,10 +62,13 @@ from efprof.model.finding import (
 from efprof.model.report import (
     BOUNDARIES,
     BOUNDARY_PHRASES,
+    ENDED_WELL,
     STAGES,
     Comparison,
     Evaluation,
     FindingChange,
+    LineGrowth,
+    LineTime,
     Measurements,
     MemorySample,
     Metric,

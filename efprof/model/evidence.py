@@ -77,7 +77,7 @@ class SeriesLine:
 
     `notes` tell of each point which line of the user's program it is, say; there are none, or as many as points. A
     curve of what one stage makes has the colour of that `stage`. In a stacked series a line that `is_over_stack` is no
-    part of the stack.
+    part of the stack. Points that have nothing to do with each other `are_apart`.
     """
 
     label: str
@@ -87,6 +87,7 @@ class SeriesLine:
     notes: tuple[str, ...] = ()
     stage: str | None = None
     is_over_stack: bool = False
+    are_apart: bool = False
 
 
 @frozen_dataclass

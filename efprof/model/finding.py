@@ -19,6 +19,10 @@ Applicability = Literal["safe", "review", "manual"]
 """safe: numbers unchanged; review: numerics or behaviour may change; manual: a person must write it."""
 
 
+HIDDEN = "<hidden>"
+"""In the place of what looked like a secret."""
+
+
 @frozen_dataclass
 class SourceLine:
     """A line of the user's source code, with an identity that survives lines moving above it.

@@ -104,6 +104,16 @@ class StallLine:
 
 
 @frozen_dataclass
+class LineTime:
+    """A line of the user's, or a function outside of its calls, in milliseconds per step."""
+
+    blame: SourceLine
+    is_function: bool
+    host_ms: float
+    device_ms: float
+
+
+@frozen_dataclass
 class Timeline:
     """The raw samples behind the page's pictures."""
 
@@ -173,6 +183,8 @@ class Measurements:
     stalls: tuple[StallLine, ...] = ()
     time: tuple[Evidence, ...] = ()
     """Where the time of a step goes, by what a profiler window or a trace shows."""
+    lines: tuple[LineTime, ...] = ()
+    """Those that a window or a trace shows to take at least 0.2 % of a step, the longest first."""
     time_sentence: str = ""
     """What bounds the step, and the lines that most of it goes to."""
     next_experiment: str = ""
@@ -206,6 +218,9 @@ class Measurements:
     def _samples(self, name: str) -> list[float]:
         return [sample for metric in self.metrics if metric.name == name for sample in metric.samples]
 
+
+ENDED_WELL = ("finished", "stopped")
+"""Of how a run can end."""
 
 RecorderPart = Literal["none", "apart", "possible", "certain"]
 """The recorder's part in an error: it cannot have any; none of its code stood where it was raised; some did; its code
@@ -326,10 +341,19 @@ class FindingChange:
 
 
 @frozen_dataclass
+class LineGrowth:
+    """A line that head changed, and by how much longer a step of head's is at it, in milliseconds."""
+
+    blame: SourceLine
+    longer_ms: float
+
+
+@frozen_dataclass
 class Comparison:
     """Of `num_runs` a side; base and head are the first ones.
 
-    `differences` names what differs in machine or configuration where the comparison was forced.
+    `differences` names what differs in machine or configuration where the comparison was forced. Where head is slower,
+    `slower_at` has the lines of the `diff` that tell why, else `slower_stage` where most of it lies.
     """
 
     base: RunIdentity
@@ -338,6 +362,11 @@ class Comparison:
     findings: tuple[FindingChange, ...]
     differences: tuple[str, ...] = ()
     num_runs: int = 1
+    slower_at: tuple[LineGrowth, ...] = ()
+    slower_stage: str = ""
+    pictures: tuple[Series, ...] = ()
+    diff: tuple[str, ...] = ()
+    """Of the sides' source trees, in lines."""
     schema_version: int = 1
 
     @property

@@ -28,6 +28,7 @@ def comparison_verdict(comparison: Comparison) -> tuple[Verdict, str]:
     Metrics that gate decide; the others only where no metric gates. The first finding that was added is told with it.
     """
     word, headline = _metric_verdict(comparison)
+    headline = " ".join(filter(None, [headline, _time_blame(comparison)]))
     added = next((finding for finding in comparison.findings if finding.change == "added"), None)
     return word, f"{headline} Added: {added.headline} ({added.location})." if added else headline
 
@@ -42,8 +43,18 @@ def time_hint(comparison: Comparison) -> str:
     return f"One run each tells nothing of time; this does, by turns: efprof compare {refs} -- {one_line(command)}"
 
 
+def _time_blame(comparison: Comparison) -> str:
+    """Where a slower step lost its time."""
+    if comparison.slower_at:
+        lines = (f"{show(line.longer_ms, 'ms')} longer at {line.blame}" for line in comparison.slower_at)
+        return f"Each step takes {', '.join(lines)}, which head changed."
+    return f"Most of that lies in {comparison.slower_stage}." if comparison.slower_stage else ""
+
+
 def _metric_verdict(comparison: Comparison) -> tuple[Verdict, str]:
-    metrics = [metric for metric in comparison.metrics if metric.budget is not None] or comparison.metrics
+    gates = [metric for metric in comparison.metrics if metric.budget is not None]
+    is_told = any(metric.verdict != "same" or metric.name != "failed_runs" for metric in gates)
+    metrics = gates if is_told else comparison.metrics  # that neither failed says nothing of what was measured
     given = {metric.verdict for metric in metrics}
     if given == {"same"}:
         return "same", "Head is the same as base within what these runs can tell."

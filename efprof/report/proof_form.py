@@ -6,9 +6,8 @@ from efprof.units import in_brackets
 
 
 def newest_proofs(report: Report) -> dict[str, Proof]:
-    """By the key of the finding: that of its own edit, else that of what a person wrote for it."""
-    by_hand_first = sorted(report.proofs, key=lambda proof: not proof.head)
-    return {proof.key: proof for proof in by_hand_first}
+    """By the key of the finding, of its own edit or of what a person wrote for it."""
+    return {proof.key: proof for proof in report.proofs}
 
 
 def proof_sentence(proof: Proof) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Literal, get_args
 
 from efprof.model import (
+    ENDED_WELL,
     NEEDS,
     AuditResult,
     Category,
@@ -39,7 +40,6 @@ MIN_SHOWN = 0.005
 FOREIGN = "unknown"
 """How a run ended of which there is only a file that something else wrote."""
 BELOW = "; what was recorded until then is below."
-WELL = ("finished", "stopped")
 ENDINGS: dict[str, tuple[str, str]] = {
     "raised": ("The run stopped with an error", "Read what the program itself said last"),
     "out_of_memory": ("The run ran out of memory", "Make the batch smaller"),
@@ -235,7 +235,7 @@ def overhead_phrase(report: Report) -> str:
 
 def ending_sentence(run: RunIdentity) -> str:
     """How a run ended badly, after how many steps; empty where it finished, and where only a file of it is known."""
-    if run.ended in {*WELL, FOREIGN}:
+    if run.ended in {*ENDED_WELL, FOREIGN}:
         return ""
     phrase, _ = ENDINGS.get(run.ended, ENDINGS["running"])
     when = f"after {format_count(run.num_steps, 'step')}" if run.num_steps else "before it finished a step"
@@ -278,7 +278,7 @@ def _without_lead(report: Report, ending: str) -> VerdictLines:
         why=_why_without_lead(report, ending, num_looked),
         blame=run.error.blame if run.error else None,
         next=_next_without_lead(report, can_tell=can_tell),
-        tone="none" if can_tell and not ending else "medium" if run.ended in (*WELL, "running") else "high",
+        tone="none" if can_tell and not ending else "medium" if run.ended in (*ENDED_WELL, "running") else "high",
     )
 
 
@@ -318,7 +318,7 @@ def _why_without_lead(report: Report, ending: str, num_looked: int) -> str:
 
 def _next_without_lead(report: Report, *, can_tell: bool) -> str:
     run = report.run
-    if run.ended not in WELL:
+    if run.ended not in ENDED_WELL:
         return recorder_hint(run) or ENDINGS.get(run.ended, ENDINGS["running"])[1] + BELOW
     if not run.num_steps:
         return "Record a program that trains with PyTorch: a step counts once an optimizer has stepped."

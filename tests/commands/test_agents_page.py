@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from efprof.report.brief import MAX_BYTES
 from tests.support.waiting import MAX_WAIT_S
 
@@ -28,6 +30,7 @@ for _ in range(40):
 """
 
 
+@pytest.mark.long
 def test_every_command_runs_and_the_answer_has_the_keys_that_the_page_names(tmp_path: Path) -> None:
     text = PAGE.read_text()
     assert len(text.splitlines()) <= MAX_LINES

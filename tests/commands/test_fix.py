@@ -41,7 +41,7 @@ def test_a_finding_without_an_edit_and_a_line_that_is_another_by_now_are_sentenc
     with pytest.raises(EfprofError, match=r"finding 1 \(input_stall\) has no edit of a file: "):
         run(fix, RUNS / "input_stall_worker-sick", "1")
     (checkout / PROGRAM).write_text("\n" + (checkout / PROGRAM).read_text())
-    with pytest.raises(EfprofError, match="has changed since the run"):
+    with pytest.raises(EfprofError, match="has changed since; record again"):
         run(fix, RUNS / "needless_retain_graph-sick", "1")
     with pytest.raises(EfprofError, match="there is no finding '9' in this report"):
         run(fix, RUNS / "needless_retain_graph-sick", "9")

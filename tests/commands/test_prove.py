@@ -5,16 +5,16 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from efprof.artifacts.proofs import keep_proofs, read_proofs
-from efprof.artifacts.run_file import HIDDEN
 from efprof.cli import main
 from efprof.commands.prove import prove
 from efprof.commands.report import analyse
-from efprof.model import EfprofError, Proof
+from efprof.model import HIDDEN, EfprofError, Proof
 from efprof.report.json_form import render_json
 from efprof.report.verdict import rank_findings
 from tests.commands.test_traces import run
@@ -36,7 +36,11 @@ def test_a_proof_stays_with_the_run_and_every_report_tells_the_newest(tmp_path: 
     other = Proof(key="another", audit_id="another", headline="", verdict="proved")
     keep_proofs(folder, [old, other])
     keep_proofs(folder, [new])
-    assert set(read_proofs(folder)) == {new, other}
+    assert read_proofs(folder) == (other, new)
+    keep_proofs(folder, [replace(old, head=".")])
+    (item,) = rank_findings(analyse(folder))
+    assert "unclear by '.'" in item.gain
+    keep_proofs(folder, [new])
     report = analyse(folder)
     (item,) = rank_findings(report)
     assert item.gain.endswith("; proved: saves 38.1 MiB, 47.7 MiB predicted")
@@ -49,7 +53,7 @@ def test_a_proof_stays_with_the_run_and_every_report_tells_the_newest(tmp_path: 
     [
         (("1",), "finding 1 (input_stall) has no edit: "),
         (("--all",), "there is nothing to prove"),
-        (("--head", "."), "--head needs the one FINDING that it mends"),
+        (("--head", "."), "--head needs the one FINDING that it is for"),
     ],
 )
 def test_nothing_to_prove_is_an_exit_code_of_its_own(

@@ -93,6 +93,7 @@ def test_two_traces_are_compared(trace: Path, tmp_path: Path) -> None:
     longer = write(tmp_path / "base.json.gz", *slower(100, *[one for n in range(9) for one in step(1000 * n, n)]))
     output = run(compare, longer, halved).output
     assert "-50.0 %" in output
+    assert output.startswith("UNCLEAR: These runs cannot tell whether head differs from base")
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/traces")

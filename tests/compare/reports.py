@@ -1,5 +1,6 @@
 """Small reports for the tests of comparing: a run of one metric, or of a few findings."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from efprof.model import (
     SourceLine,
     Timeline,
 )
-from tests.report.report_sample import make_run, numbers_finding
+from tests.report.report_sample import make_measurements, make_run, numbers_finding
 
 RUN = make_run(
     command=("python", "train.py", "--epochs", "1"),
@@ -34,6 +35,13 @@ def make_report(
         memory_source=memory_source,
     )
     return Report(run=replace(RUN, **run_fields), measurements=measurements, audits=audits)
+
+
+def with_losses(report: Report, losses: Sequence[float | None]) -> Report:
+    """The same on steps with these losses."""
+    sample = make_measurements().timeline.steps[0]
+    steps = tuple(replace(sample, step=step, loss=loss) for step, loss in enumerate(losses))
+    return replace(report, measurements=replace(report.measurements, timeline=Timeline(steps=steps, memory=())))
 
 
 def make_metric(name: str, unit: str, *samples: float, budget: float | None = None) -> Metric:

@@ -135,3 +135,18 @@ def test_the_name_after_out_decides_the_form_and_a_page_without_one_goes_to_the_
     assert Path("change.html").read_text().startswith("<!doctype html>")
     efprof_compare(monkeypatch, "main", "feature", "--format", "html")
     assert Path("reports/20260101T120000Z-main-to-20260101T120000Z-feature.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--head-python", sys.executable), "--head-python is for a comparison that runs a command"),
+        (("--steps", "3"), "--steps is for a comparison that runs a command"),
+        (("--base-python", sys.executable, "--", "torchrun", "x.py"), "'torchrun' is no python: --base-python"),
+    ],
+)
+def test_options_of_a_command_ask_for_one(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], why: str
+) -> None:
+    assert efprof_compare(monkeypatch, "main", "feature", *words) == 2
+    assert why in capsys.readouterr().err

@@ -17,6 +17,18 @@ def test_a_budget_makes_a_gate_of_a_metric_that_is_only_shown() -> None:
     assert compare_reports([base], [head], forced=False, budgets={"reads": 0.5}).is_failed
 
 
+def test_a_budget_for_what_turns_alone_measure_is_unclear_without_them() -> None:
+    report = make_report(step_metric(*[10.0] * 60))
+    comparison = compare_reports([report], [report], forced=False, budgets={"step_ms_mean": 0.05, "step_ms": 0.1})
+    rows = {row.name: row for row in comparison.metrics}
+    assert [(rows[name].verdict, rows[name].budget) for name in ("step_ms", "step_ms_mean")] == [
+        ("unclear", 0.1),
+        ("unclear", 0.05),
+    ]
+    assert rows["step_ms"].base_median == 10.0
+    assert "without --no-time" in rows["step_ms_mean"].reason
+
+
 def test_a_run_against_itself_is_neither_better_nor_worse() -> None:
     audit = failed_audit("blocking_scalar_read", make_finding("loss.item()"))
     report = make_report(step_metric(*[10.0] * 60), PEAK, audits=(audit,))
@@ -72,6 +84,16 @@ def test_what_a_branch_or_checkout_or_its_own_code_or_an_early_end_changes_may_d
 )
 def test_names_what_differs(fields: dict[str, Any], difference: str) -> None:
     assert find_differences(make_report(), make_report(**fields)) == (difference,)
+
+
+def test_what_is_asked_for_may_differ_and_is_named_and_all_else_is_refused() -> None:
+    head = make_report(PEAK, environment=replaced("torch", "2.6.0"))
+    comparison = compare_reports([make_report(PEAK)], [head], forced=False, across=("torch",))
+    assert comparison.differences == ("torch: 2.13.0 in base, 2.6.0 in head",)
+    other = make_report(PEAK, environment=(*replaced("torch", "2.6.0"), ("OMP_NUM_THREADS", "1")))
+    with pytest.raises(NotComparable, match="differ in OMP_NUM_THREADS: none in base, 1 in head: record"):
+        compare_reports([make_report(PEAK)], [other], forced=False, across=("torch",))
+    assert compare_reports([make_report(PEAK)], [other], forced=False, across=("torch", "env")).differences
 
 
 READ = make_finding("print(loss.item())")

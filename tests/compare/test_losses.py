@@ -1,22 +1,16 @@
 """Whether the losses of two sides are the same, and when a difference gates."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
 from efprof.compare.losses import compare_losses
-from efprof.model import MetricChange, Report, Timeline
-from tests.compare.reports import make_report
-from tests.report.report_sample import make_measurements
+from efprof.model import MetricChange, Report
+from tests.compare.reports import make_report, with_losses
 
 
 def report_with(*losses: float | None) -> Report:
-    """A report on steps with these losses."""
-    sample = make_measurements().timeline.steps[0]
-    steps = tuple(replace(sample, step=step, loss=loss) for step, loss in enumerate(losses))
-    report = make_report()
-    return replace(report, measurements=replace(report.measurements, timeline=Timeline(steps=steps, memory=())))
+    return with_losses(make_report(), losses)
 
 
 def row_of(bases: list[Report], heads: list[Report], **budgets: float) -> MetricChange:
@@ -43,7 +37,7 @@ def test_what_lies_no_further_from_bases_runs_than_these_from_each_other_is_the_
 
 def test_a_program_without_a_seed_is_said_to_be_that() -> None:
     row = row_of([SEEDED, report_with(3.1, 2.0, 1.0)], [report_with(9.0, 9.0, 9.0)], loss=0.0)
-    assert not row.is_over_budget, "nobody could tell the same code from another"
+    assert (row.is_over_budget, row.budget) == (False, 0.0), "it is no gate that was passed: --strict fails"
     assert (row.verdict, row.reason) == (
         "unclear",
         "Base differs from base at its first step: the program sets no seed.",

@@ -10,7 +10,7 @@ from efprof.compare.proving import promise, prove
 from efprof.compare.times import SideTimes, TurnTimes
 from efprof.model import AuditResult, CodeEdit, Fix, Gain, Proof, Report
 from efprof.report.proof_form import proof_sentence
-from tests.compare.reports import failed_audit, make_finding, make_metric, make_report, step_metric
+from tests.compare.reports import failed_audit, make_finding, make_metric, make_report, step_metric, with_losses
 
 AUDIT = "needless_retain_graph"
 EDIT = CodeEdit(file="train.py", line=10, old="loss.backward(retain_graph=True)", new="loss.backward()")
@@ -23,8 +23,11 @@ TIME = replace(MEMORY, gain=Gain.of_step("", 2.0))
 PASSED = AuditResult(audit_id=AUDIT, status="passed", reason="30 steps")
 
 
-def run(*audits: AuditResult, peak: float = 200e6, step_ms: float = 10.0) -> Report:
-    return make_report(step_metric(*[step_ms] * 30), make_metric("peak_allocated_bytes", "bytes", peak), audits=audits)
+def run(
+    *audits: AuditResult, peak: float = 200e6, step_ms: float = 10.0, losses: tuple[float, ...] = (2.0, 1.0)
+) -> Report:
+    metrics = step_metric(*[step_ms] * 30), make_metric("peak_allocated_bytes", "bytes", peak)
+    return with_losses(make_report(*metrics, audits=audits), losses)
 
 
 SICK, MENDED = run(failed_audit(AUDIT, MEMORY)), run(PASSED, peak=150e6)
@@ -122,6 +125,16 @@ def test_promised_time_is_proved_by_turns(head_s: float | None, verdict: str) ->
         assert proof.measured == pytest.approx(2.0, rel=0.01)
         assert proof.interval is not None
         assert proof.interval == pytest.approx((2.0, 2.0), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "verdict"),
+    [((2.0, 1.0), (2.0, 1.0), "proved"), ((2.0, 1.0), (2.0, 1.1), "not proved"), ((), (), "unclear")],
+)
+def test_a_safe_fix_has_losses_equal_to_the_bit(base: tuple[float, ...], head: tuple[float, ...], verdict: str) -> None:
+    sick, fixed = run(failed_audit(AUDIT, MEMORY), losses=base), run(PASSED, peak=150e6, losses=head)
+    assert proof_of(fixed, fixed, bases=(sick, sick)).verdict == verdict
+    assert proof_of(fixed, fixed, bases=(sick, sick), head=".").verdict == "proved"
 
 
 def test_less_than_a_hundredth_of_the_step_is_no_promise() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from efprof.compare.sides.starting import LOG, CannotTell, Training
 from efprof.compare.sides.trees import Tree
 from efprof.model import NotComparable
+from efprof.processes import STEPS_VARIABLE
 from efprof.units import format_duration
 
 OPTIONS = ("--overhead", "100%")
@@ -15,7 +16,7 @@ NUM_RUNS = 2
 
 
 def record_sides(
-    trees: Sequence[Tree], training: Training, *, home: Path, end: float, say: Callable[[str], None]
+    trees: Sequence[Tree], training: Training, home: Path, end: float, say: Callable[[str], None]
 ) -> list[list[Path]]:
     """Two run folders of each tree, below `home`; base's are the first and the last.
 
@@ -25,10 +26,10 @@ def record_sides(
     found: list[list[Path]] = [[] for _ in trees]
     order = [0, *(number for number in range(1, len(trees)) for _ in range(NUM_RUNS)), 0]
     start = time.monotonic()
-    for place, number in enumerate(order):
+    for num_done, number in enumerate(order):
         tree, runs = trees[number], found[number]
         spent = time.monotonic() - start
-        left = f", {format_duration(spent / place * (len(order) - place))} left" if place else ""
+        left = f", {format_duration(spent / num_done * (len(order) - num_done))} left" if num_done else ""
         say(f"recording {tree.name} '{tree.ref}', run {len(runs) + 1} of {NUM_RUNS}{left}")
         runs.append(record_run(tree, training, home / f"{tree.name}-{len(runs) + 1}", end))
     return found
@@ -37,7 +38,8 @@ def record_sides(
 def record_run(source: Tree, training: Training, home: Path, end: float) -> Path:
     """The folder of a run of this tree; raises NotComparable as `record_sides` does."""
     with source.fresh() as tree:
-        with training.started_in(tree, home, OPTIONS, {}) as command:
+        variables = {} if training.num_steps is None else {STEPS_VARIABLE: str(training.num_steps)}
+        with training.started_in(tree, home, OPTIONS, variables) as command:
             is_done = command.wait(end - time.monotonic())
         if not is_done:
             raise CannotTell(

@@ -1,9 +1,7 @@
 """Where the processes of a side wait between turns: a socket that each connects to once it trains."""
 
 import json
-import os
 import selectors
-import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from efprof.model import EfprofError
-from efprof.processes import Command
+from efprof.processes import GATE_VARIABLE, Command, listening_socket
 
-VARIABLE = "EFPROF_GATE"
 NAME = ".efprof-gate"
 FOR_EVER = 1 << 62
 """More updates than any training makes."""
@@ -34,13 +31,7 @@ class Gate:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        opened = os.open(folder, os.O_RDONLY)
-        try:
-            self._server.bind(f"/proc/self/fd/{opened}/{NAME}")  # a path of a socket has 107 letters at most
-        finally:
-            os.close(opened)
-        self._server.listen()
+        self._server = listening_socket(self._path)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
         self._ranks: list[Any] = []
@@ -50,7 +41,7 @@ class Gate:
     @property
     def variables(self) -> Mapping[str, str]:
         """By which a process finds it."""
-        return {VARIABLE: str(self._path)}
+        return {GATE_VARIABLE: str(self._path)}
 
     def close(self) -> None:
         """Who waits at it ends then; safe to call twice."""
@@ -73,7 +64,7 @@ class Gate:
                 if key.fileobj is self._server:
                     self._accept()
                     continue
-                rank, line = key.fileobj, key.data.readline()
+                rank, line = key.fileobj, _line(key.data)
                 if not line:
                     if rank in self._ranks:
                         raise SideEnded
@@ -102,6 +93,14 @@ class Gate:
     def _accept(self) -> None:
         connection, _ = self._server.accept()
         self._selector.register(connection, selectors.EVENT_READ, connection.makefile(encoding="utf-8"))
+
+
+def _line(opened: Any) -> str:
+    """Empty where its process has ended."""
+    try:
+        return str(opened.readline())
+    except OSError:
+        return ""
 
 
 def _tell(rank: Any, until: int | None) -> None:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import field
 from pathlib import Path
 
 from efprof.compare.sides.trees import WORKING_TREE, Tree, without_repository
@@ -15,6 +16,7 @@ from efprof.processes import Command, last_line, own_path, started
 LOG = "output.txt"
 MISSING = re.compile(r"No such file or directory: '([^']+)'|(\S+): No such file or directory")
 """How Python and shells say it."""
+NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 
 
 class CannotTell(NotComparable):
@@ -23,11 +25,15 @@ class CannotTell(NotComparable):
 
 @frozen_dataclass
 class Training:
-    """The command as the user gave it, in the folder `here`; `num_steps` ends a whole run earlier."""
+    """The command as the user gave it, in the folder `here`; a whole run ends after `num_steps`.
+
+    `pythons` begin it in place of its first word, by the name of the side.
+    """
 
     command: tuple[str, ...]
     here: Path
     num_steps: int | None = None
+    pythons: Mapping[str, str] = field(default_factory=dict)
 
     @contextmanager
     def started_in(
@@ -49,12 +55,11 @@ class Training:
             "PATH": own_path(),
             **variables,
         }
-        if self.num_steps is not None and not variables:  # turns have an end of their own
-            environment["EFPROF_STEPS"] = str(self.num_steps)
         name = "working-tree" if tree.ref == WORKING_TREE else tree.ref
         recorder = [sys.executable, "-P", "-m", "efprof", "record", *options, "--no-diff", "--name", name, "--"]
-        words = [*recorder, *moved_words(tree, self.command, self.here)]
-        with started(words, folder=folder, environment=environment, log=home / LOG) as command:
+        words = moved_words(tree, self.command, self.here)
+        words[0] = self.pythons.get(tree.name, words[0])
+        with started([*recorder, *words], folder=folder, environment=environment, log=home / LOG) as command:
             yield command
 
     def check(self, tree: Tree, home: Path) -> None:
@@ -102,6 +107,15 @@ def _advice(log: Path, tree: Tree, here: Path) -> str:
         if path.is_relative_to(tree.folder):
             path = tree.root / path.relative_to(tree.folder)
         if path.exists() and path.is_relative_to(tree.root):
-            top = Path(path.relative_to(tree.root).parts[0])
-            return f"; your tree has it, so give '--link {os.path.relpath(tree.root / top, here)}'"
+            return _link_it(tree.root / path.relative_to(tree.root).parts[0], here)
+    for module in reversed(NO_MODULE.findall(log.read_text(errors="replace"))):
+        name = module.replace(".", os.sep)
+        for folder in (tree.root, tree.root / "src"):  # a compiled one, say, of any Python's suffix
+            for found in (*folder.glob(name), *folder.glob(f"{name}.*")):
+                if not tree.moved(found).exists():
+                    return _link_it(found, here)
     return ""
+
+
+def _link_it(path: Path, here: Path) -> str:
+    return f"; your tree has it, so give '--link {os.path.relpath(path, here)}'"

@@ -14,13 +14,13 @@ from typing import Any
 from efprof.compare.sides.gates import Gate, SideEnded, TimeIsUp
 from efprof.compare.sides.starting import Training
 from efprof.compare.sides.trees import Tree
-from efprof.compare.times import LOOKS, SideTimes, TurnTimes, is_decided
+from efprof.compare.times import INTERRUPTED, LOOKS, SideTimes, TurnTimes, is_decided
 from efprof.processes import Command
 from efprof.units import format_duration
 
 OPTIONS = ("--windows", "none", "--no-holders")
-WARM_UP = 20
-"""Updates, by which a step's memory and caches have settled."""
+WARM_UP = 10
+"""Updates, by which a step's memory and caches have settled: one of 50 steps still takes enough turns."""
 TURN = (3, 6)
 """Updates of a turn, at random, the same for both: what a training does every so many steps falls into every place of
 a turn. The first is not measured."""
@@ -29,8 +29,8 @@ LEAST_TURN_S = 0.06
 MAX_TURNS = 64
 MIN_TURNS = 8
 """Pairs of turns of one pair of processes."""
-MAX_HELD_SHARE = 0.9
-"""Of a device's memory, by both sides: more, and the second would be slowed down by the first or fail."""
+MIN_FREE_SHARE = 0.1
+"""Of a device's memory, beside both sides and whatever else is on it: with less, one would be slowed down or fail."""
 SECONDS_TO_CLOSE = 30.0
 PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 """Of torch.distributed and of torchrun: both sides are alive, and cannot have the same one."""
@@ -67,6 +67,8 @@ def take_turns(trees: tuple[Tree, Tree], training: Training, *, home: Path, end:
                 found.append(times_of(sides, num_turns, number, end))
         except NoTurns as error:
             return SideTimes(pairs=tuple(found), why=f"{error}.")
+        except KeyboardInterrupt:
+            return SideTimes(pairs=tuple(found), why=INTERRUPTED)
         pair_s = (time.monotonic() - start) / len(found)
     return SideTimes(pairs=tuple(found))
 
@@ -80,10 +82,10 @@ class Side:
         """As long as an update of its warm-up took."""
         self.said: Sequence[dict[str, Any]] = ()
 
-    @property
-    def held_share(self) -> float:
-        """Of the memory of the fullest device that it trains on, whoever holds it."""
-        return max(float(one.get("held_share", 0.0)) for one in self.said)
+    def leaves_free(self, num_sides: int) -> float:
+        """Of the memory of the fullest device that it trains on, once so many sides like it are there."""
+        pairs = [(rank.get("free_share", 1.0), rank.get("held_share", 0.0)) for rank in self.said]
+        return min(float(free - (num_sides - 1) * held) for free, held in pairs)
 
     def warm_up(self, end: float) -> None:
         self._arrive(end)
@@ -125,7 +127,7 @@ def alive_sides(
     """Base and head at their gates, each warmed up alone; all is over at the end. Raises NoTurns."""
     sides: dict[int, Side] = {}
     with ExitStack() as stack:
-        for number, limit in zip(order, (MAX_HELD_SHARE / 2, MAX_HELD_SHARE), strict=True):
+        for number, num_sides in zip(order, (2, 1), strict=True):
             fresh = stack.enter_context(trees[number].fresh())
             gate = Gate(fresh.folder.parent)
             stack.callback(gate.close)
@@ -134,11 +136,13 @@ def alive_sides(
             stack.callback(gate.close)  # first of all: who waits there ends in good order
             sides[number] = side = Side(command, gate, partial(_ended, training, fresh, own))
             side.warm_up(end)
-            if side.held_share > limit:
-                raise NoTurns("Both sides together take more than 90 % of a device's memory")
+            if side.leaves_free(num_sides) < MIN_FREE_SHARE:
+                raise NoTurns("Both sides at once leave less than 10 % of a device's memory free")
         yield sides[0], sides[1]
         for side in sides.values():
             side.close(end)
+    for tree in trees:
+        training.check(tree, home / tree.name)
 
 
 def _own_ports() -> dict[str, str]:

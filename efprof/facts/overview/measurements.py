@@ -29,6 +29,7 @@ from efprof.model import (
     BOUNDARIES,
     STAGES,
     Evaluation,
+    LineTime,
     Measurements,
     MemorySample,
     Metric,
@@ -106,6 +107,10 @@ def _of_a_trace(run: Run) -> Measurements:
         metrics=(_metric("step_ms", "step time", "ms", steps, STEP_MS_BUDGET),) if use.window.has_steps else (),
         traced_ms=None if use.window.has_steps else use.window.step_ms,
         time=time_evidence(run),
+        lines=tuple(
+            LineTime(blame=one.blame, is_function=one.is_function, host_ms=one.host_ms, device_ms=one.device_ms)
+            for one in use.told_lines
+        ),
         time_sentence=where_it_goes(run),
         next_experiment=next_experiment(run),
         window_memory=memory_series(use.window),

@@ -7,7 +7,7 @@ from typing import Self
 from efprof.artifacts.events import DeviceOutOfMemory, OutOfMemory, StepInterrupted, events_of
 from efprof.artifacts.run_file import Device
 from efprof.facts.run.run import Run
-from efprof.model import NotRecorded, Severity, frozen_dataclass, severity_by_time_left
+from efprof.model import ENDED_WELL, NotRecorded, Severity, frozen_dataclass, severity_by_time_left
 from efprof.model.severity import DAY_S
 from efprof.units import format_bytes, format_duration
 
@@ -25,7 +25,7 @@ def catches_out_of_memory(run: Run) -> bool:
         return False
     failed = [event.step for event in events_of(run.rank_folder, DeviceOutOfMemory)]
     if not failed:  # an older recording, or a file from elsewhere
-        return run.run_file.ended in ("finished", "stopped")
+        return run.run_file.ended in ENDED_WELL
     return any(record.step >= failed[-1] for record in run.steps)
 
 

@@ -23,6 +23,8 @@ from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import STAGES, Evidence, Narrative, Numbers, Row, SourceLine, Table, UnreadableInput, frozen_dataclass
 from efprof.units import format_ms
 
+MIN_LINE = 1 / 500
+"""Of a step: less is not told of a line."""
 MAX_ROWS = 15
 """More rows than that nobody reads; what is left out is in the pictures."""
 MAX_NAME, MAX_TEXT = 42, 60
@@ -73,6 +75,11 @@ class TimeUse:
     def step_ms(self) -> float:
         """The step outside windows where that is known, else as long as the profiler made it."""
         return self.window.step_ms * self.window.scale
+
+    @property
+    def told_lines(self) -> tuple[LineUse, ...]:
+        """Those that take enough of a step."""
+        return tuple(one for one in self.lines if one.host_ms + one.device_ms >= MIN_LINE * self.step_ms)
 
     def per_step_ms(self, nanoseconds: float) -> float:
         """Of the whole window, per step as the profiler made it."""
@@ -136,7 +143,7 @@ def _lines(window: TraceWindow, sources: Sources, scales: Mapping[str, float]) -
 
 def _line_table(use: TimeUse) -> Table | None:
     on_device = any(line.device_ms for line in use.lines)
-    shown = [line for line in use.lines if line.host_ms + line.device_ms >= use.step_ms / 500][:MAX_ROWS]
+    shown = use.told_lines[:MAX_ROWS]
     if not shown:
         return None
     rows: list[Row] = []

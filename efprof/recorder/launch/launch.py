@@ -22,7 +22,7 @@ from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, change_ru
 from efprof.artifacts.runs import hide_from_git, last_trained, list_attempts, read_process
 from efprof.artifacts.settings import merge, read_settings
 from efprof.artifacts.steps import STEPS_FILE, read_steps
-from efprof.model import EfprofError
+from efprof.model import ENDED_WELL, EfprofError
 from efprof.recorder.launch.machine import describe_host, keep_diff, kept_configuration, kept_environment, read_git
 from efprof.recorder.launch.signal_forwarding import ENDING_SIGNALS, RecordedProgram, passing_signals
 from efprof.recorder.session.options import VARIABLE, Options, encode_options, parse_options
@@ -56,7 +56,7 @@ def launch(
     close_run(folder, code, time.monotonic() - start, program)
     with suppress(EfprofError):  # the folder is gone, of which there has been word
         run, trained = read_run_file(folder), last_trained(list_attempts(folder))
-        if run.ended not in ("finished", "stopped") and trained is not None:
+        if run.ended not in ENDED_WELL and trained is not None:
             counts = [len(read_steps(rank)[0]) for rank in trained.rank_folders if (rank / STEPS_FILE).exists()]
             how = f"{run.ended.replace('_', ' ')}, exit code {run.exit_code}"
             print(f"efprof: the training ended after {max(counts, default=0)} steps ({how})", file=sys.stderr)

@@ -6,9 +6,9 @@ none waits for another one's gradients then.
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from time import perf_counter_ns
@@ -18,14 +18,12 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from efprof.artifacts.events import TrainingStopped
+from efprof.processes import GATE_VARIABLE, STEPS_VARIABLE, connected_socket
 from efprof.recorder.hooks.loop_hooks import num_running_steps
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
 
-GATE = "EFPROF_GATE"
-"""Names the socket that tells when to go on, and is told how long the steps of a turn took."""
-STEPS = "EFPROF_STEPS"
 NOTED_STEP = 1
 """When the first one is over, what trains has been imported: is it of the side's own tree?"""
 
@@ -44,8 +42,16 @@ class Gate:
         """Of the last update, and of the one after which it waits: all ranks count alike, whatever they record."""
         self._began = 0, 0
         """The first one of the turn, with the instant at which that was over."""
+        self._stepped = set[int]()
+        """The optimizers of the update that goes on, by their first parameter: one may be made anew."""
 
-    def updated(self) -> None:
+    def updated(self, optimizer: torch.optim.Optimizer) -> None:
+        """An update is over when one of its optimizers steps again: of a GAN's two both belong to it."""
+        which = id(next((one for group in optimizer.param_groups for one in group["params"]), None))
+        if self._number >= 0 and which not in self._stepped:
+            self._stepped.add(which)
+            return
+        self._stepped = {which}
         self._number += 1
         if self._began[1] == 0:
             self._began = self._number, _device_is_done()
@@ -56,11 +62,11 @@ class Gate:
         said = {"update": self._number, "updates": self._number - first, "seconds": seconds} | self._about()
         try:
             if self._file is None:
-                self._file = connected(self._path).makefile("rw", encoding="utf-8")
+                self._file = connected_socket(self._path).makefile("rw", encoding="utf-8")
             self._file.write(json.dumps(said) + "\n")
             self._file.flush()
             answer = self._file.readline()
-        except OSError:  # nobody is there any more
+        except OSError:  # whoever listened has ended
             answer = ""
         until = json.loads(answer)["until"] if answer else None
         self._loop.mark_interrupted()
@@ -71,31 +77,22 @@ class Gate:
             self._until = until
 
     def _about(self) -> dict[str, Any]:
-        """How many ranks train, and what this one holds of its device's memory."""
+        """How many ranks train, and what of its device's memory this one holds and is free."""
         distributed = torch.distributed
         has_ranks = distributed.is_available() and distributed.is_initialized()
         about: dict[str, Any] = {"ranks": distributed.get_world_size() if has_ranks else 1}
         if _has_cuda():
             free, total = torch.cuda.mem_get_info()
-            about |= {"device": torch.cuda.current_device(), "held_share": (total - free) / total}
+            about |= {"held_share": torch.cuda.max_memory_reserved() / total, "free_share": free / total}
         return about
-
-
-def connected(path: Path) -> socket.socket:
-    """With the one that listens there; the path of a socket itself has 107 letters at most."""
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        to_it = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        to_it.connect(f"/proc/self/fd/{folder}/{path.name}")
-        return to_it
-    finally:
-        os.close(folder)
 
 
 def _device_is_done() -> int:
     """When the device has done what it was given so far, by `perf_counter_ns`."""
     if _has_cuda():
         torch.cuda.synchronize()
+    elif not torch.cuda.is_available() and torch.accelerator.is_available():
+        torch.accelerator.synchronize()
     return perf_counter_ns()
 
 
@@ -104,14 +101,15 @@ def _has_cuda() -> bool:
 
 
 def start(session: Session) -> None:
-    path, num_steps = os.environ.get(GATE), int(os.environ.get(STEPS, "0"))
+    path, num_steps = os.environ.get(GATE_VARIABLE), int(os.environ.get(STEPS_VARIABLE, "0"))
     loop = session.loop
 
     def end() -> None:
         session.note(TrainingStopped(step=loop.number))
         session.end()
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with suppress(Exception):  # the program may have put anything there
+                stream.flush()
         os._exit(0)
 
     def step_began(step: OpenStep) -> None:
@@ -130,9 +128,9 @@ def start(session: Session) -> None:
     gate = Gate(loop, Path(path), end)
     loop.sampling.has_bursts = False
 
-    def updated(*_: object) -> None:
+    def updated(optimizer: torch.optim.Optimizer, *_: object) -> None:
         is_outermost = num_running_steps() == 1  # an optimizer may step another one
         if is_outermost and loop.thread.is_training_thread and not loop.thread.is_capturing:
-            gate.updated()
+            gate.updated(optimizer)
 
     session.undo_at_end(register_optimizer_step_post_hook(session.shell.guarded("gate", updated)).remove)

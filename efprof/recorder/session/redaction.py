@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from efprof.artifacts.run_file import HIDDEN
+from efprof.model import HIDDEN
 
 _NAME = (
     r"(?<!max_)(?<!max-)token(?!i[sz]|s(?![a-z]))|secret|passw|passphrase|credential|api[-_]?key|private[-_]?key"

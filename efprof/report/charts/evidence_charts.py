@@ -80,7 +80,7 @@ def _series_layer(series: Series, line: SeriesLine, colour: str, x_scale: AxisSc
     """Stacked curves are not thinned: their points must stay at the same x."""
     kept = range(len(line.y)) if series.is_stacked else thin(line.y)
     return Layer(
-        kind="stack" if series.is_stacked and not line.is_over_stack else "line",
+        kind="points" if line.are_apart else "stack" if series.is_stacked and not line.is_over_stack else "line",
         label=line.label,
         colour=colour,
         x=tuple(line.x[index] / x_scale.factor for index in kept),

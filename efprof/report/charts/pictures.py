@@ -126,7 +126,8 @@ def _draw_layer(axes: Any, layer: Layer, colour: str, bottom: Numbers) -> Number
         case "fill":
             axes.fill(x, y, alpha=0.5, linewidth=0, **style)
         case "points":
-            axes.plot(x, y, linestyle="", marker="v", markersize=5, **style)
+            marker, size = ("v", 5) if layer.notes else ("o", 6 if layer.is_strong else 3)
+            axes.plot(x, y, linestyle="", marker=marker, markersize=size, **style)
         case _:
             form = "steps-post" if layer.is_stepped else "default"
             axes.plot(x, y, drawstyle=form, linewidth=1.6 if layer.is_strong else 1, **style)
@@ -152,8 +153,9 @@ def _trace(layer: Layer, chart: Chart) -> Figure:
         case "bar":
             trace |= {"marker": {"color": colour, "line": {"width": 0}}, "hoverinfo": "text", "textposition": "none"}
         case "points":
-            marker = {"color": colour, "symbol": "triangle-down", "size": 9}
-            trace |= {"mode": "markers", "marker": marker, "hoverinfo": "text"}
+            symbol, size = ("triangle-down", 9) if layer.notes else ("circle", 10 if layer.is_strong else 5)
+            trace |= {"mode": "markers", "marker": {"color": colour, "symbol": symbol, "size": size}}
+            trace |= {"hoverinfo": "text"} if layer.notes else _hover(layer, chart)
         case "fill":
             trace |= {"mode": "lines", "fill": "toself", "fillcolor": f"{colour}{HALF_OPAQUE}", "hoverinfo": "skip"}
             trace |= {"line": {"color": colour, "width": 0}}

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,6 +107,18 @@ def test_a_changed_line_is_run_in_whatever_way_the_command_starts_it(
 ) -> None:
     project = Project(tmp_path, layout=layout, installed=installed)
     assert {way: project.run(*words) for way, words in WAYS.items()} == dict.fromkeys(WAYS, "2")
+    assert project.noted == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("installed", ["by path", "by finder"])
+@pytest.mark.parametrize("layout", ["src", "."])
+def test_a_changed_line_is_run_by_each_rank_of_torchrun(tmp_path: Path, layout: str, installed: str) -> None:
+    project = Project(tmp_path, layout=layout, installed=installed)
+    (site,) = project.environment.glob("lib/*/site-packages")
+    (site / "torch.pth").write_text(sysconfig.get_path("purelib"))
+    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    assert project.run(*ranks, "train.py").split() == ["2", "2"]
     assert project.noted == []
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.compare.sides.starting import moved_words
+from efprof.compare.sides.starting import LOG, Training, moved_words
 from efprof.compare.sides.trees import Tree
 
 
@@ -52,3 +52,24 @@ def test_the_users_tree_is_known_by_any_name_of_it(tree: Tree) -> None:
     other = tree.place.parent / "link"
     other.symlink_to(tree.root)
     assert moved_words(tree, ["python", f"{other}/train.py"], tree.root) == ["python", f"{tree.folder}/train.py"]
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'data/texts.txt'", "--link data"),
+        ("ModuleNotFoundError: No module named 'package._core'", "--link src/package/_core.cpython-399.so"),
+        ("ModuleNotFoundError: No module named 'generated'", "--link generated"),
+        ("ModuleNotFoundError: No module named 'sub'", ""),
+        ("ModuleNotFoundError: No module named 'torchvision'", ""),
+    ],
+)
+def test_what_only_the_users_tree_has_is_advised_to_be_linked(tree: Tree, said: str, advice: str) -> None:
+    (tree.root / "src" / "package").mkdir(parents=True)
+    for name in ("data/texts.txt", "src/package/_core.cpython-399.so"):
+        (tree.root / name).write_text("git ignores it")
+    (tree.root / "generated").mkdir()
+    (tree.place / LOG).write_text(f"{said}\n")
+    heard = Training(command=("python",), here=tree.root).said(tree, tree.place)
+    assert heard.startswith(f"it said '{said}'")
+    assert ("your tree has it" in heard, advice in heard) == (bool(advice), True)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import efprof
-from efprof.artifacts.run_file import DIFF_FILE, HIDDEN, Git
+from efprof.artifacts.run_file import DIFF_FILE, Git
+from efprof.model import HIDDEN
 from efprof.recorder.launch.machine import keep_diff, read_git
 from tests.recorder.recording import Recorded, record_command
 

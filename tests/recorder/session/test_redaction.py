@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from efprof.artifacts.run_file import HIDDEN, read_sources
+from efprof.artifacts.run_file import read_sources
+from efprof.model import HIDDEN
 from efprof.recorder.launch.machine import kept_environment
 from efprof.recorder.session.redaction import (
     without_secret_line,
