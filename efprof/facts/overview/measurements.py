@@ -43,8 +43,6 @@ from efprof.model import (
 )
 from efprof.units import MIB, format_bytes
 
-STEP_MS_BUDGET = 0.03
-"""Of the step, what a branch may cost before a comparison fails: two runs of the same code differ by less."""
 PEAK_BUDGET = 0.005
 """Peaks repeat almost to the byte, so half a percent is a change."""
 SLOW_FACTOR = 1.5
@@ -104,7 +102,7 @@ def _of_a_trace(run: Run) -> Measurements:
     steps = [(end - start) / 1e6 for start, end in use.window.steps]
     return Measurements(
         memory_source=source,
-        metrics=(_metric("step_ms", "step time", "ms", steps, STEP_MS_BUDGET),) if use.window.has_steps else (),
+        metrics=(_metric("step_ms", "step time", "ms", steps),) if use.window.has_steps else (),
         traced_ms=None if use.window.has_steps else use.window.step_ms,
         time=time_evidence(run),
         lines=tuple(
@@ -187,7 +185,7 @@ def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
     growth = run.find(MemoryGrowth, ThinEvidence)  # 0 where it does not grow for sure, none of a run too short to tell
     growth_bytes = () if growth is None else (growth.fit.trend.slope if growth.is_growing else 0.0,)
     return (
-        _metric("step_ms", "step time", "ms", times.steady_ms, STEP_MS_BUDGET),
+        _metric("step_ms", "step time", "ms", times.steady_ms),
         *(_metric(f"{stage}_ms", f"{stage} time", "ms", [time.of(stage) for time in steady]) for stage in STAGES),
         *_device_metrics([time for time in steady if time.device_ms]),
         _metric("cpu_ms", "CPU time of the process", "ms", [time.cpu_ms for time in steady]),

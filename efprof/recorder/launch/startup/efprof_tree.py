@@ -11,7 +11,6 @@ import json
 import os
 import sys
 
-VARIABLE = "EFPROF_TREE"
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 """The package that records: it may lie in the user's tree, and is not what is compared."""
 
