@@ -9,7 +9,7 @@ from time import thread_time_ns
 from types import CodeType, FunctionType
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.artifacts.events import LoaderBuilt
@@ -42,7 +42,7 @@ def start(session: Session) -> None:
                     num_workers=loader.num_workers,
                     batch_size=loader.batch_size,
                     persistent_workers=loader.persistent_workers,
-                    num_batches=_num_batches(loader),
+                    num_batches=_num_batches(loader, session.sites),
                 )
             )
             num_built += 1
@@ -54,10 +54,18 @@ def start(session: Session) -> None:
     session.listen("loaders", loader_began=note)  # it may have been built before the recording began
 
 
-def _num_batches(loader: Any) -> int | None:
+def _num_batches(loader: Any, sites: Sites) -> int | None:
+    """None where the program's own code would count them, and of a stream: torch warns of one that is longer than was
+    asked for.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    counting = [getattr(type(part), "__len__", None) for part in (loader, loader.batch_sampler, loader.sampler)]
+    if any(sites.is_user_code(each.__code__) for each in counting if isinstance(each, FunctionType)):
+        return None
     try:
         return len(loader)
-    except TypeError:  # an iterable data set without a length
+    except (TypeError, NotImplementedError):  # of the data set
         return None
 
 

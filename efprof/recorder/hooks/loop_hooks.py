@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import isfinite
 from threading import get_ident
 from time import perf_counter_ns
-from types import CodeType
+from types import CodeType, GeneratorType
 from typing import Any
 
 import torch
@@ -280,7 +280,9 @@ def _clipping(loop: Loop, guard: Guard, original: Callable[..., Any]) -> Callabl
         given = args[0] if args else kwargs.pop("parameters")
         kept = list(given) if hasattr(given, "__next__") else given
         began(kept, args[1] if len(args) > 1 else kwargs.get("max_norm"))
-        norm = update(given if kept is given else (one for one in kept), *args[1:], **kwargs)
+        if kept is not given:  # torch warns of an empty one if it is a generator, and not if it is a filter
+            given = (each for each in kept) if type(given) is GeneratorType else iter(kept)
+        norm = update(given, *args[1:], **kwargs)
         if (args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0)) == 2.0:
             clipped(norm, kept)
         return norm

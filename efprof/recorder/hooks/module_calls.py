@@ -16,6 +16,7 @@ from efprof.recorder.hooks.patching import Undo, call_after, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.updates import optimizer_entered, optimizer_left
 from efprof.recorder.numbers.step_numbers import living, parameters_of
+from efprof.recorder.session.foreign import is_tensor, items_of
 from efprof.recorder.session.shell import Shell
 
 COMPILER = "torch._dynamo.eval_frame"
@@ -289,8 +290,4 @@ def _versions() -> dict[Optimizer, int]:
 
 def _has_gradient(result: object) -> bool:
     """Whether a tensor in it was computed from what requires a gradient."""
-    if isinstance(result, torch.Tensor):
-        return result.grad_fn is not None
-    if isinstance(result, dict):
-        return any(map(_has_gradient, result.values()))
-    return isinstance(result, list | tuple) and any(map(_has_gradient, result))
+    return result.grad_fn is not None if is_tensor(result) else any(map(_has_gradient, items_of(result)))

@@ -1,6 +1,6 @@
 """The step that is being recorded, and how it becomes a line of steps.jsonl."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 
 from efprof.artifacts.steps import BoundaryMemory, SiteCalls, StageSpan, StepRecord
 from efprof.recorder.numbers.step_numbers import StepNumbers
+from efprof.recorder.session.foreign import is_tensor, items_of
 
 MAX_ITEMS = 100
 """Of a list or mapping, that are looked at for tensors."""
@@ -144,26 +145,25 @@ def add_passes(record: StepRecord, passes: list[tuple[float, float]]) -> None:
 
 
 def num_elements(given: Iterable[object]) -> int:
-    """Of the tensors among them, and of those in a list or mapping among them.
+    """Of the tensors among them, and of those in a list or dict among them.
 
     Not while torch.jit.trace takes the question for the program's, and answers with a tensor.
     """
     if torch._C._get_tracing_state() is not None:
         return 0
     total = 0
-    for one in given:
-        items = one.values() if isinstance(one, Mapping) else one if isinstance(one, list | tuple) else (one,)
+    for value in given:
+        items = (value,) if type(value) is torch.Tensor else items_of(value)
         total += sum(item.numel() for item in islice(items, MAX_ITEMS) if type(item) is torch.Tensor)
     return total
 
 
 def num_samples(batch: object) -> int:
     """The first dimension of the first tensor found in a batch; 0 where there is none."""
-    if isinstance(batch, torch.Tensor):
+    if is_tensor(batch):
         return batch.shape[0] if batch.dim() else 1
-    if isinstance(batch, list) and len(batch) == 1 and isinstance(batch[0], dict):
-        batch = batch[0] if all(map(torch.is_tensor, batch[0].values())) else None  # DALI's; or of one picture
-    if not isinstance(batch, dict | list | tuple):
-        batch = getattr(batch, "data", None)  # transformers' BatchEncoding
-    items = list(batch.values() if isinstance(batch, dict) else batch) if isinstance(batch, dict | list | tuple) else []
-    return next((num_samples(item) for item in items if isinstance(item, torch.Tensor)), 0)
+    items = [*items_of(batch)]
+    if issubclass(type(batch), list) and len(items) == 1 and issubclass(type(items[0]), dict):
+        items = [*items_of(items[0])]  # DALI's; or of one picture
+        items = items if all(map(is_tensor, items)) else []
+    return next((num_samples(item) for item in items if is_tensor(item)), 0)

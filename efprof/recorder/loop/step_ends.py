@@ -7,6 +7,7 @@ from weakref import ref
 import torch
 
 from efprof.recorder.numbers.step_numbers import living, nodes_behind, nodes_of, parameters_of
+from efprof.recorder.session.foreign import is_tensor
 
 MAX_SAMPLE = 4096
 """Of a parameter's values that are compared."""
@@ -94,13 +95,13 @@ class ParameterProbe:
         """Backward is called on these: watch a parameter that they were made from."""
         if self._alive() is None:
             leaves = (getattr(node, "variable", None) for node in nodes_behind(nodes_of(tensors)[-1:], MAX_NODES))
-            self._watch(next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None))
+            self._watch(next((leaf for leaf in leaves if is_tensor(leaf)), None))
 
     def watch_inputs(self, inputs: Any) -> None:
         if self._alive() is None:
-            is_one = isinstance(inputs, torch.Tensor) or not isinstance(inputs, Iterable)
+            is_one = is_tensor(inputs) or not isinstance(inputs, Iterable)
             given = [inputs] if is_one else inputs  # such as the values of a dict
-            self._watch(next((one for one in given if isinstance(one, torch.Tensor) and one.is_leaf), None))
+            self._watch(next((one for one in given if is_tensor(one) and one.is_leaf), None))
 
     def note_backward(self) -> None:
         parameter = self._alive()

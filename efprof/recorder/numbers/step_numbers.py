@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from efprof.artifacts.steps import StepRecord, spelled
 from efprof.recorder.numbers.late_values import OnDevice
+from efprof.recorder.session.foreign import is_of_torch, is_tensor
 
 # Before the waiting_calls collector wraps it: our own reads are not the user's.
 read_value = torch.Tensor.item
@@ -52,13 +53,13 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def tensors_in(value: object) -> list[torch.Tensor]:
     """Those of lists, dicts and whatever else torch takes apart, at any depth."""
-    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+    return [one for one in tree_leaves(value) if is_tensor(one)]
 
 
 def nodes_of(tensors: Any) -> list[Any]:
     """The nodes of autograd's graph that these come from, one tensor or several."""
     given = tensors if isinstance(tensors, list | tuple) else [tensors]
-    return [one.grad_fn for one in given if isinstance(one, torch.Tensor) and one.grad_fn is not None]
+    return [one.grad_fn for one in given if is_tensor(one) and one.grad_fn is not None]
 
 
 def feeders_of(node: Any) -> list[Any]:
@@ -120,7 +121,8 @@ def weighted_losses(tensors: object, gradients: object) -> list[tuple[torch.Tens
 
 def _is_number(value: object) -> TypeGuard[torch.Tensor]:
     return (
-        isinstance(value, torch.Tensor)
+        is_tensor(value)
+        and (type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or is_of_torch(value))  # as DTensor
         and not isinstance(value, FakeTensor)  # it has no value
         and value.numel() == 1
         and not value.is_complex()

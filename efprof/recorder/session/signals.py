@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,9 @@ KILL_AFTER_S = 5.0
 """To write an open window, which takes a second or two; launchers and schedulers wait for 10 to 30 s."""
 
 STOP = 0
+DEFAULT_IN_C = 0
+SIZE_OF_ACTION = 256
+"""At least that of `struct sigaction`, whose first field is the function; on Linux it has 152 bytes."""
 
 
 class Signals:
@@ -40,6 +44,8 @@ class Signals:
         if ask is not None:
             self._handlers[signal.SIGUSR1] = lambda *_: ask("signal")
         self._timer = KillTimer()
+        self._pythons = dict[int, int]()
+        """What the system calls for each, while our handlers are set."""
         self._is_set = False
         self._is_watching = False
         self._is_over = False
@@ -56,8 +62,9 @@ class Signals:
         if not self._is_set:
             self._is_set = True
             for number, handler in self._handlers.items():
-                if signal.getsignal(number) is signal.SIG_DFL:
+                if signal.getsignal(number) is signal.SIG_DFL and _in_c(number) == DEFAULT_IN_C:
                     signal.signal(number, handler)
+            self._pythons = {number: _in_c(number) for number in self._handlers}
         if self._is_ours(signal.SIGTERM):
             self._timer.begin(self._handlers[signal.SIGTERM])
 
@@ -91,7 +98,8 @@ class Signals:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _is_ours(self, number: int) -> bool:
-        return signal.getsignal(number) is self._handlers.get(number)
+        is_pythons = self._pythons.get(number) == _in_c(number)
+        return signal.getsignal(number) is self._handlers.get(number) and is_pythons
 
     def _reset(self) -> None:
         for number in self._handlers:
@@ -170,6 +178,13 @@ def _watch(reading: int, pipe: tuple[int, int], handler: object) -> None:
                 _die()
         if is_still(reading, pipe):
             os.close(reading)
+
+
+def _in_c(number: int) -> int:
+    """The function that the system calls: `faulthandler.register` sets one that Python does not know of."""
+    action = ctypes.create_string_buffer(SIZE_OF_ACTION)
+    ctypes.CDLL(None).sigaction(number, None, action)
+    return int.from_bytes(action.raw[: ctypes.sizeof(ctypes.c_void_p)], sys.byteorder)
 
 
 def _die() -> None:
