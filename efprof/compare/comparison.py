@@ -71,7 +71,7 @@ def compare_reports(
             raise EfprofError(f"--budget: there is no metric '{name}'; {nearest_to(name, known)}")
     longer = [row.head_median - row.base_median for row in by_turns if row.verdict == "worse"]
     lines = slower_at(bases, heads, changes.hunks, longer[0]) if longer and changes else ()
-    pictures = (loss_picture(bases, heads), time_picture(times) if times else None)
+    pictures = (time_picture(times) if times else None, loss_picture(bases, heads))
     return Comparison(
         base=base.run,
         head=head.run,

@@ -1,5 +1,6 @@
 """At which of the lines that head changed its step got slower; by texts of two trees and the times of lines."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from efprof.compare.comparison import compare_reports
 from efprof.compare.times import SideTimes, TurnTimes
 from efprof.model import LineTime, Report, SourceLine
 from efprof.report.comparison_form import comparison_verdict
+from efprof.report.json_form import render_comparison_json
+from efprof.report.page.html import render_comparison_html
 from tests.compare.reports import make_metric, make_report, step_metric
 
 BASE = """\
@@ -116,6 +119,13 @@ def test_a_slower_head_is_told_with_its_line_or_else_its_stage(tmp_path: Path) -
     assert word == "worse"
     assert "Each step takes 2.50 ms longer at model.py:5, which head changed." in said
     assert [picture.title for picture in comparison.pictures] == ["Head's turns against base's"]
+    page = render_comparison_html(comparison, sides[1][0])
+    assert "<h3>Head&#39;s turns against base&#39;s</h3>" in page
+    assert "<ins>+    x = slow(x)</ins>\n" in page
+    assert [len(line["x"]) for line in json.loads(render_comparison_json(comparison))["pictures"][0]["lines"]] == [
+        48,
+        4,
+    ]
     sides = [report_with()] * 2, [report_with((4, "", 2.5), step_ms=13.0)] * 2
     comparison = compare_reports(*sides, forced=False, times=slower, changes=changes)
     assert (comparison.slower_at, comparison.slower_stage) == ((), "forward")
