@@ -9,8 +9,9 @@ from efprof.audits.growing_tensors import growing_tensors
 from efprof.audits.memory_growth import memory_growth
 from efprof.audits.retained_graph import retained_graph
 from efprof.model import Finding, ThinEvidence
-from efprof.units import MIB
+from efprof.units import GIB, MIB
 from tests.audits.growing_runs import TRAIN, counts_of, graphs, leaking_run, leaking_steps, plain, seen, watch_of
+from tests.support.builders import loader_built
 
 SOURCE = TRAIN.replace("history.append(loss)", "history.append(x)")
 
@@ -57,6 +58,54 @@ def test_what_is_known_by_another_name_or_bounds_itself_may_be_filling_too(tmp_p
     itself = SOURCE + "class Bounded(list):\n    def add(self, x):\n        del self[:-500]\n"
     holder = lambda n: plain(n, type="Bounded")  # noqa: E731
     assert finding_of(tmp_path / "itself", holder=holder, sources={"train.py": itself}).may_be_filling
+
+
+DATA_SET = """\
+class Pictures(Dataset):
+    def __getitem__(self, index):
+        name = self.names[index]
+        if index not in self.cache:
+            self.cache[index] = self.load(name)
+        return self.cache[index]
+"""
+
+
+def cached(folder: Path, *, source: str = DATA_SET, item_bytes: int = MIB, num_steps: int = 250) -> Finding:
+    """What is told of a data set of 1,280 pictures that keeps each, of which as many as there were steps were seen."""
+    fields = {"path": "Pictures.cache", "owner": "Pictures", "name": "cache", "type": "dict"}
+    sizes = {"tensor_bytes": item_bytes, "value_bytes": item_bytes}
+    counts = counts_of(
+        lambda n: plain(n, **fields, **{name: size * n for name, size in sizes.items()}),
+        steps=(19, num_steps // 2, num_steps - 1),
+    )
+    return finding_of(
+        folder,
+        counts=counts,
+        watches=[watch_of(seen("train.py:5:Pictures.__getitem__"), path="Pictures.cache", scope="attribute")],
+        steps=leaking_steps(num_steps, item_bytes),
+        sources={"train.py": source},
+        events=[loader_built(num_batches=80, batch_size=16)],
+    )
+
+
+def test_what_a_data_set_keeps_by_its_index_is_filling_while_items_are_left_and_memory_can_hold_all(
+    tmp_path: Path,
+) -> None:
+    assert cached(tmp_path / "early").may_be_filling
+    tried = DATA_SET.replace("if index not in self.cache", "if self.cache.get(index) is None")
+    assert cached(tmp_path / "tried", source=tried).may_be_filling
+    assert not cached(tmp_path / "too much", item_bytes=GIB // 40).may_be_filling, "32 GiB of 16"
+    assert not cached(tmp_path / "past its end", num_steps=1400).may_be_filling
+
+
+@pytest.mark.parametrize("key", ["id(index)", "id(name)", "self.num_drawn", "(index, random())"])
+def test_what_a_data_set_keeps_by_keys_that_need_not_come_again_is_told_at_once(key: str, tmp_path: Path) -> None:
+    assert not cached(
+        tmp_path,
+        source=DATA_SET.replace("index not in", f"{key} not in").replace("self.cache[index]", f"self.cache[{key}]"),
+    ).may_be_filling
+    elsewhere = DATA_SET.replace("__getitem__", "__call__")
+    assert not cached(tmp_path / "elsewhere", source=elsewhere, num_steps=60).may_be_filling
 
 
 @pytest.mark.parametrize(

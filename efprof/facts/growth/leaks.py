@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Self
 
+from efprof.artifacts.events import LoaderBuilt, events_of
 from efprof.facts.growth.kept import MAX_SHOWN, Kind, RetainedTensors, rate_of
 from efprof.facts.growth.kept_growth import KeptGrowth
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_gain, growth_words
 from efprof.facts.growth.trend import Fit, Trend
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
-from efprof.facts.source.bounds import is_bounded_by_code
+from efprof.facts.source.bounds import is_bounded_by_code, is_kept_by_item, names_in_code
 from efprof.facts.source.sources import Sources, definition_of, line_at, split_site
 from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence, frozen_dataclass
@@ -164,11 +165,22 @@ def _leaks(run: Run, told: Sequence[RetainedTensors], fit: Fit | None, whole: fl
 
 
 def may_be_filling(run: Run, kept: RetainedTensors) -> bool:
-    """True if the run is short and the program's code takes out of it or tests its length; no graph is kept so."""
-    if kept.kind == "graphs" or run.get(RunLimits).num_steps >= SHORT_RUN:
+    """True if the program's code bounds it, and the run is too short to tell; no graph is kept so.
+
+    That takes out of it or tests its length; or keeps by its index what a data set loads, and memory can hold them all.
+    """
+    if kept.kind == "graphs":
         return False
+    sources, limits = run.get(Sources), run.get(RunLimits)
     files = {file for file in (kept.file, kept.site and split_site(kept.site)[0]) if file}
-    return is_bounded_by_code(run.get(Sources), kept.name, kept.type, files, kept.site)
+    names = names_in_code(sources, kept.name, kept.site)
+    is_short = limits.num_steps < SHORT_RUN
+    if kept.entries_added > 0 and is_kept_by_item(sources, names, files):
+        loaders = events_of(run.rank_folder, LoaderBuilt)
+        num_items = max(((one.num_batches or 0) * (one.batch_size or 0) for one in loaders), default=0)
+        most = num_items * kept.rate.slope * kept.num_steps / kept.entries_added
+        return limits.can_hold(most) if kept.sizes[-1].length <= num_items else is_short
+    return is_short and is_bounded_by_code(sources, names, kept.type, files)
 
 
 def place_to_blame(run: Run, kept: RetainedTensors) -> SourceLine:

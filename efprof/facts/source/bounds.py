@@ -10,11 +10,8 @@ from efprof.model import called_name, nodes_on
 TAKES_OUT = frozenset({"pop", "popleft", "popitem", "clear", "remove"})
 
 
-def is_bounded_by_code(sources: Sources, name: str, kind: str, files: Set[str], site: str | None) -> bool:
-    """True if a statement takes out of `name`, tests its length or empties it; `kind` may be a class that does so.
-
-    Looks in these files, and knows it too by the name at `site`, the line that feeds it.
-    """
+def names_in_code(sources: Sources, name: str, site: str | None) -> set[str]:
+    """What the program calls it: by `name`, and at `site`, the line that feeds it."""
     names = {name.partition("[")[0].rpartition(".")[2]}
     if site is not None:
         file, line, _ = split_site(site)
@@ -22,7 +19,25 @@ def is_bounded_by_code(sources: Sources, name: str, kind: str, files: Set[str], 
             match node:
                 case ast.Expr(value=ast.Call(func=ast.Attribute(value=fed))):  # what a method is called of
                     names |= {name_of(fed) or ""} - {"self", ""}
+    return names
+
+
+def is_bounded_by_code(sources: Sources, names: Set[str], kind: str, files: Set[str]) -> bool:
+    """True if a statement takes out of it, tests its length or empties it; `kind` may be a class that does so."""
     return any(_bounds(sources.tree(file), names) or _bounds_itself(sources.tree(file), kind) for file in files)
+
+
+def is_kept_by_item(sources: Sources, names: Set[str], files: Set[str]) -> bool:
+    """True if a `__getitem__` puts in what it is asked for by its index, as a data set's cache: one entry for each."""
+    return any(
+        name_of(node.value) in names
+        and placed.function.endswith(".__getitem__")
+        and any(isinstance(one, ast.Name) and one.id in placed.arguments - {"self"} for one in ast.walk(node.slice))
+        and not any(isinstance(one, ast.Call) for one in ast.walk(node.slice))  # of `id(...)` there is no end
+        for file in files
+        for placed in placed_nodes(sources.tree(file))
+        if isinstance(node := placed.node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+    )
 
 
 def _bounds(tree: ast.AST, names: Set[str]) -> bool:
