@@ -3,7 +3,7 @@
 from efprof.facts.growth.leaks import EXPLAINED, Leaks, may_be_filling
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_gain, growth_words
 from efprof.facts.growth.reference_cycles import CycleSawtooth
-from efprof.facts.growth.unheld_growth import UnattributedGrowth, may_be_pointers
+from efprof.facts.growth.unheld_growth import UnattributedGrowth, is_of_what_fills, may_be_pointers
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.fixes.keep_less import WAYS_TO_BOUND, end_feeding, known_advice
@@ -38,6 +38,8 @@ def memory_growth(run: Run) -> Examination:
         raise ThinEvidence(f"{looked_at} rises, but not as steadily as a leak does; record a longer run to tell.")
     if leaks.explained >= EXPLAINED:
         return Examination(looked_at=f"{looked_at}: what grows was counted to be kept by a variable")
+    if is_of_what_fills(run):
+        return Examination(looked_at=f"{looked_at}: what outlives a step is kept by a variable that may be filling")
     if leaks.grown.num_counts:
         leaks.abstain_if_unclear("graphs")
         leaks.abstain_if_unclear("tensors")

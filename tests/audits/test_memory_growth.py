@@ -55,6 +55,28 @@ def test_a_holder_that_explains_little_of_the_slope_leaves_the_rest_to_tell(tmp_
     assert (rest.gain.peak_bytes or 0) + (told.gain.peak_bytes or 0) == pytest.approx(59 * MIB, rel=0.02)
 
 
+def test_what_steps_make_of_a_buffer_that_may_be_filling_grows_with_it_and_is_no_leak(tmp_path: Path) -> None:
+    """As a bank of keys that each step joins: a mebibyte outlives each step, and four are more after it."""
+
+    def run_of(name: str, kept: str, num_bytes: int = MIB, surviving_bytes: int = MIB) -> Run:
+        source = TRAIN.replace("history.append(loss)", f"history.append(x); {kept}")
+        return leaking_run(
+            tmp_path / name,
+            lambda n: plain(n, tensor_bytes=num_bytes * n),
+            steps=leaking_steps(bytes_per_step=4 * MIB),
+            sources={"train.py": source},
+            allocations=[surviving(8, surviving_bytes)],
+        )
+
+    bound = "history = history[-100:]"
+    run = run_of("bounded", bound)
+    assert memory_growth(run).findings == ()
+    assert [finding.may_be_filling for finding in growing_tensors(run).findings] == [True]
+    assert memory_growth(run_of("little", bound, 4 * KIB, 4 * KIB)).findings == ()
+    for name, kept, num_bytes in (("endless", "pass", MIB), ("of another", bound, 64 * KIB)):
+        assert len(memory_growth(run_of(name, kept, num_bytes)).findings) == 1
+
+
 def test_a_graph_that_each_epoch_lets_go_does_not_explain_memory_that_goes_on_growing(tmp_path: Path) -> None:
     growing = leaking_steps(160, bytes_per_step=64 * KIB)
     run = leaking_run(tmp_path, steps=growing, counts=epochs(summed, 80))
@@ -139,10 +161,10 @@ def test_what_counting_holders_leaves_behind_is_no_growth(tmp_path: Path) -> Non
     assert len(memory_growth(write_run(tmp_path / "uncounted", steps=steps)).findings) == 1, "else it looks like some"
 
 
-def surviving(line: int) -> list[AllocationEvent]:
-    """A mebibyte that a line allocates in each of three steps and nobody gives back."""
+def surviving(line: int, num_bytes: int = MIB) -> list[AllocationEvent]:
+    """Bytes that a line allocates in each of three steps and nobody gives back."""
     return [
-        allocation(START_NS + step * 1_000_000_000 + 2_000_000, step + 1, MIB, f"train.py:{line}:train")
+        allocation(START_NS + step * 1_000_000_000 + 2_000_000, step + 1, num_bytes, f"train.py:{line}:train")
         for step in (40, 41, 42)
     ]
 

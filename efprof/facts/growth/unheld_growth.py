@@ -8,7 +8,7 @@ from typing import Self
 from efprof.facts.growth.backward_calls import gradient_cycles
 from efprof.facts.growth.kept import RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth
-from efprof.facts.growth.leaks import MIN_SHARE, Leaks, backward_line, place_to_blame
+from efprof.facts.growth.leaks import MIN_SHARE, Leaks, backward_line, may_be_filling, place_to_blame
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence
 from efprof.facts.growth.trend import (
     IN_WINDOW,
@@ -38,6 +38,8 @@ MIN_EXPLAINED = 0.02
 4.5 % of lists of lists of dictionaries)."""
 MIN_SEEN = 0.5
 """Of what containers were counted to take, by resident memory, where that does not rise as evenly as a leak does."""
+MIN_FILLING = 0.5
+"""Of the tensors that were seen to outlive their step, by what variables keep that may still be filling."""
 MAX_POINTERS = 1 / 3
 """Of what Python's objects take outside of the C heap: a list has 8 bytes in it for each of at least 24."""
 
@@ -204,6 +206,20 @@ class UnattributedGrowth:
             kept=(*kept, *leaks.grown.holders),
             how=("Every step leaves memory behind that nothing releases.", counted),
         )
+
+
+def is_of_what_fills(run: Run) -> bool:
+    """True if most of what was seen to outlive its step is what variables keep that may still be filling.
+
+    What else grows are then the tensors of each step, as those that are made of all that is kept.
+    """
+    if run.get(UnattributedGrowth).container is not None:
+        return False
+    holders, left = run.get(Leaks).grown.holders, 0.0
+    with contextlib.suppress(NotRecorded):
+        left = sum(bytes_per_step for _, bytes_per_step in surviving_lines(run))
+    filling = [one for one in holders if one.verdict != "bounded" and may_be_filling(run, one)]
+    return 0 < MIN_FILLING * left <= sum(one.rate.slope for one in filling)
 
 
 def surviving_lines(run: Run) -> list[tuple[str, float]]:
