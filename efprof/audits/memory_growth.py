@@ -1,7 +1,7 @@
 """Memory that every step leaves behind, and no variable of the program is seen to keep."""
 
 from efprof.facts.growth.leaks import EXPLAINED, Leaks, may_be_filling
-from efprof.facts.growth.memory_growth import MemoryGrowth, growth_gain, growth_words
+from efprof.facts.growth.memory_growth import MemoryGrowth, are_batches_growing, growth_gain, growth_words
 from efprof.facts.growth.reference_cycles import CycleSawtooth
 from efprof.facts.growth.unheld_growth import UnattributedGrowth, is_of_what_fills, may_be_pointers
 from efprof.facts.run.run import Run
@@ -45,6 +45,8 @@ def memory_growth(run: Run) -> Examination:
         leaks.abstain_if_unclear("tensors")
     if leaks.is_bounded:
         return Examination(looked_at=f"{leaks.looked_at()}: that is what grows")
+    if are_batches_growing(run):
+        raise ThinEvidence(f"Unclear: {looked_at} rises, but so do the elements of the batches.")
     if may_be_pointers(run):
         return Examination(looked_at=f"{looked_at}, which grows no more than what Python's objects may take of it")
     return Examination(looked_at=looked_at, findings=(_finding(run, growth, 1.0 - leaks.explained),))

@@ -77,6 +77,23 @@ def test_what_steps_make_of_a_buffer_that_may_be_filling_grows_with_it_and_is_no
         assert len(memory_growth(run_of(name, kept, num_bytes)).findings) == 1
 
 
+def test_memory_that_grows_as_batches_do_and_by_no_more_than_what_steps_need_is_no_leak(tmp_path: Path) -> None:
+    """As that of texts that get longer by plan."""
+
+    def run_of(name: str, *, elements: int, needed: int) -> Run:
+        steps = leaking_steps()
+        for step in steps:
+            step.num_elements = 1000 + elements * step.step
+            for here in step.memory[1:-1]:
+                here.allocated_bytes += needed * step.step
+        return leaking_run(tmp_path / name, counts=NOTHING, steps=steps)
+
+    with pytest.raises(ThinEvidence, match="rises, but so do the elements of the batches"):
+        memory_growth(run_of("longer", elements=16, needed=4 * MIB))
+    for name, elements, needed in (("a leak too", 16, MIB // 2), ("equal batches", 0, 4 * MIB)):
+        assert len(memory_growth(run_of(name, elements=elements, needed=needed)).findings) == 1
+
+
 def test_a_graph_that_each_epoch_lets_go_does_not_explain_memory_that_goes_on_growing(tmp_path: Path) -> None:
     growing = leaking_steps(160, bytes_per_step=64 * KIB)
     run = leaking_run(tmp_path, steps=growing, counts=epochs(summed, 80))

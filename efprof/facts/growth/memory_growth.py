@@ -97,6 +97,18 @@ def _read(
     return samples, within
 
 
+def are_batches_growing(run: Run) -> bool:
+    """True if batches have ever more elements, and steps need more for themselves by at least what they leave behind.
+
+    What a step leaves is then a part of that, such as its loss with its graph, and gone with the next one.
+    """
+    found = run.get(MemoryGrowth).fit
+    elements = [(record.step, record.num_elements) for record in run.steps if record.num_elements]
+    if len(elements) < MIN_STEPS or not found.within:
+        return False
+    return theil_sen(block_minima(elements)).low > 0 and _needed(found).low >= found.trend.slope
+
+
 def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0) -> Gain:
     """What the peak loses with what the recorded steps kept, as far as read, but for what a fix leaves of it per step.
 
@@ -107,8 +119,7 @@ def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0) -> Gain:
     slopes = (fit.trend.low, fit.trend.slope, fit.trend.high)
     low, value, high = (_off_the_peak(fit, slope, share, left_per_step) for slope in slopes)
     unsure = one_step + min(left_per_step, MIN_SLOPE) * num_steps
-    needed = list(zip(fit.steps, fit.within, strict=True))[fit.first_steady :]
-    used = max(0.0, theil_sen(block_minima(needed)).low) * num_steps
+    used = max(0.0, _needed(fit).low) * num_steps
     return Gain(
         explanation="the measured slope over the recorded steps, no more than the rise that was measured, and less "
         "where an earlier step needs more than the last ones; its interval is that of the slope, one step more or "
@@ -165,6 +176,11 @@ def _series(fit: Fit, title: str) -> Series:
         ),
         marks=((ends[0], "fit begins"),),
     )
+
+
+def _needed(fit: Fit) -> Trend:
+    """Of what steps need for themselves."""
+    return theil_sen(block_minima(list(zip(fit.steps, fit.within, strict=True))[fit.first_steady :]))
 
 
 def _off_the_peak(fit: Fit, slope: float, share: float, left_per_step: float) -> float:
