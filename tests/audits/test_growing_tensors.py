@@ -122,6 +122,47 @@ def test_a_holder_whose_code_takes_nothing_out_is_told_at_once(statement: str, t
     assert "filling" not in finding.message
 
 
+LOCAL = "def report():\n    for _ in range(3):\n        history = []\n    del history[:]\n"
+ATTRIBUTE = "class Other:\n    def report(self):\n        self.history.clear()\n"
+ARGUMENT = "def trim(history):\n    del history[:-500]\n"
+GLOBAL = "def trim():\n    del history[:-500]\n"
+
+
+@pytest.mark.parametrize(
+    ("scope", "others"),
+    [
+        *(("local", others) for others in (LOCAL, ATTRIBUTE, GLOBAL)),
+        *(("attribute", others) for others in (LOCAL, GLOBAL)),
+        *(("global", others) for others in (LOCAL, ATTRIBUTE)),
+    ],
+)
+def test_another_variable_of_the_same_name_is_not_taken_for_the_holder(scope: str, others: str, tmp_path: Path) -> None:
+    assert not of_scope(scope, others, tmp_path).may_be_filling
+
+
+@pytest.mark.parametrize(
+    ("scope", "others"),
+    [("local", ARGUMENT), ("attribute", ATTRIBUTE), ("attribute", ARGUMENT), ("global", GLOBAL), ("global", ARGUMENT)],
+)
+def test_the_holder_is_known_in_another_function(scope: str, others: str, tmp_path: Path) -> None:
+    assert of_scope(scope, others, tmp_path).may_be_filling
+
+
+def of_scope(scope: str, others: str, folder: Path) -> Finding:
+    """Of a holder of that scope, in a program that has another function too."""
+    owner, fed = {"local": ("train", "history"), "attribute": ("Net", "model.history"), "global": ("train", "history")}[
+        scope
+    ]
+    source = SOURCE.replace("history.append", f"{fed}.append")
+    if scope == "global":
+        source = "history = []\n" + source.replace("    history = []\n", "")
+    fields = {"path": f"{owner}.history", "scope": scope, "owner": owner}
+    watches = [watch_of(seen(), path=fields["path"], scope=scope)]
+    return finding_of(
+        folder, holder=lambda n: plain(n, **fields), watches=watches, sources={"train.py": source + others}
+    )
+
+
 def test_little_per_step_is_much_where_steps_are_so_short_that_it_fills_memory_within_a_day(tmp_path: Path) -> None:
     """1 KiB in each step of 16 GiB of memory: full within a day below 5.1 ms."""
     for step_ms, num_findings in ((4, 1), (6, 0)):

@@ -54,14 +54,15 @@ class RetainedTensors:
 
     `fed` and `emptied` are the lines that were seen to put in, the most first, and to take out; `unseen` says why none
     was. `against` says why it is no leak, or why nobody can tell. `aliases` are other paths to the same memory. `path`
-    is None where nobody knows a name for it; `name` is as the program spells it; `entry` as a count tells it. Of the
-    `rate`, `tensor_rate` bytes per step are the tensors' storages and `value_rate` what the tensors take of them, which
-    is what a copy of them without graphs goes on keeping. At this rate memory is full in `seconds_left`, where a limit
+    is None where nobody knows a name for it; `name` is as the program spells it; `scope` and `entry` are as counted. Of
+    the `rate`, `tensor_rate` bytes per step are the tensors' storages and `value_rate` what the tensors take of them,
+    which is what a copy of them without graphs keeps. At this rate memory is full in `seconds_left`, where a limit
     of its own does not end it at `most_bytes`.
     """
 
     path: str | None
     name: str
+    scope: str | None
     owner: str | None
     file: str | None
     type: str

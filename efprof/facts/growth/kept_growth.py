@@ -172,6 +172,7 @@ def _kept(
     return RetainedTensors(
         path=of.path,
         name=of.path or of.type,
+        scope=of.scope,
         owner=of.owner,
         file=of.file,
         type=of.type,

@@ -10,8 +10,8 @@ from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, gro
 from efprof.facts.growth.trend import Fit, Trend
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
-from efprof.facts.source.bounds import is_bounded_by_code, is_kept_by_item, names_in_code
-from efprof.facts.source.sources import Sources, definition_of, line_at, split_site
+from efprof.facts.source.bounds import ATTRIBUTE, is_bounded_by_code, is_kept_by_item
+from efprof.facts.source.sources import MODULE, Sources, definition_of, line_at, split_site
 from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence, frozen_dataclass
 from efprof.units import format_bytes, format_count, format_interval, in_brackets
@@ -173,14 +173,14 @@ def may_be_filling(run: Run, kept: RetainedTensors) -> bool:
         return False
     sources, limits = run.get(Sources), run.get(RunLimits)
     files = {file for file in (kept.file, kept.site and split_site(kept.site)[0]) if file}
-    names = names_in_code(sources, kept.name, kept.site)
     is_short = limits.num_steps < SHORT_RUN
-    if kept.entries_added > 0 and is_kept_by_item(sources, names, files):
+    if kept.entries_added > 0 and is_kept_by_item(sources, kept.name, files):
         loaders = events_of(run.rank_folder, LoaderBuilt)
         num_items = max(((one.num_batches or 0) * (one.batch_size or 0) for one in loaders), default=0)
         most = num_items * kept.rate.slope * kept.num_steps / kept.entries_added
         return limits.can_hold(most) if kept.sizes[-1].length <= num_items else is_short
-    return is_short and is_bounded_by_code(sources, names, kept.type, files)
+    within = {"local": kept.owner or MODULE, "global": MODULE}.get(kept.scope or "", ATTRIBUTE)
+    return is_short and is_bounded_by_code(sources, kept.name, within, kept.type, files, kept.site)
 
 
 def place_to_blame(run: Run, kept: RetainedTensors) -> SourceLine:
