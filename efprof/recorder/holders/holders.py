@@ -28,7 +28,7 @@ from efprof.recorder.holders.walk import Walk
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Guard, Note
-from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.sites import Sites, callers, file_of_module
 from efprof.recorder.session.writing import RankFolder
 
 FIRST_COUNTS = (3, 6, 10, 15, 20, 40, 80)
@@ -293,7 +293,7 @@ class HolderCount:
                     if may_read_locals(code):
                         self._count_variables("local", code.co_qualname, code.co_filename, locals_of(frame), frame)
             for module in {id(one): one for one in list(sys.modules.values())}.values():  # some have two names
-                file = getattr(module, "__file__", None) or self._file_that_runs(module)
+                file = file_of_module(module) or self._file_that_runs(module)
                 if file and self._sites.is_user_file(file):
                     self._count_variables("global", module.__name__, file, vars(module), vars(module))
             for iterator in self._iterators:
@@ -310,15 +310,9 @@ class HolderCount:
         return self.held
 
     def _file_that_runs(self, module: object) -> str | None:
-        """Of a main module from no file, as a notebook's is, what calls its code that trains by.
-
-        Once a script is over, Python has deleted its `__file__`; its loader knows it.
-        """
+        """Of a main module from no file, as a notebook's is, what calls its code that trains by."""
         if module is not sys.modules.get("__main__"):
             return None
-        path = getattr(getattr(module, "__loader__", None), "path", None)
-        if path is not None:
-            return str(path)
         running = (frame for frame in self._sites.user_frames() if frame.f_globals is vars(module))
         return next((frame.f_code.co_filename for frame in running), None)
 

@@ -146,10 +146,18 @@ def _module_that_runs() -> str | None:
 
 def user_file_of(kind: type[Any], sites: Sites) -> str | None:
     """The user's file that defines a class; in a notebook, whose main module has none, the methods tell it."""
-    module_file = getattr(sys.modules.get(getattr(kind, "__module__", "")), "__file__", None)
+    module_file = file_of_module(sys.modules.get(getattr(kind, "__module__", "")))
     methods = (value for value in vars(kind).values() if type(value) is FunctionType)
     files = [module_file] if module_file else [method.__code__.co_filename for method in methods]
     return next(filter(sites.is_user_file, files), None)
+
+
+def file_of_module(module: object) -> str | None:
+    """Once a script is over, Python has deleted the main module's `__file__`; its loader knows it."""
+    file = getattr(module, "__file__", None)
+    if file or module is not sys.modules.get("__main__"):
+        return file
+    return getattr(getattr(module, "__loader__", None), "path", None)
 
 
 def callers(frame: FrameType | None = None) -> Iterator[FrameType]:

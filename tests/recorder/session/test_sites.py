@@ -5,7 +5,8 @@ import linecache
 import os
 import sys
 import sysconfig
-from importlib.machinery import ModuleSpec
+from dataclasses import make_dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +15,7 @@ import torch
 
 from efprof.artifacts.run_file import read_sources
 from efprof.recorder.session import sites as sites_module
-from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.sites import Sites, user_file_of
 from efprof.recorder.session.writing import LineWriter, RankFolder
 
 
@@ -132,6 +133,17 @@ def test_an_installed_package_whose_console_script_runs_is_the_users(
 
     assert sites.is_user_file(str(_pytest.__file__)), "where pytest's console script has its function"
     assert not sites.is_user_file(pytest.__file__)
+
+
+def test_a_dataclass_of_a_script_is_still_the_users_once_the_script_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its methods are generated, and Python has deleted `__file__` by then."""
+    main, script = ModuleType("__main__"), str(tmp_path / "train.py")
+    main.__loader__ = SourceFileLoader("__main__", script)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    kind = make_dataclass("Memory", ["value"], namespace={"__module__": "__main__"})
+    assert user_file_of(kind, make_sites(tmp_path)) == script
 
 
 def test_what_torch_generated_to_compile_it_is_not_the_users(tmp_path: Path) -> None:
