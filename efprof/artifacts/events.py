@@ -341,10 +341,14 @@ class ThreadsReady(Event, tag="threads_ready"):
     throttled_periods: float = 0.0
 
 
+ANOMALY = "anomaly detection"
+
+
 class SampledPlace(msgspec.Struct, array_like=True):
     """How long the training thread was at a line of the user's, in one stage; in a library's Python below it or not.
 
     `function` is what the line calls then, with its module. Of no library are Python's own modules and NumPy.
+    ANOMALY where that formats a stack, whatever the line calls.
     """
 
     site: str

@@ -1,32 +1,23 @@
 """Modes for debugging that are left on, and calls for debugging in each step."""
 
-import re
-
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, file_of
 from efprof.facts.steps.long_steps import LongSteps
 from efprof.facts.steps.step_times import StepTimes, stall_lines, within_idle
-from efprof.facts.time.time_use import TimeUse
-from efprof.fixes.source_edit import delete_statement
-from efprof.model import (
-    EnvironmentVariable,
-    Examination,
-    Finding,
-    Fix,
-    Gain,
-    SourceLine,
-    StallLine,
-    UnreadableInput,
-)
+from efprof.facts.time.anomaly_detection import anomaly_ms
+from efprof.fixes.source_edit import delete_statement, opens_block
+from efprof.model import EnvironmentVariable, Examination, Finding, Fix, Gain, Severity, SourceLine, StallLine
+from efprof.model.severity import most_severe, severity_by_share
 from efprof.units import format_count, format_ms, format_share
 
 MIN_PER_STEP = 0.5
 """A profiler that sees a few steps now and then, as torch's own examples do, is no mode that was left on."""
 MIN_SHARE = 0.01
 """Of the step that `gc.collect` takes; the modes are told whatever is measured of them."""
-COLLECT = "gc.collect"
+ANOMALY, COLLECT = "anomaly detection", "gc.collect"
+"""The first one took 57 % and 69 % of two small networks' steps: where it was not measured, that stands for it."""
 CALLS = {
-    "anomaly detection": "Anomaly detection formats a stack for each operation and checks each gradient for NaN",
+    ANOMALY: "Anomaly detection formats a stack for each operation and checks each gradient for NaN",
     "torch.profiler": "A profiler of the program's own records every operation of these steps",
     COLLECT: "The garbage collector looks through all Python objects in each step",
 }
@@ -36,8 +27,6 @@ VARIABLES = {
     "NCCL_BLOCKING_WAIT": COLLECTIVES,
     "TORCH_NCCL_BLOCKING_WAIT": COLLECTIVES,
 }
-DEBUGGING = re.compile(r"fx/traceback\.py\(\d+\): format_stack$|^aten::isnan$")
-"""What anomaly detection alone runs, as torch's profiler names it."""
 UNMEASURED = Gain.none("what it costs was not measured")
 
 
@@ -55,8 +44,8 @@ def debug_mode(run: Run) -> Examination:
     Delete the line, or unset the variable.
 
     ## Predicted gain
-    The time inside `gc.collect`; of anomaly detection what a profiler window saw of its stacks and checks; of the
-    program's profiler the long steps in which it puts its records together. Else none.
+    The time inside `gc.collect`; of the program's profiler the long steps in which it puts its records together. Else
+    none: of anomaly detection samples and a profiler window see a part.
     """
     steps, step_ms = run.get(StepTimes).at_least(1), run.get(StepTimes).median_ms()
     often = [line for line in stall_lines(run) if line.call in CALLS and line.count_per_step >= MIN_PER_STEP]
@@ -70,25 +59,21 @@ def debug_mode(run: Run) -> Examination:
 
 
 def _left_on(run: Run, line: StallLine, step_ms: float) -> Finding:
-    unseen = {"anomaly detection": _traced_ms, "torch.profiler": _profiler_ms}.get(line.call)
-    cost_ms = unseen(run) if unseen else line.step_ms
-    share = "on average" if cost_ms > step_ms else format_share(cost_ms / step_ms)
-    message = f"{format_ms(cost_ms)} of each step ({share}) go to {line.call}"
-    gain = within_idle(run, Gain.of_step("the time that was seen in it; more may go with it", cost_ms))
-    if not cost_ms:
-        message = f"Steps run with {line.call} on"
-        gain = UNMEASURED
-    edit = delete_statement(file_of(run, line.blame), line.blame.line)
-    fix = Fix.by(edit, "review", f"Delete `{line.blame.text}`; use it only while you look for a fault.")
-    return _finding(line.blame, CALLS[line.call], f"{message}, at {line.blame}.", fix, gain)
-
-
-def _traced_ms(run: Run) -> float:
-    use = run.find(TimeUse, UnreadableInput)
-    if use is None:
-        return 0.0
-    trace = use.window.trace
-    return use.per_step_ms(int(trace.duration_ns[trace.matches(DEBUGGING)].sum())) * use.window.scale
+    message, gain = f"Steps run with {line.call} on", UNMEASURED
+    severity: Severity = "high" if line.call == ANOMALY else "medium"
+    cost_ms = {ANOMALY: anomaly_ms, "torch.profiler": _profiler_ms}.get(line.call, lambda _: line.step_ms)(run)
+    if cost_ms:
+        share = "on average" if cost_ms > step_ms else format_share(cost_ms / step_ms)
+        message = f"{format_ms(cost_ms)} of each step ({share}) go to {line.call}"
+        gain = within_idle(run, Gain.of_step("the time that was seen in it; more may go with it", cost_ms))
+    if cost_ms and line.call == ANOMALY:
+        message, gain = f"At least {message}", Gain.none("what was seen of it is a part: the whole saves more")
+        severity = most_severe("medium", severity_by_share(cost_ms / step_ms))
+    file, told = file_of(run, line.blame), f"Delete `{line.blame.text}`"
+    if opens_block(file, line.blame.line):
+        told = f"Take it out of `{line.blame.text}`; dedent the block where nothing else is left"
+    fix = Fix.by(delete_statement(file, line.blame.line), "review", f"{told}; use it only while you look for a fault.")
+    return _finding(line.blame, CALLS[line.call], f"{message}, at {line.blame}.", fix, gain, severity)
 
 
 def _profiler_ms(run: Run) -> float:
@@ -107,7 +92,7 @@ def _set(run: Run, name: str, value: str) -> Finding:
     return _finding(blame, VARIABLES[name], f"{name}={value} was set for all steps, in {blame}.", fix, UNMEASURED)
 
 
-def _finding(blame: SourceLine, why: str, message: str, fix: Fix, gain: Gain) -> Finding:
+def _finding(blame: SourceLine, why: str, message: str, fix: Fix, gain: Gain, severity: Severity = "medium") -> Finding:
     return Finding(
         blame=blame,
         category="time",
@@ -115,5 +100,5 @@ def _finding(blame: SourceLine, why: str, message: str, fix: Fix, gain: Gain) ->
         message=message,
         fix=fix,
         gain=gain,
-        severity="medium",  # these modes cost a training far more than a twentieth, measured in this run or not
+        severity=severity,  # at least medium: these modes cost far more than a twentieth, measured in this run or not
     )

@@ -6,10 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from efprof.artifacts.events import ANOMALY, SampledPlace, TrainingSampled
 from efprof.artifacts.readings import LONG_STEPS_FILE, LongStep, SampledStack
 from efprof.artifacts.steps import SiteCalls
 from efprof.audits.debug_mode import debug_mode
 from efprof.facts.run.run import Run, open_run
+from efprof.facts.steps.step_times import StepTimes
+from efprof.facts.time.anomaly_detection import anomaly_ms
 from efprof.model import CodeEdit, EnvironmentVariable, Finding, NotRecorded
 from tests.support.builders import make_step, write_run
 
@@ -39,9 +42,30 @@ def only(run: Run) -> Finding:
 def test_anomaly_detection_without_a_window_is_told_unmeasured_and_its_line_deleted(tmp_path: Path) -> None:
     finding = only(run_of(tmp_path / "run", "anomaly detection"))
     assert finding.message == "Steps run with anomaly detection on, at train.py:2."
-    assert (finding.severity, finding.gain.step_ms) == ("medium", None)
+    assert (finding.severity, finding.gain.step_ms) == ("high", None)
     old = "    torch.autograd.set_detect_anomaly(True)"
     assert finding.fix.changes == (CodeEdit(file="train.py", line=2, old=old, new=""),)
+
+
+def test_of_anomaly_detection_what_samples_saw_is_told_as_the_least_and_no_saving_is_claimed(tmp_path: Path) -> None:
+    for share, severity in ((0.4, "high"), (0.1, "medium")):
+        lines = [SampledPlace("train.py:4:train", "forward", is_in_library=True, us=1e6 * share, function=ANOMALY)]
+        sampled = TrainingSampled(step=30, num_samples=500, total_us=1e6, lines=lines)
+        run = run_of(tmp_path / severity, "anomaly detection", events=[sampled])
+        step_ms = run.get(StepTimes).median_ms()
+        finding = only(run)
+        assert (finding.severity, finding.gain.step_ms) == (severity, None)
+        assert finding.message.startswith("At least")
+        assert 0.7 * share * step_ms < anomaly_ms(run) < share * step_ms
+
+
+def test_a_mode_that_a_with_statement_sets_leaves_a_block_to_dedent(tmp_path: Path) -> None:
+    block = "    with torch.autograd.detect_anomaly():\n        for batch in batches:"
+    source = SOURCE.replace("    torch.autograd.set_detect_anomaly(True)\n    for batch in batches:", block)
+    source = source.replace("        model", "            model").replace("        gc", "            gc")
+    fix = only(run_of(tmp_path / "run", "anomaly detection", sources={"train.py": source})).fix
+    assert fix.summary.startswith("Take it out of `with torch.autograd.detect_anomaly():`; dedent the block")
+    assert fix.changes == ()
 
 
 def test_a_garbage_collection_in_each_step_is_told_with_its_time(tmp_path: Path) -> None:
@@ -82,10 +106,11 @@ def test_a_variable_that_the_program_sets_itself_is_blamed_on_its_line(tmp_path:
     assert str(finding.blame) == "train.py:3"
 
 
-def test_the_recorded_field_is_found_with_what_a_window_saw_and_its_twin_is_silent() -> None:
+def test_the_recorded_field_is_found_with_what_samples_saw_and_its_twin_is_silent() -> None:
     finding = only(open_run(RUNS / "debug_mode-sick"))
     assert finding.blame.text.endswith("# fault")
-    assert finding.gain.step_ms is not None
+    assert finding.message.startswith("At least ")
+    assert finding.severity == "high"
     assert debug_mode(open_run(RUNS / "debug_mode-healthy")).findings == ()
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 EXPECTED = "debug_mode"
-SEVERITY = "medium"
+SEVERITY = "high"
 NUM_STEPS, NUM_RAYS, NUM_SAMPLES = 200, 32, 12
 
 if "--healthy" not in sys.argv:

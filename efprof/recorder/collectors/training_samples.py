@@ -13,7 +13,7 @@ from random import Random
 from types import CodeType
 from typing import NamedTuple
 
-from efprof.artifacts.events import SampledPlace, TrainingSampled
+from efprof.artifacts.events import ANOMALY, SampledPlace, TrainingSampled
 from efprof.artifacts.readings import least_long_step
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Budget
@@ -42,6 +42,8 @@ SAMPLE_NS = 200_000
 WAITING = ("asyncio", "concurrent", "multiprocessing", "queue", "selectors", "socket", "subprocess", "threading")
 OWN_WORK = (sys.stdlib_module_names | {"numpy"}).difference(WAITING)
 """Modules that do in Python what a line asks for, as to draw a sample: that is the line's own work."""
+FORMATS_STACK = "torch.fx.traceback.format_stack"
+"""What anomaly detection calls for each operation."""
 
 
 class Place(NamedTuple):
@@ -163,7 +165,8 @@ class TrainingSamples:
                 return Place(code, call.line or code.co_firstlineno, stage or "other", is_in_library, function)
             if not call.file.startswith(OWN_FOLDER):  # what stands around a function of torch's
                 is_in_library |= str(call.names.get("__name__")).partition(".")[0] not in OWN_WORK
-                function = call.full_name
+                if function != ANOMALY:
+                    function = ANOMALY if call.full_name == FORMATS_STACK else call.full_name
         return None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from efprof.artifacts.events import TrainingSampled
+from efprof.artifacts.events import ANOMALY, TrainingSampled
 from tests.recorder.recording import EVERY_STEP_IN_FULL, line_of, record_here
 from tests.recorder.training import make_loader, make_training, make_weight, train_step
 
@@ -89,3 +89,21 @@ def test_the_line_that_the_training_is_at_is_sampled_and_no_thread_is_left(tmp_p
     written = [one for one in sampled.lines if int(one.site.split(":")[1]) == line_of(HERE, "written")]
     assert "json.dumps" in {one.function for one in written if not one.is_in_library}
     assert not [one for one in threading.enumerate() if one.name == "efprof-samples"]
+
+
+def train_and_look_for_nan() -> None:
+    weight, optimizer = make_weight(2)
+    with torch.autograd.set_detect_anomaly(True):
+        for _ in range(12):
+            loss = weight.sum()
+            for _ in range(300):
+                loss = loss * 1.0  # formats
+            loss.backward()
+            optimizer.step()
+
+
+def test_samples_that_meet_anomaly_detection_tell_it_whatever_the_line_calls(tmp_path: Path) -> None:
+    recorded = record_here(tmp_path / "run", train_and_look_for_nan, overhead=EVERY_STEP_IN_FULL)
+    lines = recorded.events(TrainingSampled)[-1].lines
+    at = {int(one.site.split(":")[1]) for one in lines if one.function == ANOMALY}
+    assert line_of(HERE, "formats") in at
