@@ -75,6 +75,8 @@ def _advice(line: PythonLine) -> str:
         if line.stage == "other" and not line.num_operators:  # no model's work: a log, a plot, a file
             rarely = ", or do it every so many steps"
         return f"Replace the loop at {line.loop} by one operation on the whole array{rarely}."
+    if line.makes_array and line.is_of_step:
+        return "Compute this array from whole arrays, without a loop of Python over their items."
     if line.makes_array:
         return "Build this array once, before the training, and index it here."
     if line.function:

@@ -41,6 +41,17 @@ class Rows:
         for number in row.tolist():
             self.counts[number] += 1
         return row
+
+
+def mined(labels):
+    found = []
+    for place, label in enumerate(labels.tolist()):
+        found.append((place, label))
+    return torch.tensor(found)
+
+
+def positions(self):
+    return torch.tensor(self.table)
 """
 WINDOW = (20, 21)
 
@@ -100,6 +111,12 @@ def test_time_at_the_head_of_a_loop_belongs_to_the_line_in_it(tmp_path: Path) ->
 def test_an_array_of_python_numbers_is_to_be_built_once(tmp_path: Path) -> None:
     finding = only(run_of(tmp_path / "run", (21, "data", 0.3)))
     assert finding.fix.summary == "Build this array once, before the training, and index it here."
+
+
+def test_an_array_of_each_batch_is_not_to_be_built_once(tmp_path: Path) -> None:
+    finding = only(run_of(tmp_path / "batch", (32, "other", 0.3)))
+    assert finding.fix.summary == "Compute this array from whole arrays, without a loop of Python over their items."
+    assert only(run_of(tmp_path / "same", (36, "other", 0.3))).fix.summary.startswith("Build this array once")
 
 
 def test_a_line_of_the_training_loop_is_to_be_moved_out(tmp_path: Path) -> None:

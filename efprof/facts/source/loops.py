@@ -68,6 +68,25 @@ def loop_around(tree: ast.Module, line: int) -> LoopAround | None:
     )
 
 
+def is_of_step(tree: ast.Module, line: int) -> bool:
+    """Whether the line uses what its function, or the loop around it, was given or stored: what may differ by step.
+
+    To look something up by it is no use of it: `rows[index]`, or the items of a data set.
+    """
+    around = nodes_on(tree, line)
+    functions = [node for node in around if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    scopes = functions[-1:] or [node for node in around if isinstance(node, LOOPS)][:1]
+    within = [node for scope in scopes for node in ast.walk(scope)]
+    changing = _stored(scopes) | {node.arg for node in within if isinstance(node, ast.arg)}
+    used = list(ast.walk([node for node in around if isinstance(node, ast.stmt)][-1]))
+    keys = {node for one in used if isinstance(one, ast.Subscript) for node in ast.walk(one.slice)}
+    names = {
+        node.id for node in used if isinstance(node, ast.Name) and node not in keys and isinstance(node.ctx, ast.Load)
+    }
+    is_item = any(one.name == "__getitem__" for one in functions[-1:])
+    return not is_item and bool(names & changing - {"self", "cls"})
+
+
 def _lasting(loop: Loop, line: int) -> set[str]:
     """Names that the loop stores, without those that each round makes anew of what no round stores."""
     lasting = _stored([loop])

@@ -7,7 +7,7 @@ from typing import Self
 
 from efprof.artifacts.events import SampledPlace, TrainingSampled, events_of
 from efprof.facts.run.run import Run
-from efprof.facts.source.loops import LOOPS, loop_around
+from efprof.facts.source.loops import LOOPS, is_of_step, loop_around
 from efprof.facts.source.sources import Sources, place_of, split_site
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.loader_lines import binomial_interval
@@ -33,8 +33,9 @@ class PythonLine:
     """Milliseconds per step, with an interval of 95 %; small operators per step where these take the time.
 
     `loop` repeats the line within a step; None where the line runs once, or once for each item of a batch.
-    `makes_array` where it copies numbers of Python into one. `function` is a library's that takes the time, empty where
-    the line's own Python does; `is_aside` where it returns nothing that is used.
+    `makes_array` where it copies numbers of Python into one; `is_of_step` where it may use the step's data. `function`
+    is a library's that takes the time, empty where the line's own Python does; `is_aside` where it returns nothing that
+    is used.
     """
 
     blame: SourceLine
@@ -44,6 +45,7 @@ class PythonLine:
     num_operators: float
     loop: SourceLine | None
     makes_array: bool
+    is_of_step: bool
     function: str
     is_aside: bool
 
@@ -115,6 +117,7 @@ def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
                     for node in ast.walk(tree)
                     if getattr(node, "lineno", 0) == blame.line
                 ),
+                is_of_step=is_of_step(tree, blame.line),
                 function=most.function if _is_called(most) or most in aside else "",
                 is_aside=most in aside,
             )
