@@ -74,7 +74,8 @@ def keep_update_finite(optimizer: str, eps: float | None, dtype: str) -> Fix:
             f"Set `{optimizer}(..., eps={SMALLEST[dtype]:g})`, since {eps:g} is 0 in {dtype}; or keep the parameters "
             "in float32 and use autocast."
         )
-    return Fix.by_hand(f"Check the settings of `{optimizer}` (learning rate, eps), or keep the parameters in float32.")
+    wider = ", or keep the parameters in float32" if dtype.endswith("float16") else ""
+    return Fix.by_hand(f"Check the settings of `{optimizer}` (learning rate, eps){wider}.")
 
 
 def find_remedy(operation: str, dtype: str) -> Remedy | None:

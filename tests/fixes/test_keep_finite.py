@@ -2,7 +2,7 @@
 
 import pytest
 
-from efprof.fixes.keep_finite import clip_gradients, keep_operand_finite
+from efprof.fixes.keep_finite import clip_gradients, keep_operand_finite, keep_update_finite
 from efprof.model import CodeEdit, Fix, SourceFile
 
 
@@ -30,6 +30,13 @@ def test_bounds_the_operand_on_its_line(operation: str, code: str, expected: str
     fix = fix_of(operation, code)
     assert fix.changes == (CodeEdit(file="train.py", line=1, old=code, new=expected),)
     assert fix.applicability == "review"
+
+
+@pytest.mark.parametrize(("dtype", "is_narrow"), [("float32", False), ("float64", False), ("bfloat16", True)])
+def test_parameters_of_half_precision_alone_are_to_be_kept_in_float32(dtype: str, is_narrow: bool) -> None:
+    summary = keep_update_finite("Adam", 1e-8, dtype).summary
+    assert summary.startswith("Check the settings of `Adam` (learning rate, eps)")
+    assert ("keep the parameters in float32" in summary) is is_narrow
 
 
 def test_half_precision_gets_a_bound_it_can_hold() -> None:
