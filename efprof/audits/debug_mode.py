@@ -5,7 +5,7 @@ from efprof.facts.source.sources import Sources, file_of
 from efprof.facts.steps.long_steps import LongSteps
 from efprof.facts.steps.step_times import StepTimes, stall_lines, within_idle
 from efprof.facts.time.anomaly_detection import anomaly_ms
-from efprof.fixes.source_edit import delete_statement, opens_block
+from efprof.fixes.source_edit import delete_statement
 from efprof.model import EnvironmentVariable, Examination, Finding, Fix, Gain, Severity, SourceLine, StallLine
 from efprof.model.severity import most_severe, severity_by_share
 from efprof.units import format_count, format_ms, format_share
@@ -69,10 +69,10 @@ def _left_on(run: Run, line: StallLine, step_ms: float) -> Finding:
     if cost_ms and line.call == ANOMALY:
         message, gain = f"At least {message}", Gain.none("what was seen of it is a part: the whole saves more")
         severity = most_severe("medium", severity_by_share(cost_ms / step_ms))
-    file, told = file_of(run, line.blame), f"Delete `{line.blame.text}`"
-    if opens_block(file, line.blame.line):
+    edit, told = delete_statement(file_of(run, line.blame), line.blame.line), f"Delete `{line.blame.text}`"
+    if line.blame.text.startswith("with "):
         told = f"Take it out of `{line.blame.text}`; dedent the block where nothing else is left"
-    fix = Fix.by(delete_statement(file, line.blame.line), "review", f"{told}; use it only while you look for a fault.")
+    fix = Fix.by(edit, "review", f"{told}; use it only while you look for a fault.")
     return _finding(line.blame, CALLS[line.call], f"{message}, at {line.blame}.", fix, gain, severity)
 
 

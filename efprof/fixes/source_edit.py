@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterable, Mapping, Sequence
 
-from efprof.model import CodeEdit, SourceFile, nodes_on
+from efprof.model import CodeEdit, SourceFile
 
 ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.List, ast.Tuple, ast.Dict, ast.JoinedStr)
 """Expressions that a method call may follow without parentheses around them."""
@@ -48,12 +48,6 @@ def delete_statement(file: SourceFile, line: int) -> CodeEdit | None:
                     new = "" if len(block) > 1 else f"{old[:indent]}pass"
                     return CodeEdit(file=file.name, line=line, old=old, new=new)
     return None
-
-
-def opens_block(file: SourceFile, line: int) -> bool:
-    """True if a `with` statement stands there: without the line its block would be an indentation error."""
-    found = [node for node in nodes_on(file.tree, line) if isinstance(node, ast.With | ast.AsyncWith)]
-    return any(line < node.body[0].lineno for node in found)
 
 
 def set_arguments(file: SourceFile, call: ast.Call, new: Mapping[str, object], *, num_before: int) -> CodeEdit | None:
