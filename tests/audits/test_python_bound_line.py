@@ -52,19 +52,30 @@ def mined(labels):
 
 def positions(self):
     return torch.tensor(self.table)
+
+
+def fit(loader):
+    return [trained(batch) for batch in loader]
 """
+FIT = SOURCE.count("\n")
+"""The line whose comprehension runs all steps."""
 WINDOW = (20, 21)
 
 
 def run_of(
-    folder: Path, *places: tuple[int, str, float], in_torch: bool = False, operators: int = 0, function: str = ""
+    folder: Path,
+    *places: tuple[int, str, float],
+    in_torch: bool = False,
+    operators: int = 0,
+    function: str = "",
+    updates_at: int = 11,
 ) -> Run:
     """Places are (line, stage, share of the step); operators of 10 us each start in each traced step at the first."""
     lines = [
         SampledPlace(f"train.py:{line}:train", stage, in_torch, us=share * 1e6, function=function)
         for line, stage, share in places
     ]
-    update = [SampledPlace("train.py:11:train", "optimizer", is_in_library=True, us=1.0)]
+    update = [SampledPlace(f"train.py:{updates_at}:train", "optimizer", is_in_library=True, us=1.0)]
     sampled = TrainingSampled(step=30, num_samples=400, total_us=1e6, lines=lines + update)
     events: list[dict[str, Any]] = []
     for step in WINDOW:
@@ -100,6 +111,11 @@ def test_a_loop_of_many_small_operators_is_to_be_one_for_the_batch(tmp_path: Pat
     assert finding.message == "9.00 ms of each step (40 %) go to 200 small operators, at train.py:8."
     assert finding.fix.summary == "Replace the loop at train.py:7 by one operation on the whole array."
     assert finding.gain.step_ms == pytest.approx(9.0)
+
+
+def test_a_comprehension_that_runs_the_steps_is_no_loop_within_one(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", (FIT, "data", 0.4), in_torch=True, operators=200, updates_at=FIT)
+    assert python_bound_line(run).findings == ()
 
 
 def test_time_at_the_head_of_a_loop_belongs_to_the_line_in_it(tmp_path: Path) -> None:

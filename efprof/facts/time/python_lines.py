@@ -151,7 +151,7 @@ def _loop_of(tree: ast.Module, line: int, step_lines: set[int]) -> int | None:
     loops = {node.lineno: node.end_lineno or 0 for node in ast.walk(tree) if isinstance(node, LOOPS)}
     around = loop_around(tree, line)
     first = line if line in loops else around.line if around else 0
-    is_of_steps = any(first <= at <= loops.get(first, 0) for at in step_lines)
+    is_of_steps = any(first <= at <= loops.get(first, first) for at in step_lines)
     return None if is_of_steps else first or None
 
 
