@@ -96,6 +96,7 @@ def compare(root: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
+@pytest.mark.long
 def test_a_leak_that_is_not_committed_is_worse_with_its_line_and_nothing_of_the_users_is_changed(
     repository: Path,
 ) -> None:

@@ -72,6 +72,7 @@ raise LookupError("second")
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_restart_by_torchrun_is_a_further_attempt_and_its_agent_is_no_rank(home: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
@@ -104,6 +105,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_spawned_children_are_numbered_as_torch_distributed_numbers_them(home: Path) -> None:
     recorded = record(home, SPAWNED, sys.executable, "train.py")
     assert (recorded.exit_code, recorded.run.ended) == (1, "raised")
@@ -111,6 +113,7 @@ def test_spawned_children_are_numbered_as_torch_distributed_numbers_them(home: P
     assert [errors_of(recorded.folder / rank) for rank in ("rank0", "rank1")] == [[], ["ArithmeticError"]]
 
 
+@pytest.mark.long
 def test_a_module_and_a_console_script_started_by_a_shell_script_are_two_attempts_named_from_the_repository(
     home: Path, tmp_path: Path
 ) -> None:
