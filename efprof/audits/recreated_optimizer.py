@@ -49,8 +49,8 @@ def _finding(run: Run, site: str, events: Sequence[BuiltOptimizer]) -> Finding:
         evidence=(
             Narrative.of(
                 "As it was built, an optimizer of the same class had state for exactly these parameters, and this one "
-                "was not given it by `load_state_dict`; nor were the parameters given other values in between, as "
-                f"for a new start. The first at step {steps}.",
+                "was not given it by `load_state_dict`; nor had a module loaded other values in between. The "
+                f"first at step {steps}.",
                 "It is meant where each phase is a training of its own, as for tasks that are learned in turn.",
             ),
         ),
