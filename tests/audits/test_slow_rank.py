@@ -235,6 +235,7 @@ with efprof.record(trace_steps="4:13"):
 """Its ranks are forks of one process, numbered in their environment as torchrun does: torch is imported once."""
 
 
+@pytest.mark.long
 def test_a_recorded_training_of_two_processes_is_blamed_on_what_one_of_them_does_alone(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     environment = os.environ | {"EFPROF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}

@@ -30,6 +30,7 @@ def command_of(folder: Path, text: str) -> list[str]:
     return [sys.executable, str(folder / "train.py"), "{batch}"]
 
 
+@pytest.mark.long
 def test_the_peak_of_an_endless_training_is_known_after_some_steps(tmp_path: Path) -> None:
     peak = measure_peak(command_of(tmp_path, TRAINING), 1024) or 0
     parameters, activation = (64 * 4096 + 4096 + 4096 + 1) * 4, 1024 * 4096 * 4

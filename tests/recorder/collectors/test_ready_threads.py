@@ -124,7 +124,7 @@ if __name__ == "__main__":
 @needs_counts
 @pytest.mark.parametrize(
     "ending",
-    [*(pytest.param(one, marks=pytest.mark.long) for one in ("pass", "sys.exit(3)")), "raise ValueError", "break"],
+    ["raise ValueError", *(pytest.param(one, marks=pytest.mark.long) for one in ("pass", "sys.exit(3)", "break"))],
 )
 def test_the_last_reading_has_the_workers_however_the_program_ends(tmp_path: Path, ending: str) -> None:
     recorded = record_script(tmp_path / "home", TRAINING.replace("ENDING", ending))
