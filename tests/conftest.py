@@ -5,11 +5,14 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from efprof.model import Finding
 from tests.support.processes import adopt_orphans, end_processes_since, started_processes
+from tests.support.sentences import MAX_WORDS, faulty_lines
 from tests.support.waiting import MAX_WAIT_S
 
 # Two workers share two cores with the type checker: threads of torch would mostly wait for each other.
@@ -64,6 +67,22 @@ def _small_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     gc.freeze()
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
+
+
+@pytest.fixture(autouse=True)
+def _short_sentences(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What any audit says in any test is in sentences of at most 25 words, with the cause told as such."""
+    made: list[Finding] = []
+    init = Finding.__init__
+
+    def note(self: Finding, **fields: Any) -> None:
+        init(self, **fields)
+        made.append(self)
+
+    monkeypatch.setattr(Finding, "__init__", note)
+    yield
+    faulty = {told for one in made for told in faulty_lines(one)}
+    assert not faulty, f"empty, or over {MAX_WORDS} words: {sorted(faulty)}"
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from efprof.facts.source.sources import line_at
 from efprof.facts.steps.step_times import within_idle
 from efprof.fixes.settings import set_allocator
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine
-from efprof.units import format_share, format_value
+from efprof.units import format_share
 
 MIN_STEPS = 3
 """Steps with a retry after warm-up, and one in either half of them: once or twice is a start, or the largest batch."""
@@ -50,15 +50,14 @@ def _finding(run: Run, retries: AllocationRetries) -> Finding:
     tried, gain = retry_trials(run), within_idle(run, _gain(retries))
     blame, whose = _blame(run, retries)
     stage, count = retries.by_stage[0]
-    often = f"{format_value(retries.num_retries / retries.num_steps, '')} times per step"
-    where = f"{format_share(count / retries.num_retries)} of them in the {stage} stage"
+    often = f"{retries.num_retries / retries.num_steps:.2g} times per step"
+    where = f"{format_share(count / retries.num_retries)} of them came in the {stage} stage"
     return Finding(
         blame=blame,
         category="memory",
         headline="The allocator runs out and tries again",
-        message=f"The device's memory ran out {often}, and the allocator gave its cache back to go on"
-        f"{how_much_slower(retries)}.",
-        why=f"{where.capitalize()}; {whose}.",
+        message=f"The device's memory ran out {often}{how_much_slower(retries)}.",
+        why=f"Each time the allocator gave its cache back to go on. {where}; {whose}.",
         fix=_fix(run, tried),
         gain=gain,
         evidence=retry_evidence(retries, tried),

@@ -43,10 +43,11 @@ def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
         f"{format_share(jump.jump_bytes / jump.peak_bytes)} of the window's peak.",
         why=f"`{made.operation}` {where} makes the gradient of its whole input at once.",
         fix=Fix.by_hand(
-            f"Compute this line in {num_chunks} checkpointed parts along the batch, with the layer that makes its "
-            "largest input: `loss = sum(checkpoint(part_of_loss, inputs, targets, use_reentrant=False) for "
+            f"Compute this line, with the layer that makes its largest input, in {num_chunks} checkpointed parts along "
+            "the batch. `part_of_loss` does what this line does and sums instead of averaging: "
+            "`loss = sum(checkpoint(part_of_loss, inputs, targets, use_reentrant=False) for "
             f"inputs, targets in zip(all_inputs.chunk({num_chunks}), all_targets.chunk({num_chunks}))) / "
-            "all_targets.numel()`, where `part_of_loss` does what this line does and sums instead of averaging."
+            "all_targets.numel()`."
         ),
         gain=Gain(
             basis="replay",

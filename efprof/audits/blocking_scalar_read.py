@@ -44,7 +44,8 @@ def blocking_scalar_read(run: Run) -> Examination:
     guilty = [line for line in reads if line.typical_ms >= least_ms and line.share_of_steps >= MIN_SHARE_OF_STEPS]
     if not guilty:
         return Examination(looked_at=looked_at)
-    cost = f"{', and other lines read too' * (len(guilty) > 1)}, which costs {waits.cost(*guilty)} on this CPU."
+    others = f", and at {format_count(len(guilty) - 1, 'other line')}" if len(guilty) > 1 else ""
+    cost = f"{others}, which costs {waits.cost(*guilty)}{'' if others else ' on this CPU'}."
     return Examination(looked_at=looked_at, findings=(_finding(run, guilty, cost),))
 
 

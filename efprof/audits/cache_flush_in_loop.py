@@ -40,15 +40,15 @@ def _finding(run: Run, line: StallLine) -> Finding:
     gain = Gain.of_step("the time inside the calls; what asking the driver again takes comes on top", line.step_ms)
     gain, step_ms = within_idle(run, gain), max(1e-9, run.get(StepTimes).median_ms())
     flushed = what_flushes_give_back(run)
-    given_back = "" if flushed is None else f"; in the recorded stretch it gave {format_bytes(flushed)} back each time"
+    given_back = "" if flushed is None else f" In the recorded stretch it gave {format_bytes(flushed)} back each time."
     return Finding(
         blame=line.blame,
         category="time",
         headline="The allocator's cache is emptied in the loop",
         message=f"The cache is emptied {format_value(round(line.count_per_step, 1), 'count')} times per step, "
         f"which takes {format_ms(line.step_ms)} of it ({format_share(line.step_ms / step_ms)}).",
-        why="The call waits for the device and gives back segments that the next step asks the driver for again"
-        f"{given_back}.",
+        why="The call waits for the device and gives back segments that the next step asks the driver for again."
+        f"{given_back}",
         fix=Fix.by(
             delete_statement(file_of(run, line.blame), line.blame.line),
             "safe",

@@ -43,6 +43,7 @@ def _finding(run: Run, clip: Clips) -> Finding:
         category="numbers",
         headline="Gradients are clipped after the update",
         message=f"All {clip.num_late} calls seen at {blame} clip gradients that the optimizer has used already.",
+        why=f"The update at {step or 'the step'} came first, with gradients of any size.",
         fix=Fix.by_hand(f"Move `{blame.text.partition('  #')[0]}` up, between `backward()` and {step or 'the step'}."),
         gain=Gain.none("no time and no memory; the updates are bounded"),
         evidence=(

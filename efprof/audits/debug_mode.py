@@ -17,13 +17,23 @@ MIN_SHARE = 0.01
 ANOMALY, COLLECT = "anomaly detection", "gc.collect"
 """The first one took 57 % and 69 % of two small networks' steps: where it was not measured, that stands for it."""
 CALLS = {
-    ANOMALY: "Anomaly detection formats a stack for each operation and checks each gradient for NaN",
-    "torch.profiler": "A profiler of the program's own records every operation of these steps",
-    COLLECT: "The garbage collector looks through all Python objects in each step",
+    ANOMALY: (
+        "Anomaly detection is on",
+        "It formats a stack for each operation and checks each gradient for NaN.",
+    ),
+    "torch.profiler": (
+        "The program's own profiler is on",
+        "It records every operation of these steps.",
+    ),
+    COLLECT: (
+        "The garbage collector runs in each step",
+        "Each call looks through all Python objects.",
+    ),
 }
-COLLECTIVES = "The host waits for each collective before it goes on"
+"""The headline and the cause of each."""
+COLLECTIVES = "The host waits for each collective before it goes on."
 VARIABLES = {
-    "CUDA_LAUNCH_BLOCKING": "The host waits for each kernel before it launches the next one",
+    "CUDA_LAUNCH_BLOCKING": "The host waits for each kernel before it launches the next one.",
     "NCCL_BLOCKING_WAIT": COLLECTIVES,
     "TORCH_NCCL_BLOCKING_WAIT": COLLECTIVES,
 }
@@ -89,15 +99,19 @@ def _set(run: Run, name: str, value: str) -> Finding:
         blame = SourceLine(file="the environment", function=name)
     else:
         fix = Fix.by_hand(f"Delete `{blame.text}`.")
-    return _finding(blame, VARIABLES[name], f"{name}={value} was set for all steps, in {blame}.", fix, UNMEASURED)
+    message = f"{name}={value} was set for all steps, in {blame}."
+    return _finding(blame, (f"{name} is set", VARIABLES[name]), message, fix, UNMEASURED)
 
 
-def _finding(blame: SourceLine, why: str, message: str, fix: Fix, gain: Gain, severity: Severity = "medium") -> Finding:
+def _finding(
+    blame: SourceLine, told: tuple[str, str], message: str, fix: Fix, gain: Gain, severity: Severity = "medium"
+) -> Finding:
     return Finding(
         blame=blame,
         category="time",
-        headline=why,
+        headline=told[0],
         message=message,
+        why=told[1],
         fix=fix,
         gain=gain,
         severity=severity,  # at least medium: these modes cost far more than a twentieth, measured in this run or not

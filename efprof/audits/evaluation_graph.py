@@ -51,13 +51,14 @@ def _finding(run: Run, blame: SourceLine, every: list[Evaluation]) -> Finding:
     graph_bytes = most.graph_bytes or 0
     held_bytes = graph_bytes * most.num_graphs
     forwards = sum(one.num_batches for one in every)
+    why = "Gradients are on there, but no backward pass went through its outputs"
     if most.num_graphs > MAX_IN_TURN:
-        headline = "Gradients are on in an evaluation, and its outputs are kept with their graphs"
+        headline = "An evaluation keeps its outputs with their graphs"
         message = (
             f"{format_bytes(held_bytes)} of graphs, {most.num_graphs} at a time, are kept by the evaluation at {blame}."
         )
     else:
-        headline = "Gradients are on in an evaluation: it builds graphs that are never used"
+        headline = "An evaluation builds graphs that are never used"
         message = (
             f"{format_bytes(graph_bytes)} of graph is built by each of {forwards:,} forward passes "
             f"of the evaluation at {blame}."
@@ -68,6 +69,7 @@ def _finding(run: Run, blame: SourceLine, every: list[Evaluation]) -> Finding:
         category="memory",
         headline=headline,
         message=message,
+        why=f"{why}{', and something keeps them' * (most.num_graphs > MAX_IN_TURN)}.",
         fix=without_graph(file_of(run, blame), most.loop or blame),
         gain=_gain(run, most.peak_bytes, held_bytes),
         evidence=(

@@ -87,14 +87,13 @@ def _of_gradients(found: ExposedCommunication) -> str:
     elif num >= MANY_EXCHANGES and typical_ms < SHORT_MS:
         how = "a larger `bucket_cap_mb` of DistributedDataParallel" if found.is_ddp else "buckets, as DDP makes them"
         advice = (
-            f"Exchange gradients in fewer, larger parts: {how}; now there are {format_value(round(num), 'count')} "
+            f"Exchange gradients in fewer, larger parts: {how}. Now there are {format_value(round(num), 'count')} "
             f"per step, half of them shorter than {format_ms(typical_ms)}."
         )
     else:
         advice = (
-            "Let the exchange start earlier in the backward pass, by a smaller `bucket_cap_mb` of "
-            "DistributedDataParallel; exchange less, by `bf16_compress_hook`; or less often, by accumulating "
-            "micro-batches under `no_sync()`."
+            "Start the exchange earlier: a smaller `bucket_cap_mb` of DistributedDataParallel. Or exchange less "
+            "(`bf16_compress_hook`), or less often (accumulate micro-batches under `no_sync()`)."
         )
     if found.copies_buckets:
         advice += " `gradient_as_bucket_view=True` spares the copies after each exchange."

@@ -57,14 +57,13 @@ def long_steps(run: Run) -> Examination:
 def _finding(line: LongLine, share: float, num_steps: int) -> Finding:
     what, advice = _kind(line)
     cost = f"{format_ms(1000 * line.seconds)}, {format_share(share)} of the training time,"
+    inner = f"{line.inner}: `{line.inner.text}`" if line.inner.text and line.inner != line.blame else "this line itself"
     return Finding(
         blame=line.blame,
         category="time",
         headline=f"{what} between updates takes much of the training time",
         message=f"{cost} went to {format_count(line.num_steps, 'long step')} at {line.blame}.",
-        why=f"{what} between updates; most of its time goes to {line.inner}: `{line.inner.text}`."
-        if line.inner.text and line.inner != line.blame
-        else "",
+        why=f"{what} between updates; most of its time goes to {inner}.",
         fix=Fix.by_hand(f"{advice}: `{line.blame.text}`."),
         gain=Gain.of_step("all the time of long steps at this line", 1000 * line.seconds / num_steps),
         evidence=(

@@ -66,7 +66,7 @@ def _why(found: NonFinite, cause: NonFiniteCause) -> str:
     if cause.mechanism == "update" and (bad := found.parameter) is not None:
         return f"{bad.optimizer}'s update left `{bad.name}` ({bad.dtype}) not finite; its gradients were finite."
     if cause.operation is None:
-        return ""
+        return "Which operation made the first of them was not seen."
     one = cause.operation
     where = "this line" if not cause.why_no_line else f"a line not known ({cause.why_no_line})"
     if cause.mechanism == "data":
@@ -89,5 +89,5 @@ def _fix(found: NonFinite, cause: NonFiniteCause, file: SourceFile) -> Fix:
         return clip_gradients(found.usual_norm)
     again = "under torch.autograd.set_detect_anomaly(True)"
     if found.is_late:
-        again = "on the CPU under `efprof record`, from an earlier checkpoint: failing there, it names the operation"
-    return Fix.by_hand(f"Run step {found.first_step:,} again {again}; and check its batch for NaN and Inf.")
+        again = "on the CPU under `efprof record`, from an earlier checkpoint: if it fails there, the line is named"
+    return Fix.by_hand(f"Run step {found.first_step:,} again {again}. Check its batch for NaN and Inf.")

@@ -42,18 +42,21 @@ def python_bound_line(run: Run) -> Examination:
 
 def _finding(run: Run, line: PythonLine) -> Finding:
     share = format_share(line.ms / run.get(StepTimes).median_ms())
-    what, why = line.function or "Python", "This line runs no operator for most of its time: Python does its work"
+    what, why = line.function or "Python", "This line runs no operator for most of its time: Python does its work."
+    headline = f"{'A library function' if line.function else 'Python'} takes much of each step"
     if line.is_aside:
-        why = "It runs in each step, and the training uses nothing that it returns"
+        why = "It runs in each step, and the training uses nothing that it returns."
     if line.num_operators:
         what = f"{format_value(round(line.num_operators), 'count')} small operators"
-        why = "Python starts an operator for each item here, which takes longer than the operator itself"
+        why = "Python starts an operator for each item here, which takes longer than the operator itself."
+        headline = "Many small operators take much of each step"
     gain = Gain.of_step("at most the time that samples found there", line.ms, line.interval_ms)
     return Finding(
         blame=line.blame,
         category="time",
-        headline=why,
+        headline=headline,
         message=f"{format_ms(line.ms)} of each step ({share}) go to {what}, at {line.blame}.",
+        why=why,
         fix=Fix.by_hand(_advice(line)),
         gain=within_idle(run, gain),
         evidence=(

@@ -42,7 +42,8 @@ def _finding(run: Run, one: Recompiled) -> Finding:
         blame=blame,
         category="time",
         headline="A compiled function is compiled again and again",
-        message=f"{one.num_times} recompilations of `{one.function}` took {took} at {blame}, since {_cause(one)}.",
+        message=f"{one.num_times} recompilations of `{one.function}` took {took} at {blame}.",
+        why=f"{_cause(one)}, and torch compiles again for each new value.",
         fix=Fix.by_hand(_fix(one)),
         gain=Gain.none(f"{took}, {format_share(share)} of all that this run's steps took"),
         evidence=(
@@ -58,8 +59,8 @@ def _finding(run: Run, one: Recompiled) -> Finding:
 
 def _cause(one: Recompiled) -> str:
     if one.dimension is not None:
-        return f"dimension {one.dimension} of `{one.name}` changes"
-    return f"`{one.name}` changes" if one.value else "a guard failed"
+        return f"Dimension {one.dimension} of `{one.name}` changes from call to call"
+    return f"`{one.name}` changes from call to call" if one.value else f"The guard `{one.guard}` fails"
 
 
 def _fix(one: Recompiled) -> str:

@@ -41,6 +41,7 @@ def _finding(run: Run, site: str, events: Sequence[BuiltOptimizer]) -> Finding:
         headline="The optimizer is built again and forgets its state",
         message=f"{last.optimizer} was built again {format_count(len(events), 'time')} at {blame}; each time it lost "
         f"the state of {format_count(last.num_lost, 'parameter')}.",
+        why="The new optimizer starts from zero: its averages of earlier gradients are gone.",
         fix=Fix.by_hand(
             f"Build `{last.optimizer}(...)` once, before the loop, and pass it on; change a learning rate by "
             "`optimizer.param_groups[0]['lr'] = ...`."

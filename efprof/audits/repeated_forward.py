@@ -64,8 +64,8 @@ def _fix(call: RepeatedCall) -> str:
     names = " and ".join(f"`{name.rpartition('_')[0]}`" for name in call.modules)
     where = "this line" if call.loop is None or call.loop.key == call.blame.key else str(call.loop)
     return (
-        f"Put the {call.num_calls} items of the loop at {where} together, padded where their lengths differ, and call "
-        f"{names} once: `torch.cat` where they have a batch dimension, else `torch.stack`."
+        f"Call {names} once, with the {call.num_calls} items of the loop at {where} in one batch. Use `torch.cat` if "
+        "they have a batch dimension, else `torch.stack`; pad them if their lengths differ."
     )
 
 

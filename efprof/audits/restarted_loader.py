@@ -33,12 +33,13 @@ def _finding(run: Run, *calls: StallLine) -> Finding:
     cost_ms = sum(call.step_ms for call in calls)
     share = format_share(cost_ms / max(1e-9, run.get(StepTimes).median_ms()))
     parts = " and ".join(f"`{call.call}` {format_ms(call.step_ms)}" for call in calls)
-    ended = ", and its worker processes are ended and started" if len(calls) > 1 else ""
+    workers = "its worker processes end and start again" if len(calls) > 1 else "a new pass over the data begins"
     return Finding(
         blame=calls[0].blame,
         category="time",
-        headline=f"A new iterator of the loader is made in each step{ended}",
+        headline="A new iterator of the loader is made in each step",
         message=f"{format_ms(cost_ms)} of each step ({share}) restart a `DataLoader`, at {calls[0].blame}.",
+        why=f"With each new iterator {workers}, and no batch is prefetched.",
         fix=Fix.by_hand(
             "Keep one iterator: `batches = iter(loader)` before the loop, `next(batches)` in it, "
             "a new one at `StopIteration`."

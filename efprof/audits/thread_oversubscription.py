@@ -40,19 +40,21 @@ def thread_oversubscription(run: Run) -> Examination:
     site = next((rank.site for rank in found.ranks if rank.site), run.get(StepTimes).backward_site)
     if site is None:
         raise ThinEvidence(f"{looked_at}, but no line of the step is known.")
+    waiting = format_share(found.per_core("waiting") / ready)
+    message = f"{ready * cores:.1f} threads share {cores} cores, and wait for one {waiting} of the time."
     who = f"{len(found.ranks)} processes cut" if len(found.ranks) > 1 else "One process cuts"
-    message = f"{who} each operation into {threads} threads: {looked_at}, which waited for a core "
-    message += f"{format_share(found.per_core('waiting') / ready)} of the time."
-    return Examination(looked_at=looked_at, findings=(_finding(run, site, message, fitting),))
+    why = f"{who} each operation into {threads} threads."
+    return Examination(looked_at=looked_at, findings=(_finding(run, site, message, why, fitting),))
 
 
-def _finding(run: Run, site: str, message: str, fitting: int) -> Finding:
+def _finding(run: Run, site: str, message: str, why: str, fitting: int) -> Finding:
     blame = line_at(run, site)
     return Finding(
         blame=blame,
         category="time",
         headline="More threads than cores",
         message=message,
+        why=why,
         fix=_fix(run, blame, fitting),
         gain=Gain.none("none is claimed: threads that spin look like threads that work; change it and compare"),
         severity="medium",

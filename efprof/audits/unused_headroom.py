@@ -75,5 +75,5 @@ def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:
     elif loader is not None and loader.site is not None and loader.batch_size == old:
         change = loader_setting(file_of(run, blame), blame.line, "batch_size", old, new)
     proof = prove_by_fit(run.run_file.command, headroom.budget_bytes)
-    summary = f"Try {new:,} samples per micro-batch instead of {old:,}; {proof}."
+    summary = f"Try {new:,} samples per micro-batch instead of {old:,}. {proof}"
     return Fix.by(change, "review", summary, "the learning rate that fits")

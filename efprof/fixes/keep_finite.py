@@ -62,8 +62,8 @@ def keep_operand_finite(operation: str, dtype: str, file: SourceFile, line: int 
 def keep_data_finite(step: int) -> Fix:
     """What to do about a batch that is bad before any layer sees it."""
     return Fix.by_hand(
-        f"Look at the batch of step {step:,} (`torch.isfinite(batch).all()`), and fix or leave out such "
-        "samples where the data is read; where this line divides, roots or takes a logarithm, bound its operand."
+        f"Look at the batch of step {step:,} (`torch.isfinite(batch).all()`), and leave out such samples where the "
+        "data is read. If this line divides or takes a root or logarithm, bound its operand."
     )
 
 
@@ -110,9 +110,9 @@ def clip_gradients(usual_norm: float) -> Fix:
     """Clip at the usual norm, to two digits."""
     max_norm = round(usual_norm, 1 - math.floor(math.log10(usual_norm)))
     return Fix.by_hand(
-        f"Clip the gradients ahead of the optimizer's step at their usual norm before the explosion "
-        f"(`torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm={max_norm:g})`; under a gradient scaler call "
-        "`scaler.unscale_(optimizer)` first), or lower the learning rate."
+        "Clip gradients at their usual norm before the optimizer's step: "
+        f"`torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm={max_norm:g})`. "
+        "With a gradient scaler, call `scaler.unscale_(optimizer)` first. Or lower the learning rate."
     )
 
 

@@ -17,8 +17,8 @@ HOW = {
 }
 """To bound a container, by its type."""
 WAYS_TO_BOUND = (
-    "(a list: `collections.deque(maxlen=...)`; a dictionary: drop the oldest keys; a queue: `maxsize=...`), write it "
-    "to a file every so often, or keep one number of what is put into it"
+    "(a list: `collections.deque(maxlen=...)`; a dictionary: drop the oldest keys; a queue: `maxsize=...`), or write "
+    "it to a file every so often"
 )
 """The same where the type is one of many."""
 
@@ -184,8 +184,8 @@ def without_traceback(file: SourceFile, name: str, error: ast.expr) -> Fix:
     return Fix.by(
         replace_expression(file, error, f"{text_of(file, error)}.with_traceback(None)"),
         "review",
-        f"Keep the error in `{name}` without its traceback, which keeps the variables of every function that it came "
-        "through; who prints it later sees its message alone.",
+        f"Keep the error in `{name}` without its traceback, which keeps the variables of all its functions. Printed "
+        "later, it shows its message alone.",
     )
 
 

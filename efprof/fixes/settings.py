@@ -55,12 +55,12 @@ def _setting(file: SourceFile, call: ast.Call | None, name: str, old: object, ne
 
 
 def prove_by_fit(command: Sequence[str], budget_bytes: int) -> str:
-    """A clause: the command that finds the size by running."""
+    """A sentence: the command that finds the size by running."""
     is_large = budget_bytes >= 8 * GIB
     budget = f"{budget_bytes // GIB}GiB" if is_large else f"{budget_bytes // MIB}MiB"  # as the command reads it
     return (
-        f"'efprof fit --budget {budget} -- {shlex.join(command)}', with {{batch}} where the command sets the size of a "
-        "micro-batch, measures the largest that fits"
+        f"`efprof fit --budget {budget} -- {shlex.join(command)}` measures the largest that fits; write `{{batch}}` "
+        "where the command sets its size."
     )
 
 

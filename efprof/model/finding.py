@@ -197,7 +197,7 @@ class Finding:
     category: Category
     headline: str
     message: str
-    why: str = ""
+    why: str
     fix: Fix
     gain: Gain
     evidence: tuple[Evidence, ...] = ()

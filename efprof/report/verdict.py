@@ -129,7 +129,7 @@ def describe_verdict(report: Report) -> VerdictLines:
     finding = lead.finding
     return VerdictLines(
         verdict=one_line(f"{ending} {_what_happens(finding)}"),
-        why=one_line(finding.why or finding.headline),
+        why=one_line(finding.why),
         blame=finding.blame,
         next=one_line(f"{finding.fix.summary} {recorder_hint(run)}"),
         commands=_proving_commands(run),

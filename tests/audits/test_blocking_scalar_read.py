@@ -85,7 +85,7 @@ def test_on_the_cpu_all_lines_are_one_finding_as_severe_as_what_they_cost_togeth
     (finding,) = examine(tmp_path / "run", [reads(5, count=8, us=3000), reads(6, us=1500)]).findings
     assert str(finding.blame) == "train.py:5"
     assert severity_in(open_run(tmp_path / "run"), finding) == "high", "of 15.5 ms"
-    assert ", and other lines read too, which costs 4.50 ms" in finding.message
+    assert ", and at 1 other line, which costs 4.50 ms" in finding.message
     assert finding.gain.step_ms == pytest.approx(4.5)
     (table,) = (one for one in finding.evidence if isinstance(one, Table))
     assert [row[0] for row in table.rows] == ["`train.py:5`", "`train.py:6`"]

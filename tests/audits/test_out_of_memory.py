@@ -56,17 +56,17 @@ def test_truly_short_memory_blames_the_request_and_halves_the_micro_batch(tmp_pa
     assert finding.severity == "high"
     assert finding.message == "Device 0 could not give 64.0 MiB: of 480 MiB reserved 0 B were free."
     assert finding.why == (
-        "Memory was short, not fragmented: the largest free piece was 0 B, and the driver had 32.0 MiB. "
+        "Memory was short, not fragmented: the largest free piece was 0 B. The driver had 32.0 MiB. "
         f"train.py:{CACHE} held 480 MiB (100 %)."
     )
     assert finding.fix.applicability == "manual"
-    assert "it is 32.0 MiB short at that moment" in finding.fix.summary
+    assert "32.0 MiB were missing" in finding.fix.summary
     assert "Take 8 samples per micro-batch instead of 16, and 2 of them per step." in finding.fix.summary
     assert finding.gain.peak_bytes == pytest.approx(480 * MIB - 544 * MIB / 2, rel=0.01)
     assert finding.gain.basis == "model"
     (filled,) = [one for one in finding.evidence if isinstance(one, MemoryMap)]
     assert (filled.bars[0].label, filled.bars[0].num_bytes) == (f"train.py:{CACHE}", 480 * MIB)
-    assert "No setting of the allocator that was tried would have served the request" in finding.fix.summary
+    assert "No allocator setting that was tried would have served the request" in finding.fix.summary
 
 
 def test_free_memory_in_pieces_is_told_with_the_setting_that_survives_and_the_batch_beside_it(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_what_filled_memory_is_told_where_a_window_shows_it(tmp_path: Path) -> N
     run = ended(tmp_path / "run", steps=steps, allocations=[blocks.events], sources=sources, site=None)
     finding = only_finding(run)
     assert str(finding.blame) == "model.py:10"
-    known = "Of the 147 MiB recorded at most, 100 MiB were there before the step; 46.0 MiB (31 %) were activations"
+    known = "Of the recorded peak of 147 MiB, 100 MiB were there before the step. 46.0 MiB (31 %) were activations"
     assert finding.why.startswith(known)
     assert any(isinstance(one, MemoryMap) for one in finding.evidence)
 
@@ -169,8 +169,8 @@ def test_growth_and_too_large_a_request_and_what_the_optimizer_lacks_are_no_matt
     unknown = only_finding(ended(tmp_path / "unknown", steps=steps)).fix
     assert unknown.changes == ()
     assert unknown.summary == (
-        "Memory grew by 20.0 MiB with every step until it was full: find what keeps it, as the other findings tell; a "
-        "smaller batch only puts the end off."
+        "Memory grew by 20.0 MiB per step until it was full: find what keeps it, as the other findings tell. "
+        "A smaller batch only puts off the end."
     )
     fix = only_finding(ended(tmp_path / "second", requested_bytes=1 << 50)).fix
     assert fix.summary.startswith("Look at the sizes on that line")
@@ -223,7 +223,7 @@ def test_free_memory_of_another_pool_is_no_piece_that_would_have_served(tmp_path
     assert finding.headline == "Out of memory"
     assert finding.message.endswith("of 512 MiB reserved 4.00 MiB were free.")
     assert finding.why.startswith(
-        "Memory was short, not fragmented: the largest free piece was 0 B, 4.00 MiB of what was free were for other "
-        "sizes, streams or pools, and the driver had 0 B."
+        "Memory was short, not fragmented: the largest free piece was 0 B. 4.00 MiB were for other sizes, streams or "
+        "pools. The driver had 0 B."
     )
-    assert "it is 2.00 MiB short at that moment" in finding.fix.summary
+    assert "2.00 MiB were missing" in finding.fix.summary

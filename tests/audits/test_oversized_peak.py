@@ -44,7 +44,7 @@ def test_it_blames_the_call_whose_activations_pay_and_its_picture_is_the_one_tha
 
 def test_where_nothing_suffices_it_offers_the_most_and_what_was_there_before_is_out_of_reach(tmp_path: Path) -> None:
     (finding,) = oversized_peak(blocks_run(tmp_path, 5)).findings
-    assert "that alone is not enough" in finding.fix.summary
+    assert "That alone is not enough" in finding.fix.summary
     assert str(finding.blame) == "model.py:4"
     (finding,) = oversized_peak(blocks_run(tmp_path / "second", -10)).findings
     assert finding.fix.summary.startswith("No batch comes below the budget: 100 MiB were there before the step")

@@ -74,7 +74,7 @@ def test_it_blames_the_line_that_calls_the_encoder_for_each_text_and_names_the_l
     assert (str(finding.blame), finding.blame.text) == ("train.py:5", "outputs.append(encoder(text))")
     assert finding.message.startswith("Calling `Encoder_0` item by item takes ")
     assert finding.why == "It is called 10 times per step with a single item, of shape [1, 24, 48]."
-    assert "the 10 items of the loop at train.py:3 together" in finding.fix.summary
+    assert "the 10 items of the loop at train.py:3 in one batch" in finding.fix.summary
     assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
 
 

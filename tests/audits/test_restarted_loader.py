@@ -45,7 +45,7 @@ def test_it_blames_the_line_that_makes_the_iterator_and_says_what_that_takes(tmp
     assert str(finding.blame) == "train.py:3"
     assert finding.message == "12.0 ms of each step (51 %) restart a `DataLoader`, at train.py:3."
     assert finding.gain.step_ms == pytest.approx(12.0)
-    assert "its worker processes are ended and started" in finding.headline
+    assert "its worker processes end and start again" in finding.why
 
 
 def test_input_stall_leaves_the_wait_to_it(tmp_path: Path) -> None:

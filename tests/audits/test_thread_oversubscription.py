@@ -37,8 +37,9 @@ def test_it_blames_the_line_that_gives_two_ranks_all_cores_each_and_edits_it(tmp
     rank = counted(site="train.py:3:<module>", ready=3.8)
     (finding,) = thread_oversubscription(run_of(tmp_path, rank, rank)).findings
     assert str(finding.blame) == "train.py:3"
-    assert finding.message.startswith("2 processes cut each operation into 4 threads: 7.6 threads")
-    assert finding.message.endswith(", which waited for a core 53 % of the time.")
+    assert finding.message.startswith("7.6 threads share 4 cores, ")
+    assert finding.message.endswith(", and wait for one 53 % of the time.")
+    assert finding.why == "2 processes cut each operation into 4 threads."
     new = "torch.set_num_threads(2)"
     assert finding.fix.changes == (CodeEdit(file="train.py", line=3, old="torch.set_num_threads(4)", new=new),)
     assert (finding.gain.step_ms, finding.severity) == (None, "medium"), "what it costs is not known"

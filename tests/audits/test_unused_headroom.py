@@ -76,7 +76,10 @@ def test_it_blames_the_line_that_builds_the_loader_and_sets_a_batch_that_leaves_
     assert finding.why == "A micro-batch has 16 samples; 128 would fit, 8.0 times as many."
     gain = finding.gain
     assert gain.step_ms is gain.peak_bytes is None
-    assert "'efprof fit --budget 35GiB -- python train.py --batch-size 16', with {batch} where" in finding.fix.summary
+    assert (
+        "`efprof fit --budget 35GiB -- python train.py --batch-size 16` measures the largest that fits"
+        in finding.fix.summary
+    )
     assert finding.fix.applicability == "review"
 
 

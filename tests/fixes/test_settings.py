@@ -9,8 +9,8 @@ from efprof.units import GIB, MIB
 
 def test_the_command_that_proves_a_batch_says_where_the_size_goes() -> None:
     assert prove_by_fit(["python", "train.py", "--name", "my run"], 900 * MIB) == (
-        "'efprof fit --budget 900MiB -- python train.py --name 'my run'', with {batch} where the command sets the size "
-        "of a micro-batch, measures the largest that fits"
+        "`efprof fit --budget 900MiB -- python train.py --name 'my run'` measures the largest that fits; write "
+        "`{batch}` where the command sets its size."
     )
     assert "--budget 35GiB" in prove_by_fit(["python"], 35 * GIB)
 

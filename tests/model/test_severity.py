@@ -19,9 +19,10 @@ def finding(*, severity: Severity = "low", may_be_filling: bool = False, **field
     return Finding(
         blame=SourceLine(file="train.py", line=1, function="main", text=""),
         category="time",
-        headline="",
-        message="",
-        fix=Fix.by_hand(""),
+        headline="h",
+        message="m",
+        why="w",
+        fix=Fix.by_hand("f"),
         gain=gain(**fields),
         evidence=(),
         severity=severity,

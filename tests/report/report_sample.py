@@ -326,6 +326,7 @@ def time_finding() -> Finding:
         category="time",
         headline="The step waits for a scalar",
         message="`loss.item()` makes the CPU wait 11.4 ms in every step until the GPU has finished.",
+        why="`item()` needs the number that the last kernel of the step writes.",
         fix=Fix(
             summary="Log every 50 steps, and load the next batch ahead.",
             applicability="review",
@@ -389,6 +390,7 @@ def numbers_finding() -> Finding:
         category="numbers",
         headline="The loss is not finite",
         message="The loss is NaN from step 58; the first Inf comes out of a division by a norm of zero.",
+        why="`norm` is zero for a row of zeros.",
         fix=Fix(summary="Clip the gradient norm to 1.0 before the optimizer step.", applicability="manual"),
         gain=Gain(basis="model", explanation="Nothing is saved; the run gets a result at all."),
         evidence=(),

@@ -177,10 +177,6 @@ def test_a_finding_of_low_severity_leads_too_and_says_that_it_costs_little() -> 
     assert filling.verdict == f"Nothing costs much; what may still be filling: {PLACED}"
 
 
-def test_without_a_cause_the_headline_is_the_why() -> None:
-    assert leading(why="").why == memory_finding().headline
-
-
 def test_what_may_be_filling_comes_last_whatever_it_would_save() -> None:
     filling = dataclasses.replace(memory_finding(), severity="low", may_be_filling=True)
     small = dataclasses.replace(time_finding(), severity="low", gain=Gain.none("nothing is claimed"))

@@ -94,27 +94,26 @@ def what_failed_on(device: DeviceHistory, failure: Failure) -> str:
 
 
 def why_it_failed_on(failure: Failure) -> str:
-    """In two sentences: why what was free did not serve, and who had the rest."""
+    """Why what was free did not serve, and who had the rest."""
     parts = failure.instant.composition
     driver = failure.device_free_bytes
-    told = [f"the largest free piece was {format_bytes(max(failure.piece_bytes, default=0))}"]
+    piece = format_bytes(max(failure.piece_bytes, default=0))
     why = "Memory was fragmented" if failure.is_fragmentation else "Memory was short, not fragmented"
     elsewhere = parts.free_bytes - failure.usable_bytes
-    told += [f"{format_bytes(elsewhere)} of what was free were for other sizes, streams or pools"] if elsewhere else []
-    told += [] if driver is None else [f"the driver had {format_bytes(driver)}"]
-    state = ", and ".join(filter(None, (", ".join(told[:-1]), told[-1])))
+    others = f" {format_bytes(elsewhere)} were for other sizes, streams or pools." if elsewhere else ""
+    others += "" if driver is None else f" The driver had {format_bytes(driver)}."
     most = next((owner for owner in failure.instant.owners if owner.site is not None), None)
     held = ""
     if most is not None and most.site is not None:
         share = format_share(most.num_bytes / max(1, parts.reserved_bytes))
         held = f" {place_of(most.site)} held {format_bytes(most.num_bytes)} ({share})."
-    return f"{why}: {state}.{held}"
+    return f"{why}: the largest free piece was {piece}.{others}{held}"
 
 
 def why_no_setting_helps(device: DeviceHistory, failure: Failure) -> str:
     """And what must change at the line that holds most."""
     tried = (
-        "No setting of the allocator that was tried would have served the request"
+        "No allocator setting that was tried would have served the request"
         if device.trials
         else "No history tells whether a setting of the allocator would have served it"
     )
@@ -123,7 +122,7 @@ def why_no_setting_helps(device: DeviceHistory, failure: Failure) -> str:
     if failure.is_fragmentation:
         return f"{tried}: keep less{where}, so that larger pieces are free."
     missing = failure.requested_bytes - (failure.device_free_bytes or 0) - failure.usable_bytes
-    return f"{tried}: it is {format_bytes(missing)} short at that moment; keep less{where}."
+    return f"{tried}: {format_bytes(missing)} were missing. Keep less{where}."
 
 
 def evidence_of_device(run: Run, device: DeviceHistory, failure: Failure) -> tuple[Evidence, ...]:
@@ -233,12 +232,12 @@ def what_filled(run: Run, failure: MemoryFailure) -> str:
     """What was there before the window's step, and what most of the rest was for; empty where no window shows it."""
     peak = _peak_of(run, failure)
     if peak is None:
-        return ""
+        return "No window shows what filled it."
     category, size = peak.largest
     lines = ((owner, held) for owner, held in most_by_line(run, peak) if owner[0] is not None and owner[1] == category)
     (site, _), held = next(lines, ((None, category), 0))
     most = "" if site is None else f", {format_bytes(held)} of them made at {place_of(site)}"
     return (
-        f"Of the {format_bytes(peak.peak_bytes)} recorded at most, {format_bytes(peak.before_bytes)} were there before "
-        f"the step; {format_bytes(size)} ({format_share(size / max(1, peak.peak_bytes))}) were {category}{most}."
+        f"Of the recorded peak of {format_bytes(peak.peak_bytes)}, {format_bytes(peak.before_bytes)} were there before "
+        f"the step. {format_bytes(size)} ({format_share(size / max(1, peak.peak_bytes))}) were {category}{most}."
     )

@@ -195,13 +195,13 @@ def _no_matter_of_batch(run: Run, missing: MissingMemory) -> str | None:
     growth = run.find(MemoryGrowth, ThinEvidence)
     if growth is not None and growth.is_growing:
         return (
-            f"Memory grew by {format_bytes(growth.fit.trend.slope)} with every step until it was full: find what keeps "
-            "it, as the other findings tell; a smaller batch only puts the end off."
+            f"Memory grew by {format_bytes(growth.fit.trend.slope)} per step until it was full: find what keeps it, "
+            "as the other findings tell. A smaller batch only puts off the end."
         )
     if missing.stage == "optimizer":
         return (
-            "The batch has no part in the optimizer's step, in which it failed: give the optimizer `foreach=False`, "
-            "which takes about the size of the parameters less at its peak, or take one with less state."
+            "Give the optimizer `foreach=False`, whose peak is lower by about the size of the parameters, or use one "
+            "with less state. It failed in the optimizer's step, where the batch has no part."
         )
     return None
 

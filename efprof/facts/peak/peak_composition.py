@@ -152,14 +152,14 @@ def lower_peak(peak: PeakComposition, budget: int, way: PeakReduction | None, ed
     """The chosen way in words, what it leaves and costs, and the edit where it is known to the letter."""
     if peak.before_bytes > budget:
         return Fix.by_hand(
-            f"No batch comes below the budget: {format_bytes(peak.before_bytes)} were there before the step, "
-            "parameters and optimizer state, and on a CPU Python and torch as well (about 120 MiB)."
+            f"No batch comes below the budget: {format_bytes(peak.before_bytes)} were there before the step. These are "
+            "parameters and optimizer state, and on a CPU Python and torch (about 120 MiB)."
         )
     if way is None:
         return Fix.by_hand("Make the batch smaller: nothing else was found that lowers the peak.")
     after = f": {format_bytes(way.peak_bytes)} at the peak"
     cost = f", {format_ms(way.extra_ms)} more per step" if way.extra_ms else ""
-    missing = "" if way.peak_bytes <= budget else "; that alone is not enough: make the batch smaller as well"
+    missing = "" if way.peak_bytes <= budget else ". That alone is not enough: make the batch smaller as well"
     summary = f"{with_capital(way.name)}{after}{cost}{missing}."
     return Fix.by(edit, "review", summary, "sums are taken in another order")
 

@@ -91,6 +91,7 @@ class TraceInput:
             category="time",
             headline="Training waits for its data",
             message=f"Each step spends {format_ms(self.typical_ms)} inside the loader, {share} of its time.",
+            why="The loader's `__next__` runs on the thread of the steps, which stops until a batch is ready.",
             fix=Fix.by_hand(f"Let worker processes make the batches: {how}, with pin_memory=True for a GPU."),
             gain=gain,
             evidence=(self._narrative(why_bound),),
