@@ -11,8 +11,9 @@ import pytest
 from hypothesis import settings
 
 from efprof.model import Finding
+from efprof.report.verdict import VerdictLines
 from tests.support.processes import adopt_orphans, end_processes_since, started_processes
-from tests.support.sentences import MAX_WORDS, faulty_lines
+from tests.support.sentences import MAX_WORDS, faulty_sentences
 from tests.support.waiting import MAX_WAIT_S
 
 # Two workers share two cores with the type checker: threads of torch would mostly wait for each other.
@@ -71,17 +72,22 @@ def _small_heap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _short_sentences(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What any audit says in any test is in sentences of at most 25 words, with the cause told as such."""
-    made: list[Finding] = []
-    init = Finding.__init__
+    """What any test has told of a run is in sentences of at most 25 words, and no line of it is empty."""
+    made: list[Finding | VerdictLines] = []
 
-    def note(self: Finding, **fields: Any) -> None:
-        init(self, **fields)
-        made.append(self)
+    def note(kind: type[Finding] | type[VerdictLines]) -> None:
+        init = kind.__init__
 
-    monkeypatch.setattr(Finding, "__init__", note)
+        def noting(self: Finding | VerdictLines, **fields: Any) -> None:
+            init(self, **fields)
+            made.append(self)
+
+        monkeypatch.setattr(kind, "__init__", noting)
+
+    note(Finding)
+    note(VerdictLines)
     yield
-    faulty = {told for one in made for told in faulty_lines(one)}
+    faulty = {sentence for told in made for sentence in faulty_sentences(told)}
     assert not faulty, f"empty, or over {MAX_WORDS} words: {sorted(faulty)}"
 
 

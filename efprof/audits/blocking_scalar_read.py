@@ -44,8 +44,8 @@ def blocking_scalar_read(run: Run) -> Examination:
     guilty = [line for line in reads if line.typical_ms >= least_ms and line.share_of_steps >= MIN_SHARE_OF_STEPS]
     if not guilty:
         return Examination(looked_at=looked_at)
-    others = f", and at {format_count(len(guilty) - 1, 'other line')}" if len(guilty) > 1 else ""
-    cost = f"{others}, which costs {waits.cost(*guilty)}{'' if others else ' on this CPU'}."
+    where = f"at {len(guilty)} lines" if len(guilty) > 1 else "on this CPU"
+    cost = f" {where}: {waits.cost(*guilty)}."
     return Examination(looked_at=looked_at, findings=(_finding(run, guilty, cost),))
 
 
@@ -55,8 +55,8 @@ def _finding(run: Run, lines: list[WaitingLine], cost: str) -> Finding:
     return wait_finding(
         run,
         lines,
-        f"A tensor's value is read in {'every step' if first.count >= 1 else 'half of the steps'}",
-        f"A tensor's value is read {first.times}{cost}",
+        f"Tensor values are read in {'every step' if first.count >= 1 else 'half of the steps'}",
+        f"Tensor values are read {first.times}{cost}",
         "Python needs the number: on a GPU the host stops until all that was queued before is done.",
         read_less(file, first.blame.line, calls=first.calls, reads_per_step=first.count, every=every),
         "It is harmless where the program must decide by the value before it can go on, and nothing else could be "

@@ -194,14 +194,14 @@ def revision(run: RunIdentity) -> str:
 
 
 def measured_phrase(report: Report) -> str:
-    """The two numbers that every run has: `median step 12.3 ms, peak memory 4.10 GiB read from the CUDA allocator`."""
+    """The two numbers of each run: `median step 12.3 ms, peak memory 4.10 GiB. Memory was read from ...`."""
     measured = report.measurements
     peak, source = show(measured.peak_bytes, "bytes"), source_phrase(measured.memory_source)
     most = max(measured.evaluations, key=lambda each: each.peak_bytes, default=None)
     if most is not None and most.peak_bytes > (measured.peak_bytes or 0):
         what = "a rollout" if most.is_rollout else "an evaluation"
         peak = f"{show(most.peak_bytes, 'bytes')} in {what} ({peak} in a step)"
-    counted = f" read from {source}" if source and measured.peak_bytes else ""
+    counted = f". Memory was read from {source}" if source and measured.peak_bytes else ""
     steps, memory = measured.timeline.steps, measured.timeline.memory
     if steps and memory:
         end, last = steps[-1].step, max(sample.step for sample in memory)

@@ -35,7 +35,7 @@ def test_on_a_gpu_one_read_per_step_blames_its_line(tmp_path):
     examination = examine(tmp_path / "run", [reads(6, us=1550)], devices=[GPU])
     (finding,) = examination.findings
     assert (str(finding.blame), finding.blame.text) == ("train.py:6", "print(loss.item())")
-    assert "A tensor's value is read 1 time per step, which waits for the GPU for 1.55 ms" in finding.message
+    assert "Tensor values are read 1 time per step, which waits for the GPU for 1.55 ms" in finding.message
     assert finding.gain.step_ms == pytest.approx(1.55)
     assert finding.gain.step_ms_interval == pytest.approx((0.0, 1.55))
     assert finding.gain.basis == "measured bound"
@@ -75,8 +75,7 @@ def test_on_the_cpu_a_percent_of_a_short_step_is_the_measuring_itself(tmp_path):
 def test_on_the_cpu_a_read_in_an_inner_loop_tells_its_cost_and_what_a_gpu_would_do(tmp_path):
     (finding,) = examine(tmp_path / "run", [reads(5, count=8, us=200), reads(6, us=9)]).findings
     assert str(finding.blame) == "train.py:5"
-    assert finding.message.startswith("A tensor's value is read 8 times per step, which costs 200 us per step (1.3 %")
-    assert finding.message.endswith("on this CPU.")
+    assert finding.message.startswith("Tensor values are read 8 times per step on this CPU: 200 us per step (1.3 %")
     assert "on a GPU the host stops until all that was queued before is done" in finding.why
     assert severity_in(open_run(tmp_path / "run"), finding) == "low"
 
@@ -85,7 +84,7 @@ def test_on_the_cpu_all_lines_are_one_finding_as_severe_as_what_they_cost_togeth
     (finding,) = examine(tmp_path / "run", [reads(5, count=8, us=3000), reads(6, us=1500)]).findings
     assert str(finding.blame) == "train.py:5"
     assert severity_in(open_run(tmp_path / "run"), finding) == "high", "of 15.5 ms"
-    assert ", and at 1 other line, which costs 4.50 ms" in finding.message
+    assert " at 2 lines: 4.50 ms" in finding.message
     assert finding.gain.step_ms == pytest.approx(4.5)
     (table,) = (one for one in finding.evidence if isinstance(one, Table))
     assert [row[0] for row in table.rows] == ["`train.py:5`", "`train.py:6`"]
@@ -111,8 +110,8 @@ def test_logging_every_few_steps_and_reads_in_windows_do_not_count_and_every_sec
     (finding,) = blocking_scalar_read(
         write_run(tmp_path / "second", steps=steps, sources={"train.py": SOURCE})
     ).findings
-    assert finding.headline == "A tensor's value is read in half of the steps"
-    assert finding.message.startswith("A tensor's value is read in half of the steps, which costs ")
+    assert finding.headline == "Tensor values are read in half of the steps"
+    assert finding.message.startswith("Tensor values are read in half of the steps on this CPU: ")
 
 
 def test_few_steps_are_thin_evidence_and_a_run_without_steps_is_not_applicable(tmp_path):

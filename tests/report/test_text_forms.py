@@ -66,4 +66,4 @@ def test_markdown_has_ranked_findings_with_their_changes_as_a_diff() -> None:
     assert places == sorted(places)
     assert "```diff\n-        history.append(loss)\n+        history.append(loss.item())\n```" in text
     assert "Median step 36.0 ms, peak memory " in text
-    assert " GiB read from the CUDA allocator" in text
+    assert " GiB. Memory was read from the CUDA allocator" in text

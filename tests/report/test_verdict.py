@@ -1,10 +1,12 @@
 """The three lines, the order of findings, how a run ended, the counts and the header."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from efprof.commands.report import analyse
 from efprof.model import (
     AuditResult,
     Finding,
@@ -35,6 +37,7 @@ from tests.report.report_sample import (
     time_finding,
 )
 
+RUNS = Path(__file__).parents[1] / "runs"
 EMPTY = Measurements(
     metrics=(), timeline=Timeline(steps=(), memory=()), stage_deltas=(), overhead=None, memory_source="the resident set"
 )
@@ -96,6 +99,13 @@ def test_a_clean_run_says_what_was_looked_at_and_a_run_that_none_could_look_at_i
     lines = describe_verdict(report)
     assert "The run stopped with an error before it finished a step (exit code 2)." in lines.verdict
     assert lines.why == "No training step was recorded."
+
+
+@pytest.mark.parametrize("name", ["input_stall_worker-healthy", "skipped_updates-healthy"])
+def test_a_recorded_healthy_run_is_told_in_short_sentences(name: str) -> None:
+    lines = describe_verdict(analyse(RUNS / name))
+    assert lines.verdict == "No fault was found."
+    assert "; " in lines.why, "its two largest parts"
 
 
 def test_the_peak_of_a_run_whose_memory_was_read_early_is_told_up_to_that_step() -> None:

@@ -23,9 +23,9 @@ from efprof.facts.allocator.settings import (
 from efprof.model import NotRecorded
 
 HOW_TO_RECORD = (
-    "record it with 'efprof record -- COMMAND', or call "
-    "torch.cuda.memory._record_memory_history(max_entries=1_000_000, "
-    'stacks="python") before the model is built and torch.cuda.memory._dump_snapshot("memory.pickle") at the end.'
+    "Record it with `efprof record -- COMMAND`, or call `torch.cuda.memory._record_memory_history("
+    'max_entries=1_000_000, stacks="python")` before the model is built and '
+    '`torch.cuda.memory._dump_snapshot("memory.pickle")` at the end.'
 )
 
 MAX_LOST_EVENTS = 2
@@ -74,7 +74,7 @@ def history_of(snapshot: Snapshot, device: int) -> History:
     """The history of one device; raises NotRecorded where the file has none that could be followed."""
     entries = snapshot.device_traces[device] if 0 <= device < len(snapshot.device_traces) else []
     if not any(entry.action == "alloc" for entry in entries):
-        raise NotRecorded(f"its history holds no allocation, so nothing can be replayed; {HOW_TO_RECORD}")
+        raise NotRecorded(f"its history holds no allocation, so nothing can be replayed. {HOW_TO_RECORD}")
     return history_before(snapshot, device, entries)
 
 
@@ -89,7 +89,7 @@ def history_before(snapshot: Snapshot, device: int, entries: list[Entry]) -> His
     if num_lost > max(MAX_LOST_EVENTS, MAX_LOST_SHARE * len(entries)):
         raise NotRecorded(
             f"its events do not fit its segments ({num_lost} of {len(entries)} tell of memory that is not there), as "
-            "in a file that was made by hand, or where `skip_actions` left segment events out of the history; "
+            "in a file that was made by hand, or where `skip_actions` left segment events out of the history. "
             f"{HOW_TO_RECORD}"
         )
     history.extents, history.lows = extents.by_address(), extents.lows

@@ -43,9 +43,8 @@ class Replay:
         """Of `what` nothing is said, and possible causes."""
         return (
             f"The allocator's model places {self.match_share:.1%} of {what} as it was, too little to say anything of "
-            "it. The allocator's settings may have been changed while the program ran, segment events may be missing "
-            "from the history, as where `skip_actions` leaves them out, or the addresses of an expandable segment ran "
-            "out."
+            "it. Allocator settings may have been changed while the program ran, the history may lack segment events "
+            "(`skip_actions`), or an expandable segment's addresses ran out."
         )
 
 

@@ -21,7 +21,7 @@ SMALLEST_TOLD = 0.05
 ONLY_ONE = 0.9
 """A line or module that has nearly all, as `trainer.train()`, says nothing: what is inside it leads."""
 WORTH_SAYING = 0.1
-MAX_PARTS = 3
+MAX_PARTS = 2
 MOST = 0.5
 SHORT_OPERATOR_US = 20.0
 """On a CPU: to call an operator takes 3 to 10 us, with its gradient; from twice that on it mostly computes."""
@@ -97,7 +97,7 @@ def _bound(use: TimeUse) -> str:
         why = f"the device is busy for {busy} of a profiled one, and those outside windows are of another length"
         return f"It is unclear what bounds the step: {why}.{also}"
     why = {
-        THE_HOST: ", mostly because the host had launched nothing: the host bounds the step",
+        THE_HOST: ", mostly for want of launches: the host bounds the step",
         "launched, not begun": ", mostly between a launch and its kernel",
     }.get(bound, "; why, the trace does not tell")
     return f"The device is busy for {busy} of the step and idle for the rest{why}.{also}"
@@ -124,7 +124,7 @@ def _lines(use: TimeUse, on_device: bool, spent: dict[CallPath, int]) -> list[Pa
         stages = {name: ms for name, ms in line.stage_ms.items() if name not in ("forward", "other") and ms > 0}
         code = line.blame.text if len(line.blame.text) <= MAX_CODE else f"{line.blame.text[:MAX_CODE]}..."
         largest = Counter(stages).most_common(not on_device)
-        of_it = "".join(f", {format_share(ms / max(ms, line.host_ms))} of it {name}" for name, ms in largest)
+        of_it = "".join(f", {format_share(ms / max(ms, line.host_ms))} {name}" for name, ms in largest)
         name = f"at {line.blame} (`{code or line.blame.function}`{of_it})"
         parts.append(((line.device_ms if on_device else line.host_ms) / (total or 1.0), name))
     return _largest(parts)

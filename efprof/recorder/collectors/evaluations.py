@@ -315,16 +315,15 @@ class Evaluations:
             return
         first, last, used = passed[0], passed[-1], self._used
         rises = [one.after_bytes - one.before_bytes - one.output_bytes for one in passed if one.hook]
-        is_rollout = False
+        is_fed = first.started_ns < first.began_ns
+        is_made = not (is_fed or any(one.is_part for one in passed))
+        is_small = 0 < max(one.size for one in passed) < SMALL * (used.size if used else 0)
+        is_rollout = is_made and is_small and (first.is_training or not rises)  # in evaluation mode without graphs
         if first.is_training:
             lines = [one.callers for one in passed]
-            is_fed = first.started_ns < first.began_ns
             is_skipped = used is not None and used.callers in lines
             is_repeated = any(lines.count(line) > 1 for line in lines)
-            size = used.size if used else 0
-            is_small = 0 < max(one.size for one in passed) < SMALL * size
-            is_acting = is_small or (is_repeated and not is_skipped and not rises)
-            is_rollout = is_acting and not (is_fed or any(one.is_part for one in passed))
+            is_rollout |= is_made and is_repeated and not is_skipped and not rises
             if not is_rollout and (is_skipped or not (is_fed or (is_repeated and rises))):
                 return  # batches without an update, or unlike forward passes
         self._num_rollouts += is_rollout

@@ -210,7 +210,7 @@ def watch_optimizers(loop: Loop, guard: Guard) -> list[Undo]:
 
     entered, left = guard(enter), guard(leave)
     lightly, looked = guard(light.steps.updated), guard(light.after_update)
-    lights, sampling = light.steps, loop.sampling
+    lights, sampling, updates_of = light.steps, loop.sampling, loop.updates_of
 
     def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not (light.is_on and get_ident() == thread.ident):
@@ -221,6 +221,7 @@ def watch_optimizers(loop: Loop, guard: Guard) -> list[Undo]:
         is_plain = light.is_on and get_ident() == thread.ident and not loop.has_nested_steps
         if is_plain and not (loop.steps.clock is not None and thread.is_capturing):
             loop.num_updates += 1
+            updates_of[id(optimizer)] += 1
             lightly(id(optimizer))
             if light.is_burst_due or lights.number + 1 >= sampling.look_at:
                 looked()

@@ -4,6 +4,7 @@ What happens between those calls is the stage `other`; where a step begins is `S
 `optimizer` that of `updates`. In light steps the state machine rests, and `LightLoop` has its place.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter_ns
@@ -63,6 +64,8 @@ class Loop:
         self.has_closure = False
         """Whether an optimizer is running that computes its gradients itself, by calling back."""
         self.num_updates = 0
+        self.updates_of = Counter[int]()
+        """By the optimizer's `id`, without those that were held back."""
         self.compiled_at = -QUIET_STEPS - 1
         """The step in which `torch.compile` last began to compile something."""
         self.step_began = self.steps.began

@@ -39,6 +39,7 @@ def optimizer_entered(loop: Loop, optimizer: torch.optim.Optimizer, has_closure:
 def optimizer_left(loop: Loop, optimizer: torch.optim.Optimizer) -> None:
     if loop.thread.is_capturing or not loop.thread.is_training_thread:
         return
+    loop.updates_of[id(optimizer)] += 1
     if loop.light.is_on:
         loop.num_updates += 1
         loop.light.updated(id(optimizer))

@@ -3,7 +3,7 @@
 import sys
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +26,14 @@ Versions = frozenset[tuple[int, int]]
 """Of parameters, by `id`, how often each had been written to: so many numbers are not those of other tensors."""
 
 
+class _Built(NamedTuple):
+    """What was told of an optimizer, and what its updates and its parameters had counted as it was built."""
+
+    event: OptimizerBuilt
+    num_updates: int
+    versions: Versions
+
+
 @dataclass(eq=False)
 class OptimizerWatch:
     """Remembers optimizers by their parameters, and holds neither."""
@@ -33,10 +41,8 @@ class OptimizerWatch:
     _loop: Loop
     _sites: Sites
     _note: Note
-    _alive: weakref.WeakKeyDictionary[Any, OptimizerBuilt] = field(default_factory=weakref.WeakKeyDictionary)
+    _alive: weakref.WeakKeyDictionary[Any, _Built] = field(default_factory=weakref.WeakKeyDictionary)
     _gone: dict[Versions, str] = field(default_factory=dict)
-    _loaded: set[int] = field(default_factory=set)
-    """Parameters, by `id`, that a module was given from outside: what follows begins anew."""
     _num_built: int = 0
 
     def note_built(self, optimizer: Any, *_: object) -> None:
@@ -56,36 +62,46 @@ class OptimizerWatch:
         if self._is_replacing(optimizer, event.optimizer):
             event.num_lost = event.num_parameters
         self._num_built += 1
-        self._alive[optimizer] = event
+        self._alive[optimizer] = _Built(event, self._loop.updates_of[id(optimizer)], _versions(optimizer))
         self._note(event)
 
     def note_restored(self, optimizer: Any, *_: object) -> None:
-        event = self._alive.get(optimizer)
-        if event is not None and event.num_lost:
-            event.num_lost = 0
-            self._note(event)
-
-    def note_loaded(self, module: torch.nn.Module, *_: object) -> None:
-        self._loaded.update(map(id, module.parameters()))
+        built = self._alive.get(optimizer)
+        if built is not None and built.event.num_lost:
+            built.event.num_lost = 0
+            self._note(built.event)
 
     def note_gone(self, optimizer: Any) -> None:
         """Before it is torn down."""
-        if _has_state(optimizer):
+        if _has_state(optimizer) and not self._are_set_afresh(optimizer):
             self._gone[_versions(optimizer)] = type(optimizer).__name__
             for oldest in list(self._gone)[:-MAX_GONE]:
                 del self._gone[oldest]
 
     def _is_replacing(self, optimizer: Any, name: str) -> bool:
         ids = set(map(id, parameters_of(optimizer)))
-        if self._loaded & ids:
-            self._loaded -= ids
-            return False
         if self._gone.pop(_versions(optimizer), None) == name:
             return True
         return any(
-            type(other) is type(optimizer) and _has_state(other) and set(map(id, parameters_of(other))) == ids
+            type(other) is type(optimizer)
+            and _has_state(other)
+            and set(map(id, parameters_of(other))) == ids
+            and not self._are_set_afresh(other)
             for other in list(self._alive)
         )
+
+    def _are_set_afresh(self, optimizer: Any) -> bool:
+        """True if most of its parameters were written to other than by its updates: what follows is a new start.
+
+        An update writes to a parameter a fixed number of times, as do weights that are clipped after each one.
+        """
+        built = self._alive.get(optimizer)
+        num_updates = self._loop.updates_of[id(optimizer)] - built.num_updates if built else 0
+        if built is None or not num_updates:
+            return False
+        before = dict(built.versions)
+        writes = [version - before.get(key, version) for key, version in _versions(optimizer)]
+        return 2 * sum(num % num_updates > 0 for num in writes) > len(writes)
 
 
 def start(session: Session) -> None:
@@ -93,7 +109,6 @@ def start(session: Session) -> None:
     kind: Any = torch.optim.Optimizer
     session.after(kind, "__init__", COLLECTOR, watch.note_built)
     session.after(kind, "load_state_dict", COLLECTOR, watch.note_restored)
-    session.before(torch.nn.Module, "load_state_dict", COLLECTOR, watch.note_loaded)
     if not hasattr(kind, "__del__"):
         gone = session.shell.reraise_later(session.shell.guarded(COLLECTOR, watch.note_gone))
         kind.__del__ = gone

@@ -73,7 +73,7 @@ def test_a_run_without_evaluations_has_no_section(tmp_path: Path) -> None:
 
 def test_every_form_of_the_report_has_them(tmp_path: Path) -> None:
     report = analyse(run_of(tmp_path, evaluation(kept=3), evaluation(kept=2, after_step=19)).folder)
-    assert "peak memory 220 MiB in an evaluation (140 MiB in a step) read from" in render(report, "text")
+    assert "peak memory 220 MiB in an evaluation (140 MiB in a step). Memory was read from" in render(report, "text")
     found, _ = msgspec.json.decode(render(report, "json"))["measurements"]["evaluations"]
     assert found["kept_bytes_per_batch"] == 3 * MIB
     page = render(report, "html")

@@ -296,9 +296,22 @@ def act(plain: Plain) -> None:
             plain.update(plain.model(BATCHES[number % 12]).square().mean())
 
 
+def act_in_evaluation_mode(plain: Plain) -> None:
+    for _ in range(30):
+        plain.model.eval()
+        with torch.no_grad():
+            for _ in range(4):
+                plain.model(torch.randn(1, 8)).argmax().item()
+        plain.model.train()
+        plain.update(plain.model(BATCHES[0]).square().mean())
+
+
 @IN_FULL_AND_LIGHT
-def test_a_policy_that_acts_on_smaller_inputs_rolls_out(overhead: float, tmp_path: Path) -> None:
-    records = read_evaluations(record_here(tmp_path, partial(act, Plain()), overhead=overhead).rank)
+@pytest.mark.parametrize("how", [act, act_in_evaluation_mode])
+def test_a_policy_that_acts_on_smaller_inputs_rolls_out(
+    how: Callable[[Plain], None], overhead: float, tmp_path: Path
+) -> None:
+    records = read_evaluations(record_here(tmp_path, partial(how, Plain()), overhead=overhead).rank)
     assert records
     assert {one.is_rollout for one in records} == {True}
     assert {one.num_batches for one in records} == {4}

@@ -59,6 +59,56 @@ def after_other_values() -> None:
         steps(model, build(list(model.parameters())))
 
 
+def after_a_reset() -> None:
+    """The old one lives on until the new one has its name."""
+    model = make_model()
+    for _ in range(3):
+        for layer in (model[0], model[2]):
+            layer.reset_parameters()
+        optimizer = build(list(model.parameters()))
+        steps(model, optimizer)
+
+
+def after_values_were_put_back() -> None:
+    """As a search for the learning rate does it by hand; the old one is gone before or after."""
+    model = make_model()
+    optimizer = build(list(model.parameters()))
+    first = [one.detach().clone() for one in model.parameters()]
+    for attempt in range(5):
+        if attempt % 2:
+            del optimizer
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), first, strict=True):
+                parameter.copy_(value)
+        optimizer = build(list(model.parameters()))
+        steps(model, optimizer)
+
+
+def after_weights_were_clipped() -> None:
+    """As they are after each update."""
+    model = make_model()
+    optimizer = build(list(model.parameters()))
+    for _ in range(2):
+        for _ in range(3):
+            steps(model, optimizer, count=1)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.clamp_(-1, 1)
+        optimizer = build(list(model.parameters()))
+
+
+def of_two_in_turn() -> None:
+    """One steps twice as often as the other."""
+    model = make_model()
+    first, second = list(model[0].parameters()), list(model[2].parameters())
+    steps(model, build(first), count=0)
+    for _ in range(3):
+        once, twice = build(first), torch.optim.Adam(second)
+        for _ in range(3):
+            steps(model, twice)
+            steps(model, once, count=1)
+
+
 def with_the_old_state() -> None:
     model = make_model()
     optimizer = build(list(model.parameters()))
@@ -100,7 +150,9 @@ def lost(folder: Path, program: Callable[[], None], **options: object) -> list[i
     return [event.num_lost for event in latest.values()]
 
 
-@pytest.mark.parametrize("program", [in_each_epoch, under_its_old_name, of_a_class_of_its_own])
+@pytest.mark.parametrize(
+    "program", [in_each_epoch, under_its_old_name, of_a_class_of_its_own, after_weights_were_clipped]
+)
 def test_one_that_is_built_again_has_lost_the_state_of_all_its_parameters(
     program: Callable[[], None], tmp_path: Path
 ) -> None:
@@ -109,10 +161,23 @@ def test_one_that_is_built_again_has_lost_the_state_of_all_its_parameters(
 
 @pytest.mark.parametrize(
     "program",
-    [after_other_values, with_the_old_state, for_other_models, for_more_parameters, without_state, of_another_class],
+    [
+        after_other_values,
+        after_a_reset,
+        after_values_were_put_back,
+        with_the_old_state,
+        for_other_models,
+        for_more_parameters,
+        without_state,
+        of_another_class,
+    ],
 )
 def test_nothing_is_lost(program: Callable[[], None], tmp_path: Path) -> None:
     assert set(lost(tmp_path, program)) == {0}
+
+
+def test_each_of_two_has_its_own_updates(tmp_path: Path) -> None:
+    assert lost(tmp_path, of_two_in_turn) == [0, 0, 0, 2, 2, 2, 2]
 
 
 def test_it_is_seen_where_hardly_any_step_is_recorded_in_full(tmp_path: Path) -> None:
