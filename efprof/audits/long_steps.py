@@ -30,7 +30,7 @@ def long_steps(run: Run) -> Examination:
     time in them (an evaluation a third): an evaluation, a checkpoint, a log that is written as a whole again.
 
     ## Why it matters
-    The median step does not show it, and to make usual steps faster wins nothing of it.
+    The median step does not show it, and to make usual steps faster saves nothing of it.
 
     ## Fix
     Do it less often, on less, or only what is new.

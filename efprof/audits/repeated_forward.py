@@ -29,7 +29,7 @@ def repeated_forward(run: Run) -> Examination:
     Put the items together (`torch.stack` or `torch.cat`, padded where lengths differ), and call the module once.
 
     ## Predicted gain
-    All but the work on the items is then done once. At most, all but one call's share is won.
+    All but the work on the items is then done once. At most, all but one call's share is saved.
     """
     step_ms, found = run.get(TimeUse).step_ms, run.get(RepeatedCalls)
     costly = [call for call in found.calls if call.total_ms >= MIN_SHARE * step_ms]
@@ -73,7 +73,7 @@ def _gain(call: RepeatedCall) -> Gain:
     saved = 1 - 1 / call.num_calls
     return Gain(
         basis="model",
-        explanation="Python, the engine and launches cost once; at most, all is won but one call's share",
+        explanation="Python, the engine and launches cost once; at most, all is saved but one call's share",
         step_ms=saved * call.fixed_ms,
         step_ms_interval=(0.0, saved * call.total_ms),
     )

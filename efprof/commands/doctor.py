@@ -20,9 +20,9 @@ WIDTH = 110
 @click.command()
 @click.option("--json", "is_json", is_flag=True, help="Print every check as JSON.")
 def doctor(is_json: bool) -> int:
-    """Check what can be recorded on this machine, and why not the rest.
+    """Check what can be recorded on this machine.
 
-    It imports torch, which takes seconds, and starts nothing on a GPU.
+    It says why the rest cannot be. It imports torch, which takes seconds, and starts nothing on a GPU.
 
     Exit code: 0 where training can be recorded, 1 where it cannot.
     """

@@ -16,10 +16,11 @@ from efprof.model import EfprofError
 @OWN
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: reports/.")
 def export(run: str, finding: str | None, perfetto: bool, own: tuple[str, ...], out: Path | None) -> None:
-    """Export a run's typical step, or a finding's, as a Perfetto trace.
+    """Export a typical step as a Perfetto trace.
 
-    RUN is what `efprof report` takes. FINDING is the number that the report gives it, the id of its audit or its key.
-    The events stand as they were recorded, with a mark at each instant at which the finding's line begins.
+    RUN is what `efprof report` takes. FINDING is the number that the report gives it, the id of its audit or its key:
+    then it is a step in which that is seen. The events stand as they were recorded, with a mark at each instant at
+    which the finding's line begins.
     """
     if not perfetto:
         raise EfprofError("there is one form to write so far: add --perfetto.")

@@ -1,4 +1,4 @@
-"""`efprof prove RUN [FINDING...]`: run the command with a finding's fix and without it, and say what that won."""
+"""`efprof prove RUN [FINDING...]`: run the command with a finding's fix and without it, and say what that saved."""
 
 import time
 from dataclasses import replace
@@ -44,7 +44,7 @@ def prove(
     max_minutes: float,
     is_json: bool,
 ) -> int:
-    """Prove what a fix wins, by running the command with it and without.
+    """Prove what a fix saves, with it and without.
 
     \b
         efprof prove latest --all             # the edits of the report

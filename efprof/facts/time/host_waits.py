@@ -118,10 +118,10 @@ class HostWaits:
         return sum(line.typical_ms for line in lines) / self.step_ms if self.step_ms else 0.0
 
     def cost(self, *lines: WaitingLine) -> str:
-        """`1.55 ms per step (10 % of it)`."""
+        """`1.55 ms per step (10 %)`."""
         share = self.share(lines)
         of_step = format_share(share) if share >= 0.001 else "under 0.1 %"
-        return f"{format_ms(share * self.step_ms)} per step ({of_step} of it)"
+        return f"{format_ms(share * self.step_ms)} per step ({of_step})"
 
     def table(self) -> Table:
         """Of all waits, those that torch asks for itself among them."""
