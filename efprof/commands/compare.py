@@ -226,6 +226,8 @@ def _run_sides(
     from efprof.compare.sides.turns import take_turns
 
     end = time.monotonic() + 60 * minutes
+    turns = ", then both by turns" * is_timed
+    show_status(f"each side is run twice{turns}: at most {minutes:g} minutes (--max-minutes)")
     with trees_of(refs, training.here, links) as ((base, head), home):
         bases, heads = (
             [made(run) for run in side] for side in record_sides((base, head), training, home, end, show_status)

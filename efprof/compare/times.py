@@ -6,7 +6,8 @@ alarms, eight pairs of 32 turns at most 0.8 %.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 
 from efprof.model import MetricChange, Series, SeriesLine, Verdict, frozen_dataclass
 from efprof.units import format_count, format_share
@@ -59,6 +60,16 @@ INTERRUPTED = "It was interrupted."
 
 
 @frozen_dataclass
+class Judgement:
+    """Of one statistic: `effect` is None without turns, `interval` where too few pairs of processes took them."""
+
+    verdict: Verdict
+    reason: str
+    effect: float | None
+    interval: tuple[float, float] | None = None
+
+
+@frozen_dataclass
 class SideTimes:
     """Of all pairs of processes; `why` says why there are no more, and is empty where they tell enough."""
 
@@ -67,12 +78,17 @@ class SideTimes:
 
 
 TURNS, PAIR = "a pair of turns", "a pair of processes, typical"
-STATISTICS = (("step_ms", "step time (typical)", "typical"), ("step_ms_mean", "step time (mean)", "mean"))
+Statistic = Callable[[TurnTimes], float]
+TYPICAL: Statistic = attrgetter("typical")
+STATISTICS: tuple[tuple[str, str, Statistic], ...] = (
+    ("step_ms", "step time (typical)", TYPICAL),
+    ("step_ms_mean", "step time (mean)", attrgetter("mean")),
+)
 
 
 def is_decided(times: Sequence[TurnTimes]) -> bool:
     """Whether these tell."""
-    return all(_judge(times, way)[0] != "unclear" for _, _, way in STATISTICS)
+    return all(_judge(times, statistic).verdict != "unclear" for _, _, statistic in STATISTICS)
 
 
 def compare_times(times: SideTimes, budgets: Mapping[str, float]) -> tuple[MetricChange, ...]:
@@ -80,10 +96,10 @@ def compare_times(times: SideTimes, budgets: Mapping[str, float]) -> tuple[Metri
     used = times.pairs[: max((look for look in LOOKS if look <= len(times.pairs)), default=len(times.pairs))]
     turns = [base for one in used for base, _ in one.pairs] or [math.nan]
     rows = []
-    for name, label, way in STATISTICS:
-        verdict, reason, effect, interval = _judge(used, way)
-        budget = budgets.get(name, 0.0)
-        base_ms = 1000 * (statistics.median(turns) if way == "typical" else statistics.fmean(turns))
+    for name, label, statistic in STATISTICS:
+        judged, budget = _judge(used, statistic), budgets.get(name, 0.0)
+        effect, is_worse = judged.effect, judged.verdict == "worse"
+        base_ms = 1000 * (statistics.median(turns) if statistic is TYPICAL else statistics.fmean(turns))
         rows.append(
             MetricChange(
                 name=name,
@@ -94,11 +110,11 @@ def compare_times(times: SideTimes, budgets: Mapping[str, float]) -> tuple[Metri
                 head_median=base_ms * (1 + effect) if effect is not None else math.nan,
                 head_spread=math.nan,
                 effect=effect,
-                interval=interval,
-                verdict=verdict,
+                interval=judged.interval,
+                verdict=judged.verdict,
                 budget=budget,
-                is_over_budget=verdict == "worse" and effect is not None and effect > budget,
-                reason=f"{reason} {times.why}".strip() if verdict == "unclear" else reason,
+                is_over_budget=is_worse and effect is not None and effect > budget,
+                reason=f"{judged.reason} {times.why}".strip() if judged.verdict == "unclear" else judged.reason,
             )
         )
     return tuple(rows)
@@ -126,24 +142,27 @@ def time_picture(times: SideTimes) -> Series | None:
     )
 
 
-def _judge(times: Sequence[TurnTimes], way: str) -> tuple[Verdict, str, float | None, tuple[float, float] | None]:
-    """By this log-ratio of each pair of processes; with the effect, and its interval where there are enough of them."""
-    each = [[getattr(one, way) for one in times if one.is_base_first is first] for first in (True, False)]
+def _judge(times: Sequence[TurnTimes], statistic: Statistic) -> Judgement:
+    """By this log-ratio of each pair of processes."""
+    each = [[statistic(one) for one in times if one.is_base_first is first] for first in (True, False)]
     used = len(times)
     if used not in LOOKS:
         effect = math.expm1(statistics.fmean([*each[0], *each[1]])) if times else None
-        return "unclear", f"{format_count(used, 'pair')} of processes took turns: too few to tell.", effect, None
+        reason = f"{format_count(used, 'pair')} of processes took turns: too few to tell."
+        return Judgement(verdict="unclear", reason=reason, effect=effect)
     middle = statistics.fmean(statistics.fmean(some) for some in each)
     variance = math.fsum((one - statistics.fmean(some)) ** 2 for some in each for one in some) / (used - 2)
     width = STUDENT[used] * math.sqrt(variance / used)
-    low, high = interval = math.expm1(middle - width), math.expm1(middle + width)
+    low, high = math.expm1(middle - width), math.expm1(middle + width)
     effect = math.expm1(middle)
-    based = f"{used} pairs of processes that took turns"
-    if low > MIN_CERTAIN and effect >= MIN_EFFECT:
-        return "worse", f"{based}.", effect, interval
-    if high < -MIN_CERTAIN and effect <= -MIN_EFFECT:
-        return "better", f"{based}.", effect, interval
-    if high < MIN_EFFECT and effect > -MIN_EFFECT:
-        return "same", f"{based}: less than {format_share(MIN_EFFECT)} slower.", effect, interval
+    verdict: Verdict = "unclear"
     least = max(MIN_EFFECT, math.expm1(width) + MIN_CERTAIN)
-    return "unclear", f"{based}: less than {format_share(least)} could not be seen.", effect, interval
+    more = f": less than {format_share(least)} could not be seen"
+    if low > MIN_CERTAIN and effect >= MIN_EFFECT:
+        verdict, more = "worse", ""
+    elif high < -MIN_CERTAIN and effect <= -MIN_EFFECT:
+        verdict, more = "better", ""
+    elif high < MIN_EFFECT and effect > -MIN_EFFECT:
+        verdict, more = "same", f": less than {format_share(MIN_EFFECT)} slower"
+    reason = f"{used} pairs of processes that took turns{more}."
+    return Judgement(verdict=verdict, reason=reason, effect=effect, interval=(low, high))
