@@ -49,6 +49,8 @@ def step_slowdown(run: Run) -> Examination:
     is_explained = lines.line is not None and lines.line.explains(slowdown)
     if slowdown.ratio_interval[0] <= MIN_CERTAIN_RATIO:
         raise ThinEvidence(f"Unclear: {looked_at}, but the interval reaches down to {slowdown.ratio_interval[0]:.2f}x.")
+    if slowdown.saved_interval_ms[0] <= 0:
+        raise ThinEvidence(f"Unclear: {looked_at}, but the last third and the first eighth may be alike.")
     if doubt := slowdown.doubt(is_gpu=bool(run.run_file.devices), is_explained=is_explained):
         raise ThinEvidence(f"Unclear: {looked_at}, but {doubt}.")
     if larger := larger_steps(run):

@@ -104,6 +104,15 @@ def test_the_gain_is_that_of_the_last_steps_though_few_of_them_were_recorded_in_
     assert finding.gain.step_ms == pytest.approx(0.2 * (101 - 12.5), rel=0.05)
 
 
+def test_growth_of_full_steps_that_all_steps_together_do_not_show_is_unclear(tmp_path):
+    steps = steps_with(other_ms=grows)
+    for step in steps:
+        step.is_full = step.step % 4 == 0
+        step.total_us = step.total_us if step.is_full else 15_500.0 * noise(step.step)
+    with pytest.raises(ThinEvidence, match="the last third and the first eighth may be alike"):
+        examine(tmp_path / "run", steps, traces=GROWING_LINE)
+
+
 def test_python_outside_of_calls_is_blamed_on_its_function(tmp_path):
     traces = (window_of(5, 0.1, in_loss_ms=2.0), window_of(60, 0.1, in_loss_ms=13.0))
     (finding,) = examine(tmp_path / "run", steps_with(other_ms=grows), traces=traces).findings
