@@ -47,10 +47,12 @@ def _finding(run: Run, line: PythonLine) -> Finding:
     if line.is_aside:
         why = "It runs in each step, and the training uses nothing that it returns."
     if line.num_operators:
-        what = f"{format_value(round(line.num_operators), 'count')} small operators"
+        passes = " and their backward pass" if line.stage == "forward" else ""
+        what = f"{format_value(round(line.num_operators), 'count')} small operators{passes}"
         why = "Python starts an operator for each item here, which takes longer than the operator itself."
         headline = "Many small operators take much of each step"
-    gain = Gain.of_step("at most the time that samples found there", line.ms, line.interval_ms)
+    found = "its own and its backward pass's" if line.num_operators else "that samples found there"
+    gain = Gain.of_step(f"at most the time {found}", line.ms, line.interval_ms)
     return Finding(
         blame=line.blame,
         category="time",

@@ -12,7 +12,7 @@ from efprof.audits.input_stall import input_stall
 from efprof.audits.python_bound_line import python_bound_line
 from efprof.facts.run.run import Run, open_run
 from efprof.model import Finding, NotRecorded
-from tests.support.builders import loader_built, make_steps, trace_event, write_run
+from tests.support.builders import loader_built, make_steps, trace_event, write_run, write_trace
 
 RUNS = Path(__file__).parents[1] / "runs"
 SOURCE = """\
@@ -89,6 +89,20 @@ def run_of(
     return write_run(folder, steps=steps, events=[*loaders, sampled], sources={"train.py": SOURCE}, traces=[events])
 
 
+def lean_run(folder: Path, *places: tuple[int, str, float], backward_ms: float) -> Run:
+    """A window without lines: in each step 200 operators of 10 us in forward, and the same in backward of so long."""
+    run = run_of(folder, *places, in_torch=True)
+    events = []
+    for step in WINDOW:
+        for number in range(200):
+            start = 1000.0 * step + 8.0 + 0.02 * number
+            events.append(trace_event("aten::dot", start, 0.01, category="cpu_op"))
+            name, each_ms = "autograd::engine::evaluate_function: DotBackward0", backward_ms / 200
+            events.append(trace_event(name, 1000.0 * step + 12.0 + each_ms * number, each_ms, category="cpu_op"))
+    write_trace(run.rank_folder, 1, events)
+    return open_run(run.folder)
+
+
 def only(run: Run) -> Finding:
     (finding,) = python_bound_line(run).findings
     return finding
@@ -111,6 +125,16 @@ def test_a_loop_of_many_small_operators_is_to_be_one_for_the_batch(tmp_path: Pat
     assert finding.message == "9.00 ms of each step (40 %) go to 200 small operators, at train.py:8."
     assert finding.fix.summary == "Replace the loop at train.py:7 by one operation on the whole array."
     assert finding.gain.step_ms == pytest.approx(9.0)
+
+
+def test_the_backward_pass_of_a_loop_counts_as_its_own_where_a_window_has_no_lines(tmp_path: Path) -> None:
+    places = (8, "forward", 0.15), (9, "forward", 0.03)
+    finding = only(lean_run(tmp_path / "run", *places, backward_ms=7.0))
+    assert str(finding.blame) == "train.py:8"
+    assert "167 small operators and their backward pass" in finding.message
+    share = 0.15 + 7.0 / (7.0 + 2.0) * 0.15 / 0.18
+    assert finding.gain.step_ms == pytest.approx(22.5 * share, rel=0.01)
+    assert python_bound_line(lean_run(tmp_path / "little", *places, backward_ms=0.02)).findings == ()
 
 
 def test_a_comprehension_that_runs_the_steps_is_no_loop_within_one(tmp_path: Path) -> None:

@@ -33,10 +33,10 @@ def restarting(step: int, every: int) -> StepRecord:
     return record
 
 
-def run_of(folder: Path, every: int) -> Run:
+def run_of(folder: Path, every: int, num_loaders: int = 2) -> Run:
     steps = [restarting(step, every) for step in range(40)]
     loaders = [loader_built(site="train.py:7:<module>", num_workers=2)]
-    return write_run(folder, steps=steps, events=loaders, sources={"train.py": SOURCE})
+    return write_run(folder, steps=steps, events=loaders * num_loaders, sources={"train.py": SOURCE})
 
 
 def test_it_blames_the_line_that_makes_the_iterator_and_says_what_that_takes(tmp_path: Path) -> None:
@@ -46,6 +46,21 @@ def test_it_blames_the_line_that_makes_the_iterator_and_says_what_that_takes(tmp
     assert finding.message == "12.0 ms of each step (51 %) restart a `DataLoader`, at train.py:3."
     assert finding.gain.step_ms == pytest.approx(12.0)
     assert "its worker processes end and start again" in finding.why
+
+
+def test_the_wait_for_each_first_batch_counts_where_it_is_this_loader_s(tmp_path: Path) -> None:
+    def waiting(step: int) -> StepRecord:
+        record = make_step(step, data_ms=9.0, loader=1)
+        record.stalls = [SiteCalls(site=SITE, call="DataLoader.__iter__", count=1, us=100.0)]
+        return record
+
+    steps, loader = [waiting(step) for step in range(40)], loader_built(site="train.py:7:<module>")
+    run = write_run(tmp_path / "run", steps=steps, events=[loader], sources={"train.py": SOURCE})
+    (finding,) = restarted_loader(run).findings
+    told = "9.00 ms of each step (38 %) restart a `DataLoader` and wait for its first batch, at train.py:3."
+    assert finding.message == told
+    assert finding.gain.step_ms == pytest.approx(9.0)
+    assert finding.gain.explanation.startswith("at most ")
 
 
 def test_input_stall_leaves_the_wait_to_it(tmp_path: Path) -> None:

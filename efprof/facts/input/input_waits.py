@@ -234,6 +234,13 @@ def restarted_lines(run: Run) -> list[list[StallLine]]:
     return list(lines.values())
 
 
+def waits_of_only_loader_ms(run: Run) -> float:
+    """What a step waits for its batches, the loader's start among that; 0 where several loaders share it."""
+    if len(events_of(run.rank_folder, LoaderBuilt)) > 1:
+        return 0.0
+    return statistics.median(time.data_wait_ms for time in run.get(StepTimes).at_least(1))
+
+
 def loader_of(run: Run, records: Sequence[StepRecord]) -> LoaderBuilt | None:
     """The loader that fed most of these steps; None where it was not seen being built."""
     numbers = Counter(record.loader for record in records if record.loader is not None).most_common(1)

@@ -92,12 +92,22 @@ def _lasting(loop: Loop, line: int) -> set[str]:
     lasting = _stored([loop])
     lasting -= set() if isinstance(loop, ast.While) else _stored([loop.target])
     for one in _before(loop.body, line):
-        match one:
-            case ast.Assign(targets=made, value=value) if not _names(value) & lasting:
-                lasting -= _stored(made)
-            case ast.For(target=target, iter=value) if not _names(value) & lasting:
-                lasting -= _stored([target])
+        lasting -= _made_anew(one, line, lasting)
     return lasting
+
+
+def _made_anew(one: ast.stmt, line: int, lasting: set[str]) -> set[str]:
+    """Names that the statement gives a value, in whichever branch, that no round stores."""
+    match one:
+        case ast.Assign(targets=made, value=value) if not _names(value) & lasting:
+            return _stored(made)
+        case ast.For(target=target, iter=value) if spans(one, line) and not _names(value) & lasting:
+            return _stored([target])
+        case ast.If(body=body, orelse=other) if not spans(one, line):
+            return set.intersection(
+                *(set().union(*(_made_anew(each, line, lasting) for each in block)) for block in (body, other))
+            )
+    return set()
 
 
 def _before(body: Sequence[ast.stmt], line: int) -> Iterator[ast.stmt]:

@@ -89,8 +89,12 @@ def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
             file, line, _ = split_site(place.site)
             loop = _loop_of(sources.tree(file), line, {at for name, at in step_lines if name == file})
             groups[file, loop or line, loop is not None].append(place)
+    called_us = sum(place.us for group in groups.values() for place in group)
     for (file, first, is_loop), places in groups.items():
-        num_operators, operator_ms, python = _in_windows(use, {place_of(place.site) for place in places})
+        part = sum(place.us for place in places) / max(1e-9, called_us)
+        num_operators, operator_ms, python, backward = _in_windows(
+            use, {place_of(place.site) for place in places}, part
+        )
         tree = sources.tree(file)
         arounds = [loop_around(tree, split_site(place.site)[1]) for place in places]
         is_batch = is_loop and not any(around and around.is_recurrent for around in arounds)
@@ -98,7 +102,7 @@ def _lines(run: Run, sampled: TrainingSampled) -> Iterator[PythonLine]:
         us = sum(place.us for place in places if is_many or not place.is_in_library or place in aside)
         if us < MIN_CALLED * sampled.total_us and not is_many:
             us -= sum(place.us for place in places if _is_called(place) and place not in aside)
-        share = us / sampled.total_us * (1.0 if is_many else python)
+        share = us / sampled.total_us * (1.0 if is_many else python) + backward * is_many
         interval = binomial_interval(round(share * sampled.num_samples), sampled.num_samples)
         is_seen = is_loop or use is not None or any(place in aside for place in places)
         if share >= MIN_SHARE and interval[0] >= MIN_CERTAIN and is_seen:
@@ -155,13 +159,25 @@ def _loop_of(tree: ast.Module, line: int, step_lines: set[int]) -> int | None:
     return None if is_of_steps else first or None
 
 
-def _in_windows(use: TimeUse | None, places: set[str]) -> tuple[float, float, float]:
-    """Of these lines in a step: how many operators they start, how long one takes, and the share of all the rest."""
-    every = [path for place in places for path in use.window.lines.get(("line", place), ())] if use else []
-    paths = [path for path in every if path.stage not in NOT_PYTHON]
+def _in_windows(use: TimeUse | None, places: set[str], part: float) -> tuple[float, float, float, float]:
+    """Of these lines in a step: how many operators they start, how long one takes, and the share of all the rest.
+
+    And the share of the step that their backward pass takes. A window without lines tells of all of them together: so
+    many operators are theirs as is their `part` of the time in which lines start any.
+    """
+    if use is None:
+        return 0.0, 0.0, 1.0, 0.0
+    of_all = not use.window.lines
+    every = list(use.window.walk())
+    theirs = every if of_all else [path for place in places for path in use.window.lines.get(("line", place), ())]
+    paths = [path for path in theirs if path.stage not in NOT_PYTHON]
     operators = [path for path in paths if path.kind == "operator"]
     num, own_ns = sum(path.count for path in operators), sum(path.own_ns for path in operators)
-    if use is None or not num:
-        return 0.0, 0.0, 1.0
+    if not num:
+        return 0.0, 0.0, 1.0, 0.0
+    backward_ns = sum(path.own_ns for path in theirs if path.stage == "backward")
+    backward = backward_ns / max(1, sum(path.own_ns for path in every)) * (part if of_all else 1.0)
     operator_ms = own_ns / num / 1e6 * use.window.scale
-    return num / use.window.num_steps, operator_ms, 1 - own_ns / max(1, sum(path.own_ns for path in paths))
+    if of_all:
+        return part * num / use.window.num_steps, operator_ms, 1.0, backward
+    return num / use.window.num_steps, operator_ms, 1 - own_ns / max(1, sum(path.own_ns for path in paths)), backward

@@ -21,6 +21,9 @@ INDEPENDENT = {
     "an append": "for x in items:\n    outputs.append(model(x))  # here",
     "a sum of losses": "for x, y in items:\n    loss = loss + criterion(model(x), y)  # here",
     "a name that each round gives anew": "for x in items:\n    x = x.float()\n    x = model(x)  # here",
+    "a name that each branch gives anew": (
+        "for x in items:\n    if x.is_first:\n        y = f(x)\n    else:\n        y = x\n    out = model(y)  # here"
+    ),
     "an index": "for i in range(8):\n    out = model(items[i])  # here\n    outputs.append(out)",
     "results put together": "for x in items:\n    outputs = torch.cat([outputs, model(x)])  # here",
     "within with": "for x in items:\n    with autocast():\n        y = x.half()\n        y = model(y)  # here",
@@ -40,6 +43,10 @@ CHAINED = {
     "a list": "for _ in items:\n    outputs.append(model(outputs[-1]))  # here",
     "a name that only some rounds give anew": (
         "for y in items:\n    if y.is_first:\n        x = y\n    x = model(x)  # here"
+    ),
+    "a name that one of three branches leaves": (
+        "for y in items:\n    if y.a:\n        x = y\n    elif y.b:\n        pass\n    else:\n        x = y\n"
+        "    x = model(x)  # here"
     ),
     "layers over items": "for _ in range(4):\n    items = [model(x) for x in items]  # here",
     "a walrus": "while (x := model(x)).sum() > 0:  # here\n    pass",
