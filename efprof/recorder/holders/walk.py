@@ -62,6 +62,8 @@ class Walk:
         self._held_here: list[Held] = []
         self._tables = set[int]()
         """Dictionaries of modules, by `id`, whose entries are counted as the modules' attributes."""
+        self._parts = set[int]()
+        """Modules, by `id`, that are parts of others: a list of some of them is not what holds what these have."""
 
     def visit_variable(
         self, scope: str, owner: str, file: str | None, name: str, value: Any, within: Any = None
@@ -214,7 +216,7 @@ class Walk:
             for element in chunk:
                 if type(element) not in variables.PLAIN:
                     kind = self._kind(type(element))
-                    is_alone = kind.has_names and variables.kind_of(element) in lone
+                    is_alone = kind.has_names and (variables.kind_of(element) in lone or id(element) in self._parts)
                     self._visit(element, place.below() if is_alone else below if kind.has_names else of_element)
 
     def _parts_to_visit(self, elements: list[Any]) -> Iterator[slice]:
@@ -301,6 +303,7 @@ class Walk:
         kind = type(value)
         file, attributes = self._file_of(kind), variables.attributes_of(value)
         if issubclass(kind, torch.nn.Module):
+            self._note_parts(value)
             for name, table in attributes:
                 if name in _TABLES and issubclass(type(table), dict):  # the program knows its entries as attributes
                     self._tables.add(id(table))
@@ -311,6 +314,15 @@ class Walk:
         if namespace is not None and (file is not None or issubclass(kind, torch.nn.Module)):
             own = Place(f"{kind.__qualname__}.__dict__", "attribute", kind.__qualname__, "__dict__", file, place.depth)
             self._on_container(namespace, own)
+
+    def _note_parts(self, module: torch.nn.Module) -> None:
+        todo: list[Any] = [] if id(module) in self._parts else [module]
+        while todo:
+            table: Any = (variables.namespace_of(todo.pop()) or {}).get("_modules")
+            if issubclass(type(table), dict):
+                below = [part for part in dict.values(table) if part is not None and id(part) not in self._parts]
+                self._parts.update(map(id, below))
+                todo += below
 
     def _visit_named(
         self,

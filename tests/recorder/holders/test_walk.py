@@ -54,6 +54,24 @@ def holding(kept: object) -> Callable[[], object]:
     return lambda: kept
 
 
+class Picking(torch.nn.Module):
+    """Lists some of its parts, for a look at them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(3))))
+        self.picked = [one for one in self.body.modules() if isinstance(one, torch.nn.Linear)]
+
+
+def test_a_list_of_a_module_s_parts_does_not_hold_what_these_have(tmp_path: Path) -> None:
+    model = Picking()
+    for one in model.picked:
+        one.register_forward_pre_hook(functools.partial(print, torch.ones(1)))
+    assert walked(tmp_path, model) == {"Linear.weight": 3, "Linear.bias": 3, "partial.args": 3}
+    model.body = None  # type: ignore[assignment]
+    assert walked(tmp_path, model)["Picking.picked"] == 9, "what only the list knows is the list's"
+
+
 @pytest.mark.parametrize("hold", [holding, lambda one: Sample(one).show, lambda one: functools.partial(print, one)])
 def test_a_list_holds_what_each_of_its_functions_keeps(tmp_path: Path, hold: Callable[[torch.Tensor], object]) -> None:
     assert walked(tmp_path, [hold(torch.ones(1)) for _ in range(100)]) == {"main.kept": 100}
