@@ -35,7 +35,7 @@ def test_on_a_gpu_one_read_per_step_blames_its_line(tmp_path):
     examination = examine(tmp_path / "run", [reads(6, us=1550)], devices=[GPU])
     (finding,) = examination.findings
     assert (str(finding.blame), finding.blame.text) == ("train.py:6", "print(loss.item())")
-    assert "Tensor values are read 1 time per step, which waits for the GPU for 1.55 ms" in finding.message
+    assert "Tensor values are read once per step, which waits for the GPU for 1.55 ms" in finding.message
     assert finding.gain.step_ms == pytest.approx(1.55)
     assert finding.gain.step_ms_interval == pytest.approx((0.0, 1.55))
     assert finding.gain.basis == "measured bound"

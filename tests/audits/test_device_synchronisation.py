@@ -111,7 +111,7 @@ def test_the_gain_is_that_of_the_replay_and_the_fix_is_for_what_asked(tmp_path: 
     events = [one for number in range(4) for one in a_step(number, "aten::index", "aten::nonzero")]
     with foreign_run(tmp_path, events) as run:
         (finding,) = device_synchronisation(run).findings
-    assert "Indexing by a mask makes the host wait 1 time per step, 4.00 ms per step (40 %)" in finding.message
+    assert "Indexing by a mask makes the host wait once per step, 4.00 ms per step (40 %)" in finding.message
     assert "the host stops until all that was queued before is done" in finding.why
     assert "torch.where" in finding.fix.summary
     assert finding.gain.basis == "replay"

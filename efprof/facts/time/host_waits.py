@@ -63,7 +63,7 @@ class WaitingLine:
         """`8 times per step`."""
         if self.count < 1:
             return "in half of the steps"
-        return f"{format_value(self.count, 'count')} time{'' if self.count == 1 else 's'} per step"
+        return "once per step" if self.count == 1 else f"{format_value(self.count, 'count')} times per step"
 
     @property
     def _ms_where_waited(self) -> list[float]:
