@@ -79,9 +79,9 @@ def _left_on(run: Run, line: StallLine, step_ms: float) -> Finding:
     if cost_ms and line.call == ANOMALY:
         message, gain = f"At least {message}", Gain.none("what was seen of it is a part: the whole saves more")
         severity = most_severe("medium", severity_by_share(cost_ms / step_ms))
-    edit, told = delete_statement(file_of(run, line.blame), line.blame.line), f"Delete `{line.blame.text}`"
-    if line.blame.text.startswith("with "):
-        told = f"Take it out of `{line.blame.text}`; dedent the block where nothing else is left"
+    edit, code = delete_statement(file_of(run, line.blame), line.blame.line), line.blame.text
+    told = f"Delete `{code}`" if edit else f"Take {line.call} out of `{code}`"
+    told += "; dedent the block where nothing else is left" * code.startswith("with ")
     fix = Fix.by(edit, "review", f"{told}; use it only while you look for a fault.")
     return _finding(line.blame, CALLS[line.call], f"{message}, at {line.blame}.", fix, gain, severity)
 

@@ -2,12 +2,12 @@
 
 from functools import partial
 
-from efprof.facts.growth.leaks import Leak, Leaks, leak_finding
+from efprof.facts.growth.leaks import Leak, Leaks, leak_finding, most_to_keep
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.facts.source.sources import file_of
 from efprof.fixes.keep_less import end_feeding, keep_copies, keep_fewer, kept_at, tensor_in
-from efprof.model import Examination, Finding, Fix
+from efprof.model import Examination, Finding
 
 
 def growing_tensors(run: Run) -> Examination:
@@ -41,15 +41,11 @@ def _finding(run: Run, leak: Leak) -> Finding:
         kept = kept_at(file, leak.blame.line, main.name)
         fix = keep_copies(file, tensor_in(kept, main.entry) if kept else None, main.name)
         return leak_finding(run, leak, fix, left_per_step=main.value_rate)
-    return leak_finding(run, leak, _bound(run, leak))
-
-
-def _bound(run: Run, leak: Leak) -> Fix:
-    """In entries, in tensors where the length says nothing, in steps of one that grows; the others are named."""
-    one, limits = leak.kept[0], run.get(RunLimits)
-    counts = ((one.entries_added, "entries"), (one.tensors_added, "tensors"), (one.num_steps, "steps"))
-    number, unit = next(pair for pair in counts if pair[0] > 0)
-    most = limits.most_kept(one.rate.slope * one.num_steps / number)
-    elsewhere = "move what is kept off the device (`.cpu()`)" if limits.is_device else "write it to disk now and then"
-    others = [kept.name for kept in leak.kept[1:]]
-    return keep_fewer(one.name, one.type, most, unit, are_numbers=one.are_numbers, elsewhere=elsewhere, others=others)
+    fix = keep_fewer(
+        [one.name for one in leak.kept],
+        main.type,
+        *most_to_keep(run, leak),
+        are_numbers=main.are_numbers,
+        is_device=run.get(RunLimits).is_device,
+    )
+    return leak_finding(run, leak, fix)

@@ -26,7 +26,7 @@ def needless_retain_graph(run: Run) -> Examination:
     Drop the argument.
 
     ## Predicted gain
-    What a graph was measured to hold, where it lives on into the next forward pass; else none is claimed.
+    What a graph was measured to hold, where it lives on into the next forward pass; else none is predicted.
     """
     found = run.get(RetainedBackward)
     looked_at = f"{found.num_calls} backward calls, and {found.num_watched} graphs that they kept, node by node"
@@ -39,7 +39,7 @@ def _finding(run: Run, calls: KeepingCalls) -> Finding:
     blame, kept = line_at(run, calls.site), calls.kept_bytes
     argument = "create_graph" if calls.num_created else "retain_graph"
     until = "past its end"
-    gain = Gain.none("none is claimed: the graph is gone before the next forward")
+    gain = Gain.none("none is predicted: the graph is gone before the next forward")
     if 2 * calls.num_released_later > calls.num_released:  # mostly
         until = "into the next step's forward pass"
         gain = Gain(

@@ -42,7 +42,8 @@ def _finding(run: Run, one: Recompiled) -> Finding:
         blame=blame,
         category="time",
         headline="A compiled function is compiled again and again",
-        message=f"{one.num_times} recompilations of `{one.function}` took {took} at {blame}.",
+        message=f"{one.num_times} recompilations of `{one.function}` took {took} at {blame}, "
+        f"{format_share(share)} of all steps' time.",
         why=f"{_cause(one)}, and torch compiles again for each new value.",
         fix=Fix.by_hand(_fix(one)),
         gain=Gain.none(f"{took}, {format_share(share)} of all that this run's steps took"),
@@ -68,6 +69,8 @@ def _fix(one: Recompiled) -> str:
         return f"Call `torch._dynamo.mark_dynamic({one.name}, {one.dimension})` before, or pad to few sizes."
     if one.value and "'lr'" in str(one.name):
         return "Give the optimizer its learning rate as a tensor, `lr=torch.tensor(...)`, without `foreach=True`."
+    if one.value and "(" in str(one.name):  # as `len(views)`
+        return f"Keep `{one.name}` the same, by padding or stacking; or keep it out of the compiled function."
     if one.value:
         return f"Make `{one.name}` a tensor, or keep it out of the compiled function: there it is a constant."
     return f"Keep constant what this guard asks for: `{one.guard}`; or compile with `dynamic=True`."

@@ -3,14 +3,16 @@
 import dataclasses
 from functools import partial
 
-from efprof.facts.growth.leaks import Leak, Leaks, leak_finding
+from efprof.facts.growth.leaks import Leak, Leaks, leak_finding, most_to_keep
 from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import RunLimits
 from efprof.facts.source.sources import file_of
 from efprof.fixes.keep_less import (
     CLONED,
     DETACHED,
     caught_error,
     end_feeding,
+    keep_fewer,
     keep_without_graph,
     kept_at,
     without_traceback,
@@ -20,6 +22,10 @@ from efprof.units import format_bytes
 
 MIN_LEFT_SHARE = 0.1
 """Of the growth: what detaching leaves of it is told from there on; less is lost among what is rounded."""
+
+
+MOST_LEFT_SHARE = 0.5
+"""With more, to bound it is the fix."""
 
 
 def retained_graph(run: Run) -> Examination:
@@ -59,6 +65,18 @@ def _finding(run: Run, leak: Leak) -> Finding:
         how=CLONED if main.is_view else DETACHED,
     )
     left = sum(one.value_rate for one in leak.kept)
+    if left > MOST_LEFT_SHARE * leak.rate.slope and not main.is_view:
+        fix = keep_fewer(
+            [one.name for one in leak.kept],
+            main.type,
+            *most_to_keep(run, leak),
+            are_numbers=main.are_numbers,
+            is_device=run.get(RunLimits).is_device,
+        )
+        graphs = f"{format_bytes(max(0.0, leak.rate.slope - left))} of {format_bytes(leak.rate.slope)} per step"
+        return leak_finding(
+            run, leak, dataclasses.replace(fix, summary=f"{fix.summary} Detached, it keeps {graphs} less.")
+        )
     fix = dataclasses.replace(fix, summary=fix.summary + _what_is_left(leak, left))
     return leak_finding(run, leak, fix, left_per_step=left)
 

@@ -28,7 +28,7 @@ def thread_oversubscription(run: Run) -> Examination:
     As many threads for each rank as there are cores for it, without those of busy data workers.
 
     ## Predicted gain
-    None is claimed: threads that spin look like threads that work.
+    None is predicted: threads that spin look like threads that work.
     """
     found = run.get(ReadyThreads)
     cores, threads = found.ranks[0].num_cores, max(rank.num_threads for rank in found.ranks)
@@ -56,7 +56,7 @@ def _finding(run: Run, site: str, message: str, why: str, fitting: int) -> Findi
         message=message,
         why=why,
         fix=_fix(run, blame, fitting),
-        gain=Gain.none("none is claimed: threads that spin look like threads that work; change it and compare"),
+        gain=Gain.none("none is predicted: threads that spin look like threads that work; change it and compare"),
         severity="medium",
     )
 

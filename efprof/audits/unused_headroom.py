@@ -32,7 +32,7 @@ def unused_headroom(run: Run) -> Examination:
     The batch to try, a tenth of the device left free, and the `efprof fit` command that proves it by running.
 
     ## Predicted gain
-    None is claimed: how many more samples per second that makes shows only when it is run.
+    None is predicted: how many more samples per second that makes shows only when it is run.
     """
     headroom, growth = run.get(Headroom), run.find(MemoryGrowth, ThinEvidence)
     run.get(StepTimes).at_least(MIN_STEPS)
@@ -61,7 +61,7 @@ def _finding(run: Run, headroom: Headroom) -> Finding:
         f"of {headroom.device} were reserved in any of {headroom.num_steps} steps.",
         why=f"A micro-batch has {old:,} samples; {new:,} would fit, {new / old:.1f} times as many.",
         fix=_fix(run, headroom, blame),
-        gain=Gain.none("none is claimed: how many samples per second a larger batch makes shows when it is run"),
+        gain=Gain.none("none is predicted: how many samples per second a larger batch makes shows when it is run"),
         evidence=headroom_evidence(headroom),
     )
 

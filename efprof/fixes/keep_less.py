@@ -152,20 +152,17 @@ def keep_copies(file: SourceFile, value: ast.expr | None, name: str) -> Fix:
     )
 
 
-def keep_fewer(
-    name: str, kind: str, most: int, unit: str, *, are_numbers: bool, elsewhere: str, others: Sequence[str] = ()
-) -> Fix:
-    """`most` of its `unit` (entries, tensors, steps) take 1 % of the memory; the line feeds the `others`, too.
+def keep_fewer(names: Sequence[str], kind: str, most: int, unit: str, *, are_numbers: bool, is_device: bool) -> Fix:
+    """`most` of its `unit` (entries, tensors, steps) take 1 % of memory; the line feeds what has the other names, too.
 
     Only of tensors that `are_numbers` can Python's numbers be kept instead.
     """
     ways = [HOW[kind].format(most=most)] if kind in HOW and unit == "entries" else []
     ways += ["keep numbers instead of tensors (`.item()`)" if are_numbers else "don't keep these tensors"]
     take = f"What {most:,} steps add takes" if unit == "steps" else f"{most:,} {unit} take"
-    likewise = f" Likewise {', '.join(f'`{other}`' for other in others)}." if others else ""
-    return Fix.by_hand(
-        f"Bound `{name}`: {', '.join(ways)}, or {elsewhere}. {take} 1 % of the memory there is.{likewise}"
-    )
+    likewise = f" Likewise {', '.join(f'`{other}`' for other in names[1:])}." if names[1:] else ""
+    elsewhere = "move what is kept off the device (`.cpu()`)" if is_device else "write it to disk now and then"
+    return Fix.by_hand(f"Bound `{names[0]}`: {', '.join(ways)}, or {elsewhere}. {take} 1 % of memory.{likewise}")
 
 
 def end_feeding(path: str, kind: str, line: str) -> Fix:

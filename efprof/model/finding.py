@@ -175,7 +175,7 @@ class Gain:
 
     @classmethod
     def none(cls, why: str) -> Self:
-        """Nothing is claimed, as `why` explains."""
+        """Nothing is predicted, as `why` explains."""
         return cls(explanation=why)
 
     @classmethod

@@ -23,7 +23,8 @@ from efprof.report.wording import show
 def stall_table(stalls: Sequence[StallLine]) -> Table:
     """Calls that made steps wait, averages over the steps."""
     columns = {"Call": "", "Line": "", "Calls per step": "count", "Time per step": "ms"}
-    rows = ((f"`{one.call}`", f"`{one.blame}`", one.count_per_step, one.step_ms) for one in stalls)
+    timed = [one for one in stalls if one.step_ms]
+    rows = ((f"`{one.call}`", f"`{one.blame}`", one.count_per_step, one.step_ms) for one in timed)
     return Table.of("Calls that make a step wait", columns, rows)
 
 

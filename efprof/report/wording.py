@@ -104,7 +104,7 @@ def gain_phrase(gain: Gain, step_ms: float | None, peak_bytes: int | None) -> st
         share = _share(saved, gain.of_bytes or peak_bytes, of_what)
         parts.append(f"{show(saved, 'bytes')}{ends} of peak memory{until}{share}")
     if not parts:
-        return "no saving is claimed"
+        return "no saving predicted"
     pairs = (gain.step_ms, gain.step_ms_interval), (gain.peak_bytes, interval)
     is_beyond = any(value is not None and ends is not None and ends[1] > value for value, ends in pairs)
     verb = "at least" if is_least else "at most" if gain.basis == "measured bound" and not is_beyond else "about"

@@ -64,7 +64,9 @@ def test_a_mode_that_a_with_statement_sets_leaves_a_block_to_dedent(tmp_path: Pa
     source = SOURCE.replace("    torch.autograd.set_detect_anomaly(True)\n    for batch in batches:", block)
     source = source.replace("        model", "            model").replace("        gc", "            gc")
     fix = only(run_of(tmp_path / "run", "anomaly detection", sources={"train.py": source})).fix
-    assert fix.summary.startswith("Take it out of `with torch.autograd.detect_anomaly():`; dedent the block")
+    assert fix.summary.startswith(
+        "Take anomaly detection out of `with torch.autograd.detect_anomaly():`; dedent the block"
+    )
     assert fix.changes == ()
 
 

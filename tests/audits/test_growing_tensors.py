@@ -38,6 +38,8 @@ BOUNDS = (
     "history.append(x); del history[:-500]",
     "history.append(x); history[:] = history[-500:]",
     "history = [] if y else history; history.append(x)\n        if not y: history = []",
+    "history.append(x)\n        if not y: history, y = [], 1",
+    "history.append(x)\n        if not y: y = history = list()",
 )
 
 

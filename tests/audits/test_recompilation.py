@@ -53,7 +53,7 @@ def finding_of(run: Run) -> Finding:
 def test_it_blames_the_line_that_runs_the_function_counts_and_leads(tmp_path: Path) -> None:
     finding = finding_of(run_of(tmp_path, compiled(None), *(compiled(sizes(number)) for number in range(4))))
     assert (str(finding.blame), finding.severity) == ("train.py:3", "high")
-    assert finding.message == "4 recompilations of `forward` took 200 ms at train.py:3."
+    assert finding.message == "4 recompilations of `forward` took 200 ms at train.py:3, 32 % of all steps' time."
     assert finding.why == "Dimension 1 of `x` changes from call to call, and torch compiles again for each new value."
     assert "`torch._dynamo.mark_dynamic(x, 1)`" in finding.fix.summary
     assert rank_findings(analyse(tmp_path / "run"))[0].audit_id == "recompilation"

@@ -71,7 +71,7 @@ def test_what_is_added_to_a_tensor_is_one_and_an_unknown_statement_is_left_to_a_
 
 def bound(name: str, kind: str, most: int, unit: str = "entries") -> str:
     """What is said where so many of its entries take 1 %."""
-    return keep_fewer(name, kind, most, unit, are_numbers=True, elsewhere="write it to disk now and then").summary
+    return keep_fewer([name], kind, most, unit, are_numbers=True, is_device=False).summary
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_each_kind_of_container_is_bounded_in_its_own_way(kind: str, expected: s
 
 
 def test_a_bound_tells_what_takes_a_hundredth_of_the_memory_in_its_own_unit() -> None:
-    assert bound("history", "list", 500).endswith("now and then. 500 entries take 1 % of the memory there is.")
+    assert bound("history", "list", 500).endswith("now and then. 500 entries take 1 % of memory.")
     summaries = [bound("bank", kind, 1500, unit) for kind, unit in (("list", "tensors"), ("Tensor", "steps"))]
     assert not any("maxlen" in summary for summary in summaries)
-    assert summaries[0].endswith("1,500 tensors take 1 % of the memory there is.")
-    assert summaries[1].endswith("What 1,500 steps add takes 1 % of the memory there is.")
+    assert summaries[0].endswith("1,500 tensors take 1 % of memory.")
+    assert summaries[1].endswith("What 1,500 steps add takes 1 % of memory.")
 
 
 def test_of_a_small_part_of_a_storage_a_copy_is_kept() -> None:

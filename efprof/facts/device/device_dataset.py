@@ -78,7 +78,7 @@ class DeviceDatasets:
 def _seen(run: Run) -> DeviceData:
     seen = events_of(run.rank_folder, DeviceData)
     if not seen:
-        raise NotRecorded("events.jsonl tells of no device_data: record the run again with this efprof.")
+        raise NotRecorded("events.jsonl holds no device_data: record the run again with this efprof.")
     if seen[-1].why_not:
         raise ThinEvidence(f"what steps use of the data on the device was not looked at: {seen[-1].why_not}.")
     return seen[-1]

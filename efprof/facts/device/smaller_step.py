@@ -149,7 +149,7 @@ def gain_of(run: Run, missing: MissingMemory) -> Gain:
     parts = missing.parts_that_fit(samples) if _no_matter_of_batch(run, missing) is None else None
     peak = None if parts is None else missing.peak_in(parts)
     if peak is None:
-        return Gain(basis="model", explanation="nothing is claimed: what a smaller step would take is not known")
+        return Gain(basis="model", explanation="nothing is predicted: what a smaller step would take is not known")
     return Gain(
         basis="model",
         explanation="what is in use besides what every step keeps shrinks with the micro-batch",

@@ -24,7 +24,7 @@ def backward_calls(run: Run) -> list[BackwardCalls]:
     """All that was seen of each line that calls backward; raises NotRecorded of older runs, and without events."""
     last = {one.site: one for one in events_of(run.rank_folder, BackwardCalls)}
     if not last:
-        raise NotRecorded("events.jsonl tells of no backward_calls: record the run again with this efprof.")
+        raise NotRecorded("events.jsonl holds no backward_calls: record the run again with this efprof.")
     return list(last.values())
 
 

@@ -1,6 +1,7 @@
 """What leaks, by both kinds of evidence: things that were counted to grow, and the trend of memory."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Self
 
 from efprof.artifacts.events import LoaderBuilt, events_of
@@ -207,6 +208,8 @@ def backward_line(run: Run) -> SourceLine:
 def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0) -> Finding:
     """Of what its line keeps; the fix leaves so many bytes per step of it."""
     leaks = run.get(Leaks)
+    if leak.may_be_filling:
+        fix = replace(fix, summary=f"Record {SHORT_RUN} steps or more first: it may end by itself. {fix.summary}")
     return Finding(
         blame=leak.blame,
         category="memory",
@@ -223,6 +226,14 @@ def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0) 
         severity=run.get(RunLimits).severity(leak.rate.slope, leak.kept[0].most_bytes),
         may_be_filling=leak.may_be_filling,
     )
+
+
+def most_to_keep(run: Run, leak: Leak) -> tuple[int, str]:
+    """How many fit into 1 % of memory: entries, tensors where the length says nothing, steps of one that grows."""
+    one = leak.kept[0]
+    counts = ((one.entries_added, "entries"), (one.tensors_added, "tensors"), (one.num_steps, "steps"))
+    number, unit = next(pair for pair in counts if pair[0] > 0)
+    return run.get(RunLimits).most_kept(one.rate.slope * one.num_steps / number), unit
 
 
 def _who_keeps(kept: Sequence[RetainedTensors]) -> str:

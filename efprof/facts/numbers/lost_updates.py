@@ -21,7 +21,7 @@ def built_optimizers(run: Run) -> list[BuiltOptimizer]:
     """Each optimizer that was seen to be built, in order; raises NotRecorded where none was."""
     latest = {event.number: event for event in events_of(run.rank_folder, OptimizerBuilt)}
     if not latest:
-        raise NotRecorded("events.jsonl tells of no optimizer that was built while efprof recorded.")
+        raise NotRecorded("events.jsonl holds no optimizer that was built while efprof recorded.")
     return list(latest.values())
 
 
@@ -39,5 +39,5 @@ def gradient_clips(run: Run) -> list[Clips]:
     latest = {event.site: event for event in events_of(run.rank_folder, GradientClips)}
     seen = [event for event in latest.values() if event.num_calls]
     if not seen:
-        raise NotRecorded("events.jsonl tells of no call of clip_grad_norm_ or clip_grad_value_ in two full steps.")
+        raise NotRecorded("events.jsonl holds no call of clip_grad_norm_ or clip_grad_value_ in two full steps.")
     return seen

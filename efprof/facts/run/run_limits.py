@@ -1,6 +1,8 @@
 """How much memory there is, at which step a given growth would use it up, and the request that found none left."""
 
 import math
+import statistics
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
@@ -43,7 +45,7 @@ class RunLimits:
     last_step: int
     num_steps: int
     step_s: float
-    """From one step's start to the next one's, whatever lies between them; 0 under two steps."""
+    """From one step's start to the next one's, the median: in a short run a window or a count would decide a mean."""
     ran_out: bool
 
     @classmethod
@@ -59,7 +61,10 @@ class RunLimits:
             for record in records
             if (record.memory if is_device else record.rss_bytes)
         ]
-        lasted_ns = records[-1].started_ns - records[0].started_ns if records else 0
+        lasted_ns = [
+            (later.started_ns - earlier.started_ns) / max(1, later.step - earlier.step)
+            for earlier, later in pairwise(records)
+        ]
         return cls(
             name="the host" if device is None else device_name(run, device),
             is_device=is_device,
@@ -67,7 +72,7 @@ class RunLimits:
             used_bytes=used[-1] if used else 0,
             last_step=records[-1].step if records else 0,
             num_steps=len(records),
-            step_s=lasted_ns / 1e9 / max(1, len(records) - 1),
+            step_s=statistics.median(lasted_ns) / 1e9 if lasted_ns else 0.0,
             ran_out=run.run_file.ended == "out_of_memory",
         )
 

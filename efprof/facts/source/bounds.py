@@ -10,6 +10,7 @@ from efprof.facts.source.sources import MODULE, Sources, name_of, placed_nodes, 
 from efprof.model import called_name, spans
 
 TAKES_OUT = frozenset({"pop", "popleft", "popitem", "clear", "remove"})
+MAKES_EMPTY = frozenset({"list", "dict", "set", "deque", "OrderedDict", "defaultdict", "Counter"})
 ATTRIBUTE = "attribute"
 
 _Variable = tuple[str, str | None]
@@ -54,11 +55,12 @@ def _last_part(name: str) -> str:
 
 def _bounds(tree: ast.AST, nodes: Set[ast.AST]) -> bool:
     loops = [node for node in ast.walk(tree) if isinstance(node, LOOPS)]
-    in_loop = any(_makes_empty(node, nodes) for loop in loops for node in ast.walk(loop))
+    in_loop = any(_emptied(node) & nodes for loop in loops for node in ast.walk(loop))
     in_method = any(
-        _makes_empty(placed.node, nodes) and ast.unparse(placed.node).startswith("self.")
+        isinstance(target, ast.Attribute) and name_of(target.value) == "self"
         for placed in placed_nodes(tree)
         if not placed.function.endswith("__init__")
+        for target in _emptied(placed.node) & nodes
     )
     return in_loop or in_method or any(_takes_out(node, nodes) for node in ast.walk(tree))
 
@@ -134,8 +136,27 @@ def _takes_out(node: ast.AST, nodes: Set[ast.AST]) -> bool:
     return False
 
 
-def _makes_empty(node: ast.AST, nodes: Set[ast.AST]) -> bool:
-    match node:
-        case ast.Assign(targets=[target], value=ast.List(elts=[]) | ast.Dict(keys=[])):
-            return target in nodes
+def _emptied(node: ast.AST) -> set[ast.AST]:
+    """What an assignment gives an empty container: `a, b = [], {}`, `a = b = []`."""
+    if not isinstance(node, ast.Assign):
+        return set()
+    found = set[ast.AST]()
+    for target in node.targets:
+        match target, node.value:
+            case ast.Tuple(elts=targets), ast.Tuple(elts=values):
+                pairs = list(zip(targets, values, strict=False))
+            case _:
+                pairs = [(target, node.value)]
+        found |= {one for one, value in pairs if _is_empty(value)}
+    return found
+
+
+def _is_empty(value: ast.expr) -> bool:
+    match value:
+        case ast.List(elts=[]) | ast.Dict(keys=[]):
+            return True
+        case ast.Call(args=[]):
+            return called_name(value) in MAKES_EMPTY
+        case ast.Call(args=[ast.Name()]):  # `defaultdict(list)`
+            return called_name(value) == "defaultdict"
     return False

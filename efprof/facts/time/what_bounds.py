@@ -5,10 +5,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from efprof.facts.run.run import Run
+from efprof.facts.steps.slowdown import Slowdown
 from efprof.facts.time.device_lanes import DeviceUse
 from efprof.facts.time.path_tree import CallPath, totals
 from efprof.facts.time.time_use import TimeUse, kernel_table
-from efprof.model import UnreadableInput
+from efprof.model import ThinEvidence, UnreadableInput
 from efprof.units import format_share
 
 BOUND_BY_DEVICE = 0.8
@@ -25,6 +26,7 @@ MAX_PARTS = 2
 MOST = 0.5
 SHORT_OPERATOR_US = 20.0
 """On a CPU: to call an operator takes 3 to 10 us, with its gradient; from twice that on it mostly computes."""
+UNLIKE = 1.5
 MAX_CODE = 48
 """Letters of a line within a sentence; the table has all of it."""
 INSTANCE = re.compile(r"_\d+$")
@@ -40,6 +42,8 @@ def where_it_goes(run: Run) -> str:
     if use is None:
         return ""
     parts, whole = _parts(use)
+    if _are_unlike(run):
+        whole = whole.replace("the step", use.window.span)
     told = "; ".join(f"{format_share(share)} {name}" for share, name in parts[:MAX_PARTS])
     is_most = sum(share for share, _ in parts[:MAX_PARTS]) > MOST
     most = f"Most {whole} goes to" if is_most else f"The largest parts {whole}"
@@ -50,23 +54,32 @@ def where_it_goes(run: Run) -> str:
 def next_experiment(run: Run) -> str:
     """What to try first where no audit found a fault; empty where nothing tells."""
     use = run.find(TimeUse, UnreadableInput)
-    if use is None or not use.window.has_steps:
+    if use is None or not use.window.has_steps or _are_unlike(run):
         return ""
     if use.device is None:
-        operators = [path for path in use.window.walk() if path.kind == "operator"]
-        num_calls = sum(path.count for path in operators)
-        spent_us = use.window.scale * sum(path.own_ns for path in operators) / 1e3
+        longest_ns = 1e3 * SHORT_OPERATOR_US / use.window.scale
+        operators = [path for path in use.window.walk() if path.kind == "operator" and path.count]
+        short = [path for path in operators if path.own_ns <= longest_ns * path.count]
+        num_calls = sum(path.count for path in short)
+        spent_us = use.window.scale * sum(path.own_ns for path in short) / 1e3
         num, each_us = num_calls / use.window.num_steps, spent_us / max(1, num_calls)
-        if num * each_us / 1e3 < MOST * use.step_ms or each_us > SHORT_OPERATOR_US:
+        share = num * each_us / 1e3 / use.step_ms
+        if share < MOST:
             return ""
-        called = f"{num:,.0f} operators of {each_us:.0f} us each make up the step, mostly the cost of calling them"
-        return f"{called}: try a larger batch, or `torch.compile(model)`."
+        called = f"{num:,.0f} operators of {each_us:.0f} us each take {format_share(share)} of the step"
+        return f"{called}, mostly the cost of calling them: try a larger batch, or `torch.compile(model)`."
     experiments = {
         THE_DEVICE: "give the device less to do: bfloat16 autocast, then `torch.compile(model)`.",
         THE_HOST: 'let the host launch less: `torch.compile(model, mode="reduce-overhead")`, or a larger batch.',
     }
     experiment = experiments.get(_what_bounds(use.device, use.window.scale))
     return f"To make a step shorter, {experiment}" if experiment else ""
+
+
+def _are_unlike(run: Run) -> bool:
+    """True if steps change their length as the run goes on: those of a window do not stand for all."""
+    slowdown = run.find(Slowdown, ThinEvidence)
+    return slowdown is not None and not 1 / UNLIKE < slowdown.ratio < UNLIKE
 
 
 def _parts(use: TimeUse) -> tuple[list[Part], str]:
