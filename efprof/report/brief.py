@@ -25,7 +25,7 @@ def brief_form(report: Report) -> dict[str, Any]:
         "why": shorten(verdict.why, 2 * MAX_SENTENCE),
         "next": shorten(verdict.next, 2 * MAX_SENTENCE),
         "findings": findings,
-        "not_looked_at": shorten(_not_looked_at(report), MAX_SENTENCE),
+        "not_looked_at": shorten(_not_looked_at(report), 2 * MAX_SENTENCE),
         "commands": [shorten(command, MAX_SENTENCE) for command in verdict.commands],
     }
     while max(len(_encoded(form)), len(_text(form).encode())) > MAX_BYTES and findings:

@@ -121,9 +121,9 @@ def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0) -> Gain:
     unsure = one_step + min(left_per_step, MIN_SLOPE) * num_steps
     used = max(0.0, _needed(fit).low) * num_steps
     return Gain(
-        explanation="the measured slope over the recorded steps, no more than the rise that was measured, and less "
-        "where an earlier step needs more than the last ones; its interval is that of the slope, one step more or "
-        "less, as its peak may come before what it keeps, and what steps were seen to need ever more of for themselves",
+        explanation="the measured slope over the recorded steps, at most the measured rise, and less where an earlier "
+        "step needs more than the last ones. The interval is that of the slope, one step more or less, and what steps "
+        "need ever more of for themselves",
         peak_bytes=round(max(0.0, value)),
         peak_bytes_interval=(max(0.0, low - unsure), max(0.0, high) + one_step + used),
         until_step=fit.read_until,
