@@ -114,3 +114,26 @@ def test_what_bounds_a_step_is_unclear_where_the_profiler_may_have_made_it(
 def test_a_real_model_of_one_line_is_told_by_its_modules() -> None:
     (path,) = REAL.glob("tracelens__h100__Qwen*")
     assert "49 % in `Qwen2Attention`; 25 % in `Qwen2MLP`" in where_it_goes(run_of(path))
+
+
+def test_where_steps_change_their_length_the_traced_ones_speak_for_themselves_alone(tmp_path: Path) -> None:
+    def told(name: str, growth_ms: float) -> tuple[str, str]:
+        steps = make_steps(
+            60,
+            forward_ms=lambda step: 4.0 + growth_ms * step,
+            window=lambda step: "trace-1" if step in (20, 21) else None,
+        )
+        events = [
+            trace_event("aten::add", 1000.0 * step + 1.0 + 0.01 * place, 0.009, category="cpu_op")
+            for step in (20, 21)
+            for place in range(1100)
+        ]
+        run = write_run(tmp_path / name, steps=steps, traces=[events])
+        return where_it_goes(run), next_experiment(run)
+
+    where, what = told("alike", 0.0)
+    assert where.startswith("Most of the step goes to: ")
+    assert what.startswith("1,100 operators of ")
+    where, what = told("growing", 0.3)
+    assert where.startswith("Most of steps 20 to 21 goes to: ")
+    assert what == ""
