@@ -58,7 +58,7 @@ def make_report(
     Each finding shows the source around its line, by `snippet_of`, and has the severity of what it costs.
     """
     results = []
-    step_ms = measurements.median_step_ms or measurements.traced_ms
+    step_ms = measurements.whole_ms
     for number, (audit_id, audit) in enumerate(audits.items(), start=1):
         say(f"audit {number} of {len(audits)}, {audit_id}")
         result = _run_audit(run, audit_id, audit, snippet_of)

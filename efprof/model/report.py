@@ -199,7 +199,7 @@ class Measurements:
     """Memory of the training process and its children at the instant they held most together, where it was read."""
     evaluations: tuple[Evaluation, ...] = ()
     traced_ms: float | None = None
-    """The length of a trace that marks no steps: what its times are shares of."""
+    """Of a trace from elsewhere the mean step, or its length where it marks none: what its times are shares of."""
     evaluation_notes: tuple[str, ...] = ()
     """Sentences computed from them: their time, their peak beside training's, what their batches leave behind."""
 
@@ -208,6 +208,11 @@ class Measurements:
         """The median of the metric `step_ms`, else of all steps, in milliseconds; None without steps."""
         times = self._samples("step_ms") or [step.total_ms for step in self.timeline.steps]
         return statistics.median(times) if times else None
+
+    @property
+    def whole_ms(self) -> float | None:
+        """What times are shares of: the median step, of a trace from elsewhere the mean one."""
+        return self.traced_ms or self.median_step_ms
 
     @property
     def peak_bytes(self) -> int | None:

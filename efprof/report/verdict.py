@@ -76,16 +76,19 @@ class RankedFinding:
 
 def rank_findings(report: Report) -> tuple[RankedFinding, ...]:
     """Every finding of the run: why it ended, then the most severe and most gainful first; the key breaks ties."""
-    median, peak = report.measurements.median_step_ms, report.measurements.peak_bytes
+    measured = report.measurements
+    whole, peak, of_step = measured.whole_ms, measured.peak_bytes, "of the median step"
+    if measured.traced_ms:
+        of_step = "of the mean step" if measured.metrics else "of the trace"
     found = [(audit.key_of(finding), audit.audit_id, finding) for audit in report.audits for finding in audit.findings]
     # A run that ran out of memory opens with the audit of that name, whatever another fix saves.
-    found.sort(key=lambda item: (item[1] != report.run.ended, *_order(item[2], median, peak), item[0]))
+    found.sort(key=lambda item: (item[1] != report.run.ended, *_order(item[2], whole, peak), item[0]))
     taken, proofs = Counter[str](), newest_proofs(report)
     ranked = []
     for rank, (key, audit_id, finding) in enumerate(found, start=1):
         taken[key] += 1
         anchor = anchor_of(key) + (f"-{taken[key]}" if taken[key] > 1 else "")
-        gain = gain_phrase(finding.gain, median, peak)
+        gain = gain_phrase(finding.gain, whole, peak, of_step)
         if key in proofs:
             gain = f"{gain}; {proof_sentence(proofs[key])}"
         ranked.append(RankedFinding(rank=rank, key=key, anchor=anchor, audit_id=audit_id, finding=finding, gain=gain))
@@ -207,7 +210,8 @@ def measured_phrase(report: Report) -> str:
         end, last = steps[-1].step, max(sample.step for sample in memory)
         if end - last > MAX_UNREAD_SHARE * (end - steps[0].step):  # the run went on for long after it
             counted += f" up to step {last:,}"
-    return f"median step {show(measured.median_step_ms, 'ms')}, peak memory {peak}{counted}"
+    mean = f"mean step {show(measured.traced_ms, 'ms')}, " if measured.traced_ms and measured.metrics else ""
+    return f"{mean}median step {show(measured.median_step_ms, 'ms')}, peak memory {peak}{counted}"
 
 
 def run_time_phrase(report: Report) -> str:

@@ -84,8 +84,8 @@ def applicability_phrase(fix: Fix) -> str:
     return ": ".join(filter(None, (APPLICABILITY_PHRASES[fix.applicability], fix.may_change)))
 
 
-def gain_phrase(gain: Gain, step_ms: float | None, peak_bytes: int | None) -> str:
-    """What a fix saves, with intervals, its basis, and its share of the run's median step and peak.
+def gain_phrase(gain: Gain, step_ms: float | None, peak_bytes: int | None, of_step: str = "of the median step") -> str:
+    """What a fix saves, with intervals, its basis, and its share of the step and of the peak.
 
     A bound is an upper limit, unless its interval reaches beyond it; a replay or a model is an estimate. Where the run
     went on for long after the last reading of its peak, the whole run's saving is no less than the interval's low end.
@@ -94,7 +94,7 @@ def gain_phrase(gain: Gain, step_ms: float | None, peak_bytes: int | None) -> st
     is_least = gain.until_step is not None and interval is not None and interval[0] > 0
     if gain.step_ms is not None:
         ends = units.in_brackets(show_interval(gain.step_ms_interval, "ms"))
-        whole = (gain.late_step_ms, "of a late step") if gain.late_step_ms else (step_ms, "of the median step")
+        whole = (gain.late_step_ms, "of a late step") if gain.late_step_ms else (step_ms, of_step)
         parts.append(f"{show(gain.step_ms, 'ms')}{ends} per step{_share(gain.step_ms, *whole)}")
     if gain.peak_bytes is not None:
         ends = "" if is_least else units.in_brackets(show_interval(interval, "bytes"))

@@ -24,7 +24,7 @@ def trace(tmp_path: Path) -> Path:
 def test_a_trace_alone_is_reported_on(trace: Path, tmp_path: Path) -> None:
     text = run(report, trace, "--format", "text").output
     assert "resnet   1 x Pretended GPU   a profiler trace, without its run" in text
-    assert "Each step spends 30.0 ms inside the loader" in text
+    assert "A step spends 30.0 ms inside the loader" in text
     assert "allocator what-if" not in text
     page = tmp_path / "page.html"
     run(report, trace, "--out", page)

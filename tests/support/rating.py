@@ -8,4 +8,4 @@ from efprof.model import Finding, Severity, rated
 def severity_in(run: Run, finding: Finding) -> Severity:
     """By what it costs of the run's own step and peak."""
     measured = measurements_of(run)
-    return rated(finding, measured.median_step_ms or measured.traced_ms, measured.peak_bytes).severity
+    return rated(finding, measured.whole_ms, measured.peak_bytes).severity

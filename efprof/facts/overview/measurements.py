@@ -103,7 +103,7 @@ def _of_a_trace(run: Run) -> Measurements:
     return Measurements(
         memory_source=source,
         metrics=(_metric("step_ms", "step time", "ms", steps),) if use.window.has_steps else (),
-        traced_ms=None if use.window.has_steps else use.window.step_ms,
+        traced_ms=use.window.step_ms if run.is_foreign or not use.window.has_steps else None,
         time=time_evidence(run),
         lines=tuple(
             LineTime(blame=one.blame, is_function=one.is_function, host_ms=one.host_ms, device_ms=one.device_ms)

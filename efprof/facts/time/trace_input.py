@@ -9,6 +9,7 @@ import numpy as np
 
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
+from efprof.facts.steps.step_times import mean_interval
 from efprof.facts.time.call_paths import HOST
 from efprof.facts.time.device_lanes import overlap_ns, spans_of
 from efprof.facts.time.time_use import TimeUse
@@ -18,6 +19,8 @@ from efprof.units import format_count, format_ms, format_share
 
 SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
 """How torch names the iterator of a loader without workers."""
+UNEVEN = 0.5
+"""The median wait over the mean, below which a few steps wait for the others' batches too."""
 MIN_SHARE, MIN_MS = 0.1, 1.0
 """A tenth of the step without work for the device is worth an edit; a millisecond may be the profiler's own."""
 UNKNOWN = SourceLine(file="a DataLoader, by a line that was not recorded", function="__next__")
@@ -62,16 +65,20 @@ class TraceInput:
         return [event for event in on_host if event in paths and paths[event].stage == "data"]
 
     @property
-    def typical_ms(self) -> float:
-        """The median step's wait."""
-        return statistics.median(self.data_ms)
+    def mean_ms(self) -> float:
+        """Of all steps: a loader with several workers makes one step in so many wait for all the others."""
+        return statistics.fmean(self.data_ms)
+
+    @property
+    def are_uneven(self) -> bool:
+        return statistics.median(self.data_ms) < UNEVEN * self.mean_ms
 
     @property
     def bound(self) -> Gain:
         """What is known to be lost where the trace cannot be replayed."""
         why, lost_ms = "the time inside the loader in which the device had nothing to do", self.lost_ms
-        interval = (min(lost_ms), max(lost_ms)) if len(lost_ms) > 1 else None
-        return Gain.of_step(why, statistics.median(lost_ms), interval)
+        interval = mean_interval(lost_ms) if len(lost_ms) > 1 else None
+        return Gain.of_step(why, statistics.fmean(lost_ms), interval)
 
     def examination(self, replayed: Callable[[], tuple[Gain, str]]) -> Examination:
         """Whether the steps wait for their batches; a trace does not tell how many processors there are.
@@ -80,7 +87,8 @@ class TraceInput:
         measured bound is worth an edit.
         """
         steps = format_count(len(self.data_ms), "step")
-        share = format_share(self.typical_ms / self.window.step_ms)
+        share = format_share(self.mean_ms / self.window.step_ms)
+        ends = f" ({format_ms(min(self.data_ms))} to {format_ms(max(self.data_ms))})" if self.are_uneven else ""
         looked_at = f"{steps} of a trace, {share} of the time inside the loader"
         if (self.bound.step_ms or 0.0) < max(MIN_MS, MIN_SHARE * self.window.step_ms):
             return Examination(looked_at=looked_at)
@@ -90,7 +98,7 @@ class TraceInput:
             blame=self.blame,
             category="time",
             headline="Training waits for its data",
-            message=f"Each step spends {format_ms(self.typical_ms)} inside the loader, {share} of its time.",
+            message=f"A step spends {format_ms(self.mean_ms)} inside the loader on average{ends}, {share} of its time.",
             why="The loader's `__next__` runs on the thread of the steps, which stops until a batch is ready.",
             fix=Fix.by_hand(f"Let worker processes make the batches: {how}, with pin_memory=True for a GPU."),
             gain=gain,
@@ -102,7 +110,7 @@ class TraceInput:
         return Narrative.of(
             "The training asks for a batch and waits until it is there, whoever makes it.",
             f"Read from a trace of {len(self.window.steps)} steps: the time within the loader's `__next__` on the "
-            f"thread of the steps, {format_ms(statistics.median(self.lost_ms))} of which no device was busy. "
+            f"thread of the steps, {format_ms(statistics.fmean(self.lost_ms))} of which no device was busy. "
             "The profiler slows a loader that runs in the training process itself, by Python functions most of all.",
             *filter(None, (why_bound,)),
         )

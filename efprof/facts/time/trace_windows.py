@@ -2,8 +2,9 @@
 
 import os
 import re
+import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -40,6 +41,8 @@ INSTALLED = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3\.\d+t?
 MODULE = "<module>"
 NOTEBOOK = "<ipython-input"
 FOREIGN_TRACE = "trace-1.json.gz"
+LONG, MIN_LEFT = 3.0, 2
+"""First calls load modules, choose algorithms and ask the driver for memory: one step in 40 took 1,022 ms, others 25."""
 Span = tuple[int, int]
 """Nanoseconds at which something began and ended."""
 
@@ -63,6 +66,8 @@ class TraceWindow:
     sites_of: SitesOf
     steady_ms: float | None = None
     """The median of the run's steps outside windows, where they are known."""
+    warm_up: tuple[Span, ...] = ()
+    """Steps before these, which hold first calls: no share is of them."""
     whole_ns: int = 0
     """How long the one step is of which a part was read; 0 where all steps are whole."""
 
@@ -241,14 +246,27 @@ def foreign_window(trace: Trace, own_packages: frozenset[str] = frozenset()) -> 
     steps, has_steps = _steps_in(trace, labels)
     names = dict.fromkeys(map(trace.text, labels.tolist()))
     told = [int(label[1]) for label in map(STEP_LABEL.match, names) if label]
+    numbers = tuple(told) if len(told) == len(steps) else tuple(range(len(steps)))
+    num_first = num_warming_up([end - start for start, end in steps])
     return TraceWindow(
         name="the trace",
         read=lambda: trace,
-        steps=steps,
-        numbers=tuple(told) if len(told) == len(steps) else tuple(range(len(steps))),
+        steps=steps[num_first:],
+        numbers=numbers[num_first:],
+        warm_up=steps[:num_first],
         has_steps=has_steps,
         sites_of=_frame_sites(own_packages),
     )
+
+
+def num_warming_up(lengths_ns: Sequence[int]) -> int:
+    """How many steps at the start take over three times the median of those after them; a long one later is a fault."""
+    number = 0
+    while number < len(lengths_ns) - MIN_LEFT and lengths_ns[number] > LONG * statistics.median(
+        lengths_ns[number + 1 :]
+    ):
+        number += 1
+    return number
 
 
 def _steps_in(trace: Trace, labels: Array) -> tuple[tuple[Span, ...], bool]:

@@ -19,6 +19,13 @@ def test_the_line_that_asks_for_a_batch_is_blamed_and_the_idle_device_is_the_gai
     assert "`num_workers=2` or more" in finding.fix.summary
 
 
+def test_steps_of_which_a_few_wait_for_all_the_others_are_told_by_the_mean(tmp_path: Path) -> None:
+    quick = [one for one in step(1000, 1) + step(2000, 2) if not str(one["name"]).startswith(("enumerate", "data.py"))]
+    (finding,) = input_stall(foreign_run(tmp_path, *slower(100, *step(0, 0), *quick))).findings
+    assert finding.message.startswith("A step spends 10.0 ms inside the loader on average (0.00 ms to 30.0 ms), ")
+    assert finding.gain.step_ms == pytest.approx(10.0, rel=0.05)
+
+
 def test_of_calls_within_each_other_the_innermost_one_that_asks_is_blamed(tmp_path: Path) -> None:
     around = [
         event("run.py(90): <module>", 0, 2000, "python_function"),

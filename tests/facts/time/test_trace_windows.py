@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from efprof.artifacts.trace.read import trace_paths
-from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
+from efprof.facts.time.trace_windows import TraceWindow, TraceWindows, num_warming_up
 from efprof.model import NotRecorded
 from tests.support.builders import make_step, make_steps, trace_event, write_run
 
@@ -134,3 +134,11 @@ def test_of_a_trace_that_is_too_large_whole_steps_or_the_begin_of_one_are_read(
     assert len(traces.windows[0].trace) < len(events)
     assert traces.windows[0].step_ms == pytest.approx(length_ms)
     assert traces.unread[0].endswith(f"of steps 5 to 6 were traced, too much: {read} is read.")
+
+
+def test_leading_steps_that_are_far_longer_warm_up_and_a_long_one_later_does_not() -> None:
+    assert num_warming_up([1022, 25, 25, 26]) == 1
+    assert num_warming_up([900, 200, 25, 25, 26]) == 2
+    assert num_warming_up([25, 25, 1022, 26]) == 0
+    assert num_warming_up([70, 25, 25]) == 0
+    assert num_warming_up([1022, 25]) == num_warming_up([5]) == num_warming_up([]) == 0
