@@ -42,7 +42,7 @@ MODULE = "<module>"
 NOTEBOOK = "<ipython-input"
 FOREIGN_TRACE = "trace-1.json.gz"
 LONG, MIN_LEFT = 3.0, 2
-"""First calls load modules, choose algorithms and ask the driver for memory: one step in 40 took 1,022 ms, others 25."""
+"""First calls load modules, choose algorithms and ask the driver for memory: one step took 1,022 ms, the others 25."""
 Span = tuple[int, int]
 """Nanoseconds at which something began and ended."""
 
