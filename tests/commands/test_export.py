@@ -66,7 +66,7 @@ def test_the_typical_step_is_written_as_it_was_with_what_it_launched(trace: Path
 def test_the_steps_of_a_finding_are_those_in_which_its_line_ran_with_the_finding_at_its_beginning(
     trace: Path, tmp_path: Path
 ) -> None:
-    for name in ("1", "input_stall"):
+    for name in ("2", "input_stall"):
         out = tmp_path / f"{name}.json.gz"
         assert "Steps: 0, 1, 2." in run(export, "--perfetto", trace, name, "--out", out).output
         marks = ours(written(out))

@@ -10,6 +10,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import HOST, LAUNCHES
 from efprof.facts.time.device_lanes import Spans, on_device_between, overlap_ns, spans_of
+from efprof.facts.time.idle_causes import MAX_GAP_NS, MEMORY
 from efprof.facts.time.launching_lines import launching_line
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_waits import waiting_calls
@@ -17,14 +18,9 @@ from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import Narrative, SourceLine, frozen_dataclass
 from efprof.units import format_ms
 
-MAX_GAP_NS = 1_000_000
-"""Longer, the host did something else than launching. In 22 real traces the gaps between launches are below 0.5 ms, and
-what lies above 1 ms is loading a library, compiling, or Python that launches nothing."""
 RECORDING_MS = 0.0006
 """What the profiler adds to the host for each event: 0.35 us (stacks alone) to 0.62 us (shapes) were measured with
 torch 2.13 on a CPU, where nothing records launches."""
-MEMORY = re.compile(r"^(cuda|hip)(Malloc|Free|HostAlloc)")
-"""Calls in which the host waits for memory; in these and in those that wait for the device it launches nothing."""
 FOREACH = re.compile(r"multi_tensor_apply|_foreach_|_fused_(adam|sgd|adagrad)|Fused(Adam|SGD|LAMB)|fused_adam", re.I)
 GRAPHS = re.compile(r"^(cuda|hip)GraphLaunch")
 COMPILED = re.compile(r"^triton_|CompiledFxGraph|^CompiledFunction|^Torch-Compiled Region")
@@ -100,7 +96,7 @@ class LaunchUse:
 
 
 def _host_waits(window: TraceWindow) -> Spans:
-    """The stretches in which the host waits, or takes a batch from its loader."""
+    """The stretches in which the host waits for the device or for memory, or takes a batch from its loader."""
     trace = window.trace
     waits = np.union1d(waiting_calls(trace), np.flatnonzero(trace.matches(MEMORY) & trace.is_of(*LAUNCHES)))
     found = [*map(trace.span, waits.tolist())]

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from efprof.facts.run.run import Run
 from efprof.facts.steps.slowdown import Slowdown
 from efprof.facts.time.device_lanes import DeviceUse
+from efprof.facts.time.idle_causes import IdleCauses
+from efprof.facts.time.launch_use import LaunchUse
 from efprof.facts.time.path_tree import CallPath, totals
 from efprof.facts.time.time_use import TimeUse, kernel_table
 from efprof.model import ThinEvidence, UnreadableInput
@@ -16,6 +18,14 @@ BOUND_BY_DEVICE = 0.8
 """Of the step the device is busy: then only less or faster work on it makes the step shorter."""
 THE_DEVICE = "the device"
 THE_HOST = "the host had launched nothing"
+DOES = {
+    "memory": "asked its driver for memory",
+    "first calls": "called something for the first time",
+    "loader": "waited for a batch",
+    "operators": "ran operators of its own",
+    "Python": "ran Python",
+    "launches": "prepared the next launch",
+}
 UNCLEAR = "unclear"
 SMALLEST_TOLD = 0.05
 """Of the whole: nobody starts with a part of less."""
@@ -48,7 +58,7 @@ def where_it_goes(run: Run) -> str:
     is_most = sum(share for share, _ in parts[:MAX_PARTS]) > MOST
     most = f"Most {whole} goes to" if is_most else f"The largest parts {whole}"
     none = f"No line, module, operator or kernel takes {format_share(SMALLEST_TOLD)} {whole}."
-    return f"{_bound(use)} {f'{most}: {told}.' if told else none}".lstrip()
+    return f"{_bound(use, run)} {f'{most}: {told}.' if told else none}".lstrip()
 
 
 def next_experiment(run: Run) -> str:
@@ -68,12 +78,19 @@ def next_experiment(run: Run) -> str:
             return ""
         called = f"{num:,.0f} operators of {each_us:.0f} us each take {format_share(share)} of the step"
         return f"{called}, mostly the cost of calling them: try a larger batch, or `torch.compile(model)`."
-    experiments = {
-        THE_DEVICE: "give the device less to do: bfloat16 autocast, then `torch.compile(model)`.",
-        THE_HOST: 'let the host launch less: `torch.compile(model, mode="reduce-overhead")`, or a larger batch.',
-    }
-    experiment = experiments.get(_what_bounds(use.device, use.window.scale))
-    return f"To make a step shorter, {experiment}" if experiment else ""
+    bound = _what_bounds(use.device, use.window.scale)
+    if bound == THE_DEVICE:
+        return "To make a step shorter, give the device less to do: bfloat16 autocast, then `torch.compile(model)`."
+    if bound != THE_HOST or _main_kind(run) != "launches":
+        return ""
+    graphs = "" if "graphs" in run.get(LaunchUse).setup else '`torch.compile(model, mode="reduce-overhead")`, or '
+    return f"To make a step shorter, let the host launch less: {graphs}a larger batch."
+
+
+def _main_kind(run: Run) -> str:
+    """What the host does most of the time in which the device waits for it."""
+    causes = run.get(IdleCauses).causes
+    return causes[0].kind if causes else ""
 
 
 def _are_unlike(run: Run) -> bool:
@@ -93,7 +110,7 @@ def _parts(use: TimeUse) -> tuple[list[Part], str]:
     return parts, "of the device's time" if on_device else "of the step"
 
 
-def _bound(use: TimeUse) -> str:
+def _bound(use: TimeUse, run: Run) -> str:
     """What a shorter step would need."""
     device = use.device
     if device is None:
@@ -109,8 +126,10 @@ def _bound(use: TimeUse) -> str:
     if bound == UNCLEAR:
         why = f"the device is busy for {busy} of a profiled one, and those outside windows are of another length"
         return f"It is unclear what bounds the step: {why}.{also}"
+    if bound == THE_HOST:
+        does = DOES.get(_main_kind(run), "had launched nothing")
+        return f"The host bounds the step: the device is busy for {busy} of it, idle mostly while the host {does}.{also}"
     why = {
-        THE_HOST: ", mostly for want of launches: the host bounds the step",
         "launched, not begun": ", mostly between a launch and its kernel",
     }.get(bound, "; why, the trace does not tell")
     return f"The device is busy for {busy} of the step and idle for the rest{why}.{also}"
