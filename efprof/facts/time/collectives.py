@@ -62,7 +62,7 @@ class ExposedCommunication:
         """From the last window; raises NotRecorded where there is no trace."""
         use = run.get(TimeUse)
         window, trace = use.window, use.window.trace
-        start_ns, end_ns = window.bounds
+        start_ns, end_ns = window.device_bounds
         events = on_device_between(trace, start_ns, end_ns)
         is_collective = trace.matches(COMMUNICATION)[events]
         others = events[~is_collective]

@@ -76,9 +76,8 @@ class IdleCauses:
         return next((cause for cause in self.causes if cause.kind == kind), None)
 
     def share(self, cause: IdleCause) -> float:
-        """Of all steps."""
-        start_ns, end_ns = self.window.bounds
-        return cause.spent_ns / (end_ns - start_ns)
+        """Of the step as it was recorded."""
+        return cause.spent_ns / 1e6 / self.window.num_steps / self.window.step_ms
 
 
 Spent = Counter[int]

@@ -50,7 +50,7 @@ class LaunchUse:
         window = use.window
         start_ns, end_ns = window.bounds
         trace, path_of = window.trace, window.paths.of_event
-        launched = [event for event in on_device_between(trace, start_ns, end_ns).tolist() if event in path_of]
+        launched = [event for event in on_device_between(trace, *window.device_bounds).tolist() if event in path_of]
         gaps, waits = window.gaps if use.device else [], _host_waits(window)
         free = [
             gap

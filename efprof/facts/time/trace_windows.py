@@ -20,7 +20,16 @@ from efprof.artifacts.trace.read import lean_paths, read_window, trace_paths
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import COMPREHENSION, FRAME, Sources, place_of
 from efprof.facts.steps.step_times import StepTimes
-from efprof.facts.time.call_paths import HOST, ON_DEVICE, STEP_LABEL, CallPaths, SitesOf, call_paths, outermost
+from efprof.facts.time.call_paths import (
+    HOST,
+    ON_DEVICE,
+    STEP_LABEL,
+    CallPaths,
+    SitesOf,
+    by_launch,
+    call_paths,
+    outermost,
+)
 from efprof.facts.time.device_lanes import DeviceUse, IdleGap, device_use, idle_gaps
 from efprof.facts.time.path_tree import CallPath, Kind, Line, Parts, paths_by_line
 from efprof.model import NotRecorded, UnreadableInput, frozen_dataclass
@@ -93,12 +102,30 @@ class TraceWindow:
     @cached_property
     def device(self) -> DeviceUse | None:
         """What the devices do in these steps; None where nothing of a device was recorded."""
-        return device_use(self.trace, *self.bounds)
+        return device_use(self.trace, *self.device_bounds)
 
     @cached_property
     def gaps(self) -> list[IdleGap]:
         """When the devices have nothing to do."""
-        return idle_gaps(self.trace, *self.bounds)
+        return idle_gaps(self.trace, *self.device_bounds)
+
+    @cached_property
+    def device_bounds(self) -> Span:
+        """From when the devices come to these steps to when they are done: a kernel is of the step that launched it."""
+        trace, (start_ns, end_ns) = self.trace, self.bounds
+        launch_of = by_launch(trace, trace.start_ns)
+        events = np.flatnonzero(trace.is_of(*ON_DEVICE))
+        launched_ns = np.array([launch_of.get(number, -1) for number in trace.id[events].tolist()], np.int64)
+        theirs = events[(start_ns <= launched_ns) & (launched_ns < end_ns)]
+        if not len(theirs):
+            return start_ns, end_ns
+        first_ns, last_ns = int(trace.start_ns[theirs].min()), int(trace.end_ns[theirs].max())
+        before = events[launched_ns < start_ns]
+        is_behind = bool(((trace.end_ns[before] > start_ns) & (trace.start_ns[before] < first_ns)).any())
+        following = trace.start_ns[events[launched_ns >= end_ns]]
+        until_ns = int(following.min()) if len(following) else max(last_ns, end_ns)
+        begin_ns = first_ns if is_behind else start_ns
+        return begin_ns, max(until_ns, begin_ns + 1)
 
     @property
     def bounds(self) -> Span:

@@ -128,7 +128,9 @@ def _bound(use: TimeUse, run: Run) -> str:
         return f"It is unclear what bounds the step: {why}.{also}"
     if bound == THE_HOST:
         does = DOES.get(_main_kind(run), "had launched nothing")
-        return f"The host bounds the step: the device is busy for {busy} of it, idle mostly while the host {does}.{also}"
+        return (
+            f"The host bounds the step: the device is busy for {busy} of it, idle mostly while the host {does}.{also}"
+        )
     why = {
         "launched, not begun": ", mostly between a launch and its kernel",
     }.get(bound, "; why, the trace does not tell")

@@ -8,6 +8,7 @@ import pytest
 from efprof.artifacts.trace.read import trace_paths
 from efprof.facts.time.trace_windows import TraceWindow, TraceWindows, num_warming_up
 from efprof.model import NotRecorded
+from tests.facts.time.traces import event, foreign_run, kernel, launch
 from tests.support.builders import make_step, make_steps, trace_event, write_run
 
 SOURCE = """\
@@ -134,6 +135,21 @@ def test_of_a_trace_that_is_too_large_whole_steps_or_the_begin_of_one_are_read(
     assert len(traces.windows[0].trace) < len(events)
     assert traces.windows[0].step_ms == pytest.approx(length_ms)
     assert traces.unread[0].endswith(f"of steps 5 to 6 were traced, too much: {read} is read.")
+
+
+def test_a_kernel_belongs_to_the_step_that_launched_it_whenever_the_device_comes_to_it(tmp_path: Path) -> None:
+    def until(*events: dict[str, Any]) -> tuple[int, int]:
+        labels = [event("ProfilerStep#1", 1000, 1000, "user_annotation")]
+        window = foreign_run(tmp_path, *labels, *events).get(TraceWindows).windows[0]
+        start_ns, _ = window.bounds
+        first_ns, last_ns = window.device_bounds
+        return (first_ns - start_ns) // 1000, (last_ns - start_ns) // 1000
+
+    own = [launch(1, 1100), kernel(1, 1300, 900)]
+    assert until(*own) == (0, 1200), "to the end of its last kernel"
+    assert until(launch(1, 1100), kernel(1, 1300, 100)) == (0, 1000), "the host's end, where that is later"
+    assert until(launch(9, 900), kernel(9, 950, 350), *own) == (300, 1200), "not what an earlier step launched"
+    assert until(*own, launch(2, 2050), kernel(2, 2250, 50)) == (0, 1250), "up to the first kernel of what follows"
 
 
 def test_leading_steps_that_are_far_longer_warm_up_and_a_long_one_later_does_not() -> None:
