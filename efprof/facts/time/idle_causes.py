@@ -34,6 +34,8 @@ ALONE_NS = 100_000_000
 """A call whose name comes once."""
 WAITS = re.compile(r"Synchronize|Memcpy")
 MEMORY = re.compile(r"^(cuda|hip)(Malloc|Free|HostAlloc)|^cuMem(Alloc|Free|Create|Release|Map|Unmap|SetAccess)")
+EMPTY = re.compile(r"^aten::empty")
+"""It may be a tensor of the device, whose memory the allocator has."""
 RUN_BACKWARD = re.compile(r"run_backward")
 """In which a thread waits for the autograd engine's."""
 BUILT_IN = "<built-in "
@@ -131,10 +133,14 @@ class _Threads:
         """What each event has for itself, and the stretches in which the thread was in none, or ran backward."""
         events = self._events.get(lane, np.empty(0, np.int64))
         trace, outer = self._trace, self._paths.outer
-        starts, ends = trace.start_ns[events], trace.end_ns[events]
-        own = _idle_until(idle, ends) - _idle_until(idle, starts)
         place = {event: number for number, event in enumerate(events.tolist())}
         around = np.array([place.get(outer.get(event, -1), -1) for event in events.tolist()], np.int64)
+        starts, last = trace.start_ns[events], trace.end_ns[events].tolist()
+        for number, outer_number in enumerate(around.tolist()):
+            if outer_number >= 0:  # a label outlasts the function that opened it, and what follows is not in it
+                last[number] = min(last[number], last[outer_number])
+        ends = np.array(last, np.int64)
+        own = _idle_until(idle, ends) - _idle_until(idle, starts)
         inner = around >= 0
         spent = own.copy()
         np.subtract.at(spent, around[inner], own[inner])
@@ -156,7 +162,8 @@ class _Threads:
             return "memory" if is_memory else "wait" if event in self._waits else "launches"
         if self._paths.of_event[event].stage == "data":
             return "loader"
-        if not is_long or (self._is_operator[event] and event in self._launching):
+        is_launch = event in self._launching or EMPTY.match(self._trace.text(event))
+        if not is_long or (self._is_operator[event] and is_launch):
             return "launches"
         return "operators" if self._is_operator[event] else "Python"
 

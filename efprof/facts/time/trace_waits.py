@@ -19,6 +19,7 @@ from efprof.facts.time.trace_windows import TraceWindow
 
 SYNCHRONIZE = re.compile(r"^(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize|^(cuda|hip)Free$|^cuMemFree")
 """Calls that wait for the device; to give memory back to the driver waits for all of it."""
+LAUNCH = re.compile(r"Launch")
 COPY = re.compile(r"^(cuda|cu|hip)Memcpy")
 ASYNCHRONOUS, PAGEABLE, TO_HOST = re.compile("Async"), "Pageable", "DtoH"
 """A copy from or to pageable memory waits, whatever its call is named."""
@@ -96,6 +97,9 @@ def waits_in(window: TraceWindow) -> list[TraceWait]:
     calls = waiting_calls(trace)
     inside = trace.overlaps(covered_ns, last_ns) & np.isin(trace.lane, list(paths.threads))
     calls = calls[inside[calls]]
+    if len(window.steps) == 1:  # what ends a trace of one step need not end each
+        launches = np.flatnonzero(trace.is_of(*LAUNCHES) & trace.matches(LAUNCH) & inside)
+        calls = calls[trace.start_ns[calls] < trace.start_ns[launches].max(initial=0)]
 
     def asking(call: int) -> int:
         outer = paths.outer.get(call, -1)
