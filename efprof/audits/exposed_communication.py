@@ -3,7 +3,8 @@
 from efprof.facts.run.run import Run
 from efprof.facts.time.collectives import ExposedCommunication, communication_evidence
 from efprof.facts.time.launching_lines import what_tells_lines
-from efprof.model import Examination, Finding, Fix, Gain, NothingToLookAt, SourceLine, ThinEvidence
+from efprof.facts.time.rank_times import RankArrivals
+from efprof.model import Examination, Finding, Fix, Gain, NothingToLookAt, SourceLine, ThinEvidence, UnreadableInput
 from efprof.units import format_ms, format_share, format_value
 
 MIN_SHARE = 0.1
@@ -12,6 +13,13 @@ MANY_EXCHANGES, SHORT_MS = 30, 0.1
 """Then their number costs, not what they carry: a bucket of DDP's 25 MiB takes longer even at 250 GB/s."""
 SPARED = 1.5
 """Backward passes per step from which on accumulation is meant, and not a step cut in two by the window."""
+
+
+OF_GRADIENTS = " of gradients"
+EVEN_OUT = (
+    "Even out the ranks' work before the collective: batches of equal size, shards of equal cost. To move less, or "
+    "earlier, saves little of a wait."
+)
 
 
 def exposed_communication(run: Run) -> Examination:
@@ -40,11 +48,15 @@ def exposed_communication(run: Run) -> Examination:
         return Examination(looked_at=looked_at)
     if found.line is None:
         raise ThinEvidence(f"{looked_at}; what launches them is not recorded. {what_tells_lines(found.window)}")
-    return Examination(looked_at=looked_at, findings=(_finding(found, found.line),))
+    return Examination(looked_at=looked_at, findings=(_finding(run, found, found.line),))
 
 
-def _finding(found: ExposedCommunication, blame: SourceLine) -> Finding:
-    exposed = found.exposed_by_kind
+def _finding(run: Run, found: ExposedCommunication, blame: SourceLine) -> Finding:
+    exposed, arrivals = found.exposed_by_kind, run.find(RankArrivals, ThinEvidence, UnreadableInput)
+    rank = min(arrivals.ranks, default=0) if arrivals else 0
+    shares = arrivals.waiting if arrivals else {}
+    waited = (shares.get((rank, kind.removesuffix(OF_GRADIENTS)), 0.0) * spent for kind, spent in exposed.items())
+    waiting = sum(waited) / max(1, exposed.total())
     total = exposed.total() or 1
     kinds = ", ".join(f"{kind} {format_share(spent / total)}" for kind, spent in exposed.most_common(3) if spent)
     where = "each step" if found.window.has_steps else "the trace"
@@ -52,6 +64,8 @@ def _finding(found: ExposedCommunication, blame: SourceLine) -> Finding:
         f"For {format_ms(found.exposed_ms)} of {where} ({format_share(found.share)}) the device does nothing but "
         "communicate."
     )
+    if waiting:
+        message += f" {format_ms(waiting * found.exposed_ms)} of that it waits for the last rank."
     return Finding(
         blame=blame,
         category="time",
@@ -59,10 +73,20 @@ def _finding(found: ExposedCommunication, blame: SourceLine) -> Finding:
         message=message,
         why=f"No kernel runs beside these collectives: {kinds}."
         f"{'' if blame.line else f' {what_tells_lines(found.window)}'}",
-        fix=Fix.by_hand(_advice(found, exposed.most_common(1)[0][0])),
-        gain=Gain.of_step("the time in which collectives ran alone, waits for slower ranks included", found.exposed_ms),
+        fix=Fix.by_hand(EVEN_OUT if waiting > 0.5 else _advice(found, exposed.most_common(1)[0][0])),
+        gain=_gain(found, waiting if arrivals and arrivals.waiting else None),
         evidence=communication_evidence(found),
     )
+
+
+def _gain(found: ExposedCommunication, waiting: float | None) -> Gain:
+    """`waiting` is the share in which it waits for other ranks; None where their traces do not tell."""
+    if waiting is None:
+        why = "the time in which collectives ran alone, waits for slower ranks included"
+        return Gain.of_step(why, found.exposed_ms)
+    if waiting > 0.5:
+        return Gain.of_step("what this rank waits for the last one", waiting * found.exposed_ms)
+    return Gain.of_step("the time in which collectives ran alone and moved data", (1 - waiting) * found.exposed_ms)
 
 
 def _advice(found: ExposedCommunication, kind: str) -> str:

@@ -40,7 +40,11 @@ def slow_rank(run: Run) -> Examination:
     looked_at = f"{arrivals.num_collectives} collectives of {num_ranks} ranks in {num_steps} steps"
     if num_steps < (MIN_STEPS if arrivals.is_on_device else MIN_STEPS_ON_HOST):
         more = "more of them" if run.is_foreign else "`--trace-steps 100:110`"
-        raise ThinEvidence(f"{looked_at}: too few to tell a slow rank from chance; record {more}.")
+        rank, num = arrivals.last.most_common(1)[0]
+        raise ThinEvidence(
+            f"{looked_at}, of which rank {rank} came last to {num}: too few to tell a slow rank from chance; "
+            f"record {more}."
+        )
     late = arrivals.latest
     share = arrivals.late_ms(late) / arrivals.step_ms
     if share < MIN_SHARE or arrivals.share_of_steps(late) < MOST_STEPS:

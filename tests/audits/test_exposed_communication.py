@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from efprof.audits.exposed_communication import exposed_communication
-from efprof.model import NothingToLookAt, NotRecorded
+from efprof.audits.slow_rank import slow_rank
+from efprof.model import NothingToLookAt, NotRecorded, ThinEvidence
 from tests.support.builders import make_steps, trace_event, write_run
 from tests.support.device_traces import (
     Events,
@@ -165,3 +166,32 @@ def test_real_traces_in_which_communication_is_exposed_are_found(name: str, kind
 def test_real_traces_in_which_it_overlaps_or_is_short_are_not(name: str) -> None:
     with real_run(name) as run:
         assert exposed_communication(run).findings == ()
+
+
+def two_ranks(num: int) -> tuple[Events, Events]:
+    """The second comes last: it stays in each collective for a tenth of the time, and to the same end."""
+    first = [event for number in range(num) for event in a_step(number)]
+    second = [
+        one | {"ts": one["ts"] + 0.9 * one["dur"], "dur": 0.1 * one["dur"]} if one["name"] == NEW else one
+        for one in first
+    ]
+    return first, second
+
+
+WORLD = [{"rank": rank, "world_size": 2} for rank in (0, 1)]
+
+
+def test_what_a_rank_waits_for_the_last_one_is_told_apart_from_what_moves(tmp_path: Path) -> None:
+    (finding,) = found_by(exposed_communication, tmp_path, *two_ranks(4), distributed=WORLD)
+    assert finding.message.endswith(" 2.70 ms of that it waits for the last rank.")
+    assert finding.gain.step_ms == pytest.approx(2.7, rel=0.02)
+    assert finding.fix.summary.startswith("Even out the ranks' work")
+    (tmp_path / "alike").mkdir()
+    alike = found_by(exposed_communication, tmp_path / "alike", steps(), steps(), distributed=WORLD)
+    assert "waits for the last rank" not in alike[0].message
+    assert alike[0].gain.step_ms == pytest.approx(3.0, rel=0.02)
+
+
+def test_in_few_steps_it_is_said_who_came_last_and_no_rank_is_blamed(tmp_path: Path) -> None:
+    with pytest.raises(ThinEvidence, match="of which rank 1 came last to 2: too few"):
+        found_by(slow_rank, tmp_path, *two_ranks(2), distributed=WORLD)

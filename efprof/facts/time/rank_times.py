@@ -11,7 +11,8 @@ import re
 import statistics
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Literal, Self
@@ -187,11 +188,14 @@ class RankArrivals:
     """The ranks, and by how much each comes later than the next but last one.
 
     `late_ns` has one entry for each step that all ranks recorded alike: for each rank the nanoseconds for which all
-    others waited for it alone.
+    others waited for it alone. `last` counts the collectives to which each came last, and `waiting` has, for each rank
+    and kind, what it waited for the last one of all that it stayed there.
     """
 
     ranks: dict[int, OneRank]
     late_ns: tuple[Counter[int], ...] = ()
+    last: Counter[int] = field(default_factory=Counter)
+    waiting: dict[tuple[int, str], float] = field(default_factory=dict)
     num_collectives: int = 0
     is_on_device: bool = False
 
@@ -211,9 +215,12 @@ class RankArrivals:
         alike = [step for step, found in kinds.items() if len(found) == 1]
         if not alike:
             raise ThinEvidence("no step was read with the same collectives on all ranks, so that they do not compare.")
+        every = [{rank: found[step] for rank, found in stays.items()} for step in alike]
         return cls(
             ranks=ranks,
-            late_ns=tuple(_late_ns({rank: found[step] for rank, found in stays.items()}) for step in alike),
+            late_ns=tuple(map(_late_ns, every)),
+            last=Counter(min(ones, key=ones.__getitem__) for step in every for _, ones in _together(step)),
+            waiting=_waiting(every),
             num_collectives=sum(len(next(iter(stays.values()))[step]) for step in alike),
             is_on_device=any(one.is_on_device for one in ranks.values()),
         )
@@ -258,13 +265,30 @@ def _check_world(headers: dict[int, dict[str, object]]) -> None:
                 )
 
 
+def _together(stays: dict[int, list[tuple[str, int]]]) -> Iterator[tuple[str, dict[int, int]]]:
+    """The collectives of one step in order: kind, and how long each rank stays."""
+    for ones in zip(*stays.values(), strict=True):
+        yield ones[0][0], {rank: stay for rank, (_, stay) in zip(stays, ones, strict=True)}
+
+
 def _late_ns(stays: dict[int, list[tuple[str, int]]]) -> Counter[int]:
     """Of one step: for each collective, the last rank is late by what the next but last stays longer."""
     late = Counter[int]()
-    for ones in zip(*stays.values(), strict=True):
-        ranked = sorted(zip((stay for _, stay in ones), stays, strict=True))
-        late[ranked[0][1]] += ranked[1][0] - ranked[0][0]
+    for _, ones in _together(stays):
+        last, next_to_last = sorted(ones, key=lambda rank: (ones[rank], rank))[:2]
+        late[last] += ones[next_to_last] - ones[last]
     return late
+
+
+def _waiting(steps: Iterable[dict[int, list[tuple[str, int]]]]) -> dict[tuple[int, str], float]:
+    """The share of its stays that each rank waits: the last one only moves its data, as all others do from then on."""
+    waited, stayed = Counter[tuple[int, str]](), Counter[tuple[int, str]]()
+    for step in steps:
+        for kind, ones in _together(step):
+            for rank, stay in ones.items():
+                waited[rank, kind] += stay - min(ones.values())
+                stayed[rank, kind] += stay
+    return {key: waited[key] / max(1, stayed[key]) for key in stayed}
 
 
 @frozen_dataclass
