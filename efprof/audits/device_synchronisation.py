@@ -21,6 +21,12 @@ INSTEAD = {
 }
 IN_GENERAL = "It reads values to know a size: have it run where the batch is made, or less often."
 
+WHY = {
+    "synchronize": "The program asks for it",
+    "copy": "Memory that is not pinned may change while it is copied",
+}
+SIZE = "The size of the result must be known"
+
 
 def device_synchronisation(run: Run) -> Examination:
     """Find lines that make the host wait for the device without reading a value.
@@ -61,7 +67,7 @@ def _finding(run: Run, line: WaitingLine) -> Finding:
         [line],
         "The host waits for the device",
         f"{ASKED.get(asked, f'`{asked}`')} makes the host wait {line.times}, {waits.cost(line)}.",
-        "A size must be known, or memory may not change: the host stops until all that was queued before is done.",
+        f"{WHY.get(asked, SIZE)}: the host stops until all that was queued before is done.",
         Fix.by(edit, "review", INSTEAD.get(asked, IN_GENERAL)),
         "It is harmless where the device has enough to do meanwhile.",
     )

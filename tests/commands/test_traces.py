@@ -82,6 +82,29 @@ def test_a_trace_of_nothing_is_refused(tmp_path: Path) -> None:
         run(report, write(tmp_path / "empty.json.gz"))
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", r"\(it is empty\)"),
+        (
+            '{"traceEvents": [{"ph": "X", "name": "f", "ts": 1, "dur": 5, "pid": 1, "tid": 1, "cat": "FEE"}]}',
+            "another tool's",
+        ),
+        (
+            '[{"ph": "X", "name": "RunTask", "ts": 1, "dur": 5, "pid": 1, "tid": 1, "cat": "devtools"}]',
+            "another tool's",
+        ),
+        ('[{"ph": "b", "name": "x", "id": 1, "ts": 1, "pid": 1, "tid": 1, "cat": "a"}]', "a profiler trace of nothing"),
+    ],
+    ids=["nothing", "VizTracer", "DevTools", "async events"],
+)
+def test_what_is_no_trace_of_torchs_profiler_is_named_as_what_it_is(text: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(UnreadableInput, match=why):
+        run(report, path, "--format", "text")
+
+
 def test_runs_are_reported_on_one_at_a_time(trace: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "run", steps=make_steps(3))
     with pytest.raises(EfprofError, match="cannot be reported with"):

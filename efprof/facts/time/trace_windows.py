@@ -52,6 +52,8 @@ NOTEBOOK = "<ipython-input"
 FOREIGN_TRACE = "trace-1.json.gz"
 LONG, MIN_LEFT = 3.0, 2
 """First calls load modules, choose algorithms and ask the driver for memory: one step took 1,022 ms, the others 25."""
+LONG_QUEUE_NS = 5_000_000
+"""From a launch to its kernel: with nothing before it in the queue it takes microseconds."""
 Span = tuple[int, int]
 """Nanoseconds at which something began and ended."""
 
@@ -109,6 +111,12 @@ class TraceWindow:
         """When the devices have nothing to do."""
         return idle_gaps(self.trace, *self.device_bounds)
 
+    @property
+    def unseen_ns(self) -> int:
+        """How long what was launched waited for work that the trace does not have, or has from before its steps."""
+        waits = (gap.length_ns for gap in self.gaps if gap.cause == "launched, not begun")
+        return self.device_bounds[0] - self.bounds[0] + sum(ns for ns in waits if ns > LONG_QUEUE_NS)
+
     @cached_property
     def device_bounds(self) -> Span:
         """From when the devices come to these steps to when they are done: a kernel is of the step that launched it."""
@@ -120,8 +128,11 @@ class TraceWindow:
         if not len(theirs):
             return start_ns, end_ns
         first_ns, last_ns = int(trace.start_ns[theirs].min()), int(trace.end_ns[theirs].max())
+        first = theirs[trace.start_ns[theirs].argmin()]
         before = events[launched_ns < start_ns]
         is_behind = bool(((trace.end_ns[before] > start_ns) & (trace.start_ns[before] < first_ns)).any())
+        # Behind work that is not in the trace, which begins in the midst of it.
+        is_behind |= first_ns - launch_of[int(trace.id[first])] > LONG_QUEUE_NS
         following = trace.start_ns[events[launched_ns >= end_ns]]
         until_ns = int(following.min()) if len(following) else max(last_ns, end_ns)
         begin_ns = first_ns if is_behind else start_ns
@@ -266,6 +277,8 @@ def foreign_window(trace: Trace, own_packages: frozenset[str] = frozenset()) -> 
     """A trace that something else recorded, with the steps that it tells of itself; raises UnreadableInput."""
     if not (trace.phase == COMPLETE).any():
         raise UnreadableInput(f"{trace.path} is a profiler trace of nothing: profile a step, and give that trace.")
+    if not trace.is_of(*HOST, *ON_DEVICE).any():
+        raise UnreadableInput(f"{trace.path} is another tool's trace: give one of torch.profiler.")
     is_label = trace.is_of("user_annotation")
     if not is_label.any():  # files of 2021 call them operators
         is_label = trace.is_of("operator") & (trace.matches(STEP_LABEL) | trace.matches(OPTIMIZER_STEP))

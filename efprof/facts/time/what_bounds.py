@@ -12,7 +12,7 @@ from efprof.facts.time.launch_use import LaunchUse
 from efprof.facts.time.path_tree import CallPath, totals
 from efprof.facts.time.time_use import TimeUse, kernel_table
 from efprof.model import ThinEvidence, UnreadableInput
-from efprof.units import format_share
+from efprof.units import format_ms, format_share
 
 BOUND_BY_DEVICE = 0.8
 """Of the step the device is busy: then only less or faster work on it makes the step shorter."""
@@ -119,6 +119,9 @@ def _bound(use: TimeUse, run: Run) -> str:
     alone = device.exposed_ns / device.span_ns
     also = f" For {format_share(alone)} of it the device only communicates." if alone >= WORTH_SAYING else ""
     bound = _what_bounds(device, use.window.scale)
+    if use.window.unseen_ns > WORTH_SAYING * use.window.step_ms * 1e6:
+        unseen = format_ms(use.window.unseen_ns / 1e6)
+        also = f" For {unseen} its work waited for other work, which is not of these steps or not in this trace.{also}"
     if bound == THE_DEVICE:
         return (
             f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter.{also}"
