@@ -22,8 +22,8 @@ WORDS_FOR_ONE = "checkpoint the forward pass, take a smaller model, or compute i
 
 NO_TENSOR = (
     "Look at the sizes on that line: what it asked for is no tensor but an object of Python's or an array of NumPy's. "
-    "Make less of it at once, in parts or in a file that is mapped (`numpy.memmap`); smaller micro-batches help only "
-    "where its size goes with theirs."
+    "Make less of it at once: in parts, or in a mapped file (`numpy.memmap`). Smaller micro-batches help only if its "
+    "size goes with theirs."
 )
 """What torch's allocators were not asked for has no part in what a step's tensors take."""
 

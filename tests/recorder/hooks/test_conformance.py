@@ -55,7 +55,7 @@ SET = {
     "torch.cuda.memory": ("empty_cache", "reset_peak_memory_stats"),
     "torch.cuda.streams.Event": ("synchronize",),
     "torch.cuda.streams.Stream": ("synchronize",),
-    "torch.nn.modules.module.Module": ("eval", "load_state_dict"),
+    "torch.nn.modules.module.Module": ("eval",),
     "torch.nn.utils": ("clip_grad_norm_", "clip_grad_value_"),
     "torch.nn.utils.clip_grad": ("clip_grad_norm_", "clip_grad_value_"),
     "torch.optim.lr_scheduler.ChainedScheduler": ("step",),

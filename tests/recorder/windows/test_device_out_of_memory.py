@@ -108,7 +108,7 @@ def test_the_failing_request_its_line_and_what_is_in_use_are_told_though_no_wind
     assert finding.why.startswith("Memory was short, not fragmented: ")
     assert f"{line('weight')} held 4.00 MiB" in finding.why, "of the window"
     assert "No history tells whether a setting of the allocator would have served it" in finding.fix.summary
-    assert "keep less." in finding.fix.summary, "who holds most is not known"
+    assert "Keep less." in finding.fix.summary, "who holds most is not known"
     assert "equal sizes in a window are a hint and no proof" in told(finding)
     assert len(dumps_of(recording)) == 1
     assert stops_of(recording) == []
