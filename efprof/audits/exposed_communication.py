@@ -1,10 +1,9 @@
 """Collectives during which the device computes nothing."""
 
 from efprof.facts.run.run import Run
-from efprof.facts.time.collectives import ExposedCommunication, communication_evidence
+from efprof.facts.time.collectives import ExposedCommunication, communication_evidence, waiting_share
 from efprof.facts.time.launching_lines import what_tells_lines
-from efprof.facts.time.rank_times import RankArrivals
-from efprof.model import Examination, Finding, Fix, Gain, NothingToLookAt, SourceLine, ThinEvidence, UnreadableInput
+from efprof.model import Examination, Finding, Fix, Gain, NothingToLookAt, SourceLine, ThinEvidence
 from efprof.units import format_ms, format_share, format_value
 
 MIN_SHARE = 0.1
@@ -15,7 +14,8 @@ SPARED = 1.5
 """Backward passes per step from which on accumulation is meant, and not a step cut in two by the window."""
 
 
-OF_GRADIENTS = " of gradients"
+MOST = 0.5
+"""Of the exposed time: then the wait for the last rank is what to end."""
 EVEN_OUT = (
     "Even out the ranks' work before the collective: batches of equal size, shards of equal cost. To move less, or "
     "earlier, saves little of a wait."
@@ -52,11 +52,7 @@ def exposed_communication(run: Run) -> Examination:
 
 
 def _finding(run: Run, found: ExposedCommunication, blame: SourceLine) -> Finding:
-    exposed, arrivals = found.exposed_by_kind, run.find(RankArrivals, ThinEvidence, UnreadableInput)
-    rank = min(arrivals.ranks, default=0) if arrivals else 0
-    shares = arrivals.waiting if arrivals else {}
-    waited = (shares.get((rank, kind.removesuffix(OF_GRADIENTS)), 0.0) * spent for kind, spent in exposed.items())
-    waiting = sum(waited) / max(1, exposed.total())
+    exposed, waiting = found.exposed_by_kind, waiting_share(run, found)
     total = exposed.total() or 1
     kinds = ", ".join(f"{kind} {format_share(spent / total)}" for kind, spent in exposed.most_common(3) if spent)
     where = "each step" if found.window.has_steps else "the trace"
@@ -73,8 +69,8 @@ def _finding(run: Run, found: ExposedCommunication, blame: SourceLine) -> Findin
         message=message,
         why=f"No kernel runs beside these collectives: {kinds}."
         f"{'' if blame.line else f' {what_tells_lines(found.window)}'}",
-        fix=Fix.by_hand(EVEN_OUT if waiting > 0.5 else _advice(found, exposed.most_common(1)[0][0])),
-        gain=_gain(found, waiting if arrivals and arrivals.waiting else None),
+        fix=Fix.by_hand(EVEN_OUT if (waiting or 0.0) > MOST else _advice(found, exposed.most_common(1)[0][0])),
+        gain=_gain(found, waiting),
         evidence=communication_evidence(found),
     )
 
@@ -84,7 +80,7 @@ def _gain(found: ExposedCommunication, waiting: float | None) -> Gain:
     if waiting is None:
         why = "the time in which collectives ran alone, waits for slower ranks included"
         return Gain.of_step(why, found.exposed_ms)
-    if waiting > 0.5:
+    if waiting > MOST:
         return Gain.of_step("what this rank waits for the last one", waiting * found.exposed_ms)
     return Gain.of_step("the time in which collectives ran alone and moved data", (1 - waiting) * found.exposed_ms)
 

@@ -15,13 +15,15 @@ from efprof.facts.time.call_paths import by_launch
 from efprof.facts.time.device_lanes import COMMUNICATION, kind_of_collective, on_device_between, overlap_ns, union
 from efprof.facts.time.launching_lines import launching_line
 from efprof.facts.time.path_tree import CallPath
+from efprof.facts.time.rank_times import RankArrivals
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import OPTIMIZER_STEP, TraceWindow
-from efprof.model import Narrative, Numbers, SourceLine, Table, frozen_dataclass
+from efprof.model import Narrative, Numbers, SourceLine, Table, ThinEvidence, UnreadableInput, frozen_dataclass
 
 DDP = re.compile(r"^DistributedDataParallel\.forward$|distributed(\.ddp)?[.:]+reducer")
 FORWARD = re.compile(r"^DistributedDataParallel\.forward$")
 BACKWARD = re.compile(r"torch/(_tensor|autograd/__init__)\.py\(\d+\): backward$")
+OF_GRADIENTS = " of gradients"
 COPIES_BUCKETS = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 """What DDP does after each exchange unless gradients are views of its buckets."""
 
@@ -102,7 +104,7 @@ class ExposedCommunication:
         """Nanoseconds of all steps; those of gradients apart."""
         found = Counter[str]()
         for one in self.collectives:
-            found[f"{one.kind} of gradients" if one.is_of_gradients else one.kind] += one.exposed_ns
+            found[f"{one.kind}{OF_GRADIENTS}" if one.is_of_gradients else one.kind] += one.exposed_ns
         return found
 
     def gradients(self) -> tuple[float, float]:
@@ -139,6 +141,16 @@ def _starts_of(window: TraceWindow, label: re.Pattern[str]) -> list[int]:
     trace, (start_ns, end_ns) = window.trace, window.bounds
     starts = trace.start_ns[trace.matches(label) & trace.is_of("user_annotation")].tolist()
     return [at_ns for at_ns in starts if start_ns <= at_ns < end_ns]
+
+
+def waiting_share(run: Run, found: ExposedCommunication) -> float | None:
+    """Of the exposed time, in which this rank waits for the last one; None where no other rank's trace tells."""
+    arrivals, exposed = run.find(RankArrivals, ThinEvidence, UnreadableInput), found.exposed_by_kind
+    if arrivals is None or not arrivals.waiting:
+        return None
+    rank = min(arrivals.ranks)
+    shares = {kind: arrivals.waiting.get((rank, kind.removesuffix(OF_GRADIENTS)), 0.0) for kind in exposed}
+    return sum(shares[kind] * spent for kind, spent in exposed.items()) / max(1, exposed.total())
 
 
 def communication_evidence(found: ExposedCommunication) -> tuple[Numbers | Table | Narrative, ...]:

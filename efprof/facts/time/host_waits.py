@@ -13,7 +13,7 @@ from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, median_interval
 from efprof.facts.time.launching_lines import blame_of
 from efprof.facts.time.time_use import TimeUse
-from efprof.facts.time.trace_waits import Kind, TraceWait, waits_in
+from efprof.facts.time.trace_waits import Kind, TraceWait, before_the_end, waits_in
 from efprof.model import NotRecorded, Row, SourceLine, Table, UnreadableInput, frozen_dataclass
 from efprof.units import format_count, format_ms, format_share, format_value
 
@@ -169,7 +169,7 @@ def _recorded(run: Run) -> Iterator[_Seen]:
 
 def _traced(use: TimeUse, sources: Sources) -> Iterator[_Seen]:
     starts = [start for start, _ in use.window.steps]
-    for wait in waits_in(use.window):
+    for wait in before_the_end(use.window, waits_in(use.window)):
         step = max(0, bisect_right(starts, wait.start_ns) - 1)
         ms = wait.waited_ns / 1e6 * use.window.scale
         yield _Seen(wait.kind, blame_of(wait.path, sources), step, wait.asked, 1, ms, wait)

@@ -97,9 +97,6 @@ def waits_in(window: TraceWindow) -> list[TraceWait]:
     calls = waiting_calls(trace)
     inside = trace.overlaps(covered_ns, last_ns) & np.isin(trace.lane, list(paths.threads))
     calls = calls[inside[calls]]
-    if len(window.steps) == 1:  # what ends a trace of one step need not end each
-        launches = np.flatnonzero(trace.is_of(*LAUNCHES) & trace.matches(LAUNCH) & inside)
-        calls = calls[trace.start_ns[calls] < trace.start_ns[launches].max(initial=0)]
 
     def asking(call: int) -> int:
         outer = paths.outer.get(call, -1)
@@ -125,6 +122,14 @@ def waits_in(window: TraceWindow) -> list[TraceWait]:
         if is_late and place >= 0 and gap.start_ns <= waits[place].end_ns + CLOCKS_NS:
             waits[place].idle_ns += gap.length_ns
     return waits
+
+
+def before_the_end(window: TraceWindow, waits: list[TraceWait]) -> list[TraceWait]:
+    """Those after which something is launched: what ends a trace of one step need not end each."""
+    trace = window.trace
+    launches = trace.is_of(*LAUNCHES) & trace.matches(LAUNCH) & trace.overlaps(*window.bounds)
+    last_ns = int(trace.start_ns[launches].max(initial=0))
+    return [wait for wait in waits if len(window.steps) > 1 or wait.start_ns < last_ns]
 
 
 def _copies(trace: Trace) -> dict[int, str]:
