@@ -101,16 +101,52 @@ def _by_kind(window: TraceWindow, first: frozenset[int]) -> dict[IdleKind, Spent
     return {kind: spent for kind, spent in found.items() if spent.total() > 0}
 
 
+@frozen_dataclass
+class _Thread:
+    """The events of one, with the place of the event `around` each, or -1; and when it is in any but `run_backward`."""
+
+    events: Array
+    starts: Array
+    ends: Array
+    around: Array
+    is_waiting: Array
+    busy: Spans
+
+    @classmethod
+    def of(cls, trace: Trace, paths: CallPaths, events: Array) -> Self:
+        numbers = {event: number for number, event in enumerate(events.tolist())}
+        around = [numbers.get(paths.outer.get(event, -1), -1) for event in events.tolist()]
+        ends = trace.end_ns[events].tolist()
+        for number, outer in enumerate(around):
+            if outer >= 0:  # a label outlasts the function that opened it, and what follows is not in it
+                ends[number] = min(ends[number], ends[outer])
+        starts, last, outer_of = trace.start_ns[events], np.array(ends, np.int64), np.array(around, np.int64)
+        is_waiting = trace.matches(RUN_BACKWARD)[events]
+        is_outermost = ((outer_of < 0) | is_waiting[outer_of]) & ~is_waiting
+        busy = union(starts[is_outermost], last[is_outermost])
+        return cls(events=events, starts=starts, ends=last, around=outer_of, is_waiting=is_waiting, busy=busy)
+
+    def spent(self, idle: Spans) -> tuple[Spent, Spans]:
+        """What each event has for itself of these stretches; and the rest, in which it was in none, or waited for another."""
+        within = _idle_until(idle, self.ends) - _idle_until(idle, self.starts)
+        own, inner = within.copy(), self.around >= 0
+        np.subtract.at(own, self.around[inner], within[inner])
+        is_its = (own > 0) & ~self.is_waiting
+        found = Counter(dict(zip(self.events[is_its].tolist(), own[is_its].tolist(), strict=True)))
+        return found, _without(idle, self.busy)
+
+
 class _Threads:
     """What each thread of the host did, event by event."""
 
     def __init__(self, window: TraceWindow, first: frozenset[int]) -> None:
-        self._first = first
-        self._trace: Trace = window.trace
-        self._paths: CallPaths = window.paths
-        trace, inside = window.trace, window.trace.overlaps(*window.bounds)
-        host = np.flatnonzero(trace.is_of(*HOST) & inside & ~trace.matches(STEP_LABEL))
-        self._events = {lane: host[trace.lane[host] == lane] for lane in np.unique(trace.lane[host]).tolist()}
+        trace, self._paths, self._first = window.trace, window.paths, first
+        self._trace = trace
+        host = np.flatnonzero(trace.is_of(*HOST) & trace.overlaps(*window.bounds) & ~trace.matches(STEP_LABEL))
+        lanes = trace.lane[host]
+        self._threads = {
+            lane: _Thread.of(trace, window.paths, host[lanes == lane]) for lane in np.unique(lanes).tolist()
+        }
         self._is_operator, self._is_call = trace.is_of(*OPERATORS), trace.is_of(*LAUNCHES)
         self._waits = set(waiting_calls(trace).tolist())
         self._launching = set[int]()
@@ -122,35 +158,13 @@ class _Threads:
 
     def spent(self, idle: Spans, lane: int) -> Spent:
         """Of these stretches on that thread; what it waits for another one, or nothing tells, is the others'."""
-        found, rest = self._on(idle, lane)
-        for other in self._paths.threads - {lane}:
-            more, rest = self._on(rest, other)
-            found += more
+        found, rest = Counter[int](), idle
+        for one in (lane, *sorted(self._paths.threads - {lane})):
+            if one in self._threads:
+                spent, rest = self._threads[one].spent(rest)
+                found += spent
         found[-1] += int((rest[1] - rest[0]).sum())
         return found
-
-    def _on(self, idle: Spans, lane: int) -> tuple[Spent, Spans]:
-        """What each event has for itself, and the stretches in which the thread was in none, or ran backward."""
-        events = self._events.get(lane, np.empty(0, np.int64))
-        trace, outer = self._trace, self._paths.outer
-        place = {event: number for number, event in enumerate(events.tolist())}
-        around = np.array([place.get(outer.get(event, -1), -1) for event in events.tolist()], np.int64)
-        starts, last = trace.start_ns[events], trace.end_ns[events].tolist()
-        for number, outer_number in enumerate(around.tolist()):
-            if outer_number >= 0:  # a label outlasts the function that opened it, and what follows is not in it
-                last[number] = min(last[number], last[outer_number])
-        ends = np.array(last, np.int64)
-        own = _idle_until(idle, ends) - _idle_until(idle, starts)
-        inner = around >= 0
-        spent = own.copy()
-        np.subtract.at(spent, around[inner], own[inner])
-        is_waiting = np.array([bool(RUN_BACKWARD.search(trace.text(event))) for event in events.tolist()], bool)
-        found = Counter({event: int(ns) for event, ns in zip(events.tolist(), spent.tolist(), strict=True) if ns > 0})
-        for event in events[is_waiting].tolist():
-            found.pop(event, None)
-        inside_waits = np.array([is_waiting[number] if number >= 0 else False for number in around.tolist()], bool)
-        busy = union(starts[(~inner | inside_waits) & ~is_waiting], ends[(~inner | inside_waits) & ~is_waiting])
-        return found, _without(idle, busy)
 
     def kind_of(self, event: int, *, is_long: bool) -> IdleKind:
         if event < 0:
