@@ -127,7 +127,7 @@ class _Thread:
         return cls(events=events, starts=starts, ends=last, around=outer_of, is_waiting=is_waiting, busy=busy)
 
     def spent(self, idle: Spans) -> tuple[Spent, Spans]:
-        """What each event has for itself of these stretches; and the rest, in which it was in none, or waited for another."""
+        """What each event has for itself of these stretches; and the rest: it was in none, or waited for another."""
         within = _idle_until(idle, self.ends) - _idle_until(idle, self.starts)
         own, inner = within.copy(), self.around >= 0
         np.subtract.at(own, self.around[inner], within[inner])
