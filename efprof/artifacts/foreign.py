@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from efprof.artifacts.run_file import RUN_FILE, SCHEMA_VERSION, RunFile, write_run_file
 from efprof.artifacts.trace.blocks import begins_as_trace, leading_header
+from efprof.model import EfprofError
 
 SNAPSHOT_SUFFIXES = frozenset({".pickle", ".pkl"})
 TRACE_NAME = re.compile(r".+\.json(\.gz)?", re.IGNORECASE)
@@ -27,6 +28,23 @@ def is_trace(path: Path) -> bool:
     return path.name != RUN_FILE and TRACE_NAME.fullmatch(path.name) is not None and path.is_file()
 
 
+def foreign_files(*paths: Path) -> list[Path]:
+    """These files, and those in these folders."""
+    return [file for path in paths for file in ([path] if path.is_file() else _files_in(path))]
+
+
+def check_ranks(files: Sequence[Path]) -> None:
+    """Raises EfprofError where two traces are of the same rank: of one training each rank has one."""
+    of_rank: dict[int, Path] = {}
+    for path in filter(is_trace, files):
+        rank = leading_header(path).rank
+        other = path if rank is None else of_rank.setdefault(rank, path)
+        if other != path:
+            raise EfprofError(
+                f"{other} and {path} are both of rank {rank}, two windows or two trainings: give one, or --each."
+            )
+
+
 @contextmanager
 def as_run(*paths: Path) -> Iterator[Path]:
     """A run folder for as long as the context lasts, which refers to the files where they are.
@@ -34,7 +52,7 @@ def as_run(*paths: Path) -> Iterator[Path]:
     A trace and a snapshot are of one rank where they are the first, the second ... of their kind. Traces come in the
     order of the ranks that they name, those that name none last; where two name the same, in that of their names.
     """
-    files = [file for path in paths for file in ([path] if path.is_file() else _files_in(path))]
+    files = foreign_files(*paths)
     traces = _by_rank([file for file in files if is_trace(file)])
     snapshots = [file for file in files if not is_trace(file)]
     started = datetime.fromtimestamp(files[0].stat().st_mtime, tz=UTC)

@@ -60,6 +60,7 @@ _CLEARED = "\r\x1b[K"
 @OWN
 @ENGINE
 @click.option("--hta", is_flag=True, help="Add what HolisticTraceAnalysis says of a GPU trace (slow).")
+@click.option("--each", "is_each", is_flag=True, help="Report each file by itself: they are not ranks of one training.")
 @click.option("--static", is_flag=True, help="Static pictures (matplotlib) instead of JavaScript.")
 @click.option("--out", type=click.Path(path_type=Path), help="Output file; default: reports/ or the terminal.")
 def report(
@@ -72,6 +73,7 @@ def report(
     own: tuple[str, ...],
     hta: bool,
     engine: str | None,
+    is_each: bool,
     static: bool,
     out: Path | None,
 ) -> None:
@@ -98,9 +100,21 @@ def report(
                 engine=engine,
                 say=say,
             )
-            result = report_on(runs, made)
-        forms = partial(render_brief, result) if brief else partial(render, result, is_static=static)
-        write_or_print(forms, chosen, out, result.run.run_id)
+            results = [report_on(names, made) for names in (_apart(runs, out) if is_each else [runs])]
+        for result in results:
+            forms = partial(render_brief, result) if brief else partial(render, result, is_static=static)
+            write_or_print(forms, chosen, out, result.run.run_id)
+
+
+def _apart(runs: tuple[str, ...], out: Path | None) -> list[tuple[str, ...]]:
+    """Each file of these and of their folders; raises EfprofError where one place is to hold all reports."""
+    from efprof.artifacts.foreign import foreign_files, is_foreign
+
+    if out is not None:
+        raise EfprofError(f"--each makes a report of each file, and --out {out} holds one: leave one of them out.")
+    if not runs or not all(is_foreign(Path(run)) for run in runs):
+        raise EfprofError("--each is for traces and snapshots: give files, or a folder of them.")
+    return [(str(file),) for file in foreign_files(*map(Path, runs))]
 
 
 def check_engine(engine: str | None, names: tuple[str, ...]) -> None:
@@ -144,10 +158,11 @@ def report_on(runs: tuple[str, ...], analyse: "Callable[[Path], Report]") -> "Re
 @contextmanager
 def opened(runs: tuple[str, ...]) -> "Iterator[Path]":
     """The folder of a run, or one that is made of files that something else wrote."""
-    from efprof.artifacts.foreign import as_run, is_foreign
+    from efprof.artifacts.foreign import as_run, check_ranks, foreign_files, is_foreign
     from efprof.artifacts.runs import find_run
 
     if runs and all(is_foreign(Path(run)) for run in runs):
+        check_ranks(foreign_files(*map(Path, runs)))
         with as_run(*map(Path, runs)) as folder:
             yield folder
     elif len(runs) > 1:

@@ -1,5 +1,6 @@
 """Traces of torch's profiler from anywhere on the command line: reported on and compared."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,20 @@ def test_ranks_that_are_missing_are_named(tmp_path: Path) -> None:
     assert "can be read" not in run(report, paths[0], "--format", "markdown").output, "one rank alone was chosen"
     odd = [write(tmp_path / f"odd-{rank}.json", *step(), rank=rank, world_size=[5]) for rank in (0, 1)]
     assert "can be read" not in run(report, *odd, "--format", "markdown").output
+
+
+def test_two_traces_of_one_rank_are_refused_by_name_or_reported_each(tmp_path: Path) -> None:
+    first, second = (write(tmp_path / f"{name}.json.gz", *step(), rank=0, world_size=2) for name in ("a", "b"))
+    told = f"{first} and {second} are both of rank 0, two windows or two trainings: give one, or --each."
+    for given in ((first, second), (tmp_path,)):
+        with pytest.raises(EfprofError, match=re.escape(told)):
+            run(report, *given, "--format", "text")
+    output = run(report, tmp_path, "--each", "--format", "text").output
+    assert [line.split()[1] for line in output.splitlines() if line.startswith("efprof ")] == ["a", "b"]
+    with pytest.raises(EfprofError, match="leave one of them out"):
+        run(report, tmp_path, "--each", "--out", tmp_path / "all.html")
+    with pytest.raises(EfprofError, match="--each is for traces and snapshots"):
+        run(report, "--each")
 
 
 def test_a_broken_trace_alone_is_refused_by_its_name(tmp_path: Path) -> None:
