@@ -85,6 +85,14 @@ def test_two_traces_of_one_rank_are_refused_by_name_or_reported_each(tmp_path: P
         run(report, "--each")
 
 
+def test_traces_that_name_no_rank_are_ranks_only_where_they_overlap_in_time(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a.json.gz", *step()), write(tmp_path / "b.json.gz", *step(5000))
+    with pytest.raises(UnreadableInput, match=r"ends before .* begins, so that they are no ranks of one training"):
+        run(report, second, first, "--format", "text")
+    third = write(tmp_path / "c.json.gz", *step(200))
+    assert "2 ranks" in run(report, first, third, "--format", "text").output
+
+
 def test_a_broken_trace_alone_is_refused_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text('{"traceEvents": [{"ph"')

@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, Self
 
@@ -53,6 +54,8 @@ class OneRank:
     """
 
     header: Header
+    span_ns: tuple[int, int]
+    """When its first step began and its last one ended."""
     steps_ns: tuple[int, ...]
     steady_ms: float | None
     device: DeviceUse | None
@@ -69,6 +72,7 @@ class OneRank:
             stays |= _stays(window)
         return cls(
             header=first.trace.header,
+            span_ns=(first.bounds[0], windows[-1].bounds[1]),
             steps_ns=tuple(window.whole_ns or end - start for window in windows for start, end in window.steps),
             steady_ms=first.steady_ms,
             device=first.device,
@@ -110,10 +114,24 @@ class RankTimes:
         errors = tuple(str(one) for one in every.values() if isinstance(one, UnreadableInput))
         if not found and not errors:
             raise NotRecorded("no rank recorded a trace with a step; record the run with '--trace-steps 5:7'.")
+        if run.is_foreign:
+            _check_together({run.rank_folders[place]: one for place, one in found.items()})
         # Each by the rank that its trace names; by its place where one names none, or two the same.
         told = {one.header.rank: one for one in found.values() if one.header.rank is not None}
         ranks = told if len(told) == len(found) else found
         return cls(ranks=dict(sorted(ranks.items())), errors=errors)
+
+
+def _check_together(ranks: dict[Path, OneRank]) -> None:
+    """Raises UnreadableInput where two that name no rank do not overlap in time: they are windows, or trainings."""
+    unnamed = {folder: one for folder, one in ranks.items() if one.header.rank is None}
+    for (folder, one), (later_folder, later) in pairwise(sorted(unnamed.items(), key=lambda item: item[1].span_ns)):
+        if one.span_ns[1] <= later.span_ns[0]:
+            paths = [(each / FOREIGN_TRACE).resolve() for each in (folder, later_folder)]
+            raise UnreadableInput(
+                f"{paths[0]} ends before {paths[1]} begins, so that they are no ranks of one training: give one, or "
+                "--each."
+            )
 
 
 def _work(run: Run, folder: Path, num_works: int) -> tuple[str, Callable[[], OneRank | None]]:
