@@ -32,8 +32,8 @@ MAX_STREAMS = 8
 MAX_BARS_OF_STEP = 4_000 - 2 * MAX_BARS
 MEMORY = re.compile(r"^\[memory\]$")
 """How torch's profiler names what an allocator gives out or takes back."""
-CUDA = 1
-"""torch's number for the type of a CUDA or ROCm device; the host's is 0."""
+HOST_TYPE, CUDA, HIP = 0, 1, 6
+"""torch's numbers for the types of devices; a build for ROCm writes either of the last two."""
 
 Weight = Callable[[CallPath], int]
 
@@ -202,7 +202,7 @@ def memory_series(window: TraceWindow) -> Series | None:
     known = np.flatnonzero(trace.matches(MEMORY) & (totals != ABSENT))
     if not len(known):
         return None
-    on_device = devices[known] == CUDA
+    on_device = (devices[known] != HOST_TYPE) & (devices[known] != ABSENT)
     known = known[on_device] if on_device.any() else known
     inside = known[(trace.start_ns[known] >= start_ns) & (trace.start_ns[known] <= end_ns)]
     line = SeriesLine(

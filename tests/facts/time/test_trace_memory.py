@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from efprof.facts.time.step_pictures import CUDA, memory_series
+import pytest
+
+from efprof.facts.time.step_pictures import CUDA, HIP, memory_series
 from efprof.facts.time.time_use import TimeUse
 from efprof.model import Series
 from tests.facts.time.traces import foreign_run, step
@@ -19,8 +21,10 @@ def series_of(folder: Path, *events: dict[str, Any]) -> Series | None:
     return memory_series(foreign_run(folder, *step(), *events).get(TimeUse).window)
 
 
-def test_the_device_s_memory_is_drawn(tmp_path: Path) -> None:
-    series = series_of(tmp_path, memory(350, 1000), memory(360, 3000), memory(600, 500), memory(370, 9, device=0))
+@pytest.mark.parametrize("device", [CUDA, HIP])
+def test_the_device_s_memory_is_drawn(device: int, tmp_path: Path) -> None:
+    totals = ((350, 1000), (360, 3000), (600, 500))
+    series = series_of(tmp_path, *(memory(*one, device=device) for one in totals), memory(370, 9, device=0))
     assert series is not None
     (line,) = series.lines
     assert (line.x, line.y) == ((0.35, 0.36, 0.6), (1000.0, 3000.0, 500.0))
