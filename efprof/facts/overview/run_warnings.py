@@ -106,8 +106,6 @@ def _about_foreign(run: Run) -> Iterator[str]:
     if traces is None:
         yield FOREIGN.format(what="memory", missing="its steps, its time and its numbers")
         return
-    if not any((folder / SNAPSHOT).exists() for folder in run.rank_folders):
-        yield FOREIGN.format(what="time", missing="its memory, its numbers and its exact lines")
     if traces.ranks:
         yield from traces.errors
     told = [one.header.distributed.get("world_size") for one in traces.ranks.values()]
@@ -116,6 +114,8 @@ def _about_foreign(run: Run) -> Iterator[str]:
     if (num := size - len(told)) > 0:
         named = ", ".join(map(str, islice((rank for rank in count() if rank not in traces.ranks), min(num, MAX_NAMED))))
         yield f"Of {size} ranks {num} have no trace here that can be read: {named}{', ...' * (num > MAX_NAMED)}."
+    if not any((folder / SNAPSHOT).exists() for folder in run.rank_folders):
+        yield FOREIGN.format(what="time", missing="its memory, its numbers and its exact lines")
 
 
 def _about_other_programs(run: Run) -> Iterator[str]:
