@@ -75,6 +75,7 @@ class SideTimes:
 
     pairs: tuple[TurnTimes, ...]
     why: str = ""
+    how: str = "took turns"
 
 
 TURNS, PAIR = "a pair of turns", "a pair of processes, typical"
@@ -97,7 +98,7 @@ def compare_times(times: SideTimes, budgets: Mapping[str, float]) -> tuple[Metri
     turns = [base for one in used for base, _ in one.pairs] or [math.nan]
     rows = []
     for name, label, statistic in STATISTICS:
-        judged, budget = _judge(used, statistic), budgets.get(name, 0.0)
+        judged, budget = _judge(used, statistic, times.how), budgets.get(name, 0.0)
         effect, is_worse = judged.effect, judged.verdict == "worse"
         base_ms = 1000 * (statistics.median(turns) if statistic is TYPICAL else statistics.fmean(turns))
         rows.append(
@@ -142,13 +143,13 @@ def time_picture(times: SideTimes) -> Series | None:
     )
 
 
-def _judge(times: Sequence[TurnTimes], statistic: Statistic) -> Judgement:
-    """By this log-ratio of each pair of processes."""
+def _judge(times: Sequence[TurnTimes], statistic: Statistic, how: str = "") -> Judgement:
+    """By this log-ratio of each pair of processes; `how` they were run stands in the reason."""
     each = [[statistic(one) for one in times if one.is_base_first is first] for first in (True, False)]
     used = len(times)
     if used not in LOOKS:
         effect = math.expm1(statistics.fmean([*each[0], *each[1]])) if times else None
-        reason = f"{format_count(used, 'pair')} of processes took turns: too few to tell."
+        reason = f"{format_count(used, 'pair')} of processes {how}: too few to tell."
         return Judgement(verdict="unclear", reason=reason, effect=effect)
     middle = statistics.fmean(statistics.fmean(some) for some in each)
     variance = math.fsum((one - statistics.fmean(some)) ** 2 for some in each for one in some) / (used - 2)
@@ -164,5 +165,5 @@ def _judge(times: Sequence[TurnTimes], statistic: Statistic) -> Judgement:
         verdict, more = "better", ""
     elif high < MIN_EFFECT and effect > -MIN_EFFECT:
         verdict, more = "same", f": less than {format_share(MIN_EFFECT)} slower"
-    reason = f"{used} pairs of processes that took turns{more}."
+    reason = f"{used} pairs of processes {how}{more}."
     return Judgement(verdict=verdict, reason=reason, effect=effect, interval=(low, high))

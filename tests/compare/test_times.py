@@ -80,3 +80,8 @@ def test_what_the_one_that_starts_first_loses_by_that_is_no_spread() -> None:
 def test_what_four_pairs_tell_needs_no_eight() -> None:
     assert is_decided(processes(LOOKS[0], effect=0.3, of_turns=0.01, of_processes=0.001).pairs)
     assert not is_decided(processes(LOOKS[0], of_processes=0.05).pairs)
+
+
+def test_sides_that_could_not_be_alive_at_once_say_so() -> None:
+    rows = compare_times(SideTimes(pairs=(), why="", how="ran one by one (both need port 29500)"), {})
+    assert rows[0].reason == "0 pairs of processes ran one by one (both need port 29500): too few to tell."

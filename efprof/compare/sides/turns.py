@@ -7,7 +7,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +46,36 @@ Say = Callable[[str], None]
 
 
 class NoTurns(Exception):
-    """The sides cannot be alive at once, or do not take enough turns; the text says why."""
+    """The sides do not take enough turns; the text says why."""
+
+
+class _Ended(NoTurns):
+    """Before its gate."""
+
+
+class NotBoth(NoTurns):
+    """The sides cannot be alive at once."""
 
 
 def take_turns(trees: tuple[Tree, Tree], training: Training, *, home: Path, end: float, say: Say) -> SideTimes:
-    """The times of pairs of fresh processes, until they tell whether head is slower, or it is the instant `end`."""
+    """The times of pairs of fresh processes, until they tell whether head is slower, or it is the instant `end`.
+
+    Where both cannot be alive at once, a pair is one after the other, in every second one head first.
+    """
+    take = partial(_take_pairs, trees, training, home=home, end=end, say=say)
+    try:
+        return take(_together, "turns")
+    except NotBoth as error:
+        say(f"{error}: each runs alone, which tells less")
+        return replace(take(_one_by_one, "alone"), how=f"ran one by one ({error})")
+
+
+def _take_pairs(
+    trees: tuple[Tree, Tree], training: Training, take: "Take", name: str, *, home: Path, end: float, say: Say
+) -> SideTimes:
+    """Raises NotBoth of the first pair."""
     found: list[TurnTimes] = []
-    start, num_turns, pair_s = time.monotonic(), MAX_TURNS, 0.0
+    plan, pair_s = _Plan(start=time.monotonic(), end=end), 0.0
     for number in range(LOOKS[-1]):
         if number in LOOKS and is_decided(found):
             break
@@ -59,17 +84,15 @@ def take_turns(trees: tuple[Tree, Tree], training: Training, *, home: Path, end:
             return SideTimes(pairs=tuple(found), why="There was no time for more: give --max-minutes.")
         left = f", at most {format_duration(pair_s * (LOOKS[-1] - number))} left" if number else ""
         say(f"timing both by turns, pair {number + 1} of at most {LOOKS[-1]}{left}")
-        order = (0, 1) if number % 2 == 0 else (1, 0)
         try:
-            with alive_sides(trees, training, order, home / f"turns-{number + 1}", end) as sides:
-                if not number:
-                    num_turns = _affordable_turns(sides, time.monotonic() - start, end - start)
-                found.append(times_of(sides, num_turns, number, end))
+            found.append(take(trees, training, home / f"{name}-{number + 1}", plan, number))
         except NoTurns as error:
+            if isinstance(error, NotBoth) and not found:
+                raise
             return SideTimes(pairs=tuple(found), why=f"{error}.")
         except KeyboardInterrupt:
             return SideTimes(pairs=tuple(found), why=INTERRUPTED)
-        pair_s = (time.monotonic() - start) / len(found)
+        pair_s = (time.monotonic() - plan.start) / len(found)
     return SideTimes(pairs=tuple(found))
 
 
@@ -111,7 +134,7 @@ class Side:
         try:
             self.said = self._gate.wait(self._command, end)
         except SideEnded:
-            raise NoTurns(f"{self._why()} before it came to its gate") from None
+            raise _Ended(f"{self._why()} before it came to its gate") from None
         except TimeIsUp:
             what = "came to its gate" if self._gate.has_ranks else "updated anything by an optimizer of torch"
             raise NoTurns(f"Time was up before a side {what}: give --max-minutes") from None
@@ -124,25 +147,34 @@ class Side:
 def alive_sides(
     trees: tuple[Tree, Tree], training: Training, order: tuple[int, int], home: Path, end: float
 ) -> Iterator[tuple[Side, Side]]:
-    """Base and head at their gates, each warmed up alone; all is over at the end. Raises NoTurns."""
+    """Base and head at their gates, each warmed up alone; all is over at the end. Raises NoTurns, NotBoth."""
     sides: dict[int, Side] = {}
     with ExitStack() as stack:
         for number, num_sides in zip(order, (2, 1), strict=True):
-            fresh = stack.enter_context(trees[number].fresh())
-            gate = Gate(fresh.folder.parent)
-            stack.callback(gate.close)
-            own, variables = home / fresh.name, {**gate.variables, **_own_ports(), **_steady()}
-            command = stack.enter_context(training.started_in(fresh, own, OPTIONS, variables))
-            stack.callback(gate.close)  # first of all: who waits there ends in good order
-            sides[number] = side = Side(command, gate, partial(_ended, training, fresh, own))
-            side.warm_up(end)
+            try:
+                sides[number] = side = stack.enter_context(_alive_side(trees[number], training, home, end))
+            except _Ended as error:  # it may want a port, or a file, that the other one has
+                raise NotBoth(str(error)) if sides else error from None
             if side.leaves_free(num_sides) < MIN_FREE_SHARE:
-                raise NoTurns("Both sides at once leave less than 10 % of a device's memory free")
+                raise NotBoth("both at once leave less than 10 % of a device's memory free")
         yield sides[0], sides[1]
-        for side in sides.values():
-            side.close(end)
-    for tree in trees:
-        training.check(tree, home / tree.name)
+
+
+@contextmanager
+def _alive_side(tree: Tree, training: Training, home: Path, end: float) -> Iterator[Side]:
+    """One at its gate, warmed up; it ends in good order. Raises NoTurns."""
+    with ExitStack() as stack:
+        fresh = stack.enter_context(tree.fresh())
+        gate = Gate(fresh.folder.parent)
+        stack.callback(gate.close)
+        own, variables = home / fresh.name, {**gate.variables, **_own_ports(), **_steady()}
+        command = stack.enter_context(training.started_in(fresh, own, OPTIONS, variables))
+        stack.callback(gate.close)  # first of all: who waits there ends in good order
+        side = Side(command, gate, partial(_ended, training, fresh, own))
+        side.warm_up(end)
+        yield side
+        side.close(end)
+    training.check(tree, home / tree.name)
 
 
 def _own_ports() -> dict[str, str]:
@@ -161,6 +193,48 @@ def _steady() -> dict[str, str]:
 def _ended(training: Training, tree: Tree, home: Path) -> str:
     said = training.said(tree, home)
     return f"'{tree.ref}' ended, {said},"
+
+
+@dataclass
+class _Plan:
+    """When all pairs of processes began and must have ended, and how many turns each takes: the first one tells."""
+
+    start: float
+    end: float
+    num_turns: int = 0
+
+    def untils(self, sides: tuple[Side, Side], number: int, starts: int = 1) -> list[int]:
+        """The updates at which the turns of this pair end; `starts` times what was started is still to be started."""
+        if not self.num_turns:
+            starting_s = starts * (time.monotonic() - self.start)
+            self.num_turns = _affordable_turns(sides, starting_s, self.end - self.start)
+        return untils_of(sides, self.num_turns, number)
+
+
+Take = Callable[[tuple[Tree, Tree], Training, Path, _Plan, int], TurnTimes]
+
+
+def _together(trees: tuple[Tree, Tree], training: Training, home: Path, plan: _Plan, number: int) -> TurnTimes:
+    with alive_sides(trees, training, _order(number), home, plan.end) as sides:
+        return times_of(sides, plan.untils(sides, number), number, plan.end)
+
+
+def _one_by_one(trees: tuple[Tree, Tree], training: Training, home: Path, plan: _Plan, number: int) -> TurnTimes:
+    """The same turns, where each side is over before the other one is started."""
+    seconds: tuple[list[float], list[float]] = [], []
+    untils, why = list[int](), ""
+    for one in _order(number):
+        with _alive_side(trees[one], training, home, plan.end) as side:
+            untils = untils or plan.untils((side, side), number, starts=2)
+            try:
+                seconds[one].extend(side.turn(until, plan.end) for until in untils)
+            except NoTurns as error:
+                why = str(error)
+    return _enough(list(zip(*seconds, strict=False)), why, number)
+
+
+def _order(number: int) -> tuple[int, int]:
+    return (0, 1) if number % 2 == 0 else (1, 0)
 
 
 def _affordable_turns(sides: Sequence[Side], starting_s: float, seconds: float) -> int:
@@ -182,23 +256,32 @@ def _longest(sides: Sequence[Side]) -> int:
     return TURN[1] * _times(sides)
 
 
-def times_of(sides: tuple[Side, Side], num_turns: int, number: int, end: float) -> TurnTimes:
+def untils_of(sides: tuple[Side, Side], num_turns: int, number: int) -> list[int]:
+    """The updates at which turns end, by chance, the same for both sides."""
+    dice, times = random.Random(number), _times(sides)
+    return list(accumulate((times * dice.randint(*TURN) for _ in range(num_turns)), initial=WARM_UP))[1:]
+
+
+def times_of(sides: tuple[Side, Side], untils: Sequence[int], number: int, end: float) -> TurnTimes:
     """Seconds per update of base and head in each pair of turns, at the same updates of both; raises NoTurns.
 
     It is the pair of processes of this number, of which base was started first in the even ones.
     """
     dice = random.Random(number)
     pairs: list[tuple[float, float]] = []
-    until, why = WARM_UP, ""
+    why = ""
     try:
-        for _ in range(num_turns):
-            until += dice.randint(*(length * _times(sides) for length in TURN))
+        for until in untils:
             seconds = [0.0, 0.0]
             for side in dice.sample((0, 1), 2):
                 seconds[side] = sides[side].turn(until, end)
             pairs.append((seconds[0], seconds[1]))
     except NoTurns as error:  # a short training: its turns count
         why = str(error)
+    return _enough(pairs, why, number)
+
+
+def _enough(pairs: list[tuple[float, float]], why: str, number: int) -> TurnTimes:
     if len(pairs) < MIN_TURNS:
         raise NoTurns(f"Of at least {MIN_TURNS} pairs of turns {len(pairs)} were taken: {why}")
     return TurnTimes(pairs=tuple(pairs), is_base_first=number % 2 == 0)

@@ -1,6 +1,8 @@
 """Two sides that take turns at the ends of steps, each in a process of its own, as `efprof compare` runs them."""
 
 import json
+import re
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -209,3 +211,22 @@ def test_two_ranks_of_each_side_take_turns(
     (one,) = times.pairs
     assert len(one.pairs) == 12
     assert len(list(home.glob("*/*/runs/*/rank*"))) == 4
+
+
+@pytest.mark.long
+def test_sides_that_want_the_same_port_run_one_by_one_at_the_same_updates(
+    trees: tuple[Tree, Tree], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("LOOKS", (2,)), ("MAX_TURNS", 12)):
+        monkeypatch.setattr(turns, name, value)
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    for tree, seconds in zip(trees, (0.01, 0.02), strict=True):
+        write(tree, f"import socket\ntaken = socket.create_server(('localhost', {port}))\n{TRAIN}", seconds=seconds)
+    said: list[str] = []
+    end = time.monotonic() + A_DAY_S
+    times = turns.take_turns(trees, training(trees[0]), home=tmp_path / "home", end=end, say=said.append)
+    assert times.why == ""
+    assert re.fullmatch(r"ran one by one \('head' ended, it said.*Address already in use.* before it .*\)", times.how)
+    assert [(len(one.pairs), one.is_base_first) for one in times.pairs] == [(12, True), (12, False)]
+    assert all(0.1 < one.typical < 1.0 for one in times.pairs)
