@@ -26,9 +26,10 @@ from benchmarks.comparing import programs
 from benchmarks.machine import machine_line
 from efprof.compare.sides.starting import Training
 from efprof.compare.sides.trees import Tree
-from efprof.compare.sides.turns import KEEPS_MEMORY, MAX_TURNS, alive_sides, times_of
+from efprof.compare.sides.turns import KEEPS_MEMORY, MAX_TURNS, alive_sides, times_of, untils_of
 from efprof.compare.times import LOOKS, SideTimes, TurnTimes, compare_times, is_decided
 
+SAME_PROGRAM = "A/A"
 NUM_REPORTS = 10_000
 PLANTED = 0.05
 NUM_LOADS = 2
@@ -70,7 +71,7 @@ def live_pairs(rounds: dict[str, int], out: Path | None) -> dict[Kind, list[list
         for load, num in rounds.items():
             with busy(NUM_LOADS if load == "busy" else 0):
                 for number, name, (what, planted) in product(
-                    range(num), programs.PROGRAMS, (("A/A", 0), ("planted", 1))
+                    range(num), programs.PROGRAMS, ((SAME_PROGRAM, 0), ("planted", 1))
                 ):
                     place = Path(folder) / f"{number}-{load}-{name}-{planted}"
                     times = live_pair(place, name, planted * products[name], number)
@@ -95,7 +96,7 @@ def live_pair(place: Path, name: str, planted: int, number: int) -> TurnTimes:
     end = time.monotonic() + MAX_SECONDS
     order = (0, 1) if number % 2 == 0 else (1, 0)
     with alive_sides((trees[0], trees[1]), training, order, place / "runs", end) as sides:
-        return times_of(sides, MAX_TURNS, number, end)
+        return times_of(sides, untils_of(sides, MAX_TURNS, number), number, end)
 
 
 def planted_products(name: str) -> int:
@@ -137,7 +138,7 @@ def tell(found: dict[Kind, list[TurnTimes]]) -> None:
         of_turns = statistics.median(statistics.stdev(one.ratios) for one in times)
         each = [one.typical for one in times]
         first, second = each[0::2], each[1::2]
-        given = reports(times)
+        given = reports([*times, *map(swapped, times)] if what == SAME_PROGRAM else times)
         totals.setdefault((what, load), Counter()).update(given)
         print(
             f"| {what} | {name} | {load} | {len(times)} | {of_turns:.1%} | {statistics.stdev(each):.2%} "
@@ -152,12 +153,18 @@ def shares(given: Counter[str]) -> str:
     return " | ".join(f"{given[one] / given.total():.1%}" for one in ("worse", "same", "better", "unclear"))
 
 
+def swapped(times: TurnTimes) -> TurnTimes:
+    """The same with head called base: which of two equal sides is which was chance."""
+    return TurnTimes(pairs=tuple((head, base) for base, head in times.pairs), is_base_first=not times.is_base_first)
+
+
 def reports(times: Sequence[TurnTimes]) -> Counter[str]:
     """The verdicts of a comparison's two times together: worse if one is; same only if both are."""
     dice = random.Random(0)
+    by_order = [[one for one in times if one.is_base_first is first] for first in (True, False)]
     given = Counter[str]()
     for _ in range(NUM_REPORTS):
-        drawn = [dice.choice(times[number % 2 :: 2]) for number in range(LOOKS[-1])]
+        drawn = [dice.choice(by_order[number % 2]) for number in range(LOOKS[-1])]
         if is_decided(drawn[: LOOKS[0]]):
             drawn = drawn[: LOOKS[0]]
         words = {row.verdict for row in compare_times(SideTimes(pairs=tuple(drawn)), {})}
