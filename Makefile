@@ -85,7 +85,8 @@ bench-report: $(TESTS_INSTALLED) ## Measure what a report costs, and where its t
 
 # HTA and TraceLens, of which neither may be installed beside efprof, are measured where their Python is named:
 # make bench-trace HTA=/path/to/python TRACELENS=/path/to/python
-bench-trace: $(TESTS_INSTALLED) ## Measure reading a profiler's trace, beside a bare decoding and other people's tools
+bench-trace: $(TESTS_INSTALLED) ## Reports of others' files beside an oracle; what reading a trace costs, beside other tools
+	$(BIN)/python -m benchmarks.tracing.foreign --write reports/traces.md
 	$(BIN)/python -m benchmarks.trace --write reports/trace.md $(if $(HTA),--hta $(HTA)) $(if $(TRACELENS),--tracelens $(TRACELENS))
 
 bench-trainer: $(TESTS_INSTALLED) ## Time energy_flow's step against a loop over flows and texts with the same weights

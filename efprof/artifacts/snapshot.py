@@ -47,6 +47,8 @@ class Block(msgspec.Struct, gc=False):
     address: int | None = None
     requested_size: int | None = None
     frames: Frames = None
+    history: Any = None
+    """Of torch 2.0, in place of `frames`: who had it, the last one first."""
 
     @property
     def is_active(self) -> bool:
@@ -104,7 +106,7 @@ class Snapshot(msgspec.Struct):
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """A snapshot of torch 2.1 to 2.13, nothing of which is imported or run; raises UnreadableInput."""
+    """A snapshot of torch 2.0 to 2.13, nothing of which is imported or run; raises UnreadableInput."""
     try:
         num_bytes = path.stat().st_size
         with (
@@ -132,6 +134,10 @@ def read_snapshot(path: Path) -> Snapshot:
             if block.address is None:  # old files give none: each block follows the one before
                 block.address = address
             address += block.size
+            match block.history:
+                case [{"frames": list(frames)}, *_] if block.is_active:
+                    block.frames = frames
+            block.history = None
     return snapshot
 
 

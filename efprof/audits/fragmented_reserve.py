@@ -51,9 +51,10 @@ def _better(device: DeviceHistory) -> Trial | None:
     best = device.best
     if best is None or device.what_if.recorded.is_out_of_memory:  # that is another audit's
         return None
-    saved = device.what_if.saved_bytes(best.outcome)
+    saved, parts = device.what_if.saved_bytes(best.outcome), device.peak.composition
     least = max(MIN_SAVED_BYTES, MIN_SAVED_SHARE * device.what_if.recorded.peak_reserved_bytes)
-    return best if saved >= least else None
+    # Whole free segments are the cache: they go back to the driver when it is asked for more than it has.
+    return best if min(saved, parts.stranded_bytes + parts.slack_bytes) >= least else None
 
 
 def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
@@ -64,7 +65,7 @@ def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
             f"no stack of device {device.history.device} in {device.file} names a line of yours, so no line can be "
             f"blamed; 'efprof allocator what-if' says which setting would reserve {format_bytes(saved)} less."
         )
-    idle = parts.free_bytes + parts.slack_bytes
+    idle = parts.stranded_bytes + parts.slack_bytes
     return Finding(
         blame=blame,
         category="memory",

@@ -45,7 +45,7 @@ def host_computes(run: Run) -> Examination:
     At most the time in which the device waits; of first calls none, since a long training makes them once.
     """
     causes, first = run.get(IdleCauses), run.get(FirstCalls)
-    if causes.window.device is None:
+    if causes.window.device is None and not first.total_ns:
         raise NothingToLookAt(CUDA_DEVICE)
     told = [cause for cause in causes.causes if cause.kind in ADVICE and causes.share(cause) >= MIN_SHARE]
     findings = [_finding(causes, cause) for cause in told]
@@ -60,7 +60,7 @@ def _finding(causes: IdleCauses, cause: IdleCause) -> Finding:
     window, blame = causes.window, cause.blame or UNKNOWN
     waits_ms = cause.spent_ns / 1e6 / window.num_steps * window.scale
     where = "of each step" if window.has_steps else "of the trace"
-    main = said(cause.function if cause.function and cause.kind != "memory" else cause.parts[0][0])
+    main = _said(cause.function if cause.function and cause.kind != "memory" else cause.parts[0][0])
     parts = ", ".join(f"`{name}` {format_ms(ns / 1e6 / window.num_steps)}" for name, ns in cause.parts)
     return Finding(
         blame=blame,
@@ -81,7 +81,7 @@ def _finding(causes: IdleCauses, cause: IdleCause) -> Finding:
     )
 
 
-def said(name: str) -> str:
+def _said(name: str) -> str:
     """`preprocess` (transformers/image_processing.py:235) of a function of Python."""
     frame = FRAME.fullmatch(name)
     return f"`{frame['function']}` ({frame['file']}:{frame['line']})" if frame else f"`{name}`"

@@ -1,7 +1,7 @@
 """A device that stands still because the host cannot launch its kernels fast enough."""
 
 from efprof.facts.run.run import Run
-from efprof.facts.time.launch_use import LaunchUse, launch_evidence
+from efprof.facts.time.launches import Launches
 from efprof.facts.time.launching_lines import what_tells_lines
 from efprof.model import CUDA_DEVICE, Examination, Finding, Fix, Gain, NothingToLookAt, SourceLine, ThinEvidence
 from efprof.units import format_ms, format_share, format_value
@@ -33,14 +33,14 @@ def launch_bound(run: Run) -> Examination:
     ## Predicted gain
     The idle time that these gaps take, less what recording adds to it.
     """
-    use = run.get(LaunchUse)
-    if not use.launches:
+    use = run.get(Launches)
+    if not use.by_stage:
         raise NothingToLookAt(CUDA_DEVICE)
     share = use.lost_ms / use.step_ms if use.step_ms else 0.0
     looked_at = (
-        f"{format_value(round(use.num_launches), 'count')} launches per step, waited for {format_share(share)} of it"
+        f"{format_value(round(use.per_step), 'count')} launches per step, waited for {format_share(share)} of it"
     )
-    is_busy_launching = use.num_launches >= MIN_LAUNCHES and use.host_us > use.kernel_us
+    is_busy_launching = use.per_step >= MIN_LAUNCHES and use.host_us > use.kernel_us
     if share < MIN_SHARE or not is_busy_launching or use.waiting_ms < MAIN_SHARE * use.idle_ms:
         return Examination(looked_at=looked_at)
     if use.line is None:
@@ -50,9 +50,9 @@ def launch_bound(run: Run) -> Examination:
     return Examination(looked_at=looked_at, findings=(_finding(use, use.line, share),))
 
 
-def _finding(use: LaunchUse, blame: SourceLine, share: float) -> Finding:
+def _finding(use: Launches, blame: SourceLine, share: float) -> Finding:
     where = "each step" if use.window.has_steps else "the trace"
-    num, device, host = round(use.num_launches), format_ms(use.kernel_us / 1e3), format_ms(use.host_us / 1e3)
+    num, device, host = round(use.per_step), format_ms(use.kernel_us / 1e3), format_ms(use.host_us / 1e3)
     message = f"The device waits {format_ms(use.lost_ms)} of {where} ({format_share(share)}) for the host to launch."
     why = f"Each of {format_value(num, 'count')} launches is {device} of work for the device and {host} for the host."
     return Finding(
@@ -63,16 +63,16 @@ def _finding(use: LaunchUse, blame: SourceLine, share: float) -> Finding:
         why=f"{why}{'' if blame.line else f' {what_tells_lines(use.window)}'}",
         fix=Fix.by_hand(_advice(use)),
         gain=Gain.of_step("the device's idle time that ends with a launch, less what recording adds", use.lost_ms),
-        evidence=(launch_evidence(use),),
+        evidence=(use.evidence(),),
     )
 
 
-def _advice(use: LaunchUse) -> str:
+def _advice(use: Launches) -> str:
     """What lets the host launch less, without what is used already."""
     advice = []
-    in_optimizer = use.launches["optimizer"] / use.launches.total()
+    in_optimizer = use.by_stage["optimizer"] / use.by_stage.total()
     if "foreach" not in use.setup and in_optimizer >= OPTIMIZER_SHARE:
-        num = format_value(round(in_optimizer * use.num_launches), "count")
+        num = format_value(round(in_optimizer * use.per_step), "count")
         advice.append(f"Give the optimizer, which launches {num} kernels, `foreach=True` or `fused=True`")
     if "graphs" not in use.setup:
         advice.append('Where shapes stay the same, use CUDA graphs: `mode="reduce-overhead"` of `torch.compile`')

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from efprof.facts.device.device_evidence import replayed_gain
-from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, Failure
+from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, DeviceStates, Failure
 from efprof.facts.device.memory_failure import (
     FailureState,
     blamed_site,
@@ -45,7 +45,9 @@ def out_of_memory(run: Run) -> Examination:
     """
     devices: tuple[DeviceHistory, ...] = ()
     try:
-        devices = run.get(DeviceMemory).trusted
+        devices = run.get(DeviceStates).devices
+        if not any(device.has_history or device.failure for device in devices):
+            devices = run.get(DeviceMemory).trusted  # which says what is missing
     except (NotRecorded, UnreadableInput):
         if run.run_file.ended != "out_of_memory":  # else that tells of the failure itself
             raise

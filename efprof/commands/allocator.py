@@ -52,11 +52,14 @@ def allocator() -> None:
 @allocator.command()
 @FILE
 @JSON
-def replay(file: Path, is_json: bool) -> None:
-    """Replay the recording, and count the blocks that land at their recorded address."""
+def replay(file: Path, is_json: bool) -> int:
+    """Replay the recording, and count the blocks that land at their recorded address.
+
+    Exit code: 0, or 2 where no device of the file can be replayed.
+    """
     from efprof.facts.allocator.replay_results import replay_file
 
-    _answer(file, replay_file(file), render_replay, is_json=is_json)
+    return _answer(file, replay_file(file), render_replay, is_json=is_json)
 
 
 @allocator.command("what-if")
@@ -72,8 +75,11 @@ def replay(file: Path, is_json: bool) -> None:
     "--device-memory", callback=parse_size, metavar="SIZE", help=f"What the device has for the program: {SIZES}."
 )
 @JSON
-def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | None, is_json: bool) -> None:
-    """Predict the most that the program would reserve under other settings."""
+def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | None, is_json: bool) -> int:
+    """Predict the most that the program would reserve under other settings.
+
+    Exit code: 0, or 2 where no device of the file can be replayed.
+    """
     from efprof.artifacts.foreign import SNAPSHOT_SUFFIXES
 
     if file.is_dir() or (not file.is_file() and file.suffix not in SNAPSHOT_SUFFIXES):  # a run
@@ -85,22 +91,26 @@ def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | No
             print_json(form_of_estimate(estimate))
         else:
             click.echo(render_estimate(estimate))
-        return
+        return 0
     from efprof.facts.allocator.replay_results import predict_file
 
     devices = predict_file(file, configurations, capacity=device_memory)
-    _answer(file, devices, render_predictions, is_json=is_json)
+    return _answer(file, devices, render_predictions, is_json=is_json)
 
 
-def _answer(file: Path, devices: "Sequence[Any]", render: "Callable[[Any], str]", *, is_json: bool) -> None:
+def _answer(file: Path, devices: "Sequence[Any]", render: "Callable[[Any], str]", *, is_json: bool) -> int:
+    """The exit code: 2 where no device can be replayed, of which the terminal hears on the other stream."""
     from efprof.facts.allocator.replay_results import NotReplayable, form_of_device
 
+    unknown = [device for device in devices if isinstance(device, NotReplayable)]
     if is_json:
         print_json({"file": str(file), "devices": [form_of_device(device) for device in devices]})
-        return
-    for device in devices:
-        is_known = not isinstance(device, NotReplayable)
-        click.echo(render(device) if is_known else f"device {device.device}: not replayable. {device.reason}")
+    else:
+        for device in devices:
+            is_known = device not in unknown
+            text = render(device) if is_known else f"device {device.device}: not replayable. {device.reason}"
+            click.echo(text, err=not is_known)
+    return 2 if len(unknown) == len(devices) else 0
 
 
 def render_replay(found: "Replay") -> str:

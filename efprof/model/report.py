@@ -187,6 +187,10 @@ class Measurements:
     """Those that a window or a trace shows to take at least 0.2 % of a step, the longest first."""
     time_sentence: str = ""
     """What bounds the step, and the lines that most of it goes to."""
+    is_inference: bool = False
+    """Of a trace from elsewhere: no backward pass and no optimizer runs in it."""
+    memory_sentence: str = ""
+    """Who has what of a device when most is reserved, by a snapshot of its allocator."""
     next_experiment: str = ""
     """What to try where nothing is wrong, to make the step shorter all the same."""
     hta: tuple[Evidence, ...] = ()

@@ -9,6 +9,7 @@ from efprof.report.verdict import (
     RankedFinding,
     counts_phrase,
     describe_verdict,
+    grouped_checks,
     header_items,
     measured_phrase,
     needs_phrase,
@@ -55,6 +56,8 @@ def render_text(report: Report) -> str:
     if report.run.num_steps:
         measured = f"Measured: {measured_phrase(report)}. {run_time_phrase(report)}"
         lines += [shorten(measured, VERDICT_WIDTH), overhead_phrase(report)]
+    held = report.measurements.memory_sentence
+    lines += [f"Memory: {shorten(held, VERDICT_WIDTH)}"] if held and f"Verdict  {held}" not in lines else []
     lines += [shorten(f"Warning: {warning}", MAX_WIDTH) for warning in report.warnings[:MAX_WARNINGS]]
     if num_more := len(report.warnings[MAX_WARNINGS:]):
         lines.append(f"and {format_count(num_more, 'more warning')} in the page")
@@ -63,7 +66,10 @@ def render_text(report: Report) -> str:
 
 def render_markdown(report: Report) -> str:
     """The page's words, order and numbers, without its pictures."""
-    checks = [(code(audit.audit_id), audit.status.replace("_", " "), prose(audit.reason)) for audit in report.audits]
+    checks = [
+        (", ".join(map(code, names)), audit.status.replace("_", " "), prose(audit.reason))
+        for audit, names in grouped_checks(report)
+    ]
     measured = f"{measured_phrase(report)}. {run_time_phrase(report)} {overhead_phrase(report)}"
     parts = [
         f"# efprof: {escape(report.run.name)}",

@@ -3,7 +3,7 @@
 import math
 import re
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Literal, get_args
 
 from efprof.model import (
@@ -60,6 +60,8 @@ MAX_MESSAGE = 300
 """Letters of an exception's message: some hold whole tensors."""
 
 RECORD = "Record the training with 'efprof record -- COMMAND' to have its steps, time and numbers checked."
+TRACE_MORE = "Trace more calls, after a warm-up and with `with_stack=True`, to see what each line takes."
+"""Of inference, which is not recorded."""
 
 
 @frozen_dataclass
@@ -161,6 +163,17 @@ def counts_phrase(report: Report) -> str:
         f"{format_count(categories.total(), 'finding')}{in_brackets(kinds)}; {passed} passed, "
         f"{statuses['not_applicable']} not applicable{broke}"
     )
+
+
+def grouped_checks(report: Report) -> list[tuple[AuditResult, tuple[str, ...]]]:
+    """Each check, and last of all those that lack the same thing as several others, once, with the names of all."""
+    lacking = defaultdict[str, list[AuditResult]](list)
+    for audit in report.audits:
+        if audit.status == "not_applicable":
+            lacking[audit.reason].append(audit)
+    several = [(audits[0], tuple(one.audit_id for one in audits)) for audits in lacking.values() if len(audits) > 1]
+    named = {name for _, names in several for name in names}
+    return [*((one, (one.audit_id,)) for one in report.audits if one.audit_id not in named), *several]
 
 
 def needs_phrase(report: Report) -> str:
@@ -290,12 +303,13 @@ def _of_a_file(report: Report, num_looked: int) -> VerdictLines:
     """What a file alone tells that nothing is wrong with, as far as it tells anything."""
     looked, measured = [audit.reason for audit in report.audits if audit.status == "passed"], report.measurements
     why = [f"{format_count(num_looked, 'check')} passed: {looked[0]}." if looked else "", *report.warnings[-1:]]
-    is_told = bool(measured.time_sentence or num_looked)
+    record = RECORD if not measured.is_inference else "" if measured.next_experiment else TRACE_MORE
+    is_told = bool(measured.time_sentence or measured.memory_sentence or num_looked)
     clean = "No fault was found." if num_looked else "This file does not tell what filled the memory."
     return VerdictLines(
-        verdict=one_line(measured.time_sentence or clean),
+        verdict=one_line(measured.time_sentence or measured.memory_sentence or clean),
         why=one_line(next(filter(None, why), "No check found a fault.")),
-        next=" ".join(filter(None, (measured.next_experiment if measured.time_sentence else "", RECORD))),
+        next=" ".join(filter(None, (measured.next_experiment if measured.time_sentence else "", record))),
         commands=(_what_if(report.run),) if num_looked and not measured.time else (),
         tone="none" if is_told else "medium",
     )

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from efprof.artifacts.foreign import as_run
 from efprof.artifacts.steps import SiteCalls, StepRecord
 from efprof.audits.cache_flush_in_loop import cache_flush_in_loop
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.run.run import Run
-from efprof.model import CodeEdit, NothingToLookAt, NotRecorded
+from efprof.facts.run.run import Run, open_run
+from efprof.model import CodeEdit, Examination, NothingToLookAt, NotRecorded
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import OUTPUT, Program
-from tests.support.builders import GPU, make_busy_step, make_step, write_run
+from tests.support.builders import GPU, make_busy_step, make_step, write_run, write_snapshot
 from tests.support.rating import severity_in
 
 TRAIN = """\
@@ -81,3 +82,30 @@ def test_now_and_then_the_call_is_no_fault_and_on_a_cpu_there_is_nothing_to_look
 def test_a_run_without_steps_names_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match=r"steps\.jsonl"):
         cache_flush_in_loop(write_run(tmp_path / "run"))
+
+
+def of_snapshot(folder: Path, num_flushes: int, *, has_history: bool = True) -> Examination:
+    program = Program(AllocatorSettings())
+    program.malloc(MIB)
+    for _ in range(num_flushes):
+        program.free(program.at(OUTPUT).malloc(40 * MIB))
+        program.empty_cache()
+    write_snapshot(path := folder / "dump.pickle", program.snapshot(first_entry=0 if has_history else 10_000))
+    with as_run(path) as run_folder:
+        return cache_flush_in_loop(open_run(run_folder))
+
+
+def test_a_snapshot_tells_which_line_emptied_the_cache_again_and_again(tmp_path: Path) -> None:
+    (finding,) = of_snapshot(tmp_path, 5).findings
+    assert str(finding.blame) == "train.py:12"
+    assert finding.message == "This line emptied the cache 5 times, each time of 40.0 MiB."
+    assert finding.why == "80 % of these 5 segments was asked for again."
+    assert (finding.severity, finding.gain.step_ms) == ("medium", None)
+
+
+def test_a_snapshot_of_few_flushes_is_silent_and_one_of_none_has_nothing_to_look_at(tmp_path: Path) -> None:
+    assert of_snapshot(tmp_path, 3).findings == ()
+    with pytest.raises(NothingToLookAt, match="Needs a line that empties the cache"):
+        of_snapshot(tmp_path, 0)
+    with pytest.raises(NotRecorded, match="holds no allocation"):
+        of_snapshot(tmp_path, 5, has_history=False)

@@ -7,6 +7,7 @@ import pytest
 
 from efprof.audits.fragmented_reserve import fragmented_reserve
 from efprof.facts.allocator.settings import AllocatorSettings
+from efprof.facts.device.device_memory import DeviceMemory
 from efprof.facts.run.run import Run, open_run
 from efprof.model import EnvironmentVariable, Finding, NothingToLookAt, NotRecorded, ThinEvidence
 from efprof.units import MIB
@@ -42,13 +43,13 @@ class Program(Recording):
 
 
 def fragmenting(settings: AllocatorSettings, *, line: int | None = CACHE) -> Program:
-    """Each batch is larger than the one before, and leaves something small in its memory."""
+    """Each batch is larger than the one before, and leaves something in half of its memory."""
     program = Program(settings)
     for number in range(12):
         program.at(OUTPUT if line else None)
         output = program.malloc((40 + 4 * number) * MIB)
         program.free(output)
-        program.at(line).malloc(2 * MIB)
+        program.at(line).malloc((21 + 2 * number) * MIB)
     return program
 
 
@@ -93,6 +94,17 @@ def test_it_is_silent_where_the_setting_is_on_already_or_every_batch_is_alike(tm
         program.free(output)
         program.at(CACHE).malloc(2048)
     assert fragmented_reserve(run_of(tmp_path / "second", program)).findings == ()
+
+
+def test_whole_free_segments_are_the_cache_and_no_fragments(tmp_path: Path) -> None:
+    program = Program(AllocatorSettings())
+    for number in range(12):
+        program.free(program.at(OUTPUT).malloc((40 + 4 * number) * MIB))
+    run = run_of(tmp_path / "run", program)
+    (device,) = run.get(DeviceMemory).devices
+    assert device.best is not None
+    assert device.peak.composition.releasable_bytes > 400 * MIB
+    assert fragmented_reserve(run).findings == ()
 
 
 def test_without_a_line_of_the_user_it_names_the_command_that_tells_the_setting(tmp_path: Path) -> None:

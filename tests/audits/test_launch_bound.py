@@ -59,7 +59,7 @@ def test_it_blames_the_function_that_launches_and_bounds_the_gain_by_the_gaps(tm
     assert finding.gain.step_ms == pytest.approx(
         8.4 - 0.12, abs=0.02
     )  # 100 gaps of 84 us, less what recording 202 events adds
-    assert finding.message == "The device waits 8.27 ms of each step (84 %) for the host to launch."
+    assert finding.message == "The device waits 8.28 ms of each step (84 %) for the host to launch."
     assert finding.why.startswith("Each of 100 launches is 10.0 us of work for the device and ")
     assert "reduce-overhead" in finding.fix.summary
     assert "foreach" not in finding.fix.summary

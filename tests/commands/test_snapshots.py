@@ -180,3 +180,13 @@ def test_a_smaller_device_runs_out_and_a_setting_that_torch_would_refuse_is_refu
     assert device["predictions"][0]["peak_reserved_bytes"] <= 64 * 1024**2
     with pytest.raises(EfprofError, match=r"'expandable_segment' is no setting .*did you mean 'expandable_segments'"):
         run(allocator, "what-if", snapshot, "--conf", "expandable_segment:True")
+
+
+def test_a_file_that_cannot_be_replayed_ends_the_command_with_2(tmp_path: Path, healthy: Path) -> None:
+    write_snapshot(path := tmp_path / "dump.pickle", WITHOUT_HISTORY.snapshot())
+    for command, *options in (["replay"], ["what-if"], ["replay", "--json"]):
+        codes = [
+            CliRunner().invoke(allocator, [command, str(file), *options], standalone_mode=False).return_value
+            for file in (path, healthy)
+        ]
+        assert codes == [2, 0]

@@ -28,6 +28,9 @@ HOW_TO_RECORD = (
     '`torch.cuda.memory._dump_snapshot("memory.pickle")` at the end.'
 )
 
+BEFORE: Frames = ()
+"""Of a block from before the recording, when no stacks were kept; a thread without Python has an empty list."""
+
 MAX_LOST_EVENTS = 2
 MAX_LOST_SHARE = 0.01
 """Of the events, those that do not fit what the snapshot says of the end: an event or two of another thread may have
@@ -43,7 +46,7 @@ class LiveBlock:
     size: int | None
     stream: int
     private_id: PoolId
-    frames: Frames = None
+    frames: Frames = BEFORE
     """Where it was asked for, if it is still there at the end; the file does not tell of others."""
 
 
@@ -78,6 +81,14 @@ def history_of(snapshot: Snapshot, device: int) -> History:
     return history_before(snapshot, device, entries)
 
 
+def state_of(snapshot: Snapshot, device: int) -> History:
+    """The end alone, as the file shows it, with a request that failed; raises NotRecorded where no memory is there."""
+    if not any(segment.device == device for segment in snapshot.segments):
+        raise NotRecorded("it had no memory.")
+    entries = snapshot.device_traces[device] if 0 <= device < len(snapshot.device_traces) else []
+    return history_before(snapshot, device, [entry for entry in entries if entry.action == "oom"][-1:])
+
+
 def history_before(snapshot: Snapshot, device: int, entries: list[Entry]) -> History:
     """The history that these entries are of a device as the snapshot shows it at their end; raises as `history_of`."""
     segments = [segment for segment in snapshot.segments if segment.device == device]
@@ -101,7 +112,7 @@ def _walk_back(history: History, extents: Extents, segments: list[Segment]) -> i
     live = {
         block.address: LiveBlock(
             address=block.address, requested=block.requested_size or block.size, size=block.size,
-            stream=segment.stream, private_id=segment.segment_pool_id, frames=block.frames,
+            stream=segment.stream, private_id=segment.segment_pool_id, frames=block.frames or BEFORE,
         )
         for segment in segments for block in segment.blocks
         if block.is_active and block.address is not None

@@ -31,8 +31,10 @@ class Replay:
 
     @property
     def match_share(self) -> float:
-        """Of all addresses and segments, those that are equal."""
-        return (self.addresses_equal + self.segments_equal) / max(1, self.allocations + self.segments)
+        """Of all addresses and segments, those that are equal; all, where no history tells of any."""
+        if not self.allocations + self.segments:
+            return 1.0
+        return (self.addresses_equal + self.segments_equal) / (self.allocations + self.segments)
 
     @property
     def is_trusted(self) -> bool:

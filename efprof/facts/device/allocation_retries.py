@@ -4,7 +4,6 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import groupby
 from typing import Self
 
 from efprof.artifacts.snapshot import RELEASE, Entry
@@ -133,23 +132,6 @@ def how_much_slower(retries: AllocationRetries) -> str:
         return ""
     ends = in_brackets(format_interval(*retries.slower_interval_ms, "ms"))
     return f"; such a step takes {format_ms(retries.slower_ms)} longer{ends}"
-
-
-def what_flushes_give_back(run: Run) -> float | None:
-    """Bytes that a flush of the cache gives back, by the mean; None where no snapshot tells.
-
-    Flushes that gave nothing back leave no trace in a history, and are not counted.
-    """
-    sizes = [size for device in recorded_devices(run) for size in _flushes_in(device.history)]
-    return statistics.mean(sizes) if sizes else None
-
-
-def _flushes_in(history: History) -> Iterator[int]:
-    _, emptied_at = capacity_of(history)
-    for is_release, group in groupby(enumerate(history.entries), lambda one: one[1].action in RELEASE):
-        released = list(group)
-        if is_release and released[0][0] in emptied_at:
-            yield sum(entry.size for _, entry in released)
 
 
 def _what_if(run: Run, device: DeviceHistory) -> WhatIf:

@@ -125,7 +125,7 @@ def _by_line(device: DeviceHistory, blocks: list[Block]) -> dict[str, list[Block
     for block in blocks:
         files = (str(one.get("filename")) for one in block[2] or () if isinstance(one, Mapping))
         site = device.lines.site(block[2])
-        if site is not None and not any(map(OF_THE_MODEL.search, files)):
+        if site and not any(map(OF_THE_MODEL.search, files)):
             found.setdefault(place_of(site), (site, []))[1].append(block)
     return dict(found.values())
 

@@ -8,10 +8,10 @@ from typing import Literal
 from efprof.artifacts.readings import read_device_use
 from efprof.facts.allocator.layout import FREE, Instant, Piece, SegmentLayout, totals_of
 from efprof.facts.allocator.what_if import Outcome, Trial
-from efprof.facts.device.device_lines import NO_LINE
-from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, RetryTrials
+from efprof.facts.device.device_lines import BEFORE_IT, NO_LINE, OTHER_LINES, label_of
+from efprof.facts.device.device_memory import DeviceHistory, DeviceStates, RetryTrials
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources, place_of
+from efprof.facts.source.sources import Sources
 from efprof.model import (
     Alternative,
     Alternatives,
@@ -29,8 +29,9 @@ from efprof.model import (
     SourceLine,
     Stretch,
     StretchState,
+    UnreadableInput,
 )
-from efprof.units import format_bytes
+from efprof.units import format_bytes, format_share
 
 MAX_BARS = 8
 MAX_ROWS = 24
@@ -43,6 +44,12 @@ PIXELS_PER_LINE = 1000
 """A line is about as many pixels wide on a desk: what is shorter than that is mixed with its neighbours."""
 STATES: tuple[StretchState, ...] = ("used", "slack", "pending", "stranded", "releasable")
 
+MAX_NAMED, MIN_NAMED = 3, 0.05
+"""Of the lines that have most, what has less of all than that is not named in a sentence."""
+SAID = {
+    NO_LINE: "in threads whose stacks name no line of yours",
+    BEFORE_IT: "from before the recording",
+}
 DEFAULT = "torch's default"
 COLD = "as recorded, cold"
 """Of the recorded settings from the cold start that all others begin with: what these are to be compared with."""
@@ -62,17 +69,56 @@ def segment_map(
 
 
 def device_overview(run: Run) -> tuple[Evidence, ...]:
-    """What a run's snapshots show of each device whose history can be replayed; raises NotRecorded, UnreadableInput."""
+    """What a run's snapshots show of each device; raises NotRecorded, UnreadableInput."""
     shown: list[Evidence] = []
-    for device in run.get(DeviceMemory).trusted:
-        name, mark = f"Device {device.history.device}", (float(device.peak_index + 1), "peak")
+    for device in run.get(DeviceStates).devices:
+        name, mark, when = f"Device {device.history.device}", (float(device.peak_index + 1), "peak"), _when(device)
         shown += [
-            reserved_series(device, (mark,)),
-            composition_numbers(device.peak, f"{name}: reserved memory at its peak"),
-            segment_map(device, device.peak, "at the peak", None, f"{name}, segment by segment"),
-            trial_bars(device),
+            *([reserved_series(device, (mark,))] if device.has_history else []),
+            owner_map(device.peak, None, f"{name}: who has it {when}"),
+            composition_numbers(device.peak, f"{name}: reserved memory {when}"),
+            segment_map(device, device.peak, when, None, f"{name}, segment by segment"),
+            *([trial_bars(device)] if device.has_history else []),
         ]
     return tuple(shown)
+
+
+def who_holds(run: Run) -> str:
+    """Who had what when most was in use of the fullest device, in a sentence or two; empty where no snapshot tells."""
+    states = run.find(DeviceStates, UnreadableInput)
+    devices = states.devices if states else ()
+    device = max(devices, key=lambda one: one.peak.composition.reserved_bytes, default=None)
+    if device is None:
+        return "No memory of a device is in this snapshot." if states else ""
+    parts, owners = device.peak.composition, _most_in_use(device)
+    used, free = sum(owners.values()), parts.releasable_bytes
+    said = SAID | ({} if device.has_history else {BEFORE_IT: "at lines that were not recorded"})
+    one_by_one = [(label, size) for label, size in owners.most_common() if label != OTHER_LINES][:MAX_NAMED]
+    shares = [(size / max(1, used), said.get(label, f"at {label}")) for label, size in one_by_one]
+    named = ", ".join(f"{format_share(share)} {at}" for share, at in shares if share >= MIN_NAMED)
+    most = "at most " * device.has_history
+    told = f"Device {device.history.device} had {most}{format_bytes(used)} in use{f': {named}' if named else ''}."
+    had = f"{format_bytes(parts.reserved_bytes)} reserved"
+    when = "" if not device.has_history else " before the recording" if device.peak_index < 0 else " at most"
+    cache = f", {format_bytes(free)} of it in whole free segments: the cache"
+    return f"{told} It had {had}{when}{cache if free >= MIN_NAMED * parts.reserved_bytes else ''}."
+
+
+def _most_in_use(device: DeviceHistory) -> Counter[str]:
+    """Bytes by whose they are, when most are in use, else at the end."""
+    found = Counter[str]()
+    if device.has_history:
+        curves = device.lines_over_time.curves
+        place = max(range(len(curves[0][1])), key=lambda one: sum(sizes[one] for _, sizes in curves)) if curves else 0
+        found.update({label: int(sizes[place]) for label, sizes in curves})
+    else:
+        for owner in device.peak.owners:
+            found[label_of(owner.site)] += owner.num_bytes
+    return found
+
+
+def _when(device: DeviceHistory) -> str:
+    return "at the peak" if device.has_history else "at the end"
 
 
 def device_use_evidence(run: Run) -> tuple[Numbers, ...]:
@@ -109,7 +155,7 @@ def reserved_series(
         y_label="memory",
         y_unit="bytes",
         lines=(
-            *(replace(curve, stage="other") if curve.label == NO_LINE else curve for curve in curves),
+            *(replace(curve, stage="other") if curve.label in (NO_LINE, BEFORE_IT) else curve for curve in curves),
             SeriesLine(label="reserved", x=found.num_events, y=found.reserved, is_over_stack=True),
         ),
         is_stacked=True,
@@ -136,7 +182,7 @@ def composition_numbers(instant: Instant, title: str) -> Numbers:
 
 def owner_map(instant: Instant, blame: SourceLine | None, title: str) -> MemoryMap:
     owners, rest = instant.owners[:MAX_BARS], instant.owners[MAX_BARS:]
-    labels = [NO_LINE if owner.site is None else place_of(owner.site) for owner in owners]
+    labels = [label_of(owner.site) for owner in owners]
     bars = [
         Bar(label=label, num_bytes=owner.num_bytes, is_highlighted=blame is not None and label == str(blame))
         for label, owner in zip(labels, owners, strict=True)
@@ -149,7 +195,7 @@ def owner_map(instant: Instant, blame: SourceLine | None, title: str) -> MemoryM
 
 def line_of(sources: Sources, instant: Instant) -> SourceLine | None:
     """The user's line that holds most of the segments with free memory in them; None where no stack names one."""
-    held = [(owner.stranding_bytes, owner.num_bytes, owner.site) for owner in instant.owners if owner.site is not None]
+    held = [(owner.stranding_bytes, owner.num_bytes, owner.site) for owner in instant.owners if owner.site]
     return sources.line(max(held)[2]) if held else None
 
 
@@ -304,4 +350,4 @@ def _merged(stretches: list[Stretch]) -> Stretch:
 
 
 def _place(piece: Piece) -> str | None:
-    return None if piece.site is None else place_of(piece.site)
+    return None if piece.site is None else label_of(piece.site)

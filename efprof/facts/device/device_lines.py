@@ -15,6 +15,7 @@ from efprof.model import frozen_dataclass
 MAX_LINES = 6
 """More could not be told apart."""
 NO_LINE = "no line of yours (a backward pass runs without Python)"
+BEFORE_IT = "in use before the recording began"
 OTHER_LINES = "other lines"
 MIN_SHARE = 1 / 1000
 """Of what all have: less would be thinner than a pixel."""
@@ -34,6 +35,11 @@ class DeviceLines:
     curves: tuple[Curve, ...]
     """What tensors asked for, in the order in which they are stacked."""
     reserved: tuple[float, ...]
+
+
+def label_of(site: str | None) -> str:
+    """Of what a device's memory is in use for: a line, or why there is none."""
+    return NO_LINE if site is None else place_of(site) if site else BEFORE_IT
 
 
 def lines_over_time(history: History, site_of: Callable[[Frames], str | None], shown: Sequence[int]) -> DeviceLines:
@@ -75,7 +81,7 @@ def _changes(history: History, site_of: Callable[[Frames], str | None]) -> tuple
 
     def owner_of(frames: Frames) -> int:
         site = site_of(frames)
-        place = None if site is None else place_of(site)
+        place = None if site is None else label_of(site)
         if place not in number_of:
             number_of[place] = len(names)
             names.append(place or "")

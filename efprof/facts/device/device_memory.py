@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from efprof.artifacts.snapshot import Frames, read_snapshot
-from efprof.facts.allocator.history import History, devices_of, history_of
+from efprof.artifacts.snapshot import Frames, Snapshot, read_snapshot
+from efprof.facts.allocator.history import BEFORE, History, devices_of, history_of, state_of
 from efprof.facts.allocator.layout import Instant, fullest_index, play_to
 from efprof.facts.allocator.replay import Replay, Replayer
 from efprof.facts.allocator.settings import is_small
@@ -52,7 +52,7 @@ class Failure:
     @property
     def most_held_site(self) -> str | None:
         """The user's line whose tensors had most of the device."""
-        return next((owner.site for owner in self.instant.owners if owner.site is not None), None)
+        return next((owner.site for owner in self.instant.owners if owner.site), None)
 
     @property
     def is_fragmentation(self) -> bool:
@@ -72,7 +72,12 @@ class UserLines:
         self._known: dict[tuple[int, ...], str | None] = {}
 
     def site(self, frames: Frames) -> str | None:
-        """None where no frame is the user's: a backward pass on CUDA runs in a thread without Python."""
+        """None where no frame is the user's: a backward pass on CUDA runs in a thread without Python.
+
+        Empty of what was there before the recording.
+        """
+        if frames is BEFORE:
+            return ""
         if not isinstance(frames, list) or not frames:
             return None
         key = tuple(map(id, frames))
@@ -139,6 +144,11 @@ class DeviceHistory:
         """The folder of its rank; empty where there is one alone."""
         return self.file.rpartition("/")[0]
 
+    @property
+    def has_history(self) -> bool:
+        """Whether the file tells how memory came to lie so; else it shows the end alone."""
+        return self.replay.allocations > 0
+
     @cached_property
     def lines_over_time(self) -> DeviceLines:
         """Who had how much over the history, walked once for all pictures; the peak and the failure are drawn."""
@@ -155,13 +165,8 @@ class DeviceHistory:
 
     @cached_property
     def trials(self) -> list[Trial]:
-        """Other settings and what they would reserve.
-
-        None of a history without requests: what lies there at an instant tells nothing of how it came to lie so.
-        """
-        if not self.replay.allocations:
-            return []
-        return try_others(self.what_if)
+        """Other settings and what they would reserve; none where only the end is known."""
+        return try_others(self.what_if) if self.has_history else []
 
     @cached_property
     def best(self) -> Trial | None:
@@ -195,6 +200,8 @@ class DeviceMemory:
     """
 
     devices: tuple[DeviceHistory, ...]
+    places: tuple[tuple[str, int], ...]
+    """Of each its rank's folder and its number."""
     not_replayed: tuple[str, ...]
 
     @classmethod
@@ -206,16 +213,15 @@ class DeviceMemory:
         found: dict[tuple[str, int], DeviceHistory] = {}
         reasons: dict[tuple[str, int], str] = {}
         errors: dict[str, UnreadableInput] = {}
-        ranks = run.rank_folders or (run.rank_folder,)
-        paths = [path for rank in ranks for path in sorted(rank.glob("memory-*.pickle"), key=_order)]
+        paths = _snapshots_of(run)
         if not paths and not (run.is_foreign or run.run_file.devices):
             raise NothingToLookAt(CUDA_DEVICE)
         if not paths:
             raise NotRecorded(
                 "memory-<n>.pickle is missing; record the run without '--windows none', or give a snapshot."
             )
-        for path in paths:
-            rank, name = path.parent.name, _name_of(path, num_ranks=len(run.rank_folders))
+        for path, name in paths:
+            rank = path.parent.name
             try:
                 snapshot = read_snapshot(path)
             except UnreadableInput as error:
@@ -228,12 +234,14 @@ class DeviceMemory:
                     history, limit = history_of(snapshot, device), limit_bytes_of(run, device)
                     found[rank, device] = DeviceHistory(name, history, lines, limit_bytes=limit)
                 except NotRecorded as error:
-                    reasons.setdefault((rank, device), f"{name} tells nothing of device {device}: {error}")
+                    reasons.setdefault((rank, device), f"{name} {_tells(snapshot, device)}: {error}")
         if not found:
             raise next(iter(errors.values()), None) or NotRecorded(next(iter(reasons.values())))
         not_trusted = [one.why_not_trusted for one in found.values() if not one.replay.is_trusted]
         not_replayed = [reason for place, reason in reasons.items() if place not in found]
-        return cls(devices=tuple(found.values()), not_replayed=(*errors, *not_trusted, *not_replayed))
+        return cls(
+            devices=tuple(found.values()), places=tuple(found), not_replayed=(*errors, *not_trusted, *not_replayed)
+        )
 
     @property
     def trusted(self) -> tuple[DeviceHistory, ...]:
@@ -242,6 +250,41 @@ class DeviceMemory:
         if not trusted:
             raise NotRecorded(max(self.devices, key=lambda device: device.replay.match_share).why_not_trusted)
         return trusted
+
+
+@frozen_dataclass
+class DeviceStates:
+    """Each device as far as its file tells: with its history where that can be replayed, else the end alone."""
+
+    devices: tuple[DeviceHistory, ...]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises what the histories raise where a file shows no state either."""
+        memory, reason = None, None
+        try:
+            memory = run.get(DeviceMemory)
+        except NotRecorded as error:
+            reason = error
+        known = zip(memory.places, memory.devices, strict=True) if memory else ()
+        found = {place: device for place, device in known if device.replay.is_trusted}
+        is_read = memory is not None
+        if memory is None or memory.not_replayed:
+            lines = UserLines(run.run_file.working_folder)
+            for path, name in _snapshots_of(run):
+                try:
+                    snapshot = read_snapshot(path)
+                except UnreadableInput:
+                    continue
+                is_read = True
+                for device in devices_of(snapshot):
+                    place = path.parent.name, device
+                    if place not in found:
+                        state = state_of(snapshot, device)
+                        found[place] = DeviceHistory(name, state, lines, limit_bytes=limit_bytes_of(run, device))
+        if not is_read and reason is not None:
+            raise reason
+        return cls(devices=tuple(found.values()))
 
 
 def recorded_devices(run: Run) -> tuple[DeviceHistory, ...]:
@@ -254,6 +297,18 @@ def limit_bytes_of(run: Run, number: int) -> int | None:
     """What the program lets itself take of this device; None without a limit."""
     device = next((device for device in run.run_file.devices if device.index == number), None)
     return None if device is None or memory_fraction(run) == 1 else allowed_bytes(run, device)
+
+
+def _tells(snapshot: Snapshot, device: int) -> str:
+    is_there = any(segment.device == device for segment in snapshot.segments)
+    return f"tells {'only the end' if is_there else 'nothing'} of device {device}"
+
+
+def _snapshots_of(run: Run) -> list[tuple[Path, str]]:
+    """With the names that a report calls them by; of each rank a failure's first, then the latest."""
+    ranks = run.rank_folders or (run.rank_folder,)
+    paths = [path for rank in ranks for path in sorted(rank.glob("memory-*.pickle"), key=_order)]
+    return [(path, _name_of(path, num_ranks=len(run.rank_folders))) for path in paths]
 
 
 def _name_of(path: Path, *, num_ranks: int) -> str:

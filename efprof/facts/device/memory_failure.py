@@ -102,9 +102,9 @@ def why_it_failed_on(failure: Failure) -> str:
     elsewhere = parts.free_bytes - failure.usable_bytes
     others = f" {format_bytes(elsewhere)} were for other sizes, streams or pools." if elsewhere else ""
     others += "" if driver is None else f" The driver had {format_bytes(driver)}."
-    most = next((owner for owner in failure.instant.owners if owner.site is not None), None)
+    most = next((owner for owner in failure.instant.owners if owner.site), None)
     held = ""
-    if most is not None and most.site is not None:
+    if most is not None and most.site:
         share = format_share(most.num_bytes / max(1, parts.reserved_bytes))
         held = f" {place_of(most.site)} held {format_bytes(most.num_bytes)} ({share})."
     return f"{why}: the largest free piece was {piece}.{others}{held}"

@@ -12,6 +12,7 @@ import numpy as np
 from efprof.artifacts.events import Event, RecordingCost, WindowClosed, read_events
 from efprof.artifacts.readings import EvaluationMemory, EvaluationRecord, read_evaluations
 from efprof.artifacts.steps import StepRecord
+from efprof.facts.device.device_evidence import who_holds
 from efprof.facts.growth.memory_growth import MemoryGrowth
 from efprof.facts.input.worker_memory import process_table
 from efprof.facts.numbers.nonfinite import badness
@@ -96,12 +97,13 @@ def measurements_of(run: Run) -> Measurements:
 def _of_a_trace(run: Run) -> Measurements:
     """What a trace tells, of a run or from elsewhere, where there is one."""
     use = run.find(TimeUse, UnreadableInput)
-    source = run.run_file.memory_source
+    source, held = run.run_file.memory_source, who_holds(run)
     if use is None:
-        return Measurements(memory_source=source)
+        return Measurements(memory_source=source, memory_sentence=held)
     steps = [(end - start) / 1e6 for start, end in use.window.steps]
     return Measurements(
         memory_source=source,
+        memory_sentence=held,
         metrics=(_metric("step_ms", "step time", "ms", steps),) if use.window.has_steps else (),
         traced_ms=use.window.step_ms if run.is_foreign or not use.window.has_steps else None,
         time=time_evidence(run),
@@ -110,6 +112,7 @@ def _of_a_trace(run: Run) -> Measurements:
             for one in use.told_lines
         ),
         time_sentence=where_it_goes(run),
+        is_inference=run.is_foreign and use.window.is_inference,
         next_experiment=next_experiment(run),
         window_memory=memory_series(use.window),
     )

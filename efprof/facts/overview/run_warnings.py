@@ -26,6 +26,7 @@ from efprof.facts.run.run_limits import catches_out_of_memory
 from efprof.facts.steps.ready_threads import MIN_OTHERS, ReadyThreads
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.rank_times import RankTimes
+from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_windows import TraceWindows
 from efprof.model import NotRecorded, UnreadableInput
 from efprof.units import format_count, format_share
@@ -33,6 +34,10 @@ from efprof.units import format_count, format_share
 FOREIGN = (
     "This report is made from a file that efprof did not record: it tells of {what} only. Record the training with "
     "'efprof record -- COMMAND' to see {missing} too."
+)
+
+INFERENCE = (
+    "No backward pass and no optimizer runs in this trace: it is of inference, of which efprof reads traces alone."
 )
 
 MAX_NAMED = 8
@@ -115,7 +120,10 @@ def _about_foreign(run: Run) -> Iterator[str]:
         named = ", ".join(map(str, islice((rank for rank in count() if rank not in traces.ranks), min(num, MAX_NAMED))))
         yield f"Of {size} ranks {num} have no trace here that can be read: {named}{', ...' * (num > MAX_NAMED)}."
     if not any((folder / SNAPSHOT).exists() for folder in run.rank_folders):
-        yield FOREIGN.format(what="time", missing="its memory, its numbers and its exact lines")
+        use = run.find(TimeUse, UnreadableInput)
+        is_inference = use is not None and use.window.is_inference
+        of_training = FOREIGN.format(what="time", missing="its memory, its numbers and its exact lines")
+        yield INFERENCE if is_inference else of_training
 
 
 def _about_other_programs(run: Run) -> Iterator[str]:

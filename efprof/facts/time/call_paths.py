@@ -18,10 +18,10 @@ from efprof.artifacts.trace.events import Array
 from efprof.facts.time.path_tree import CallPath, Kind, Parts
 from efprof.model import frozen_dataclass
 
-HOST = ("cpu_op", "operator", "python_function", "user_annotation", "cuda_runtime", "cuda_driver", "runtime")
-"""Categories of what threads of the host do, of 2021 and later; ROCm has the same names."""
+LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "xpu_runtime", "xpu_driver", "mtia_runtime")
 OPERATORS = ("cpu_op", "operator")
-LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "mtia_ccp_events")
+HOST = (*OPERATORS, "python_function", "user_annotation", *LAUNCHES)
+"""Categories of what threads of the host do, of 2021 and later; ROCm has the same names."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
 EVALUATE = "autograd::engine::evaluate_function: "
 """How the autograd engine names its call of one node."""

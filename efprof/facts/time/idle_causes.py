@@ -12,7 +12,7 @@ from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.time.call_paths import HOST, LAUNCHES, OPERATORS, STEP_LABEL, CallPaths, by_launch
-from efprof.facts.time.device_lanes import Spans, spans_of, union
+from efprof.facts.time.device_lanes import Spans, overlap_ns, spans_of, union
 from efprof.facts.time.launching_lines import launching_line
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_waits import waiting_calls
@@ -89,15 +89,21 @@ Spent = Counter[int]
 def _by_kind(window: TraceWindow, first: frozenset[int]) -> dict[IdleKind, Spent]:
     trace, found = window.trace, defaultdict[IdleKind, Spent](Counter)
     lane_of = by_launch(trace, trace.lane)
-    late = defaultdict[tuple[int, bool], list[tuple[int, int]]](list)
+    late = defaultdict[tuple[int, bool, IdleKind], list[tuple[int, int]]](list)
+    waits = spans_of(map(trace.span, waiting_calls(trace).tolist()))
+    fetches = spans_of((start, end) for start, end, stage, _ in window.paths.stages if stage == "data")
     for gap in window.gaps:
         if gap.cause == "the host had launched nothing":
             lane = lane_of.get(int(trace.id[gap.next_event]), -1) if gap.next_event >= 0 else -1
-            late[lane, gap.length_ns > MAX_GAP_NS].append((gap.start_ns, gap.end_ns))
+            # Where the device ran dry in a wait of the host, what is launched first after it is late for that.
+            waits_ns, fetch_ns = (overlap_ns(spans, gap.start_ns, gap.end_ns) for spans in (waits, fetches))
+            launches: IdleKind = "wait" if waits_ns else "loader" if fetch_ns else "launches"
+            late[lane, gap.length_ns > MAX_GAP_NS, launches].append((gap.start_ns, gap.end_ns))
     threads = _Threads(window, first)
-    for (lane, is_long), gaps in late.items():
+    for (lane, is_long, launches), gaps in late.items():
         for event, spent_ns in threads.spent(spans_of(gaps), lane).items():
-            found[threads.kind_of(event, is_long=is_long)][event] += spent_ns
+            kind = threads.kind_of(event, is_long=is_long)
+            found[launches if kind == "launches" else kind][event] += spent_ns
     return {kind: spent for kind, spent in found.items() if spent.total() > 0}
 
 
@@ -168,7 +174,7 @@ class _Threads:
 
     def kind_of(self, event: int, *, is_long: bool) -> IdleKind:
         if event < 0:
-            return "nothing recorded"
+            return "nothing recorded" if is_long else "launches"
         if event in self._first:
             return "first calls"
         if self._is_call[event]:

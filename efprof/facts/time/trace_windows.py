@@ -23,6 +23,7 @@ from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.call_paths import (
     HOST,
     ON_DEVICE,
+    OPERATORS,
     STEP_LABEL,
     CallPaths,
     SitesOf,
@@ -57,6 +58,11 @@ LONG_QUEUE_NS = 5_000_000
 Span = tuple[int, int]
 """Nanoseconds at which something began and ended."""
 
+UNREAD = re.compile(r"^(mtia|hpu)_(runtime|ccp_events|op)$")
+"""Categories of Kineto's."""
+OF_TRAINING = re.compile(r"backward|^autograd::|AccumulateGrad|^Optimizer\.", re.IGNORECASE)
+MIN_OPERATORS = 20
+"""Fewer may be a piece of a training."""
 OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 
@@ -103,8 +109,20 @@ class TraceWindow:
 
     @cached_property
     def device(self) -> DeviceUse | None:
-        """What the devices do in these steps; None where nothing of a device was recorded."""
-        return device_use(self.trace, *self.device_bounds)
+        """What the devices do in these steps; None where nothing of a device was recorded, or none of it is read."""
+        return None if self.unread_device else device_use(self.trace, *self.device_bounds)
+
+    @property
+    def unread_device(self) -> str:
+        """What a trace is of whose events do not tell when the device is busy; empty of all others."""
+        kinds = {text.partition("_")[0] for text in self.trace.texts if UNREAD.match(text)}
+        return min(kinds, default="").upper()
+
+    @property
+    def is_inference(self) -> bool:
+        """Whether many operators and none of a backward pass or an optimizer are in it."""
+        is_many = int(np.count_nonzero(self.trace.is_of(*OPERATORS))) >= MIN_OPERATORS
+        return is_many and not any(map(OF_TRAINING.search, self.trace.texts))
 
     @cached_property
     def gaps(self) -> list[IdleGap]:

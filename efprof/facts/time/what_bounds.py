@@ -4,13 +4,18 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from efprof.facts.run.run import Run
 from efprof.facts.steps.slowdown import Slowdown
-from efprof.facts.time.device_lanes import DeviceUse
+from efprof.facts.time.call_paths import LAUNCHES
+from efprof.facts.time.device_lanes import DeviceUse, overlap_ns, spans_of
 from efprof.facts.time.idle_causes import IdleCauses
-from efprof.facts.time.launch_use import LaunchUse
+from efprof.facts.time.launches import Launches
 from efprof.facts.time.path_tree import CallPath, totals
 from efprof.facts.time.time_use import TimeUse, kernel_table
+from efprof.facts.time.trace_waits import LAUNCH, waiting_calls
+from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import ThinEvidence, UnreadableInput
 from efprof.units import format_ms, format_share
 
@@ -25,6 +30,7 @@ DOES = {
     "operators": "ran operators of its own",
     "Python": "ran Python",
     "launches": "prepared the next launch",
+    "nothing recorded": "did what is not recorded",
 }
 UNCLEAR = "unclear"
 SMALLEST_TOLD = 0.05
@@ -51,7 +57,10 @@ def where_it_goes(run: Run) -> str:
     use = run.find(TimeUse, UnreadableInput)
     if use is None:
         return ""
-    parts, whole = _parts(use)
+    is_of_host = use.device is None or _what_bounds(use.device, use.window.scale) == THE_HOST
+    parts, whole = _parts(use, on_device=not is_of_host)
+    if not parts and is_of_host:  # of a host of which nothing was recorded
+        parts, whole = _parts(use, on_device=True)
     if _are_unlike(run):
         whole = whole.replace("the step", use.window.span)
     told = "; ".join(f"{format_share(share)} {name}" for share, name in parts[:MAX_PARTS])
@@ -83,7 +92,7 @@ def next_experiment(run: Run) -> str:
         return "To make a step shorter, give the device less to do: bfloat16 autocast, then `torch.compile(model)`."
     if bound != THE_HOST or _main_kind(run) != "launches":
         return ""
-    graphs = "" if "graphs" in run.get(LaunchUse).setup else '`torch.compile(model, mode="reduce-overhead")`, or '
+    graphs = "" if "graphs" in run.get(Launches).setup else '`torch.compile(model, mode="reduce-overhead")`, or '
     return f"To make a step shorter, let the host launch less: {graphs}a larger batch."
 
 
@@ -99,13 +108,16 @@ def _are_unlike(run: Run) -> bool:
     return slowdown is not None and not 1 / UNLIKE < slowdown.ratio < UNLIKE
 
 
-def _parts(use: TimeUse) -> tuple[list[Part], str]:
+def _parts(use: TimeUse, *, on_device: bool) -> tuple[list[Part], str]:
     """The largest first, and the whole that they are shares of."""
-    on_device = any(path.device_ns for path in use.window.walk())
-    spent = totals(use.window.paths.root, lambda path: path.device_ns if on_device else path.own_ns)
-    lines, modules = _lines(use, on_device, spent), _modules(use.window.paths.root, spent)
+    root = use.window.paths.root
+    on_device = on_device and any(path.device_ns for path in use.window.walk())
+    spent = totals(root, lambda path: path.device_ns if on_device else path.own_ns)
+    if not on_device:  # with what nothing recorded tells of
+        spent[root] = max(spent[root], round(use.window.step_ms * use.window.num_steps * 1e6))
+    lines, modules = _lines(use, on_device, spent), _modules(root, spent)
     parts = modules if modules and (not lines or lines[0][0] >= ONLY_ONE) else lines or _operators(use, spent)
-    if not parts and (kernels := kernel_table(use)):  # of which no launch was recorded
+    if not parts and use.device and (kernels := kernel_table(use)):  # of which no launch was recorded
         parts, on_device = _largest((float(row[5]) / 100, f"in {row[0]}") for row in kernels.rows), True
     return parts, "of the device's time" if on_device else "of the step"
 
@@ -114,13 +126,17 @@ def _bound(use: TimeUse, run: Run) -> str:
     """What a shorter step would need."""
     device = use.device
     if device is None:
-        return ""
+        return _without_device(use.window)
     busy = format_share(device.busy_ns / device.span_ns)
     alone = device.exposed_ns / device.span_ns
     also = f" For {format_share(alone)} of it the device only communicates." if alone >= WORTH_SAYING else ""
     bound = _what_bounds(device, use.window.scale)
-    if use.window.unseen_ns > WORTH_SAYING * use.window.step_ms * 1e6:
-        unseen = format_ms(use.window.unseen_ns / 1e6)
+    unseen_ns, unseen = use.window.unseen_ns, format_ms(use.window.unseen_ns / 1e6)
+    if unseen_ns > MOST * device.span_ns:
+        return (
+            f"The device is busy for {busy} of the step; for {unseen} it was at work that is not in this trace.{also}"
+        )
+    if unseen_ns > WORTH_SAYING * use.window.step_ms * 1e6:
         also = f" For {unseen} its work waited for other work, which is not of these steps or not in this trace.{also}"
     if bound == THE_DEVICE:
         return (
@@ -138,6 +154,27 @@ def _bound(use: TimeUse, run: Run) -> str:
         "launched, not begun": ", mostly between a launch and its kernel",
     }.get(bound, "; why, the trace does not tell")
     return f"The device is busy for {busy} of the step and idle for the rest{why}.{also}"
+
+
+def _without_device(window: TraceWindow) -> str:
+    """What a trace lacks of a device that it was made for; empty of a training on a CPU."""
+    trace, said = window.trace, ""
+    if window.unread_device:
+        said = f"What its {window.unread_device} does is not read: times are the host's."
+    elif np.any(trace.is_of(*LAUNCHES) & trace.matches(LAUNCH)):
+        said = "The host launches work for a device, but none of that work is in the trace: times are the host's."
+    calls = waiting_calls(trace)
+    waits_ns = overlap_ns(spans_of(map(trace.span, calls.tolist())), *window.bounds)
+    share = waits_ns / (window.step_ms * 1e6 * window.num_steps or 1)
+    if share < WORTH_SAYING:
+        return said
+    spent = Counter[str]()
+    for call in calls.tolist():
+        spent[trace.text(call)] += int(trace.duration_ns[call])
+    waits = format_ms(waits_ns / 1e6 / window.num_steps)
+    return (
+        f"{said} For {waits} of the step ({format_share(share)}) it waits in `{spent.most_common(1)[0][0]}`.".lstrip()
+    )
 
 
 def _what_bounds(device: DeviceUse, scale: float) -> str:

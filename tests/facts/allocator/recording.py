@@ -12,7 +12,10 @@ from efprof.facts.allocator.settings import MIB, AllocatorSettings, rounded_byte
 
 FIRST_ADDRESS = 0x7F0000000000
 STEP = [{"filename": "train.py", "line": 12, "name": "step"}]
-EMPTY_CACHE = [{"filename": "torch/cuda/memory.py", "line": 224, "name": "empty_cache"}, *STEP]
+EMPTY_CACHE = [
+    {"filename": "/venv/lib/python3.12/site-packages/torch/cuda/memory.py", "line": 224, "name": "empty_cache"},
+    *STEP,
+]
 
 Sizes = Callable[[random.Random], int]
 

@@ -12,7 +12,7 @@ from efprof.facts.allocator.history import History
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.device import device_memory
 from efprof.facts.device.device_evidence import device_use_evidence, reserved_series, segment_map, trial_bars
-from efprof.facts.device.device_lines import MAX_LINES, NO_LINE, OTHER_LINES, lines_over_time
+from efprof.facts.device.device_lines import BEFORE_IT, MAX_LINES, NO_LINE, OTHER_LINES, lines_over_time
 from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.run.run import Run
 from efprof.model import SourceLine
@@ -154,8 +154,8 @@ def test_what_was_there_before_and_stacks_without_a_line_of_the_user_are_nobodys
     program.free(older)
     found = device_of(tmp_path / "run", program, first_entry=first_entry).lines_over_time
     curves = dict(found.curves)
-    assert list(curves) == [NO_LINE, "train.py:5"]
-    assert (curves[NO_LINE][0], curves[NO_LINE][-1]) == (100 * MIB, 0)
+    assert list(curves) == [BEFORE_IT, "train.py:5"]
+    assert (curves[BEFORE_IT][0], curves[BEFORE_IT][-1]) == (100 * MIB, 0)
     assert found.reserved[0] == 100 * MIB
     program = Program()
     program.at(3, "/usr/lib/python3.11/site-packages/torch/optim/adam.py").malloc(30 * MIB)

@@ -90,4 +90,4 @@ def test_a_device_that_a_snapshot_says_nothing_of_is_told_beside_one_that_it_doe
     both.segments += [replace(segment, device=1) for segment in both.segments]
     run = write_run(tmp_path / "run", steps=make_steps(5), snapshots=[both], devices=[GPU])
     (warning,) = warnings_of(run)
-    assert warning.startswith("memory-1.pickle tells nothing of device 1: ")
+    assert warning.startswith("memory-1.pickle tells only the end of device 1: ")

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from efprof.facts.time.time_use import TimeUse
+from efprof.facts.time.trace_windows import TraceWindow
 from efprof.facts.time.what_bounds import next_experiment, where_it_goes
 from tests.facts.time.traces import REAL, STREAM, event, foreign_run, run_of, step
 from tests.support.builders import make_step, make_steps, trace_event, write_run
@@ -18,8 +20,11 @@ def module(name: str, start_us: float, length_us: float) -> list[dict[str, Any]]
 
 
 def test_lines_are_told_where_there_are_several(tmp_path: Path) -> None:
+    busy = event("gemm", 5, 980, "kernel", STREAM, correlation=1)
+    text = where_it_goes(foreign_run(tmp_path, *step(), busy))
+    assert "Most of the device's time goes to: 96 % at train.py:10 (`forward`)." in text
     text = where_it_goes(foreign_run(tmp_path, *step()))
-    assert "Most of the device's time goes to: 86 % at train.py:10 (`forward`); 14 % at train.py:5 (`main`)." in text
+    assert "55 % at train.py:5 (`main`, 55 % data); 45 % at train.py:10 (`forward`, 56 % backward)." in text
 
 
 def test_where_one_line_has_everything_the_modules_within_it_are_told(tmp_path: Path) -> None:
@@ -135,5 +140,57 @@ def test_where_steps_change_their_length_the_traced_ones_speak_for_themselves_al
     assert where.startswith("Most of the step goes to: ")
     assert what.startswith("1,100 operators of ")
     where, what = told("growing", 0.3)
-    assert where.startswith("Most of steps 20 to 21 goes to: ")
+    assert where.startswith("The largest parts of steps 20 to 21: ")
     assert what == ""
+
+
+def launching(num: int = 1) -> list[dict[str, Any]]:
+    return [
+        event("ProfilerStep#1", 0, 1000, "user_annotation"),
+        event("aten::mm", 10, 600),
+        event("aten::add", 700, 100),
+        *(event("cudaLaunchKernel", 20 + number, 1, "cuda_runtime", correlation=number) for number in range(num)),
+    ]
+
+
+def test_a_host_that_bounds_the_step_leads_with_its_own_shares(tmp_path: Path) -> None:
+    kernels = [event("gemm", 30 + 900 * number, 5, "kernel", STREAM, correlation=number) for number in range(2)]
+    late = {**launching(2)[-1], "ts": 920}
+    text = where_it_goes(foreign_run(tmp_path, *launching(), late, *kernels))
+    assert text.startswith("The host bounds the step")
+    assert text.endswith("Most of the step goes to: 60 % in `aten::mm`; 10 % in `aten::add`.")
+
+
+def test_launches_without_the_device_s_work_are_said_and_so_is_what_the_host_waits(tmp_path: Path) -> None:
+    waits = event("cudaDeviceSynchronize", 810, 180, "cuda_runtime", correlation=7)
+    text = where_it_goes(foreign_run(tmp_path, *launching(), waits))
+    assert "The host launches work for a device, but none of that work is in the trace" in text
+    assert "For 180 us of the step (18 %) it waits in `cudaDeviceSynchronize`." in text
+    (tmp_path / "cpu").mkdir()
+    assert where_it_goes(foreign_run(tmp_path / "cpu", *launching(0))).startswith("Most of the step goes to")
+
+
+def test_a_device_whose_events_do_not_tell_when_it_is_busy_is_named(tmp_path: Path) -> None:
+    events = [event("mtiaLaunchKernel", 20, 1, "mtia_runtime", correlation=0), event("fc", 50, 900, "kernel", STREAM)]
+    text = where_it_goes(foreign_run(tmp_path, *launching(0), *events))
+    assert text.startswith("What its MTIA does is not read: times are the host's. Most of the step goes to: 60 %")
+
+
+def test_work_that_the_trace_does_not_have_is_no_idleness(tmp_path: Path) -> None:
+    events = [event("ProfilerStep#1", 0, 100_000, "user_annotation"), event("aten::mm", 10, 30)]
+    events += [event("cudaLaunchKernel", 20, 1, "cuda_runtime", correlation=1)]
+    events += [event("gemm", 90_000, 2_000, "kernel", STREAM, correlation=1)]
+    text = where_it_goes(foreign_run(tmp_path, *events))
+    assert "it was at work that is not in this trace" in text
+
+
+def window_in(folder: Path, *events: dict[str, Any]) -> TraceWindow:
+    return foreign_run(folder, *events).get(TimeUse).window
+
+
+def test_a_trace_of_inference_is_told_as_that_and_a_piece_of_a_training_is_not(tmp_path: Path) -> None:
+    many = [event("aten::mm", 10 + 20 * number, 10) for number in range(30)]
+    assert window_in(tmp_path, *many).is_inference
+    for name in ("autograd::engine::evaluate_function: MmBackward0", "Optimizer.step#SGD.step", "AddmmBackward0"):
+        assert not window_in(tmp_path, *many, event(name, 800, 10)).is_inference
+    assert not window_in(tmp_path, *many[:10]).is_inference
