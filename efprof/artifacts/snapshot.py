@@ -115,7 +115,10 @@ def read_snapshot(path: Path) -> Snapshot:
             no_garbage_collection(),
         ):
             copyreg.clear_extension_cache()  # what is in it would be given without `find_class` being asked
-            snapshot = msgspec.convert(_Unpickler(file).load(), Snapshot, strict=True)
+            taken = _Unpickler(file).load()
+            if isinstance(taken, list):  # of torch.cuda.memory_snapshot()
+                taken = {"segments": taken}
+            snapshot = msgspec.convert(taken, Snapshot, strict=True)
     except OSError as error:
         raise UnreadableInput(f"{path} cannot be read: {error.strerror}; {WHAT_TO_GIVE}.") from None
     except _Forbidden as error:

@@ -88,7 +88,7 @@ def _gain(found: ExposedCommunication, waiting: float | None) -> Gain:
 def _advice(found: ExposedCommunication, kind: str) -> str:
     if kind.endswith("of gradients"):
         return _of_gradients(found)
-    if kind in ("all-gather", "reduce-scatter"):
+    if kind in ("all-gather", "reduce-scatter") and found.is_fsdp:
         return (
             "Fetch the next layer's parameters while this one computes: FSDP's `forward_prefetch=True` and "
             "`backward_prefetch=BackwardPrefetch.BACKWARD_PRE`, or shard fewer, larger units."

@@ -125,7 +125,7 @@ def test_what_a_newer_torch_adds_is_passed_over(tmp_path: Path) -> None:
     [
         (5, "int"),
         ({}, "segments"),
-        ([1], "array"),
+        ([1], "$.segments[0]"),
         ({"segments": [1]}, "$.segments[0]"),
         ({"segments": [{"total_size": 1}]}, "blocks"),
         ({"segments": [{"total_size": "1", "blocks": []}]}, "$.segments[0].total_size"),

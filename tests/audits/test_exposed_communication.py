@@ -105,6 +105,9 @@ def test_a_call_outside_of_backward_is_blamed_on_its_function_and_named_by_its_a
     (finding,) = found_by(exposed_communication, tmp_path, events)
     assert str(finding.blame) == "train.py:50"
     assert "all-gather 100 %" in finding.why
+    assert finding.fix.summary.startswith("Start the all-gather earlier")
+    events.append(call("torch/distributed/fsdp/_runtime_utils.py(300): _unshard", 2.0, 0.5))
+    (finding,) = found_by(exposed_communication, tmp_path, events)
     assert "forward_prefetch=True" in finding.fix.summary
 
 

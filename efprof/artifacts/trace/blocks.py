@@ -144,7 +144,7 @@ class TraceText:
                     return text[: found.end()], text[found.end() :]
             if start[:1] != b"{" or len(text) > MAX_BLOCK_BYTES:
                 break
-        raise self.broken("it has no list of traceEvents" if text else "it is empty")
+        raise self.broken("it has no list of traceEvents, as torch.profiler writes" if text else "it is empty")
 
     def _cut_of(self, text: bytes) -> bytes | None:
         """How the file writes the end of an event and the start of the next; None until that is known."""

@@ -29,6 +29,8 @@ NO_NUMBER = -(1 << 63)
 """What a column of integers has where an event has none: no size or number of anything."""
 _NO_TEXT: Any = None
 DIGITS = b"0123456789"
+LEGACY: dict[int | str, str] = {"CPU functions": "cpu_op", "CUDA functions": "kernel"}
+"""On a device it has the stretches of operators in place of kernels."""
 
 
 class Arguments(msgspec.Struct, gc=False):
@@ -189,7 +191,7 @@ def _block(event: dict[str, tuple[Any, ...]], num_unreadable: int, starts: Array
     dense = {
         "phase": _phases(event["ph"]),
         "name": texts.of(event["name"]),
-        "category": texts.of(event["cat"]),
+        "category": texts.of(_categories(event)),
         "lane": lanes.of(zip(event["pid"], event["tid"], strict=True)),
         "start_ns": starts,
         "duration_ns": nanoseconds(event["dur"]),
@@ -207,6 +209,13 @@ def _block(event: dict[str, tuple[Any, ...]], num_unreadable: int, starts: Array
             codes = different.of(map(bytes, values) if name == "shapes" else values)
             sparse[name] = here, texts.of(map(_text, different))[codes]
     return Block(dense=dense, sparse=sparse, texts=list(texts), lanes=list(lanes), num_unreadable=num_unreadable)
+
+
+def _categories(event: dict[str, tuple[Any, ...]]) -> Iterable[str]:
+    """As they stand there; the autograd profiler of before torch 1.8.1 names none, but processes after them."""
+    if LEGACY.keys().isdisjoint(event["pid"]):
+        return event["cat"]
+    return (cat or LEGACY.get(pid, "") for cat, pid in zip(event["cat"], event["pid"], strict=True))
 
 
 def _phases(found: Sequence[str]) -> Array:

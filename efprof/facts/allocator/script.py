@@ -1,6 +1,6 @@
 """A recorded history as a program for the model, free of any address; and how large a device it was recorded on."""
 
-from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, PoolId
+from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames, PoolId
 from efprof.facts.allocator.history import History
 from efprof.model import frozen_dataclass
 
@@ -88,9 +88,15 @@ def _is_asked_for(entries: list[Entry], index: int, reserved: int, peak: int) ->
         return True
     if growth is None or growth.action not in REQUESTS:
         return True
-    if frames and growth.frames:
-        return bool(frames != growth.frames)
+    if (lines := _python(frames)) and (asking := _python(growth.frames)) and lines != asking:
+        return True
     return growth.action != "oom" and reserved + growth.size <= peak
+
+
+def _python(frames: Frames) -> list[object]:
+    """Without what is C++: there the two differ, whoever asked."""
+    files = [(frame, frame.get("filename")) for frame in frames or () if isinstance(frame, dict)]
+    return [frame for frame, file in files if isinstance(file, str) and file.endswith(".py")]
 
 
 def _name(frame: object) -> str:

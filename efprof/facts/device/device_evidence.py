@@ -8,7 +8,7 @@ from typing import Literal
 from efprof.artifacts.readings import read_device_use
 from efprof.facts.allocator.layout import FREE, Instant, Piece, SegmentLayout, totals_of
 from efprof.facts.allocator.what_if import Outcome, Trial
-from efprof.facts.device.device_lines import BEFORE_IT, NO_LINE, OTHER_LINES, label_of
+from efprof.facts.device.device_lines import BEFORE_IT, NO_LINE, label_of
 from efprof.facts.device.device_memory import DeviceHistory, DeviceStates, RetryTrials
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
@@ -29,9 +29,8 @@ from efprof.model import (
     SourceLine,
     Stretch,
     StretchState,
-    UnreadableInput,
 )
-from efprof.units import format_bytes, format_share
+from efprof.units import format_bytes
 
 MAX_BARS = 8
 MAX_ROWS = 24
@@ -44,12 +43,6 @@ PIXELS_PER_LINE = 1000
 """A line is about as many pixels wide on a desk: what is shorter than that is mixed with its neighbours."""
 STATES: tuple[StretchState, ...] = ("used", "slack", "pending", "stranded", "releasable")
 
-MAX_NAMED, MIN_NAMED = 3, 0.05
-"""Of the lines that have most, what has less of all than that is not named in a sentence."""
-SAID = {
-    NO_LINE: "in threads whose stacks name no line of yours",
-    BEFORE_IT: "from before the recording",
-}
 DEFAULT = "torch's default"
 COLD = "as recorded, cold"
 """Of the recorded settings from the cold start that all others begin with: what these are to be compared with."""
@@ -81,40 +74,6 @@ def device_overview(run: Run) -> tuple[Evidence, ...]:
             *([trial_bars(device)] if device.has_history else []),
         ]
     return tuple(shown)
-
-
-def who_holds(run: Run) -> str:
-    """Who had what when most was in use of the fullest device, in a sentence or two; empty where no snapshot tells."""
-    states = run.find(DeviceStates, UnreadableInput)
-    devices = states.devices if states else ()
-    device = max(devices, key=lambda one: one.peak.composition.reserved_bytes, default=None)
-    if device is None:
-        return "No memory of a device is in this snapshot." if states else ""
-    parts, owners = device.peak.composition, _most_in_use(device)
-    used, free = sum(owners.values()), parts.releasable_bytes
-    said = SAID | ({} if device.has_history else {BEFORE_IT: "at lines that were not recorded"})
-    one_by_one = [(label, size) for label, size in owners.most_common() if label != OTHER_LINES][:MAX_NAMED]
-    shares = [(size / max(1, used), said.get(label, f"at {label}")) for label, size in one_by_one]
-    named = ", ".join(f"{format_share(share)} {at}" for share, at in shares if share >= MIN_NAMED)
-    most = "at most " * device.has_history
-    told = f"Device {device.history.device} had {most}{format_bytes(used)} in use{f': {named}' if named else ''}."
-    had = f"{format_bytes(parts.reserved_bytes)} reserved"
-    when = "" if not device.has_history else " before the recording" if device.peak_index < 0 else " at most"
-    cache = f", {format_bytes(free)} of it in whole free segments: the cache"
-    return f"{told} It had {had}{when}{cache if free >= MIN_NAMED * parts.reserved_bytes else ''}."
-
-
-def _most_in_use(device: DeviceHistory) -> Counter[str]:
-    """Bytes by whose they are, when most are in use, else at the end."""
-    found = Counter[str]()
-    if device.has_history:
-        curves = device.lines_over_time.curves
-        place = max(range(len(curves[0][1])), key=lambda one: sum(sizes[one] for _, sizes in curves)) if curves else 0
-        found.update({label: int(sizes[place]) for label, sizes in curves})
-    else:
-        for owner in device.peak.owners:
-            found[label_of(owner.site)] += owner.num_bytes
-    return found
 
 
 def _when(device: DeviceHistory) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from efprof.artifacts.events import Event, RecordingCost, WindowClosed, read_events
 from efprof.artifacts.readings import EvaluationMemory, EvaluationRecord, read_evaluations
 from efprof.artifacts.steps import StepRecord
-from efprof.facts.device.device_evidence import who_holds
+from efprof.facts.device.who_holds import who_holds
 from efprof.facts.growth.memory_growth import MemoryGrowth
 from efprof.facts.input.worker_memory import process_table
 from efprof.facts.numbers.nonfinite import badness

@@ -21,6 +21,7 @@ from efprof.facts.time.trace_windows import OPTIMIZER_STEP, TraceWindow
 from efprof.model import Narrative, Numbers, SourceLine, Table, ThinEvidence, UnreadableInput, frozen_dataclass
 
 DDP = re.compile(r"^DistributedDataParallel\.forward$|distributed(\.ddp)?[.:]+reducer")
+FSDP = re.compile(r"FullyShardedDataParallel|\bFSDP::|torch/distributed/(fsdp|_composable)")
 FORWARD = re.compile(r"^DistributedDataParallel\.forward$")
 BACKWARD = re.compile(r"torch/(_tensor|autograd/__init__)\.py\(\d+\): backward$")
 OF_GRADIENTS = " of gradients"
@@ -55,6 +56,7 @@ class ExposedCommunication:
     """Per step, on whatever stream."""
     line: SourceLine | None
     is_ddp: bool
+    is_fsdp: bool
     copies_buckets: bool
     passes_synced_in_vain: float
     """Backward passes per step beyond the first, where each of them exchanges gradients."""
@@ -90,6 +92,7 @@ class ExposedCommunication:
             exposed_ms=use.per_step_ms(use.device.exposed_ns) if use.device else 0.0,
             line=_line_of(found, window, run.get(Sources)),
             is_ddp=any(map(DDP.search, trace.texts)),
+            is_fsdp=any(map(FSDP.search, trace.texts)),
             copies_buckets=COPIES_BUCKETS in trace.texts,
             passes_synced_in_vain=_passes_synced_in_vain(window, found),
         )

@@ -11,7 +11,7 @@ from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.facts.time.call_paths import HOST, LAUNCHES, OPERATORS, STEP_LABEL, CallPaths, by_launch
+from efprof.facts.time.call_paths import HOST, LAUNCHES, ON_DEVICE, OPERATORS, STEP_LABEL, CallPaths, by_launch
 from efprof.facts.time.device_lanes import Spans, overlap_ns, spans_of, union
 from efprof.facts.time.launching_lines import launching_line
 from efprof.facts.time.time_use import TimeUse
@@ -29,7 +29,8 @@ what lies above 1 ms is loading a library, compiling, or Python that launches no
 FIRST_NS = 1_000_000
 """A call of the driver takes microseconds; the first one loads a module, or chooses an algorithm."""
 FAR_LONGER, MAX_FIRST = 20.0, 5
-"""Than the median of the same name; a call that is so long more often is no first one."""
+"""Than the median of the same name; a call that is so long more often is no first one, unless it launches a kernel for
+the first time: each loads its module then."""
 ALONE_NS = 100_000_000
 """A call whose name comes once."""
 WAITS = re.compile(r"Synchronize|Memcpy")
@@ -275,9 +276,10 @@ class FirstCalls:
         trace, start_ns, end_ns = window.trace, (*window.warm_up, *window.steps)[0][0], window.bounds[1]
         calls = np.flatnonzero(trace.is_of(*LAUNCHES) & trace.overlaps(start_ns, end_ns))
         names, first, spent = trace.name_code[calls], list[int](), Counter[str]()
+        first_launches = _first_launches(trace, calls)
         for name in np.unique(names).tolist():
             if not WAITS.search(trace.texts[name]):
-                long = _first_of(calls[names == name], trace.duration_ns)
+                long = _first_of(calls[names == name], trace.duration_ns, first_launches)
                 first += long.tolist()
                 spent[trace.texts[name]] += int(trace.duration_ns[long].sum())
         ordered = tuple(pair for pair in spent.most_common() if pair[1])
@@ -288,9 +290,21 @@ class FirstCalls:
         return sum(ns for _, ns in self.spent_ns)
 
 
-def _first_of(calls: Array, duration_ns: Array) -> Array:
-    """The few that are far longer than the others of their name."""
+def _first_launches(trace: Trace, calls: Array) -> Array:
+    """Those of these calls that launch a kernel of a name that none before has launched."""
+    on_device = np.flatnonzero(trace.is_of(*ON_DEVICE) & (trace.id >= 0))
+    kernel_of = dict(zip(trace.id[on_device].tolist(), trace.name_code[on_device].tolist(), strict=True))
+    found = dict[int, int]()
+    for call in calls[np.argsort(trace.start_ns[calls], kind="stable")].tolist():
+        if (kernel := kernel_of.get(int(trace.id[call]))) is not None:
+            found.setdefault(kernel, call)
+    return np.array([*found.values()], np.int64)
+
+
+def _first_of(calls: Array, duration_ns: Array, first_launches: Array) -> Array:
+    """The few that are far longer than the others of their name, or that launch something for the first time."""
     lengths = duration_ns[calls]
-    least_ns = max(FIRST_NS, FAR_LONGER * float(np.median(lengths))) if len(calls) > 1 else ALONE_NS
+    median_ns = float(np.sort(lengths)[(len(lengths) - 1) // 2])  # the lower one: of two calls one may be the first
+    least_ns = max(FIRST_NS, FAR_LONGER * median_ns) if len(calls) > 1 else ALONE_NS
     long: Array = calls[lengths > least_ns]
-    return long if len(long) <= MAX_FIRST else long[:0]
+    return long if len(long) <= MAX_FIRST else long[np.isin(long, first_launches)]

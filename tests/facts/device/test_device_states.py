@@ -10,8 +10,8 @@ import pytest
 from efprof.artifacts.foreign import as_run
 from efprof.artifacts.snapshot import Snapshot, read_snapshot
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.device.device_evidence import who_holds
 from efprof.facts.device.device_memory import DeviceMemory, DeviceStates
+from efprof.facts.device.who_holds import who_holds
 from efprof.facts.run.run import open_run
 from efprof.model import NotRecorded
 from efprof.units import MIB
@@ -100,3 +100,21 @@ def test_a_history_that_the_model_does_not_know_leaves_the_end(tmp_path: Path) -
         (device,) = open_run(folder).get(DeviceStates).devices
         assert not device.has_history
         assert device.peak.owners[0].site == "/home/user/project/train.py:4:train"
+
+
+def test_an_allocator_that_ran_out_and_went_on_is_told(tmp_path: Path) -> None:
+    program = Program(SETTINGS, capacity=150 * MIB)
+    program.free(program.at(CACHE).malloc(90 * MIB))
+    program.at(OUTPUT).malloc(100 * MIB)
+    assert holds(tmp_path, program.snapshot()).endswith("It ran out 1 time, and gave its cache back to go on.")
+
+
+def test_a_bare_list_of_segments_is_a_snapshot_too_and_an_empty_one_says_so(tmp_path: Path) -> None:
+    program = Program(SETTINGS)
+    program.malloc(60 * MIB)
+    raw = msgspec.to_builtins(program.snapshot())["segments"]
+    for name, segments in (("full", raw), ("empty", [])):
+        (tmp_path / f"{name}.pickle").write_bytes(pickle.dumps(segments))
+    for name, told in (("full", "Device 0 had 60.0 MiB in use"), ("empty", "No memory of a device is in this")):
+        with as_run(tmp_path / f"{name}.pickle") as folder:
+            assert who_holds(open_run(folder)).startswith(told)

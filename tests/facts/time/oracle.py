@@ -94,7 +94,7 @@ def truth_of(path: Path) -> Truth:
         in_function=tuple((name, us / 1e3 / n) for name, us in spent.most_common(3)),
         loader_ms=sum(max(0.0, min(b, end) - max(a, begin)) for a, b in loader) / 1e3 / n,
         exposed_ms=(_length(busy) - _length(computing)) / 1e3 / n,
-        first_calls_ms=sum(_first_calls(runtime)) / 1e3,
+        first_calls_ms=sum(_first_calls(runtime, device)) / 1e3,
     )
 
 
@@ -234,19 +234,28 @@ def _within(pieces: list[tuple[float, float, str]], start: float, until: float) 
     return found
 
 
-def _first_calls(runtime: list[Event]) -> list[float]:
-    """Calls of the driver that do not wait: over a millisecond and 20 times the median of their name, five at most.
+def _first_calls(runtime: list[Event], device: list[Event]) -> list[float]:
+    """Calls of the driver that do not wait: over a millisecond and 20 times the lower median of their name.
 
-    Of a name that comes once, over 100 ms.
+    Five of a name at most; where there are more, those that launch a kernel which none before them has launched. Of a
+    name that comes once, over 100 ms.
     """
-    by_name, found = defaultdict[str, list[float]](list), []
-    for e in runtime:
+    kernels = {e.correlation: e.name for e in device if e.correlation is not None}
+    by_name = defaultdict[str, list[Event]](list)
+    launched, first = set[str](), set[int]()
+    for e in sorted(runtime, key=lambda e: e.start):
         if not WAIT.search(e.name):
-            by_name[e.name].append(e.end - e.start)
-    for lengths in by_name.values():
-        least = max(1e3, 20 * statistics.median(lengths)) if len(lengths) > 1 else 1e5
-        long = [one for one in lengths if one > least]
-        found += long if len(long) <= 5 else []
+            by_name[e.name].append(e)
+        kernel = kernels.get(e.correlation)
+        if kernel is not None and kernel not in launched:
+            launched.add(kernel)
+            first.add(id(e))
+    found = []
+    for events in by_name.values():
+        lengths = [e.end - e.start for e in events]
+        least = max(1e3, 20 * statistics.median_low(lengths)) if len(lengths) > 1 else 1e5
+        long = [e for e in events if e.end - e.start > least]
+        found += [e.end - e.start for e in long if len(long) <= 5 or id(e) in first]
     return found
 
 

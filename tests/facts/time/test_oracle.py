@@ -1,14 +1,16 @@
 """The engine says of traces what a slow script that knows nothing of it reckons from their JSON."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from efprof.facts.time.idle_causes import IdleCauses
+from efprof.facts.time.time_use import TimeUse
 from tests.facts.time.against_oracle import differences
 from tests.facts.time.oracle import truth_of
-from tests.facts.time.traces import REAL, STREAM, event, foreign_run, kernel, launch, step, write
+from tests.facts.time.traces import REAL, STREAM, event, foreign_run, kernel, launch, run_of, step, write
 
 SMALL = (
     "hta__amd_trace__mi250_minitoy_train_ROCm6_2_kineto",
@@ -61,3 +63,38 @@ def test_what_the_host_is_in_while_the_device_waits(tmp_path: Path) -> None:
     cause = foreign_run(tmp_path, *calls).get(IdleCauses).of("Python")
     assert cause is not None
     assert cause.parts[0] == (name, 1_500_000)
+
+
+@pytest.mark.parametrize("names", [("gemm",), tuple(f"kernel {number}" for number in range(8))])
+def test_each_first_launch_of_a_kernel_is_a_first_call_and_a_long_one_later_is_none(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    events = [event("ProfilerStep#1", 0, 100_000, "user_annotation")]
+    for number in range(60):
+        long = number < 8
+        at = 10_000 * number if long else 80_000 + 200 * number
+        events += [
+            event("cudaLaunchKernel", at, 5_000 if long else 5, "cuda_runtime", correlation=number),
+            kernel(number, at + 5_100, 20, names[number % len(names)]),
+        ]
+    path = write(tmp_path / "trace.json.gz", *events)
+    assert truth_of(path).first_calls_ms == (40.0 if len(names) == 8 else 5.0)
+    assert differences(path) == {}
+
+
+def test_the_autograd_profiler_of_old_is_read(tmp_path: Path) -> None:
+    """It names no categories, and has stretches of operators on the device."""
+    (path := tmp_path / "old.json").write_text(
+        json.dumps(
+            [
+                {"ph": "X", "name": name, "ts": at, "dur": length, "tid": 1, "pid": pid, "args": {}}
+                for name, at, length, pid in (
+                    ("aten::conv2d", 0, 400, "CPU functions"),
+                    ("aten::conv2d", 100, 800, "CUDA functions"),
+                )
+            ]
+        )
+    )
+    window = run_of(path).get(TimeUse).window
+    assert window.device is not None
+    assert (window.step_ms, window.device.busy_ns) == (0.9, 800_000)
