@@ -5,7 +5,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.steps.long_steps import LongSteps
 from efprof.facts.steps.step_times import StepTimes, within_idle
 from efprof.facts.time.python_lines import PythonLine, PythonLines
-from efprof.model import Examination, Finding, Fix, Gain, Narrative, ThinEvidence, UnreadableInput
+from efprof.model import Examination, Finding, Fix, Gain, Narrative, NothingToLookAt, ThinEvidence, UnreadableInput
 from efprof.units import format_count, format_ms, format_share, format_value
 
 
@@ -26,6 +26,8 @@ def python_bound_line(run: Run) -> Examination:
     ## Predicted gain
     At most the time that samples found there, with 95 % of the chance.
     """
+    if run.is_on_cuda:  # there `host_computes` tells what the device waits for
+        raise NothingToLookAt("a training on a CPU")
     found = run.get(PythonLines)
     looked_at = f"{format_count(found.num_samples, 'sample')} of the training's lines"
     grown = run.find(GrownLines, ThinEvidence, UnreadableInput)

@@ -158,11 +158,10 @@ def report_on(runs: tuple[str, ...], analyse: "Callable[[Path], Report]") -> "Re
 @contextmanager
 def opened(runs: tuple[str, ...]) -> "Iterator[Path]":
     """The folder of a run, or one that is made of files that something else wrote."""
-    from efprof.artifacts.foreign import as_run, check_ranks, foreign_files, is_foreign
+    from efprof.artifacts.foreign import as_run, is_foreign
     from efprof.artifacts.runs import find_run
 
     if runs and all(is_foreign(Path(run)) for run in runs):
-        check_ranks(foreign_files(*map(Path, runs)))
         with as_run(*map(Path, runs)) as folder:
             yield folder
     elif len(runs) > 1:

@@ -73,7 +73,7 @@ def test_ranks_that_are_missing_are_named(tmp_path: Path) -> None:
 
 def test_two_traces_of_one_rank_are_refused_by_name_or_reported_each(tmp_path: Path) -> None:
     first, second = (write(tmp_path / f"{name}.json.gz", *step(), rank=0, world_size=2) for name in ("a", "b"))
-    told = f"{first} and {second} are both of rank 0, two windows or two trainings: give one, or --each."
+    told = f"{first} and {second} are both of rank 0, and no windows of one process: give one, or --each."
     for given in ((first, second), (tmp_path,)):
         with pytest.raises(EfprofError, match=re.escape(told)):
             run(report, *given, "--format", "text")
@@ -83,6 +83,21 @@ def test_two_traces_of_one_rank_are_refused_by_name_or_reported_each(tmp_path: P
         run(report, tmp_path, "--each", "--out", tmp_path / "all.html")
     with pytest.raises(EfprofError, match="--each is for traces and snapshots"):
         run(report, "--each")
+
+
+@pytest.mark.parametrize("rank", [0, None])
+def test_windows_of_one_process_are_one_run_in_time_order(tmp_path: Path, rank: int | None) -> None:
+    later = write(tmp_path / "a.json.gz", *slower(2, *step(5000, 7)), rank=rank)
+    write(tmp_path / "b.json.gz", *step(0, 3), rank=rank)
+    text = run(report, tmp_path, "--format", "markdown").output
+    said = "2 windows of one rank: a step took 1.00 ms in the first and 2.00 ms in the last (2.00 times)"
+    assert said in text
+    assert "2 ranks" not in text
+    for pid in (1, 2):  # of another process, or of the same steps
+        other = [one | {"pid": pid} for one in step(5000, 7 if pid == 2 else 3)]
+        write(later, *other, rank=rank)
+        with pytest.raises((EfprofError, UnreadableInput), match=r"(both of rank 0|ends before).*give one, or --each"):
+            run(report, tmp_path, "--format", "text")
 
 
 def test_traces_that_name_no_rank_are_ranks_only_where_they_overlap_in_time(tmp_path: Path) -> None:

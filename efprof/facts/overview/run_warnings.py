@@ -1,7 +1,7 @@
 """What a reader must know before trusting a report: lines lost, collectors that stopped, attempts left out."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice
 
 from efprof.artifacts.events import (
@@ -27,9 +27,9 @@ from efprof.facts.steps.ready_threads import MIN_OTHERS, ReadyThreads
 from efprof.facts.steps.step_times import StepTimes
 from efprof.facts.time.rank_times import RankTimes
 from efprof.facts.time.time_use import TimeUse
-from efprof.facts.time.trace_windows import TraceWindows
+from efprof.facts.time.trace_windows import TraceWindow, TraceWindows
 from efprof.model import NotRecorded, UnreadableInput
-from efprof.units import format_count, format_share
+from efprof.units import format_count, format_ms, format_share
 
 FOREIGN = (
     "This report is made from a file that efprof did not record: it tells of {what} only. Record the training with "
@@ -113,6 +113,7 @@ def _about_foreign(run: Run) -> Iterator[str]:
         return
     if traces.ranks:
         yield from traces.errors
+    yield from _about_windows_of_one_rank(run.get(TraceWindows).windows if traces.ranks else ())
     told = [one.header.distributed.get("world_size") for one in traces.ranks.values()]
     sizes = {size for size in told if isinstance(size, int)}  # in a file from elsewhere it may be anything
     (size,) = sizes if len(sizes) == 1 and len(told) > 1 else (0,)
@@ -124,6 +125,15 @@ def _about_foreign(run: Run) -> Iterator[str]:
         is_inference = use is not None and use.window.is_inference
         of_training = FOREIGN.format(what="time", missing="its memory, its numbers and its exact lines")
         yield INFERENCE if is_inference else of_training
+
+
+def _about_windows_of_one_rank(windows: Sequence[TraceWindow]) -> Iterator[str]:
+    if len(windows) > 1 and windows[0].has_steps:
+        first, last = windows[0].step_ms, windows[-1].step_ms
+        yield (
+            f"{len(windows)} windows of one rank: a step took {format_ms(first)} in the first and {format_ms(last)} in "
+            f"the last ({last / first:.2f} times), of which all else here is."
+        )
 
 
 def _about_other_programs(run: Run) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 
 from efprof.artifacts.events import WindowOpened, events_of
+from efprof.artifacts.files import numbered_files
 from efprof.artifacts.trace.blocks import leading_header, told_until_us
 from efprof.artifacts.trace.columns import COMPLETE, Trace
 from efprof.artifacts.trace.events import Array
@@ -204,7 +205,7 @@ class TraceWindows:
     def compute(cls, run: Run) -> Self:
         """Find the traces, from the first on as far as `max_trace_bytes` go; raises NotRecorded where there is none."""
         if run.is_foreign:
-            return cls(windows=(_first_readable(run),), lean={})
+            return cls(windows=_of_first_readable(run), lean={})
         paths = trace_paths(run.rank_folder)
         window_of = partial(_recorded_window, run, partial(read_window, num_processes=run.num_processes))
         windows, unread, left_bytes = list[TraceWindow](), list[str](), run.max_trace_bytes
@@ -259,15 +260,21 @@ def _recorded_window(run: Run, read: Callable[[Path], Trace], path: Path) -> Tra
     )
 
 
-def _first_readable(run: Run) -> TraceWindow:
-    """The trace of the first rank that has one; raises the first's UnreadableInput, or NotRecorded, where none has."""
+def _of_first_readable(run: Run) -> tuple[TraceWindow, ...]:
+    """The traces of the first rank that has one; raises the first's UnreadableInput, or NotRecorded, where none has."""
     errors = []
-    for path in (folder / FOREIGN_TRACE for folder in run.rank_folders):
-        if path.exists():
+    for folder in run.rank_folders:
+        found, paths = list[TraceWindow](), numbered_files(folder, "trace", ".json.gz")
+        for path in paths:
             try:
-                return replace(foreign_window(read_window(path.resolve()), run.own_packages), path=path)
+                window = foreign_window(read_window(path.resolve()), run.own_packages)
             except UnreadableInput as error:
                 errors.append(error)
+            else:
+                name = window.name if len(paths) == 1 else path.resolve().name
+                found.append(replace(window, path=path, name=name))
+        if found:
+            return tuple(found)
     raise next(
         iter(errors), NotRecorded(f"{FOREIGN_TRACE} is missing; give a trace of torch's profiler to see its time.")
     )
