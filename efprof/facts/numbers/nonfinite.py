@@ -75,6 +75,8 @@ class NonFinite:
         before = [record for record in records if record.step < first]
         # Under a scaler the operation is looked for once that finds no scale. The training may have broken off there.
         is_bad_till_then = event is not None and set(range(first, event.step)) <= {record.step for record in bad}
+        # Of a light step the skip alone is known: its gradient was not finite.
+        held_back = {record.step for record in records if record.step >= first and record.is_skipped}
         parameter = event.parameter if event and event.step == first else None
         is_known = bool(before) and before[-1].gradient_norm is not None  # and finite: `first` is the first that is not
         return cls(
@@ -82,10 +84,14 @@ class NonFinite:
             first_step=first,
             what=what or (event.what if event else "loss"),
             value=value or (event.value if event else "nan"),
-            num_bad=max(1, len(bad)),
+            num_bad=max(1, len({one.step for one in bad} | held_back)),
             num_from_first=max(1, sum(record.step >= first for record in records)),
             num_read=max(
-                1, sum(record.step >= first and {record.loss, record.gradient_norm} != {None} for record in records)
+                1,
+                sum(
+                    record.step >= first and ({record.loss, record.gradient_norm} != {None} or record.step in held_back)
+                    for record in records
+                ),
             ),
             norms=tuple(float(norm) for record in before if (norm := record.gradient_norm) is not None),
             suspects=tuple(event.suspects) if event and is_bad_till_then else (),
