@@ -82,7 +82,7 @@ def _of_snapshots(run: Run) -> Examination:
     num_flushes = sum(len(line.flushes) for line in lines)
     if not num_flushes:
         raise NothingToLookAt("a line that empties the cache")
-    looked_at = f"a history in which lines emptied the cache {num_flushes:,} times"
+    looked_at = f"a history in which lines emptied the cache {format_count(num_flushes, 'time')}"
     often = [line for line in lines if len(line.flushes) >= MIN_FLUSHES and line.taken_share >= MIN_TAKEN_AGAIN]
     return Examination(looked_at=looked_at, findings=tuple(_of_history(run, line) for line in often))
 

@@ -1,5 +1,7 @@
 """A device that waits while the host does something else than launch its work."""
 
+import re
+
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import FRAME
 from efprof.facts.time.idle_causes import FirstCalls, IdleCause, IdleCauses, IdleKind
@@ -25,6 +27,9 @@ ADVICE: dict[IdleKind, str] = {
     "Python": "Move this work into data workers, do it on the device, or do it less often.",
     "operators": "Run these operators on the device (`device=`), or in data workers.",
 }
+
+PIN = re.compile("HostAlloc")
+PINNED = "Pin memory once: keep the buffers, or let the loader's thread pin batches (`pin_memory=True`)."
 
 
 def host_computes(run: Run) -> Examination:
@@ -59,7 +64,7 @@ def host_computes(run: Run) -> Examination:
 def _finding(causes: IdleCauses, cause: IdleCause) -> Finding:
     window, blame = causes.window, cause.blame or UNKNOWN
     waits_ms = cause.spent_ns / 1e6 / window.num_steps * window.scale
-    where = "of each step" if window.has_steps else "of the trace"
+    where = "a step on average" if window.has_steps else "of the trace"
     main = _said(cause.function if cause.function and cause.kind != "memory" else cause.parts[0][0])
     parts = ", ".join(f"`{name}` {format_ms(ns / 1e6 / window.num_steps)}" for name, ns in cause.parts)
     return Finding(
@@ -69,7 +74,7 @@ def _finding(causes: IdleCauses, cause: IdleCause) -> Finding:
         message=f"The device waits {format_ms(waits_ms)} {where} ({format_share(causes.share(cause))}) for the host, "
         f"which is in {main}.",
         why=WHY[cause.kind],
-        fix=Fix.by_hand(ADVICE[cause.kind]),
+        fix=Fix.by_hand(PINNED if PIN.search(cause.parts[0][0]) else ADVICE[cause.kind]),
         gain=Gain.of_step("at most the time in which the device waits", waits_ms),
         evidence=(
             Narrative.of(

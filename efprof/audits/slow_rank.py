@@ -84,6 +84,6 @@ def _advice(late: int, worst: StageTime | None) -> str:
         return f"Look at the machine of rank {late}: its clock rates, its network, and what else runs on it."
     if worst.stage == "data":
         return f"Make the batches of rank {late} as fast as the others': the same workers, disk and size of samples."
-    if worst.stage in ("forward", "backward"):
+    if worst.stage in ("forward", "backward") or worst.where == "device":
         return f"Give all ranks the same work; where it is even, look at the clock rates and load of rank {late}."
     return f"What rank {late} does alone there (logging, saving, evaluation), do less often, or in a thread of its own."

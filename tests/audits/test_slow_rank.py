@@ -185,7 +185,7 @@ def test_no_more_is_won_than_a_step_takes_without_the_profiler(tmp_path: Path) -
 def test_real_traces_of_two_trainings_are_not_compared() -> None:
     with (
         real_run("hta__trace_diff__control", "hta__trace_diff__test") as run,
-        pytest.raises(ThinEvidence, match="different numbers of ranks"),
+        pytest.raises((ThinEvidence, UnreadableInput), match=r"different numbers of ranks|ends before .* begins"),
     ):
         slow_rank(run)
 

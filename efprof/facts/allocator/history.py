@@ -82,11 +82,15 @@ def history_of(snapshot: Snapshot, device: int) -> History:
 
 
 def state_of(snapshot: Snapshot, device: int) -> History:
-    """The end alone, as the file shows it, with a request that failed; raises NotRecorded where no memory is there."""
+    """The end alone, as the file shows it, with a request that failed if nothing was asked for after it.
+
+    Raises NotRecorded where no memory is there.
+    """
     if not any(segment.device == device for segment in snapshot.segments):
         raise NotRecorded("it had no memory.")
     entries = snapshot.device_traces[device] if 0 <= device < len(snapshot.device_traces) else []
-    return history_before(snapshot, device, [entry for entry in entries if entry.action == "oom"][-1:])
+    asked = [entry for entry in entries if entry.action in {"oom", "alloc"}][-1:]
+    return history_before(snapshot, device, [entry for entry in asked if entry.action == "oom"])
 
 
 def history_before(snapshot: Snapshot, device: int, entries: list[Entry]) -> History:

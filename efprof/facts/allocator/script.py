@@ -1,5 +1,7 @@
 """A recorded history as a program for the model, free of any address; and how large a device it was recorded on."""
 
+from itertools import takewhile
+
 from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames, PoolId
 from efprof.facts.allocator.history import History
 from efprof.model import frozen_dataclass
@@ -87,6 +89,9 @@ def _is_asked_for(entries: list[Entry], index: int, reserved: int, peak: int) ->
     if frames and any("empty_cache" in _name(frame) or "emptyCache" in _name(frame) for frame in frames):
         return True
     if growth is None or growth.action not in REQUESTS:
+        return True
+    released = takewhile(lambda entry: entry.action in RELEASE, (entries[at] for at in range(index, len(entries))))
+    if any(entry.size >= growth.size for entry in released):  # it would have served the request
         return True
     if (lines := _python(frames)) and (asking := _python(growth.frames)) and lines != asking:
         return True

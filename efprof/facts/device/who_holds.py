@@ -34,7 +34,7 @@ def who_holds(run: Run) -> str:
     told = f"Device {device.history.device} had {most}{format_bytes(used)} in use{f': {named}' if named else ''}."
     had = f"{format_bytes(parts.reserved_bytes)} reserved"
     when = "" if not device.has_history else " before the recording" if device.peak_index < 0 else " at most"
-    cache = f", {format_bytes(free)} of it in whole free segments: the cache"
+    cache = f", {format_bytes(free)} of it{' then' * device.has_history} in whole free segments: the cache"
     told += f" It had {had}{when}{cache if free >= MIN_NAMED * parts.reserved_bytes else ''}."
     num = sum(1 for _ in retried_requests(device.history))
     return f"{told} It ran out {format_count(num, 'time')}, and gave its cache back to go on." if num else told

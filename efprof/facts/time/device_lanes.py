@@ -113,6 +113,15 @@ def device_use(trace: Trace, start_ns: int, end_ns: int) -> DeviceUse | None:
     )
 
 
+def busy_by_device(trace: Trace, start_ns: int, end_ns: int) -> list[float]:
+    """The share of the time between two instants in which each device is busy."""
+    events = on_device_between(trace, start_ns, end_ns)
+    devices = np.array([str(trace.lanes[lane][0]) for lane in trace.lane[events].tolist()])
+    each = (events[devices == device] for device in np.unique(devices))
+    spans = (union(trace.start_ns[one], trace.end_ns[one]) for one in each)
+    return [overlap_ns(one, start_ns, end_ns) / max(1, end_ns - start_ns) for one in spans]
+
+
 def idle_gaps(trace: Trace, start_ns: int, end_ns: int) -> list[IdleGap]:
     """Where no stream has anything to do, in order, and whether the host had launched what came next."""
     events = on_device_between(trace, start_ns, end_ns)

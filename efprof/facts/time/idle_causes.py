@@ -31,6 +31,8 @@ FIRST_NS = 1_000_000
 FAR_LONGER, MAX_FIRST = 20.0, 5
 """Than the median of the same name; a call that is so long more often is no first one, unless it launches a kernel for
 the first time: each loads its module then."""
+MAX_SHARE = 0.5
+"""Of the steps, in which such calls of a name may come."""
 ALONE_NS = 100_000_000
 """A call whose name comes once."""
 WAITS = re.compile(r"Synchronize|Memcpy")
@@ -71,7 +73,7 @@ class IdleCauses:
     def compute(cls, run: Run) -> Self:
         """From the window that tells where time goes; raises NotRecorded where there is none."""
         window = run.get(TimeUse).window
-        spent = _by_kind(window, run.get(FirstCalls).events) if window.device else {}
+        spent = by_kind(window, run.get(FirstCalls).events) if window.device else {}
         causes = [_cause(kind, spent[kind], window, run.get(Sources)) for kind in get_args(IdleKind) if kind in spent]
         return cls(window=window, causes=tuple(sorted(causes, key=lambda cause: -cause.spent_ns)))
 
@@ -87,7 +89,8 @@ Spent = Counter[int]
 """Idle nanoseconds by the event that the thread was in; -1 is none."""
 
 
-def _by_kind(window: TraceWindow, first: frozenset[int]) -> dict[IdleKind, Spent]:
+def by_kind(window: TraceWindow, first: frozenset[int]) -> dict[IdleKind, Spent]:
+    """What the host does in each stretch in which the device waits for it, event by event; `first` are first calls."""
     trace, found = window.trace, defaultdict[IdleKind, Spent](Counter)
     lane_of = by_launch(trace, trace.lane)
     late = defaultdict[tuple[int, bool, IdleKind], list[tuple[int, int]]](list)
@@ -120,17 +123,14 @@ class _Thread:
     busy: Spans
 
     @classmethod
-    def of(cls, trace: Trace, paths: CallPaths, events: Array) -> Self:
-        numbers = {event: number for number, event in enumerate(events.tolist())}
-        around = [numbers.get(paths.outer.get(event, -1), -1) for event in events.tolist()]
-        ends = trace.end_ns[events].tolist()
-        for number, outer in enumerate(around):
-            if outer >= 0:  # a label outlasts the function that opened it, and what follows is not in it
-                ends[number] = min(ends[number], ends[outer])
-        starts, last, outer_of = trace.start_ns[events], np.array(ends, np.int64), np.array(around, np.int64)
+    def of(cls, trace: Trace, events: Array) -> Self:
+        starts = trace.start_ns[events]
+        outer_of, last = _nested(starts, trace.end_ns[events])
         is_waiting = trace.matches(RUN_BACKWARD)[events]
-        is_outermost = ((outer_of < 0) | is_waiting[outer_of]) & ~is_waiting
-        busy = union(starts[is_outermost], last[is_outermost])
+        # Nothing of its own goes on in `run_backward`, but for what is called from within.
+        outermost, inner = outer_of < 0, (outer_of >= 0) & is_waiting[outer_of] & ~is_waiting
+        apart = _without(union(starts[outermost], last[outermost]), union(starts[is_waiting], last[is_waiting]))
+        busy = union(*(np.concatenate(pair) for pair in zip(apart, (starts[inner], last[inner]), strict=True)))
         return cls(events=events, starts=starts, ends=last, around=outer_of, is_waiting=is_waiting, busy=busy)
 
     def spent(self, idle: Spans) -> tuple[Spent, Spans]:
@@ -151,9 +151,7 @@ class _Threads:
         self._trace = trace
         host = np.flatnonzero(trace.is_of(*HOST) & trace.overlaps(*window.bounds) & ~trace.matches(STEP_LABEL))
         lanes = trace.lane[host]
-        self._threads = {
-            lane: _Thread.of(trace, window.paths, host[lanes == lane]) for lane in np.unique(lanes).tolist()
-        }
+        self._threads = {lane: _Thread.of(trace, host[lanes == lane]) for lane in np.unique(lanes).tolist()}
         self._is_operator, self._is_call = trace.is_of(*OPERATORS), trace.is_of(*LAUNCHES)
         self._waits = set(waiting_calls(trace).tolist())
         self._launching = set[int]()
@@ -187,6 +185,20 @@ class _Threads:
         if not is_long or (self._is_operator[event] and is_launch):
             return "launches"
         return "operators" if self._is_operator[event] else "Python"
+
+
+def _nested(starts: Array, ends: Array) -> tuple[Array, Array]:
+    """The place of the event around each, or -1, and where it ends: with what opened it, which a label may outlast."""
+    around, last, begins = [-1] * len(starts), ends.tolist(), starts.tolist()
+    stack: list[int] = []
+    for number in np.lexsort((-ends, starts)).tolist():
+        while stack and last[stack[-1]] <= begins[number]:
+            stack.pop()
+        if stack:
+            around[number] = stack[-1]
+            last[number] = min(last[number], last[stack[-1]])
+        stack.append(number)
+    return np.array(around, np.int64), np.array(last, np.int64)
 
 
 def _idle_until(idle: Spans, times_ns: Array) -> Array:
@@ -262,11 +274,13 @@ def _functions_around(trace: Trace, paths: CallPaths, event: int) -> Iterable[st
 class FirstCalls:
     """Calls of the driver that take long once: modules are loaded, algorithms chosen, memory asked for.
 
-    Nanoseconds by name, the costliest first, of all that was traced, warm-up included.
+    Nanoseconds by name, the costliest first, of all that was traced, warm-up included; what several threads call at
+    once counts once.
     """
 
     events: frozenset[int]
     spent_ns: tuple[tuple[str, int], ...]
+    total_ns: int
     traced_ns: int
 
     @classmethod
@@ -277,17 +291,23 @@ class FirstCalls:
         calls = np.flatnonzero(trace.is_of(*LAUNCHES) & trace.overlaps(start_ns, end_ns))
         names, first, spent = trace.name_code[calls], list[int](), Counter[str]()
         first_launches = _first_launches(trace, calls)
+        starts = np.array([start for start, _ in (*window.warm_up, *window.steps)])
         for name in np.unique(names).tolist():
             if not WAITS.search(trace.texts[name]):
                 long = _first_of(calls[names == name], trace.duration_ns, first_launches)
+                steps = np.unique(np.searchsorted(starts, trace.start_ns[long], side="right"))
+                if len(steps) > max(1, MAX_SHARE * len(starts)):  # what comes in most steps is none
+                    long = long[np.isin(long, first_launches)]
                 first += long.tolist()
-                spent[trace.texts[name]] += int(trace.duration_ns[long].sum())
+                spent[trace.texts[name]] += _spent_ns(trace, long)
+        total_ns = _spent_ns(trace, np.array(first, np.int64))
         ordered = tuple(pair for pair in spent.most_common() if pair[1])
-        return cls(events=frozenset(first), spent_ns=ordered, traced_ns=end_ns - start_ns)
+        return cls(events=frozenset(first), spent_ns=ordered, total_ns=total_ns, traced_ns=end_ns - start_ns)
 
-    @property
-    def total_ns(self) -> int:
-        return sum(ns for _, ns in self.spent_ns)
+
+def _spent_ns(trace: Trace, events: Array) -> int:
+    starts, ends = union(trace.start_ns[events], trace.end_ns[events])
+    return int((ends - starts).sum())
 
 
 def _first_launches(trace: Trace, calls: Array) -> Array:

@@ -45,6 +45,10 @@ Stays = dict[int, list[tuple[str, int]]]
 """For each step the collectives in the order they were launched: kind, and nanoseconds from arrival to end."""
 
 
+CLOCKS_NS = 12 * 3_600_000_000_000
+"""By so much the clocks of two machines differ at most, one of which may keep another zone's time."""
+
+
 @frozen_dataclass
 class OneRank:
     """Of one rank: what its trace says of itself, the lengths of its steps, its collectives, where its time goes.
@@ -123,10 +127,10 @@ class RankTimes:
 
 
 def _check_together(ranks: dict[Path, OneRank]) -> None:
-    """Raises UnreadableInput where two that name no rank do not overlap in time: they are windows, or trainings."""
-    unnamed = {folder: one for folder, one in ranks.items() if one.header.rank is None}
-    for (folder, one), (later_folder, later) in pairwise(sorted(unnamed.items(), key=lambda item: item[1].span_ns)):
-        if one.span_ns[1] <= later.span_ns[0]:
+    """Raises UnreadableInput where two do not overlap in time, as far as clocks agree: they are of two trainings."""
+    for (folder, one), (later_folder, later) in pairwise(sorted(ranks.items(), key=lambda item: item[1].span_ns)):
+        are_named = one.header.rank is not None and later.header.rank is not None
+        if one.span_ns[1] + are_named * CLOCKS_NS <= later.span_ns[0]:
             paths = [(each / FOREIGN_TRACE).resolve() for each in (folder, later_folder)]
             raise UnreadableInput(
                 f"{paths[0]} ends before {paths[1]} begins, so that they are no ranks of one training: give one, or "
@@ -277,7 +281,8 @@ def _check_world(headers: dict[int, dict[str, object]]) -> None:
     for header in headers.values():
         groups = header.get("pg_config")
         for group in groups if isinstance(groups, list) else ():
-            if isinstance(group, dict) and 1 < int(group.get("pg_size") or 0) < max(sizes):
+            size = group.get("pg_size") if isinstance(group, dict) else None
+            if isinstance(size, int) and 1 < size < max(sizes):
                 raise ThinEvidence(
                     "the ranks exchange in several groups, whose collectives a trace does not tell apart."
                 )

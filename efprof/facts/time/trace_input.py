@@ -1,8 +1,9 @@
 """How long the steps of a trace wait for their batches, which line asks for them, and what the device loses by it."""
 
+import re
 import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
@@ -17,6 +18,7 @@ from efprof.facts.time.trace_windows import TraceWindow
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, SourceLine, frozen_dataclass
 from efprof.units import format_count, format_ms, format_share
 
+ITERATOR = re.compile(r"^enumerate\(DataLoader\)#")
 SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
 """How torch names the iterator of a loader without workers."""
 UNEVEN = 0.5
@@ -55,7 +57,7 @@ class TraceInput:
             data_ms=tuple(waited_ns / 1e6 for waited_ns in data_ns),
             lost_ms=tuple(sum(pair) / 1e6 for pair in zip(data_ns, others_ns, strict=True)),
             blame=run.get(Sources).line(spent.most_common(1)[0][0]) if spent else UNKNOWN,
-            has_workers=not any(SINGLE_PROCESS in text for text in window.trace.texts),
+            has_workers=SINGLE_PROCESS not in _longest(window, fetches),
         )
 
     @property
@@ -87,7 +89,7 @@ class TraceInput:
         measured bound is worth an edit.
         """
         steps = format_count(len(self.data_ms), "step")
-        share = format_share(self.mean_ms / self.window.step_ms)
+        share = format_share(self.mean_ms / (self.window.step_ms or 1.0))
         ends = f" ({format_ms(min(self.data_ms))} to {format_ms(max(self.data_ms))})" if self.are_uneven else ""
         looked_at = f"{steps} of a trace, {share} of the time inside the loader"
         if (self.bound.step_ms or 0.0) < max(MIN_MS, MIN_SHARE * self.window.step_ms):
@@ -114,3 +116,12 @@ class TraceInput:
             "The profiler slows a loader that runs in the training process itself, by Python functions most of all.",
             *filter(None, (why_bound,)),
         )
+
+
+def _longest(window: TraceWindow, fetches: Sequence[tuple[int, int]]) -> str:
+    """What the iterator that most of these go to is called; empty where none is named."""
+    trace, spent = window.trace, Counter[str]()
+    within = spans_of(fetches)
+    for event in np.flatnonzero(trace.matches(ITERATOR)).tolist():
+        spent[trace.text(event)] += overlap_ns(within, *trace.span(event))
+    return max(spent, key=lambda name: spent[name], default="")

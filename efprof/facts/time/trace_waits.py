@@ -17,8 +17,10 @@ from efprof.facts.time.device_lanes import COPY as COPIED
 from efprof.facts.time.path_tree import CallPath
 from efprof.facts.time.trace_windows import TraceWindow
 
-SYNCHRONIZE = re.compile(r"^(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize|^(cuda|hip)Free$|^cuMemFree")
-"""Calls that wait for the device; to give memory back to the driver waits for all of it."""
+SYNCHRONIZE = re.compile(
+    r"^(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize|^ze\w*Synchronize|^(cuda|hip)Free$|^cuMemFree"
+)
+"""Calls that wait for the device, of Level Zero too; to give memory back to the driver waits for all of it."""
 LAUNCH = re.compile(r"Launch")
 COPY = re.compile(r"^(cuda|cu|hip)Memcpy")
 ASYNCHRONOUS, PAGEABLE, TO_HOST = re.compile("Async"), "Pageable", "DtoH"

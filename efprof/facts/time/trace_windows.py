@@ -32,7 +32,15 @@ from efprof.facts.time.call_paths import (
     call_paths,
     outermost,
 )
-from efprof.facts.time.device_lanes import DeviceUse, IdleGap, device_use, idle_gaps
+from efprof.facts.time.device_lanes import (
+    DeviceUse,
+    IdleGap,
+    device_use,
+    idle_gaps,
+    on_device_between,
+    overlap_ns,
+    union,
+)
 from efprof.facts.time.path_tree import CallPath, Kind, Line, Parts, paths_by_line
 from efprof.model import NotRecorded, UnreadableInput, frozen_dataclass
 from efprof.units import format_bytes, format_share
@@ -134,7 +142,10 @@ class TraceWindow:
     def unseen_ns(self) -> int:
         """How long what was launched waited for work that the trace does not have, or has from before its steps."""
         waits = (gap.length_ns for gap in self.gaps if gap.cause == "launched, not begun")
-        return self.device_bounds[0] - self.bounds[0] + sum(ns for ns in waits if ns > LONG_QUEUE_NS)
+        start_ns, begin_ns = self.bounds[0], self.device_bounds[0]
+        before = on_device_between(self.trace, start_ns, begin_ns) if begin_ns > start_ns else np.empty(0, np.int64)
+        seen_ns = overlap_ns(union(self.trace.start_ns[before], self.trace.end_ns[before]), start_ns, begin_ns)
+        return begin_ns - start_ns - seen_ns + sum(ns for ns in waits if ns > LONG_QUEUE_NS)
 
     @cached_property
     def device_bounds(self) -> Span:

@@ -9,7 +9,7 @@ import numpy as np
 from efprof.facts.run.run import Run
 from efprof.facts.steps.slowdown import Slowdown
 from efprof.facts.time.call_paths import LAUNCHES
-from efprof.facts.time.device_lanes import DeviceUse, overlap_ns, spans_of
+from efprof.facts.time.device_lanes import DeviceUse, busy_by_device, overlap_ns, spans_of
 from efprof.facts.time.idle_causes import IdleCauses
 from efprof.facts.time.launches import Launches
 from efprof.facts.time.path_tree import CallPath, totals
@@ -138,6 +138,12 @@ def _bound(use: TimeUse, run: Run) -> str:
         )
     if unseen_ns > WORTH_SAYING * use.window.step_ms * 1e6:
         also = f" For {unseen} its work waited for other work, which is not of these steps or not in this trace.{also}"
+    shares = busy_by_device(use.window.trace, *use.window.device_bounds)
+    if bound == THE_DEVICE and len(shares) > 1 and (mean := sum(shares) / len(shares)) < BOUND_BY_DEVICE:
+        return (
+            f"One of {len(shares)} devices at least is busy for {busy} of the step, each for {format_share(mean)} on "
+            f"average: they wait for each other.{also}"
+        )
     if bound == THE_DEVICE:
         return (
             f"The device is busy for {busy} of the step: only less or faster work on it makes the step shorter.{also}"

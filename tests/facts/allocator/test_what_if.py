@@ -165,16 +165,17 @@ def test_what_was_released_for_a_request_tells_the_size_and_is_not_released_wher
     assert what_if(recording).capacity is None
 
 
-@pytest.mark.parametrize("needs_memory_next", [False, True])
-def test_without_stacks_what_follows_tells_whether_a_release_was_asked_for(needs_memory_next: bool) -> None:
+@pytest.mark.parametrize(("next_mib", "is_asked_for"), [(5, True), (60, True), (70, False)])
+def test_without_stacks_what_follows_tells_whether_a_release_was_asked_for(next_mib: int, is_asked_for: bool) -> None:
+    """What was released would have served a request of its size: only a larger one can have released it."""
     recording = Recording(DEFAULT, has_stacks=False)
     held, freed = recording.malloc(5 * MIB), recording.malloc(60 * MIB)
     recording.free(freed)
     recording.empty_cache()
-    recording.malloc((60 if needs_memory_next else 5) * MIB)
+    recording.malloc(next_mib * MIB)
     assert held in recording.live
     kinds = [kind for kind, *_ in what_if(recording).script.operations]
-    assert (EMPTY_CACHE in kinds) == (not needs_memory_next)
+    assert (EMPTY_CACHE in kinds) == is_asked_for
 
 
 # Requests that failed.

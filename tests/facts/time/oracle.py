@@ -68,7 +68,8 @@ def truth_of(path: Path) -> Truth:
     whole = min(e.start for e in every), max(e.end for e in every)
     steps = _steps(host, whole)
     num_warm_up = _num_warm_up([end - start for start, end in steps])
-    traced_from, steps = steps[0][0], steps[num_warm_up:]
+    every_step, steps = steps, steps[num_warm_up:]
+    traced_from = every_step[0][0]
     begin, end = steps[0][0], steps[-1][1]
     launches = {e.correlation: e for e in host if e.category in RUNTIME and e.correlation is not None}
     first, last = _period(begin, end, device, launches)
@@ -94,7 +95,7 @@ def truth_of(path: Path) -> Truth:
         in_function=tuple((name, us / 1e3 / n) for name, us in spent.most_common(3)),
         loader_ms=sum(max(0.0, min(b, end) - max(a, begin)) for a, b in loader) / 1e3 / n,
         exposed_ms=(_length(busy) - _length(computing)) / 1e3 / n,
-        first_calls_ms=sum(_first_calls(runtime, device)) / 1e3,
+        first_calls_ms=_first_calls(runtime, device, [start for start, _ in every_step]) / 1e3,
     )
 
 
@@ -234,11 +235,12 @@ def _within(pieces: list[tuple[float, float, str]], start: float, until: float) 
     return found
 
 
-def _first_calls(runtime: list[Event], device: list[Event]) -> list[float]:
+def _first_calls(runtime: list[Event], device: list[Event], starts: list[float]) -> float:
     """Calls of the driver that do not wait: over a millisecond and 20 times the lower median of their name.
 
-    Five of a name at most; where there are more, those that launch a kernel which none before them has launched. Of a
-    name that comes once, over 100 ms.
+    Five of a name at most, in half of the steps at most, or in one; where there are more, those that launch a kernel
+    which none before them has launched. Of a name that comes once, over 100 ms. What several threads call at once
+    counts once.
     """
     kernels = {e.correlation: e.name for e in device if e.correlation is not None}
     by_name = defaultdict[str, list[Event]](list)
@@ -255,8 +257,10 @@ def _first_calls(runtime: list[Event], device: list[Event]) -> list[float]:
         lengths = [e.end - e.start for e in events]
         least = max(1e3, 20 * statistics.median_low(lengths)) if len(lengths) > 1 else 1e5
         long = [e for e in events if e.end - e.start > least]
-        found += [e.end - e.start for e in long if len(long) <= 5 or id(e) in first]
-    return found
+        num_steps = len({bisect_right(starts, e.start) for e in long})
+        is_few = len(long) <= 5 and num_steps <= max(1, len(starts) / 2)
+        found += [(e.start, e.end) for e in long if is_few or id(e) in first]
+    return _length(_union(found))
 
 
 if __name__ == "__main__":
