@@ -271,6 +271,22 @@ class GradientClips(Event, tag="gradient_clips"):
     step_site: str | None = None
 
 
+class TrainedAsEvaluated(Event, tag="trained_as_evaluated"):
+    """Updates of a module of this class whose `num_layers` layers of these `kinds` were in evaluation mode.
+
+    From `step` on, the last `num_last` of `num_updates` seen; a later event of the module replaces it. `site` is the
+    line that put it into that mode, if that was seen, `backward_site` that of the first of these updates.
+    """
+
+    module: str
+    kinds: list[str]
+    num_layers: int
+    site: str | None
+    backward_site: str | None
+    num_updates: int = 0
+    num_last: int = 0
+
+
 class BackwardCalls(Event, tag="backward_calls"):
     """What was seen so far of the calls of backward at `site`, in steps recorded in full; a later one replaces it.
 

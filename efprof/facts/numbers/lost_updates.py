@@ -1,9 +1,9 @@
-"""Updates that lose what was learned: optimizers that are built again, gradients that are clipped too late."""
+"""Updates that lose something: optimizers built again, gradients clipped too late, models in evaluation mode."""
 
 from collections import defaultdict
 from collections.abc import Mapping
 
-from efprof.artifacts.events import GradientClips, OptimizerBuilt, events_of
+from efprof.artifacts.events import GradientClips, OptimizerBuilt, TrainedAsEvaluated, events_of
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
 
@@ -15,6 +15,9 @@ BuiltOptimizer = OptimizerBuilt
 
 Clips = GradientClips
 """The calls of one line that clips, and how many came after the update."""
+
+Evaluated = TrainedAsEvaluated
+"""Updates of a module in evaluation mode, the last of them in a row."""
 
 
 def built_optimizers(run: Run) -> list[BuiltOptimizer]:
@@ -32,6 +35,14 @@ def rebuilt_optimizers(run: Run) -> Mapping[str, list[BuiltOptimizer]]:
         if event.num_lost and event.site:
             found[event.site].append(event)
     return {site: events for site, events in sorted(found.items()) if len(events) >= MIN_REBUILT}
+
+
+def trained_as_evaluated(run: Run) -> list[Evaluated]:
+    """What was seen last of each such module; raises NotRecorded where there was none."""
+    latest = {event.module: event for event in events_of(run.rank_folder, TrainedAsEvaluated)}
+    if not latest:
+        raise NotRecorded("no update of a module with dropout or batch statistics was seen in evaluation mode.")
+    return list(latest.values())
 
 
 def gradient_clips(run: Run) -> list[Clips]:
