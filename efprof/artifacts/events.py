@@ -274,8 +274,9 @@ class GradientClips(Event, tag="gradient_clips"):
 class TrainedAsEvaluated(Event, tag="trained_as_evaluated"):
     """Updates of a module of this class whose `num_layers` layers of these `kinds` were in evaluation mode.
 
-    From `step` on, the last `num_last` of `num_updates` seen; a later event of the module replaces it. `site` is the
-    line that put it into that mode, if that was seen, `backward_site` that of the first of these updates.
+    `num_evaluated` of `num_updates` seen, from `step` on the last `num_last` of these; `num_entries` times they
+    followed one in training mode. A later event of the module replaces it. `site` is the line that put it into that
+    mode last, if that was seen, `backward_site` that of the first of the last of these updates.
     """
 
     module: str
@@ -284,7 +285,9 @@ class TrainedAsEvaluated(Event, tag="trained_as_evaluated"):
     site: str | None
     backward_site: str | None
     num_updates: int = 0
+    num_evaluated: int = 0
     num_last: int = 0
+    num_entries: int = 0
 
 
 class BackwardCalls(Event, tag="backward_calls"):

@@ -12,6 +12,7 @@ from efprof.model import NotRecorded
 from efprof.report.verdict import rank_findings
 from tests.support.builders import START_NS, make_steps, write_run
 
+SITE = "train.py:5:train"
 TRAIN = """\
 def train(model, optimizer):
     for batch in loader:
@@ -21,10 +22,13 @@ def train(model, optimizer):
 """
 
 
-def seen(num_last: int, num_updates: int = 40, *, site: str | None = "train.py:5:train") -> TrainedAsEvaluated:
+def seen(
+    num_last: int, num_updates: int = 40, *, num_evaluated: int = 0, num_entries: int = 1, site: str | None = SITE
+) -> TrainedAsEvaluated:
     return TrainedAsEvaluated(
         at_ns=START_NS, step=12, module="Net", kinds=["BatchNorm2d", "Dropout"], num_layers=3, site=site,
         backward_site="train.py:4:train", num_updates=num_updates, num_last=num_last,
+        num_evaluated=num_evaluated or num_last, num_entries=num_entries,
     )  # fmt: skip
 
 
@@ -40,6 +44,11 @@ def test_it_blames_the_call_of_eval_and_leads(tmp_path: Path) -> None:
     assert rank_findings(analyse(tmp_path / "run"))[0].audit_id == "training_in_eval_mode"
 
 
+def test_a_training_that_is_evaluated_within_its_epochs_and_goes_back_at_their_end(tmp_path: Path) -> None:
+    (finding,) = training_in_eval_mode(run_of(tmp_path, seen(0, num_evaluated=20, num_entries=3))).findings
+    assert finding.message.startswith("50 % of the updates seen train Net in evaluation mode")
+
+
 def test_where_nothing_called_eval_the_update_is_blamed(tmp_path: Path) -> None:
     (finding,) = training_in_eval_mode(run_of(tmp_path, seen(40, site=None))).findings
     assert str(finding.blame) == "train.py:4"
@@ -48,7 +57,8 @@ def test_where_nothing_called_eval_the_update_is_blamed(tmp_path: Path) -> None:
 
 
 def test_it_is_silent_of_a_phase_and_of_a_training_that_goes_back(tmp_path: Path) -> None:
-    for name, events in (("phase", [seen(9)]), ("back", [seen(30), seen(0)])):
+    phase, back = [seen(9)], [seen(30), seen(0, num_evaluated=30)]
+    for name, events in (("phase", phase), ("back", back), ("now and then", [seen(1, 400, num_entries=9)])):
         assert training_in_eval_mode(run_of(tmp_path / name, *events)).findings == ()
 
 

@@ -17,7 +17,7 @@ from efprof.recorder.session.session import Session
 from efprof.recorder.session.sites import Sites
 
 NOTED_AT = frozenset({10, 30, 100, 300, 1000, 3000, 10_000})
-"""Updates in a row after which they are written; and at the end."""
+"""Updates in that mode after which they are written; and at the end."""
 MAX_SWITCHED = 16
 """Of the modules that were last put into evaluation mode, the line is kept."""
 
@@ -86,18 +86,20 @@ class _Modes:
 
     def _count(self, root: _Root, *, is_evaluated: bool) -> None:
         root.num_updates += 1
+        event = root.event
         if not is_evaluated:
-            if root.event is not None and root.event.num_last:
-                root.event.num_last = 0
-                self.note(root.event)
+            if event is not None:
+                event.num_updates, event.num_last = root.num_updates, 0
             return
-        if root.event is None or not root.event.num_last:
-            root.event = self._new_event(root)
-        root.event.num_updates, root.event.num_last = root.num_updates, root.event.num_last + 1
-        if root.event.num_last in NOTED_AT:
-            self.note(root.event)
+        if event is None or not event.num_last:
+            event = root.event = self._entered(root, event)
+        event.num_updates = root.num_updates
+        event.num_last += 1
+        event.num_evaluated += 1
+        if event.num_evaluated in NOTED_AT:
+            self.note(event)
 
-    def _new_event(self, root: _Root) -> TrainedAsEvaluated:
+    def _entered(self, root: _Root, before: TrainedAsEvaluated | None) -> TrainedAsEvaluated:
         layers = [one for layer in root.layers if (one := layer()) is not None]
         module = root.module()
         return TrainedAsEvaluated(
@@ -107,6 +109,8 @@ class _Modes:
             num_layers=len(layers),
             site=self._switched_at(module),
             backward_site=self.sites.of_caller(),
+            num_evaluated=before.num_evaluated if before else 0,
+            num_entries=(before.num_entries if before else 0) + (root.num_updates > 1),
         )
 
     def _switched_at(self, module: torch.nn.Module | None) -> str | None:

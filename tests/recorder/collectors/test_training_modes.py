@@ -105,9 +105,11 @@ def test_one_that_never_was_in_training_mode_has_the_line_of_its_update(tmp_path
     assert event.backward_site is not None
 
 
-def test_a_training_that_goes_back_ends_with_none_in_a_row(tmp_path: Path) -> None:
+def test_a_training_that_goes_back_is_counted_by_how_often_it_came_there(tmp_path: Path) -> None:
     event = told(tmp_path, goes_back)
-    assert event is None or event.num_last == 0
+    assert event is not None
+    assert (event.num_last, event.num_evaluated, event.num_updates) == (0, 3 * NUM_STEPS, 3 * NUM_STEPS + 6)
+    assert event.num_entries == 2
 
 
 @pytest.mark.parametrize(
