@@ -60,9 +60,10 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
 
 
 def _why(found: NonFinite, cause: NonFiniteCause) -> str:
-    if cause.mechanism == "explosion":
-        times = float(f"{found.explosion:.2g}")
-        return f"Gradients exploded to {times:,.6g} times their usual norm."
+    if cause.mechanism == "explosion" and found.explosion:
+        return f"Gradients exploded to {float(f'{found.explosion:.2g}'):,.6g} times their usual norm."
+    if cause.mechanism == "explosion" and found.rise:
+        return f"The loss had risen to {float(f'{found.rise:.2g}'):,.6g} times the largest before."
     if cause.mechanism == "update" and (bad := found.parameter) is not None:
         return f"{bad.optimizer}'s update left `{bad.name}` ({bad.dtype}) not finite; its gradients were finite."
     if cause.operation is None:
@@ -85,7 +86,7 @@ def _fix(found: NonFinite, cause: NonFiniteCause, file: SourceFile) -> Fix:
     if cause.operation is not None:
         line = None if cause.why_no_line else cause.blame.line
         return keep_operand_finite(cause.operation_name, cause.operation.dtype, file, line)
-    if cause.mechanism == "explosion" and found.usual_norm:
+    if cause.mechanism == "explosion":
         return clip_gradients(found.usual_norm)
     again = "under torch.autograd.set_detect_anomaly(True)"
     if found.is_late:

@@ -106,8 +106,14 @@ def find_remedy(operation: str, dtype: str) -> Remedy | None:
     return None
 
 
-def clip_gradients(usual_norm: float) -> Fix:
-    """Clip at the usual norm, to two digits."""
+def clip_gradients(usual_norm: float | None) -> Fix:
+    """Clip at the usual norm, to two digits, where it is known."""
+    if not usual_norm:
+        return Fix.by_hand(
+            "Clip gradients between `backward()` and the optimizer's step: "
+            "`torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)`, after `scaler.unscale_(optimizer)` where there "
+            "is a scaler. Or lower the learning rate."
+        )
     max_norm = round(usual_norm, 1 - math.floor(math.log10(usual_norm)))
     return Fix.by_hand(
         "Clip gradients at their usual norm before the optimizer's step: "

@@ -140,6 +140,21 @@ def test_an_explosion_is_clipped_at_the_norm_before_it(norms: list[float], tmp_p
     assert "clip_grad_norm_(model.parameters(), max_norm=0.4)" in finding.fix.summary
 
 
+def test_an_explosion_that_no_full_step_saw_is_told_by_the_losses_of_all_steps(tmp_path: Path) -> None:
+    def exploding(folder: str, *last: float) -> Run:
+        losses = [60.0 - number for number in range(FIRST_BAD - len(last))] + [*last] + ["nan"] * 20
+        made = [make_step(step, backward_site=BACKWARD, loss=loss) for step, loss in enumerate(losses)]
+        for step in made:
+            step.gradient_norm = None
+        return run_with(tmp_path / folder, steps=made)
+
+    (finding,) = nonfinite_loss(exploding("rises", 2.2e3, 6e12)).findings
+    assert finding.why == "The loss had risen to 1e+11 times the largest before."
+    assert finding.fix.summary.startswith("Clip gradients between `backward()` and the optimizer's step")
+    (finding,) = nonfinite_loss(exploding("as usual", 59.0, 61.0)).findings
+    assert "Which operation made the first of them was not seen." in finding.why
+
+
 def test_bad_data_is_blamed_on_the_line_that_hands_it_to_the_first_operation(tmp_path: Path) -> None:
     event = seen("AddmmBackward0", 7)
     event.suspects[0].operand = "data that is NaN or Inf already"

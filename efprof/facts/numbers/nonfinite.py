@@ -42,6 +42,8 @@ class NonFinite:
     num_read: int = 0
     """Of these, those whose loss or gradients are known."""
     norms: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()
+    """How far from zero the finite ones before it were, in order, of all steps."""
     suspects: tuple[SuspectOperation, ...] = ()
     is_late: bool = False
     site: str | None = None
@@ -94,6 +96,7 @@ class NonFinite:
                 ),
             ),
             norms=tuple(float(norm) for record in before if (norm := record.gradient_norm) is not None),
+            losses=tuple(abs(float(loss)) for one in before if math.isfinite(float(loss := one.loss or 0)) and loss),
             suspects=tuple(event.suspects) if event and is_bad_till_then else (),
             is_late=event is not None and event.is_late,
             site=(record.backward_site if record else None) or (event.site if event else None),
@@ -120,6 +123,20 @@ class NonFinite:
             return None
         ratio = max(self.norms[-LAST_GOOD_STEPS:]) / usual
         return ratio if ratio > EXPLOSION else None
+
+    @property
+    def rise(self) -> float | None:
+        """How many times the largest loss before them the last losses had reached, where that is an explosion."""
+        earlier, last = self.losses[:-LAST_GOOD_STEPS], self.losses[-LAST_GOOD_STEPS:]
+        if len(earlier) < MIN_STEPS_BEFORE:
+            return None
+        ratio = max(last) / max(earlier)
+        return ratio if ratio > EXPLOSION else None
+
+    @property
+    def has_exploded(self) -> bool:
+        """By the gradients, whose norms full steps tell alone, or by the losses of all steps."""
+        return self.explosion is not None or self.rise is not None
 
 
 def badness(record: StepRecord) -> tuple[str, str] | None:

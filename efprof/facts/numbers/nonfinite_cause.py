@@ -53,16 +53,16 @@ class NonFiniteCause:
         has a singular point is a suspect then, and of those not `pow`.
         """
         found = run.get(NonFinite)
-        if found.is_of_update and not found.explosion:
+        if found.is_of_update and not found.has_exploded:
             return cls(mechanism="update", blame=_line_of_optimizer(run, found))
         suspects = list(found.suspects)
-        if found.explosion:
+        if found.has_exploded:
             singular = (one for one in suspects if one.operand != OVERFLOW and not is_guess(one))
             suspects = [one for one in singular if operation_of(one.node) != "pow"]
         if suspects:
             return cls._of_operation(run, found, suspects)
         blame = _line_at(run, found, found.site)
-        return cls(mechanism="explosion" if found.explosion else "unknown", blame=blame)
+        return cls(mechanism="explosion" if found.has_exploded else "unknown", blame=blame)
 
     @classmethod
     def _of_operation(cls, run: Run, found: NonFinite, suspects: list[SuspectOperation]) -> Self:
@@ -137,7 +137,8 @@ def _how_known(found: NonFinite, cause: NonFiniteCause) -> str:
         why = "No operation with a singular operand was found in the forward graph"
         if found.is_late:
             why = "No operation was looked for, since the device told the value after backward had freed the graph"
-        norm = f"had reached {found.explosion:.0f} times its usual value" if found.explosion else "was as usual"
+        norm = "was as usual" if found.norms else "was not read"
+        norm = f"had reached {found.explosion:.0f} times its usual value" if found.explosion else norm
         return f"{why}; the gradient norm {norm} just before."
     known = "That step's autograd graph was walked before backward freed it: "
     known += f"{one.node} is the first node that was given {one.operand} ({one.num_bad:,} of {one.num_elements:,})."
