@@ -24,7 +24,7 @@ LEFT_OUT = {
         "test_backward_calls", "test_elements", "test_hosts", "test_iterators", "test_late_clips", "test_loop_faults",
         "test_loop_hooks",
         "test_module_calls", "test_more_hooks", "test_optimizers", "test_pickles", "test_stalls",
-        "test_what_fails_alone", "test_writing",
+        "test_training_modes", "test_what_fails_alone", "test_writing",
     ),
     "shows which thread's steps they are; tests/simulated_cuda has the threads of a device": ("test_threads",),
     "asks when a window opens; that a device's late numbers open one is shown by test_late_numbers": (
