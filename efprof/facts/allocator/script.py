@@ -4,6 +4,7 @@ from itertools import takewhile
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames, PoolId
 from efprof.facts.allocator.history import History
+from efprof.facts.allocator.settings import SMALL_SEGMENT_BYTES
 from efprof.model import frozen_dataclass
 
 ALLOCATE, FREE, EMPTY_CACHE, ATTEMPT = range(4)
@@ -91,11 +92,15 @@ def _is_asked_for(entries: list[Entry], index: int, reserved: int, peak: int) ->
     if growth is None or growth.action not in REQUESTS:
         return True
     released = takewhile(lambda entry: entry.action in RELEASE, (entries[at] for at in range(index, len(entries))))
-    if any(entry.size >= growth.size for entry in released):  # it would have served the request
-        return True
+    if any(entry.size >= growth.size and _pool_of(entry) == _pool_of(growth) for entry in released):
+        return True  # it would have served the request
     if (lines := _python(frames)) and (asking := _python(growth.frames)) and lines != asking:
         return True
     return growth.action != "oom" and reserved + growth.size <= peak
+
+
+def _pool_of(segment: Entry) -> tuple[bool, int, PoolId]:
+    return segment.size == SMALL_SEGMENT_BYTES, segment.stream, segment.private_id
 
 
 def _python(frames: Frames) -> list[object]:
