@@ -28,7 +28,7 @@ def comparison_verdict(comparison: Comparison) -> tuple[Verdict, str]:
     Metrics that gate decide; the others only where no metric gates. The first finding that was added is told with it.
     """
     word, headline = _metric_verdict(comparison)
-    headline = " ".join(filter(None, [headline, _time_blame(comparison)]))
+    headline = " ".join(filter(None, [headline, _time_blame(comparison), _about_losses(comparison)]))
     added = next((finding for finding in comparison.findings if finding.change == "added"), None)
     return word, f"{headline} Added: {added.headline} ({added.location})." if added else headline
 
@@ -41,6 +41,13 @@ def time_hint(comparison: Comparison) -> str:
     refs = f"{base} {head}" if base and head and base != head else "BASE HEAD"
     command = shlex.join(comparison.head.command) or "COMMAND"
     return f"One run each tells nothing of time; this does, by turns: efprof compare {refs} -- {one_line(command)}"
+
+
+def _about_losses(comparison: Comparison) -> str:
+    """That they differ more than base's own runs do, which no metric that gates says."""
+    losses = [metric for metric in comparison.metrics if metric.name == "loss" and metric.verdict != "same"]
+    is_told = comparison.num_runs > 1 and losses and losses[0].reason.startswith("Losses differ")
+    return losses[0].reason if is_told else ""
 
 
 def _time_blame(comparison: Comparison) -> str:

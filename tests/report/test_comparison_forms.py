@@ -84,3 +84,15 @@ def test_each_finding_that_was_added_is_a_warning_of_github_at_its_line() -> Non
     comparison = dataclasses.replace(make_comparison(), findings=(odd,))
     said = render_comparison_github(comparison)
     assert said == "::warning file=a%3Ab%2Cc.py,line=7,title=100 %25 worse %3A%3Aerror%3A%3A::so: it, is ::stop\n"
+
+
+def test_losses_that_differ_are_told_with_the_verdict_though_they_do_not_gate() -> None:
+    losses = make_metric_change(
+        name="loss", verdict="unclear", budget=None, effect=None, interval=None, reason="Losses differ from step 12 on."
+    )
+    comparison = dataclasses.replace(compared(make_metric_change(verdict="same"), losses), num_runs=2)
+    assert comparison_verdict(comparison) == (
+        "same",
+        "Head is the same as base within what these runs can tell. Losses differ from step 12 on.",
+    )
+    assert "differ" not in comparison_verdict(dataclasses.replace(comparison, num_runs=1))[1]
