@@ -87,9 +87,11 @@ def test_a_file_that_may_not_grow_stops_the_recording_and_not_the_training(
     child = begin(training(limit, num_steps=400), trace_steps=trace_steps)
     assert child.wait() == 0
     assert child.output.count("\n") == 400
-    assert [line for line in child.errors.splitlines() if line.startswith("efprof:")] == [
-        f"efprof: {child.folder} cannot be written (No space left on device): recording stops, training goes on"
-    ]
+    (said,) = [line for line in child.errors.splitlines() if line.startswith("efprof:")]
+    assert said in {  # by the first write that is cut short, or refused
+        f"efprof: {child.folder} cannot be written ({why}): recording stops, training goes on"
+        for why in ("No space left on device", "File too large")
+    }
     recorded = Recorded(folder=child.folder)
     assert [step.step for step in recorded.steps] == list(range(len(recorded.steps)))
     assert 3 <= len(recorded.steps) < 400
