@@ -11,7 +11,7 @@ import re
 import statistics
 import sys
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def truth_of(path: Path) -> Truth:
     late = _late(kernels, launches, first, last) if kernels else []
     loader = _union([(e.start, e.end) for e in host if LOADER.match(e.name)])
     lanes = _innermost(host)
-    spent = Counter[str]()
+    spent = defaultdict[str, float](float)
     for start, until, lane in late:
         for name, us in _within(lanes.get(lane, []), start, until):
             spent[name] += us
@@ -92,7 +92,7 @@ def truth_of(path: Path) -> Truth:
         device_period_ms=(last - first) / 1e3 / n if kernels else 0.0,
         busy_ms=_length(busy) / 1e3 / n,
         not_launched_ms=sum(until - start for start, until, _ in late) / 1e3 / n,
-        in_function=tuple((name, us / 1e3 / n) for name, us in spent.most_common(3)),
+        in_function=tuple((name, us / 1e3 / n) for name, us in sorted(spent.items(), key=lambda one: -one[1])[:3]),
         loader_ms=sum(max(0.0, min(b, end) - max(a, begin)) for a, b in loader) / 1e3 / n,
         exposed_ms=(_length(busy) - _length(computing)) / 1e3 / n,
         first_calls_ms=_first_calls(runtime, device, [start for start, _ in every_step]) / 1e3,
@@ -209,17 +209,17 @@ def _innermost(host: list[Event]) -> dict[tuple[str, str], list[tuple[float, flo
         pieces: list[tuple[float, float, str]] = []
         stack: list[tuple[float, str]] = []
         at = 0.0
-        for e in [*sorted(events, key=lambda e: (e.start, -e.end)), None]:
-            now = e.start if e else float("inf")
+        for one in [*sorted(events, key=lambda e: (e.start, -e.end)), None]:
+            now = one.start if one else float("inf")
             while stack and stack[-1][0] <= now:
                 end, name = stack.pop()
                 pieces.append((at, end, name))
                 at = end
-            if e:
+            if one:
                 if stack:
                     pieces.append((at, now, stack[-1][1]))
                 at = now
-                stack.append((min(e.end, stack[-1][0]) if stack else e.end, e.name))
+                stack.append((min(one.end, stack[-1][0]) if stack else one.end, one.name))
         found[lane] = [piece for piece in pieces if piece[1] > piece[0]]
     return found
 
