@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -257,9 +257,10 @@ def _longest(sides: Sequence[Side]) -> int:
 
 
 def untils_of(sides: tuple[Side, Side], num_turns: int, number: int) -> list[int]:
-    """The updates at which turns end, by chance, the same for both sides."""
-    dice, times = random.Random(number), _times(sides)
-    return list(accumulate((times * dice.randint(*TURN) for _ in range(num_turns)), initial=WARM_UP))[1:]
+    """The updates at which turns end, by chance, the same for both sides; of four turns each has another length."""
+    dice, lengths = random.Random(number), range(TURN[0], TURN[1] + 1)
+    drawn = (_times(sides) * length for _ in range(num_turns) for length in dice.sample(lengths, len(lengths)))
+    return list(accumulate(islice(drawn, num_turns), initial=WARM_UP))[1:]
 
 
 def times_of(sides: tuple[Side, Side], untils: Sequence[int], number: int, end: float) -> TurnTimes:
