@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 EVERYTHING = frozenset({
     "model", "units", "artifacts", "recorder", "facts", "audits", "fixes", "runner", "report", "compare", "fit",
-    "commands", "cli", "processes",
+    "hunt", "commands", "cli", "processes",
 })  # fmt: skip
 ALLOWED: dict[str, frozenset[str]] = {
     "": frozenset({"recorder"}),
@@ -21,6 +21,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "compare": frozenset({"model", "processes", "units"}),
     "report": frozenset({"model", "units"}),
     "fit": frozenset({"facts", "artifacts", "model", "processes", "units"}),
+    "hunt": frozenset({"facts", "artifacts", "model", "processes"}),
     "runner": frozenset({"model"}),
     "audits": frozenset({"facts", "fixes", "model", "units"}),
     "facts": frozenset({"artifacts", "model", "units"}),

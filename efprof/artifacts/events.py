@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, Union
 import msgspec
 
 from efprof.artifacts.files import read_lines
+from efprof.artifacts.hunts import StartState
 from efprof.model import RecorderPart
 from efprof.units import parse_bytes
 
@@ -37,6 +38,12 @@ class LoaderBuilt(Event, tag="loader_built"):
     batch_size: int | None
     persistent_workers: bool
     num_batches: int | None
+
+
+class StartKept(Event, tag="start_kept"):
+    """What random numbers began with, when torch had just been imported."""
+
+    state: StartState
 
 
 class ScalerBuilt(Event, tag="scaler_built"):

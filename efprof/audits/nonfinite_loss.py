@@ -1,10 +1,17 @@
 """A loss or gradient that turned to NaN or Inf."""
 
+from efprof.facts.numbers.hunted import Origin, dtype_of, forward_name, grown_buffer, how_it_is_known, sentence_of
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.numbers.nonfinite_cause import NonFiniteCause, how_nonfinite_is_known, is_guess
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import file_of
-from efprof.fixes.keep_finite import clip_gradients, keep_data_finite, keep_operand_finite, keep_update_finite
+from efprof.fixes.keep_finite import (
+    clip_gradients,
+    keep_buffer_bounded,
+    keep_data_finite,
+    keep_operand_finite,
+    keep_update_finite,
+)
 from efprof.model import Examination, Finding, Fix, Gain, SourceFile
 
 LOST_SHARE = 0.5
@@ -54,12 +61,14 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
         gain=Gain.none(
             f"the training after step {first_step:,}: {found.num_from_first:,} of {found.num_steps:,} steps"
         ),
-        evidence=(how_nonfinite_is_known(found, cause),),
+        evidence=(*how_it_is_known(run), how_nonfinite_is_known(found, cause)),
         severity="high" if found.num_bad >= LOST_SHARE * found.num_read else "medium",
     )
 
 
 def _why(found: NonFinite, cause: NonFiniteCause) -> str:
+    if cause.origin is not None:
+        return sentence_of(cause.origin)
     if cause.mechanism == "explosion" and found.explosion:
         return f"Gradients exploded to {float(f'{found.explosion:.2g}'):,.6g} times their usual norm."
     if cause.mechanism == "explosion" and found.rise:
@@ -79,6 +88,8 @@ def _why(found: NonFinite, cause: NonFiniteCause) -> str:
 
 
 def _fix(found: NonFinite, cause: NonFiniteCause, file: SourceFile) -> Fix:
+    if cause.origin is not None:
+        return _fix_of_origin(found, cause, cause.origin, file)
     if cause.mechanism == "update" and found.parameter is not None:
         return keep_update_finite(found.parameter.optimizer, found.parameter.eps, found.parameter.dtype)
     if cause.mechanism == "data":
@@ -92,3 +103,16 @@ def _fix(found: NonFinite, cause: NonFiniteCause, file: SourceFile) -> Fix:
     if found.is_late:
         again = "on the CPU under `efprof record`, from an earlier checkpoint: if it fails there, the line is named"
     return Fix.by_hand(f"Run step {found.first_step:,} again {again}. Check its batch for NaN and Inf.")
+
+
+def _fix_of_origin(found: NonFinite, cause: NonFiniteCause, origin: Origin, file: SourceFile) -> Fix:
+    buffer, dtype = grown_buffer(origin), dtype_of(origin)
+    if buffer is not None and buffer.made_at:
+        return keep_buffer_bounded(buffer.name, ":".join(buffer.made_at.split(":")[:2]))
+    if cause.mechanism == "explosion":
+        return clip_gradients(found.usual_norm)
+    if cause.mechanism == "update":
+        return keep_update_finite(origin.optimizer, origin.eps, dtype)
+    if cause.mechanism == "data":
+        return keep_data_finite(found.first_step or 0, origin.operands[0].name, is_masked_late=bool(origin.node))
+    return keep_operand_finite(forward_name(origin).replace("_", ""), dtype, file, cause.blame.line, origin.operands)

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from efprof.commands import COMMAND
+from efprof.commands import COMMAND, show_status
 from efprof.model import EfprofError
 
 
@@ -50,9 +50,10 @@ from efprof.model import EfprofError
     "recorded in full.",
 )
 @click.option("--diff/--no-diff", "keeps_diff", default=None, help="Keep a diff of uncommitted changes; default: yes.")
+@click.option("--hunt", "hunts", is_flag=True, help="Where it turned to NaN or Inf, run it again at once to see where.")
 @click.option("--report", "reports", is_flag=True, help="Print `efprof report --brief` when the program has ended.")
 @COMMAND
-def record(command: tuple[str, ...], *, reports: bool, **flags: Any) -> int:
+def record(command: tuple[str, ...], *, hunts: bool, reports: bool, **flags: Any) -> int:
     """Record a training command, which runs unchanged.
 
     COMMAND is any program that trains with PyTorch; its exit code is passed through. Write it after two dashes:
@@ -63,7 +64,7 @@ def record(command: tuple[str, ...], *, reports: bool, **flags: Any) -> int:
 
     A window is a few steps that are recorded in detail, which slows them down.
 
-    All options but --report may also stand in efprof.toml under [record], or in pyproject.toml under
+    All options but --hunt and --report may also stand in efprof.toml under [record], or in pyproject.toml under
     [tool.efprof.record], with underscores for dashes and `diff = false` for --no-diff. What is given here wins.
     """
     if not command:
@@ -79,9 +80,21 @@ def record(command: tuple[str, ...], *, reports: bool, **flags: Any) -> int:
         list(command), runs_folder=runs_folder(), name=name, wanted=options, configuration=configuration
     )
     _say_where(folder, exit_code)
+    if hunts:
+        _hunt(folder)
     if reports:
         click.echo(_brief(folder), nl=False)
     return exit_code
+
+
+def _hunt(folder: Path) -> None:
+    from efprof.commands.hunt import MAX_MINUTES, hunt_in, sentence_of
+
+    try:
+        hunt_in(folder, max_minutes=MAX_MINUTES)
+        show_status(sentence_of(folder))
+    except EfprofError as error:
+        show_status(f"{error}")
 
 
 def _brief(folder: Path) -> str:

@@ -1,34 +1,43 @@
-"""Keeps numbers finite: clamps what an operation is given (`x.clamp_min(1.2e-07).log()`), clips exploding gradients."""
+"""What keeps an operation finite: a bound of what it is given, an argument of its call, or what to do in words.
+
+One table, by the operation, by what it was given, and by the precision; its causes are those of public reports.
+"""
 
 import ast
 import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from efprof.fixes.source_edit import as_receiver, replace_expression
-from efprof.model import Fix, SourceFile, frozen_dataclass, nodes_on
+from efprof.fixes.source_edit import as_receiver, replace_expression, set_arguments
+from efprof.model import Fix, SourceFile, called_name, frozen_dataclass, nodes_on
 
 SMALLEST = {"float16": 1e-4, "bfloat16": 1e-6, "float32": 1e-6, "float64": 1e-12}
 """The least operand that keeps the value and its gradient finite with room to spare; in float16 1e-5 is too low
 (measured)."""
-LARGEST_EXPONENT = {"float16": 11.0, "bfloat16": 88.0, "float32": 88.0, "float64": 709.0}
-"""exp of more is infinite: ln 65504 = 11.09, ln 3.4e38 = 88.7, ln 1.8e308 = 709.8."""
+LARGEST_EXPONENT = {"float16": 5.0, "bfloat16": 30.0, "float32": 30.0, "float64": 300.0}
+"""exp of more than 11.09, 88.7 or 709.8 is infinite; less than half of that leaves room for a square, and for sums."""
 LARGEST_COSINE = {"float16": 1 - 1e-3, "bfloat16": 1 - 1e-2}
 """acos and asin have an infinite gradient at one, which 1 - 1e-6, the bound for other types, is rounded to in these."""
-
-_NO_SCORE = (
-    "Mask with a large negative number instead of -inf (`masked_fill(mask, -1e9)`, in float16 -1e4), or leave rows out "
-    "in which everything is masked."
-)
-_NO_SPREAD = (
-    "Take the spread with `correction=0`, so that a single value has one, and add a small number before dividing or "
-    "rooting; a last batch of one sample is left out by `drop_last=True`."
-)
-ADVICE = {"softmax": _NO_SCORE, "logsoftmax": _NO_SCORE, "std": _NO_SPREAD, "var": _NO_SPREAD}
-"""What no clamp of an operand can mend."""
-
+HALF_LARGEST = 65504.0
 MODULES = frozenset({"torch", "F", "functional", "linalg", "nn", "special"})
 """What a function is called of; anything else that a method is called of is a tensor."""
+
+
+class Given(Protocol):
+    """A tensor that an operation was given: its finite numbers lie from `low` to `high`."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+    @property
+    def num_nan(self) -> int: ...
+    @property
+    def num_inf(self) -> int: ...
 
 
 @frozen_dataclass
@@ -46,21 +55,135 @@ class Remedy:
     is_second: bool = False
 
 
-def keep_operand_finite(operation: str, dtype: str, file: SourceFile, line: int | None) -> Fix:
-    """The remedy for an operation, as an edit where it is found on `line`; None is a line that is not known."""
-    remedy = find_remedy(operation, dtype)
+class Setting(NamedTuple):
+    """An argument of a function that makes it finite by itself; `num_before` come before it by position."""
+
+    name: str
+    value: str
+    num_before: int
+    why: str
+
+
+NO_SCORE = (
+    "Mask with a large negative number instead of -inf (`masked_fill(mask, -1e9)`, in float16 -1e4), or leave rows out "
+    "in which everything is masked."
+)
+NO_SPREAD = (
+    "Take the spread with `correction=0`, so that a single value has one, and add a small number before dividing or "
+    "rooting; a last batch of one sample is left out by `drop_last=True`."
+)
+ALL_IGNORED = (
+    "Every label of this batch is ignored, so the mean is 0 / 0: skip such a batch, or use `reduction='sum'` and "
+    "divide by the number of labels with `.clamp(min=1)`."
+)
+EQUAL_VALUES = (
+    "Two singular values or eigenvalues are equal, where the vectors have no gradient: use `svdvals` or `eigvalsh`, or "
+    "add a small diagonal that differs by row, in float64."
+)
+NO_DIRECTION = "weight_norm divides by the norm of each row, and one is 0: start such a layer with `g` at 0, not `v`."
+NO_PRODUCT = (
+    "0 times Inf is NaN: fill the infinite factor before the product (`torch.where(mask, x, 0.0)`), or write p log p "
+    "as `torch.xlogy(p, p)`."
+)
+MASKS_ADDED = (
+    "Two masks of the most negative number add up to -inf: combine them as booleans and fill once, or clamp the sum at "
+    "`torch.finfo(scores.dtype).min`."
+)
+MOST_NEGATIVE = -1e4
+"""What masks are filled with, in float16; and lower, in others."""
+NO_VARIANCE = "Give the normalisation an `eps`, and at least two values for each channel or row."
+EMPTY = "It is a mean of nothing: skip an empty batch, or use `x.sum() / max(x.numel(), 1)`."
+ADVICE: dict[str, str] = {
+    **dict.fromkeys(("softmax", "logsoftmax", "logsumexp", "safesoftmax"), NO_SCORE),
+    **dict.fromkeys(("std", "var", "stdmean", "varmean"), NO_SPREAD),
+    **dict.fromkeys(("nllloss", "nllloss2d", "nlllossforward", "nllloss2dforward"), ALL_IGNORED),
+    **dict.fromkeys(("linalgsvd", "linalgeigh", "linalgeig", "svd", "symeig"), EQUAL_VALUES),
+    **dict.fromkeys(("nativelayernorm", "nativebatchnorm", "nativegroupnorm", "batchnorm"), NO_VARIANCE),
+    **dict.fromkeys(("weightnorminterface", "weightnorm"), NO_DIRECTION),
+    "mean": EMPTY,
+}
+"""What no clamp of an operand can mend."""
+
+SETTINGS: dict[str, Setting] = {
+    **dict.fromkeys(
+        ("ctc_loss", "CTCLoss"),
+        Setting("zero_infinity", "True", 6, "an input shorter than its target has no path, and an infinite loss"),
+    ),
+    "logit": Setting("eps", "1e-6", 1, "logit is infinite at 0 and at 1"),
+    "normalize": Setting("eps", "1e-4", 3, "its 1e-12 is 0 in float16"),
+    "cosine_similarity": Setting("eps", "1e-4", 3, "its 1e-8 is 0 in float16"),
+    "layer_norm": Setting("eps", "1e-5", 4, "a row of equal values has no variance"),
+    "gaussian_nll_loss": Setting("eps", "1e-4", 5, "a variance near 0 makes the loss infinite"),
+}
+"""By the name of the function that is called on the line."""
+OF_HALF = frozenset({"normalize", "cosine_similarity"})
+
+
+def keep_operand_finite(
+    operation: str, dtype: str, file: SourceFile, line: int | None, given: Sequence[Given] = ()
+) -> Fix:
+    """The remedy for an operation (`log`, `nllloss`), as an edit where it is found on `line`; None is one not known.
+
+    `given` is what it had, where that was seen.
+    """
+    nodes = nodes_on(file.tree, line) if line is not None else []
+    for node in nodes:
+        setting = SETTINGS.get(called_name(node))
+        if (
+            isinstance(node, ast.Call)
+            and setting is not None
+            and (called_name(node) not in OF_HALF or dtype == "float16")
+        ):
+            edit = set_arguments(file, node, {setting.name: setting.value}, num_before=setting.num_before)
+            summary = f"Give `{called_name(node)}` `{setting.name}={setting.value}`: {setting.why}."
+            return Fix.by(edit, "review", summary, "values at that bound")
+    if advice := ADVICE.get(operation) or _of_masks(operation, given):
+        return Fix.by_hand(advice)
+    remedy = find_remedy(operation, dtype, given)
     if remedy is None:
         usual = f"Keep the operands of {operation} where it is finite in {dtype}."
-        return Fix.by_hand(ADVICE.get(operation, usual))
-    edit, nodes = None, nodes_on(file.tree, line) if line is not None else []
+        return Fix.by_hand(_overflows(given, dtype) or usual)
+    edit = None
     match [operand for node in nodes if (operand := _operand(node, remedy)) is not None]:
-        case [operand] if not isinstance(operand, ast.Constant):  # exactly one call fits: the clamp comes behind it
+        case [operand] if remedy.clamp and not isinstance(operand, ast.Constant):  # exactly one call fits
             edit = replace_expression(file, operand, as_receiver(file, operand) + remedy.clamp)
     return Fix.by(edit, "review", f"{remedy.rule} (in {dtype}).", "clamped values get no gradient")
 
 
-def keep_data_finite(step: int) -> Fix:
-    """What to do about a batch that is bad before any layer sees it."""
+def _of_masks(operation: str, given: Sequence[Given]) -> str:
+    if operation == "mul" and any(one.num_nan + one.num_inf for one in given):
+        return NO_PRODUCT
+    masks = [one for one in given if (one.low or 0.0) < MOST_NEGATIVE and (one.high or 0.0) < -MOST_NEGATIVE]
+    return MASKS_ADDED if operation in ("add", "sub") and len(masks) > 1 else ""
+
+
+def _overflows(given: Sequence[Given], dtype: str) -> str:
+    """What to do about a result that float16 cannot hold."""
+    most = max((max(abs(one.low or 0.0), abs(one.high or 0.0)) for one in given), default=0.0)
+    if dtype != "float16":
+        return ""
+    return (
+        f"float16 ends at {HALF_LARGEST:,.0f}, and this is given numbers up to {most:.3g}: use bfloat16 "
+        "(`torch.autocast(..., dtype=torch.bfloat16)`), or run this line in float32 under "
+        "`torch.autocast(..., enabled=False)`."
+    )
+
+
+def keep_data_finite(step: int, name: str = "", *, is_masked_late: bool = False) -> Fix:
+    """What to do about a tensor that is bad before any layer sees it: a batch, or one that has that `name`.
+
+    Where it `is_masked_late`, the loss is finite and its gradient is not.
+    """
+    if is_masked_late:
+        return Fix.by_hand(
+            "Fill it before this line (`torch.where(mask, target, 0.0)`), or leave such rows out: a mask behind it "
+            "hides the value, and multiplies a gradient of NaN by 0."
+        )
+    if name:
+        return Fix.by_hand(
+            f"Find what writes NaN or Inf to `{name}`: `torch.empty` holds whatever was in memory, and running values "
+            "of one bad batch stay bad."
+        )
     return Fix.by_hand(
         f"Look at the batch of step {step:,} (`torch.isfinite(batch).all()`), and leave out such samples where the "
         "data is read. If this line divides or takes a root or logarithm, bound its operand."
@@ -78,32 +201,49 @@ def keep_update_finite(optimizer: str, eps: float | None, dtype: str) -> Fix:
     return Fix.by_hand(f"Check the settings of `{optimizer}` (learning rate, eps){wider}.")
 
 
-def find_remedy(operation: str, dtype: str) -> Remedy | None:
-    """The remedy for an autograd node's operation (`log`, `div`, `exp`), its values set by dtype."""
+def keep_buffer_bounded(name: str, at: str) -> Fix:
+    """Of a buffer that the program's own updates let grow, written at that line."""
+    return Fix.by_hand(f"Bound `{name}` where it is written, at {at}: let it decay, or divide it by its norm.")
+
+
+def find_remedy(operation: str, dtype: str, given: Sequence[Given] = ()) -> Remedy | None:
+    """The remedy for an operation (`log`, `div`, `exp`), its values set by dtype and by what it was given."""
     limits = (SMALLEST, LARGEST_EXPONENT)
     least, largest = (f"{limit.get(dtype, limit['float32']):g}" for limit in limits)
     names = frozenset({operation, f"{operation}_"})
     match operation:
-        case "log" | "log2" | "log10" | "sqrt" | "rsqrt" | "pow":
+        case "log" | "log2" | "log10" | "sqrt" | "rsqrt" | "pow" | "lgamma" | "digamma" | "polygamma":
             rule, operator = f"Clamp the input of `{operation}` at {least}", ast.Pow if operation == "pow" else None
             return Remedy(clamp=f".clamp_min({least})", rule=rule, names=names, operator=operator)
+        case "log1p":
+            return Remedy(
+                clamp=f".clamp_min(-1 + {least})", rule=f"Keep the input of `log1p` above -1 + {least}", names=names
+            )
         case "exp" | "expm1" | "exp2" | "sinh" | "cosh":
             rule = f"Clamp the input of `{operation}` below {largest}"
             return Remedy(clamp=f".clamp_max({largest})", rule=rule, names=names)
-        case "acos" | "asin":
+        case "acos" | "asin" | "atanh" | "erfinv":
             most = f"{LARGEST_COSINE.get(dtype, 1 - 1e-6):g}"
             rule = f"Clamp the input of `{operation}` within {most} of zero"
             names = frozenset({operation, f"arc{operation[1:]}"})
             return Remedy(clamp=f".clamp(-{most}, {most})", rule=rule, names=names)
         case "div" | "reciprocal":
-            return Remedy(
-                clamp=f".clamp_min({least})",
-                rule=f"Keep the denominator above {least}; where it may be negative, bound its absolute value instead",
-                names=frozenset({"div", "div_", "divide", "true_divide", "reciprocal"}),
-                operator=ast.Div,
-                is_second=operation == "div",
-            )
+            return _remedy_of_division(operation, least, given)
     return None
+
+
+def _remedy_of_division(operation: str, least: str, given: Sequence[Given]) -> Remedy:
+    """A divisor that counts is one at least; one that can be negative no clamp can bound."""
+    divisor = given[-1] if given else None
+    clamp, rule = f".clamp_min({least})", f"Keep the denominator above {least}"
+    if divisor is not None and "int" in divisor.dtype:
+        clamp, rule = ".clamp_min(1)", "Divide by 1 at least"
+    elif divisor is not None and (divisor.low or 0.0) < 0:
+        clamp, rule = "", f"Keep the denominator's absolute value above {least}, since it is negative at places"
+    elif divisor is None:
+        rule += "; where it may be negative, bound its absolute value instead"
+    names = frozenset({"div", "div_", "divide", "true_divide", "reciprocal"})
+    return Remedy(clamp=clamp, rule=rule, names=names, operator=ast.Div, is_second=operation == "div")
 
 
 def clip_gradients(usual_norm: float | None) -> Fix:

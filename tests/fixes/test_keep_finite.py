@@ -21,7 +21,7 @@ def fix_of(operation: str, code: str, dtype: str = "float32", line: int | None =
         ("div", "y = torch.div(x, n)", "y = torch.div(x, n.clamp_min(1e-06))"),
         ("div", "y = x.div(n + m)", "y = x.div((n + m).clamp_min(1e-06))"),
         ("pow", "y = x ** 0.5", "y = x.clamp_min(1e-06) ** 0.5"),
-        ("exp", "std = torch.exp(0.5 * logvar)", "std = torch.exp((0.5 * logvar).clamp_max(88))"),
+        ("exp", "std = torch.exp(0.5 * logvar)", "std = torch.exp((0.5 * logvar).clamp_max(30))"),
         ("acos", "angle = torch.acos(c)", "angle = torch.acos(c.clamp(-0.999999, 0.999999))"),
         ("log", "größe = maß.log()", "größe = maß.clamp_min(1e-06).log()"),
     ],
@@ -41,7 +41,7 @@ def test_parameters_of_half_precision_alone_are_to_be_kept_in_float32(dtype: str
 
 def test_half_precision_gets_a_bound_it_can_hold() -> None:
     assert "clamp_min(0.0001)" in str(fix_of("log", "y = x.log()", "float16").changes)
-    assert "clamp_max(11)" in str(fix_of("exp", "y = x.exp()", "float16").changes)
+    assert "clamp_max(5)" in str(fix_of("exp", "y = x.exp()", "float16").changes)
     assert "clamp(-0.999, 0.999)" in str(fix_of("asin", "y = x.asin()", "float16").changes)
 
 

@@ -13,13 +13,17 @@ from typing import Literal, Self
 import numpy as np
 
 from efprof.artifacts.events import OptimizerBuilt, SuspectOperation, events_of
+from efprof.artifacts.hunts import Origin
 from efprof.artifacts.steps import StepRecord
 from efprof.artifacts.trace.columns import ABSENT, Trace
 from efprof.artifacts.trace.read import read_window, trace_paths
+from efprof.facts.numbers.hunted import Hunted, grown_buffer, is_beyond_measure
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, line_at, placed_nodes, split_site
 from efprof.model import Narrative, NotRecorded, SourceLine, ThinEvidence, frozen_dataclass
+
+Mechanism = Literal["operation", "data", "explosion", "update", "unknown"]
 
 BAD_DATA = "data that is NaN or Inf already"
 """How the recorder calls what comes into the graph from outside."""
@@ -40,10 +44,12 @@ class NonFiniteCause:
     operation is the first that it is handed to. `why_no_line` says why an operation's line is not known.
     """
 
-    mechanism: Literal["operation", "data", "explosion", "update", "unknown"]
+    mechanism: Mechanism
     blame: SourceLine
     operation: SuspectOperation | None = None
     why_no_line: str = ""
+    origin: Origin | None = None
+    """Where a second run has shown it: then the rest is told by that."""
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -53,8 +59,12 @@ class NonFiniteCause:
         has a singular point is a suspect then, and of those not `pow`.
         """
         found = run.get(NonFinite)
+        hunted = run.find(Hunted)
+        if hunted is not None and hunted.origin is not None and hunted.origin.site is not None:
+            return cls._of_origin(run, found, hunted.origin, line_at(run, hunted.origin.site))
         if found.is_of_update and not found.has_exploded:
-            return cls(mechanism="update", blame=_line_of_optimizer(run, found))
+            name = found.parameter.optimizer if found.parameter else ""
+            return cls(mechanism="update", blame=_line_of_optimizer(run, found, name))
         suspects = list(found.suspects)
         if found.has_exploded:
             singular = (one for one in suspects if one.operand != OVERFLOW and not is_guess(one))
@@ -63,6 +73,16 @@ class NonFiniteCause:
             return cls._of_operation(run, found, suspects)
         blame = _line_at(run, found, found.site)
         return cls(mechanism="explosion" if found.has_exploded else "unknown", blame=blame)
+
+    @classmethod
+    def _of_origin(cls, run: Run, found: NonFinite, origin: Origin, line: SourceLine) -> Self:
+        """Numbers that had grown beyond all measure overflow anywhere: then the fault is that they grew."""
+        if is_beyond_measure(origin) and not grown_buffer(origin):
+            return cls(mechanism="explosion", blame=_line_at(run, found, found.site), origin=origin)
+        if origin.optimizer:
+            return cls(mechanism="update", blame=_line_of_optimizer(run, found, origin.optimizer), origin=origin)
+        mechanism: Mechanism = "data" if origin.kind == "given" else "operation"
+        return cls(mechanism=mechanism, blame=line, origin=origin)
 
     @classmethod
     def _of_operation(cls, run: Run, found: NonFinite, suspects: list[SuspectOperation]) -> Self:
@@ -95,9 +115,8 @@ class NonFiniteCause:
         return operation_of(self.operation.node) if self.operation else ""
 
 
-def _line_of_optimizer(run: Run, found: NonFinite) -> SourceLine:
-    """Where the one that updates the bad parameter was built last; else the line that calls backward."""
-    name = found.parameter.optimizer if found.parameter else ""
+def _line_of_optimizer(run: Run, found: NonFinite, name: str) -> SourceLine:
+    """Where one of that class was built last; else the line that calls backward."""
     built = [event.site for event in events_of(run.rank_folder, OptimizerBuilt) if event.optimizer == name]
     return _line_at(run, found, next(filter(None, reversed(built)), found.site))
 
@@ -127,6 +146,8 @@ def how_nonfinite_is_known(found: NonFinite, cause: NonFiniteCause) -> Narrative
 
 def _how_known(found: NonFinite, cause: NonFiniteCause) -> str:
     one, bad = cause.operation, found.parameter
+    if cause.origin is not None:
+        return "In a second run, whose losses were equal up to there, every operation was traced."
     if cause.mechanism == "update" and bad is not None:
         seen = "a running value of the optimizer's was finite there" if bad.has_finite_state else "its norm was finite"
         return (

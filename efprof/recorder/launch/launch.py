@@ -4,6 +4,7 @@ import datetime
 import errno
 import hashlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,8 @@ from efprof.recorder.session.options import VARIABLE, Options, encode_options, p
 from efprof.recorder.session.redaction import without_secret_words
 
 STARTUP_FOLDER = Path(__file__).parent / "startup"
+
+HASH_SEED = "PYTHONHASHSEED"
 
 CANNOT_START = 126
 """What a shell gives for a program that is there and cannot be executed."""
@@ -155,11 +158,15 @@ def make_run_folder(runs_folder: Path, run: RunFile) -> Path:
 
 
 def child_environment(options: Options) -> dict[str, str]:
-    environment = dict(os.environ)
-    paths = [str(STARTUP_FOLDER), *filter(None, [environment.get("PYTHONPATH")])]
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
-    environment[VARIABLE] = encode_options(options)
-    return environment
+    """A hash seed that is known lets the order of sets come again in a second run."""
+    environment = hooked_environment() | {VARIABLE: encode_options(options)}
+    return {HASH_SEED: str(1 + secrets.randbelow(2**32 - 1))} | environment
+
+
+def hooked_environment() -> dict[str, str]:
+    """Ours, with the start-up hook ahead of PYTHONPATH."""
+    paths = [str(STARTUP_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _run_child(command: list[str], environment: dict[str, str], program: RecordedProgram) -> int:

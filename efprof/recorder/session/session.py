@@ -33,7 +33,7 @@ from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from efprof.recorder.windows.triggers import WindowRequests
 
-WITHOUT_COLLECTORS = frozenset({"callbacks", "doctor", "launch"})
+WITHOUT_COLLECTORS = frozenset({"callbacks", "doctor", "hunt", "launch"})
 """Folders of what runs before the training, or without efprof's start: some would import a framework."""
 
 MAX_LATE_STEPS = 256

@@ -1,7 +1,7 @@
 """The start-up hook: Python imports this file by its name, because its folder leads PYTHONPATH.
 
-It waits for torch to be imported and starts the recorder then, so that a child which never imports torch pays
-for this file alone; and it hands over to the `sitecustomize` that would have run without it.
+It waits for torch to be imported and starts the recorder then, or the tracer of a second run, so that a child which
+never imports torch pays for this file alone; and it hands over to the `sitecustomize` that would have run without it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 class _TorchWatcher:
-    """A finder that lets the others find torch, and starts the recorder once it is loaded."""
+    """A finder that lets the others find torch, and starts our module once it is loaded."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str, what: str) -> None:
+        self._module, self._what = module, what
         self._is_done = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -35,7 +36,7 @@ class _TorchWatcher:
                 run(module)
                 if not self._is_done:  # a spec may be found many times before it is loaded
                     self._is_done = True
-                    _start_recorder()
+                    _start(self._module, self._what)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -49,20 +50,23 @@ class _TorchWatcher:
         return None
 
 
-def _start_recorder() -> None:
-    if sys.version_info < (3, 11):  # noqa: UP036 - the recorded Python may be another than ours
-        sys.stderr.write("efprof: this Python is older than 3.11 and cannot record; training goes on\n")
+def _start(module: str, what: str) -> None:
+    """Where efprof is installed in another interpreter, its folder comes last."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - the program's Python may be another than ours
+        sys.stderr.write(f"efprof: this Python is older than 3.11 and cannot {what}; training goes on\n")
         return
+    from importlib import import_module
+
     try:
-        from efprof.recorder.launch.start import start
-    except ImportError:  # another interpreter than the one efprof is installed in
+        found = import_module(module)
+    except ImportError:
         sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(_FOLDER))))
         try:
-            from efprof.recorder.launch.start import start
+            found = import_module(module)
         except ImportError as error:
-            sys.stderr.write(f"efprof: this Python cannot record, training goes on: {error}\n")
+            sys.stderr.write(f"efprof: this Python cannot {what}, training goes on: {error}\n")
             return
-    start()
+    found.start()
 
 
 def _run_the_next_sitecustomize() -> None:
@@ -82,6 +86,8 @@ if os.environ.get("EFPROF_TREE"):
     import efprof_tree  # type: ignore[import-not-found]
 
     efprof_tree.start(os.environ["EFPROF_TREE"])
-if os.environ.get("EFPROF_RECORD"):
-    sys.meta_path.insert(0, _TorchWatcher())
+if os.environ.get("EFPROF_HUNT"):
+    sys.meta_path.insert(0, _TorchWatcher("efprof.recorder.hunt.traced", "trace"))
+elif os.environ.get("EFPROF_RECORD"):
+    sys.meta_path.insert(0, _TorchWatcher("efprof.recorder.launch.start", "record"))
 _run_the_next_sitecustomize()

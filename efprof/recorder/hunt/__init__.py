@@ -1,0 +1,1 @@
+"""Within a second run of a training: where its first NaN or Inf is born. No recording uses it."""

@@ -1,0 +1,275 @@
+"""Within a process of a second run that has just imported torch: gives it the first one's state, traces, and tells."""
+
+import atexit
+import functools
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+
+import msgspec
+import torch
+
+from efprof.artifacts.files import write_atomically
+from efprof.artifacts.hunts import VARIABLE, HuntPlan, HuntSeen, Origin, RankPlan, Symptom
+from efprof.artifacts.steps import spelled
+from efprof.recorder.hooks.patching import Undo, replace
+from efprof.recorder.hunt.tracer import Event, Tracer, hops_of, key_of, plain
+from efprof.recorder.numbers.start_state import set_state
+from efprof.recorder.numbers.step_numbers import ScaledLosses, living, parameters_of, read_value, weighted_losses
+from efprof.recorder.session.sites import Sites
+
+NUM_ALIKE = 3
+"""Losses in a row by which a resumed training finds its place."""
+
+
+def start() -> None:
+    plan = msgspec.json.decode(Path(os.environ[VARIABLE]).read_bytes(), type=HuntPlan)
+    rank = int(os.environ.get("RANK") or 0)
+    own = plan.ranks.get(rank) or next(iter(plan.ranks.values()))
+    if own.state is not None:
+        set_state(own.state)
+    hunter = Hunter(plan, own, rank)
+    watch(hunter)
+    os.register_at_fork(after_in_child=hunter.leave)
+    atexit.register(hunter.ended)
+
+
+def watch(hunter: "Hunter") -> None:
+    """Have it told of passes and of scaled losses, until it leaves."""
+    original, scale, update = torch.autograd.backward, torch.amp.GradScaler.scale, torch.amp.GradScaler.update
+
+    @functools.wraps(original)
+    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._current_graph_task_id() != -1 or hunter.is_over:  # of a checkpoint, within a pass
+            return original(tensors, grad_tensors, *args, **kwargs)
+        hunter.pass_began(tensors, grad_tensors)
+        result = original(tensors, grad_tensors, *args, **kwargs)
+        hunter.pass_ended()
+        return result
+
+    @functools.wraps(scale)
+    def watched_scale(scaler: Any, outputs: Any) -> Any:
+        scaled = scale(scaler, outputs)
+        if scaled is not outputs:
+            hunter.scaled.note(outputs, scaled, getattr(scaler, "_scale", None))
+        return scaled
+
+    @functools.wraps(update)
+    def watched_update(*args: Any, **kwargs: Any) -> None:
+        update(*args, **kwargs)
+        hunter.scaled.is_used_up = True
+
+    scaler = torch.amp.GradScaler
+    undo = replace(torch.autograd, "backward", backward), replace(scaler, "scale", watched_scale)
+    hunter.undo += [*undo, replace(scaler, "update", watched_update)]
+    if hunter.begins_at_once:
+        hunter.begin()
+
+
+class Hunter:
+    """Counts the passes, compares the losses of steps with the recorded ones, and ends the process at the hit."""
+
+    def __init__(self, plan: HuntPlan, own: RankPlan, rank: int) -> None:
+        self.is_over = False
+        self._plan, self._own, self._rank = plan, own, rank
+        self._tracer = Tracer(Sites(Path(plan.root), lambda _: None))
+        self._is_tracing = False
+        self._number = -1
+        self._is_placed = not plan.is_resumed
+        self._losses: list[float | None] = []
+        """Of passes, for those of the step that is open, or till the place is found."""
+        self._step = 0
+        self._num_equal = 0
+        self.scaled = ScaledLosses()
+        self._outermost: dict[int, torch.nn.Module] = {}
+        self.undo: list[Undo] = []
+
+    @property
+    def begins_at_once(self) -> bool:
+        return self._own.first_traced <= 0 and not self._plan.is_resumed
+
+    def begin(self) -> None:
+        self._is_tracing = True
+        modules, thread = self._tracer.modules, get_ident()
+
+        def entered(module: torch.nn.Module, _: object) -> None:
+            if get_ident() == thread:
+                if not modules:
+                    self._outermost[id(module)] = module
+                modules.append(module)
+
+        def left(*_: object) -> None:
+            if get_ident() == thread and modules:
+                modules.pop()
+
+        hooks = torch.nn.modules.module
+        self.undo.append(hooks.register_module_forward_pre_hook(entered).remove)
+        self.undo.append(hooks.register_module_forward_hook(left, always_call=True).remove)
+        self._tracer.__enter__()  # type: ignore[no-untyped-call]
+        self.undo.append(functools.partial(self._tracer.__exit__, None, None, None))
+
+    def pass_began(self, tensors: Any, gradients: Any) -> None:
+        self._number += 1
+        self._tracer.pass_number = self._number
+        pairs = [(loss, self._value(loss, gradient)) for loss, gradient in weighted_losses(tensors, gradients)]
+        total = sum(value for _, value in pairs) if pairs else None
+        if self._is_tracing and self._number >= self._own.first_hit and total is not None and not math.isfinite(total):
+            self._hit("loss", [loss for loss, value in pairs if not math.isfinite(value)])
+        self._losses.append(total)
+
+    def _value(self, loss: torch.Tensor, gradient: torch.Tensor | None) -> float:
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            factor = 1.0 if gradient is None else float(read_value(gradient))
+            return factor * float(read_value(self.scaled.unscaled(loss)))
+
+    def pass_ended(self) -> None:
+        own = self._own
+        if self._is_placed:
+            self._compare()
+        else:
+            self._find_place()
+        if self._is_tracing and self._number >= own.first_hit and self._plan.looks_at_gradients:
+            gradients = [one.grad for optimizer in living(torch.optim.Optimizer) for one in parameters_of(optimizer)]
+            with torch._C._DisableTorchDispatch():
+                bad = [one for one in gradients if self._tracer.event_of(one) is not None]
+            if bad:
+                self._hit("gradient", bad)
+        if self._is_placed and self._number >= own.last_pass:
+            self._end("over")
+        if self._is_placed and not self._is_tracing and self._number >= own.first_traced - 1:
+            self.begin()
+
+    def _compare(self) -> None:
+        """The loss of a step, once its passes are over; one that is not finite is the hit itself."""
+        if self._step >= len(self._own.steps) or len(self._losses) < self._own.steps[self._step][0]:
+            return
+        recorded, here = self._own.steps[self._step][1], _sum(self._losses)
+        self._losses.clear()
+        if recorded is not None and here is not None:
+            if not _are_equal(float(recorded), here, self._plan.tolerance):
+                self._end("differs", difference=(self._step, recorded, spelled(here) or 0.0))
+            self._num_equal += 1
+        self._step += 1
+
+    def _find_place(self) -> None:
+        steps = self._own.steps
+        for last in range(NUM_ALIKE - 1, len(steps)):
+            several = steps[last - NUM_ALIKE + 1 : last + 1]
+            num_passes = sum(num for num, _ in several)
+            if len(self._losses) >= num_passes and self._are_last(several):
+                self._is_placed, self._num_equal, self._step = True, NUM_ALIKE, last + 1
+                self._number = sum(num for num, _ in steps[: last + 1]) - 1
+                self._losses.clear()
+                return
+
+    def _are_last(self, several: list[tuple[int, float | str | None]]) -> bool:
+        end = len(self._losses)
+        for num, recorded in reversed(several):
+            here = _sum(self._losses[end - num : end])
+            if recorded is None or here is None or not _are_equal(float(recorded), here, self._plan.tolerance):
+                return False
+            end -= num
+        return True
+
+    def _hit(self, symptom: Symptom, tensors: Sequence[torch.Tensor | None]) -> None:
+        with torch._C._DisableTorchDispatch():
+            events = [event for one in tensors if (event := self._tracer.event_of(one)) is not None]
+            born = [event for event in events if event.root.kind in ("nan", "inf")]
+            event = min(born or events, key=lambda one: one.root.origin.number, default=None)
+            self._end("hit", symptom=symptom, event=event)
+
+    def _end(self, why: str, event: Event | None = None, **told: Any) -> None:
+        self._tell(why, event, **told)
+        sys.stdout.flush()
+        os._exit(0)
+
+    def ended(self) -> None:
+        """The program has, before the hit."""
+        if self._number >= 0 and not self.is_over:
+            self._tell("ended", None)
+
+    def _tell(self, why: Any, event: Event | None, **told: Any) -> None:
+        self.is_over = True
+        rank = torch.distributed.get_rank() if _is_distributed() else self._rank
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        seen = HuntSeen(
+            rank=rank,
+            why=why,
+            num_passes=self._number + 1,
+            num_equal=self._num_equal,
+            has_found_place=self._is_placed,
+            is_compiled=dynamo is not None and bool(dynamo.counters["frames"]),
+            errors=self._tracer.errors,
+            **told,
+        )
+        if event is not None:
+            way, names = event.way(), dict(self._names())
+            seen.origin, seen.chain = _origin(way), hops_of(way)
+            seen.origin.module = names.get(seen.origin.module, ("", ""))[0]
+            for operand in [*seen.origin.operands, *filter(None, [seen.origin.result])]:
+                operand.name, operand.is_a = names.get(operand.name, ("", ""))
+            if seen.origin.kind == "given" and seen.origin.operands[0].is_a and seen.origin.operands[0].made_at:
+                seen.origin.site = seen.origin.operands[0].made_at
+        write_atomically(Path(self._plan.results) / f"{rank}-{os.getpid()}.json", msgspec.json.encode(seen))
+
+    def _names(self) -> Iterator[tuple[str, tuple[str, str]]]:
+        """By where it lies the name of each parameter, buffer and value of an optimizer; of modules by their id."""
+        of_parameters: dict[int, str] = {}
+        for root in self._outermost.values():
+            for name, module in root.named_modules():
+                yield f"@{id(module)}", (f"{type(root).__name__}{'.' if name else ''}{name}", "module")
+            for is_a, named in (("buffer", root.named_buffers()), ("parameter", root.named_parameters())):
+                for name, one in named:
+                    if (found := plain(one)) is not None:
+                        of_parameters[id(one)] = name
+                        yield f"@{key_of(found)}", (name, is_a)
+                    if (found := plain(one.grad)) is not None:
+                        yield f"@{key_of(found)}", (f"{name}.grad", "gradient")
+        for optimizer in living(torch.optim.Optimizer):
+            for parameter, state in optimizer.state.items():
+                for name, value in state.items():
+                    if (found := plain(value)) is not None:
+                        yield (
+                            f"@{key_of(found)}",
+                            (f"{name} of {of_parameters.get(id(parameter), 'a parameter')}", "state"),
+                        )
+
+    def leave(self) -> None:
+        """In a process that was forked, as a loader's workers are, all goes on as if nobody had traced."""
+        self.is_over = True
+        while self.undo:
+            self.undo.pop()()
+
+
+def _origin(way: Sequence[Event]) -> Origin:
+    """Of what was bad before, where it first meets something that needs a gradient, with the tensor that does."""
+    first = way[0].origin
+    if way[0].kind == "given":
+        met = next((one.origin for one in way if one.needs_grad), way[min(1, len(way) - 1)].origin)
+        first = msgspec.structs.replace(met, kind="given", operands=met.operands or first.operands)
+    if not first.node and not first.optimizer:
+        first.pass_number += 1  # of the pass that is to come
+    return first
+
+
+def _sum(losses: list[float | None]) -> float | None:
+    total: float | None = None
+    for one in losses:
+        if one is None:
+            return None
+        total = one if total is None else total + one
+    return total
+
+
+def _are_equal(recorded: float, here: float, tolerance: float) -> bool:
+    if math.isnan(recorded) or math.isnan(here) or recorded == here:
+        return recorded == here or (math.isnan(recorded) and math.isnan(here))
+    return abs(recorded - here) <= tolerance * max(abs(recorded), abs(here))
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
