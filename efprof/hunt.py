@@ -182,6 +182,8 @@ def _judged(seen: HuntSeen, hit: Hit, run: Run, *, seconds: float) -> Hunt:
         origin=seen.origin if verdict == "born" else None,
         num_steps_before=before,
         chain=seen.chain if verdict == "born" else [],
+        norms=seen.norms,
+        grown=seen.grown,
         is_compiled=seen.is_compiled,
     )
 

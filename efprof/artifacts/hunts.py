@@ -137,6 +137,8 @@ class HuntSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
     symptom: Symptom = "loss"
     origin: Origin | None = None
     chain: list[Hop] = []
+    norms: dict[str, list[float | str]] = {}
+    grown: list[Operand] = []
     is_compiled: bool = False
     errors: list[str] = []
 
@@ -160,6 +162,10 @@ class Hunt(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_steps_before: int = 0
     """How many steps before the hit the origin is."""
     chain: list[Hop] = []
+    norms: dict[str, list[float | str]] = {}
+    """Of each parameter's gradient, after the passes before the hit."""
+    grown: list[Operand] = []
+    """Buffers and parameters with numbers beyond all measure, at the hit."""
     is_compiled: bool = False
 
 

@@ -1,6 +1,6 @@
 """A loss or gradient that turned to NaN or Inf."""
 
-from efprof.facts.numbers.hunted import Origin, dtype_of, forward_name, grown_buffer, how_it_is_known, sentence_of
+from efprof.facts.numbers.hunted import Hunted, Origin, dtype_of, forward_name, how_it_is_known, why_of
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.numbers.nonfinite_cause import NonFiniteCause, how_nonfinite_is_known, is_guess
 from efprof.facts.run.run import Run
@@ -56,8 +56,8 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
         category="numbers",
         headline=HEADLINES.get(cause.mechanism, f"The {found.what} turns to {found.value}"),
         message=f"The {found.what} is {found.value} at step {first_step:,}; {lost} lost.",
-        why=_why(found, cause),
-        fix=_fix(found, cause, file_of(run, cause.blame)),
+        why=_why(run, found, cause),
+        fix=_fix(run, found, cause, file_of(run, cause.blame)),
         gain=Gain.none(
             f"the training after step {first_step:,}: {found.num_from_first:,} of {found.num_steps:,} steps"
         ),
@@ -66,9 +66,9 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
     )
 
 
-def _why(found: NonFinite, cause: NonFiniteCause) -> str:
+def _why(run: Run, found: NonFinite, cause: NonFiniteCause) -> str:
     if cause.origin is not None:
-        return sentence_of(cause.origin)
+        return why_of(run.get(Hunted), cause.mechanism)
     if cause.mechanism == "explosion" and found.explosion:
         return f"Gradients exploded to {float(f'{found.explosion:.2g}'):,.6g} times their usual norm."
     if cause.mechanism == "explosion" and found.rise:
@@ -87,9 +87,9 @@ def _why(found: NonFinite, cause: NonFiniteCause) -> str:
     return f"`{cause.operation_name}` on {where} meets {one.operand} ({counts})."
 
 
-def _fix(found: NonFinite, cause: NonFiniteCause, file: SourceFile) -> Fix:
+def _fix(run: Run, found: NonFinite, cause: NonFiniteCause, file: SourceFile) -> Fix:
     if cause.origin is not None:
-        return _fix_of_origin(found, cause, cause.origin, file)
+        return _fix_of_origin(run, found, cause, cause.origin, file)
     if cause.mechanism == "update" and found.parameter is not None:
         return keep_update_finite(found.parameter.optimizer, found.parameter.eps, found.parameter.dtype)
     if cause.mechanism == "data":
@@ -105,12 +105,13 @@ def _fix(found: NonFinite, cause: NonFiniteCause, file: SourceFile) -> Fix:
     return Fix.by_hand(f"Run step {found.first_step:,} again {again}. Check its batch for NaN and Inf.")
 
 
-def _fix_of_origin(found: NonFinite, cause: NonFiniteCause, origin: Origin, file: SourceFile) -> Fix:
-    buffer, dtype = grown_buffer(origin), dtype_of(origin)
+def _fix_of_origin(run: Run, found: NonFinite, cause: NonFiniteCause, origin: Origin, file: SourceFile) -> Fix:
+    hunted, dtype = run.get(Hunted), dtype_of(origin)
+    buffer = hunted.grown_buffer
     if buffer is not None and buffer.made_at:
         return keep_buffer_bounded(buffer.name, ":".join(buffer.made_at.split(":")[:2]))
     if cause.mechanism == "explosion":
-        return clip_gradients(found.usual_norm)
+        return clip_gradients(found.usual_norm or hunted.usual_norm)
     if cause.mechanism == "update":
         return keep_update_finite(origin.optimizer, origin.eps, dtype)
     if cause.mechanism == "data":

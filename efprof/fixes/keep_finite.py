@@ -80,6 +80,11 @@ EQUAL_VALUES = (
     "Two singular values or eigenvalues are equal, where the vectors have no gradient: use `svdvals` or `eigvalsh`, or "
     "add a small diagonal that differs by row, in float64."
 )
+BEYOND_MEASURE = 1e9
+GROWN = (
+    "Find what lets these numbers grow: a state that is carried from step to step, or a product over time, stays "
+    "bounded by factors below 1 (`torch.exp(-rate)`, `torch.sigmoid`), by a norm, or by a reset."
+)
 NO_DIRECTION = "weight_norm divides by the norm of each row, and one is 0: start such a layer with `g` at 0, not `v`."
 NO_PRODUCT = (
     "0 times Inf is NaN: fill the infinite factor before the product (`torch.where(mask, x, 0.0)`), or write p log p "
@@ -142,7 +147,7 @@ def keep_operand_finite(
     remedy = find_remedy(operation, dtype, given)
     if remedy is None:
         usual = f"Keep the operands of {operation} where it is finite in {dtype}."
-        return Fix.by_hand(_overflows(given, dtype) or usual)
+        return Fix.by_hand(_overflows(given, dtype) or (GROWN if _most(given) > BEYOND_MEASURE else usual))
     edit = None
     match [operand for node in nodes if (operand := _operand(node, remedy)) is not None]:
         case [operand] if remedy.clamp and not isinstance(operand, ast.Constant):  # exactly one call fits
@@ -159,14 +164,17 @@ def _of_masks(operation: str, given: Sequence[Given]) -> str:
 
 def _overflows(given: Sequence[Given], dtype: str) -> str:
     """What to do about a result that float16 cannot hold."""
-    most = max((max(abs(one.low or 0.0), abs(one.high or 0.0)) for one in given), default=0.0)
     if dtype != "float16":
         return ""
     return (
-        f"float16 ends at {HALF_LARGEST:,.0f}, and this is given numbers up to {most:.3g}: use bfloat16 "
+        f"float16 ends at {HALF_LARGEST:,.0f}, and this is given numbers up to {_most(given):.3g}: use bfloat16 "
         "(`torch.autocast(..., dtype=torch.bfloat16)`), or run this line in float32 under "
         "`torch.autocast(..., enabled=False)`."
     )
+
+
+def _most(given: Sequence[Given]) -> float:
+    return max((max(abs(one.low or 0.0), abs(one.high or 0.0)) for one in given), default=0.0)
 
 
 def keep_data_finite(step: int, name: str = "", *, is_masked_late: bool = False) -> Fix:

@@ -278,7 +278,8 @@ def _order(finding: Finding, median: float | None, peak: int | None) -> tuple[fl
     whole_ms = finding.gain.late_step_ms or median or math.inf
     largest_share = max(step_ms / whole_ms, num_bytes / (peak or math.inf))
     place = get_args(Severity).index(finding.severity)
-    return finding.may_be_filling, place, -largest_share, -step_ms, -num_bytes
+    is_wrong = finding.category == "numbers" and place == 0  # what is computed wrong comes before what is slow
+    return finding.may_be_filling, place, not is_wrong, -largest_share, -step_ms, -num_bytes
 
 
 def _without_lead(report: Report, ending: str) -> VerdictLines:

@@ -1,6 +1,8 @@
 """What a second run has shown of the first NaN or Inf: the operation that made it, and what that was given."""
 
+import math
 import re
+import statistics
 from typing import Self
 
 from efprof.artifacts.hunts import Hunt, Operand, read_hunt
@@ -31,6 +33,47 @@ class Hunted:
     def origin(self) -> Origin | None:
         return self.hunt.origin
 
+    @property
+    def grown_buffer(self) -> Operand | None:
+        """One that had grown beyond all measure, while no parameter had; of half precision, beyond a product's room."""
+        origin = self.hunt.origin
+        if any(one.is_a == "parameter" for one in self.hunt.grown):
+            return None
+        limit = HALF_LARGE if origin is not None and _is_half(origin) else BEYOND_MEASURE
+        operands = origin.operands if origin is not None else []
+        return next((one for one in (*self.hunt.grown, *operands) if one.is_a == "buffer" and _most(one) > limit), None)
+
+    @property
+    def usual_norm(self) -> float | None:
+        """The median norm of all gradients in the passes before the last ones; None where too few are known."""
+        earlier = self._totals[:-LAST_PASSES]
+        return statistics.median(earlier) if len(earlier) >= MIN_PASSES else None
+
+    @property
+    def explosion(self) -> float | None:
+        """How many times that the norm had reached, where it is an explosion."""
+        usual, last = self.usual_norm, self._totals[-LAST_PASSES:]
+        ratio = max(last, default=0.0) / usual if usual else 0.0
+        return ratio if ratio > EXPLOSION else None
+
+    @property
+    def first_to_explode(self) -> tuple[str, float] | None:
+        """The parameter whose gradient's norm left its usual measure first, and how many times that it had reached."""
+        found = []
+        for name, norms in self.hunt.norms.items():
+            values = [float(one) for one in norms]
+            usual = statistics.median(values)
+            beyond = [at for at, one in enumerate(values) if usual and math.isfinite(one) and one > EXPLOSION * usual]
+            if beyond:
+                found.append((beyond[0], -values[beyond[0]] / usual, name))
+        return (min(found)[2], -min(found)[1]) if found else None
+
+    @property
+    def _totals(self) -> list[float]:
+        rows = zip(*(map(float, norms) for norms in self.hunt.norms.values()), strict=True)
+        totals = [math.sqrt(sum(one * one for one in row)) for row in rows]
+        return [one for one in totals if math.isfinite(one)]
+
 
 def hunted_sentence(run: Run) -> str:
     """Of a hunt that is over, in one sentence or two."""
@@ -55,9 +98,21 @@ def sentence_of(origin: Origin) -> str:
         if origin.node
         else name
     )
-    of = " and ".join(f"{_called(one)}, {_numbers(one)}" for one in _telling(origin)) or "no number"
+    telling = _telling(origin)
+    of = " and ".join(f"{_called(one)}, {_numbers(one, has_pole=_has_pole(origin))}" for one in telling) or "no number"
     at = " where a mask hides it" if origin.is_masked else ""
     return f"{name} makes {'NaN' if origin.kind == 'nan' else 'Inf'}{at}: it is given {of}."
+
+
+def why_of(hunted: Hunted, mechanism: str) -> str:
+    """What made it; of gradients that exploded which did so first, of a buffer that grew what it had reached."""
+    assert hunted.origin is not None
+    if mechanism == "explosion" and (first := hunted.first_to_explode) is not None:
+        name, ratio = first
+        return f"Gradients exploded, that of `{name}` first, to {float(f'{ratio:.2g}'):,.6g} times its usual norm."
+    if (buffer := hunted.grown_buffer) is not None and buffer not in hunted.origin.operands:
+        return f"Buffer `{buffer.name}` had grown to {_most(buffer):.2g}. {sentence_of(hunted.origin)}"
+    return sentence_of(hunted.origin)
 
 
 def how_it_is_known(run: Run) -> tuple[Evidence, ...]:
@@ -105,22 +160,28 @@ def _place(run: Run, site: str | None, library: str) -> str:
 
 
 def _telling(origin: Origin) -> list[Operand]:
-    """What holds zeros or numbers that are not finite, else what is largest; a mask tells nothing."""
+    """What is not finite, or zero where that matters, else what is largest; a mask tells nothing."""
     numbers = [one for one in origin.operands if one.dtype != "bool"]
-    found = [one for one in numbers if one.num_zero or one.num_nan or one.num_inf]
+    found = [one for one in numbers if one.num_nan or one.num_inf or (one.num_zero and _has_pole(origin))]
     return found[-1:] or sorted(numbers, key=_most)[-1:]
+
+
+def _has_pole(origin: Origin) -> bool:
+    return forward_name(origin).rstrip("0123456789_") in POLES_AT_ZERO
 
 
 def _called(one: Operand) -> str:
     return f"`{one.name}`" if one.name else f"{one.dtype} {one.shape}" if one.shape else f"a {one.dtype} number"
 
 
-def _numbers(one: Operand) -> str:
+def _numbers(one: Operand, *, has_pole: bool) -> str:
     if one.num_nan or one.num_inf:
         return f"of which {one.num_nan + one.num_inf:,} of {one.num_elements:,} are not finite"
+    if not one.num_elements:
+        return "which is empty"
     if one.num_zero == one.num_elements:
         return "0 everywhere" if one.shape else "which is 0"
-    if one.num_zero:
+    if one.num_zero and has_pole:
         return f"0 in {one.num_zero:,} of {one.num_elements:,} places"
     return f"{_short(one.low)} to {_short(one.high)}" if one.low != one.high else _short(one.low)
 
@@ -130,16 +191,18 @@ def _short(value: float | None) -> str:
 
 
 MAX_LINES = 6
+POLES_AT_ZERO = frozenset({
+    "div", "reciprocal", "log", "sqrt", "rsqrt", "pow", "norm", "linalg_vector_norm", "lgamma", "digamma", "addcdiv",
+    "foreach_addcdiv", "foreach_div", "weight_norm_interface", "acos", "asin", "remainder", "floor_divide",
+})  # fmt: skip
+"""Operations that, or whose slopes, are infinite where a number they are given is 0."""
+EXPLOSION = 10.0
+"""Norm over the median before: Megatron calls ten times the usual an explosion."""
+LAST_PASSES, MIN_PASSES = 3, 5
 HALF_LARGE = 1e3
 """In float16, a product of two such numbers has no room."""
 BEYOND_MEASURE = 1e9
 """In float32: that the square of more overflows only shows what went wrong before."""
-
-
-def grown_buffer(origin: Origin) -> Operand | None:
-    """A buffer among what it was given that is larger than anything usual."""
-    limit = HALF_LARGE if _is_half(origin) else BEYOND_MEASURE
-    return next((one for one in origin.operands if one.is_a == "buffer" and _most(one) > limit), None)
 
 
 def is_beyond_measure(origin: Origin) -> bool:

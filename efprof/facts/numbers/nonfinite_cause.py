@@ -17,7 +17,7 @@ from efprof.artifacts.hunts import Origin
 from efprof.artifacts.steps import StepRecord
 from efprof.artifacts.trace.columns import ABSENT, Trace
 from efprof.artifacts.trace.read import read_window, trace_paths
-from efprof.facts.numbers.hunted import Hunted, grown_buffer, is_beyond_measure
+from efprof.facts.numbers.hunted import Hunted, is_beyond_measure
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, line_at, placed_nodes, split_site
@@ -61,7 +61,7 @@ class NonFiniteCause:
         found = run.get(NonFinite)
         hunted = run.find(Hunted)
         if hunted is not None and hunted.origin is not None and hunted.origin.site is not None:
-            return cls._of_origin(run, found, hunted.origin, line_at(run, hunted.origin.site))
+            return cls._of_origin(run, found, hunted, line_at(run, hunted.origin.site))
         if found.is_of_update and not found.has_exploded:
             name = found.parameter.optimizer if found.parameter else ""
             return cls(mechanism="update", blame=_line_of_optimizer(run, found, name))
@@ -75,9 +75,12 @@ class NonFiniteCause:
         return cls(mechanism="explosion" if found.has_exploded else "unknown", blame=blame)
 
     @classmethod
-    def _of_origin(cls, run: Run, found: NonFinite, origin: Origin, line: SourceLine) -> Self:
-        """Numbers that had grown beyond all measure overflow anywhere: then the fault is that they grew."""
-        if is_beyond_measure(origin) and not grown_buffer(origin):
+    def _of_origin(cls, run: Run, found: NonFinite, hunted: Hunted, line: SourceLine) -> Self:
+        """Numbers beyond all measure overflow anywhere: where gradients exploded before, those are the fault."""
+        origin = hunted.origin
+        assert origin is not None
+        has_exploded = found.has_exploded or hunted.explosion is not None
+        if is_beyond_measure(origin) and has_exploded and hunted.grown_buffer is None:
             return cls(mechanism="explosion", blame=_line_at(run, found, found.site), origin=origin)
         if origin.optimizer:
             return cls(mechanism="update", blame=_line_of_optimizer(run, found, origin.optimizer), origin=origin)

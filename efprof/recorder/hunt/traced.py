@@ -5,6 +5,7 @@ import functools
 import math
 import os
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import get_ident
@@ -14,14 +15,25 @@ import msgspec
 import torch
 
 from efprof.artifacts.files import write_atomically
-from efprof.artifacts.hunts import VARIABLE, HuntPlan, HuntSeen, Origin, RankPlan, Symptom
+from efprof.artifacts.hunts import VARIABLE, HuntPlan, HuntSeen, Operand, Origin, RankPlan, Symptom
 from efprof.artifacts.steps import spelled
 from efprof.recorder.hooks.patching import Undo, replace
-from efprof.recorder.hunt.tracer import Event, Tracer, hops_of, key_of, plain
+from efprof.recorder.hunt.tracer import Event, Tracer, described, hops_of, key_of, plain
 from efprof.recorder.numbers.start_state import set_state
-from efprof.recorder.numbers.step_numbers import ScaledLosses, living, parameters_of, read_value, weighted_losses
+from efprof.recorder.numbers.step_numbers import (
+    ScaledLosses,
+    is_plain,
+    living,
+    parameters_of,
+    read_value,
+    weighted_losses,
+)
 from efprof.recorder.session.sites import Sites
 
+NUM_NORMS = 24
+"""Passes before the hit after which the norm of every gradient is kept: 0.15 ms each (measured)."""
+BEYOND_MEASURE = 1e9
+MAX_GROWN = 6
 NUM_ALIKE = 3
 """Losses in a row by which a resumed training finds its place."""
 
@@ -85,6 +97,9 @@ class Hunter:
         self._step = 0
         self._num_equal = 0
         self.scaled = ScaledLosses()
+        self._norms = deque[dict[int, float]](maxlen=NUM_NORMS)
+        """By the parameter's id."""
+        self._grown: list[Operand] = []
         self._outermost: dict[int, torch.nn.Module] = {}
         self.undo: list[Undo] = []
 
@@ -117,6 +132,9 @@ class Hunter:
         self._tracer.pass_number = self._number
         pairs = [(loss, self._value(loss, gradient)) for loss, gradient in weighted_losses(tensors, gradients)]
         total = sum(value for _, value in pairs) if pairs else None
+        if self._is_tracing:
+            with torch._C._DisableTorchDispatch():
+                self._note_grown()
         if self._is_tracing and self._number >= self._own.first_hit and total is not None and not math.isfinite(total):
             self._hit("loss", [loss for loss, value in pairs if not math.isfinite(value)])
         self._losses.append(total)
@@ -132,6 +150,9 @@ class Hunter:
             self._compare()
         else:
             self._find_place()
+        if self._is_placed and self._number >= own.first_hit - NUM_NORMS:
+            with torch._C._DisableTorchDispatch(), torch.no_grad():
+                self._norms.append(_norms())
         if self._is_tracing and self._number >= own.first_hit and self._plan.looks_at_gradients:
             gradients = [one.grad for optimizer in living(torch.optim.Optimizer) for one in parameters_of(optimizer)]
             with torch._C._DisableTorchDispatch():
@@ -208,6 +229,8 @@ class Hunter:
         )
         if event is not None:
             way, names = event.way(), dict(self._names())
+            seen.grown = self._grown[:MAX_GROWN]
+            seen.norms = self._norms_by_name()
             seen.origin, seen.chain = _origin(way), hops_of(way)
             seen.origin.module = names.get(seen.origin.module, ("", ""))[0]
             for operand in [*seen.origin.operands, *filter(None, [seen.origin.result])]:
@@ -238,6 +261,27 @@ class Hunter:
                             (f"{name} of {of_parameters.get(id(parameter), 'a parameter')}", "state"),
                         )
 
+    def _note_grown(self) -> None:
+        """Buffers and parameters beyond all measure, when there are some for the first time."""
+        for root in self._outermost.values() if not self._grown else ():
+            for is_a, named in (("buffer", root.named_buffers()), ("parameter", root.named_parameters())):
+                for name, one in named:
+                    found = plain(one)
+                    if (
+                        found is not None
+                        and found.is_floating_point()
+                        and found.numel()
+                        and _most(found) > BEYOND_MEASURE
+                    ):
+                        told = described(found)
+                        told.name, told.is_a, told.made_at = name, is_a, self._tracer.made_at.get(key_of(found), "")
+                        self._grown.append(told)
+
+    def _norms_by_name(self) -> dict[str, list[float | str]]:
+        named = {id(one): name for root in self._outermost.values() for name, one in root.named_parameters()}
+        keys = dict.fromkeys(key for norms in self._norms for key in norms if key in named)
+        return {named[key]: [spelled(norms.get(key, 0.0)) or 0.0 for norms in self._norms] for key in keys}
+
     def leave(self) -> None:
         """In a process that was forked, as a loader's workers are, all goes on as if nobody had traced."""
         self.is_over = True
@@ -254,6 +298,17 @@ def _origin(way: Sequence[Event]) -> Origin:
     if not first.node and not first.optimizer:
         first.pass_number += 1  # of the pass that is to come
     return first
+
+
+def _norms() -> dict[int, float]:
+    parameters = [one for optimizer in living(torch.optim.Optimizer) for one in parameters_of(optimizer)]
+    found = {id(one): one.grad for one in parameters if is_plain(one.grad)}
+    norms = torch._foreach_norm([one.to(torch.float32) for one in found.values()]) if found else ()
+    return dict(zip(found, (float(one) for one in norms), strict=True))
+
+
+def _most(tensor: torch.Tensor) -> float:
+    return float(tensor.detach().to(torch.float32).nan_to_num(0.0, 0.0, 0.0).abs().max())
 
 
 def _sum(losses: list[float | None]) -> float | None:

@@ -26,6 +26,8 @@ ALL_WRITTEN = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "rand
 """What was there before they write does not matter."""
 ROWS_OF_SCORES = ("softmax", "logsumexp", "attention")
 """Of which -inf is the usual mask: it is no bad data that they turn a row of it alone into NaN."""
+SWALLOWING = frozenset({"div", "reciprocal", "exp", "rsqrt", "sigmoid", "tanh"})
+"""What makes a finite number of Inf: of what comes of that, the Inf is the cause."""
 MASKS = ("Where", "MaskedFill", "Index", "MaskedSelect", "MaskedScatter")
 NUM_BEFORE = 12
 MAX_COPIED = 2**20
@@ -88,6 +90,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.pass_number = 0
         self.errors: list[str] = []
         self.events: dict[int, Event] = {}
+        self.swallowed: dict[int, Event] = {}
+        """By storage, the Inf that a finite number was made of."""
         self.before = deque[str](maxlen=NUM_BEFORE)
         self._forward: dict[tuple[int, int], Place] = {}
         """By the thread and its sequence number."""
@@ -217,6 +221,7 @@ class Call:
             return
         made += [one for several in self._given for one in several if result is None and key_of(one) in self._written]
         for place, tensor in enumerate(made):
+            self._tracer.swallowed.pop(key_of(tensor), None)
             if is_bad(tensor):
                 given = (
                     self._beside(place, tensor) if self._is_by_list else [one for many in self._given for one in many]
@@ -224,6 +229,13 @@ class Call:
                 self._tracer.events[key_of(tensor)] = self._event(tensor, given)
             elif _is_whole(tensor):
                 self._tracer.events.pop(key_of(tensor), None)
+                if self._name in SWALLOWING and (event := self._infinite()) is not None:
+                    self._tracer.swallowed[key_of(tensor)] = event
+
+    def _infinite(self) -> Event | None:
+        """What made the Inf that it was given, if something did."""
+        events = (self._tracer.events.get(key_of(one)) for many in self._given for one in many)
+        return next((one for one in events if one is not None and one.root.kind == "inf"), None)
 
     def _beside(self, place: int, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Of lists that belong together, what stands at its place."""
@@ -242,6 +254,9 @@ class Call:
                 event = tracer.given(one, self._place, self._name)
             if event is not None:
                 parents[id(event)] = event
+        if not parents:
+            found = (tracer.swallowed.get(key_of(one)) for one in given)
+            parents = {id(event): event for event in found if event is not None}
         kind: Kind = "passed"
         if not parents:
             kind = "nan" if is_nan else "inf" if all(map(math.isfinite, self._scalars)) else "literal"

@@ -24,8 +24,11 @@ MODULES = {
     name.rpartition(".")[2]: name for name in collector_candidates() if hasattr(importlib.import_module(name), "start")
 }
 COLLECTORS = list(MODULES)
+DONE_AT_ONCE = "start_state"
+"""It has done its work once it has started."""
 GUARDED = [
-    *COLLECTORS, "device_times", "device_use", "iterators", "out_of_memory", "unrecorded_updates"
+    *(name for name in COLLECTORS if name != DONE_AT_ONCE),
+    "device_times", "device_use", "iterators", "out_of_memory", "unrecorded_updates",
 ]  # fmt: skip
 """Some do several things, of which one may break without the others."""
 
