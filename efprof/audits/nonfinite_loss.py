@@ -1,8 +1,8 @@
 """A loss or gradient that turned to NaN or Inf."""
 
-from efprof.facts.numbers.hunted import Hunted, Origin, dtype_of, forward_name, how_it_is_known, why_of
+from efprof.facts.numbers.hunted import Hunted, Origin, dtype_of, forward_name, how_it_is_known
 from efprof.facts.numbers.nonfinite import NonFinite
-from efprof.facts.numbers.nonfinite_cause import NonFiniteCause, how_nonfinite_is_known, is_guess
+from efprof.facts.numbers.nonfinite_cause import NonFiniteCause, how_nonfinite_is_known, why_nonfinite
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import file_of
 from efprof.fixes.keep_finite import (
@@ -50,41 +50,21 @@ def nonfinite_loss(run: Run) -> Examination:
 def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
     cause = run.get(NonFiniteCause)
     were_read = " that were read" if found.num_read < found.num_from_first else ""
-    lost = f"{found.num_bad:,} of the {found.num_read:,} steps{were_read} from there on are"
+    become = "held back" if found.is_standstill else "lost"
+    lost = f"{found.num_bad:,} of the {found.num_read:,} steps{were_read} from there on are {become}"
     return Finding(
         blame=cause.blame,
         category="numbers",
         headline=HEADLINES.get(cause.mechanism, f"The {found.what} turns to {found.value}"),
-        message=f"The {found.what} is {found.value} at step {first_step:,}; {lost} lost.",
-        why=_why(run, found, cause),
+        message=f"The {found.what} is {found.value} at step {first_step:,}; {lost}.",
+        why=why_nonfinite(run, found, cause),
         fix=_fix(run, found, cause, file_of(run, cause.blame)),
         gain=Gain.none(
             f"the training after step {first_step:,}: {found.num_from_first:,} of {found.num_steps:,} steps"
         ),
-        evidence=(*how_it_is_known(run), how_nonfinite_is_known(found, cause)),
+        evidence=(*how_it_is_known(run), how_nonfinite_is_known(run, found, cause)),
         severity="high" if found.num_bad >= LOST_SHARE * found.num_read else "medium",
     )
-
-
-def _why(run: Run, found: NonFinite, cause: NonFiniteCause) -> str:
-    if cause.origin is not None:
-        return why_of(run.get(Hunted), cause.mechanism)
-    if cause.mechanism == "explosion" and found.explosion:
-        return f"Gradients exploded to {float(f'{found.explosion:.2g}'):,.6g} times their usual norm."
-    if cause.mechanism == "explosion" and found.rise:
-        return f"The loss had risen to {float(f'{found.rise:.2g}'):,.6g} times the largest before."
-    if cause.mechanism == "update" and (bad := found.parameter) is not None:
-        return f"{bad.optimizer}'s update left `{bad.name}` ({bad.dtype}) not finite; its gradients were finite."
-    if cause.operation is None:
-        return "Which operation made the first of them was not seen."
-    one = cause.operation
-    where = "this line" if not cause.why_no_line else f"a line not known ({cause.why_no_line})"
-    if cause.mechanism == "data":
-        return f"Data, or a detached tensor, holds NaN or Inf ({one.num_bad:,} of {one.num_elements:,})."
-    if is_guess(one):
-        return f"Most likely `{cause.operation_name}` on {where} met {one.operand}, where its slope is infinite."
-    counts = f"{one.num_bad:,} of {one.num_elements:,}"
-    return f"`{cause.operation_name}` on {where} meets {one.operand} ({counts})."
 
 
 def _fix(run: Run, found: NonFinite, cause: NonFiniteCause, file: SourceFile) -> Fix:
@@ -99,10 +79,9 @@ def _fix(run: Run, found: NonFinite, cause: NonFiniteCause, file: SourceFile) ->
         return keep_operand_finite(cause.operation_name, cause.operation.dtype, file, line)
     if cause.mechanism == "explosion":
         return clip_gradients(found.usual_norm)
-    again = "under torch.autograd.set_detect_anomaly(True)"
-    if found.is_late:
-        again = "on the CPU under `efprof record`, from an earlier checkpoint: if it fails there, the line is named"
-    return Fix.by_hand(f"Run step {found.first_step:,} again {again}. Check its batch for NaN and Inf.")
+    return Fix.by_hand(
+        f"See where it is born: `efprof hunt {run.folder.name}` runs the command again, traced around that step."
+    )
 
 
 def _fix_of_origin(run: Run, found: NonFinite, cause: NonFiniteCause, origin: Origin, file: SourceFile) -> Fix:

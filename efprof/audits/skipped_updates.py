@@ -14,8 +14,6 @@ MIN_SKIPPED = 5
 MIN_SHARE = 0.02
 HIGH_SHARE = 0.1
 """Less time nobody gets back; torch's own interval makes it a fortieth of that."""
-MIN_LAST, MIN_KNOWN = 16, 30
-"""Skips in a row at the end: the scale has fallen to a 2**16th, and gradients overflow still; and steps in all."""
 MIN_SCALE = 1.0
 """Below it the scaler makes gradients smaller: it is not the scale that makes them overflow."""
 
@@ -25,8 +23,7 @@ def skipped_updates(run: Run) -> Examination:
 
     ## What it finds
     A `GradScaler` that goes on to skip a fiftieth of the steps or more, because it tries scales that are too large. The
-    steps in which it finds its first scale do not count, nor what follows a loss that is not finite by itself. And one
-    that skips every step to the end, sixteen or more.
+    steps in which it finds its first scale do not count, nor what follows a loss that is not finite by itself.
 
     ## Why it matters
     A skipped step takes its time and teaches nothing.
@@ -40,9 +37,6 @@ def skipped_updates(run: Run) -> Examination:
     found = run.get(SkippedSteps)
     if not found.scales:
         raise NothingToLookAt("a gradient scaler")
-    if found.num_last >= MIN_LAST and found.num_known >= MIN_KNOWN and found.site:
-        looked_at = f"{found.num_known:,} steps under a gradient scaler"
-        return Examination(looked_at=looked_at, findings=(_of_standstill(run, found, found.site),))
     if found.num_steps < MIN_STEPS:
         raise ThinEvidence(
             f"Only {found.num_steps} steps after the first {SEARCH_STEPS}, in which a gradient scaler finds its scale: "
@@ -72,25 +66,6 @@ def _finding(run: Run, found: SkippedSteps, site: str) -> Finding:
         gain=Gain.of_step(why, found.saved_ms, found.saved_interval_ms),
         evidence=(how_skips_are_known(),),
         severity="high" if found.share >= HIGH_SHARE else "medium",
-    )
-
-
-def _of_standstill(run: Run, found: SkippedSteps, site: str) -> Finding:
-    since = found.since or 0
-    return Finding(
-        blame=line_at(run, site),
-        category="numbers",
-        headline="The gradient scaler holds back every update",
-        message=f"The last {found.num_last:,} of {found.num_known:,} steps were all skipped: the training has stood "
-        f"still since step {since:,}.",
-        why=f"Gradients overflow at a scale of {found.lowest_scale:g} too, so it is not the scale.",
-        fix=Fix.by_hand(
-            f"Run step {since:,} again under torch.autograd.set_detect_anomaly(True), which names what overflows. "
-            "bfloat16 has float32's range, and needs no scaler."
-        ),
-        gain=Gain.none(f"the training from step {since:,} on"),
-        evidence=(how_skips_are_known(),),
-        severity="high",
     )
 
 

@@ -105,12 +105,13 @@ def test_blames_the_line_that_called_log(tmp_path: Path) -> None:
     assert "40 of the 40" in finding.message
 
 
-def test_a_gradient_that_breaks_under_a_finite_loss_is_told_by_the_slope_of_an_operation(tmp_path: Path) -> None:
-    event = seen()
-    event.suspects[0].num_bad = event.suspects[0].num_elements = 0
+def test_a_gradient_that_breaks_under_a_finite_loss_is_to_be_hunted(tmp_path: Path) -> None:
+    event = msgspec.structs.replace(seen(), what="gradient", suspects=[])
     (finding,) = nonfinite_loss(run_with(tmp_path, events=[event], traces=[trace()], steps=steps(loss=1.0))).findings
-    assert str(finding.blame) == "train.py:3"
-    assert "Most likely `log` on this line" in finding.why
+    assert str(finding.blame) == "train.py:8"
+    assert finding.fix.summary.startswith("See where it is born: `efprof hunt ")
+    (narrative,) = [one for one in finding.evidence if isinstance(one, Narrative)]
+    assert narrative.paragraphs[1].startswith("It was made within the backward pass, of which no graph is left")
 
 
 def test_without_a_window_the_operation_is_named_and_without_a_suspect_nothing_claimed(tmp_path: Path) -> None:
@@ -206,7 +207,7 @@ def test_where_no_gradient_norm_is_known_the_optimizer_s_state_tells_whether_gra
 def test_what_a_device_told_too_late_is_to_be_run_again_where_it_is_seen_at_once(tmp_path: Path) -> None:
     too_late = msgspec.structs.replace(seen(), suspects=[], is_late=True)
     (finding,) = nonfinite_loss(run_with(tmp_path, events=[too_late])).findings
-    assert "again on the CPU under `efprof record`" in finding.fix.summary
+    assert "`efprof hunt " in finding.fix.summary
     (narrative,) = [one for one in finding.evidence if isinstance(one, Narrative)]
     assert narrative.paragraphs[1].startswith("No operation was looked for, since the device told the value after")
 
@@ -270,6 +271,16 @@ def test_a_scaler_that_finds_none_is_told_from_where_it_lost_it(
 ) -> None:
     (finding,) = nonfinite_loss(run_with(tmp_path, steps=scaled_steps(60, skipped_steps))).findings
     assert f"The gradient is inf at step {first}" in finding.message
+
+
+def test_a_scaler_that_skips_every_step_to_the_end_has_stopped_the_training(tmp_path: Path) -> None:
+    records = scaled_steps(80, range(10, 80))
+    for record in records:
+        record.is_full = record.step % 8 == 0  # of the others only the flag is known
+        record.gradient_norm = record.gradient_norm if record.is_full else None
+    (finding,) = nonfinite_loss(run_with(tmp_path, steps=records)).findings
+    assert finding.severity == "high"
+    assert finding.message == ("The gradient is inf at step 10; 70 of the 70 steps from there on are held back.")
 
 
 def thrown_away(skipped: Container[int], bad: Container[int]) -> list[StepRecord]:

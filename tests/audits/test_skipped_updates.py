@@ -128,28 +128,3 @@ def test_a_short_run_is_no_evidence(tmp_path: Path) -> None:
 def test_a_run_without_steps_is_not_applicable(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match=r"steps\.jsonl"):
         skipped_updates(run_of(tmp_path, []))
-
-
-@pytest.mark.parametrize("num_steps", [30, 80, 400])
-def test_a_scaler_that_skips_every_step_to_the_end_has_stopped_the_training(tmp_path: Path, num_steps: int) -> None:
-    steps = scaled_steps(range(10, num_steps), num_steps=num_steps, lowest=0.0)
-    for step in steps:
-        step.is_full = step.step % 8 == 0  # of the others only the flag is known
-        step.gradient_norm = step.gradient_norm if step.is_full else None
-    run = run_of(tmp_path, steps)
-    (finding,) = skipped_updates(run).findings
-    assert (str(finding.blame), finding.severity, finding.category) == ("train.py:2", "high", "numbers")
-    assert finding.message == (
-        f"The last {num_steps - 10} of {num_steps} steps were all skipped: the training has stood still since step 10."
-    )
-
-
-def test_a_search_that_ends_and_a_training_of_few_steps_are_no_standstill(tmp_path: Path) -> None:
-    for name, steps in (
-        ("ends", scaled_steps(range(20), num_steps=40)),
-        ("few", scaled_steps(range(6, 29), num_steps=29)),
-        ("some", scaled_steps(range(25, 40), num_steps=40)),
-    ):
-        (tmp_path / name).mkdir()
-        with pytest.raises(ThinEvidence):
-            skipped_updates(run_of(tmp_path / name, steps))

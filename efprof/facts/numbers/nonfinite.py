@@ -46,6 +46,8 @@ class NonFinite:
     """How far from zero the finite ones before it were, in order, of all steps."""
     suspects: tuple[SuspectOperation, ...] = ()
     is_late: bool = False
+    is_standstill: bool = False
+    """Whether a gradient scaler has held back every update since."""
     site: str | None = None
     parameter: BadParameter | None = None
     is_of_update: bool = False
@@ -60,7 +62,7 @@ class NonFinite:
         if not seen and all(record.loss is None and record.gradient_norm is None for record in records):
             raise ThinEvidence("no step's loss or gradients were seen: backward was not called on a scalar.")
         harmless = _steps_of_scale_search(records) | _steps_thrown_away(records)
-        bad = [record for record in records if badness(record) and record.step not in harmless]
+        bad = [record for record in records if _fault(record) and record.step not in harmless]
         seen = [event for event in seen if event.step not in harmless]
         first = min([record.step for record in bad] + [event.step for event in seen], default=None)
         if first is None:
@@ -73,12 +75,11 @@ class NonFinite:
     ) -> Self:
         event = min(seen, key=lambda event: (event.step, not event.suspects), default=None)
         record = next((record for record in records if record.step == first), None)
-        what, value = (badness(record) if record else None) or ("", "")
+        what, value = (_fault(record) if record else None) or ("", "")
         before = [record for record in records if record.step < first]
+        after = [record for record in records if record.step >= first]
         # Under a scaler the operation is looked for once that finds no scale. The training may have broken off there.
         is_bad_till_then = event is not None and set(range(first, event.step)) <= {record.step for record in bad}
-        # Of a light step the skip alone is known: its gradient was not finite.
-        held_back = {record.step for record in records if record.step >= first and record.is_skipped}
         parameter = event.parameter if event and event.step == first else None
         is_known = bool(before) and before[-1].gradient_norm is not None  # and finite: `first` is the first that is not
         return cls(
@@ -86,15 +87,10 @@ class NonFinite:
             first_step=first,
             what=what or (event.what if event else "loss"),
             value=value or (event.value if event else "nan"),
-            num_bad=max(1, len({one.step for one in bad} | held_back)),
-            num_from_first=max(1, sum(record.step >= first for record in records)),
-            num_read=max(
-                1,
-                sum(
-                    record.step >= first and ({record.loss, record.gradient_norm} != {None} or record.step in held_back)
-                    for record in records
-                ),
-            ),
+            num_bad=max(1, len(bad)),
+            num_from_first=max(1, len(after)),
+            num_read=max(1, sum({one.loss, one.gradient_norm} != {None} or one.is_skipped for one in after)),
+            is_standstill=len(after) >= LONGEST_SEARCH and all(map(_is_held_back, after)),
             norms=tuple(float(norm) for record in before if (norm := record.gradient_norm) is not None),
             losses=tuple(abs(float(loss)) for one in before if math.isfinite(float(loss := one.loss or 0)) and loss),
             suspects=tuple(event.suspects) if event and is_bad_till_then else (),
@@ -152,9 +148,9 @@ def _steps_of_scale_search(records: Sequence[StepRecord]) -> set[int]:
 
     It finds the first one, which a good step tells, within as many as it likes; from there on, it skips few.
     """
-    stretches = [list(group) for is_held, group in groupby(records, key=_is_skipped) if is_held]
+    stretches = [list(group) for is_held, group in groupby(records, key=_is_held_back) if is_held]
     after = records[len(stretches[0]) :] if stretches and stretches[0][0] is records[0] else ()
-    found_first = bool(after) and badness(after[0]) is None
+    found_first = bool(after) and _fault(after[0]) is None
     first, later = (stretches[:1], stretches[1:]) if found_first else ([], stretches)
     rest = len(records) - sum(len(stretch) + 1 for stretch in first)
     if sum(map(len, later)) >= MIN_SHARE_SKIPPED * rest:
@@ -175,6 +171,11 @@ def _steps_thrown_away(records: Sequence[StepRecord]) -> set[int]:
     return thrown
 
 
-def _is_skipped(record: StepRecord) -> bool:
+def _fault(record: StepRecord) -> tuple[str, str] | None:
+    """The same; of a light step its skip alone tells that the gradient was not finite."""
+    return badness(record) or (("gradient", "inf") if record.is_skipped else None)
+
+
+def _is_held_back(record: StepRecord) -> bool:
     is_scaled = record.is_skipped or record.scaler_scale is not None
-    return is_scaled and math.isfinite(float(record.loss or 0)) and badness(record) is not None
+    return is_scaled and math.isfinite(float(record.loss or 0)) and _fault(record) is not None

@@ -17,7 +17,7 @@ from efprof.artifacts.hunts import Origin
 from efprof.artifacts.steps import StepRecord
 from efprof.artifacts.trace.columns import ABSENT, Trace
 from efprof.artifacts.trace.read import read_window, trace_paths
-from efprof.facts.numbers.hunted import Hunted, is_beyond_measure
+from efprof.facts.numbers.hunted import Hunted, is_beyond_measure, why_of
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, line_at, placed_nodes, split_site
@@ -67,7 +67,7 @@ class NonFiniteCause:
             return cls(mechanism="update", blame=_line_of_optimizer(run, found, name))
         suspects = list(found.suspects)
         if found.has_exploded:
-            singular = (one for one in suspects if one.operand != OVERFLOW and not is_guess(one))
+            singular = (one for one in suspects if one.operand != OVERFLOW)
             suspects = [one for one in singular if operation_of(one.node) != "pow"]
         if suspects:
             return cls._of_operation(run, found, suspects)
@@ -132,25 +132,41 @@ def _line_at(run: Run, found: NonFinite, site: str | None) -> SourceLine:
     return line_at(run, site or built[-1])
 
 
-def is_guess(one: SuspectOperation) -> bool:
-    """Whether it was named for what it can do, after backward had freed what it was given."""
-    return one.num_elements == 0
+def why_nonfinite(run: Run, found: NonFinite, cause: NonFiniteCause) -> str:
+    """What is behind it, in a sentence or two."""
+    if cause.origin is not None:
+        return why_of(run.get(Hunted), cause.mechanism)
+    if cause.mechanism == "explosion" and found.explosion:
+        return f"Gradients exploded to {float(f'{found.explosion:.2g}'):,.6g} times their usual norm."
+    if cause.mechanism == "explosion" and found.rise:
+        return f"The loss had risen to {float(f'{found.rise:.2g}'):,.6g} times the largest before."
+    if cause.mechanism == "update" and (bad := found.parameter) is not None:
+        return f"{bad.optimizer}'s update left `{bad.name}` ({bad.dtype}) not finite; its gradients were finite."
+    if cause.operation is None:
+        return "Which operation made the first of them was not seen."
+    one = cause.operation
+    where = "this line" if not cause.why_no_line else f"a line not known ({cause.why_no_line})"
+    if cause.mechanism == "data":
+        return f"Data, or a detached tensor, holds NaN or Inf ({one.num_bad:,} of {one.num_elements:,})."
+    return f"`{cause.operation_name}` on {where} meets {one.operand} ({one.num_bad:,} of {one.num_elements:,})."
 
 
-def how_nonfinite_is_known(found: NonFinite, cause: NonFiniteCause) -> Narrative:
+def how_nonfinite_is_known(run: Run, found: NonFinite, cause: NonFiniteCause) -> Narrative:
+    hunted = run.find(Hunted)
+    again = "`efprof hunt` runs the command again and tells where it is born."
+    if hunted is not None:
+        again = f"A second run did not show it: {hunted.hunt.why}." if hunted.origin is None else ""
     return Narrative.of(
         f"The {found.what} is {found.value} first at step {found.first_step}. Where an optimizer steps with it, every "
         "parameter becomes NaN, and no later step repairs them.",
-        _how_known(found, cause),
-        "A bad batch can look the same: check that step's inputs for NaN and Inf, or run it again under "
-        "torch.autograd.set_detect_anomaly(True).",
+        *filter(None, [_how_known(found, cause), again]),
     )
 
 
 def _how_known(found: NonFinite, cause: NonFiniteCause) -> str:
     one, bad = cause.operation, found.parameter
     if cause.origin is not None:
-        return "In a second run, whose losses were equal up to there, every operation was traced."
+        return ""
     if cause.mechanism == "update" and bad is not None:
         seen = "a running value of the optimizer's was finite there" if bad.has_finite_state else "its norm was finite"
         return (
@@ -161,14 +177,13 @@ def _how_known(found: NonFinite, cause: NonFiniteCause) -> str:
         why = "No operation with a singular operand was found in the forward graph"
         if found.is_late:
             why = "No operation was looked for, since the device told the value after backward had freed the graph"
+        elif found.what == "gradient":
+            why = "It was made within the backward pass, of which no graph is left"
         norm = "was as usual" if found.norms else "was not read"
         norm = f"had reached {found.explosion:.0f} times its usual value" if found.explosion else norm
         return f"{why}; the gradient norm {norm} just before."
     known = "That step's autograd graph was walked before backward freed it: "
     known += f"{one.node} is the first node that was given {one.operand} ({one.num_bad:,} of {one.num_elements:,})."
-    if is_guess(one):
-        known = "The loss was finite, so the step's autograd graph was walked only when backward had made a bad "
-        known += f"gradient: {one.node} is the first node whose slope can be infinite where its value is finite."
     if not cause.why_no_line:
         return f"{known} The operation at the same place in a recorded step was called on the blamed line."
     return f"{known} Its line is not known: {cause.why_no_line}."

@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Self
 
 from efprof.artifacts.events import ScalerBuilt, events_of
@@ -40,11 +39,6 @@ class SkippedSteps:
     saved_interval_ms: tuple[float, float]
     scaler: ScalerBuilt | None
     site: str | None
-    num_known: int
-    """Steps, the search for a scale included, of which a skip would be known."""
-    since: int | None
-    """The first of the steps at the end that were all skipped, `num_last` of those known; None where there are none."""
-    num_last: int
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -53,8 +47,7 @@ class SkippedSteps:
         built = {(one.site, one.init_scale, one.growth_interval): one for one in events}
         scaler = next(iter(built.values())) if len(built) == 1 else None
         times = [time for time in run.get(StepTimes).every if first_bad is None or time.step < first_bad]
-        known, after = _seen(times), _seen(times[SEARCH_STEPS:])
-        last = [*takewhile(lambda time: time.record.is_skipped, reversed(known))]
+        after = _seen(times[SEARCH_STEPS:])
         late = after[len(after) // 2 :]
         skipped = [time for time in after if time.record.is_skipped]
         scales = tuple(scale for time in times if (scale := time.record.scaler_scale) is not None)
@@ -72,9 +65,6 @@ class SkippedSteps:
             saved_interval_ms=(max(0.0, low_ms - tried_ms), max(0.0, high_ms - tried_ms)),
             scaler=scaler,
             site=(scaler.site if scaler else None) or run.get(StepTimes).backward_site,
-            num_known=len(known),
-            since=last[-1].step if last else None,
-            num_last=len(last),
         )
 
     @property

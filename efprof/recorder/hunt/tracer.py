@@ -28,6 +28,8 @@ ROWS_OF_SCORES = ("softmax", "logsumexp", "attention")
 """Of which -inf is the usual mask: it is no bad data that they turn a row of it alone into NaN."""
 SWALLOWING = frozenset({"div", "reciprocal", "exp", "rsqrt", "sigmoid", "tanh"})
 """What makes a finite number of Inf: of what comes of that, the Inf is the cause."""
+COPYING = frozenset({"_to_copy", "clone", "contiguous"})
+"""What a parameter or buffer goes through under autocast, say: it is that parameter still."""
 MASKS = ("Where", "MaskedFill", "Index", "MaskedSelect", "MaskedScatter")
 NUM_BEFORE = 12
 MAX_COPIED = 2**20
@@ -90,6 +92,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.pass_number = 0
         self.errors: list[str] = []
         self.events: dict[int, Event] = {}
+        self.copied: dict[int, int] = {}
+        """By the storage of a copy in another precision, what it is a copy of."""
         self.swallowed: dict[int, Event] = {}
         """By storage, the Inf that a finite number was made of."""
         self.before = deque[str](maxlen=NUM_BEFORE)
@@ -217,6 +221,10 @@ class Call:
     def ended(self, result: object) -> None:
         made = [one for one in _plain_in(result) if one.numel()]
         self._tracer.made_at.update(dict.fromkeys((*map(key_of, made), *self._written), self._place.site or ""))
+        for one in made:
+            self._tracer.copied.pop(key_of(one), None)
+            if self._name in COPYING and self._given[0]:
+                self._tracer.copied[key_of(one)] = key_of(self._given[0][0])
         if self._name.startswith(UNFILLED):
             return
         made += [one for several in self._given for one in several if result is None and key_of(one) in self._written]
@@ -269,8 +277,10 @@ class Call:
             origin.scalars = [one if math.isfinite(one) else str(one) for one in self._scalars[:MAX_TOLD]]
             origin.result, origin.before = described(tensor), list(tracer.before) if origin.node else []
             for told, one in zip(origin.operands, given, strict=False):
-                told.is_overwritten = self._written.get(key_of(one), one) is None
-                told.made_at = self._made_at.get(key_of(one), "")
+                source = tracer.copied.get(key := key_of(one), key)
+                told.is_overwritten = self._written.get(key, one) is None
+                told.made_at = self._made_at.get(key, "") if source == key else tracer.made_at.get(source, "")
+                told.name = f"@{source}"
             origin.optimizer, origin.eps = _optimizer_of(callers())
             is_after_mask = any(name.startswith(MASKS) for name in origin.before)
             origin.is_masked = is_after_mask and any(_is_zero_where_bad(one, tensor) for one in given)

@@ -1,7 +1,6 @@
 """Finds where a non-finite value was born: in an operation of autograd's graph, or in a parameter."""
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -58,17 +57,6 @@ SINGULARITIES: dict[str, Singularity] = {
 """Judged by what the autograd graph saved: the result itself where it is saved, else what it was given."""
 
 
-STEEP: dict[str, str] = {
-    "SqrtBackward0": "a root of zero",
-    "PowBackward0": "a fractional power of zero",
-    "AcosBackward0": "an arc cosine of one",
-    "AsinBackward0": "an arc sine of one",
-    "StdBackward0": "a standard deviation of equal values",
-    "Atan2Backward0": "an angle of the zero vector",
-}
-"""Operations that are finite where their slope is infinite, and where that is."""
-
-
 @torch.no_grad()
 def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation]:
     """The operations whose own inputs are finite and whose result is not, in order; else the first given bad data.
@@ -97,27 +85,8 @@ def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperat
     return suspects or ([given] if given is not None else [])
 
 
-def find_steep(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation]:
-    """After a backward pass whose gradient is bad though its loss is not: operations whose slope can be infinite.
-
-    What they were given is freed by then, so none of it is counted.
-    """
-    steep = islice(filter(_is_steep, _in_order(root)), MAX_SUSPECTS)
-    found = [_suspect(node, sequence_start, STEEP[node.name()], 0, root) for node in steep]
-    for one in found:
-        one.num_elements = 0
-    return found
-
-
 def _in_order(root: torch.Tensor) -> list[Any]:
     return sorted(nodes_behind(nodes_of(root), MAX_NODES), key=lambda node: int(node._sequence_nr()))
-
-
-def _is_steep(node: Any) -> bool:
-    if node.name() != "PowBackward0":
-        return node.name() in STEEP
-    exponent = getattr(node, "_saved_exponent", 2)
-    return isinstance(exponent, float) and 0 < exponent < 1
 
 
 def _bad_input(node: Any) -> torch.Tensor | None:

@@ -5,7 +5,6 @@ without waiting.
 import contextlib
 import functools
 import math
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import torch
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord, spelled
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.numbers.autograd_graph import find_bad_parameter, find_steep, find_suspects
+from efprof.recorder.numbers.autograd_graph import find_bad_parameter, find_suspects
 from efprof.recorder.numbers.late_values import LateValues, OnDevice, on_device
 from efprof.recorder.numbers.step_numbers import (
     ScaledLosses,
@@ -56,7 +55,6 @@ class Numbers:
     _tell: Callable[[NonFiniteSeen], None]
     _guard: Guard
     _has_searched: bool = False
-    _loss: weakref.ref[torch.Tensor] | None = None
     _clipped: list[tuple[torch.Tensor, set[int]]] = field(default_factory=list)
     """Norms from before clipping, each with the `id`s of its gradients, since the last backward pass began."""
     _skipped: Counter[int] = field(default_factory=Counter)
@@ -87,7 +85,6 @@ class Numbers:
             for loss, gradient in losses:
                 unscaled = self._scaled.unscaled(loss)
                 if unscaled.is_cpu:
-                    self._loss = weakref.ref(loss)
                     # A gradient of -1 makes a score of it.
                     factor = 1.0 if gradient is None or not gradient.is_cpu else float(read_value(gradient))
                     values.append(value := factor * float(read_value(unscaled)))
@@ -209,9 +206,7 @@ class Numbers:
             opened.num_nan += sum(int(read_value(torch.isnan(gradient).sum())) for gradient in gradients)
             opened.num_inf += sum(int(read_value(torch.isinf(gradient).sum())) for gradient in gradients)
         if not (self._has_searched or self._is_finding_scale()):
-            loss = None if self._loss is None else self._loss()
-            suspects = [] if loss is None else find_steep(loss, step.sequence or 0)
-            self.note_bad(step.number, norm, step.backward_site, "gradient", suspects)
+            self.note_bad(step.number, norm, step.backward_site, "gradient", ())  # backward has freed the graph
 
     def note_bad(
         self,
