@@ -54,7 +54,6 @@ FAIL = {
     ),
     "test_light_steps::test_the_operation_that_makes_a_loss_not_finite_in_a_light_step_is_named": _NOT_NAMED,
     "test_loss_scaling::test_a_skipped_step_has_its_bad_gradients_counted": _NOT_COUNTED,
-    "test_loss_scaling::test_a_scaler_that_finds_no_scale_is_told_of_with_the_operation_behind_it": _NOT_NAMED,
     "test_numbers::test_nan_and_inf_in_gradients_are_counted": _NOT_COUNTED,
     "test_numbers::test_a_learning_rate_that_is_a_tensor_is_read_in_every_step": (
         "one that lies on a device is left alone"
