@@ -271,6 +271,22 @@ class GradientClips(Event, tag="gradient_clips"):
     step_site: str | None = None
 
 
+class ScaledClips(Event, tag="scaled_clips"):
+    """Updates by a gradient scaler at `step_site` whose gradients were clipped at `site`; a later one replaces it.
+
+    In `num_scaled` of them the gradients were still multiplied by a `scale` above one and above the `limit`, both as
+    they were last. `is_varied` says that the limit was not always the same.
+    """
+
+    site: str
+    step_site: str | None
+    num_updates: int = 0
+    num_scaled: int = 0
+    limit: float = 0.0
+    scale: float = 1.0
+    is_varied: bool = False
+
+
 class TrainedAsEvaluated(Event, tag="trained_as_evaluated"):
     """Updates of a module of this class whose `num_layers` layers of these `kinds` were in evaluation mode.
 

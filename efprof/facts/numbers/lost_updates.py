@@ -1,11 +1,11 @@
 """Updates that lose something: optimizers built again, gradients clipped too late, models in evaluation mode."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from efprof.artifacts.events import GradientClips, OptimizerBuilt, TrainedAsEvaluated, events_of
+from efprof.artifacts.events import GradientClips, OptimizerBuilt, ScaledClips, TrainedAsEvaluated, events_of
 from efprof.facts.run.run import Run
-from efprof.model import NotRecorded
+from efprof.model import NothingToLookAt, NotRecorded
 
 MIN_REBUILT = 2
 """By one line: a single time it is a second phase, as fine-tuning is."""
@@ -15,6 +15,9 @@ BuiltOptimizer = OptimizerBuilt
 
 Clips = GradientClips
 """The calls of one line that clips, and how many came after the update."""
+
+Scaled = ScaledClips
+"""Updates by a scaler whose gradients one line had clipped, and in how many they were still scaled."""
 
 Evaluated = TrainedAsEvaluated
 """Updates of a module in evaluation mode, the last of them in a row."""
@@ -52,3 +55,14 @@ def gradient_clips(run: Run) -> list[Clips]:
     if not seen:
         raise NotRecorded("events.jsonl holds no call of clip_grad_norm_ or clip_grad_value_ in two full steps.")
     return seen
+
+
+def clips_under_scaler(run: Run) -> Mapping[str, Sequence[Scaled]]:
+    """By the line that clips, what was seen at each line where a scaler steps; raises NothingToLookAt without any."""
+    latest = {(event.site, event.step_site): event for event in events_of(run.rank_folder, ScaledClips)}
+    if not latest:
+        raise NothingToLookAt("a gradient scaler, and gradients that are clipped")
+    found = defaultdict[str, list[Scaled]](list)
+    for event in latest.values():
+        found[event.site].append(event)
+    return found

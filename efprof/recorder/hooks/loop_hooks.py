@@ -280,7 +280,7 @@ def _clipping(loop: Loop, guard: Guard, original: Callable[..., Any]) -> Callabl
             return update(*args, **kwargs)
         given = args[0] if args else kwargs.pop("parameters")
         kept = list(given) if hasattr(given, "__next__") else given
-        began(kept, args[1] if len(args) > 1 else kwargs.get("max_norm"))
+        began(kept, args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value")))
         if kept is not given:  # torch warns of an empty one if it is a generator, and not if it is a filter
             given = (each for each in kept) if type(given) is GeneratorType else iter(kept)
         norm = update(given, *args[1:], **kwargs)
