@@ -287,6 +287,23 @@ class ScaledClips(Event, tag="scaled_clips"):
     is_varied: bool = False
 
 
+class DiscardedPasses(Event, tag="discarded_passes"):
+    """Updates that followed a backward pass at `site`, in full steps so far; a later one replaces it.
+
+    Before `num_discarding` of `num_updates`, gradients of passes at this line were cleared as the next began: of
+    `num_passes` there, `num_discarded`. In `num_rewritten` of these updates, something else than clipping or a scaler
+    had written to the gradients of the last pass.
+    """
+
+    site: str
+    step_site: str | None = None
+    num_updates: int = 0
+    num_discarding: int = 0
+    num_passes: int = 0
+    num_discarded: int = 0
+    num_rewritten: int = 0
+
+
 class TrainedAsEvaluated(Event, tag="trained_as_evaluated"):
     """Updates of a module of this class whose `num_layers` layers of these `kinds` were in evaluation mode.
 

@@ -61,7 +61,7 @@ def clips_under_scaler(run: Run) -> Mapping[str, Sequence[Scaled]]:
     """By the line that clips, what was seen at each line where a scaler steps; raises NothingToLookAt without any."""
     latest = {(event.site, event.step_site): event for event in events_of(run.rank_folder, ScaledClips)}
     if not latest:
-        raise NothingToLookAt("a gradient scaler, and gradients that are clipped")
+        raise NothingToLookAt("gradients that are clipped under a gradient scaler")
     found = defaultdict[str, list[Scaled]](list)
     for event in latest.values():
         found[event.site].append(event)
