@@ -304,6 +304,24 @@ class DiscardedPasses(Event, tag="discarded_passes"):
     num_rewritten: int = 0
 
 
+class ScheduleMoves(Event, tag="schedule_moves"):
+    """How often a schedule of the learning rate, of this class, moved on at `site`.
+
+    In `num_updates`, all of whose backward passes were seen, `num_moves` times; in `num_drifting` of these, ahead of
+    more than one of the passes. It is to end after `length` moves, as its setting `length_name` says; None where that
+    is not known. Of the same `number`, a later event replaces it.
+    """
+
+    number: int
+    schedule: str
+    site: str | None
+    length: int | None = None
+    length_name: str = ""
+    num_updates: int = 0
+    num_drifting: int = 0
+    num_moves: int = 0
+
+
 class TrainedAsEvaluated(Event, tag="trained_as_evaluated"):
     """Updates of a module of this class whose `num_layers` layers of these `kinds` were in evaluation mode.
 

@@ -1,9 +1,16 @@
-"""Updates that lose something: optimizers built again, gradients clipped too late, models in evaluation mode."""
+"""Updates that lose something: optimizers built again, early or late clips, evaluation mode, schedules run ahead."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from efprof.artifacts.events import GradientClips, OptimizerBuilt, ScaledClips, TrainedAsEvaluated, events_of
+from efprof.artifacts.events import (
+    GradientClips,
+    OptimizerBuilt,
+    ScaledClips,
+    ScheduleMoves,
+    TrainedAsEvaluated,
+    events_of,
+)
 from efprof.facts.run.run import Run
 from efprof.model import NothingToLookAt, NotRecorded
 
@@ -18,6 +25,9 @@ Clips = GradientClips
 
 Scaled = ScaledClips
 """Updates by a scaler whose gradients one line had clipped, and in how many they were still scaled."""
+
+Moves = ScheduleMoves
+"""How often a schedule of the learning rate moves on for each update."""
 
 Evaluated = TrainedAsEvaluated
 """Updates of a module in evaluation mode, the last of them in a row."""
@@ -66,3 +76,12 @@ def clips_under_scaler(run: Run) -> Mapping[str, Sequence[Scaled]]:
     for event in latest.values():
         found[event.site].append(event)
     return found
+
+
+def schedule_moves(run: Run) -> list[Moves]:
+    """What was seen last of each schedule; raises NothingToLookAt where none moved on while updates were seen."""
+    latest = {event.number: event for event in events_of(run.rank_folder, ScheduleMoves)}
+    seen = [event for event in latest.values() if event.num_updates]
+    if not seen:
+        raise NothingToLookAt("a schedule of the learning rate")
+    return seen
