@@ -223,9 +223,10 @@ class GradientClearing(Event, tag="gradient_clearing"):
     """What became of an optimizer's gradients between its steps.
 
     `cleared`: they were gone; `kept`: neither gone nor changed before `num_steps` of its steps, each after backward
-    passes that added to them; `changed`, which older runs tell of: in place, by whom nobody knows. The last three
-    fields tell of the last of these steps: the lines of the passes before it, in order; `num_earlier_backwards` more
-    came before another optimizer's step.
+    passes that added to them; `changed`, which older runs tell of: in place, by whom nobody knows. `backward_sites`,
+    `num_earlier_backwards` and `step_site` tell of the last of these steps: the lines of the passes before it, in
+    order; so many more came before another optimizer's step. Before `num_cleared` other steps, all of which followed
+    passes of other lines, they were cleared.
     """
 
     optimizer: str
@@ -234,6 +235,7 @@ class GradientClearing(Event, tag="gradient_clearing"):
     backward_sites: list[str] = []
     num_earlier_backwards: int = 0
     step_site: str | None = None
+    num_cleared: int = 0
 
 
 class Compilation(Event, tag="compilation"):
