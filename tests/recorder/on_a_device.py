@@ -11,7 +11,7 @@ import pytest
 RUN = frozenset(
     {
         "test_device_data", "test_evaluations", "test_light_steps", "test_loop", "test_loss_scaling",
-        "test_numbers", "test_odd_programs", "test_scalar_reads", "test_windows",
+        "test_numbers", "test_odd_programs", "test_scalar_reads", "test_scaled_clips", "test_windows",
     }
 )  # fmt: skip
 
@@ -24,7 +24,7 @@ LEFT_OUT = {
         "test_backward_calls", "test_discarded_passes",
         "test_elements", "test_hosts", "test_iterators", "test_late_clips", "test_loop_faults",
         "test_loop_hooks",
-        "test_module_calls", "test_more_hooks", "test_optimizers", "test_pickles", "test_scaled_clips",
+        "test_module_calls", "test_more_hooks", "test_optimizers", "test_pickles",
         "test_schedule_moves", "test_stalls",
         "test_training_modes", "test_what_fails_alone", "test_writing",
     ),

@@ -55,33 +55,18 @@ Pass = tuple[str | None, int]
 class Round(NamedTuple):
     """From one step of an optimizer to its next one, at `site`; `line` is that of the last pass before it.
 
-    `is_kept` says that nothing but scaling changed the gradients between passes, `have_added` what each pass did to
-    them. There is neither, and no pass is told of, where the gradients were gone.
+    `flags` say whether nothing but scaling changed the gradients between `passes`, and of each of these whether it
+    added to them. There are neither where the gradients were gone.
     """
 
     line: str | None
     site: str | None
     passes: Sequence[Pass] = ()
-    is_kept: torch.Tensor | None = None
-    have_added: Sequence[torch.Tensor] = ()
+    flags: Sequence[torch.Tensor] = ()
 
 
-class ToldRound(NamedTuple):
-    """The same once the answers are there."""
-
-    line: str | None
-    site: str | None
-    passes: Sequence[Pass]
-    is_kept: bool
-    have_added: Sequence[bool]
-
-    @property
-    def keeps(self) -> bool:
-        return self.is_kept and any(self.have_added)
-
-    @property
-    def clears(self) -> bool:
-        return not self.is_kept
+Told = tuple[Round, list[bool]]
+"""A round and its flags, once they are known."""
 
 
 class Watched:
@@ -140,7 +125,7 @@ class Watched:
             is_scaled = torch.dot(last, now) > MIN_COSINE * last.norm() * now.norm()
             *between, at_step = self.differ[::2]
             is_kept = ~torch.stack([*between, at_step & ~is_scaled]).any()
-            self.rounds.append(Round(line, site, tuple(self.passes), is_kept, tuple(self.differ[1::2])))
+            self.rounds.append(Round(line, site, tuple(self.passes), (is_kept, *self.differ[1::2])))
 
 
 def _quietly(listener: Callable[..., None]) -> Callable[..., None]:
@@ -227,14 +212,14 @@ class ClearingWatch:
     def _judge_early(self, step: OpenStep, watched: Watched) -> None:
         """Nothing is told of gradients that were changed in place: by whom nobody knows."""
         rounds = watched.rounds
-        if len(rounds) != NUM_STEPS or any(one.is_kept is None for one in rounds):
+        if len(rounds) != NUM_STEPS or not all(one.flags for one in rounds):
             return
 
-        def judge(told: Sequence[ToldRound]) -> None:
-            are_kept = all(one.keeps for one in told)
+        def judge(told: Sequence[Told]) -> None:
+            are_kept = all(_keeps(flags) for _, flags in told)
             if are_kept and not watched.is_settled:
-                self._tell_kept(watched, told[-1], NUM_STEPS)
-            watched.is_settled |= are_kept or len({one.line for one in told}) == 1
+                self._tell_kept(watched, told)
+            watched.is_settled |= are_kept or len({one.line for one, _ in told}) == 1
 
         self._read(step, rounds, judge)
 
@@ -245,60 +230,48 @@ class ClearingWatch:
         self._every.clear()
         self._watched.clear()
 
-    def _judge_lines(self, watched: Watched, told: Sequence[ToldRound]) -> None:
+    def _judge_lines(self, watched: Watched, told: Sequence[Told]) -> None:
         """Tell of lines all of whose rounds keep the gradients, where all rounds of each other line clear them.
 
         Where a line does both, the program clears by another rule, as after so many steps.
         """
-        by_line = defaultdict[str | None, list[ToldRound]](list)
+        by_line = defaultdict[str | None, list[Told]](list)
         for one in told:
-            by_line[one.line].append(one)
-        clearing = [ones for ones in by_line.values() if all(one.clears for one in ones)]
-        keeping = [ones for ones in by_line.values() if all(one.keeps for one in ones)]
+            by_line[one[0].line].append(one)
+        keeping = [ones for ones in by_line.values() if all(_keeps(flags) for _, flags in ones)]
+        clearing = [ones for ones in by_line.values() if not any(flags and flags[0] for _, flags in ones)]
         if watched.is_settled or not clearing or len(clearing) + len(keeping) < len(by_line):
             return
         for ones in keeping:
             if len(ones) >= MIN_OF_LINE:
-                self._tell_kept(watched, ones[-1], len(ones), sum(map(len, clearing)))
+                self._tell_kept(watched, ones, num_cleared=sum(map(len, clearing)))
 
-    def _read(
-        self, step: OpenStep | None, rounds: Sequence[Round], take: Callable[[Sequence[ToldRound]], None]
-    ) -> None:
-        rounds = tuple(rounds)  # it may go on before a device answers
-        flags = [flag for one in rounds if one.is_kept is not None for flag in (one.is_kept, *one.have_added)]
+    def _read(self, step: OpenStep | None, rounds: Sequence[Round], take: Callable[[Sequence[Told]], None]) -> None:
+        seen = tuple(rounds)  # more may come before a device answers
+        flags = [flag for one in seen for flag in one.flags]
 
         def told(values: Sequence[float]) -> None:
-            left = iter(map(bool, values))
-            take(
-                [
-                    ToldRound(
-                        line=one.line,
-                        site=one.site,
-                        passes=one.passes,
-                        is_kept=one.is_kept is not None and next(left),
-                        have_added=[next(left) for _ in one.have_added],
-                    )
-                    for one in rounds
-                ]
-            )
+            left = iter(values)
+            take([(one, [bool(next(left)) for _ in one.flags]) for one in seen])
 
         if all(flag.is_cpu for flag in flags):
             told([read_value(flag) for flag in flags])
         elif step is not None:
             self._late.owe(step.late, [on_device(flag) for flag in flags], self._guard(told))
 
-    def _tell_kept(self, watched: Watched, told: ToldRound, num_steps: int, num_cleared: int = 0) -> None:
-        adding = list(compress(told.passes, told.have_added))
+    def _tell_kept(self, watched: Watched, kept: Sequence[Told], num_cleared: int = 0) -> None:
+        last, flags = kept[-1]
+        adding = list(compress(last.passes, flags[1:]))
         sites = [line for line, num_others in adding if num_others == adding[-1][1]]
         self._note(
             GradientClearing(
                 step=self._loop.number,
                 optimizer=watched.optimizer,
                 outcome="kept",
-                num_steps=num_steps,
+                num_steps=len(kept),
                 backward_sites=list(dict.fromkeys(filter(None, sites))),
                 num_earlier_backwards=len(adding) - len(sites),
-                step_site=told.site,
+                step_site=last.site,
                 num_cleared=num_cleared,
             )
         )
@@ -307,6 +280,11 @@ class ClearingWatch:
 def start(session: Session) -> None:
     late, guard = session.late_values, session.shell.guard(COLLECTOR)
     session.attach(COLLECTOR, ClearingWatch(session.loop, session.sites, late, session.note, guard))
+
+
+def _keeps(flags: Sequence[bool]) -> bool:
+    """True if the gradients were kept, and a pass added to them."""
+    return bool(flags) and flags[0] and any(flags[1:])
 
 
 def _row(parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
