@@ -230,9 +230,10 @@ class GradientClearing(Event, tag="gradient_clearing"):
     """What became of an optimizer's gradients between its steps.
 
     `cleared`: they were gone; `kept`: neither gone nor changed before `num_steps` of its steps, each after backward
-    passes that added to them; `changed`, which older runs tell of: in place, by whom nobody knows. The last three
-    fields tell of the last of these steps: the lines of the passes before it, in order; `num_earlier_backwards` more
-    came before another optimizer's step.
+    passes that added to them; `changed`, which older runs tell of: in place, by whom nobody knows. `backward_sites`,
+    `num_earlier_backwards` and `step_site` tell of the last of these steps: the lines of the passes before it, in
+    order; so many more came before another optimizer's step. Before `num_cleared` other steps, all of which followed
+    passes of other lines, they were cleared.
     """
 
     optimizer: str
@@ -241,6 +242,7 @@ class GradientClearing(Event, tag="gradient_clearing"):
     backward_sites: list[str] = []
     num_earlier_backwards: int = 0
     step_site: str | None = None
+    num_cleared: int = 0
 
 
 class Compilation(Event, tag="compilation"):
@@ -276,6 +278,57 @@ class GradientClips(Event, tag="gradient_clips"):
     num_calls: int = 0
     num_late: int = 0
     step_site: str | None = None
+
+
+class ScaledClips(Event, tag="scaled_clips"):
+    """Updates by a gradient scaler at `step_site` whose gradients were clipped at `site`; a later one replaces it.
+
+    In `num_scaled` of them the gradients were still multiplied by a `scale` above one and above the `limit`, both as
+    they were last. `is_varied` says that the limit was not always the same.
+    """
+
+    site: str
+    step_site: str | None
+    num_updates: int = 0
+    num_scaled: int = 0
+    limit: float = 0.0
+    scale: float = 1.0
+    is_varied: bool = False
+
+
+class DiscardedPasses(Event, tag="discarded_passes"):
+    """Updates that followed a backward pass at `site`, in full steps so far; a later one replaces it.
+
+    Before `num_discarding` of `num_updates`, gradients of passes at this line were cleared as the next began: of
+    `num_passes` there, `num_discarded`. In `num_rewritten` of these updates, something else than clipping or a scaler
+    had written to the gradients of the last pass.
+    """
+
+    site: str
+    step_site: str | None = None
+    num_updates: int = 0
+    num_discarding: int = 0
+    num_passes: int = 0
+    num_discarded: int = 0
+    num_rewritten: int = 0
+
+
+class ScheduleMoves(Event, tag="schedule_moves"):
+    """How often a schedule of the learning rate, of this class, moved on at `site`.
+
+    In `num_updates`, all of whose backward passes were seen, `num_moves` times; in `num_drifting` of these, ahead of
+    more than one of the passes. It is to end after `length` moves, as its setting `length_name` says; None where that
+    is not known. Of the same `number`, a later event replaces it.
+    """
+
+    number: int
+    schedule: str
+    site: str | None
+    length: int | None = None
+    length_name: str = ""
+    num_updates: int = 0
+    num_drifting: int = 0
+    num_moves: int = 0
 
 
 class TrainedAsEvaluated(Event, tag="trained_as_evaluated"):

@@ -22,6 +22,8 @@ UNDER = "with torch.no_grad():"
 TRAINS = frozenset({"backward", "step", "grad"})
 """Calls that a loop which only evaluates has none of."""
 
+REPEATING = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef, ast.ListComp, ast.GeneratorExp)
+
 TENSOR_METHODS = frozenset(
     {
         "add", "append", "backward", "bool", "chunk", "clamp", "clone", "contiguous", "cpu", "cuda", "detach",
@@ -60,6 +62,23 @@ def clear_gradients(steps: Sequence[SourceLine | None], file: Callable[[str], So
         applicability="review",
         changes=tuple(dict.fromkeys(found)),
     )
+
+
+def unscale_above(file: SourceFile, clip: SourceLine, steps: Sequence[SourceLine | None]) -> Fix:
+    """Unscale the gradients of each of these steps' optimizers above the line that clips them.
+
+    By hand where the names may be others there, or the two lines may not run once each: torch refuses to unscale twice.
+    """
+    calls = dict.fromkeys(None if step is None else _unscaling(file, clip, step) for step in steps)
+    new = [call for call in calls if call is not None]
+    old = file.lines[clip.line - 1] if new else ""
+    indent = old[: len(old) - len(old.lstrip())]
+    found = [one for one in nodes_on(file.tree, clip.line) if isinstance(one, ast.Expr | ast.Assign)]
+    if len(new) < len(calls) or [(one.lineno, one.col_offset) for one in found] != [(clip.line, len(indent))]:
+        return Fix.by_hand(f"Call `scaler.unscale_(optimizer)` once for each update, above {clip}.")
+    edit = CodeEdit(file=file.name, line=clip.line, old=old, new="\n".join([*(indent + call for call in new), old]))
+    told = " and ".join(f"`{call}`" for call in new)
+    return Fix.by(edit, "review", f"Unscale the gradients above the line that clips them: {told}.")
 
 
 def without_graph(file: SourceFile, loop: SourceLine) -> Fix:
@@ -130,6 +149,23 @@ def _stepped_by(call: ast.expr) -> str | None:
         optimizer, arguments = arguments[0], []
     is_named = all(isinstance(node, ast.Name | ast.Attribute | ast.expr_context) for node in ast.walk(optimizer))
     return ast.unparse(optimizer) if is_named and not arguments else None
+
+
+def _unscaling(file: SourceFile, clip: SourceLine, step: SourceLine) -> str | None:
+    """`scaler.unscale_(optimizer)` for `scaler.step(optimizer)`; None where the lines may run by other turns."""
+    at_clip, at_step = nodes_on(file.tree, clip.line), nodes_on(file.tree, step.line)
+    loops = [one for one in at_clip if isinstance(one, REPEATING) and one not in at_step]
+    parts = [one for one in at_step if isinstance(one, (*REPEATING, ast.If)) and one not in at_clip]
+    if loops or parts or (step.file, step.function) != (clip.file, clip.function) or clip.line >= step.line:
+        return None
+    for call in calls_on(file.tree, step.line):
+        match call:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name() | ast.Attribute() as scaler, attr="step"),
+                args=[ast.Name() | ast.Attribute() as optimizer, *_],
+            ):
+                return f"{ast.unparse(scaler)}.unscale_({ast.unparse(optimizer)})"
+    return None
 
 
 def _is_of_the_user(function: ast.expr, torch_names: frozenset[str]) -> bool:

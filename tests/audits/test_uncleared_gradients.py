@@ -93,6 +93,15 @@ def test_another_step_s_gradients_and_a_library_s_step_are_left_to_a_person(tmp_
     assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
 
 
+def test_a_branch_that_never_clears_is_told_as_one_and_left_to_a_person(tmp_path: Path) -> None:
+    run = run_of(tmp_path, clearing("cleared"), clearing(num_steps=8, num_cleared=9))
+    finding = finding_of(run)
+    assert (str(finding.blame), finding.fix.applicability) == ("train.py:5", "manual")
+    told = "In 8 watched steps nothing cleared the gradients of Adam before this pass, in 9 others something did."
+    assert finding.message == told
+    assert uncleared_gradients(run).looked_at == "the gradients of 1 optimizer"
+
+
 @pytest.mark.parametrize("others", [("cleared",), ("cleared", "cleared"), ("cleared", "changed")])
 def test_it_is_silent_where_gradients_are_cleared_or_changed(tmp_path: Path, others: tuple[str, ...]) -> None:
     examination = uncleared_gradients(run_of(tmp_path, *map(clearing, others)))

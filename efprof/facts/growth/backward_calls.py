@@ -88,7 +88,8 @@ def uncleared_optimizers(run: Run) -> tuple[int, list[UnclearedOptimizer]]:
             "events.jsonl does not say what becomes of the gradients: record 20 steps of an optimizer whose gradients "
             "are neither sparse nor sharded, nor changed in place, as `zero_grad(set_to_none=False)` and some do."
         )
-    return len(seen), [event for event in seen if event.outcome == "kept" and event.backward_sites]
+    num_optimizers = sum(not event.num_cleared for event in seen)  # the others are told of as cleared, too
+    return num_optimizers, [event for event in seen if event.outcome == "kept" and event.backward_sites]
 
 
 def how_it_is_needless(calls: KeepingCalls) -> Narrative:

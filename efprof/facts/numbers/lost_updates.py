@@ -1,11 +1,18 @@
-"""Updates that lose something: optimizers built again, gradients clipped too late, models in evaluation mode."""
+"""Updates that lose something: optimizers built again, early or late clips, evaluation mode, schedules run ahead."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from efprof.artifacts.events import GradientClips, OptimizerBuilt, TrainedAsEvaluated, events_of
+from efprof.artifacts.events import (
+    GradientClips,
+    OptimizerBuilt,
+    ScaledClips,
+    ScheduleMoves,
+    TrainedAsEvaluated,
+    events_of,
+)
 from efprof.facts.run.run import Run
-from efprof.model import NotRecorded
+from efprof.model import NothingToLookAt, NotRecorded
 
 MIN_REBUILT = 2
 """By one line: a single time it is a second phase, as fine-tuning is."""
@@ -15,6 +22,12 @@ BuiltOptimizer = OptimizerBuilt
 
 Clips = GradientClips
 """The calls of one line that clips, and how many came after the update."""
+
+Scaled = ScaledClips
+"""Updates by a scaler whose gradients one line had clipped, and in how many they were still scaled."""
+
+Moves = ScheduleMoves
+"""How often a schedule of the learning rate moves on for each update."""
 
 Evaluated = TrainedAsEvaluated
 """Updates of a module in evaluation mode, the last of them in a row."""
@@ -51,4 +64,24 @@ def gradient_clips(run: Run) -> list[Clips]:
     seen = [event for event in latest.values() if event.num_calls]
     if not seen:
         raise NotRecorded("events.jsonl holds no call of clip_grad_norm_ or clip_grad_value_ in two full steps.")
+    return seen
+
+
+def clips_under_scaler(run: Run) -> Mapping[str, Sequence[Scaled]]:
+    """By the line that clips, what was seen at each line where a scaler steps; raises NothingToLookAt without any."""
+    latest = {(event.site, event.step_site): event for event in events_of(run.rank_folder, ScaledClips)}
+    if not latest:
+        raise NothingToLookAt("gradients that are clipped under a gradient scaler")
+    found = defaultdict[str, list[Scaled]](list)
+    for event in latest.values():
+        found[event.site].append(event)
+    return found
+
+
+def schedule_moves(run: Run) -> list[Moves]:
+    """What was seen last of each schedule; raises NothingToLookAt where none moved on while updates were seen."""
+    latest = {event.number: event for event in events_of(run.rank_folder, ScheduleMoves)}
+    seen = [event for event in latest.values() if event.num_updates]
+    if not seen:
+        raise NothingToLookAt("a schedule of the learning rate")
     return seen

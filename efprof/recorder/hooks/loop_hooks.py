@@ -245,7 +245,7 @@ def watch_updates(loop: Loop, guard: Guard) -> list[Undo]:
     ]
     within = "_update_lr" if hasattr(LRScheduler, "_update_lr") else "step"  # `step` warns with the line of its caller
     for kind, name in ((LRScheduler, within), *((kind, "step") for kind in own)):
-        undo.append(replace(kind, name, updating(loop, guard, getattr(kind, name))))
+        undo.append(replace(kind, name, _scheduling(loop, guard, getattr(kind, name))))
     return undo
 
 
@@ -268,6 +268,21 @@ def updating(loop: Loop, guard: Guard, original: Callable[..., Any]) -> Callable
     return update
 
 
+def _scheduling(loop: Loop, guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same; told is a schedule that moves on by one, unless another schedule has it do so."""
+    light, updated = loop.light, updating(loop, guard, original)
+    moved = guard(functools.partial(_tell, loop, loop.schedule_moved))
+
+    @functools.wraps(original)
+    def update(schedule: Any, *args: Any, **kwargs: Any) -> Any:
+        is_seen = not (light.is_on or loop.is_updating or loop.thread.is_capturing)
+        if is_seen and all(given is None for given in (*args, *kwargs.values())):  # no epoch, no metric
+            moved(schedule)
+        return updated(schedule, *args, **kwargs)
+
+    return update
+
+
 def _clipping(loop: Loop, guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
     """The same; told are the parameters and the bound before, and then the norm from before the clipping."""
     light, update = loop.light, updating(loop, guard, original)
@@ -280,7 +295,7 @@ def _clipping(loop: Loop, guard: Guard, original: Callable[..., Any]) -> Callabl
             return update(*args, **kwargs)
         given = args[0] if args else kwargs.pop("parameters")
         kept = list(given) if hasattr(given, "__next__") else given
-        began(kept, args[1] if len(args) > 1 else kwargs.get("max_norm"))
+        began(kept, args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value")))
         if kept is not given:  # torch warns of an empty one if it is a generator, and not if it is a filter
             given = (each for each in kept) if type(given) is GeneratorType else iter(kept)
         norm = update(given, *args[1:], **kwargs)

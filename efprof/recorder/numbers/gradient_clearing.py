@@ -2,13 +2,16 @@
 
 A few of its gradients' numbers are copied where it steps and where each backward pass begins and ends. As a pass begins
 they are gone, others, or the same, and then that pass adds to them. Before its step a gradient may be scaled, as by
-clipping. On a device nobody waits for an answer.
+clipping. Where some are cleared, it is asked by the line of the last pass before the step: one branch of a program may
+clear its gradients, and another one not. On a device nobody waits for an answer.
 """
 
+import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, islice
-from typing import Literal, TypeGuard
+from typing import NamedTuple, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,8 +26,9 @@ from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Guard, Note
 from efprof.recorder.session.sites import Sites
 
-MAX_GRADIENTS = 4
-"""Of an optimizer, that are looked at: its last ones, which nearly every backward pass reaches."""
+MAX_AT_EACH_END = 2
+"""Gradients of an optimizer that are looked at: nearly every backward pass reaches its last ones, or, where it has
+several heads, its first ones."""
 
 MAX_OPTIMIZERS = 8
 """That are watched: a program with more has one for each parameter, and clears all alike."""
@@ -36,6 +40,9 @@ NUM_STEPS = 10
 """Of one optimizer, without a clearing between any two. A program that clears every other step, or at the end of a
 short epoch, does so within as many."""
 
+MIN_OF_LINE = 4
+"""Such rounds of one line, where those of another are all cleared."""
+
 MIN_COSINE = 0.99
 """Between gradients and the same ones scaled: rounding leaves more."""
 
@@ -44,7 +51,22 @@ COLLECTOR = "gradient_clearing"
 Pass = tuple[str | None, int]
 """The line of a backward pass, and how many other optimizers had stepped by then."""
 
-Outcome = Literal["cleared", "kept"]
+
+class Round(NamedTuple):
+    """From one step of an optimizer to its next one, at `site`; `line` is that of the last pass before it.
+
+    `flags` say whether nothing but scaling changed the gradients between `passes`, and of each of these whether it
+    added to them. There are neither where the gradients were gone.
+    """
+
+    line: str | None
+    site: str | None
+    passes: Sequence[Pass] = ()
+    flags: Sequence[torch.Tensor] = ()
+
+
+Told = tuple[Round, list[bool]]
+"""A round and its flags, once they are known."""
 
 
 class Watched:
@@ -56,9 +78,9 @@ class Watched:
     def __init__(self, optimizer: str) -> None:
         self.optimizer = optimizer
         self.is_settled = self.is_gone = False
-        self.were_kept: list[torch.Tensor] = []
-        self.were_added_to: list[torch.Tensor] = []
-        """Of each round, whether nothing but scaling changed the gradients between passes, and whether a pass did."""
+        """Whether all is told, or cannot be; and whether its gradients were cleared in this round."""
+        self.is_told_cleared = False
+        self.rounds: list[Round] = []
         self.rows: tuple[torch.Tensor, ...] = ()
         """The numbers when they were looked at last, and the time before; none where this round does not count."""
         self.differ: list[torch.Tensor] = []
@@ -70,10 +92,12 @@ class Watched:
 
     def begin_round(self, optimizer: torch.optim.Optimizer) -> None:
         every = parameters_of(optimizer)
-        places = (place for place in reversed(range(len(every))) if _can_be_read(every[place].grad))
-        self._places = list(islice(places, MAX_GRADIENTS))
+        ends = [range(len(every)), reversed(range(len(every)))]
+        readable = [(place for place in end if _can_be_read(every[place].grad)) for end in ends]
+        self._places = list(dict.fromkeys(place for end in readable for place in islice(end, MAX_AT_EACH_END)))
         row = _row([every[place] for place in self._places])
         self.rows, self.differ, self.passes, self.num_others = () if row is None else (row,), [], [], 0
+        self.is_gone = False
 
     @property
     def is_within_pass(self) -> bool:
@@ -85,22 +109,23 @@ class Watched:
         parameters = [every[place] for place in self._places if place < len(every)]
         row = _row(parameters)
         if row is None or row.shape != last.shape or row.device != last.device:
-            self.is_settled, self.rows = True, ()
             self.is_gone = any(parameter.grad is None for parameter in parameters)
+            self.is_settled, self.rows = not self.is_gone, ()
             return False
         self.rows = last, row
         self.differ.append((last != row).any())
         return True
 
-    def end_round(self) -> bool:
-        """It steps again, with what the passes have left, which may be scaled; whether enough rounds were seen."""
-        if self.passes:
+    def end_round(self, line: str | None, site: str | None) -> None:
+        """It steps again, with what the passes have left, which may be scaled."""
+        if self.is_gone:
+            self.rounds.append(Round(line, site))
+        elif self.rows and self.passes:
             last, now = self.rows
             is_scaled = torch.dot(last, now) > MIN_COSINE * last.norm() * now.norm()
             *between, at_step = self.differ[::2]
-            self.were_kept.append(~torch.stack([*between, at_step & ~is_scaled]).any())
-            self.were_added_to.append(torch.stack(self.differ[1::2]).any())
-        return len(self.were_kept) == NUM_STEPS
+            is_kept = ~torch.stack([*between, at_step & ~is_scaled]).any()
+            self.rounds.append(Round(line, site, tuple(self.passes), (is_kept, *self.differ[1::2])))
 
 
 def _quietly(listener: Callable[..., None]) -> Callable[..., None]:
@@ -123,6 +148,8 @@ class ClearingWatch:
     _note: Note
     _guard: Guard
     _watched: WeakKeyDictionary[torch.optim.Optimizer, Watched] = field(default_factory=WeakKeyDictionary)
+    _every: list[Watched] = field(default_factory=list)
+    """Those of optimizers that are no more as well."""
 
     @_quietly
     def backward_began(self, step: OpenStep, *_: object) -> None:
@@ -142,59 +169,110 @@ class ClearingWatch:
         for optimizer, watched in self._counting(step):
             if optimizer is not stepping:
                 watched.num_others += 1
-            elif not watched.is_within_pass and self._look(step, stepping, watched) and watched.end_round():
-                self._judge(step, watched)
+            elif watched.is_within_pass:
+                watched.rows = ()
+            else:
+                self._look(step, stepping, watched)
         if step.window is not None:
             return
-        if step.number < FIRST_STEPS and len(self._watched) < MAX_OPTIMIZERS:
-            self._watched.setdefault(stepping, Watched(type(stepping).__name__))
-        if (begun := self._watched.get(stepping)) is not None and not begun.is_settled:
+        begun = self._watched.get(stepping)
+        if begun is None and step.number < FIRST_STEPS and len(self._watched) < MAX_OPTIMIZERS:
+            begun = self._watched[stepping] = Watched(type(stepping).__name__)
+            self._every.append(begun)
+        if begun is None or begun.is_settled:
+            return
+        begun.end_round(step.backward_site, self._sites.of_caller())
+        self._judge_early(step, begun)
+        if not begun.is_settled:
             begun.begin_round(stepping)
 
-    def _counting(self, step: OpenStep) -> Iterator[tuple[torch.optim.Optimizer, Watched]]:
+    @_quietly
+    def step_began(self, step: OpenStep) -> None:
         if step.number >= FIRST_STEPS:
-            self._watched.clear()
+            self._judge_all(step)
+
+    @_quietly
+    def at_end(self) -> None:
+        self._judge_all(self._loop.step)
+
+    def _counting(self, step: OpenStep) -> Iterator[tuple[torch.optim.Optimizer, Watched]]:
         for optimizer, watched in list(self._watched.items()):
             if step.window is not None:  # what it shows is to be the program's: the round does not count
-                watched.rows = ()
+                watched.rows, watched.is_gone = (), False
             if watched.rows:
                 yield optimizer, watched
 
     def _look(self, step: OpenStep, optimizer: torch.optim.Optimizer, watched: Watched) -> bool:
         is_there = watched.look(optimizer)
-        if watched.is_gone:
-            self._tell(step, watched, "cleared")
+        if watched.is_gone and not watched.is_told_cleared:
+            watched.is_told_cleared = True
+            self._note(GradientClearing(step=step.number, optimizer=watched.optimizer, outcome="cleared", num_steps=0))
         return is_there
 
-    def _judge(self, step: OpenStep, watched: Watched) -> None:
+    def _judge_early(self, step: OpenStep, watched: Watched) -> None:
         """Nothing is told of gradients that were changed in place: by whom nobody knows."""
-        passes, site = watched.passes, self._sites.of_caller()
-        told = [torch.stack(watched.were_kept + watched.were_added_to).all(), *watched.differ[1::2]]
-        watched.is_settled, watched.rows = True, ()
+        rounds = watched.rounds
+        if len(rounds) != NUM_STEPS or not all(one.flags for one in rounds):
+            return
 
-        def judge(values: list[float]) -> None:
-            are_kept, *have_added = values
-            if are_kept:
-                self._tell(step, watched, "kept", site, list(compress(passes, have_added)))
+        def judge(told: Sequence[Told]) -> None:
+            are_kept = all(_keeps(flags) for _, flags in told)
+            if are_kept and not watched.is_settled:
+                self._tell_kept(watched, told)
+            watched.is_settled |= are_kept or len({one.line for one, _ in told}) == 1
 
-        if told[0].is_cpu:
-            judge([read_value(one) for one in told])
-        else:
-            self._late.owe(step.late, [on_device(one) for one in told], self._guard(judge))
+        self._read(step, rounds, judge)
 
-    def _tell(
-        self, step: OpenStep, watched: Watched, outcome: Outcome, site: str | None = None, adding: Sequence[Pass] = ()
-    ) -> None:
+    def _judge_all(self, step: OpenStep | None) -> None:
+        for watched in self._every:
+            if not watched.is_settled:
+                self._read(step, watched.rounds, functools.partial(self._judge_lines, watched))
+        self._every.clear()
+        self._watched.clear()
+
+    def _judge_lines(self, watched: Watched, told: Sequence[Told]) -> None:
+        """Tell of lines all of whose rounds keep the gradients, where all rounds of each other line clear them.
+
+        Where a line does both, the program clears by another rule, as after so many steps.
+        """
+        by_line = defaultdict[str | None, list[Told]](list)
+        for one in told:
+            by_line[one[0].line].append(one)
+        keeping = [ones for ones in by_line.values() if all(_keeps(flags) for _, flags in ones)]
+        clearing = [ones for ones in by_line.values() if not any(flags and flags[0] for _, flags in ones)]
+        if watched.is_settled or not clearing or len(clearing) + len(keeping) < len(by_line):
+            return
+        for ones in keeping:
+            if len(ones) >= MIN_OF_LINE:
+                self._tell_kept(watched, ones, num_cleared=sum(map(len, clearing)))
+
+    def _read(self, step: OpenStep | None, rounds: Sequence[Round], take: Callable[[Sequence[Told]], None]) -> None:
+        seen = tuple(rounds)  # more may come before a device answers
+        flags = [flag for one in seen for flag in one.flags]
+
+        def told(values: Sequence[float]) -> None:
+            left = iter(values)
+            take([(one, [bool(next(left)) for _ in one.flags]) for one in seen])
+
+        if all(flag.is_cpu for flag in flags):
+            told([read_value(flag) for flag in flags])
+        elif step is not None:
+            self._late.owe(step.late, [on_device(flag) for flag in flags], self._guard(told))
+
+    def _tell_kept(self, watched: Watched, kept: Sequence[Told], num_cleared: int = 0) -> None:
+        last, flags = kept[-1]
+        adding = list(compress(last.passes, flags[1:]))
         sites = [line for line, num_others in adding if num_others == adding[-1][1]]
         self._note(
             GradientClearing(
-                step=step.number,
+                step=self._loop.number,
                 optimizer=watched.optimizer,
-                outcome=outcome,
-                num_steps=len(watched.were_kept),
+                outcome="kept",
+                num_steps=len(kept),
                 backward_sites=list(dict.fromkeys(filter(None, sites))),
                 num_earlier_backwards=len(adding) - len(sites),
-                step_site=site,
+                step_site=last.site,
+                num_cleared=num_cleared,
             )
         )
 
@@ -202,6 +280,11 @@ class ClearingWatch:
 def start(session: Session) -> None:
     late, guard = session.late_values, session.shell.guard(COLLECTOR)
     session.attach(COLLECTOR, ClearingWatch(session.loop, session.sites, late, session.note, guard))
+
+
+def _keeps(flags: Sequence[bool]) -> bool:
+    """True if the gradients were kept, and a pass added to them."""
+    return bool(flags) and flags[0] and any(flags[1:])
 
 
 def _row(parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:

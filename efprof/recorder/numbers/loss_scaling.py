@@ -6,6 +6,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import OptState
 
 from efprof.artifacts.events import ScalerBuilt
 from efprof.recorder.hooks.loop_hooks import updating
@@ -59,6 +60,7 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
     note_scaled = guarded("loss_scaling", losses.note)
     note_scale = guarded("loss_scaling", functools.partial(_note_scale, loop))
     note_skipped = guarded("loss_scaling", functools.partial(optimizer_skipped, loop))
+    note_step = guarded("loss_scaling", functools.partial(_note_step, loop))
 
     def in_stage(original: Callable[..., Any]) -> Callable[..., Any]:
         """As the rest of the stage `optimizer`."""
@@ -84,6 +86,8 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
     @functools.wraps(step)
     def watched_step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         before = loop.num_updates
+        if not light.is_on and _is_enabled(self):
+            note_step(self, optimizer)
         result = step(self, optimizer, *args, **kwargs)
         if _is_enabled(self) and loop.num_updates == before and isinstance(optimizer, torch.optim.Optimizer):
             note_skipped(optimizer)  # the scaler has held it back
@@ -100,6 +104,15 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
 
     new = {"scale": watched_scale, "unscale_": unscale, "step": watched_step, "update": watched_update}
     return [replace(kind, name, function) for name, function in new.items()]
+
+
+def _note_step(loop: Loop, scaler: Any, optimizer: object) -> None:
+    is_recorded = loop.thread.is_training_thread and not (loop.steps.clock is not None and loop.thread.is_capturing)
+    scale = getattr(scaler, "_scale", None)
+    if is_recorded and isinstance(optimizer, torch.optim.Optimizer) and isinstance(scale, torch.Tensor):
+        state = scaler._per_optimizer_states.get(id(optimizer))
+        is_scaled = state is None or state["stage"] is OptState.READY
+        loop.scaler_step_began(optimizer, scale if is_scaled else None)
 
 
 def _note_scale(loop: Loop, scaler: Any) -> None:

@@ -103,6 +103,18 @@ class Numbers:
             parameters = [clipped] if isinstance(clipped, torch.Tensor) else clipped
             self._clipped.append((norm, {id(one.grad) for one in parameters if one.grad is not None}))
 
+    def scaler_step_began(self, optimizer: torch.optim.Optimizer, scale: torch.Tensor | None) -> None:
+        """Norms from before clipping are of the gradients as they were scaled; a fused optimizer divides them later."""
+        if scale is None or not self._clipped or getattr(optimizer, "_step_supports_amp_scaling", False):
+            return
+        ids = {id(one.grad) for one in parameters_of(optimizer) if one.grad is not None}
+        with _without_modes():
+            self._clipped = [
+                (norm.detach() / scale.to(norm.device) if of == ids else norm, of)
+                for norm, of in self._clipped
+                if norm.device.type == scale.device.type  # nobody waits for the other
+            ]
+
     def optimizer_began(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         opened = step.numbers
         # An optimizer that was given this flag skips a bad step by itself, on the device.

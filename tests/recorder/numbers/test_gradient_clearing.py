@@ -10,8 +10,9 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped, GradientClearing
 from efprof.recorder.budget.sampling import FIRST_STEPS
-from efprof.recorder.numbers.gradient_clearing import NUM_STEPS
+from efprof.recorder.numbers.gradient_clearing import MIN_OF_LINE, NUM_STEPS
 from tests.recorder.programs.clearing_programs import (
+    BRANCHES,
     FAULTY,
     HEALTHY,
     LENGTH,
@@ -20,9 +21,10 @@ from tests.recorder.programs.clearing_programs import (
     adversaries,
     loss_of,
     model_of,
+    take_branches,
     train,
 )
-from tests.recorder.recording import Recorded, record_here
+from tests.recorder.recording import Recorded, line_of, record_here
 from tests.simulated_cuda.cuda import SimulatedCuda
 
 PROGRAMS = Path(__file__).parents[1] / "programs" / "clearing_programs.py"
@@ -45,6 +47,26 @@ def test_gradients_that_nobody_clears_are_kept(tmp_path: Path, program: Program,
     assert event.num_steps == NUM_STEPS
     assert event.backward_sites
     assert event.step_site
+
+
+@pytest.mark.parametrize("program", BRANCHES.values(), ids=BRANCHES.keys())
+def test_a_branch_that_never_clears_is_told_with_its_own_line(tmp_path: Path, program: Program) -> None:
+    (event,) = kept(record_here(tmp_path, program))
+    assert [site.split(":")[1] for site in event.backward_sites] == [str(line_of(PROGRAMS, "second"))]
+    assert event.num_steps >= MIN_OF_LINE
+    assert event.num_cleared > 0
+
+
+def test_the_branch_that_follows_one_that_never_clears_is_told_where_each_clears_after_its_step(
+    tmp_path: Path,
+) -> None:
+    (event,) = kept(record_here(tmp_path, partial(take_branches, is_after=True)))
+    assert [site.split(":")[1] for site in event.backward_sites] != [str(line_of(PROGRAMS, "second"))]
+
+
+def test_two_branches_neither_of_which_clears_are_told_of_once(tmp_path: Path) -> None:
+    (event,) = kept(record_here(tmp_path, partial(take_branches, clears="")))
+    assert (event.num_steps, event.num_cleared) == (NUM_STEPS, 0)
 
 
 def test_the_lines_of_backward_and_step_are_kept(tmp_path: Path) -> None:
@@ -117,6 +139,26 @@ def test_a_device_tells_late_whether_there_is_anything_to_clear(
         recorded = record_here(tmp_path, train_there)
     assert [event.outcome for event in recorded.events(GradientClearing)] == outcomes
     assert recorded.events(CollectorStopped) == []
+    assert cuda.waits_of("efprof/recorder") == []
+
+
+def test_a_device_tells_late_of_a_branch_that_never_clears(tmp_path: Path) -> None:
+    def train_there() -> None:
+        weight = torch.ones(8, device="cuda:1").requires_grad_()
+        optimizer = torch.optim.SGD([weight], lr=0.01)
+        for number in range(2 * FIRST_STEPS):
+            if number % 2:
+                optimizer.zero_grad()
+                weight.square().sum().backward()
+            else:
+                weight.square().sum().backward()  # on a device
+            optimizer.step()
+            cuda.launch(5, device=1)
+
+    with SimulatedCuda(2).in_place() as cuda:
+        recorded = record_here(tmp_path, train_there)
+    (event,) = kept(recorded)
+    assert [site.split(":")[1] for site in event.backward_sites] == [str(line_of(Path(__file__), "on a device"))]
     assert cuda.waits_of("efprof/recorder") == []
 
 

@@ -191,6 +191,74 @@ def clear_every_ninth_step() -> None:
         optimizer.step()
 
 
+def take_branches(
+    *, clears: str = "first", set_to_none: bool = True, is_after: bool = False, every: int = 2, length: int = LENGTH
+) -> None:
+    """Two losses by turns, each with its own pass; `clears` names the branches that clear their gradients."""
+    model = model_of()
+    optimizer = torch.optim.Adam(model.parameters())
+    for number in range(length):
+        branch = "first" if number % every else "second"
+        if branch in clears and not is_after:
+            optimizer.zero_grad(set_to_none)
+        if branch == "first":
+            loss_of(model).backward()
+        else:
+            (-loss_of(model)).backward()  # second
+        optimizer.step()
+        if branch in clears and is_after:
+            optimizer.zero_grad(set_to_none)
+
+
+def branch_and_clear_every(distance: int) -> None:
+    """Two branches, whose gradients are summed over so many steps, whichever these are."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number in range(LENGTH + 4):
+        if number % distance == 0:
+            optimizer.zero_grad()
+        if number % 2:
+            loss_of(model).backward()
+        else:
+            (-loss_of(model)).backward()
+        optimizer.step()
+
+
+def share_a_scaler() -> None:
+    """Two optimizers, which step one after the other, of one scaler; now and then a batch is left out."""
+    model, scaler = model_of(), torch.amp.GradScaler("cpu", init_scale=16.0)
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in (model[0], model[2])]
+    for number in range(LENGTH):
+        scaler.scale(loss_of(model)).backward()
+        if number % 5 == 4:
+            model.zero_grad()
+            continue
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+
+def pass_twice(*, moves: bool = False, adds: bool = False) -> None:
+    """Two passes for each update, of which the first is cleared once it was read: as in SAM, PCGrad and for Fisher."""
+    model = model_of()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(LENGTH):
+        loss_of(model).backward()
+        first = [one.grad.clone() for one in model.parameters() if one.grad is not None]
+        optimizer.zero_grad()
+        for one, gradient in zip(model.parameters(), first, strict=True):
+            one.data += 0.01 * moves * gradient
+        (-loss_of(model)).backward()
+        for one, gradient in zip(model.parameters(), first, strict=True):
+            one.data -= 0.01 * moves * gradient
+            if adds and one.grad is not None:
+                one.grad = one.grad + gradient
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 HEALTHY: dict[str, Program] = {
     **{f"before backward: {way}": partial(train, before=way) for way in ("optimizer", "model", "by hand", "in place")},
     **{f"after the step: {way}": partial(train, after=way) for way in ("optimizer", "model", "by hand", "zero_")},
@@ -214,6 +282,15 @@ HEALTHY: dict[str, Program] = {
     "hooks": step_in_hooks,
     "sparse": sparse_rows,
     "every ninth step": clear_every_ninth_step,
+    "two branches": partial(take_branches, clears="first and second"),
+    "two branches, after the step": partial(take_branches, clears="first and second", is_after=True),
+    "two branches, every ninth step": partial(branch_and_clear_every, 9),
+    "two branches, every third step": partial(branch_and_clear_every, 3),
+    "a branch that is hardly ever taken": partial(take_branches, every=6),
+    "two optimizers of one scaler": share_a_scaler,
+    "sharpness": partial(pass_twice, moves=True),
+    "conflicting gradients": partial(pass_twice, adds=True),
+    "information": pass_twice,
 }
 
 FAULTY: dict[str, tuple[Program, str]] = {
@@ -227,3 +304,11 @@ FAULTY: dict[str, tuple[Program, str]] = {
     "closure": (partial(with_closure, clears=False), "LBFGS"),
     "ranks": (partial(of_ranks, clears=False), "Adam"),
 }
+
+BRANCHES: dict[str, Program] = {
+    "by turns": take_branches,
+    "in place": partial(take_branches, set_to_none=False),
+    "one of three": partial(take_branches, every=3),
+    "long": partial(take_branches, length=40),
+}
+"""The second branch never clears what the first one has left."""
