@@ -271,12 +271,15 @@ class OptimizerBuilt(Event, tag="optimizer_built"):
 class GradientClips(Event, tag="gradient_clips"):
     """Calls of `clip_grad_norm_` or `clip_grad_value_` at `site`, in full steps so far; a later one replaces it.
 
-    In `num_late` of them the gradients were those that the optimizer had stepped with before, at `step_site`.
+    In `num_late` of them the gradients were those that the optimizer had stepped with before, at `step_site`; in
+    `num_empty` there were none. `limit` is the last one's, None where it is no number.
     """
 
     site: str
     num_calls: int = 0
     num_late: int = 0
+    num_empty: int = 0
+    limit: float | None = None
     step_site: str | None = None
 
 

@@ -1,6 +1,7 @@
 """A loss or gradient that turned to NaN or Inf."""
 
 from efprof.facts.numbers.hunted import Hunted, Origin, dtype_of, forward_name, how_it_is_known
+from efprof.facts.numbers.lost_updates import clip_in_time
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.numbers.nonfinite_cause import NonFiniteCause, how_nonfinite_is_known, why_nonfinite
 from efprof.facts.run.run import Run
@@ -78,7 +79,7 @@ def _fix(run: Run, found: NonFinite, cause: NonFiniteCause, file: SourceFile) ->
         line = None if cause.why_no_line else cause.blame.line
         return keep_operand_finite(cause.operation_name, cause.operation.dtype, file, line)
     if cause.mechanism == "explosion":
-        return clip_gradients(found.usual_norm)
+        return clip_gradients(found.usual_norm, clip_in_time(run))
     return Fix.by_hand(
         f"See where it is born: `efprof hunt {run.folder.name}` runs the command again, traced around that step."
     )
@@ -90,7 +91,7 @@ def _fix_of_origin(run: Run, found: NonFinite, cause: NonFiniteCause, origin: Or
     if buffer is not None and buffer.made_at:
         return keep_buffer_bounded(buffer.name, ":".join(buffer.made_at.split(":")[:2]))
     if cause.mechanism == "explosion":
-        return clip_gradients(found.usual_norm or hunted.usual_norm)
+        return clip_gradients(found.usual_norm or hunted.usual_norm, clip_in_time(run))
     if cause.mechanism == "update":
         return keep_update_finite(origin.optimizer, origin.eps, dtype)
     if cause.mechanism == "data":

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from efprof.fixes.source_edit import as_receiver, replace_expression, set_arguments
+from efprof.fixes.source_edit import as_receiver, replace_expression, replace_parts, set_arguments
 from efprof.model import Fix, SourceFile, called_name, frozen_dataclass, nodes_on
 
 SMALLEST = {"float16": 1e-4, "bfloat16": 1e-6, "float32": 1e-6, "float64": 1e-12}
@@ -21,6 +21,10 @@ LARGEST_EXPONENT = {"float16": 5.0, "bfloat16": 30.0, "float32": 30.0, "float64"
 LARGEST_COSINE = {"float16": 1 - 1e-3, "bfloat16": 1 - 1e-2}
 """acos and asin have an infinite gradient at one, which 1 - 1e-6, the bound for other types, is rounded to in these."""
 HALF_LARGEST = 65504.0
+FAR_ABOVE = 3.0
+"""A limit over the usual norm, that lets a step through which is no usual one."""
+MAX_OPERANDS = 3
+"""Of one operation on a line, that are all bounded."""
 MODULES = frozenset({"torch", "F", "functional", "linalg", "nn", "special"})
 """What a function is called of; anything else that a method is called of is a tensor."""
 
@@ -148,10 +152,14 @@ def keep_operand_finite(
     if remedy is None:
         usual = f"Keep the operands of {operation} where it is finite in {dtype}."
         return Fix.by_hand(_overflows(given, dtype) or (GROWN if _most(given) > BEYOND_MEASURE else usual))
+    found = [operand for node in nodes if (operand := _operand(node, remedy)) is not None] if remedy.clamp else []
+    parts = [(one, as_receiver(file, one) + remedy.clamp) for one in found if not isinstance(one, ast.Constant)]
+    statements = [node for node in nodes if isinstance(node, ast.Assign | ast.AugAssign | ast.Return | ast.Expr)]
     edit = None
-    match [operand for node in nodes if (operand := _operand(node, remedy)) is not None]:
-        case [operand] if remedy.clamp and not isinstance(operand, ast.Constant):  # exactly one call fits
-            edit = replace_expression(file, operand, as_receiver(file, operand) + remedy.clamp)
+    if len(parts) == 1:
+        edit = replace_expression(file, *parts[0])
+    elif 1 < len(parts) <= MAX_OPERANDS and statements and not _are_nested(found):  # which of them, nobody can tell
+        edit = replace_parts(file, statements[-1], parts)
     return Fix.by(edit, "review", f"{remedy.rule} (in {dtype}).", "clamped values get no gradient")
 
 
@@ -254,20 +262,29 @@ def _remedy_of_division(operation: str, least: str, given: Sequence[Given]) -> R
     return Remedy(clamp=clamp, rule=rule, names=names, operator=ast.Div, is_second=operation == "div")
 
 
-def clip_gradients(usual_norm: float | None) -> Fix:
-    """Clip at the usual norm, to two digits, where it is known."""
-    if not usual_norm:
+def clip_gradients(usual_norm: float | None, clip: tuple[str, float] | None = None) -> Fix:
+    """Clip at the usual norm, to two digits, where it is known; `clip` is a line that clips already, and its limit."""
+    max_norm = 1.0 if not usual_norm else round(usual_norm, 1 - math.floor(math.log10(usual_norm)))
+    if clip is not None and clip[1] > FAR_ABOVE * max_norm:
         return Fix.by_hand(
-            "Clip gradients between `backward()` and the optimizer's step: "
-            "`torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)`, after `scaler.unscale_(optimizer)` where there "
-            "is a scaler. Or lower the learning rate."
+            f"Lower the limit at {clip[0]} from {clip[1]:g} to {max_norm:g}, the usual norm of the gradients; or lower "
+            "the learning rate."
         )
-    max_norm = round(usual_norm, 1 - math.floor(math.log10(usual_norm)))
+    if clip is not None:
+        return Fix.by_hand(
+            f"Clipping at {clip[0]} did not hold them: look whether it reaches all parameters, and lower the learning "
+            "rate."
+        )
+    where = "at their usual norm before" if usual_norm else "between `backward()` and"
     return Fix.by_hand(
-        "Clip gradients at their usual norm before the optimizer's step: "
+        f"Clip gradients {where} the optimizer's step: "
         f"`torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm={max_norm:g})`. "
         "With a gradient scaler, call `scaler.unscale_(optimizer)` first. Or lower the learning rate."
     )
+
+
+def _are_nested(expressions: Sequence[ast.expr]) -> bool:
+    return any(one is not other and other in ast.walk(one) for one in expressions for other in expressions)
 
 
 def _operand(node: ast.AST, remedy: Remedy) -> ast.expr | None:

@@ -18,7 +18,7 @@ def replace_expression(file: SourceFile, expression: ast.expr, new_text: str) ->
     return replace_parts(file, expression, [(expression, new_text)])
 
 
-def replace_parts(file: SourceFile, whole: ast.expr, parts: Iterable[tuple[ast.expr, str]]) -> CodeEdit:
+def replace_parts(file: SourceFile, whole: ast.expr | ast.stmt, parts: Iterable[tuple[ast.expr, str]]) -> CodeEdit:
     """The edit of all lines of `whole` that puts a text where each of these parts of it stands."""
     first, last = whole.lineno, whole.end_lineno or whole.lineno
     lines = list(file.lines[first - 1 : last])

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from efprof.artifacts.events import GradientClips
@@ -55,3 +56,10 @@ def test_it_is_silent_unless_every_call_was_late(seen: tuple[int, int], tmp_path
 def test_a_run_in_which_no_call_was_compared_is_not_judged(events: list[GradientClips], tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match="clip_grad_norm_"):
         clip_after_step(run_of(tmp_path, *events))
+
+
+def test_a_clip_that_never_finds_a_gradient_is_to_move_down(tmp_path: Path) -> None:
+    event = msgspec.structs.replace(clips(12, 0), num_empty=12)
+    (finding,) = clip_after_step(run_of(tmp_path, event)).findings
+    assert finding.message == "All 12 calls seen at train.py:5 find no gradient."
+    assert finding.fix.summary.startswith("Move `clip_grad_norm_(model.parameters(), 1.0)` down, between `backward()`")

@@ -7,7 +7,7 @@ are compared with those measured without recording: see `_gains.py`.
 
 A case with the constant DEVICE runs on such a device alone: elsewhere it is named, and not counted. With
 `--repeat 3 --load 2` each is recorded three times beside two busy loops; the table says how often the verdict was the
-same.
+same. The name `collection` stands for public reports of NaN and Inf, which are hunted: see `_born.py`.
 """
 
 import os
@@ -27,10 +27,13 @@ from efprof.commands.report import analyse
 from efprof.fixes.files import edited
 from efprof.model import CodeEdit, Report
 from efprof.report.verdict import describe_verdict
+from tests.casebook._born import Tried, born_table, false_alarms, tried
 from tests.casebook._cases import Case, all_cases
 from tests.casebook._gains import RESOURCES, ScoredGain, gains_table, is_well_predicted, said, scored_gains, variations
 from tests.casebook._scores import Score, findings, is_told_first, predicted, until_step
 from tests.support.busy import busy_loops
+
+COLLECTION = "collection"
 
 EFPROF = Path(sys.executable).with_name("efprof")
 
@@ -55,13 +58,24 @@ def main(names: tuple[str, ...], runs: Path, repeat: int, load: int, is_gains: b
                 scores.append(record_all(case, runs / str(pair)))
                 click.echo(_progress(scores[-1]), err=True)
         click.echo("\n".join(table(scores)))
+        has_collection = not names or COLLECTION in names
+        born, alarms = list[Tried](), list[str]()
+        for one in tried(runs / COLLECTION) if has_collection else ():
+            born.append(one)
+            click.echo(f"{one.snippet.name}: line {one.after}, advice {one.advice}", err=True)
+        if has_collection:
+            alarms = false_alarms(runs / COLLECTION)
+            click.echo("\n".join(["", *born_table(born, alarms)]))
         began, gains = time.monotonic(), list[ScoredGain]()
         for gain in _all_gains(scores[: len(cases)], runs / "0") if is_gains else ():
             gains.append(gain)
             click.echo(f"gain of {gain.name}: {said(gain.resource, gain.measured)} measured", err=True)
     if is_gains:
         click.echo("\n".join(["", *gains_table(gains), f"This took {(time.monotonic() - began) / 60:.1f} minutes."]))
-    sys.exit(0 if all(entry.is_right for entry in scores) and (not is_gains or is_well_predicted(gains)) else 1)
+    is_born = not alarms and all(one.after for one in born)
+    sys.exit(
+        0 if is_born and all(entry.is_right for entry in scores) and (not is_gains or is_well_predicted(gains)) else 1
+    )
 
 
 def _all_gains(scores: list[Score], runs: Path) -> Iterator[ScoredGain]:

@@ -46,7 +46,7 @@ def test_half_precision_gets_a_bound_it_can_hold() -> None:
 
 
 def test_what_is_not_plain_or_without_a_remedy_gets_no_edit() -> None:
-    fix = fix_of("log", "loss = p.log() - q.log()")
+    fix = fix_of("log", "loss = 0.5.log()")
     assert (fix.applicability, fix.changes) == ("manual", ())
     assert fix_of("log", "loss = p.log()", line=None).changes == ()
     assert fix_of("div", "y = x / 0.0").changes == ()
@@ -57,3 +57,17 @@ def test_gradients_are_clipped_at_their_usual_norm_to_two_digits() -> None:
     fix = clip_gradients(0.3871)
     assert (fix.applicability, fix.changes) == ("manual", ())
     assert "max_norm=0.39" in fix.summary
+
+
+def test_a_clip_that_is_there_is_to_be_lowered_or_did_not_hold() -> None:
+    assert clip_gradients(0.39, ("train.py:7", 1000.0)).summary.startswith(
+        "Lower the limit at train.py:7 from 1000 to 0.39"
+    )
+    assert clip_gradients(0.39, ("train.py:7", 0.5)).summary.startswith("Clipping at train.py:7 did not hold them")
+
+
+def test_of_several_divisions_on_a_line_each_is_bounded_unless_one_lies_in_another() -> None:
+    (edit,) = fix_of("div", "ratio = torch.atan(w / h) - torch.atan(a / b)").changes
+    assert isinstance(edit, CodeEdit)
+    assert edit.new == "ratio = torch.atan(w / h.clamp_min(1e-06)) - torch.atan(a / b.clamp_min(1e-06))"
+    assert fix_of("div", "ratio = a / (b / c)").changes == ()

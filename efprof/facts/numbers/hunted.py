@@ -3,6 +3,7 @@
 import math
 import re
 import statistics
+from collections.abc import Iterator
 from typing import Self
 
 from efprof.artifacts.hunts import Hunt, Operand, read_hunt
@@ -152,7 +153,22 @@ def how_it_is_known(run: Run) -> tuple[Evidence, ...]:
     lines = dict.fromkeys(_place(run, hop.site, "") for hop in hunt.chain[1:] if hop.site)
     if lines:
         said.append(f"It went on by {', '.join(list(lines)[:MAX_LINES])}.")
-    return Table.of("What it was given, and what it made, in the second run", columns, rows), Narrative.of(*said)
+    table = Table.of("What it was given, and what it made, in the second run", columns, rows)
+    return (table, *_norms_of(hunted), Narrative.of(*said))
+
+
+def _norms_of(hunted: Hunted) -> Iterator[Table]:
+    """Where gradients exploded, those of the parameters that did so most."""
+    if hunted.explosion is None:
+        return
+    rows = list[tuple[str | float, ...]]()
+    for name, norms in hunted.hunt.norms.items():
+        values = [one for one in map(float, norms) if math.isfinite(one)]
+        if len(values) >= MIN_PASSES and (usual := statistics.median(values)):
+            rows.append((name, _short(usual), *map(_short, values[-LAST_PASSES:]), max(values[-LAST_PASSES:]) / usual))
+    columns = {"gradient of": "", "usual norm": "", **{f"{LAST_PASSES - at} before": "" for at in range(LAST_PASSES)}}
+    most = sorted(rows, key=lambda row: -float(row[-1]))[:MAX_LINES]
+    yield Table.of("Norms of the gradients in the passes before", columns | {"times": "ratio"}, most)
 
 
 def _place(run: Run, site: str | None, library: str) -> str:

@@ -67,6 +67,13 @@ def gradient_clips(run: Run) -> list[Clips]:
     return seen
 
 
+def clip_in_time(run: Run) -> tuple[str, float] | None:
+    """The place of a line that clips gradients before their update, and its limit; None where none was seen."""
+    latest = {event.site: event for event in events_of(run.rank_folder, GradientClips)}
+    sound = [one for one in latest.values() if one.num_calls > max(one.num_late, one.num_empty)]
+    return next(((":".join(one.site.split(":")[:2]), one.limit) for one in sound if one.limit is not None), None)
+
+
 def clips_under_scaler(run: Run) -> Mapping[str, Sequence[Scaled]]:
     """By the line that clips, what was seen at each line where a scaler steps; raises NothingToLookAt without any."""
     latest = {(event.site, event.step_site): event for event in events_of(run.rank_folder, ScaledClips)}

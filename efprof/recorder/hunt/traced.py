@@ -18,7 +18,8 @@ from efprof.artifacts.files import write_atomically
 from efprof.artifacts.hunts import VARIABLE, HuntPlan, HuntSeen, Operand, Origin, RankPlan, Symptom
 from efprof.artifacts.steps import spelled
 from efprof.recorder.hooks.patching import Undo, replace
-from efprof.recorder.hunt.tracer import Event, Tracer, described, hops_of, key_of, plain
+from efprof.recorder.hunt.tensors import described, key_of, plain
+from efprof.recorder.hunt.tracer import Event, Tracer, hops_of
 from efprof.recorder.numbers.start_state import set_state
 from efprof.recorder.numbers.step_numbers import (
     ScaledLosses,
@@ -109,7 +110,7 @@ class Hunter:
 
     def begin(self) -> None:
         self._is_tracing = True
-        modules, thread = self._tracer.modules, get_ident()
+        modules, thread = self._tracer.places.modules, get_ident()
 
         def entered(module: torch.nn.Module, _: object) -> None:
             if get_ident() == thread:

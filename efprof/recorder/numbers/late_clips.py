@@ -1,4 +1,4 @@
-"""Sees whether gradients are clipped only after the update that they were for."""
+"""Sees whether gradients are clipped only after the update that they were for, or where there are none."""
 
 import math
 from collections.abc import Iterable
@@ -54,6 +54,8 @@ def start(session: Session) -> None:
             return
         gradients = _gradients([clipped] if isinstance(clipped, torch.Tensor) else clipped)
         event.num_calls += 1
+        event.num_empty += not gradients
+        event.limit = float(bound) if isinstance(bound, int | float) else None
         if gradients and gradients.items() <= used.items():
             event.num_late += 1
             event.step_site = step_site

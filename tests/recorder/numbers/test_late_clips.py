@@ -116,3 +116,17 @@ def test_the_lines_of_the_call_and_of_the_step_are_told(tmp_path: Path) -> None:
     assert event.site.split(":")[1:] == [str(line_of(Path(__file__), "clip")), "by_norm"]
     assert event.step_site is not None
     assert event.step_site.endswith(":clip_too_late")
+
+
+def test_a_clip_ahead_of_the_pass_finds_no_gradient(tmp_path: Path) -> None:
+    def clip_too_early() -> None:
+        model, optimizer = make_training()
+        for _ in range(NUM_STEPS):
+            optimizer.zero_grad()
+            by_norm(model.parameters())
+            backward(model)
+            optimizer.step()
+
+    event = record_here(tmp_path, clip_too_early).events(GradientClips)[-1]
+    assert (event.num_late, event.num_empty, event.limit) == (0, event.num_calls, 1.0)
+    assert event.num_calls >= NUM_STEPS - 1
