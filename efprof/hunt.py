@@ -27,6 +27,7 @@ STEPS_BEFORE = 2
 MAX_TRIES = 4
 """Where a parameter or buffer was bad already: each begins twice as far before the hit."""
 OF_STATE = ("parameter", "buffer", "state")
+CROSS_DEVICE = ", as a folder below an overlay cannot be renamed here: let it write with --in-place"
 STEPS_AFTER = 2
 """On a device, where sums come in any order, the symptom may come so many steps later."""
 ON_DEVICE = 1e-3
@@ -41,7 +42,12 @@ OFFLINE = {
     "MLFLOW_TRACKING_URI": "file:{folder}/mlruns", "SWANLAB_MODE": "offline", "AIM_REPO": "{folder}/aim",
 }  # fmt: skip
 """What keeps trackers of experiments from counting it as another run."""
-OVERLAY = 'mount -t overlay overlay -o "lowerdir=$1,upperdir=$2,workdir=$3" "$1" && cd "$1" && shift 3 && exec "$@"'
+OVERLAY = (
+    'o="lowerdir=$1,upperdir=$2,workdir=$3"; '
+    '{ mount -t overlay overlay -o "$o,redirect_dir=on" "$1" || mount -t overlay overlay -o "$o" "$1"; } 2>/dev/null '
+    '&& cd "$1" && shift 3 && exec "$@"'
+)
+"""With redirect_dir a folder that was there before can be renamed; not every system has it."""
 
 
 @frozen_dataclass
