@@ -166,11 +166,11 @@ def bad_at(number: int) -> None:
         optimizer.zero_grad()
 
 
-def test_a_value_that_went_bad_on_a_device_is_to_be_looked_for_on_the_cpu(cuda: SimulatedCuda, tmp_path: Path) -> None:
+def test_a_value_that_went_bad_on_a_device_is_to_be_hunted(cuda: SimulatedCuda, tmp_path: Path) -> None:
     recorded = record_here(tmp_path, lambda: bad_at(7), windows=())
     assert [(event.step, event.is_late) for event in recorded.events(NonFiniteSeen)] == [(7, True)]
     finding = finding_of(analyse(tmp_path), "nonfinite_loss")
-    assert "Run step 7 again on the CPU under `efprof record`" in finding.fix.summary
+    assert "`efprof hunt " in finding.fix.summary
     said = " ".join(text for one in finding.evidence for text in getattr(one, "paragraphs", ()))
     assert "No operation was looked for" in said
 

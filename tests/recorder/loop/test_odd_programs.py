@@ -179,7 +179,6 @@ def test_a_gradient_that_is_always_zero_is_no_proof_for_the_others(tmp_path: Pat
     assert [(event.step, event.what) for event in recorded.events(NonFiniteSeen)] == [(50, "gradient")]
     assert recorded.steps[50].gradient_norm == "nan"
     (event,) = recorded.events(NonFiniteSeen)
-    assert [suspect.node for suspect in event.suspects] == ["SqrtBackward0"]
     assert event.site is not None
 
 
