@@ -93,10 +93,10 @@ def test_a_read_costs_what_the_device_is_idle_after_it_and_not_what_it_waits_for
     assert finding_of(report, "blocking_scalar_read").gain.step_ms == pytest.approx(idle_ms)
 
 
-def test_a_value_that_went_bad_on_a_device_is_to_be_looked_for_on_the_cpu(tmp_path: Path) -> None:
+def test_a_value_that_went_bad_on_a_device_is_to_be_hunted(tmp_path: Path) -> None:
     recorded = record_here(tmp_path, lambda: bad_at(7), windows=())
     assert [(event.step, event.is_late) for event in recorded.events(NonFiniteSeen)] == [(7, True)]
-    assert "again on the CPU" in finding_of(analyse(tmp_path), "nonfinite_loss").fix.summary
+    assert "`efprof hunt " in finding_of(analyse(tmp_path), "nonfinite_loss").fix.summary
 
 
 OWN_GRAPH = """

@@ -66,7 +66,6 @@ FAIL = {
     "test_numbers::test_a_parameter_that_an_update_turned_bad_is_told_and_is_no_data": _NOT_NAMED,
     "test_numbers::test_a_training_that_goes_on_with_nan_is_not_slowed_down_by_counting": _NOT_COUNTED,
     "test_odd_programs::test_an_update_that_leaves_no_trace_in_the_parameters_version_is_seen": _NOT_COMPARED,
-    "test_odd_programs::test_a_gradient_that_is_always_zero_is_no_proof_for_the_others": _NOT_NAMED,
     "test_odd_programs::test_gradients_of_transformed_functions_and_of_one_tensor_are_understood": (
         "torch.func and the simulation's dispatch mode do not go together"
     ),
