@@ -1,6 +1,6 @@
 """A loss or gradient that turned to NaN or Inf."""
 
-from efprof.facts.numbers.hunted import Hunted, Origin, dtype_of, forward_name, how_it_is_known
+from efprof.facts.numbers.hunted import Hunted, Origin, dtype_of, forward_name, tables_of
 from efprof.facts.numbers.lost_updates import clip_in_time
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.numbers.nonfinite_cause import NonFiniteCause, how_nonfinite_is_known, why_nonfinite
@@ -63,7 +63,7 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
         gain=Gain.none(
             f"the training after step {first_step:,}: {found.num_from_first:,} of {found.num_steps:,} steps"
         ),
-        evidence=(*how_it_is_known(run), how_nonfinite_is_known(run, found, cause)),
+        evidence=(*tables_of(run), how_nonfinite_is_known(run, found, cause)),
         severity="high" if found.num_bad >= LOST_SHARE * found.num_read else "medium",
     )
 

@@ -10,7 +10,7 @@ from efprof.artifacts.hunts import Hunt, Operand, read_hunt
 from efprof.artifacts.hunts import Origin as TracedOrigin
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import line_at
-from efprof.model import Evidence, Narrative, NotRecorded, Table, frozen_dataclass
+from efprof.model import NotRecorded, Table, frozen_dataclass
 
 Origin = TracedOrigin
 """The operation that made the first NaN or Inf, its line, and what it was given."""
@@ -116,23 +116,12 @@ def why_of(hunted: Hunted, mechanism: str) -> str:
     return sentence_of(hunted.origin)
 
 
-def how_it_is_known(run: Run) -> tuple[Evidence, ...]:
-    """What the operation was given, and how what it made went on; nothing where no origin was seen."""
+def tables_of(run: Run) -> tuple[Table, ...]:
+    """What the operation was given, and how gradients exploded before; nothing where no origin was seen."""
     hunted = run.find(Hunted)
     if hunted is None or (origin := hunted.origin) is None:
         return ()
-    hunt, columns = (
-        hunted.hunt,
-        {
-            "tensor": "",
-            "type": "",
-            "least": "",
-            "largest": "",
-            "zero": "count",
-            "NaN or Inf": "count",
-            "written at": "",
-        },
-    )
+    columns = {"tensor": "", "type": "", "least": "", "largest": "", "zero": "count", "NaN or Inf": "count"}
     rows = [
         (
             one.name or "not named", f"{one.dtype} {one.shape}", _short(one.low), _short(one.high), one.num_zero,
@@ -140,21 +129,27 @@ def how_it_is_known(run: Run) -> tuple[Evidence, ...]:
         )
         for one in (*origin.operands, *filter(None, [origin.result]))
     ]  # fmt: skip
-    said = [
+    title = "What it was given, and what it made, in the second run"
+    return Table.of(title, columns | {"written at": ""}, rows), *_norms_of(hunted)
+
+
+def how_it_is_known(run: Run, hunted: Hunted) -> Iterator[str]:
+    """Of a second run that has shown an origin, in sentences."""
+    hunt, origin = hunted.hunt, hunted.origin
+    assert origin is not None
+    yield (
         f"The command ran again: {hunt.num_equal:,} losses were equal to the recorded ones, and step {hunt.step:,} "
         "went bad again."
-    ]
+    )
     if origin.module:
-        said.append(f"The module was `{origin.module}`.")
+        yield f"The module was `{origin.module}`."
     if origin.library_site and origin.site:
-        said.append(f"A library called it at {':'.join(origin.library_site.split(':')[:2])}.")
+        yield f"A library called it at {':'.join(origin.library_site.split(':')[:2])}."
     if hunt.is_compiled:
-        said.append("Compiled code was traced as eager code.")
+        yield "Compiled code was traced as eager code."
     lines = dict.fromkeys(_place(run, hop.site, "") for hop in hunt.chain[1:] if hop.site)
     if lines:
-        said.append(f"It went on by {', '.join(list(lines)[:MAX_LINES])}.")
-    table = Table.of("What it was given, and what it made, in the second run", columns, rows)
-    return (table, *_norms_of(hunted), Narrative.of(*said))
+        yield f"It went on by {', '.join(list(lines)[:MAX_LINES])}."
 
 
 def _norms_of(hunted: Hunted) -> Iterator[Table]:

@@ -17,7 +17,7 @@ from efprof.artifacts.hunts import Origin
 from efprof.artifacts.steps import StepRecord
 from efprof.artifacts.trace.columns import ABSENT, Trace
 from efprof.artifacts.trace.read import read_window, trace_paths
-from efprof.facts.numbers.hunted import Hunted, is_beyond_measure, why_of
+from efprof.facts.numbers.hunted import Hunted, how_it_is_known, is_beyond_measure, why_of
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, line_at, placed_nodes, split_site
@@ -153,13 +153,15 @@ def why_nonfinite(run: Run, found: NonFinite, cause: NonFiniteCause) -> str:
 
 def how_nonfinite_is_known(run: Run, found: NonFinite, cause: NonFiniteCause) -> Narrative:
     hunted = run.find(Hunted)
-    again = "`efprof hunt` runs the command again and tells where it is born."
+    more = ["`efprof hunt` runs the command again and tells where it is born."]
     if hunted is not None:
-        again = f"A second run did not show it: {hunted.hunt.why}." if hunted.origin is None else ""
+        is_shown = hunted.origin is not None
+        more = [*how_it_is_known(run, hunted)] if is_shown else [f"A second run did not show it: {hunted.hunt.why}."]
     return Narrative.of(
         f"The {found.what} is {found.value} first at step {found.first_step}. Where an optimizer steps with it, every "
         "parameter becomes NaN, and no later step repairs them.",
-        *filter(None, [_how_known(found, cause), again]),
+        *filter(None, [_how_known(found, cause)]),
+        *more,
     )
 
 
