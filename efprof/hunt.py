@@ -22,12 +22,12 @@ from efprof.facts.source.sources import Sources
 from efprof.model import EfprofError, NotRecorded, ThinEvidence, frozen_dataclass, lines_of
 from efprof.processes import last_line, started
 
-STEPS_BEFORE = 2
-"""That are traced: a NaN is born in the step of the hit or, in its backward pass, in the one before."""
-MAX_TRIES = 4
-"""Where a parameter or buffer was bad already: each begins twice as far before the hit."""
+STEPS_BEFORE, MOST_BEFORE = 2, 18
+"""That are traced: a NaN is born in the step of the hit or, in its backward pass, in the one before. Where a parameter
+or buffer was bad already, a second try begins further back."""
 OF_STATE = ("parameter", "buffer", "state")
-CROSS_DEVICE = ", as a folder below an overlay cannot be renamed here: let it write with --in-place"
+REFUSED_BELOW = ("cross-device", "Value too large")
+"""How the overlay of somebody who is not root refuses to rename a folder, and to write to another's file."""
 STEPS_AFTER = 2
 """On a device, where sums come in any order, the symptom may come so many steps later."""
 ON_DEVICE = 1e-3
@@ -37,6 +37,7 @@ START_SECONDS, TRACED_SECONDS = 60.0, 60.0
 SECONDS_FOR_RANKS = 10.0
 """After the first process has told; the others are lost without it."""
 LOG = "output.txt"
+PREFIX = "efprof-hunt-"
 OFFLINE = {
     "WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "COMET_MODE": "disabled", "CLEARML_OFFLINE_MODE": "1",
     "MLFLOW_TRACKING_URI": "file:{folder}/mlruns", "SWANLAB_MODE": "offline", "AIM_REPO": "{folder}/aim",
@@ -72,11 +73,14 @@ class Hit:
                     found.append((fact.first_step, fact.what != "loss", number))
         if not found:
             raise EfprofError(f"{run.run_file.run_id} has no loss or gradient that was NaN or Inf: nothing to hunt.")
-        step, is_gradient, number = min(found)
-        steps = {rank: tuple(one for one in own.steps if one.step <= step) for rank, own in ranks.items()}
-        if not sum(one.micro_batches for one in steps[number]):
+        step, is_gradient, first = min(found)
+        steps = dict[int, tuple[StepRecord, ...]]()
+        for number, rank in ranks.items():
+            with suppress(NotRecorded):  # of a process that makes no step
+                steps[number] = tuple(one for one in rank.steps if one.step <= step)
+        if not sum(one.micro_batches for one in steps[first]):
             raise EfprofError(f"{run.run_file.run_id} knows no backward pass: only steps with one can be found again.")
-        last, began = steps[number][-1], datetime.fromisoformat(run.run_file.started).timestamp()
+        last, began = steps[first][-1], datetime.fromisoformat(run.run_file.started).timestamp()
         return cls(
             step=step,
             symptom="gradient" if is_gradient else "loss",
@@ -137,14 +141,12 @@ class Setting:
 
 def hunt(run: Run, hit: Hit, setting: Setting) -> Hunt:
     """Raises EfprofError where the command fails, or is not done in time."""
-    began, num_before = time.monotonic(), STEPS_BEFORE
-    for _ in range(MAX_TRIES):
-        seen = _run_traced(run, hit, setting, num_before)
-        best = min(seen, key=_rank_of)
+    began = time.monotonic()
+    for num_before in (STEPS_BEFORE, MOST_BEFORE):
+        best = min(_run_traced(run, hit, setting, num_before), key=_rank_of)
         given = best.origin.operands[:1] if best.origin is not None and best.origin.kind == "given" else []
         if not any(one.is_a in OF_STATE for one in given) or num_before >= hit.step:
             break
-        num_before *= 2
     return _judged(best, hit, run, seconds=time.monotonic() - began)
 
 
@@ -156,19 +158,19 @@ def _rank_of(seen: HuntSeen) -> tuple[int, int]:
 
 
 def _judged(seen: HuntSeen, hit: Hit, run: Run, *, seconds: float) -> Hunt:
-    unkept = "generators of its own (`numpy.random.default_rng()`), other processes and the clock are not kept"
-    if not any(events_of(folder, StartKept) for folder in run.rank_folders):
-        unkept = "this recording kept no state of random numbers"
     why = ""
     verdict: HuntVerdict = "not reproduced"
+    origin = seen.origin
     if seen.why == "differs" and seen.difference is not None:
         step, recorded, here = seen.difference
-        why = f"the loss of step {step:,} is {here}, and was {recorded}: {unkept}"
+        why = f"the loss of step {step:,} is {here}, and was {recorded}: {_why_differs(seen, run)}"
     elif not seen.has_found_place:
         why = "no three losses in a row are those of the recorded run"
     elif seen.why != "hit":
         why = f"after {seen.num_equal:,} equal losses the {hit.symptom} of step {hit.step:,} is finite this time"
-    elif seen.origin is None or seen.origin.kind in ("literal", "passed"):
+    elif origin is None and seen.symptom == "gradient":
+        verdict, why = "no origin", "no number is NaN or Inf, and the norm of the gradients is beyond float32"
+    elif origin is None or origin.kind == "passed" or not (origin.site or origin.library_site):
         verdict, why = "no origin", "no operation that was traced made the first of them"
     else:
         verdict = "born"
@@ -191,6 +193,17 @@ def _judged(seen: HuntSeen, hit: Hit, run: Run, *, seconds: float) -> Hunt:
         norms=seen.norms,
         grown=seen.grown,
         is_compiled=seen.is_compiled,
+    )
+
+
+def _why_differs(seen: HuntSeen, run: Run) -> str:
+    if seen.is_compiled and seen.is_traced:
+        return "compiled code is traced as eager code, which rounds and draws random numbers in another way"
+    if not any(events_of(folder, StartKept) for folder in run.rank_folders):
+        return "this recording kept no state of random numbers"
+    return (
+        "what a generator of its own draws (`numpy.random.default_rng()`), other processes, the clock, and files that "
+        "the first run has left (a checkpoint to resume from) may differ"
     )
 
 
@@ -224,8 +237,11 @@ def _run_traced(run: Run, hit: Hit, setting: Setting, num_before: int) -> list[H
                     )
         files = sorted(results.glob("*.json"))
         if not files:
+            said = last_line(log)
+            is_refused = any(words in said for words in REFUSED_BELOW)
+            advice = ", which the overlay does not let it do: let it write with --in-place" if is_refused else ""
             raise EfprofError(
-                f"the command ended without a backward pass, or failed before the bad step: it said '{last_line(log)}'."
+                f"the command ended without a backward pass, or failed before the bad step: it said '{said}'{advice}."
             )
         return [msgspec.json.decode(file.read_bytes(), type=HuntSeen) for file in files]
 
@@ -237,20 +253,35 @@ def _scratch(setting: Setting) -> Iterator[tuple[Path, list[str]]]:
     Raises EfprofError where the system allows no such thing.
     """
     for parent in (tempfile.gettempdir(), "/dev/shm"):
-        place = Path(tempfile.mkdtemp(dir=parent, prefix="efprof-hunt-")) if Path(parent).is_dir() else None
-        if place is None:
+        if not Path(parent).is_dir():
             continue
+        _remove_orphans(Path(parent))
+        place = Path(tempfile.mkdtemp(dir=parent, prefix=f"{PREFIX}{os.getpid()}-"))
         try:
             prefix = [] if setting.is_in_place else overlay_of(setting.folder, place)
             if prefix is not None:
                 yield place, prefix
                 return
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            _remove(place)
     raise EfprofError(
         f"this system lets no overlay be laid over {setting.folder}, so the command would write there: "
         "consent with --in-place."
     )
+
+
+def _remove_orphans(parent: Path) -> None:
+    """What hunts left behind that were killed."""
+    for place in parent.glob(f"{PREFIX}*"):
+        number = place.name.removeprefix(PREFIX).partition("-")[0]
+        if number.isdecimal() and not Path(f"/proc/{number}").exists():
+            _remove(place)
+
+
+def _remove(place: Path) -> None:
+    with suppress(OSError):
+        (place / "work" / "work").chmod(0o700)  # overlayfs makes it closed to its owner
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def overlay_of(folder: Path, place: Path) -> list[str] | None:

@@ -140,6 +140,8 @@ class HuntSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
     norms: dict[str, list[float | str]] = {}
     grown: list[Operand] = []
     is_compiled: bool = False
+    is_traced: bool = False
+    """Whether tracing had begun by then."""
     errors: list[str] = []
 
 

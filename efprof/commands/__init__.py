@@ -31,7 +31,7 @@ def trees_of(refs: Sequence[str], here: Path, links: Sequence[Path]) -> "Iterato
     hide_from_git(store)
     home = store / "compare" / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S%fZ}"
     own = [Path(os.path.normpath(Path.cwd() / link)) for link in links]
-    with _ending_in_order(), source_trees(refs, work=store / "work", here=here, links=own) as trees:
+    with ending_in_order(), source_trees(refs, work=store / "work", here=here, links=own) as trees:
         yield trees, home
 
 
@@ -41,7 +41,8 @@ def show_status(what: str) -> None:
 
 
 @contextmanager
-def _ending_in_order() -> Iterator[None]:
+def ending_in_order() -> Iterator[None]:
+    """SIGTERM ends what goes on here as Ctrl-C does."""
     import signal
 
     def interrupt(*_: object) -> None:

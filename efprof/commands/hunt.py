@@ -1,12 +1,13 @@
 """`efprof hunt RUN`: run the command again, traced around the bad step, and say where the NaN or Inf was born."""
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from efprof.commands import COMMAND, print_json, show_status
+from efprof.commands import COMMAND, ending_in_order, print_json, show_status
 from efprof.model import HIDDEN, EfprofError
 
 if TYPE_CHECKING:
@@ -39,11 +40,12 @@ def hunt(run: str, *, in_place: bool, anyway: bool, max_minutes: float, is_json:
     from efprof.artifacts.runs import find_run
 
     folder = find_run(run)
-    found = hunt_in(folder, command, in_place=in_place, anyway=anyway, max_minutes=max_minutes)
+    with ending_in_order():
+        found = hunt_in(folder, command, in_place=in_place, anyway=anyway, max_minutes=max_minutes)
     if is_json:
         print_json(found)
     else:
-        click.echo(sentence_of(folder))
+        click.echo(sentence_of(folder, found))
     return 0 if found.verdict == "born" else NOT_FOUND
 
 
@@ -51,9 +53,10 @@ def hunt_in(
     folder: Path, command: tuple[str, ...] = (), *, in_place: bool = False, anyway: bool = False, max_minutes: float
 ) -> "Hunt":
     """What `efprof hunt` does, also for `efprof record --hunt`; the result is kept in the run folder."""
-    from efprof.artifacts.hunts import keep_hunt
+    from efprof.artifacts.hunts import keep_hunt, read_hunt
     from efprof.facts.run.run import open_run
     from efprof.hunt import Hit, Setting, changed_sources, hunt, seconds_needed
+    from efprof.recorder.launch.launch import find_program
     from efprof.recorder.session.redaction import without_secrets
 
     run = open_run(folder)
@@ -72,30 +75,33 @@ def hunt_in(
     if changed:
         raise EfprofError(f"{changed[0]} is not as it was recorded: take it back, or hunt with --anyway.")
     needed = seconds_needed(hit) * (not command)
-    if needed > 60 * max_minutes:
+    if not needed <= 60 * max_minutes:
         raise EfprofError(
-            f"step {hit.step:,} came {hit.seconds / 60:.0f} minutes after the start: give --max-minutes "
-            f"{needed / 60:.0f}, or after two dashes a command that resumes from a checkpoint before it."
+            f"step {hit.step:,} came {hit.seconds:,.0f} s after the start: give --max-minutes "
+            f"{math.ceil(needed / 60)}, or after two dashes a command that resumes from a checkpoint before it."
         )
-    show_status(f"running it again up to step {hit.step:,}, {max(hit.seconds, 1):.0f} s after its start")
+    words = command or tuple(run.run_file.command)
+    kept = "" if in_place else f"; what it writes below {here} is thrown away"
+    show_status(f"running it again up to step {hit.step:,}, {max(hit.seconds, 1):.0f} s after its start{kept}")
     setting = Setting(
-        command=command or tuple(run.run_file.command),
+        command=(find_program(words[0]), *words[1:]),
         folder=here,
         environment=_environment(),
         end=time.monotonic() + 60 * max_minutes,
         is_in_place=in_place,
         is_resumed=bool(command),
     )
-    found = hunt(run, hit, setting)
-    keep_hunt(folder, found)
+    found, before = hunt(run, hit, setting), read_hunt(folder)
+    if found.origin is not None or before is None or before.origin is None:  # what was seen once stays seen
+        keep_hunt(folder, found)
     return found
 
 
-def sentence_of(folder: Path) -> str:
+def sentence_of(folder: Path, found: "Hunt") -> str:
     from efprof.facts.numbers.hunted import hunted_sentence
     from efprof.facts.run.run import open_run
 
-    return hunted_sentence(open_run(folder))
+    return hunted_sentence(open_run(folder), found)
 
 
 def _environment() -> dict[str, str]:

@@ -91,8 +91,7 @@ def _hunt(folder: Path) -> None:
     from efprof.commands.hunt import MAX_MINUTES, hunt_in, sentence_of
 
     try:
-        hunt_in(folder, max_minutes=MAX_MINUTES)
-        show_status(sentence_of(folder))
+        show_status(sentence_of(folder, hunt_in(folder, max_minutes=MAX_MINUTES)))
     except EfprofError as error:
         show_status(f"{error}")
 

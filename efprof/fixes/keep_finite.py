@@ -5,6 +5,7 @@ One table, by the operation, by what it was given, and by the precision; its cau
 
 import ast
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -23,6 +24,11 @@ LARGEST_COSINE = {"float16": 1 - 1e-3, "bfloat16": 1 - 1e-2}
 HALF_LARGEST = 65504.0
 FAR_ABOVE = 3.0
 """A limit over the usual norm, that lets a step through which is no usual one."""
+SIGNLESS = re.compile(
+    r"norm|std|var|abs|sum|count|num|mask|valid|square|pow\(2|exp|sqrt|size|len|total|deg|max|area|union|numel|weight|denom|"
+    r"scale|energy|temp|sigma|softmax|sigmoid|\bn\b|\bw\b|\bh\b|height|width|bins|freq|hist|mass|prob"
+)
+"""Words of a divisor that is not negative."""
 MAX_OPERANDS = 3
 """Of one operation on a line, that are all bounded."""
 MODULES = frozenset({"torch", "F", "functional", "linalg", "nn", "special"})
@@ -153,14 +159,19 @@ def keep_operand_finite(
         usual = f"Keep the operands of {operation} where it is finite in {dtype}."
         return Fix.by_hand(_overflows(given, dtype) or (GROWN if _most(given) > BEYOND_MEASURE else usual))
     found = [operand for node in nodes if (operand := _operand(node, remedy)) is not None] if remedy.clamp else []
-    parts = [(one, as_receiver(file, one) + remedy.clamp) for one in found if not isinstance(one, ast.Constant)]
+    found = [one for one in found if not isinstance(one, ast.Constant)]
+    parts = [(one, new) for one in found if (new := _bounded(file, one, remedy)) is not None]
     statements = [node for node in nodes if isinstance(node, ast.Assign | ast.AugAssign | ast.Return | ast.Expr)]
     edit = None
-    if len(parts) == 1:
+    if len(parts) < len(found):
+        pass
+    elif len(parts) == 1:
         edit = replace_expression(file, *parts[0])
     elif 1 < len(parts) <= MAX_OPERANDS and statements and not _are_nested(found):  # which of them, nobody can tell
         edit = replace_parts(file, statements[-1], parts)
-    return Fix.by(edit, "review", f"{remedy.rule} (in {dtype}).", "clamped values get no gradient")
+    is_of_int = bool(given) and "int" in given[-1].dtype and remedy.is_second
+    where = "" if is_of_int else f" (in {dtype})"
+    return Fix.by(edit, "review", f"{remedy.rule}{where}.", "clamped values get no gradient")
 
 
 def _of_masks(operation: str, given: Sequence[Given]) -> str:
@@ -281,6 +292,18 @@ def clip_gradients(usual_norm: float | None, clip: tuple[str, float] | None = No
         f"`torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm={max_norm:g})`. "
         "With a gradient scaler, call `scaler.unscale_(optimizer)` first. Or lower the learning rate."
     )
+
+
+def _bounded(file: SourceFile, operand: ast.expr, remedy: Remedy) -> str | None:
+    """The text of the operand within bounds; None of a divisor whose sign nobody knows.
+
+    What the divisor was in the step that went bad tells nothing of other steps.
+    """
+    text = as_receiver(file, operand)
+    if remedy.operator is not ast.Div or SIGNLESS.search(text):
+        return text + remedy.clamp
+    limit = remedy.clamp.partition("(")[2].rstrip(")")
+    return f"{text}.where({text}.abs() > {limit}, {limit})" if isinstance(operand, ast.Name | ast.Attribute) else None
 
 
 def _are_nested(expressions: Sequence[ast.expr]) -> bool:

@@ -92,7 +92,7 @@ def test_what_made_the_first_nan_is_found_again_without_a_seed_and_nothing_of_th
     assert (hunt.verdict, hunt.why) == ("born", "")
     assert hunt.num_equal == hunt.step
     line = line_of(folder / "train.py", "born")
-    assert sentence_of(recorded.folder).startswith(
+    assert sentence_of(recorded.folder, hunt).startswith(
         f"train.py:{line}: `div` makes NaN: it is given float32 [8, 1], 0 in 1 "
     )
     (item,) = [one for one in rank_findings(analyse(recorded.folder)) if one.audit_id == "nonfinite_loss"]
@@ -141,7 +141,7 @@ def test_what_cannot_be_hunted_is_one_sentence(recorded: Recorded, tmp_path: Pat
     for folder, why in (
         (secret, "holds a secret that was not recorded"),
         (gone, "/nowhere/at/all, where the run was recorded, is gone"),
-        (early, "minutes after the start: give --max-minutes"),
+        (early, "s after the start: give --max-minutes"),
         (other, "train.py is not as it was recorded"),
         (RUNS / "memory_growth-sick", "has no loss or gradient that was NaN or Inf: nothing to hunt"),
     ):

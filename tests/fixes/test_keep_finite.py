@@ -67,7 +67,14 @@ def test_a_clip_that_is_there_is_to_be_lowered_or_did_not_hold() -> None:
 
 
 def test_of_several_divisions_on_a_line_each_is_bounded_unless_one_lies_in_another() -> None:
-    (edit,) = fix_of("div", "ratio = torch.atan(w / h) - torch.atan(a / b)").changes
+    (edit,) = fix_of("div", "ratio = torch.atan(w / h) - torch.atan(a / b.sum())").changes
     assert isinstance(edit, CodeEdit)
-    assert edit.new == "ratio = torch.atan(w / h.clamp_min(1e-06)) - torch.atan(a / b.clamp_min(1e-06))"
+    assert edit.new == "ratio = torch.atan(w / h.clamp_min(1e-06)) - torch.atan(a / b.sum().clamp_min(1e-06))"
     assert fix_of("div", "ratio = a / (b / c)").changes == ()
+
+
+def test_a_divisor_that_may_be_negative_elsewhere_keeps_its_sign() -> None:
+    (edit,) = fix_of("div", "y = x / d").changes
+    assert isinstance(edit, CodeEdit)
+    assert edit.new == "y = x / d.where(d.abs() > 1e-06, 1e-06)"
+    assert fix_of("div", "y = x / (a - b)").changes == ()

@@ -76,9 +76,8 @@ class Hunted:
         return [one for one in totals if math.isfinite(one)]
 
 
-def hunted_sentence(run: Run) -> str:
+def hunted_sentence(run: Run, hunt: Hunt) -> str:
     """Of a hunt that is over, in one sentence or two."""
-    hunt = run.get(Hunted).hunt
     if hunt.origin is None:
         return f"{hunt.verdict}: {hunt.why}."
     return f"{_place(run, hunt.origin.site, hunt.origin.library_site)}: {sentence_of(hunt.origin)}"
@@ -91,6 +90,9 @@ def sentence_of(origin: Origin) -> str:
         what = "NaN" if one.num_nan else "Inf"
         count = f"{one.num_nan + one.num_inf:,} of {one.num_elements:,}"
         return f"It is given {_called(one)}, which is {what} in {count} places."
+    if origin.kind == "literal":
+        number = next((str(one) for one in origin.scalars if not math.isfinite(float(one))), "NaN or Inf")
+        return f"`{forward_name(origin)}` is given the number {number}, which is no tensor's."
     name = f"`{forward_name(origin)}`"
     name = (
         f"The update of `{origin.optimizer}`"
@@ -121,13 +123,15 @@ def tables_of(run: Run) -> tuple[Table, ...]:
     hunted = run.find(Hunted)
     if hunted is None or (origin := hunted.origin) is None:
         return ()
-    columns = {"tensor": "", "type": "", "least": "", "largest": "", "zero": "count", "NaN or Inf": "count"}
+    columns = {"": "", "tensor": "", "type": "", "least": "", "largest": "", "zero": "count", "NaN or Inf": "count"}
+    made = [*filter(None, [origin.result])]
     rows = [
         (
-            one.name or "not named", f"{one.dtype} {one.shape}", _short(one.low), _short(one.high), one.num_zero,
+            "given" if one not in made else "made", one.name or "not named", f"{one.dtype} {one.shape}",
+            _short(one.low), _short(one.high), one.num_zero,
             one.num_nan + one.num_inf, ":".join(one.made_at.split(":")[:2]),
         )
-        for one in (*origin.operands, *filter(None, [origin.result]))
+        for one in (*origin.operands, *made)
     ]  # fmt: skip
     title = "What it was given, and what it made, in the second run"
     return Table.of(title, columns | {"written at": ""}, rows), *_norms_of(hunted)
@@ -182,7 +186,7 @@ def _has_pole(origin: Origin) -> bool:
 
 
 def _called(one: Operand) -> str:
-    return f"`{one.name}`" if one.name else f"{one.dtype} {one.shape}" if one.shape else f"a {one.dtype} number"
+    return f"`{one.name}`" if one.name else f"{one.dtype} {one.shape}" if one.shape else f"one {one.dtype} number"
 
 
 def _numbers(one: Operand, *, has_pole: bool) -> str:

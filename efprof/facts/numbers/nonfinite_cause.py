@@ -72,7 +72,8 @@ class NonFiniteCause:
         if suspects:
             return cls._of_operation(run, found, suspects)
         blame = _line_at(run, found, found.site)
-        return cls(mechanism="explosion" if found.has_exploded else "unknown", blame=blame)
+        has_exploded = found.has_exploded or (hunted is not None and hunted.explosion is not None)
+        return cls(mechanism="explosion" if has_exploded else "unknown", blame=blame)
 
     @classmethod
     def _of_origin(cls, run: Run, found: NonFinite, hunted: Hunted, line: SourceLine) -> Self:

@@ -56,6 +56,15 @@ class Places:
         keys = ((thread, int(node._sequence_nr())) for thread in (self._thread, threading.get_ident()))
         return next((self._forward[key] for key in keys if key in self._forward), found)
 
+    def optimizer(self) -> tuple[str, float | None]:
+        """The optimizer whose own update calls the operation, and its `eps`; a closure is the program's."""
+        for frame in callers():
+            if isinstance(one := frame.f_locals.get("self"), torch.optim.Optimizer):
+                return type(one).__name__, one.param_groups[0].get("eps")
+            if self._sites.is_user_code(frame.f_code):
+                break
+        return "", None
+
     def _of_frames(self, frames: Iterable[FrameType]) -> Place:
         library, module = "", self.modules[-1] if self.modules else None
         for frame in frames:
@@ -73,14 +82,6 @@ class Places:
             is_other = "-packages/" in line and "-packages/torch/" not in line and __name__ not in frame.f_globals
             self._lines[key] = f"+{line}" if self._sites.is_user_code(frame.f_code) else line if is_other else ""
         return self._lines[key]
-
-
-def optimizer_of(frames: Iterable[FrameType]) -> tuple[str, float | None]:
-    """The optimizer that one of these functions is a method of."""
-    for frame in frames:
-        if isinstance(one := frame.f_locals.get("self"), torch.optim.Optimizer):
-            return type(one).__name__, one.param_groups[0].get("eps")
-    return "", None
 
 
 def _within_pass() -> Iterator[FrameType]:

@@ -6,23 +6,26 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import get_ident
 from typing import Any
 
 import msgspec
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from efprof.artifacts.files import write_atomically
-from efprof.artifacts.hunts import VARIABLE, HuntPlan, HuntSeen, Operand, Origin, RankPlan, Symptom
+from efprof.artifacts.hunts import VARIABLE, Hop, HuntPlan, HuntSeen, Operand, Origin, RankPlan, Symptom
 from efprof.artifacts.steps import spelled
 from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.hunt.tensors import described, key_of, plain
-from efprof.recorder.hunt.tracer import Event, Tracer, hops_of
+from efprof.recorder.hunt.tracer import Event, Tracer
 from efprof.recorder.numbers.start_state import set_state
 from efprof.recorder.numbers.step_numbers import (
     ScaledLosses,
+    global_norm,
     is_plain,
     living,
     parameters_of,
@@ -35,11 +38,18 @@ NUM_NORMS = 24
 """Passes before the hit after which the norm of every gradient is kept: 0.15 ms each (measured)."""
 BEYOND_MEASURE = 1e9
 MAX_GROWN = 6
+MAX_HOPS = 40
+COMPILED_TOLERANCE = 1e-3
+"""By which losses may differ where compiled code is traced as eager code."""
+MARK = "EFPROF_HUNT_PROCESS"
+"""In the environment of what a process starts that trains itself: that is none of the training's ranks."""
 NUM_ALIKE = 3
 """Losses in a row by which a resumed training finds its place."""
 
 
 def start() -> None:
+    if MARK in os.environ:
+        return
     plan = msgspec.json.decode(Path(os.environ[VARIABLE]).read_bytes(), type=HuntPlan)
     rank = int(os.environ.get("RANK") or 0)
     own = plan.ranks.get(rank) or next(iter(plan.ranks.values()))
@@ -101,6 +111,7 @@ class Hunter:
         self._norms = deque[dict[int, float]](maxlen=NUM_NORMS)
         """By the parameter's id."""
         self._grown: list[Operand] = []
+        self._old: dict[str, tuple[str, str]] = {}
         self._outermost: dict[int, torch.nn.Module] = {}
         self.undo: list[Undo] = []
 
@@ -125,10 +136,34 @@ class Hunter:
         hooks = torch.nn.modules.module
         self.undo.append(hooks.register_module_forward_pre_hook(entered).remove)
         self.undo.append(hooks.register_module_forward_hook(left, always_call=True).remove)
-        self._tracer.__enter__()  # type: ignore[no-untyped-call]
-        self.undo.append(functools.partial(self._tracer.__exit__, None, None, None))
+        self.undo.append(register_optimizer_step_pre_hook(self.update_began).remove)
+        with torch._C._DisableTorchDispatch():
+            self._old = dict(_names_of_old())
+        self._trace_here()
+
+    def _trace_here(self) -> None:
+        """In this thread, below the program's own modes, which it takes off again itself."""
+        modes = _get_current_dispatch_mode_stack()
+        if self._tracer not in modes:
+            for _ in modes:
+                _pop_mode()
+            for mode in (self._tracer, *modes):
+                _push_mode(mode)
+            self.undo.append(self._leave_here)
+
+    def _leave_here(self) -> None:
+        modes = _get_current_dispatch_mode_stack()
+        for _ in modes:
+            _pop_mode()
+        for mode in modes:
+            if mode is not self._tracer:
+                _push_mode(mode)
 
     def pass_began(self, tensors: Any, gradients: Any) -> None:
+        if self._number == -1:
+            os.environ[MARK] = str(os.getpid())
+        if self._is_placed and self._number >= self._own.last_pass:
+            self._end("over")
         self._number += 1
         self._tracer.pass_number = self._number
         pairs = [(loss, self._value(loss, gradient)) for loss, gradient in weighted_losses(tensors, gradients)]
@@ -154,16 +189,28 @@ class Hunter:
         if self._is_placed and self._number >= own.first_hit - NUM_NORMS:
             with torch._C._DisableTorchDispatch(), torch.no_grad():
                 self._norms.append(_norms())
-        if self._is_tracing and self._number >= own.first_hit and self._plan.looks_at_gradients:
-            gradients = [one.grad for optimizer in living(torch.optim.Optimizer) for one in parameters_of(optimizer)]
-            with torch._C._DisableTorchDispatch():
-                bad = [one for one in gradients if self._tracer.event_of(one) is not None]
-            if bad:
-                self._hit("gradient", bad)
-        if self._is_placed and self._number >= own.last_pass:
-            self._end("over")
-        if self._is_placed and not self._is_tracing and self._number >= own.first_traced - 1:
+        if self._is_tracing:
+            self._look_at_gradients(living(torch.optim.Optimizer))
+            self._trace_here()
+        elif self._is_placed and self._number >= own.first_traced - 1:
             self.begin()
+
+    def update_began(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """What the program makes of its gradients after the pass counts, too."""
+        if not self.is_over:
+            self._look_at_gradients([optimizer], has_norm=True)
+
+    def _look_at_gradients(self, optimizers: Iterable[torch.optim.Optimizer], *, has_norm: bool = False) -> None:
+        """The hit is one that is bad; or, as the recorder takes it, a norm of all that is beyond float32."""
+        if self._number < self._own.first_hit or not self._plan.looks_at_gradients:
+            return
+        gradients = [one.grad for optimizer in optimizers for one in parameters_of(optimizer)]
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            bad = [one for one in gradients if self._tracer.event_of(one) is not None]
+            dense = [one for one in gradients if is_plain(one)] if has_norm else []
+            overflows = not bad and dense and not math.isfinite(global_norm(dense))
+        if bad or overflows:
+            self._hit("gradient", bad)
 
     def _compare(self) -> None:
         """The loss of a step, once its passes are over; one that is not finite is the hit itself."""
@@ -172,10 +219,14 @@ class Hunter:
         recorded, here = self._own.steps[self._step][1], _sum(self._losses)
         self._losses.clear()
         if recorded is not None and here is not None:
-            if not _are_equal(float(recorded), here, self._plan.tolerance):
+            if not _are_equal(float(recorded), here, self._tolerance):
                 self._end("differs", difference=(self._step, recorded, spelled(here) or 0.0))
             self._num_equal += 1
         self._step += 1
+
+    @property
+    def _tolerance(self) -> float:
+        return max(self._plan.tolerance, COMPILED_TOLERANCE if self._is_tracing and _is_compiled() else 0.0)
 
     def _find_place(self) -> None:
         steps = self._own.steps
@@ -217,21 +268,21 @@ class Hunter:
     def _tell(self, why: Any, event: Event | None, **told: Any) -> None:
         self.is_over = True
         rank = torch.distributed.get_rank() if _is_distributed() else self._rank
-        dynamo = sys.modules.get("torch._dynamo.utils")
         seen = HuntSeen(
             rank=rank,
             why=why,
             num_passes=self._number + 1,
             num_equal=self._num_equal,
             has_found_place=self._is_placed,
-            is_compiled=dynamo is not None and bool(dynamo.counters["frames"]),
+            is_compiled=_is_compiled(),
+            is_traced=self._is_tracing,
             errors=self._tracer.errors,
             **told,
         )
+        seen.norms = self._norms_by_name() if why == "hit" else {}
         if event is not None:
-            way, names = event.way(), dict(self._names())
+            way, names = event.way(), self._old | dict(self._names())
             seen.grown = self._grown[:MAX_GROWN]
-            seen.norms = self._norms_by_name()
             seen.origin, seen.chain = _origin(way), hops_of(way)
             seen.origin.module = names.get(seen.origin.module, ("", ""))[0]
             for operand in [*seen.origin.operands, *filter(None, [seen.origin.result])]:
@@ -327,5 +378,28 @@ def _are_equal(recorded: float, here: float, tolerance: float) -> bool:
     return abs(recorded - here) <= tolerance * max(abs(recorded), abs(here))
 
 
+def _is_compiled() -> bool:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"])
+
+
+def _names_of_old() -> Iterator[tuple[str, tuple[str, str]]]:
+    """By where it lies, a buffer or parameter that there is when tracing begins: it may be exchanged before the hit."""
+    for module in living(torch.nn.Module):
+        for is_a in ("buffer", "parameter"):
+            for name, one in vars(module).get(f"_{is_a}s", {}).items():
+                if (found := plain(one)) is not None:
+                    yield f"@{key_of(found)}", (name, is_a)
+
+
 def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def hops_of(way: Sequence[Event]) -> list[Hop]:
+    """What passed it on, each line once in a row; the last ones of a long way."""
+    hops: list[Hop] = []
+    for one in way:
+        if not hops or hops[-1].site != one.origin.site:
+            hops.append(Hop(one.origin.operation, one.origin.site))
+    return hops[-MAX_HOPS:]

@@ -14,27 +14,27 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from efprof.artifacts.hunts import Hop, Kind, Origin
-from efprof.recorder.hunt.places import Place, Places, optimizer_of
+from efprof.artifacts.hunts import Kind, Origin
+from efprof.recorder.hunt.places import Place, Places
 from efprof.recorder.hunt.tensors import described, is_bad, is_whole, is_zero_where_bad, key_of, plain, plain_in
-from efprof.recorder.session.sites import Sites, callers
+from efprof.recorder.session.sites import Sites
 
 UNFILLED = ("empty", "new_empty", "resize")
 """How operators begin whose result is still to be written to."""
 ALL_WRITTEN = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_",
                          "_foreach_copy_", "_foreach_zero_"})  # fmt: skip
 """What was there before they write does not matter."""
-ROWS_OF_SCORES = ("softmax", "logsumexp", "attention")
-"""Of which -inf is the usual mask: it is no bad data that they turn a row of it alone into NaN."""
 SWALLOWING = frozenset({"div", "reciprocal", "exp", "rsqrt", "sigmoid", "tanh"})
 """What makes a finite number of Inf: of what comes of that, the Inf is the cause."""
 COPYING = frozenset({"_to_copy", "clone", "contiguous"})
 """What a parameter or buffer goes through under autocast, say: it is that parameter still."""
+READING = "_local_scalar_dense"
+"""What `item()` calls."""
+RUNNING = ("running_mean", "running_var")
 MASKS = ("Where", "MaskedFill", "Index", "MaskedSelect", "MaskedScatter")
 MAX_COPIED = 2**20
 """Elements of a tensor that is copied before it is overwritten, so that its numbers can be told."""
 MAX_TOLD = 6
-MAX_HOPS = 40
 
 
 class Event:
@@ -44,6 +44,7 @@ class Event:
         self, kind: Kind, origin: Origin, *, parents: Sequence["Event"], has_nan: bool, needs_grad: bool
     ) -> None:
         self.kind, self.origin, self.parents, self.has_nan, self.needs_grad = kind, origin, parents, has_nan, needs_grad
+        self.is_mask = False
         roots = [parent.root for parent in parents]
         real = [one for one in roots if one.kind in ("nan", "inf") or (one.kind == "given" and not self._unmasks(one))]
         if real:
@@ -52,8 +53,8 @@ class Event:
             self.root = roots[0] if roots and kind == "passed" else self
 
     def _unmasks(self, given: "Event") -> bool:
-        is_of_scores = any(name in self.origin.operation for name in ROWS_OF_SCORES)
-        return self.kind == "nan" and is_of_scores and not given.has_nan
+        """Whether it makes NaN of -inf alone, as a mask has them: that is no bad data."""
+        return self.kind == "nan" and given.is_mask
 
     def way(self) -> list["Event"]:
         """From the root to this one, the shortest."""
@@ -81,6 +82,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.events: dict[int, Event] = {}
         self.copied: dict[int, int] = {}
         """By the storage of a copy in another precision, what it is a copy of."""
+        self.read: Event | None = None
+        """The bad tensor that the program read as a number last."""
         self.swallowed: dict[int, Event] = {}
         """By storage, the Inf that a finite number was made of."""
         self._num_origins = 0
@@ -115,6 +118,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         origin = self.origin("given", operation, place, [tensor])
         origin.operands[0].made_at = self.made_at.get(key_of(tensor), "")
         event = Event("given", origin, parents=(), has_nan=bool(torch.isnan(tensor).any()), needs_grad=False)
+        event.is_mask = not event.has_nan and not bool((tensor == math.inf).any())
         self.events[key_of(tensor)] = event
         return event
 
@@ -147,9 +151,13 @@ class Call:
         self._made_at = {key_of(one): tracer.made_at.get(key_of(one), "") for many in self._given for one in many}
         self._written: dict[int, torch.Tensor | None] = {}
         """By storage: how it was before, where that was kept."""
-        if func._schema.is_mutable and not self._name.startswith(UNFILLED):
+        self._was_bad = set[int]()
+        """Of these, what was bad before where it was written to."""
+        is_batch_norm = "batch_norm" in self._name and "backward" not in self._name
+        if (func._schema.is_mutable or is_batch_norm) and not self._name.startswith(UNFILLED):
             for place, argument in enumerate(func._schema.arguments):
-                if argument.alias_info is not None and argument.alias_info.is_write:
+                is_running = is_batch_norm and argument.name in RUNNING  # of which torch does not say that it writes
+                if is_running or (argument.alias_info is not None and argument.alias_info.is_write):
                     value = args[place] if place < len(args) else kwargs.get(argument.name)
                     for one in plain_in(value):
                         self._note_written(one, is_all=self._name in ALL_WRITTEN or argument.is_out)
@@ -158,6 +166,7 @@ class Call:
         key, events = key_of(tensor), self._tracer.events
         self._written[key] = None
         if not is_all and is_bad(tensor):
+            self._was_bad.add(key)
             if key not in events:
                 self._tracer.given(tensor, self._place, self._name)
             return
@@ -175,7 +184,10 @@ class Call:
                 self._tracer.copied[key_of(one)] = key_of(self._given[0][0])
         if self._name.startswith(UNFILLED):
             return
-        made += [one for several in self._given for one in several if result is None and key_of(one) in self._written]
+        if self._name == READING and type(result) is float and not math.isfinite(result):
+            self._tracer.read = self._tracer.event_of(self._given[0][0])
+        known = set(map(key_of, made))
+        made += [one for many in self._given for one in many if key_of(one) in self._written.keys() - known]
         for place, tensor in enumerate(made):
             self._tracer.swallowed.pop(key_of(tensor), None)
             if is_bad(tensor):
@@ -204,7 +216,7 @@ class Call:
         for one in given:
             key = key_of(one)
             event = tracer.events.get(key)
-            if key not in self._written and not is_bad(one):
+            if key not in self._was_bad if key in self._written else not is_bad(one):
                 continue
             if key not in self._written and event is None:
                 event = tracer.given(one, self._place, self._name)
@@ -214,8 +226,11 @@ class Call:
             found = (tracer.swallowed.get(key_of(one)) for one in given)
             parents = {id(event): event for event in found if event is not None}
         kind: Kind = "passed"
-        if not parents:
-            kind = "nan" if is_nan else "inf" if all(map(math.isfinite, self._scalars)) else "literal"
+        if not parents and not all(map(math.isfinite, self._scalars)):
+            kind, read = "literal", tracer.read
+            parents = {id(read): read} if read is not None else {}
+        elif not parents:
+            kind = "nan" if is_nan else "inf"
         elif is_nan and not any(event.has_nan for event in parents.values()):
             kind = "nan"
         before = [old if (old := self._written.get(key_of(one))) is not None else one for one in given]
@@ -229,7 +244,7 @@ class Call:
                 told.is_overwritten = self._written.get(key, one) is None
                 told.made_at = self._made_at.get(key, "") if source == key else tracer.made_at.get(source, "")
                 told.name = f"@{source}"
-            origin.optimizer, origin.eps = optimizer_of(callers())
+            origin.optimizer, origin.eps = tracer.places.optimizer()
             is_after_mask = any(name.startswith(MASKS) for name in origin.before)
             origin.is_masked = is_after_mask and any(is_zero_where_bad(one, tensor) for one in given)
         event = Event(kind, origin, parents=tuple(parents.values()), has_nan=is_nan, needs_grad=needs_grad)
@@ -238,12 +253,3 @@ class Call:
             origin.operands = [described(bad)]
             origin.operands[0].made_at = self._made_at.get(key_of(bad), "")
         return event
-
-
-def hops_of(way: Sequence[Event]) -> list[Hop]:
-    """What passed it on, each line once in a row; the last ones of a long way."""
-    hops: list[Hop] = []
-    for one in way:
-        if not hops or hops[-1].site != one.origin.site:
-            hops.append(Hop(one.origin.operation, one.origin.site))
-    return hops[-MAX_HOPS:]

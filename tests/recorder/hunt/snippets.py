@@ -22,6 +22,7 @@ def trace(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, first_hit
         raise OverError
 
     monkeypatch.setattr(traced.os, "_exit", leave)
+    monkeypatch.setenv(traced.MARK, "")  # which it sets for its children, and is gone afterwards
     results = folder / "results"
     results.mkdir()
     rank = RankPlan(first_traced=0, first_hit=first_hit, last_pass=1000, steps=[])

@@ -178,6 +178,97 @@ def test_nothing_is_named_that_reaches_neither_loss_nor_gradient(
     assert (seen.why, seen.origin, seen.errors) == ("ended", None, [])
 
 
+MORE = {
+    "a closure that the optimizer calls": (
+        """
+torch.manual_seed(0)
+lin = torch.nn.Linear(4, 4)
+opt = torch.optim.Adam(lin.parameters(), lr=0.01)
+for step in range(6):
+    x = torch.randn(3, 4)
+    def closure():
+        unit = x * 0 / (x * 0).norm() if step == 4 else x  # born
+        loss = lin(unit).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        return loss
+    opt.step(closure)
+""",
+        "nan",
+    ),
+    "a number that was read from a bad tensor": (
+        looped("""
+        score = (x.sum() * 0) / (x.sum() * 0) if step == 4 else x.sum()  # born
+        loss = lin(x).square().mean() * score.item()
+        """),
+        "nan",
+    ),
+    "a mask of -inf that was made ahead of all": (
+        """
+mask = torch.full((3, 3), -float("inf")).triu(1)
+"""
+        + looped("""
+        scores = lin(x) @ x.T + mask
+        if step == 4:
+            scores = scores * 0  # born
+        loss = (scores.softmax(-1) @ x).square().mean()
+        """),
+        "nan",
+    ),
+    "another part of the same memory": (
+        """
+memory = torch.zeros(4, 4)
+"""
+        + looped("""
+        memory[0] = torch.log(-torch.ones(4))
+        if step == 4:
+            memory[1] = x.sum(0) / (x.sum(0) * 0)  # born
+        loss = lin(memory[1]).square().mean()
+        """),
+        "inf",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MORE)
+def test_what_merely_looks_like_the_first_one_is_not_blamed(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, kind = MORE[case]
+    origin = origin_of(code, tmp_path, monkeypatch)
+    assert origin.site is not None
+    assert (int(origin.site.split(":")[1]), origin.kind, origin.optimizer) == (line_of(code), kind, "")
+
+
+def test_running_statistics_lead_to_the_batch_that_spoilt_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = looped("""
+        if step == 0:
+            norm = torch.nn.BatchNorm1d(4)
+        if step == 2:
+            with torch.no_grad():
+                norm(x.log())  # born
+        norm.train(step < 4)
+        loss = norm(lin(x)).square().mean()
+        """)
+    origin = origin_of(code, tmp_path, monkeypatch)
+    assert (origin.operation, origin.site) == ("log", f"snippet.py:{line_of(code)}:<module>")
+
+
+def test_a_number_of_the_programs_own_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = looped("""
+        loss = lin(x).mean() * (float("nan") if step == 4 else 1.0)  # born
+        """)
+    origin = origin_of(code, tmp_path, monkeypatch)
+    assert (origin.kind, origin.scalars, origin.operation) == ("literal", ["nan"], "mul")
+
+
+def test_a_norm_beyond_float32_is_the_hit_though_every_gradient_is_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = trace(looped("loss = (lin(x) * (1e25 if step == 4 else 1)).mean()"), tmp_path, monkeypatch)
+    assert (seen.why, seen.symptom, seen.origin, seen.num_passes) == ("hit", "gradient", None, 5)
+
+
 def origin_of(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Origin:
     origin = trace(code, tmp_path, monkeypatch).origin
     assert origin is not None
@@ -205,12 +296,13 @@ def test_the_names_of_parameters_and_the_lines_that_wrote_a_buffer_are_told(
 class Memory(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = torch.nn.Linear(4, 4)
+        self.inner, self.num = torch.nn.Linear(4, 4), 0
         self.register_buffer("trace", torch.ones(4))
     def forward(self, x):
         y = self.inner(x)
-        self.trace.mul_(1e10)  # written
-        return (y * 1e20 * self.trace).mean()  # born
+        self.num = self.num + 1
+        self.trace.mul_(1e35 if self.num > 3 else 1.0)  # written
+        return (y * 1e5 * self.trace).mean()  # born
 model = Memory()
 opt = torch.optim.SGD(model.parameters(), lr=1e-30)
 for step in range(8):
