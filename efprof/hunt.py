@@ -144,7 +144,7 @@ def hunt(run: Run, hit: Hit, setting: Setting) -> Hunt:
     began = time.monotonic()
     for num_before in (STEPS_BEFORE, MOST_BEFORE):
         best = min(_run_traced(run, hit, setting, num_before), key=_rank_of)
-        given = best.origin.operands[:1] if best.origin is not None and best.origin.kind == "given" else []
+        given = best.origin.operands if best.origin is not None and best.origin.kind == "given" else []
         if not any(one.is_a in OF_STATE for one in given) or num_before >= hit.step:
             break
     return _judged(best, hit, run, seconds=time.monotonic() - began)

@@ -97,5 +97,6 @@ def _fix_of_origin(run: Run, found: NonFinite, cause: NonFiniteCause, origin: Or
     if origin.kind == "literal":
         return Fix.by_hand("Find where that number comes from, such as an `item()` or a mean that is taken in Python.")
     if cause.mechanism == "data":
-        return keep_data_finite(found.first_step or 0, origin.operands[0].name, is_masked_late=bool(origin.node))
+        name = next((one.name for one in origin.operands if one.name), "")
+        return keep_data_finite(found.first_step or 0, name, is_masked_late=bool(origin.node))
     return keep_operand_finite(forward_name(origin).replace("_", ""), dtype, file, cause.blame.line, origin.operands)

@@ -45,6 +45,8 @@ class Given(Protocol):
     @property
     def high(self) -> float | None: ...
     @property
+    def num_zero(self) -> int: ...
+    @property
     def num_nan(self) -> int: ...
     @property
     def num_inf(self) -> int: ...
@@ -154,7 +156,8 @@ def keep_operand_finite(
             return Fix.by(edit, "review", summary, "values at that bound")
     if advice := ADVICE.get(operation) or _of_masks(operation, given):
         return Fix.by_hand(advice)
-    remedy = find_remedy(operation, dtype, given)
+    has_grown = _most(given) > BEYOND_MEASURE and not any(one.num_zero for one in given)
+    remedy = None if has_grown and operation == "pow" else find_remedy(operation, dtype, given)
     if remedy is None:
         usual = f"Keep the operands of {operation} where it is finite in {dtype}."
         return Fix.by_hand(_overflows(given, dtype) or (GROWN if _most(given) > BEYOND_MEASURE else usual))

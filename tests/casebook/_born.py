@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from efprof.artifacts.hunts import read_hunt
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.commands.report import analyse
 from efprof.fixes.files import edited
@@ -72,8 +73,10 @@ def born_table(found: Sequence[Tried], alarms: Sequence[str]) -> list[str]:
 
 
 def _is_at(found: Finding, line: int, run: Path) -> bool:
-    """Where gradients exploded, the line that makes the first is among the evidence, and the clip's is blamed."""
-    return found.blame.line == line or (found.headline == "Gradients explode" and run.joinpath("hunt.json").exists())
+    """Where gradients exploded or an update is at fault, another line is blamed than that which made the first."""
+    hunt = read_hunt(run)
+    site = hunt.origin.site if hunt is not None and hunt.origin is not None else None
+    return line in (found.blame.line, int((site or "::").split(":")[1] or 0))
 
 
 def _is_right(found: Finding, snippet: Snippet, folder: Path, run: Path) -> bool:
@@ -98,7 +101,7 @@ def _record(folder: Path, code: bytes) -> Path:
     """A run of a script of this text, every step of it in full."""
     folder.mkdir(parents=True)
     (folder / "snippet.py").write_bytes(code)
-    _run(folder, "record", "--windows", "none", "--overhead", "100%", "--", sys.executable, "snippet.py")
+    _run(folder, "record", "--overhead", "100%", "--", sys.executable, "snippet.py")
     (run,) = (folder / ".efprof" / "runs").iterdir()
     return run
 

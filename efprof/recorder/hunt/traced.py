@@ -111,7 +111,6 @@ class Hunter:
         self._norms = deque[dict[int, float]](maxlen=NUM_NORMS)
         """By the parameter's id."""
         self._grown: list[Operand] = []
-        self._old: dict[str, tuple[str, str]] = {}
         self._outermost: dict[int, torch.nn.Module] = {}
         self.undo: list[Undo] = []
 
@@ -138,7 +137,7 @@ class Hunter:
         self.undo.append(hooks.register_module_forward_hook(left, always_call=True).remove)
         self.undo.append(register_optimizer_step_pre_hook(self.update_began).remove)
         with torch._C._DisableTorchDispatch():
-            self._old = dict(_names_of_old())
+            self._tracer.old_buffers = dict(_old_buffers())
         self._trace_here()
 
     def _trace_here(self) -> None:
@@ -281,14 +280,16 @@ class Hunter:
         )
         seen.norms = self._norms_by_name() if why == "hit" else {}
         if event is not None:
-            way, names = event.way(), self._old | dict(self._names())
+            way, names = event.way(), dict(self._names())
             seen.grown = self._grown[:MAX_GROWN]
             seen.origin, seen.chain = _origin(way), hops_of(way)
             seen.origin.module = names.get(seen.origin.module, ("", ""))[0]
             for operand in [*seen.origin.operands, *filter(None, [seen.origin.result])]:
-                operand.name, operand.is_a = names.get(operand.name, ("", ""))
-            if seen.origin.kind == "given" and seen.origin.operands[0].is_a and seen.origin.operands[0].made_at:
-                seen.origin.site = seen.origin.operands[0].made_at
+                if not operand.is_a:
+                    operand.name, operand.is_a = names.get(operand.name, ("", ""))
+            state = next((one for one in seen.origin.operands if one.is_a and one.made_at), None)
+            if seen.origin.kind == "given" and state is not None:
+                seen.origin.site = state.made_at
         write_atomically(Path(self._plan.results) / f"{rank}-{os.getpid()}.json", msgspec.json.encode(seen))
 
     def _names(self) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -346,7 +347,8 @@ def _origin(way: Sequence[Event]) -> Origin:
     first = way[0].origin
     if way[0].kind == "given":
         met = next((one.origin for one in way if one.needs_grad), way[min(1, len(way) - 1)].origin)
-        first = msgspec.structs.replace(met, kind="given", operands=met.operands or first.operands)
+        operands = {one.name: one for one in (*met.operands, *first.operands)}  # what it meets it as, and what it was
+        first = msgspec.structs.replace(met, kind="given", operands=list(operands.values()))
     if not first.node and not first.optimizer:
         first.pass_number += 1  # of the pass that is to come
     return first
@@ -383,13 +385,12 @@ def _is_compiled() -> bool:
     return dynamo is not None and bool(dynamo.counters["frames"])
 
 
-def _names_of_old() -> Iterator[tuple[str, tuple[str, str]]]:
-    """By where it lies, a buffer or parameter that there is when tracing begins: it may be exchanged before the hit."""
+def _old_buffers() -> Iterator[tuple[str, tuple[str, str]]]:
+    """By where it lies, each tensor that a module has, and is no parameter."""
     for module in living(torch.nn.Module):
-        for is_a in ("buffer", "parameter"):
-            for name, one in vars(module).get(f"_{is_a}s", {}).items():
-                if (found := plain(one)) is not None:
-                    yield f"@{key_of(found)}", (name, is_a)
+        for name, one in (vars(module) | vars(module).get("_buffers", {})).items():
+            if (found := plain(one)) is not None and not isinstance(one, torch.nn.Parameter):
+                yield f"@{key_of(found)}", (name, "buffer")
 
 
 def _is_distributed() -> bool:

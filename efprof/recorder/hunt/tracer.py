@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from efprof.artifacts.hunts import Kind, Origin
+from efprof.artifacts.hunts import Kind, Operand, Origin
 from efprof.recorder.hunt.places import Place, Places
 from efprof.recorder.hunt.tensors import described, is_bad, is_whole, is_zero_where_bad, key_of, plain, plain_in
 from efprof.recorder.session.sites import Sites
@@ -87,6 +87,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.swallowed: dict[int, Event] = {}
         """By storage, the Inf that a finite number was made of."""
         self._num_origins = 0
+        self.old_buffers: dict[str, tuple[str, str]] = {}
+        """By where they lie, those that there were when tracing began: their names, and that they are buffers."""
         self.made_at: dict[int, str] = {}
         """By storage, the user's line that wrote to it last."""
 
@@ -116,11 +118,18 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def given(self, tensor: torch.Tensor, place: Place, operation: str) -> Event:
         """It was bad before any operation that was seen."""
         origin = self.origin("given", operation, place, [tensor])
-        origin.operands[0].made_at = self.made_at.get(key_of(tensor), "")
+        origin.operands = [self.told(tensor)]
         event = Event("given", origin, parents=(), has_nan=bool(torch.isnan(tensor).any()), needs_grad=False)
         event.is_mask = not event.has_nan and not bool((tensor == math.inf).any())
         self.events[key_of(tensor)] = event
         return event
+
+    def told(self, tensor: torch.Tensor) -> Operand:
+        """Of a buffer that was there from the start its name, before another one takes its place."""
+        told = described(tensor)
+        told.made_at = self.made_at.get(key_of(tensor), "")
+        told.name, told.is_a = self.old_buffers.get(told.name, (told.name, ""))
+        return told
 
     def origin(self, kind: Kind, operation: str, place: Place, operands: Sequence[torch.Tensor]) -> Origin:
         node = None if place.is_users else torch._C._current_autograd_node()
@@ -249,7 +258,5 @@ class Call:
             origin.is_masked = is_after_mask and any(is_zero_where_bad(one, tensor) for one in given)
         event = Event(kind, origin, parents=tuple(parents.values()), has_nan=is_nan, needs_grad=needs_grad)
         if kind == "passed" and needs_grad and event.root.kind == "given":
-            bad = next(one for one in given if is_bad(one))
-            origin.operands = [described(bad)]
-            origin.operands[0].made_at = self._made_at.get(key_of(bad), "")
+            origin.operands = [tracer.told(next(one for one in given if is_bad(one)))]
         return event
