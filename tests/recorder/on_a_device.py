@@ -11,7 +11,7 @@ import pytest
 RUN = frozenset(
     {
         "test_device_data", "test_evaluations", "test_light_steps", "test_loop", "test_loss_scaling",
-        "test_numbers", "test_odd_programs", "test_scalar_reads", "test_windows",
+        "test_numbers", "test_odd_programs", "test_scalar_reads", "test_untrained_parameters", "test_windows",
     }
 )  # fmt: skip
 

@@ -1,9 +1,16 @@
-"""Updates that lose something: optimizers built again, gradients clipped too late, models in evaluation mode."""
+"""Updates that lose something: optimizers built again, gradients clipped too late or not used, evaluation mode."""
 
 from collections import defaultdict
 from collections.abc import Mapping
 
-from efprof.artifacts.events import GradientClips, OptimizerBuilt, TrainedAsEvaluated, events_of
+from efprof.artifacts.events import (
+    GradientClips,
+    OptimizerBuilt,
+    ParametersSeen,
+    TrainedAsEvaluated,
+    UntrainedParameters,
+    events_of,
+)
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
 
@@ -18,6 +25,12 @@ Clips = GradientClips
 
 Evaluated = TrainedAsEvaluated
 """Updates of a module in evaluation mode, the last of them in a row."""
+
+Seen = ParametersSeen
+"""What had gradients in two steps, and what of it no update changes."""
+
+Untrained = UntrainedParameters
+"""Parameters that no update changes, for one reason."""
 
 
 def built_optimizers(run: Run) -> list[BuiltOptimizer]:
@@ -43,6 +56,14 @@ def trained_as_evaluated(run: Run) -> list[Evaluated]:
     if not latest:
         raise NotRecorded("no update of a module with dropout or batch statistics was seen in evaluation mode.")
     return list(latest.values())
+
+
+def parameters_seen(run: Run) -> Seen:
+    """What was seen last; raises NotRecorded where no two steps were looked at."""
+    seen = events_of(run.rank_folder, ParametersSeen)
+    if not seen:
+        raise NotRecorded("events.jsonl holds no parameters that had gradients in two steps of an optimizer.")
+    return seen[-1]
 
 
 def gradient_clips(run: Run) -> list[Clips]:

@@ -1,6 +1,5 @@
 """Sees where optimizers are built, and whether one loses what another of the same parameters had learned."""
 
-import sys
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -48,14 +47,10 @@ class OptimizerWatch:
     def note_built(self, optimizer: Any, *_: object) -> None:
         if not self._loop.thread.is_training_thread or self._num_built == MAX_NOTED:
             return
-        # The `__init__`s of its class, of which the program may have some, are passed.
-        codes = {getattr(vars(kind).get("__init__"), "__code__", None) for kind in type(optimizer).__mro__}
-        frame = sys._getframe()
-        inner = [one for one in callers(frame) if one.f_code in codes]
         event = OptimizerBuilt(
             step=self._loop.number,
             number=self._num_built,
-            site=self._sites.of_caller(inner[-1].f_back if inner else frame),
+            site=built_at(self._sites, optimizer),
             optimizer=type(optimizer).__name__,
             num_parameters=len(parameters_of(optimizer)),
         )
@@ -118,6 +113,13 @@ def start(session: Session) -> None:
                 del kind.__del__
 
         session.undo_at_end(undo)
+
+
+def built_at(sites: Sites, built: Any) -> str | None:
+    """The user's line that builds it now: none of an `__init__` of its class, of which the program may have some."""
+    codes = {getattr(vars(kind).get("__init__"), "__code__", None) for kind in type(built).__mro__}
+    inner = [one for one in callers() if one.f_code in codes]
+    return sites.of_caller(inner[-1].f_back if inner else None)
 
 
 def _versions(optimizer: Any) -> Versions:
