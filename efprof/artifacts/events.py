@@ -266,6 +266,13 @@ class OptimizerBuilt(Event, tag="optimizer_built"):
     num_lost: int = 0
 
 
+class ScheduleBuilt(Event, tag="schedule_built"):
+    """A schedule of learning rates, of this class, was built at `site`."""
+
+    site: str | None
+    schedule: str
+
+
 class UntrainedParameters(msgspec.Struct, kw_only=True):
     """Parameters that no update changes, with the first of their names; an optimizer that was built at `site`.
 
