@@ -266,6 +266,19 @@ class OptimizerBuilt(Event, tag="optimizer_built"):
     num_lost: int = 0
 
 
+class DuplicatedLog(Event, tag="duplicated_log"):
+    """Of `num_records` log records so far, `num_doubled` were written to one stream or file more than once.
+
+    Most of these were logged at `site`; `added` are lines that added the handlers, the latest first. A later event
+    replaces it.
+    """
+
+    site: str | None = None
+    num_records: int = 0
+    num_doubled: int = 0
+    added: list[str] = []
+
+
 class ScheduleBuilt(Event, tag="schedule_built"):
     """A schedule of learning rates, of this class, was built at `site`."""
 

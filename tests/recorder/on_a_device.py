@@ -21,8 +21,8 @@ LEFT_OUT = {
         "test_gradient_clearing", "test_late_numbers",
     ),
     "shows what Python and autograd do, which no device changes": (
-        "test_backward_calls", "test_elements", "test_hosts", "test_iterators", "test_late_clips", "test_loop_faults",
-        "test_loop_hooks",
+        "test_backward_calls", "test_duplicated_logs", "test_elements", "test_hosts", "test_iterators",
+        "test_late_clips", "test_loop_faults", "test_loop_hooks",
         "test_module_calls", "test_more_hooks", "test_optimizers", "test_pickles", "test_stalls",
         "test_training_modes", "test_what_fails_alone", "test_writing",
     ),

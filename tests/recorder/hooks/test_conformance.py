@@ -40,6 +40,8 @@ OF_A_TYPE = frozenset({"compiled methods of operators"})
 
 SET = {
     "gc": ("collect",),
+    "logging.Logger": ("addHandler",),
+    "logging.StreamHandler": ("emit",),
     "sys": ("exit",),
     "multiprocessing.process.BaseProcess": ("run",),
     "torch": ("compile", "set_num_threads"),
