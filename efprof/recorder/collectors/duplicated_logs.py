@@ -1,6 +1,7 @@
 """Sees whether a log record is written to one stream or file more than once, and which lines added the handlers."""
 
 import logging
+import time
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ MAX_LINES = 100
 """Lines that log, or that add handlers, and are told apart."""
 
 Adding = tuple[int, str | None]
-"""The how manieth handler it was that was added to a logger, and the line that did so."""
+"""How many handlers had been added to loggers by then, and the line that added this one."""
 
 
 @dataclass(eq=False)
@@ -60,7 +61,7 @@ class _Watch:
 
     def at_end(self) -> None:
         if self.event.num_records:
-            self.event.step = self.loop.number
+            self.event.at_ns, self.event.step = time.time_ns(), self.loop.number
             self.note(self.event)
 
     def _count(self, *added: Adding) -> None:

@@ -1,5 +1,6 @@
 """Sees which parameters get gradients that no optimizer uses, and which of an optimizer get none."""
 
+import time
 import weakref
 from collections import Counter
 from collections.abc import Iterable
@@ -123,12 +124,13 @@ class _Watch:
             take([float(read_value(one)) for one in changes])
 
     def _groups(self, left: list[torch.Tensor], owner: Any, site: str | None) -> list[UntrainedParameters]:
-        named = _names()
-        helpers = [one for one in left if not named.get(id(one), ("", True))[1]]
-        others = [one for one in left if not any(one is helper for helper in helpers)]
+        named, found = _names(), list[UntrainedParameters]()
         site = (None if owner is None else self.built[owner]) or site
-        found = [_group("not_optimized", others, owner, site, named), _group("helper", helpers, owner, site, named)]
-        return [one for one in found if one.num_parameters]
+        for why, is_training in (("not_optimized", True), ("helper", False)):
+            alike = [one for one in left if named.get(id(one), ("", True))[1] == is_training]
+            if alike:
+                found.append(_group(why, alike, owner, site, named))
+        return found
 
     def _count_without(self, optimizer: torch.optim.Optimizer) -> None:
         num, without = self.without.get(optimizer, (0, None))
@@ -144,7 +146,7 @@ class _Watch:
             self._tell([*self.event.untrained, group])
 
     def _tell(self, untrained: list[UntrainedParameters]) -> None:
-        self.event.step, self.event.untrained = self.loop.number, untrained
+        self.event.at_ns, self.event.step, self.event.untrained = time.time_ns(), self.loop.number, untrained
         self.note(self.event)
 
 
@@ -185,12 +187,12 @@ def _group(
 
 def _names() -> dict[int, tuple[str, bool]]:
     """By the `id` of each parameter: its path, from the outermost module's class on, and its own module's mode."""
-    modules = list(living(torch.nn.Module))
-    inner = {id(one) for module in modules for one in (vars(module).get("_modules") or {}).values()}
+    modules = [one for one in living(torch.nn.Module) if vars(one).get("_modules") is not None]  # else half made
+    inner = {id(one) for module in modules for one in vars(module)["_modules"].values()}
     found: dict[int, tuple[str, bool]] = {}
     for root in (one for one in modules if id(one) not in inner):
         for path, module in torch.nn.Module.named_modules(root):
             for name, own in (vars(module).get("_parameters") or {}).items():
                 words = filter(None, (type(root).__name__, path, name))
-                found.setdefault(id(own), (".".join(words), module.training))
+                found.setdefault(id(own), (".".join(words), bool(vars(module).get("training", True))))
     return found
