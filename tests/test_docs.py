@@ -73,7 +73,6 @@ def test_every_file_that_is_named_exists(name: str) -> None:
         for path in (ROOT / top).rglob("*.*")
     ]
     named = re.findall(r"`((?:[\w-]+/)*\w+\.(?:py|html))`", PAGES[name].read_text())
-    named = [one for one in named if "zero_learning_rate" not in one]  # the example that a reader is to write
     assert named
     assert [one for one in named if not any(file.endswith(f"/{one}") for file in files)] == []
 

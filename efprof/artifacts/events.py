@@ -268,6 +268,51 @@ class OptimizerBuilt(Event, tag="optimizer_built"):
     num_lost: int = 0
 
 
+class DuplicatedLog(Event, tag="duplicated_log"):
+    """Of `num_records` log records so far, `num_doubled` were written to one stream or file more than once.
+
+    Most of these were logged at `site`; `added` are lines that added the handlers, the latest first. A later event
+    replaces it.
+    """
+
+    site: str | None = None
+    num_records: int = 0
+    num_doubled: int = 0
+    added: list[str] = []
+
+
+class ScheduleBuilt(Event, tag="schedule_built"):
+    """A schedule of learning rates, of this class, was built at `site`."""
+
+    site: str | None
+    schedule: str
+
+
+class UntrainedParameters(msgspec.Struct, kw_only=True):
+    """Parameters that no update changes, with the first of their names; an optimizer that was built at `site`.
+
+    `not_optimized` or, of modules in evaluation mode, `helper`: they had gradients, of `gradient_bytes`, in two steps,
+    and that optimizer, which has most of what the loss was made from, does not have them, nor has another.
+    `no_gradient`: that one has them, and they had no gradient in its first updates.
+    """
+
+    why: Literal["not_optimized", "helper", "no_gradient"]
+    names: list[str]
+    num_parameters: int
+    num_elements: int
+    optimizer: str
+    site: str | None
+    gradient_bytes: int = 0
+
+
+class ParametersSeen(Event, tag="parameters_seen"):
+    """What two steps computed gradients for, and what of it is not trained; a later event replaces it."""
+
+    num_parameters: int = 0
+    num_elements: int = 0
+    untrained: list[UntrainedParameters] = []
+
+
 class GradientClips(Event, tag="gradient_clips"):
     """Calls of `clip_grad_norm_` or `clip_grad_value_` at `site`, in full steps so far; a later one replaces it.
 

@@ -1,4 +1,4 @@
-"""Updates that lose something: optimizers built again, early or late clips, evaluation mode, schedules run ahead."""
+"""Updates that lose something: optimizers built again, early, late or unused gradients, evaluation mode, schedules."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from efprof.artifacts.events import (
     GradientClips,
     OptimizerBuilt,
+    ParametersSeen,
     ScaledClips,
     ScheduleMoves,
     TrainedAsEvaluated,
+    UntrainedParameters,
     events_of,
 )
 from efprof.facts.run.run import Run
@@ -31,6 +33,12 @@ Moves = ScheduleMoves
 
 Evaluated = TrainedAsEvaluated
 """Updates of a module in evaluation mode, the last of them in a row."""
+
+Seen = ParametersSeen
+"""What had gradients in two steps, and what of it no update changes."""
+
+Untrained = UntrainedParameters
+"""Parameters that no update changes, for one reason."""
 
 
 def built_optimizers(run: Run) -> list[BuiltOptimizer]:
@@ -56,6 +64,14 @@ def trained_as_evaluated(run: Run) -> list[Evaluated]:
     if not latest:
         raise NotRecorded("no update of a module with dropout or batch statistics was seen in evaluation mode.")
     return list(latest.values())
+
+
+def parameters_seen(run: Run) -> Seen:
+    """What was seen last; raises NotRecorded where no two steps were looked at."""
+    seen = events_of(run.rank_folder, ParametersSeen)
+    if not seen:
+        raise NotRecorded("events.jsonl holds no parameters that had gradients in two steps of an optimizer.")
+    return seen[-1]
 
 
 def gradient_clips(run: Run) -> list[Clips]:

@@ -123,8 +123,9 @@ class Numbers:
         with _without_modes():
             is_skipped = id(optimizer) in step.skipped or is_set(found_inf)
             self._num_skipped = self._count_skipped(optimizer, is_skipped)
-            if opened.learning_rate is None:
-                opened.learning_rate = learning_rate_of(optimizer)
+            if not opened.learning_rate:  # of several optimizers one may be at 0 while another learns
+                rate = learning_rate_of(optimizer)
+                opened.learning_rate = opened.learning_rate if rate is None else rate
             self._read_gradients(step, optimizer)
 
     def _count_skipped(self, optimizer: torch.optim.Optimizer, is_skipped: bool) -> int:

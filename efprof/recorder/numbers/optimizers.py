@@ -1,13 +1,14 @@
-"""Sees where optimizers are built, and whether one loses what another of the same parameters had learned."""
+"""Sees where optimizers and their schedules are built, and whether one loses what another of the same parameters had
+learned.
+"""
 
-import sys
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
-from efprof.artifacts.events import OptimizerBuilt
+from efprof.artifacts.events import OptimizerBuilt, ScheduleBuilt
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.numbers.step_numbers import parameters_of
 from efprof.recorder.session.session import Session
@@ -17,7 +18,7 @@ from efprof.recorder.session.sites import Sites, callers
 COLLECTOR = "optimizers"
 
 MAX_NOTED = 256
-"""Optimizers that are told of: a program may build one in each step."""
+"""Optimizers, and schedules, that are told of: a program may build one in each step."""
 
 MAX_GONE = 8
 """Optimizers that are no more and whose parameters are remembered."""
@@ -44,18 +45,15 @@ class OptimizerWatch:
     _alive: weakref.WeakKeyDictionary[Any, _Built] = field(default_factory=weakref.WeakKeyDictionary)
     _gone: dict[Versions, str] = field(default_factory=dict)
     _num_built: int = 0
+    _num_schedules: int = 0
 
     def note_built(self, optimizer: Any, *_: object) -> None:
         if not self._loop.thread.is_training_thread or self._num_built == MAX_NOTED:
             return
-        # The `__init__`s of its class, of which the program may have some, are passed.
-        codes = {getattr(vars(kind).get("__init__"), "__code__", None) for kind in type(optimizer).__mro__}
-        frame = sys._getframe()
-        inner = [one for one in callers(frame) if one.f_code in codes]
         event = OptimizerBuilt(
             step=self._loop.number,
             number=self._num_built,
-            site=self._sites.of_caller(inner[-1].f_back if inner else frame),
+            site=built_at(self._sites, optimizer),
             optimizer=type(optimizer).__name__,
             num_parameters=len(parameters_of(optimizer)),
         )
@@ -77,6 +75,12 @@ class OptimizerWatch:
             self._gone[_versions(optimizer)] = type(optimizer).__name__
             for oldest in list(self._gone)[:-MAX_GONE]:
                 del self._gone[oldest]
+
+    def note_schedule(self, schedule: Any, *_: object) -> None:
+        if self._loop.thread.is_training_thread and self._num_schedules < MAX_NOTED:
+            self._num_schedules += 1
+            site = built_at(self._sites, schedule)
+            self._note(ScheduleBuilt(step=self._loop.number, site=site, schedule=type(schedule).__name__))
 
     def _is_replacing(self, optimizer: Any, name: str) -> bool:
         ids = set(map(id, parameters_of(optimizer)))
@@ -109,6 +113,7 @@ def start(session: Session) -> None:
     kind: Any = torch.optim.Optimizer
     session.after(kind, "__init__", COLLECTOR, watch.note_built)
     session.after(kind, "load_state_dict", COLLECTOR, watch.note_restored)
+    session.after(torch.optim.lr_scheduler.LRScheduler, "__init__", COLLECTOR, watch.note_schedule)
     if not hasattr(kind, "__del__"):
         gone = session.shell.reraise_later(session.shell.guarded(COLLECTOR, watch.note_gone))
         kind.__del__ = gone
@@ -118,6 +123,13 @@ def start(session: Session) -> None:
                 del kind.__del__
 
         session.undo_at_end(undo)
+
+
+def built_at(sites: Sites, built: Any) -> str | None:
+    """The user's line that builds it now: none of an `__init__` of its class, of which the program may have some."""
+    codes = {getattr(vars(kind).get("__init__"), "__code__", None) for kind in type(built).__mro__}
+    inner = [one for one in callers() if one.f_code in codes]
+    return sites.of_caller(inner[-1].f_back if inner else None)
 
 
 def _versions(optimizer: Any) -> Versions:

@@ -93,8 +93,19 @@ def living(kind: type[Kind]) -> Iterator[Kind]:
 
 
 def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:
-    """The first group's; a tensor on a device is left alone."""
-    rate = optimizer.param_groups[0].get("lr")
+    """The first group's; where that is 0, the largest, so that 0 says that none learns.
+
+    Returns None if one that matters is a tensor on a device, which is left alone.
+    """
+    first, *others = (group.get("lr") for group in optimizer.param_groups)
+    rate = _number_in(first)
+    if rate != 0.0:
+        return rate
+    rates = [_number_in(one) for one in others]
+    return None if None in rates else max([rate, *filter(None, rates)])
+
+
+def _number_in(rate: object) -> float | None:
     if type(rate) is torch.Tensor and rate.is_cpu and rate.numel() == 1:
         return float(read_value(rate))
     return float(rate) if isinstance(rate, int | float) else None

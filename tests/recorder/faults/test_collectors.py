@@ -39,7 +39,8 @@ NEEDS_CUDA = ("cuda_memory", "device_times", "device_use", "out_of_memory")
 """Each waits until the program uses a GPU."""
 
 NUM_GOOD = {
-    "compilations": (0,), "device_times": (0,), "optimizers": (0,), "out_of_memory": (1,), "unrecorded_updates": (0,),
+    "compilations": (0,), "device_times": (0,), "duplicated_logs": (0,), "optimizers": (0,), "out_of_memory": (1,),
+    "unrecorded_updates": (0,),
 }  # fmt: skip
 """How many calls go well before one breaks, for those that are called once or twice in a training."""
 

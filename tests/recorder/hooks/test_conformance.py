@@ -40,6 +40,8 @@ OF_A_TYPE = frozenset({"compiled methods of operators"})
 
 SET = {
     "gc": ("collect",),
+    "logging.Logger": ("addHandler",),
+    "logging.StreamHandler": ("emit",),
     "sys": ("exit",),
     "multiprocessing.process.BaseProcess": ("run",),
     "torch": ("compile", "set_num_threads"),
@@ -60,7 +62,7 @@ SET = {
     "torch.nn.utils.clip_grad": ("clip_grad_norm_", "clip_grad_value_"),
     "torch.optim.lr_scheduler.ChainedScheduler": ("step",),
     "torch.optim.lr_scheduler.CosineAnnealingWarmRestarts": ("step",),
-    "torch.optim.lr_scheduler.LRScheduler": ("_update_lr",),
+    "torch.optim.lr_scheduler.LRScheduler": ("__init__", "_update_lr"),
     "torch.optim.lr_scheduler.ReduceLROnPlateau": ("step",),
     "torch.optim.lr_scheduler.SequentialLR": ("step",),
     "torch.optim.optimizer.Optimizer": ("__del__", "__init__", "load_state_dict"),
