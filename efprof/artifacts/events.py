@@ -328,6 +328,16 @@ class GradientClips(Event, tag="gradient_clips"):
     step_site: str | None = None
 
 
+class StepCounter(Event, tag="step_counter"):
+    """A whole number called `name` in the function at `site`, or of its `self`, that grew by `by` in most updates."""
+
+    site: str
+    name: str
+    by: int
+    num_updates: int
+    num_alike: int
+
+
 class ScaledClips(Event, tag="scaled_clips"):
     """Updates by a gradient scaler at `step_site` whose gradients were clipped at `site`; a later one replaces it.
 

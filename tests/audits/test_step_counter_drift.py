@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.artifacts.events import ScheduleMoves
+from efprof.artifacts.events import ScheduleMoves, StepCounter
 from efprof.audits.step_counter_drift import step_counter_drift
 from efprof.facts.run.run import Run
 from efprof.model import Finding, NothingToLookAt
@@ -87,3 +87,36 @@ def test_one_that_ends_with_the_training_counts_batches(length: int, ended: str,
 def test_a_run_without_a_schedule_is_not_judged(events: list[ScheduleMoves], tmp_path: Path) -> None:
     with pytest.raises(NothingToLookAt, match="schedule"):
         step_counter_drift(run_of(tmp_path, *events))
+
+
+COUNTER = """\
+WARM_UP = 240
+
+def train(model, optimizer):
+    global_step = 0
+    for batch in loader:
+        for row in batch:
+            global_step += 1
+        optimizer.step()
+        if global_step < WARM_UP:
+            print(global_step)
+"""
+
+
+def test_a_counter_that_runs_ahead_is_told_with_when_its_limit_is_reached(tmp_path: Path) -> None:
+    event = StepCounter(
+        at_ns=START_NS, step=20, site="train.py:3:train", name="global_step", by=12, num_updates=18, num_alike=18
+    )
+    run = write_run(tmp_path / "run", steps=make_steps(NUM_STEPS), events=[event], sources={"train.py": COUNTER})
+    finding = finding_of(run)
+    assert (str(finding.blame), finding.severity) == ("train.py:7", "low")
+    assert finding.message == "`global_step` grows by 12 with each update, 18 of 18 seen."
+    assert finding.why == "train.py:9 reaches 240 after 20 updates."
+
+
+def test_a_counter_that_is_raised_at_two_lines_is_left_alone(tmp_path: Path) -> None:
+    event = StepCounter(at_ns=START_NS, step=20, site="a", name="global_step", by=12, num_updates=18, num_alike=18)
+    twice = COUNTER.replace("print(global_step)", "global_step += 1")
+    run = write_run(tmp_path / "run", steps=make_steps(NUM_STEPS), events=[event], sources={"train.py": twice})
+    with pytest.raises(NothingToLookAt):
+        step_counter_drift(run)
