@@ -293,10 +293,11 @@ class UntrainedParameters(msgspec.Struct, kw_only=True):
 
     `not_optimized` or, of modules in evaluation mode, `helper`: they had gradients, of `gradient_bytes`, in two steps,
     and that optimizer, which has most of what the loss was made from, does not have them, nor has another.
-    `no_gradient`: that one has them, and they had no gradient in its first updates.
+    `no_gradient`: that one has them, and they had no gradient in its first updates; where they were `replaced`, no
+    module has them either.
     """
 
-    why: Literal["not_optimized", "helper", "no_gradient"]
+    why: Literal["not_optimized", "helper", "no_gradient", "replaced"]
     names: list[str]
     num_parameters: int
     num_elements: int
@@ -347,6 +348,8 @@ class ScaledClips(Event, tag="scaled_clips"):
 
     site: str
     step_site: str | None
+    unscale_site: str | None = None
+    """Where the program unscales them, if it does, only after that."""
     num_updates: int = 0
     num_scaled: int = 0
     limit: float = 0.0

@@ -6,7 +6,7 @@ from efprof.facts.numbers.lost_updates import Scaled, clips_under_scaler
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import unscale_above
-from efprof.model import Examination, Finding, Gain, Narrative
+from efprof.model import Examination, Finding, Fix, Gain, Narrative
 from efprof.units import format_count
 
 MIN_SCALED = 2
@@ -45,14 +45,20 @@ def _finding(run: Run, site: str, early: Sequence[Scaled]) -> Finding:
     sources, last = run.get(Sources), early[-1]
     blame = sources.line(site)
     steps = [sources.line(one.step_site) if one.step_site else None for one in early]
+    late = sources.line(last.unscale_site) if last.unscale_site else None
     num_updates, limit = sum(one.num_updates for one in early), last.limit
     return Finding(
         blame=blame,
         category="numbers",
         headline="Gradients are clipped while they are still scaled",
         message=f"In all {num_updates:,} updates seen, {blame} clips at {limit / last.scale:.2g}, not {limit}.",
-        why=f"The gradients are still multiplied by the scaler's {last.scale:g}, which divides them only in its step.",
-        fix=unscale_above(sources.file(blame.file), blame, steps),
+        why=f"The gradients are still multiplied by the scaler's {last.scale:g}, which divides them only "
+        f"{f'at {late}' if late else 'in its step'}.",
+        fix=Fix.by_hand(
+            f"Move `{blame.text.partition('  #')[0]}` below {sources.line(last.unscale_site)}, which unscales."
+        )
+        if last.unscale_site
+        else unscale_above(sources.file(blame.file), blame, steps),
         gain=Gain.none("no time and no memory; the updates are clipped at the limit that was asked for"),
         evidence=(
             *(sources.snippet(step) for step in dict.fromkeys(steps) if step is not None),

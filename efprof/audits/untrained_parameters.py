@@ -9,6 +9,7 @@ from efprof.units import format_bytes, format_count
 HEADLINES = {
     "not_optimized": "Parameters are in no optimizer and are never trained",
     "helper": "Gradients are computed for a frozen model",
+    "replaced": "The optimizer has parameters of layers that were replaced",
     "no_gradient": "Parameters of the optimizer get no gradient",
 }
 
@@ -53,7 +54,7 @@ def _finding(run: Run, seen: Seen, group: Untrained) -> Finding:
                 "It is meant where a part of a model is trained alone, or a head is for batches that did not come.",
             ),
         ),
-        severity="medium" if group.why == "not_optimized" else "low",
+        severity="medium" if group.why in ("not_optimized", "replaced") else "low",
     )
 
 
@@ -65,6 +66,11 @@ def _message(seen: Seen, group: Untrained) -> str:
     if group.why == "helper":
         size = format_bytes(group.gradient_bytes)
         return f"{parameters} of modules in evaluation mode keep {size} of gradients that no optimizer uses."
+    if group.why == "replaced":
+        return (
+            f"{parameters} of {group.optimizer} ({group.num_elements:,} elements) are of layers that no model has: "
+            "what took their place is not trained."
+        )
     return (
         f"{parameters} of {group.optimizer} ({group.num_elements:,} elements) had no gradient in its first 20 updates."
     )
@@ -74,6 +80,8 @@ def _remedy(group: Untrained) -> str:
     size = format_bytes(group.gradient_bytes)
     if group.why == "helper":
         return f"Call `requires_grad_(False)` on that model: it saves {size} of gradients and their part of backward."
+    if group.why == "replaced":
+        return f"Build `{group.optimizer}` after the layers are replaced."
     if group.why == "no_gradient":
         return "Look whether the forward pass should use them; if not, leave them out of the optimizer."
     return (

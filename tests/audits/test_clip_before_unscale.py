@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from efprof.artifacts.events import ScaledClips
@@ -110,3 +111,11 @@ def test_it_is_silent_unless_every_update_was_clipped_too_early(seen: ScaledClip
 def test_a_run_without_a_scaler_is_not_judged(tmp_path: Path) -> None:
     with pytest.raises(NothingToLookAt, match="gradient scaler"):
         clip_before_unscale(run_of(tmp_path))
+
+
+def test_a_clip_ahead_of_unscale_is_to_move_below_it(tmp_path: Path) -> None:
+    late = msgspec.structs.replace(clips(step=None), unscale_site="train.py:5:train")
+    (finding,) = clip_before_unscale(run_of(tmp_path, late)).findings
+    assert finding.fix.summary.endswith("below train.py:5, which unscales.")
+    assert finding.fix.changes == ()
+    assert "divides them only at train.py:5" in finding.why

@@ -54,6 +54,13 @@ def test_a_frozen_model_that_gets_gradients_and_a_head_without_any_are_of_low_se
     assert head.message.startswith("2 parameters of Adam (8,192 elements) had no gradient")
 
 
+def test_an_optimizer_of_layers_that_were_replaced_is_to_be_built_later(tmp_path: Path) -> None:
+    (finding,) = untrained_parameters(run_of(tmp_path, group("replaced"))).findings
+    assert finding.severity == "medium"
+    assert finding.message.endswith("are of layers that no model has: what took their place is not trained.")
+    assert finding.fix.summary == "Build `Adam` after the layers are replaced."
+
+
 def test_a_run_in_which_all_is_trained_passes(tmp_path: Path) -> None:
     examination = untrained_parameters(run_of(tmp_path))
     assert (examination.findings, examination.looked_at) == ((), "4 parameters that had gradients")

@@ -20,8 +20,9 @@ from efprof.artifacts.files import write_atomically
 from efprof.artifacts.hunts import VARIABLE, Hop, HuntPlan, HuntSeen, Operand, Origin, RankPlan, Symptom
 from efprof.artifacts.steps import spelled
 from efprof.recorder.hooks.patching import Undo, replace
+from efprof.recorder.hunt.births import Event
 from efprof.recorder.hunt.tensors import described, key_of, plain
-from efprof.recorder.hunt.tracer import Event, Tracer
+from efprof.recorder.hunt.tracer import Tracer
 from efprof.recorder.numbers.start_state import set_state
 from efprof.recorder.numbers.step_numbers import (
     ScaledLosses,

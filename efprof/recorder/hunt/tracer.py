@@ -6,7 +6,6 @@ thread's when the forward operation ran, and so leads to the user's line.
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from efprof.artifacts.hunts import Kind, Operand, Origin
+from efprof.recorder.hunt.births import Event
 from efprof.recorder.hunt.places import Place, Places
 from efprof.recorder.hunt.tensors import described, is_bad, is_whole, is_zero_where_bad, key_of, plain, plain_in
 from efprof.recorder.session.sites import Sites
@@ -35,40 +35,6 @@ MASKS = ("Where", "MaskedFill", "Index", "MaskedSelect", "MaskedScatter")
 MAX_COPIED = 2**20
 """Elements of a tensor that is copied before it is overwritten, so that its numbers can be told."""
 MAX_TOLD = 6
-
-
-class Event:
-    """An operation that left a tensor bad; `root` is the one that made what it passes on, maybe itself."""
-
-    def __init__(
-        self, kind: Kind, origin: Origin, *, parents: Sequence["Event"], has_nan: bool, needs_grad: bool
-    ) -> None:
-        self.kind, self.origin, self.parents, self.has_nan, self.needs_grad = kind, origin, parents, has_nan, needs_grad
-        self.is_mask = False
-        roots = [parent.root for parent in parents]
-        real = [one for one in roots if one.kind in ("nan", "inf") or (one.kind == "given" and not self._unmasks(one))]
-        if real:
-            self.root: Event = min(real, key=lambda one: one.origin.number)
-        else:
-            self.root = roots[0] if roots and kind == "passed" else self
-
-    def _unmasks(self, given: "Event") -> bool:
-        """Whether it makes NaN of -inf alone, as a mask has them: that is no bad data."""
-        return self.kind == "nan" and given.is_mask
-
-    def way(self) -> list["Event"]:
-        """From the root to this one, the shortest."""
-        waiting = deque[tuple[Event, tuple[Event, ...]]]([(self, (self,))])
-        seen = {id(self)}
-        while waiting:
-            one, way = waiting.popleft()
-            if one is self.root:
-                return list(reversed(way))
-            for parent in one.parents:
-                if parent.root is self.root and id(parent) not in seen:
-                    seen.add(id(parent))
-                    waiting.append((parent, (*way, parent)))
-        return [self]
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]

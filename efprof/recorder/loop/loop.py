@@ -32,12 +32,13 @@ class Loop:
     """The state machine behind the hooks.
 
     Collectors subscribe to its lists. Those of a step are called for steps recorded in full: `step_began(step)`,
-    `fetched(step)`, `step_dropped(step)`, `backward_began(step, tensors, gradients,
-    retains_graph, creates_graph)`, `backward_ended()`, `clip_began(parameters, bound)`, `clipped(norm, parameters)`,
-    `scaler_step_began(optimizer, scale)`, `optimizer_began(step, optimizer)`, `schedule_moved(schedule)`,
+    `fetched(step)`, `step_dropped(step)`, `backward_began(step, tensors, gradients, retains_graph, creates_graph)`,
+    `backward_ended()`, `clip_began(parameters, bound)`, `clipped(norm, parameters)`, `scaler_step_began(optimizer,
+    scale)`, `unscaling_began(optimizer, scale)`, `optimizer_began(step, optimizer)`, `schedule_moved(schedule)`,
     `step_ended(step, record)`. In light steps too: `loader_began(loader)`, `loader_started(loader, iterator)` and
-    `loader_ended(iterator, number)`, where a DataLoader is to be gone through, has its iterator, has no more batches;
-    and, while modules are watched, `module_began(module, inputs)` and `module_ended(result)` of the outermost.
+    `loader_ended(iterator, number)`, where a DataLoader is to be gone through, has its iterator, has no more
+    batches; and, while modules are watched, `module_began(module, inputs)` and `module_ended(result)` of the
+    outermost.
     """
 
     def __init__(
@@ -85,6 +86,8 @@ class Loop:
         self.clipped = Listeners()
         self.scaler_step_began = Listeners()
         """Of a gradient scaler: told is the scale that the gradients still have, None where they were divided by it."""
+        self.unscaling_began = Listeners()
+        """The same of a call of `unscale_` by the program."""
         self.schedule_moved = Listeners()
         self.loader_began = Listeners()
         self.loader_started = Listeners()

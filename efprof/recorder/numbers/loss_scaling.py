@@ -12,6 +12,7 @@ from efprof.artifacts.events import ScalerBuilt
 from efprof.recorder.hooks.loop_hooks import updating
 from efprof.recorder.hooks.patching import Undo, call_after, replace
 from efprof.recorder.loop.loop import Loop
+from efprof.recorder.loop.steps import Listeners
 from efprof.recorder.loop.updates import optimizer_skipped
 from efprof.recorder.numbers.late_values import on_device
 from efprof.recorder.numbers.step_numbers import is_read_late, living
@@ -73,6 +74,8 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
         return call
 
     scale, unscale, step, update = kind.scale, in_stage(kind.unscale_), in_stage(kind.step), in_stage(kind.update)
+    stepping = list[object]()
+    """The scalers whose step runs, which may unscale by itself."""
 
     @functools.wraps(scale)
     def watched_scale(self: Any, outputs: Any) -> Any:
@@ -83,12 +86,22 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
             note_scaled(outputs, scaled, getattr(self, "_scale", None))
         return scaled
 
+    @functools.wraps(unscale)
+    def watched_unscale(self: Any, optimizer: torch.optim.Optimizer) -> None:
+        if not light.is_on and not stepping and _is_enabled(self):
+            note_step(self, optimizer, loop.unscaling_began)
+        unscale(self, optimizer)
+
     @functools.wraps(step)
     def watched_step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         before = loop.num_updates
         if not light.is_on and _is_enabled(self):
-            note_step(self, optimizer)
-        result = step(self, optimizer, *args, **kwargs)
+            note_step(self, optimizer, loop.scaler_step_began)
+        stepping.append(self)
+        try:
+            result = step(self, optimizer, *args, **kwargs)
+        finally:
+            stepping.pop()
         if _is_enabled(self) and loop.num_updates == before and isinstance(optimizer, torch.optim.Optimizer):
             note_skipped(optimizer)  # the scaler has held it back
         return result
@@ -102,17 +115,17 @@ def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
             else:
                 note_scale(self)
 
-    new = {"scale": watched_scale, "unscale_": unscale, "step": watched_step, "update": watched_update}
+    new = {"scale": watched_scale, "unscale_": watched_unscale, "step": watched_step, "update": watched_update}
     return [replace(kind, name, function) for name, function in new.items()]
 
 
-def _note_step(loop: Loop, scaler: Any, optimizer: object) -> None:
+def _note_step(loop: Loop, scaler: Any, optimizer: object, listeners: Listeners) -> None:
     is_recorded = loop.thread.is_training_thread and not (loop.steps.clock is not None and loop.thread.is_capturing)
     scale = getattr(scaler, "_scale", None)
     if is_recorded and isinstance(optimizer, torch.optim.Optimizer) and isinstance(scale, torch.Tensor):
         state = scaler._per_optimizer_states.get(id(optimizer))
         is_scaled = state is None or state["stage"] is OptState.READY
-        loop.scaler_step_began(optimizer, scale if is_scaled else None)
+        listeners(optimizer, scale if is_scaled else None)
 
 
 def _note_scale(loop: Loop, scaler: Any) -> None:

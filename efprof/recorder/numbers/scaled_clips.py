@@ -48,12 +48,21 @@ class ScaledClipWatch:
         ids.update(map(id, parameters))
 
     def scaler_step_began(self, optimizer: torch.optim.Optimizer, scale: torch.Tensor | None) -> None:
+        self._look(optimizer, scale)
+
+    def unscaling_began(self, optimizer: torch.optim.Optimizer, scale: torch.Tensor) -> None:
+        self._look(optimizer, scale, is_unscaled=True)
+
+    def _look(self, optimizer: torch.optim.Optimizer, scale: torch.Tensor | None, *, is_unscaled: bool = False) -> None:
+        """Each clip counts once, at the unscaling or the step that comes first."""
         if not self._clips:
             return
-        ids, step_site = set(map(id, parameters_of(optimizer))), self._sites.of_caller()
+        ids, here = set(map(id, parameters_of(optimizer))), self._sites.of_caller()
         for site, (limit, clipped) in self._clips.items():
             if not clipped.isdisjoint(ids):
-                self._count(site, step_site, limit, scale)
+                clipped -= ids
+                event = self._count(site, None if is_unscaled else here, limit, scale)
+                event.unscale_site = here if is_unscaled else None
 
     def at_end(self) -> None:
         for event in self._events.values():
@@ -62,7 +71,7 @@ class ScaledClipWatch:
     def _has_enough(self, site: str) -> bool:
         return any(event.num_updates >= MAX_UPDATES for (of, _), event in self._events.items() if of == site)
 
-    def _count(self, site: str, step_site: str | None, limit: float, scale: torch.Tensor | None) -> None:
+    def _count(self, site: str, step_site: str | None, limit: float, scale: torch.Tensor | None) -> ScaledClips:
         new = ScaledClips(step=self._loop.number, site=site, step_site=step_site, limit=limit)
         event = self._events.setdefault((site, step_site), new)
         event.num_updates += 1
@@ -81,6 +90,7 @@ class ScaledClipWatch:
             self._late.owe(step.late, [on_device(scale)], self._guard(judge))
         if event.num_updates in NOTED_AT:
             self._note(event)
+        return event
 
 
 def start(session: Session) -> None:

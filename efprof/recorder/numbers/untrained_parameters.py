@@ -37,6 +37,7 @@ MAX_SAMPLE = 4096
 NUM_UPDATES = 20
 """Of an optimizer in full steps, without a gradient in any: a head that some batches need has one by then."""
 MAX_NAMES = 5
+OF_NONE = ("not_optimized", "helper")
 
 Parameter = weakref.ref[torch.Tensor]
 
@@ -87,8 +88,8 @@ class _Watch:
         self.built.setdefault(optimizer, None)
         if self.samples:
             owned = [self.samples.pop(id(one), None) for one in parameters_of(optimizer)]
-            if any(owned) and any(one.why != "no_gradient" for one in self.event.untrained):  # it was built later
-                self._tell([one for one in self.event.untrained if one.why == "no_gradient"])
+            if any(owned) and any(one.why in OF_NONE for one in self.event.untrained):  # it was built later
+                self._tell([one for one in self.event.untrained if one.why not in OF_NONE])
         self._count_without(optimizer)
 
     def step_ended(self, step: OpenStep, _: object) -> None:
@@ -142,8 +143,11 @@ class _Watch:
             return  # as in a step that only others have gradients for
         self.without[optimizer] = num + 1, [*map(weakref.ref, left)]
         if left and num + 1 == NUM_UPDATES:
-            group = _group("no_gradient", left, optimizer, self.built.get(optimizer), _names())
-            self._tell([*self.event.untrained, group])
+            named, site = _names(), self.built.get(optimizer)
+            gone, unused = [one for one in left if id(one) not in named], [one for one in left if id(one) in named]
+            groups = (("replaced", gone), ("no_gradient", unused))
+            found = [_group(why, some, optimizer, site, named) for why, some in groups if some]
+            self._tell([*self.event.untrained, *found])
 
     def _tell(self, untrained: list[UntrainedParameters]) -> None:
         self.event.at_ns, self.event.step, self.event.untrained = time.time_ns(), self.loop.number, untrained

@@ -138,3 +138,21 @@ def test_the_recorded_norm_is_that_of_the_unscaled_gradients(
             scaler.update()
 
     assert [step.gradient_norm for step in record_here(tmp_path, follow).steps] == [3.0] * NUM_STEPS
+
+
+def test_a_clip_ahead_of_the_program_s_own_unscaling_is_told_with_that_line(tmp_path: Path) -> None:
+    def unscale_too_late() -> None:
+        model, optimizer = make_training()
+        scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+        for _ in range(NUM_STEPS):
+            optimizer.zero_grad()
+            inputs, targets = make_batch()
+            scaler.scale((model(inputs) - targets).square().mean()).backward()
+            by_norm(model.parameters(), scaler)
+            scaler.unscale_(optimizer)  # too late
+            scaler.step(optimizer)
+            scaler.update()
+
+    event = record_here(tmp_path, unscale_too_late).events(ScaledClips)[-1]
+    assert event.num_scaled == event.num_updates >= NUM_STEPS - 1
+    assert (event.unscale_site or "").split(":")[1] == str(line_of(Path(__file__), "too late"))

@@ -226,6 +226,19 @@ def test_a_model_in_evaluation_mode_that_is_not_frozen_is_told_with_its_bytes(tm
     assert (group.why, group.num_parameters, group.gradient_bytes) == ("helper", 2, 16)
 
 
+def a_layer_that_was_replaced() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 5))
+    optimizer = sgd(model)
+    model[1] = nn.Linear(8, 2)
+    update(mean_of(model), optimizer)
+
+
+def test_parameters_of_a_layer_that_was_replaced_are_told_apart(tmp_path: Path) -> None:
+    found = {one.why: one for one in told(tmp_path, a_layer_that_was_replaced)}
+    assert found.keys() == {"not_optimized", "replaced"}
+    assert (found["replaced"].num_parameters, found["replaced"].num_elements) == (2, 45)
+
+
 def test_parameters_of_an_optimizer_without_a_gradient_are_told(tmp_path: Path) -> None:
     (group,) = told(tmp_path, a_head_for_another_task)
     assert (group.why, group.num_parameters, group.num_elements) == ("no_gradient", 2, 45)
