@@ -99,16 +99,19 @@ def test_what_made_the_first_nan_is_found_again_without_a_seed_and_nothing_of_th
     assert item.finding.blame.line == line
     (edit,) = item.finding.fix.changes
     assert "row.norm(dim=1, keepdim=True).clamp_min(1e-06)" in edit.new
-    again = hunt_in(recorded.folder, max_minutes=10)
-    assert (again.origin, again.num_equal) == (hunt.origin, hunt.num_equal)
 
 
+@pytest.mark.long
 def test_a_command_that_resumes_finds_its_place_by_the_losses(recorded: Recorded) -> None:
+    first = hunt_in(recorded.folder, max_minutes=10)
+    again = hunt_in(recorded.folder, max_minutes=10)
+    assert (again.origin, again.num_equal) == (first.origin, first.num_equal)
     hunt = hunt_in(recorded.folder, (sys.executable, "train.py", "--resume"), max_minutes=10)
     assert hunt.verdict == "born"
     assert read_hunt(recorded.folder) == hunt
 
 
+@pytest.mark.long
 def test_another_course_of_the_training_is_told_with_the_step_that_differs(recorded: Recorded, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(recorded.folder, copy)
@@ -148,6 +151,10 @@ def test_what_cannot_be_hunted_is_one_sentence(recorded: Recorded, tmp_path: Pat
         with pytest.raises(EfprofError, match=why) as caught:
             hunt_in(folder, max_minutes=30)
         assert str(caught.value).count("\n") == 0
+
+
+@pytest.mark.long
+def test_a_command_that_fails_or_takes_too_long_is_one_sentence(recorded: Recorded) -> None:
     with pytest.raises(EfprofError, match=r"it said 'OSError: the disk is gone'"):
         hunt_in(recorded.folder, (sys.executable, "train.py", "--fail"), max_minutes=10)
     with pytest.raises(EfprofError, match="was not reached in time"):
