@@ -62,11 +62,11 @@ class Hunted:
         """The parameter whose gradient's norm left its usual measure first, and how many times that it had reached."""
         found = []
         for name, norms in self.hunt.norms.items():
-            values = [float(one) for one in norms]
+            values = [one if math.isfinite(one) else 0.0 for one in map(float, norms)]
             usual = statistics.median(values)
-            beyond = [at for at, one in enumerate(values) if usual and math.isfinite(one) and one > EXPLOSION * usual]
+            beyond = [at for at, one in enumerate(values) if usual and one > EXPLOSION * usual]
             if beyond:
-                found.append((beyond[0], -values[beyond[0]] / usual, name))
+                found.append((beyond[0], -max(values) / usual, name))
         return (min(found)[2], -min(found)[1]) if found else None
 
     @property
@@ -164,10 +164,11 @@ def _norms_of(hunted: Hunted) -> Iterator[Table]:
     for name, norms in hunted.hunt.norms.items():
         values = [one for one in map(float, norms) if math.isfinite(one)]
         if len(values) >= MIN_PASSES and (usual := statistics.median(values)):
-            rows.append((name, _short(usual), *map(_short, values[-LAST_PASSES:]), max(values[-LAST_PASSES:]) / usual))
+            times = f"{float(f'{max(values) / usual:.2g}'):,.6g}"
+            rows.append((name, _short(usual), *map(_short, values[-LAST_PASSES:]), times))
     columns = {"gradient of": "", "usual norm": "", **{f"{LAST_PASSES - at} before": "" for at in range(LAST_PASSES)}}
-    most = sorted(rows, key=lambda row: -float(row[-1]))[:MAX_LINES]
-    yield Table.of("Norms of the gradients in the passes before", columns | {"times": "ratio"}, most)
+    most = sorted(rows, key=lambda row: -float(str(row[-1]).replace(",", "")))[:MAX_LINES]
+    yield Table.of("Norms of the gradients in the passes before", columns | {"times the usual": ""}, most)
 
 
 def _place(run: Run, site: str | None, library: str) -> str:
