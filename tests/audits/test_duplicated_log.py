@@ -40,6 +40,7 @@ def run_of(folder: Path, *, doubled: int, records: int = 100, added: tuple[str, 
     return write_run(folder / "run", steps=make_steps(40), events=[event], sources={"train.py": TRAIN})
 
 
+@pytest.mark.long
 def test_in_a_recorded_program_it_blames_the_line_that_adds_the_handler_again(tmp_path: Path) -> None:
     recorded = record_script(tmp_path / "home", SCRIPT)
     (finding,) = duplicated_log(open_run(recorded.folder)).findings

@@ -82,6 +82,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return record_command(folder / "home", [sys.executable, "train.py"])
 
 
+@pytest.mark.long
 def test_what_made_the_first_nan_is_found_again_without_a_seed_and_nothing_of_the_users_is_changed(
     recorded: Recorded,
 ) -> None:

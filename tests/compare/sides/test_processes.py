@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from efprof import processes
 from efprof.processes import descendants_of, last_line, own_path, started
 from tests.support.waiting import MAX_WAIT_S, wait_until
 
@@ -40,7 +41,10 @@ def test_all_of_it_is_paused_goes_on_and_ends_whatever_session_it_is_in(tmp_path
     assert not [pid for pid in pids if state_of(pid) not in ("", "Z")]
 
 
-def test_one_that_ignores_a_polite_word_is_killed_and_what_it_said_last_is_known(tmp_path: Path) -> None:
+def test_one_that_ignores_a_polite_word_is_killed_and_what_it_said_last_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "SECONDS_TO_END", 0.5)  # the fewer, the sooner it is killed
     text = "import signal, time; signal.signal(15, signal.SIG_IGN); print('efprof: no'); print('here', flush=True)\n"
     words = [sys.executable, "-c", text + "time.sleep(100_000)"]
     log = tmp_path / "log"

@@ -7,6 +7,8 @@ import struct
 import time
 from pathlib import Path
 
+import pytest
+
 from efprof.artifacts.run_file import read_run_file
 from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.commands.report import analyse
@@ -50,6 +52,7 @@ def wait_until_finished(place: Path, num_steps: int) -> None:
     wait_until(lambda: num_finished(place) >= num_steps)
 
 
+@pytest.mark.long
 def test_kills_at_random_instants_lose_one_step_each_at_most(begin: Begin, tmp_path: Path) -> None:
     dice = random.Random(0)
     counts = []

@@ -94,6 +94,7 @@ def test_the_script_is_named_as_it_lies_in_the_working_folder(healthy: Recorded)
     assert {step.backward_site for step in healthy.steps} == {"train.py:21:train"}
 
 
+@pytest.mark.long
 def test_the_recorder_itself_lets_no_memory_grow(tmp_path: Path) -> None:
     """Not by 8 bytes a step, a pointer in a list, once the last window is over."""
     text = training(epochs=8).replace("losses.append(loss.item())", "loss.item()")
