@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -174,11 +173,6 @@ def _judged(seen: HuntSeen, hit: Hit, run: Run, *, seconds: float) -> Hunt:
         verdict, why = "no origin", "no operation that was traced made the first of them"
     else:
         verdict = "born"
-    before = 0
-    if seen.origin is not None:
-        num_passes = [one.micro_batches for one in hit.ranks.get(seen.rank, ())]
-        at = sum(seen.origin.pass_number >= num for num in accumulate(num_passes))
-        before = max(0, len(num_passes) - 1 - at)
     return Hunt(
         verdict=verdict,
         why=why,
@@ -188,7 +182,6 @@ def _judged(seen: HuntSeen, hit: Hit, run: Run, *, seconds: float) -> Hunt:
         rank=seen.rank,
         symptom=seen.symptom,
         origin=seen.origin if verdict == "born" else None,
-        num_steps_before=before,
         chain=seen.chain if verdict == "born" else [],
         norms=seen.norms,
         grown=seen.grown,

@@ -161,8 +161,6 @@ class Hunt(msgspec.Struct, kw_only=True, omit_defaults=True):
     rank: int = 0
     symptom: Symptom = "loss"
     origin: Origin | None = None
-    num_steps_before: int = 0
-    """How many steps before the hit the origin is."""
     chain: list[Hop] = []
     norms: dict[str, list[float | str]] = {}
     """Of each parameter's gradient, after the passes before the hit."""

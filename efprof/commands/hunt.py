@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from efprof.commands import COMMAND, ending_in_order, print_json, show_status
+from efprof.commands import ending_in_order, print_json, show_status
 from efprof.model import HIDDEN, EfprofError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ MAX_MINUTES = 30.0
 @click.option("--anyway", is_flag=True, help="Also where the source code is not as it was recorded.")
 @click.option("--max-minutes", type=click.FloatRange(min=0, min_open=True), default=MAX_MINUTES, show_default=True)
 @click.option("--json", "is_json", is_flag=True, help="For programs.")
-@COMMAND
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def hunt(run: str, *, in_place: bool, anyway: bool, max_minutes: float, is_json: bool, command: tuple[str, ...]) -> int:
     """Find where the NaN or Inf of a recorded run was born.
 
@@ -75,7 +75,9 @@ def hunt_in(
     if changed:
         raise EfprofError(f"{changed[0]} is not as it was recorded: take it back, or hunt with --anyway.")
     needed = seconds_needed(hit) * (not command)
-    if not needed <= 60 * max_minutes:
+    if math.isnan(max_minutes):
+        raise EfprofError("--max-minutes: nan is no number of minutes.")
+    if needed > 60 * max_minutes:
         raise EfprofError(
             f"step {hit.step:,} came {hit.seconds:,.0f} s after the start: give --max-minutes "
             f"{math.ceil(needed / 60)}, or after two dashes a command that resumes from a checkpoint before it."
