@@ -39,7 +39,7 @@ def _finding(run: Run, clip: Clips) -> Finding:
     blame = sources.line(clip.site)
     step = sources.line(clip.step_site) if clip.step_site else None
     is_empty, text = clip.num_empty > clip.num_late, blame.text.partition("  #")[0]
-    what = "find no gradient" if is_empty else "clip gradients that the optimizer has used already"
+    what = "find no gradient to clip" if is_empty else "clip gradients that the optimizer has used already"
     first = "No backward pass has made any by then" if is_empty else f"The update at {step or 'the step'} came first"
     known = "each gradient was the same tensor, and as often written to, as when the optimizer stepped"
     return Finding(

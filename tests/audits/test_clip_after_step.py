@@ -61,5 +61,5 @@ def test_a_run_in_which_no_call_was_compared_is_not_judged(events: list[Gradient
 def test_a_clip_that_never_finds_a_gradient_is_to_move_down(tmp_path: Path) -> None:
     event = msgspec.structs.replace(clips(12, 0), num_empty=12)
     (finding,) = clip_after_step(run_of(tmp_path, event)).findings
-    assert finding.message == "All 12 calls seen at train.py:5 find no gradient."
+    assert finding.message == "All 12 calls seen at train.py:5 find no gradient to clip."
     assert finding.fix.summary.startswith("Move `clip_grad_norm_(model.parameters(), 1.0)` down, between `backward()`")
