@@ -38,7 +38,8 @@ class BoundaryMemory(msgspec.Struct, array_like=True, gc=False):
     """Memory at one boundary, `at_us` microseconds from the step's start.
 
     The CUDA allocator alone tells of active bytes (allocated, or freed and waited for by a stream), of inactive
-    bytes in split blocks, and how often it emptied its cache to try again.
+    bytes in split blocks, how often it emptied its cache to try again, and how much it had reserved at most since the
+    program reset that mark last.
     """
 
     boundary: str
@@ -48,6 +49,7 @@ class BoundaryMemory(msgspec.Struct, array_like=True, gc=False):
     active_bytes: int | None = None
     inactive_split_bytes: int | None = None
     num_retries: int | None = None
+    peak_reserved_bytes: int | None = None
 
 
 class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):

@@ -29,7 +29,8 @@ def fit(budget: int, max_batch: int | None, is_json: bool, command: tuple[str, .
     {batch}. It is run for some steps at a few small sizes; a line through their peaks tells which size would fit, and
     that one is run too. Each run is a process of its own: one that runs out of memory leaves nothing behind.
 
-    On a CPU the peak is that of tensors.
+    On a CUDA device the peak is what its allocator had reserved, on a CPU that of tensors. A size that fails for
+    another reason than memory ends the search, and those that ran are kept.
 
     Exit code: 0 where a size fits, 1 where none does.
     """
@@ -75,6 +76,8 @@ def render_result(found: "Fitted", budget: int) -> str:
     if found.model is not None:
         fixed, each = format_bytes(found.model.fixed_bytes), format_bytes(found.model.sample_bytes)
         lines.append(f"Memory: {fixed} and {each} per sample, near the budget.")
+    if found.failure is not None:
+        lines.append(found.failure)
     margin = ": a quarter is left for what a few steps do not show" if found.recommended < found.largest else ""
     lines.append(f"Train with {found.recommended:,}{margin}.")
     return "\n".join(lines)

@@ -8,8 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from efprof.artifacts.events import WindowClosed, events_of
-from efprof.artifacts.steps import read_steps
-from efprof.facts.device.device_memory import DeviceMemory
+from efprof.artifacts.steps import BoundaryMemory, read_steps
 from efprof.facts.gpu_estimate.gpu_estimate import GpuEstimate
 from efprof.facts.run.run import Run, open_run
 from efprof.model import EfprofError, NotRecorded, ThinEvidence, UnreadableInput
@@ -19,10 +18,10 @@ PLACE = "{batch}"
 """What stands for the batch size in the command."""
 
 WINDOW = "3:4"
-"""Steps whose every allocation is recorded: the first ones make the optimizer's state, and memory settles."""
+"""Steps whose every allocation is recorded, for a CPU: the first ones make the optimizer's state, and memory settles."""
 
 NUM_STEPS = 8
-"""After these the run is ended: a step more than what the windows need."""
+"""After these the run is ended: memory has settled, and the window is written."""
 
 MAX_SECONDS = 600.0
 """A run that has not come so far by then is ended, and said to be too slow."""
@@ -52,7 +51,7 @@ def measure_peak(command: Sequence[str], batch: int) -> int | None:
 
 def _run_some_steps(command: list[str], home: Path) -> str:
     """What it said last; it is ended once enough of it is recorded."""
-    options = ["--trace-steps", WINDOW, "--triggers", "none", "--no-holders", "--no-diff"]
+    options = ["--trace-steps", WINDOW, "--memory-steps", "none", "--triggers", "none", "--no-holders", "--no-diff"]
     recorder = [sys.executable, "-m", "efprof", "record", *options, "--", *command]
     environment = {**os.environ, "EFPROF_HOME": str(home), "PATH": own_path()}
     log, end = home / "output.txt", time.monotonic() + MAX_SECONDS
@@ -64,21 +63,27 @@ def _run_some_steps(command: list[str], home: Path) -> str:
 
 
 def _is_enough(rank: Path) -> bool:
-    """Whether the steps are done and each window that was opened is written."""
+    """True if the steps are done and, on a CPU, the window is written."""
     try:
         steps, _ = read_steps(rank)
     except (NotRecorded, UnreadableInput):
         return False
-    return len(steps) >= NUM_STEPS and bool(events_of(rank, WindowClosed))
+    is_known = bool(_device_readings(rank) or events_of(rank, WindowClosed))
+    return len(steps) >= NUM_STEPS and is_known
 
 
 def _peak_bytes(run: Run) -> int | None:
-    """The highest instant of the windows; None without one.
+    """Returns the most that a rank's device had reserved, by its allocator, or the most tensors took on a CPU at once.
 
-    On a CPU what the tensors took is played anew from the window's events: readings count all of the process.
+    Returns None if no step tells. A CPU's readings count all of the process, so its window's allocations are replayed.
     """
-    memory = run.find(DeviceMemory, UnreadableInput)
-    if memory is not None:
-        return max(device.replay.peak_reserved_recorded_bytes for device in memory.devices)
+    peaks = [here.peak_reserved_bytes or here.reserved_bytes for rank in run.rank_folders for here in _device_readings(rank)]
+    if peaks:
+        return max(peaks)
     estimate = run.find(GpuEstimate, UnreadableInput, ThinEvidence)
     return None if estimate is None else estimate.peak_allocated_bytes
+
+
+def _device_readings(rank: Path) -> list[BoundaryMemory]:
+    """Returns what the CUDA allocator told at the boundaries of all steps."""
+    return [here for step in read_steps(rank)[0] for here in step.memory if here.active_bytes is not None]

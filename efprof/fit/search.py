@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from efprof.model import frozen_dataclass
+from efprof.model import EfprofError, frozen_dataclass
 
 GROWTH, GROWTH_WHERE_FLAT = 4, 16
 """From one small size to the next; the second where memory has not risen since the one before."""
@@ -54,13 +54,15 @@ class MemoryModel:
 class Fitted:
     """All runs in order, the line near the budget, the largest batch that ran within it, and the one to take.
 
-    `model` is None where memory did not grow with the batch in these runs.
+    `model` is None where memory did not grow with the batch in these runs. `failure` says why a size larger than all
+    that ran did not train, if that is what ended the search.
     """
 
     runs: tuple[Measured, ...]
     model: MemoryModel | None
     largest: int
     recommended: int
+    failure: str | None = None
 
 
 def search(
@@ -68,12 +70,20 @@ def search(
 ) -> Fitted:
     """Measure small sizes, then what the line through two of them promises, until that runs within the budget.
 
-    `measure` runs a batch size and gives its peak in bytes, None where it ran out of memory.
+    `measure` runs a batch size and gives its peak in bytes, None where it ran out of memory. An EfprofError that it
+    raises for another reason ends the search; it is raised on if no size has run by then.
     """
     runs: list[Measured] = []
     batch: int | None = smallest
+    failure: str | None = None
     while batch is not None and len(runs) < MAX_RUNS:
-        runs.append(Measured(batch=batch, peak_bytes=measure(batch)))
+        try:
+            runs.append(Measured(batch=batch, peak_bytes=measure(batch)))
+        except EfprofError as error:
+            if not _largest(runs, budget_bytes):
+                raise
+            failure = f"Stopped at {batch:,}: {error}"
+            break
         batch = _next(runs, budget_bytes, largest_allowed)
     largest = _largest(runs, budget_bytes)
     return Fitted(
@@ -81,6 +91,7 @@ def search(
         model=line_through(runs, budget_bytes),
         largest=largest,
         recommended=max(min(1, largest), int((1 - MARGIN) * largest)),
+        failure=failure,
     )
 
 

@@ -50,3 +50,28 @@ def test_a_command_that_cannot_be_started_is_told_as_the_recorder_tells_it() -> 
 
 def test_memory_that_runs_out_is_no_error(tmp_path: Path) -> None:
     assert measure_peak(command_of(tmp_path, "import torch; torch.empty(1 << 50)"), 2) is None
+
+
+ON_A_DEVICE = """
+import sys
+import torch
+from tests.simulated_cuda.cuda import SimulatedCuda
+
+cuda = SimulatedCuda()
+with cuda.in_place():
+    model = torch.nn.Linear(1024, 1024, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(100):
+        optimizer.zero_grad()
+        model(torch.ones(int(sys.argv[1]), 1024, device="cuda")).mean().backward()
+        optimizer.step()
+        torch.cuda.empty_cache()
+"""
+
+
+def test_on_a_device_the_peak_is_what_its_allocator_had_reserved_also_within_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    peak = measure_peak(command_of(tmp_path, ON_A_DEVICE), 8192) or 0
+    assert 64 * MIB < peak < 128 * MIB  # the batch and what it gives are 32 MiB each, freed before a step ends

@@ -128,6 +128,7 @@ def _read_cuda(device: TrainingDevice) -> tuple[int, ...]:
         stats["active_bytes"]["all"]["current"],
         stats["inactive_split_bytes"]["all"]["current"],
         stats["num_alloc_retries"],
+        stats["reserved_bytes"]["all"]["peak"],
     )
 
 
