@@ -1,6 +1,5 @@
 """events.jsonl: what happened now and then, one tagged object per line."""
 
-import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ import msgspec
 
 from efprof.artifacts.files import read_lines
 from efprof.artifacts.hunts import StartState
+from efprof.artifacts.memory_messages import REQUEST
 from efprof.model import RecorderPart
 from efprof.units import parse_bytes
 
@@ -137,7 +137,7 @@ class OutOfMemory(Event, tag="out_of_memory"):
     is_for_tensor: bool = True
 
     def __post_init__(self) -> None:
-        request = _REQUEST.search(self.message)
+        request = REQUEST.search(self.message)
         if self.requested_bytes is None and request is not None:
             with suppress(ValueError):  # more than any memory
                 self.requested_bytes = parse_bytes(request[1].replace("bytes", "B"))
@@ -509,7 +509,6 @@ class TrainingSampled(Event, tag="training_sampled"):
     lines: list[SampledPlace]
 
 
-_REQUEST = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate|Requested +:) (\d+(?:\.\d*)? (?:[KMGTPE]iB|bytes))")
 """So say torch's allocators, the third is `cudaMallocAsync`'s, and NumPy's; CUDA's and NumPy's round to two digits."""
 
 

@@ -18,7 +18,7 @@ PLACE = "{batch}"
 """What stands for the batch size in the command."""
 
 WINDOW = "3:4"
-"""Steps whose every allocation is recorded, for a CPU: the first ones make the optimizer's state, and memory settles."""
+"""Steps whose allocations are recorded, for a CPU: the first ones make the optimizer's state, and memory settles."""
 
 NUM_STEPS = 8
 """After these the run is ended: memory has settled, and the window is written."""
@@ -77,7 +77,9 @@ def _peak_bytes(run: Run) -> int | None:
 
     Returns None if no step tells. A CPU's readings count all of the process, so its window's allocations are replayed.
     """
-    peaks = [here.peak_reserved_bytes or here.reserved_bytes for rank in run.rank_folders for here in _device_readings(rank)]
+    peaks = [
+        here.peak_reserved_bytes or here.reserved_bytes for rank in run.rank_folders for here in _device_readings(rank)
+    ]
     if peaks:
         return max(peaks)
     estimate = run.find(GpuEstimate, UnreadableInput, ThinEvidence)

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from efprof.artifacts.readings import DEVICE_USE_FILE, DeviceUse
 from efprof.artifacts.run_file import Device
 from efprof.artifacts.steps import BoundaryMemory, SiteCalls, StepRecord
 from efprof.audits.unused_headroom import unused_headroom
@@ -105,6 +107,13 @@ def test_a_device_in_use_by_itself_or_at_one_peak_or_by_others_is_silent(tmp_pat
     assert unused_headroom(run_of(tmp_path / "second", steps)).findings == ()
     busy = Device(index=0, name="NVIDIA A100", total_bytes=40 * GIB, free_bytes=20 * GIB)
     assert unused_headroom(run_of(tmp_path / "third", sixty(), devices=[busy])).findings == ()
+
+
+def test_what_libraries_take_of_the_device_after_the_first_step_is_not_free(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", sixty())
+    used = DeviceUse(step=40, device=0, used_bytes=15 * GIB, reserved_bytes=6 * GIB)
+    (run.rank_folder / DEVICE_USE_FILE).write_bytes(msgspec.json.encode(used) + b"\n")
+    assert "; 96 would fit" in only_finding(run).why, "with 9 GiB outside of the allocator instead of 1"
 
 
 def test_steps_and_samples_of_different_sizes_and_hidden_peaks_are_not_judged(tmp_path: Path) -> None:

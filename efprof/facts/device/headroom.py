@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from efprof.artifacts.events import LoaderBuilt
+from efprof.artifacts.readings import read_device_use
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.input.input_waits import loader_of
 from efprof.facts.run.run import Run
@@ -101,7 +102,10 @@ class Headroom:
 
 
 def device_capacity(run: Run) -> int | None:
-    """Free at the first step or reserved already, of what the program lets itself take of it; None without CUDA."""
+    """Returns what PyTorch can take of the device beside the most that anything else used; None without CUDA.
+
+    Read at the first step, and late: NCCL's buffers and most workspaces come after it.
+    """
     device = run.cuda_device
     if device is None:
         return None
@@ -109,7 +113,9 @@ def device_capacity(run: Run) -> int | None:
     if device.free_bytes is None:
         return allowed
     reserved = (here.reserved_bytes for time in run.get(StepTimes).every for here in time.record.memory)
-    return min(allowed, device.free_bytes + next(reserved, 0))
+    outside = [one.outside_bytes for one in read_device_use(run.rank_folder) if one.device == device.index]
+    free = min([device.free_bytes + next(reserved, 0), *(device.total_bytes - each for each in outside)])
+    return min(allowed, free)
 
 
 def smaller_micro_batch(run: Run) -> str:

@@ -158,6 +158,8 @@ def what_failed(failure: MemoryFailure) -> str:
     request = "" if failure.requested_bytes is None else f" for {format_bytes(failure.requested_bytes)}"
     stage = f"in the {failure.stage} stage of" if failure.stage and failure.stage != "other" else "in"
     used = "" if failure.in_use_bytes is None else f", with {format_bytes(failure.in_use_bytes)} in use"
+    if failure.library is not None:
+        return f"{failure.library} could not get memory {stage} step {failure.step:,}{used} by tensors."
     for_what = "" if failure.is_for_tensor else ", not for a tensor,"
     return f"A request{request}{for_what} failed {stage} step {failure.step:,}{used}."
 
@@ -230,6 +232,9 @@ def _peak_of(run: Run, failure: MemoryFailure) -> PeakComposition | None:
 
 def what_filled(run: Run, failure: MemoryFailure) -> str:
     """What was there before the window's step, and what most of the rest was for; empty where no window shows it."""
+    if failure.library is not None and failure.outside_bytes is not None:
+        cached, outside = format_bytes(failure.cached_bytes), format_bytes(failure.outside_bytes)
+        return f"PyTorch held {cached} more in its cache; {outside} were in use outside its allocator."
     peak = _peak_of(run, failure)
     if peak is None:
         return "No window shows what filled it."

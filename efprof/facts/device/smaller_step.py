@@ -14,6 +14,9 @@ from efprof.facts.run.user_settings import UserSettings
 from efprof.model import ConfigurationValue, Fix, Gain, NotRecorded, ThinEvidence, frozen_dataclass
 from efprof.units import format_bytes, with_capital
 
+MIN_CACHED = 0.05
+"""Of a device: PyTorch's cache is then the first to give something back, since that costs no computation."""
+
 FULL_STAGES = frozenset({"backward", "optimizer"})
 """From backward on, gradients are there whatever the batch."""
 
@@ -185,6 +188,9 @@ def _no_matter_of_batch(run: Run, missing: MissingMemory) -> str | None:
     # Most of memory at once: more than all that was in use; one of unknown size, which was more than what was free.
     asked_for = missing.requested_bytes or (limits.total_bytes - missing.in_use_bytes if limits is not None else 0)
     is_on_device = limits is not None and limits.is_device
+    failure = run.find(MemoryFailure)
+    if run.cuda_device is not None and failure is not None and failure.library is not None:
+        return _room_for_library(failure, run.cuda_device.total_bytes)
     if not missing.is_for_tensor and (is_on_device or asked_for > missing.in_use_bytes):
         return NO_TENSOR
     if limits is not None and 0 < limits.total_bytes < missing.requested_bytes:
@@ -202,6 +208,24 @@ def _no_matter_of_batch(run: Run, missing: MissingMemory) -> str | None:
         return (
             "Give the optimizer `foreach=False`, whose peak is lower by about the size of the parameters, or use one "
             "with less state. It failed in the optimizer's step, where the batch has no part."
+        )
+    return None
+
+
+def _room_for_library(failure: MemoryFailure, total_bytes: int) -> str | None:
+    """Returns None where tensors have most of the device: fewer samples then leave the library room."""
+    in_use = failure.in_use_bytes or 0
+    if (failure.outside_bytes or 0) > in_use + failure.cached_bytes:
+        return (
+            "Find what uses the device outside of PyTorch: `nvidia-smi` shows its processes. Each CUDA context and "
+            "each process group of NCCL has memory of its own."
+        )
+    if failure.cached_bytes >= MIN_CACHED * total_bytes:
+        share = (in_use + failure.cached_bytes / 2) / total_bytes
+        return (
+            f"Leave {failure.library} half of what the cache held: call "
+            f"`torch.cuda.set_per_process_memory_fraction({share:.2f})` before training. PyTorch then gives cached "
+            "memory back before it asks for more."
         )
     return None
 

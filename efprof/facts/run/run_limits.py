@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Self
 
 from efprof.artifacts.events import DeviceOutOfMemory, OutOfMemory, StepInterrupted, events_of
+from efprof.artifacts.memory_messages import library_in
+from efprof.artifacts.readings import read_device_use
 from efprof.artifacts.run_file import Device
 from efprof.facts.run.run import Run
 from efprof.model import ENDED_WELL, NotRecorded, Severity, frozen_dataclass, severity_by_time_left
@@ -137,7 +139,8 @@ class MemoryFailure:
     """Where and in which stage it happened. `in_use_bytes` were allocated when the recorder saw the error.
 
     `requested_bytes` is None where the error does not tell it; Python's own never does. `device_event` is what CUDA's
-    allocator itself told last, an empty one where it told nothing.
+    allocator itself told last, an empty one where it told nothing. A `library` asked the driver, and not PyTorch:
+    `cached_bytes` were then free in PyTorch's cache, `outside_bytes` used outside of its allocator, None if unknown.
     """
 
     rank_folder: Path
@@ -148,6 +151,9 @@ class MemoryFailure:
     in_use_bytes: int | None
     is_for_tensor: bool
     device_event: DeviceOutOfMemory
+    library: str | None = None
+    cached_bytes: int = 0
+    outside_bytes: int | None = None
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -166,6 +172,7 @@ class MemoryFailure:
         exact, requested = device_event.requested_bytes, event.requested_bytes
         if exact and requested and abs(exact - requested) < ROUNDED_SHARE * exact:
             requested = exact
+        used = [one for one in read_device_use(folder) if one.step >= event.step]
         return cls(
             rank_folder=folder,
             step=event.step,
@@ -175,4 +182,7 @@ class MemoryFailure:
             in_use_bytes=(broken[-1].allocated_bytes or None) if broken else None,
             is_for_tensor=event.is_for_tensor,
             device_event=device_event,
+            library=library_in(event.message),
+            cached_bytes=broken[-1].reserved_bytes - broken[-1].allocated_bytes if broken else 0,
+            outside_bytes=used[-1].outside_bytes if used else None,
         )

@@ -32,6 +32,12 @@ NAMED_PACKAGES = ("numpy", "transformers", "accelerate", "lightning", "pytorch_l
 SET_BY_PROGRAMS = ("CUDA_LAUNCH_BLOCKING", "NCCL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT")
 """Environment variables that a program may set itself, after it was started."""
 
+TF32_SETTINGS: dict[str, "Place"] = {
+    "cudnn TF32": "backends.cudnn.allow_tf32",
+    "matmul TF32": "backends.cuda.matmul.allow_tf32",
+}
+"""The same before torch 2.9, which warns of them from then on."""
+
 Place = str | Callable[[], Any]
 """Where in torch a setting stands, as a value or a function that gives it; or a function of ours."""
 
@@ -48,9 +54,8 @@ CUDA_SETTINGS: dict[str, Place] = {
     "cudnn enabled": "backends.cudnn.enabled",
     "cudnn benchmark": "backends.cudnn.benchmark",
     "cudnn deterministic": "backends.cudnn.deterministic",
-    "cudnn TF32": "backends.cudnn.allow_tf32",
-    "matmul TF32": "backends.cuda.matmul.allow_tf32",
     "matmul fp32 precision": "backends.cuda.matmul.fp32_precision",
+    "convolution fp32 precision": "backends.cudnn.conv.fp32_precision",
     "matmul reduced bf16 sums": "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
     "matmul reduced fp16 sums": "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
     "CUDA allocator": "cuda.memory.get_allocator_backend",
@@ -106,7 +111,9 @@ def _versions() -> dict[str, str]:
     built_for = {"cuda": torch.version.cuda, "rocm": torch.version.hip}
     versions |= {name: version for name, version in built_for.items() if version}
     if _has_cuda():
-        found = {"driver": driver_version(), "cudnn": torch.backends.cudnn.version()}  # type: ignore[no-untyped-call]
+        found = {"driver": driver_version()}
+        with suppress(RuntimeError):  # of a cuDNN that this torch was not built for
+            found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
         versions |= {name: str(version) for name, version in found.items() if version}
     loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in NAMED_PACKAGES}
     return versions | {name: version for name, version in loaded.items() if isinstance(version, str)}
@@ -132,10 +139,15 @@ def _settings(device: int | None) -> dict[str, str]:
 
 
 def cuda_settings(device: int | None = None) -> dict[str, Place]:
-    return CUDA_SETTINGS | {
-        "memory fraction": lambda: torch.cuda.memory.get_per_process_memory_fraction(device),
-        "CUDA allocator settings": _allocator_settings,
-    }
+    is_older = not hasattr(torch.backends.cuda.matmul, "fp32_precision")
+    return (
+        (TF32_SETTINGS if is_older else {})
+        | CUDA_SETTINGS
+        | {
+            "memory fraction": lambda: torch.cuda.memory.get_per_process_memory_fraction(device),
+            "CUDA allocator settings": _allocator_settings,
+        }
+    )
 
 
 def read_setting(place: Place) -> Any:
@@ -159,17 +171,19 @@ def _read_use(session: Session) -> None:
     loop, device, budget = session.loop, session.device, session.budget
     lines, due = session.lines(DEVICE_USE_FILE), 0
 
-    def read(*_: object) -> None:
-        nonlocal due
-        began, step, index = thread_time_ns(), loop.number, device.index
-        if index is None or step < due or not budget.affords(READING_NS):
-            return
-        due = max(FIRST_STEP, 2 * step)
-        stats = device.statistics()
+    def read() -> None:
+        index, stats = device.index, device.statistics()
         reserved = stats["reserved_bytes"]["all"]["current"] if stats else 0
-        if reserved:  # else there may be no context on it, which asking would create
+        if index is not None and reserved:  # else there may be no context on it, which asking would create
             free, total = torch.cuda.mem_get_info(index)
-            lines.write(DeviceUse(step=step, device=index, used_bytes=total - free, reserved_bytes=reserved))
+            lines.write(DeviceUse(step=loop.number, device=index, used_bytes=total - free, reserved_bytes=reserved))
+
+    def read_now_and_then(*_: object) -> None:
+        nonlocal due
+        if loop.number >= due and budget.affords(READING_NS):
+            began, due = thread_time_ns(), max(FIRST_STEP, 2 * loop.number)
+            read()
             budget.spend("device use", thread_time_ns() - began)
 
-    session.listen("device_use", step_ended=read)
+    session.listen("device_use", step_ended=read_now_and_then)
+    session.on_end("device_use", read)  # by then every library has what it needs, or has asked for too much

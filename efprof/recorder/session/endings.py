@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from efprof.artifacts.events import Event, OutOfMemory, StepInterrupted, TrainingRaised
+from efprof.artifacts.memory_messages import says_memory_ran_out
 from efprof.model import RecorderPart
 from efprof.recorder.hooks.loop_hooks import failed_stage
 from efprof.recorder.hooks.patching import Undo, call_before, replace
@@ -35,10 +36,6 @@ MAX_CAUSES = 100
 
 PARTS = ("certain", "possible", "apart", "none")
 """Of several errors, one raised from another, the first of these counts."""
-
-OUT_OF_MEMORY_MESSAGES = ("memory: you tried to allocate", "error: out of memory")
-"""Of torch's CPU allocator, which says "can't allocate" or, on Windows, "not enough"; and of CUDA or HIP itself, where
-it was no tensor of torch's that was asked for: an AcceleratorError, before torch 2.8 a plain RuntimeError."""
 
 RECORDER = f"{Path(__file__).parents[1]}{os.sep}"
 
@@ -200,4 +197,4 @@ def _causes(error: BaseException | None, *, with_context: bool = False) -> Itera
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in OUT_OF_MEMORY_MESSAGES)
+    return isinstance(error, RuntimeError) and says_memory_ran_out(str(error))

@@ -106,11 +106,13 @@ class ProfiledWindow:
                 record_shapes=not self.is_lean,
                 with_stack=not self.is_lean,
                 profile_memory=not self.is_lean,
-                with_modules=not self.is_lean,
                 experimental_config=config,
+                acc_events=True,  # else torch 2.11 warns that of several cycles the last is kept
             )
             self._opener = threading.current_thread()
             start_without_line(self._profiler.start)
+            own: Any = self._profiler.profiler
+            own.acc_events = False  # which would have every event made a Python object at the window's end
             self._operators = [] if self.is_lean else watch_operators()
         finally:
             self.is_starting = False

@@ -87,15 +87,30 @@ def test_a_wrong_setting_is_an_error_before_anything_is_written(tmp_path: Path) 
         record_command(tmp_path / "home", ["true"], working_folder=tmp_path)
 
 
+def test_a_cudnn_that_torch_was_not_built_for_is_left_out_of_the_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise RuntimeError("cuDNN version incompatibility")
+
+    monkeypatch.setattr(torch.backends.cudnn, "version", refuse)
+    with SimulatedCuda().in_place() as cuda:
+        cuda.initialize()
+        run = record_here(tmp_path, train).run
+    assert "cudnn" not in run.versions
+    assert run.devices
+
+
 def test_the_driver_tells_what_all_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SimulatedCuda().in_place():
         held = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 * GIB, 80 * GIB))
-        (reading,) = read_device_use(record_here(tmp_path, train).rank)
+        reading, at_end = read_device_use(record_here(tmp_path, train).rank)
         monkeypatch.undo()
         del held
     assert (reading.used_bytes, reading.reserved_bytes) == (10 * GIB, 64 * MIB)
     assert reading.outside_bytes == 10 * GIB - 64 * MIB
+    assert (at_end.step, at_end.used_bytes) == (2, 10 * GIB)
 
 
 def test_a_device_without_memory_of_pytorch_s_is_not_asked(tmp_path: Path) -> None:

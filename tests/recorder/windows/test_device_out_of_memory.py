@@ -242,10 +242,46 @@ def test_an_error_of_cuda_itself_counts_though_the_allocator_was_not_asked(kind:
     recording = recorded(f'raise {kind}("CUDA error: out of memory\\nSearch for it")  # request', **NO_WINDOW)
     finding = finding_of(recording)
     assert str(finding.blame) == line("request")
-    assert finding.message.startswith("A request failed in ")
+    assert finding.message.startswith("CUDA could not get memory in ")
     assert dumps_of(recording) == ["the program ended for want of memory"]
     (table,) = [one for one in finding.evidence if isinstance(one, Table)]
     assert table.rows[0][:3] == (24 * MIB, 1, 24 * MIB)
+
+
+NCCL = """torch.distributed.DistBackendError("NCCL error in: NCCLUtils.cpp:77\\nCuda failure 2 'out of memory'")"""
+
+
+@pytest.mark.parametrize(
+    ("library", "error"),
+    [
+        ("NCCL", NCCL),
+        ("cuBLAS", 'RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")'),
+        ("cuDNN", 'RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")'),
+        ("cuDNN", 'RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED")'),
+        ("cuSOLVER", 'RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`")'),
+        ("Triton", 'RuntimeError("Triton Error [CUDA]: out of memory")'),
+    ],
+)
+def test_a_library_that_gets_no_memory_is_named_with_what_the_cache_held(
+    library: str, error: str, cuda: SimulatedCuda
+) -> None:
+    recording = recorded(f"del activation\n        raise {error}  # request", **NO_WINDOW)
+    finding = finding_of(recording)
+    assert str(finding.blame) == line("request")
+    assert finding.message.startswith(f"{library} could not get memory in ")
+    assert "8.00 MiB in use by tensors" in finding.message
+    assert finding.why == "PyTorch held 62.0 MiB more in its cache; 0 B were in use outside its allocator."
+    assert "`torch.cuda.set_per_process_memory_fraction(0.30)`" in finding.fix.summary
+    assert dumps_of(recording) == ["the program ended for want of memory"]
+
+
+def test_where_most_of_the_device_is_outside_of_pytorch_a_library_that_gets_no_memory_says_so(
+    cuda: SimulatedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (MIB, 128 * MIB))
+    finding = finding_of(recorded(f"torch.cuda.empty_cache()\n        raise {NCCL}  # request", **NO_WINDOW))
+    assert "81.0 MiB were in use outside its allocator" in finding.why
+    assert "Find what uses the device outside of PyTorch" in finding.fix.summary
 
 
 def test_a_request_that_the_allocator_rejects_beforehand_is_counted_and_told(cuda: SimulatedCuda) -> None:
