@@ -109,6 +109,13 @@ class BadParameter(msgspec.Struct, kw_only=True):
     has_finite_state: bool = False
 
 
+class NumbersUnread(Event, tag="numbers_unread"):
+    """The `losses` or `gradients` are tensors of this `type`, whose values the recorder does not read."""
+
+    what: str
+    type: str
+
+
 class NonFiniteSeen(Event, tag="nonfinite_seen"):
     """A loss or gradient was NaN or Inf; `site` is the line that called backward or the optimizer.
 

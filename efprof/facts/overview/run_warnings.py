@@ -9,6 +9,7 @@ from efprof.artifacts.events import (
     CollectorStopped,
     DeviceOutOfMemory,
     Event,
+    NumbersUnread,
     OtherThreadTrained,
     RecordingEnded,
     StepsWithoutOptimizer,
@@ -50,6 +51,11 @@ WITHOUT_OPTIMIZER = (
     "update, and the update itself counts as 'other'; mark steps by efprof.step() and efprof.stage('optimizer')."
 )
 
+UNREAD = (
+    "The {what} of this run are of type {type}: their values would take a collective of all ranks, or have no norm, so "
+    "they are not read, and are not checked for NaN."
+)
+
 OTHER_THREAD = (
     "Another thread of this process updated parameters too, while the recorded one trained: its steps are not "
     "in this report, and took part of the machine's time; train by one thread in each process to see them apart."
@@ -81,6 +87,7 @@ def warnings_of(run: Run) -> tuple[str, ...]:
         *_about_windows_left_out(run, events),
         *[PROFILED][: any(stall.call == "torch.profiler" for record in run.steps for stall in record.stalls)],
         *(WITHOUT_OPTIMIZER for event in events if isinstance(event, StepsWithoutOptimizer)),
+        *(UNREAD.format(what=one.what, type=one.type) for one in events if isinstance(one, NumbersUnread)),
         *[OTHER_THREAD][: any(isinstance(event, OtherThreadTrained) for event in events)],
         *([SURVIVED.format(num=failed[-1])] if failed and catches_out_of_memory(run) else ()),
         *_about_torn_lines("steps.jsonl", run.read_steps[1]),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from efprof.artifacts.steps import StepRecord
+from efprof.recorder.session.foreign import is_of_torch, is_tensor
 from efprof.recorder.session.shell import Guard
 from efprof.recorder.session.writing import KeptFile
 
@@ -38,7 +39,7 @@ class TrainingDevice:
     def see(self, losses: object) -> bool:
         """A step's first backward pass is called on these: whether the first one is on another device than thought."""
         loss, before = losses[0] if isinstance(losses, list | tuple) and losses else losses, self.index
-        if type(loss) is torch.Tensor and loss.is_cuda and not self._has_loss:
+        if is_tensor(loss) and is_of_torch(loss) and loss.is_cuda and not self._has_loss:
             self.index, self._has_loss = loss.device.index, True
         return self.index != before
 

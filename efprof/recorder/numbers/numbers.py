@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
+from efprof.artifacts.events import NonFiniteSeen, NumbersUnread, SuspectOperation
 from efprof.artifacts.steps import StepRecord, spelled
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.numbers.autograd_graph import find_bad_parameter, find_suspects
@@ -27,6 +27,7 @@ from efprof.recorder.numbers.step_numbers import (
     is_plain,
     is_read_late,
     is_set,
+    is_whole,
     learning_rate_of,
     outside_modes,
     parameters_of,
@@ -34,8 +35,9 @@ from efprof.recorder.numbers.step_numbers import (
     root_of_squares,
     weighted_losses,
 )
+from efprof.recorder.session.foreign import is_tensor
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.shell import Guard
+from efprof.recorder.session.shell import Guard, Note
 from efprof.recorder.session.sites import Sites
 
 MAX_BAD_READS = 8
@@ -54,6 +56,8 @@ class Numbers:
     _late: LateValues
     _tell: Callable[[NonFiniteSeen], None]
     _guard: Guard
+    _note: Note
+    _unread: set[str] = field(default_factory=set)
     _has_searched: bool = False
     _clipped: list[tuple[torch.Tensor, set[int]]] = field(default_factory=list)
     """Norms from before clipping, each with the `id`s of its gradients, since the last backward pass began."""
@@ -68,6 +72,8 @@ class Numbers:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
         self._clipped.clear()  # what is clipped next may be the same gradients, to which others were added
         opened = step.numbers
+        if is_tensor(tensors) and not is_whole(tensors):
+            self._note_unread(step.number, "losses", tensors)
         for value in self.losses(step.number, tensors, gradients, step.sequence, step.backward_site):
             if isinstance(value, OnDevice):
                 opened.device_losses += (value,)
@@ -154,6 +160,8 @@ class Numbers:
         dense = [gradient for gradient in gradients if is_plain(gradient)]
         opened.gradient_bytes += sum(gradient.nbytes for gradient in dense)
         if not dense:
+            for gradient in gradients[:1]:
+                self._note_unread(step.number, "gradients", gradient)
             return
         ids = set(map(id, gradients))
         clip_norm = next((norm for norm, of in reversed(self._clipped) if of == ids), None)
@@ -221,6 +229,11 @@ class Numbers:
         if not (self._has_searched or self._is_finding_scale()):
             self.note_bad(step.number, norm, step.backward_site, "gradient", ())  # backward has freed the graph
 
+    def _note_unread(self, number: int, what: str, value: torch.Tensor) -> None:
+        if what not in self._unread:
+            self._unread.add(what)
+            self._note(NumbersUnread(step=number, what=what, type=type(value).__name__))
+
     def note_bad(
         self,
         number: int,
@@ -247,7 +260,7 @@ def start(session: Session) -> None:
         session.window_requests.ask("non-finite")
         session.note(event)
 
-    numbers = Numbers(loop.scaled_losses, session.sites, late, tell, guard)
+    numbers = Numbers(loop.scaled_losses, session.sites, late, tell, guard, session.note)
     session.attach("numbers", numbers)
     light.read_losses = guard(numbers.losses)
     light.scaled = loop.scaled_losses

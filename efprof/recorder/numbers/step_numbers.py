@@ -119,14 +119,19 @@ def fill_norm(record: StepRecord, numbers: StepNumbers, norm: float | None) -> N
 
 
 def weighted_losses(tensors: object, gradients: object) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """Of what `torch.autograd.backward` is called with: the losses of one number, each with what multiplies it."""
+    """Of what `torch.autograd.backward` is called with: the losses of one number, each with what multiplies it.
+
+    One whose parts lie on several ranks is left out: its value takes a collective.
+    """
     losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
     given = gradients if isinstance(gradients, list | tuple) else (gradients,)
     if gradients is None:
         given = (None,) * len(losses)
     pairs = zip(losses, given, strict=False)  # torch complains where there are more of one
     return [
-        (loss, gradient) for loss, gradient in pairs if _is_number(loss) and (gradient is None or _is_number(gradient))
+        (loss, None if gradient is None else local_part(gradient))
+        for loss, gradient in pairs
+        if _is_number(loss) and (gradient is None or _is_number(gradient))
     ]
 
 
@@ -137,7 +142,24 @@ def _is_number(value: object) -> TypeGuard[torch.Tensor]:
         and not isinstance(value, FakeTensor)  # it has no value
         and value.numel() == 1
         and not value.is_complex()
+        and is_whole(value)
     )
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    """True if every rank has all of it; a DTensor may have its parts on several."""
+    placements = _placements_of(tensor)
+    return all(one.is_replicate() for one in placements) and type(local_part(tensor)).__name__ != WAITING
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns what this rank has of a DTensor, without an operation of autograd; other tensors as they are."""
+    is_distributed = bool(_placements_of(tensor))
+    return tensor._local_tensor if is_distributed else tensor  # type: ignore[attr-defined]
+
+
+def _placements_of(tensor: torch.Tensor) -> Sequence[Any]:
+    return getattr(tensor, "placements", ()) if is_of_torch(tensor) else ()
 
 
 def is_a_mode_on() -> bool:
@@ -200,6 +222,9 @@ def root_of_squares(values: Iterable[float]) -> float:
     return math.sqrt(sum(value * value for value in values))
 
 
+WAITING = "AsyncCollectiveTensor"
+"""A local part whose collective is under way: to read it is to wait for the other ranks."""
+
 MAX_RECENT = 1000
 """Scaled losses of one update whose place in autograd's graph is known."""
 
@@ -242,14 +267,15 @@ class ScaledLosses:
             if scaled() is None:
                 del self.by_id[key]
 
-    def unscaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """The same where it was not scaled; what was made of a scaled one since, such as a mean, is divided."""
-        known = self.by_id.get(id(loss))
-        if known is not None and known[0]() is loss:
-            return known[1]
+    def unscaled(self, given: torch.Tensor) -> torch.Tensor:
+        """Its local part as it was before it was scaled; what was made of a scaled one, such as a mean, is divided."""
+        known = self.by_id.get(id(given))
+        if known is not None and known[0]() is given:
+            return local_part(known[1])
+        loss = local_part(given)
         if self.is_used_up or not self._recent or self._scale is None or self._scale.device != loss.device:
             return loss
-        return loss if set(self._recent).isdisjoint(self._made_of(loss)) else loss.detach() / self._scale
+        return loss if set(self._recent).isdisjoint(self._made_of(given)) else loss.detach() / self._scale
 
     def _made_of(self, loss: torch.Tensor) -> Iterator[int]:
         """The last operations that it was made by, none from before the first of the scaled losses."""

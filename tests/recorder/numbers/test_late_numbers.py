@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 
-from efprof.artifacts.events import NonFiniteSeen, WindowOpened
+from efprof.artifacts.events import NonFiniteSeen, NumbersUnread, WindowOpened
 from efprof.artifacts.steps import read_steps
+from efprof.facts.overview.run_warnings import warnings_of
+from efprof.facts.run.run import open_run
 from efprof.recorder.session import session as session_module
 from tests.recorder.recording import HARDLY_ANY_IN_FULL, record_here
 from tests.recorder.training import error_of, make_loader, make_model, make_training, train_step
@@ -122,3 +126,33 @@ def test_a_loss_that_a_device_tells_late_opens_a_window(cuda: SimulatedCuda, tmp
     seen = [(event.step, event.what, event.value) for event in recorded.events(NonFiniteSeen)]
     assert seen == [(60, "loss", "nan")]
     assert [event.why for event in recorded.events(WindowOpened)] == ["a loss or gradient was not finite"]
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield DeviceMesh("cpu", (0,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_loss_that_every_rank_has_whole_is_read_and_one_in_parts_is_told_of(
+    device: str, tmp_path: Path, mesh: DeviceMesh, cuda: SimulatedCuda
+) -> None:
+    def train(placement: Placement) -> None:
+        weight = torch.ones(4, device=device, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.25)
+        for _ in range(3):
+            optimizer.zero_grad()
+            DTensor.from_local(weight.sum(), mesh, [placement], run_check=False).backward()
+            optimizer.step()
+
+    whole = record_here(tmp_path / "whole", lambda: train(Replicate()))
+    assert [step.loss for step in whole.steps] == [4.0, 3.0, 2.0]
+    assert [step.gradient_norm for step in whole.steps] == [2.0] * 3
+    assert whole.events(NumbersUnread) == []
+    in_parts = record_here(tmp_path / "parts", lambda: train(Partial()))
+    assert [step.loss for step in in_parts.steps] == [None] * 3
+    assert [step.gradient_norm for step in in_parts.steps] == [2.0] * 3, "what is late goes on"
+    assert [event.what for event in in_parts.events(NumbersUnread)] == ["losses"]
+    assert any("losses of this run are of type DTensor" in told for told in warnings_of(open_run(in_parts.folder)))
