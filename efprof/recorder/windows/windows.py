@@ -45,6 +45,10 @@ MAX_COUNT_NS = 300_000_000
 """Steps in a window that take so many times the CPU time that was reckoned, and so much more, hold something else; so
 does one that is counted, by what steps took before it."""
 
+COMMON_STEPS = 16
+"""In a distributed run a window that nobody scheduled begins at a multiple of these. Where one rank sees a slow step or
+a NaN the others mostly see it too: so they write together, and none waits at a collective for another's file."""
+
 SEVERAL_THREADS = "several threads make the steps, and a window sees one alone"
 PROFILES = "the program began to profile itself, so a window ended early"
 EXCHANGES = "the program exchanged tensors that a window referred to, so that ended early"
@@ -300,6 +304,8 @@ class Windows:
 
     def _plan_triggered(self, number: int) -> None:
         """At this step, where it may be; otherwise the request waits."""
+        if number % COMMON_STEPS and _num_ranks() > 1:
+            return
         scheduled = [(start, planned.end) for start, planned in self._planned.items()]
         why = None if self._is_program_profiling() else self._requests.take(number, [*scheduled, *self._memory_steps()])
         if why is not None:
@@ -400,6 +406,11 @@ class Windows:
         if is_reckoned:
             self._events.learn(window.num_events, cost_ns, is_lean=window.is_lean)
         self._requests.spend(cost_ns)
+
+
+def _num_ranks() -> int:
+    has_ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if has_ranks else 1
 
 
 def start(session: Session) -> None:

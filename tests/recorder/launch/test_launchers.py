@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
+from efprof.artifacts.events import RecordingEnded, TrainingRaised, WindowClosed, read_events
 from efprof.artifacts.run_file import read_run_file, read_sources
 from efprof.artifacts.runs import list_attempts
 from efprof.artifacts.steps import read_steps
@@ -172,3 +172,31 @@ def test_a_request_for_a_window_reaches_what_trains_and_nothing_else(home: Path,
     assert read_run_file(folder).ended == "killed"
     ends = [event for event in read_events(folder / "rank0")[0] if isinstance(event, RecordingEnded)]
     assert [end.signal for end in ends] == ["SIGTERM"]
+
+
+TOGETHER = """
+import torch
+
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(60):
+    is_bad = step == 40 and torch.distributed.get_rank() == 1
+    model(torch.full((2, 4), float("nan") if is_bad else 1.0)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.long
+def test_ranks_write_full_windows_after_the_same_steps_so_none_waits_long_for_another(home: Path) -> None:
+    """A rank that writes while the others wait at a collective would meet the timeout of NCCL."""
+    (home.parent / "train.py").write_text(TOGETHER)
+    command = ("torchrun", "--nproc-per-node", "2", str(home.parent / "train.py"))
+    recorded = record_command(home, command, options=("--triggers", "non-finite"), environment=OWN_STORE)
+    written = [
+        {(event.window, event.step) for event in read_events(rank)[0] if isinstance(event, WindowClosed)}
+        for rank in sorted(recorded.folder.glob("rank*"))
+    ]
+    full = [{step for window, step in of_rank if window.startswith("trace")} for of_rank in written]
+    assert full[0] == full[1]
+    assert {6, 49} <= full[0], "the first of the schedule, and that of a NaN, which one rank sees a step later"

@@ -24,6 +24,7 @@ from efprof.recorder.windows import profiled_window, step_events, windows
 from efprof.recorder.windows.step_events import COUNT_NS, MAX_EVENTS, StepEvents
 from tests.recorder.recording import Recorded, record_here, running_session
 from tests.recorder.training import make_loader, make_training, train_plainly, train_step
+from tests.simulated_cuda.cuda import SimulatedCuda
 from tests.support.builders import named
 from tests.support.waiting import MAX_WAIT_S
 
@@ -469,3 +470,16 @@ def test_the_account_holds_what_windows_took_beside_their_steps(tmp_path: Path) 
     recorded = record_scheduled(tmp_path, 60)
     (cost,) = recorded.events(RecordingCost)
     assert 0 < cost.seconds["windows"] < time.thread_time() - began
+
+
+def test_what_runs_on_a_device_counts_as_events_of_a_window() -> None:
+    events = StepEvents()
+    with SimulatedCuda().in_place() as cuda:
+        assert events.begin()
+        train_plainly(2)
+        events.end(1)
+        on_host = {is_lean: events.in_window(1, is_lean=is_lean, skips_fetch=False) for is_lean in (False, True)}
+        cuda.initialize()
+        on_device = {is_lean: events.in_window(1, is_lean=is_lean, skips_fetch=False) for is_lean in (False, True)}
+    assert on_device[True] == 3 * on_host[True] > 0, "of each operator its launch and its kernel"
+    assert on_device[False] > on_host[False]
