@@ -14,8 +14,8 @@ from efprof.facts.run.user_settings import UserSettings
 from efprof.model import ConfigurationValue, Fix, Gain, NotRecorded, ThinEvidence, frozen_dataclass
 from efprof.units import format_bytes, with_capital
 
-MIN_CACHED = 0.05
-"""Of a device: PyTorch's cache is then the first to give something back, since that costs no computation."""
+MIN_SPARE = 0.05
+"""Of a device, cached and needed by no step: it is the first to be given back, since that costs no computation."""
 
 FULL_STAGES = frozenset({"backward", "optimizer"})
 """From backward on, gradients are there whatever the batch."""
@@ -188,9 +188,6 @@ def _no_matter_of_batch(run: Run, missing: MissingMemory) -> str | None:
     # Most of memory at once: more than all that was in use; one of unknown size, which was more than what was free.
     asked_for = missing.requested_bytes or (limits.total_bytes - missing.in_use_bytes if limits is not None else 0)
     is_on_device = limits is not None and limits.is_device
-    failure = run.find(MemoryFailure)
-    if run.cuda_device is not None and failure is not None and failure.library is not None:
-        return _room_for_library(failure, run.cuda_device.total_bytes)
     if not missing.is_for_tensor and (is_on_device or asked_for > missing.in_use_bytes):
         return NO_TENSOR
     if limits is not None and 0 < limits.total_bytes < missing.requested_bytes:
@@ -204,6 +201,9 @@ def _no_matter_of_batch(run: Run, missing: MissingMemory) -> str | None:
             f"Memory grew by {format_bytes(growth.fit.trend.slope)} per step until it was full: find what keeps it, "
             "as the other findings tell. A smaller batch only puts off the end."
         )
+    failure = run.find(MemoryFailure)
+    if run.cuda_device is not None and failure is not None and failure.library is not None:
+        return _room_for_library(failure, missing, run.cuda_device.total_bytes)
     if missing.stage == "optimizer":
         return (
             "Give the optimizer `foreach=False`, whose peak is lower by about the size of the parameters, or use one "
@@ -212,20 +212,21 @@ def _no_matter_of_batch(run: Run, missing: MissingMemory) -> str | None:
     return None
 
 
-def _room_for_library(failure: MemoryFailure, total_bytes: int) -> str | None:
+def _room_for_library(failure: MemoryFailure, missing: MissingMemory, total_bytes: int) -> str | None:
     """Returns None where tensors have most of the device: fewer samples then leave the library room."""
-    in_use = failure.in_use_bytes or 0
-    if (failure.outside_bytes or 0) > in_use + failure.cached_bytes:
+    reserved = missing.in_use_bytes + failure.cached_bytes
+    needed = max(missing.in_use_bytes, (missing.kept_bytes or 0) + (missing.usual_bytes or 0))
+    spare = reserved - needed
+    if (failure.outside_bytes or 0) > reserved:
         return (
             "Find what uses the device outside of PyTorch: `nvidia-smi` shows its processes. Each CUDA context and "
             "each process group of NCCL has memory of its own."
         )
-    if failure.cached_bytes >= MIN_CACHED * total_bytes:
-        share = (in_use + failure.cached_bytes / 2) / total_bytes
+    if spare >= MIN_SPARE * total_bytes:
         return (
-            f"Leave {failure.library} half of what the cache held: call "
-            f"`torch.cuda.set_per_process_memory_fraction({share:.2f})` before training. PyTorch then gives cached "
-            "memory back before it asks for more."
+            f"Leave {failure.library} half of what the cache held beyond a step's peak: call "
+            f"`torch.cuda.set_per_process_memory_fraction({(needed + spare / 2) / total_bytes:.2f})` before training. "
+            "PyTorch then gives cached memory back before it asks for more."
         )
     return None
 
