@@ -10,15 +10,22 @@ import msgspec
 from efprof.artifacts.files import read_lines
 
 STEPS_FILE = "steps.jsonl"
+MAX_FRAMES = 5
+"""Of a library that are kept of a call: Lightning reads a metric four calls below what its settings turn off."""
 
 
-class SiteCalls(msgspec.Struct, kw_only=True):
-    """Calls at one line that copy values to Python, or make a step wait (`torch.cuda.empty_cache`); `us` in all."""
+class SiteCalls(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Calls at one line that copy values to Python, or make a step wait (`torch.cuda.empty_cache`); `us` in all.
+
+    Where the line calls a library that makes them, `library` has the library's frames, the innermost first:
+    `package/file.py:line:function`.
+    """
 
     site: str
     call: str
     count: int
     us: float
+    library: tuple[str, ...] = ()
 
 
 class StageSpan(msgspec.Struct, array_like=True, gc=False):

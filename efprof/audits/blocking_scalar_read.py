@@ -6,6 +6,7 @@ from efprof.facts.gain.ended_waits import MIN_SHARE_OF_STEPS, wait_finding, wort
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import file_of
 from efprof.facts.time.host_waits import HostWaits, WaitingLine
+from efprof.fixes.library_settings import library_call
 from efprof.fixes.scalar_read import read_less
 from efprof.model import Examination, Finding
 from efprof.units import format_count
@@ -21,7 +22,8 @@ def blocking_scalar_read(run: Run) -> Examination:
 
     ## What it finds
     `.item()`, `.tolist()`, `.cpu()`, `float(tensor)`, `if tensor:` in the training step, by line. Reads that torch's
-    own code makes are told and not blamed. On a CPU, where a read waits for nothing, all lines are one finding.
+    own code makes are told and not blamed; of another library's, its function is named. On a CPU, where a read waits
+    for nothing, all lines are one finding.
 
     ## Why it matters
     A read waits for all that the GPU has queued; meanwhile Python queues nothing, and the GPU idles afterwards.
@@ -51,14 +53,15 @@ def blocking_scalar_read(run: Run) -> Examination:
 
 def _finding(run: Run, lines: list[WaitingLine], cost: str) -> Finding:
     first, every = lines[0], math.ceil(run.get(HostWaits).share(lines) / AFTER_COST)
-    file = file_of(run, first.blame)
+    file, called = file_of(run, first.blame), library_call(first.library, " ".join(first.calls))
     return wait_finding(
         run,
         lines,
-        f"Tensor values are read in {'every step' if first.count >= 1 else 'half of the steps'}",
-        f"Tensor values are read {first.times}{cost}",
+        f"Tensor values are read in {'every step' if first.count >= 1 else 'half of the steps'}{called.at}",
+        f"Tensor values are read {first.times}{called.by}{cost}",
         "Python needs the number: on a GPU the host stops until all that was queued before is done.",
-        read_less(file, first.blame.line, calls=first.calls, reads_per_step=first.count, every=every),
+        called.fix or read_less(file, first.blame.line, calls=first.calls, reads_per_step=first.count, every=every),
         "It is harmless where the program must decide by the value before it can go on, and nothing else could be "
         "queued meanwhile.",
+        within=called.function,
     )

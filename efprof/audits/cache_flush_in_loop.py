@@ -5,6 +5,7 @@ from efprof.facts.device.device_memory import DeviceMemory
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import file_of, line_at
 from efprof.facts.steps.step_times import StepTimes, stall_lines, within_idle
+from efprof.fixes.library_settings import library_call
 from efprof.fixes.source_edit import delete_statement
 from efprof.model import CUDA_DEVICE, Examination, Finding, Fix, Gain, Narrative, NothingToLookAt, StallLine
 from efprof.units import format_bytes, format_count, format_ms, format_share, format_value
@@ -51,22 +52,20 @@ def cache_flush_in_loop(run: Run) -> Examination:
 def _finding(run: Run, line: StallLine) -> Finding:
     gain = Gain.of_step("the time inside the calls; what asking the driver again takes comes on top", line.step_ms)
     gain, step_ms = within_idle(run, gain), max(1e-9, run.get(StepTimes).median_ms())
-    flushed = what_flushes_give_back(run)
+    flushed, called = what_flushes_give_back(run), library_call(line.library, line.call)
+    edit = delete_statement(file_of(run, line.blame), line.blame.line, CALL)
     given_back = "" if flushed is None else f" In the recorded stretch it gave {format_bytes(flushed)} back each time."
     return Finding(
         blame=line.blame,
         category="time",
-        headline="The allocator's cache is emptied in the loop",
-        message=f"The cache is emptied {format_value(round(line.count_per_step, 1), 'count')} times per step, "
-        f"which takes {format_ms(line.step_ms)} of it ({format_share(line.step_ms / step_ms)}).",
+        headline=f"The allocator's cache is emptied in the loop{called.at}",
+        message=f"The cache is emptied {format_value(round(line.count_per_step, 1), 'count')} times per step"
+        f"{called.by}, which takes {format_ms(line.step_ms)} of it ({format_share(line.step_ms / step_ms)}).",
         why="The call waits for the device and gives back segments that the next step asks the driver for again."
         f"{given_back}",
-        fix=Fix.by(
-            delete_statement(file_of(run, line.blame), line.blame.line),
-            "safe",
-            ADVICE,
-        ),
+        fix=called.fix or Fix.by(edit, "safe", ADVICE),
         gain=gain,
+        within=called.function,
         evidence=(
             Narrative.of(
                 "Each call was timed where it is made. It is right where the memory is meant for another process "

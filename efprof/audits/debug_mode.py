@@ -1,10 +1,13 @@
 """Modes for debugging that are left on, and calls for debugging in each step."""
 
+from dataclasses import replace
+
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, file_of
 from efprof.facts.steps.long_steps import LongSteps
 from efprof.facts.steps.step_times import StepTimes, stall_lines, within_idle
 from efprof.facts.time.anomaly_detection import anomaly_ms
+from efprof.fixes.library_settings import library_call
 from efprof.fixes.source_edit import delete_statement
 from efprof.model import EnvironmentVariable, Examination, Finding, Fix, Gain, Severity, SourceLine, StallLine
 from efprof.model.severity import most_severe, severity_by_share
@@ -18,19 +21,14 @@ ANOMALY, COLLECT = "anomaly detection", "gc.collect"
 """The first one took 57 % and 69 % of two small networks' steps: where it was not measured, that stands for it."""
 CALLS = {
     ANOMALY: (
+        "set_detect_anomaly",
         "Anomaly detection is on",
         "It formats a stack for each operation and checks each gradient for NaN.",
     ),
-    "torch.profiler": (
-        "The program's own profiler is on",
-        "It records every operation of these steps.",
-    ),
-    COLLECT: (
-        "The garbage collector runs in each step",
-        "Each call looks through all Python objects.",
-    ),
+    "torch.profiler": ("profile", "The program's own profiler is on", "It records every operation of these steps."),
+    COLLECT: ("collect", "The garbage collector runs in each step", "Each call looks through all Python objects."),
 }
-"""The headline and the cause of each."""
+"""What may be deleted, the headline and the cause of each."""
 COLLECTIVES = "The host waits for each collective before it goes on."
 VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": "The host waits for each kernel before it launches the next one.",
@@ -79,11 +77,13 @@ def _left_on(run: Run, line: StallLine, step_ms: float) -> Finding:
     if cost_ms and line.call == ANOMALY:
         message, gain = f"At least {message}", Gain.none("what was seen of it is a part: the whole saves more")
         severity = most_severe("medium", severity_by_share(cost_ms / step_ms))
-    edit, code = delete_statement(file_of(run, line.blame), line.blame.line), line.blame.text
+    (name, headline, why), called, code = CALLS[line.call], library_call(line.library, line.call), line.blame.text
+    edit = delete_statement(file_of(run, line.blame), line.blame.line, name)
     told = f"Delete `{code}`" if edit else f"Take {line.call} out of `{code}`"
     told += "; dedent the block where nothing else is left" * code.startswith("with ")
-    fix = Fix.by(edit, "review", f"{told}; use it only while you look for a fault.")
-    return _finding(line.blame, CALLS[line.call], f"{message}, at {line.blame}.", fix, gain, severity)
+    fix = called.fix or Fix.by(edit, "review", f"{told}; use it only while you look for a fault.")
+    message, told_of = f"{message}{called.by}, at {line.blame}.", (f"{headline}{called.at}", why)
+    return replace(_finding(line.blame, told_of, message, fix, gain, severity), within=called.function)
 
 
 def _profiler_ms(run: Run) -> float:

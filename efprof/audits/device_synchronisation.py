@@ -4,6 +4,7 @@ from efprof.facts.gain.ended_waits import wait_finding, worth_an_edit
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import file_of
 from efprof.facts.time.host_waits import HostWaits, WaitingLine
+from efprof.fixes.library_settings import library_call
 from efprof.fixes.source_edit import delete_statement
 from efprof.model import CUDA_DEVICE, Examination, Finding, Fix, NothingToLookAt, NotRecorded
 from efprof.units import format_count, format_ms, in_brackets
@@ -34,7 +35,8 @@ def device_synchronisation(run: Run) -> Examination:
     ## What it finds
     In every step: operators whose result is as large as values on the device say (`nonzero`, indexing by a mask,
     `masked_select`, `repeat_interleave`, `unique`), copies of pageable memory, and `torch.cuda.synchronize()`. What
-    torch's own optimizers, gradient scaler, profiler, loader and allocator wait for is told and not blamed.
+    torch's own optimizers, gradient scaler, profiler, loader and allocator wait for is told and not blamed; of another
+    library's call, its function is named.
 
     ## Why it matters
     The host launches nothing while it waits; afterwards the device has nothing to do until the next launch.
@@ -61,13 +63,15 @@ def device_synchronisation(run: Run) -> Examination:
 def _finding(run: Run, line: WaitingLine) -> Finding:
     asked, waits = line.calls[0], run.get(HostWaits)
     file = file_of(run, line.blame)
-    edit = delete_statement(file, line.blame.line) if asked == "synchronize" else None
+    edit = delete_statement(file, line.blame.line, asked) if asked == "synchronize" else None
+    called = library_call(line.library, asked)
     return wait_finding(
         run,
         [line],
-        "The host waits for the device",
-        f"{ASKED.get(asked, f'`{asked}`')} makes the host wait {line.times}, {waits.cost(line)}.",
+        f"The host waits for the device{called.at}",
+        f"{ASKED.get(asked, f'`{asked}`')}{called.by} makes the host wait {line.times}, {waits.cost(line)}.",
         f"{WHY.get(asked, SIZE)}: the host stops until all that was queued before is done.",
-        Fix.by(edit, "review", INSTEAD.get(asked, IN_GENERAL)),
+        called.fix or Fix.by(edit, "review", INSTEAD.get(asked, IN_GENERAL)),
         "It is harmless where the device has enough to do meanwhile.",
+        within=called.function,
     )

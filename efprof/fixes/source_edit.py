@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterable, Mapping, Sequence
 
-from efprof.model import CodeEdit, SourceFile
+from efprof.model import CodeEdit, SourceFile, called_name
 
 ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.List, ast.Tuple, ast.Dict, ast.JoinedStr)
 """Expressions that a method call may follow without parentheses around them."""
@@ -36,14 +36,16 @@ def end_of(value: ast.expr) -> tuple[int, int]:
     return value.end_lineno or value.lineno, value.end_col_offset or 0
 
 
-def delete_statement(file: SourceFile, line: int) -> CodeEdit | None:
-    """The edit that takes out the call alone on this line; None where there is more on it, or nothing beside it."""
+def delete_statement(file: SourceFile, line: int, name: str) -> CodeEdit | None:
+    """The edit that takes out the call of this name alone on this line; None where it has another call, or more."""
     for parent in ast.walk(file.tree):
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(parent, name, None)
+        for part in ("body", "orelse", "finalbody"):
+            block = getattr(parent, part, None)
             block = block if isinstance(block, list) else []
             match [one for one in block if one.lineno == line]:
-                case [ast.Expr(value=ast.Call(), end_lineno=end, col_offset=indent)] if end == line:
+                case [ast.Expr(value=ast.Call() as call, end_lineno=end, col_offset=indent)] if (
+                    end == line and called_name(call) == name
+                ):
                     old = file.lines[line - 1]
                     new = "" if len(block) > 1 else f"{old[:indent]}pass"
                     return CodeEdit(file=file.name, line=line, old=old, new=new)

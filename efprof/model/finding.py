@@ -189,6 +189,7 @@ class Finding:
     """`headline` names the fault (a card's title), `message` what happens and how much, `why` what causes it.
 
     Each is a sentence or two of at most 25 words; the line is not in them, as it is told beside them.
+    `within` is the function of a library that does it, where the line only calls the library.
     `severity` is that of the harm alone: high where the run ended by it or its result is wrong. What it costs raises it
     (`model/severity.py`). Where the run is too short to tell a leak from a buffer, it `may_be_filling`.
     """
@@ -203,6 +204,7 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     severity: Severity = "low"
     may_be_filling: bool = False
+    within: str = ""
 
 
 @frozen_dataclass
@@ -237,4 +239,4 @@ class AuditResult:
 
     def key_of(self, finding: Finding) -> str:
         """The identity of a finding from one report of the same code to the next."""
-        return f"{self.audit_id}:{finding.blame.key}"
+        return ":".join(filter(None, [self.audit_id, finding.blame.key, finding.within]))

@@ -95,12 +95,16 @@ class StageDelta:
 
 @frozen_dataclass
 class StallLine:
-    """A line whose call of `call` makes steps wait: averages over the steps."""
+    """A line whose call of `call` makes steps wait: averages over the steps.
+
+    Where a library makes the call, `library` has its frames, the innermost first.
+    """
 
     blame: SourceLine
     call: str
     count_per_step: float
     step_ms: float
+    library: tuple[str, ...] = ()
 
 
 @frozen_dataclass

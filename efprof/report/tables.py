@@ -24,7 +24,10 @@ def stall_table(stalls: Sequence[StallLine]) -> Table:
     """Calls that made steps wait, averages over the steps."""
     columns = {"Call": "", "Line": "", "Calls per step": "count", "Time per step": "ms"}
     timed = [one for one in stalls if one.step_ms]
-    rows = ((f"`{one.call}`", f"`{one.blame}`", one.count_per_step, one.step_ms) for one in timed)
+    rows = (
+        (f"`{' in '.join([one.call, *one.library[:1]])}`", f"`{one.blame}`", one.count_per_step, one.step_ms)
+        for one in timed
+    )
     return Table.of("Calls that make a step wait", columns, rows)
 
 

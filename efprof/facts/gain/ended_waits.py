@@ -29,7 +29,14 @@ def worth_an_edit(run: Run, kind: Kind) -> list[WaitingLine]:
 
 
 def wait_finding(
-    run: Run, lines: Sequence[WaitingLine], headline: str, message: str, why: str, fix: Fix, *means: str
+    run: Run,
+    lines: Sequence[WaitingLine],
+    headline: str,
+    message: str,
+    why: str,
+    fix: Fix,
+    *means: str,
+    within: str = "",
 ) -> Finding:
     """At the first of the lines; `means` are paragraphs of what it means."""
     line, waits, times = lines[0], run.get(HostWaits), run.find(StepTimes)
@@ -49,6 +56,7 @@ def wait_finding(
         why=why,
         fix=fix,
         gain=gain,
+        within=within,
         evidence=(*found, waits.table(), Narrative.of(*filter(None, (why, *means, why_bound, how)))),
     )
 

@@ -138,6 +138,12 @@ def place_of(site: str) -> str:
     return f"{file}:{line}"
 
 
+@cache
+def functions_in(library: tuple[str, ...]) -> tuple[str, ...]:
+    """`file:function` of each frame of a library: a recording has the line of a call, a trace that of the function."""
+    return tuple(re.sub(r":\d+:(.*\.)?", ":", frame) for frame in library)
+
+
 def definition_of(sources: Sources, file: str | None, owner: str | None) -> SourceLine | None:
     """Where a class or function of that qualified name is defined; None where it is not the user's."""
     for placed in placed_nodes(sources.tree(file)) if file else ():

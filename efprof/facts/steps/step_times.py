@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from efprof.artifacts.steps import SiteCalls, StepRecord
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources, place_of
+from efprof.facts.source.sources import Sources, functions_in, place_of
 from efprof.model import STAGES, Gain, NotRecorded, Series, SeriesLine, StallLine, ThinEvidence, frozen_dataclass
 from efprof.units import format_ms
 
@@ -165,21 +165,25 @@ def num_warm_up_steps(num_steps: int) -> int:
 
 
 def stall_lines(run: Run) -> tuple[StallLine, ...]:
-    """Every line that stalled a steady step, the most expensive first; raises NotRecorded without a finished step."""
+    """Every line that stalled a steady step, the most expensive first; raises NotRecorded without a finished step.
+
+    What a line calls itself and what it calls a library for are apart.
+    """
     steady, sources = run.get(StepTimes).steady, run.get(Sources)
-    stalls = defaultdict[tuple[str, str], list[SiteCalls]](list)
+    stalls = defaultdict[tuple[str, str, tuple[str, ...]], list[SiteCalls]](list)
     for stall in (stall for time in steady for stall in time.record.stalls):
-        stalls[place_of(stall.site), stall.call].append(stall)
+        stalls[place_of(stall.site), stall.call, functions_in(stall.library)].append(stall)
     lines = (
         StallLine(
             blame=sources.line(found[0].site),
             call=call,
             count_per_step=sum(stall.count for stall in found) / len(steady),
             step_ms=sum(stall.us for stall in found) / 1000 / len(steady),
+            library=found[0].library,
         )
-        for (_, call), found in stalls.items()
+        for (_, call, _), found in stalls.items()
     )
-    return tuple(sorted(lines, key=lambda line: (-line.step_ms, line.blame.key, line.call)))
+    return tuple(sorted(lines, key=lambda line: (-line.step_ms, line.blame.key, line.call, line.library)))
 
 
 def resample(samples: Sequence[float], generator: np.random.Generator) -> NDArray[np.float64]:

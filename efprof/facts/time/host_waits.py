@@ -9,13 +9,16 @@ from functools import cache
 from typing import NamedTuple, Self
 
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
+from efprof.facts.source.sources import Sources, functions_in
 from efprof.facts.steps.step_times import StepTimes, median_interval
 from efprof.facts.time.launching_lines import blame_of
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_waits import Kind, TraceWait, before_the_end, waits_in
 from efprof.model import NotRecorded, Row, SourceLine, Table, UnreadableInput, frozen_dataclass
 from efprof.units import format_count, format_ms, format_share, format_value
+
+LineKey = tuple[Kind, str, tuple[str, ...]]
+"""What is one line's: its kind, where it is, and the functions of the library that it calls."""
 
 MIN_STEPS = 5
 """Fewer steady steps cannot tell a wait in every step from one in a few."""
@@ -25,6 +28,7 @@ MIN_STEPS = 5
 class WaitingLine:
     """One line; `counts` and `ms` have an entry for each step, `calls` (`item`, `copy`) the most frequent first.
 
+    Where a library that it calls waits, `library` has the library's frames, the innermost first.
     Where a trace tells it, `events` are the waiting calls, and `idle_ms` is how long in each step the device, which ran
     dry in these waits, then had nothing to do.
     """
@@ -36,6 +40,11 @@ class WaitingLine:
     ms: tuple[float, ...]
     idle_ms: float | None
     events: frozenset[int]
+    library: tuple[str, ...]
+
+    @property
+    def key(self) -> "LineKey":
+        return self.kind, str(self.blame), functions_in(self.library)
 
     @property
     def count(self) -> float:
@@ -89,16 +98,16 @@ class HostWaits:
         use = _use_of_device(run)
         num_steps = len(use.window.steps) if use else 0
         lines = _lines(_traced(use, run.get(Sources)), num_steps) if use else []
-        traced = {(line.kind, str(line.blame)): line for line in lines}
+        traced = {line.key: line for line in lines}
         steps, step_ms = f"{format_count(num_steps, 'step')} of a trace", use.step_ms if use else 0.0
         if not run.is_foreign:
             steady, step_ms = run.get(StepTimes).at_least(MIN_STEPS), run.get(StepTimes).median_ms()
             steps, lines = f"{len(steady)} steps", _lines(_recorded(run), len(steady))
             for number, line in enumerate(lines):  # with what a trace tells of it
-                seen = traced.pop((line.kind, str(line.blame)), line)
+                seen = traced.pop(line.key, line)
                 lines[number] = replace(line, idle_ms=seen.idle_ms, events=seen.events)
             lines += traced.values()
-        lines.sort(key=lambda line: (-line.typical_ms, line.blame.key))
+        lines.sort(key=lambda line: (-line.typical_ms, line.blame.key, line.library))
         is_gpu = run.is_foreign or bool(run.run_file.devices)
         return cls(lines=tuple(lines), steps=steps, step_ms=step_ms, is_gpu=is_gpu, use=use)
 
@@ -128,7 +137,8 @@ class HostWaits:
         rows: list[Row] = []
         for one in self.lines:
             idle, code = "" if one.idle_ms is None else one.idle_ms, f"`{one.blame.text}`" * bool(one.blame.text)
-            rows.append((f"`{one.blame}`", code, ", ".join(one.calls), one.count, one.typical_ms, idle))
+            asked = " in ".join([", ".join(one.calls), *one.library[:1]])
+            rows.append((f"`{one.blame}`", code, asked, one.count, one.typical_ms, idle))
         columns = {"line": "", "code": "", "asked for by": "", "waits per step": "count", "time per step": "ms"}
         return Table.of("All waits of the host", columns | {"device then idle": "ms"}, rows)
 
@@ -152,6 +162,7 @@ class _Seen(NamedTuple):
     call: str
     num_calls: int
     ms: float
+    library: tuple[str, ...]
     wait: TraceWait | None = None
 
 
@@ -161,10 +172,11 @@ def _recorded(run: Run) -> Iterator[_Seen]:
     for step, time in enumerate(run.get(StepTimes).steady):
         for one in time.record.reads:
             kind: Kind = "synchronisation" if one.call == "nonzero" else "read"
-            yield _Seen(kind, line_of(one.site), step, one.call, one.count, one.us / 1000)
+            yield _Seen(kind, line_of(one.site), step, one.call, one.count, one.us / 1000, one.library)
         for one in time.record.stalls:
             if "synchronize" in one.call:
-                yield _Seen("synchronisation", line_of(one.site), step, "synchronize", one.count, one.us / 1000)
+                blame, ms = line_of(one.site), one.us / 1000
+                yield _Seen("synchronisation", blame, step, "synchronize", one.count, ms, one.library)
 
 
 def _traced(use: TimeUse, sources: Sources) -> Iterator[_Seen]:
@@ -172,13 +184,13 @@ def _traced(use: TimeUse, sources: Sources) -> Iterator[_Seen]:
     for wait in before_the_end(use.window, waits_in(use.window)):
         step = max(0, bisect_right(starts, wait.start_ns) - 1)
         ms = wait.waited_ns / 1e6 * use.window.scale
-        yield _Seen(wait.kind, blame_of(wait.path, sources), step, wait.asked, 1, ms, wait)
+        yield _Seen(wait.kind, blame_of(wait.path, sources), step, wait.asked, 1, ms, wait.library, wait)
 
 
 def _lines(seen: Iterable[_Seen], num_steps: int) -> list[WaitingLine]:
-    by_line = defaultdict[tuple[Kind, str], list[_Seen]](list)
+    by_line = defaultdict[LineKey, list[_Seen]](list)
     for one in seen:
-        by_line[one.kind, str(one.blame)].append(one)
+        by_line[one.kind, str(one.blame), functions_in(one.library)].append(one)
     return [_line(together, num_steps) for together in by_line.values()]
 
 
@@ -197,4 +209,5 @@ def _line(seen: Sequence[_Seen], num_steps: int) -> WaitingLine:
         ms=tuple(ms),
         idle_ms=sum(wait.idle_ns for wait in waits) / 1e6 / num_steps if waits else None,
         events=frozenset(event for wait in waits for event in wait.events),
+        library=seen[0].library,
     )

@@ -4,18 +4,20 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cache
+from itertools import groupby, islice
 from typing import Literal
 
 import numpy as np
 
+from efprof.artifacts.steps import MAX_FRAMES
 from efprof.artifacts.trace.columns import Trace
 from efprof.artifacts.trace.events import Array
 from efprof.facts.source.sources import FRAME
 from efprof.facts.time.call_paths import LAUNCHES, ON_DEVICE, OPERATORS, RECORDER
 from efprof.facts.time.device_lanes import COPY as COPIED
 from efprof.facts.time.path_tree import CallPath
-from efprof.facts.time.trace_windows import TraceWindow
+from efprof.facts.time.trace_windows import TraceWindow, library_frame
 
 SYNCHRONIZE = re.compile(
     r"^(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize|^ze\w*Synchronize|^(cuda|hip)Free$|^cuMemFree"
@@ -38,6 +40,8 @@ TOLD = {
     "the compiler": r"\b(torch/_(inductor|dynamo)|triton)/",
 }
 """What of torch asks, by names around the wait."""
+RATE_LIMITER = "FullyShardedDataParallel.rate_limiter"
+"""A label around a wait that a setting turns off."""
 IN_LABEL = "DistributedDataParallel.forward"
 """Its own waits lie in this label itself, the model's in operators in it."""
 READS = {
@@ -57,7 +61,8 @@ class TraceWait:
     """One wait: the calls that one operator makes for it, or one call that no operator makes.
 
     `waited_ns` is what no earlier wait, on whatever thread, covers. `idle_ns` is how long the device, which ran dry in
-    this wait, had nothing to do until the host had launched its next work; none where nothing followed.
+    this wait, had nothing to do until the host had launched its next work; none where nothing followed. `library` has
+    the frames of libraries around it, the innermost first, up to the user's line.
     """
 
     kind: Kind
@@ -67,6 +72,7 @@ class TraceWait:
     start_ns: int
     end_ns: int
     waited_ns: int
+    library: tuple[str, ...]
     idle_ns: int = 0
 
 
@@ -104,6 +110,10 @@ def waits_in(window: TraceWindow) -> list[TraceWait]:
         outer = paths.outer.get(call, -1)
         return outer if outer >= 0 and is_operator[outer] else -call - 1
 
+    @cache
+    def frame_of(text: str) -> str | None:
+        return None if window.sites_of(text, None, None) else library_frame(text)
+
     waits = []
     for _, together in groupby(calls.tolist(), asking):
         events, waited_ns = list(together), 0
@@ -114,9 +124,11 @@ def waits_in(window: TraceWindow) -> list[TraceWait]:
         around = _around(window, events[0])
         operators = [trace.text(event).removeprefix("aten::") for event in around if is_operator[event]]
         copied = " ".join(copies.get(int(trace.id[call]), "") for call in events)
-        kind, asked = _asked([trace.text(event) for event in (events[0], *around)], operators, copied)
+        texts = [trace.text(event) for event in (events[0], *around)]
+        kind, asked = _asked(texts, operators, copied)
         start_ns, _ = trace.span(events[0])
-        waits.append(TraceWait(kind, asked, paths.of_event[events[0]], events, start_ns, end_ns, waited_ns))
+        library = tuple(islice(filter(None, map(frame_of, texts)), MAX_FRAMES))
+        waits.append(TraceWait(kind, asked, paths.of_event[events[0]], events, start_ns, end_ns, waited_ns, library))
     starts = [wait.start_ns for wait in waits]
     for gap in window.gaps:
         place = bisect_right(starts, gap.start_ns) - 1
@@ -170,6 +182,8 @@ def _asked(texts: Sequence[str], operators: Sequence[str], copied: str) -> tuple
 
 def _told(texts: Sequence[str]) -> str:
     """Who waits where torch's own code asks for it: up to the first function that is not torch's."""
+    if RATE_LIMITER in texts:
+        return ""
     if texts[1:2] == [IN_LABEL]:
         return "collectives"
     for text in texts:

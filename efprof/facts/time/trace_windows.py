@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -56,6 +56,8 @@ LIBRARIES = frozenset({
     "transformers", "triton", "trl", "unsloth", "vllm", "wandb", "xformers", "yaml",
 })  # fmt: skip
 """What a user trains with, by the top-level package: frames of it are no lines of theirs. `--own` takes one out."""
+UNNAMED = ("torch", "triton", "efprof")
+FSDP = "torch/distributed/fsdp/_runtime_utils.py"
 INSTALLED = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3\.\d+t?/", re.IGNORECASE)
 MODULE = "<module>"
 NOTEBOOK = "<ipython-input"
@@ -395,6 +397,25 @@ def _frame_sites(own_packages: frozenset[str]) -> SitesOf:
 
 def user_frame(name: str, own_packages: frozenset[str] = frozenset()) -> str | None:
     """`train.py(12): step` as `train.py:12:step`; None of a library's, Python's own, or what is no frame."""
+    frame = _frame_of(name)
+    return None if frame is None or (frame.is_library and frame.package not in own_packages) else frame.site
+
+
+def library_frame(name: str) -> str | None:
+    """The same of a frame that is not the user's; None of Python's own, and of torch's but for FSDP's."""
+    frame = _frame_of(name)
+    is_named = frame and (frame.package not in UNNAMED or frame.site.startswith(FSDP))
+    return frame.site if frame and is_named and not frame.is_of_python else None
+
+
+class _Frame(NamedTuple):
+    site: str
+    package: str
+    is_library: bool
+    is_of_python: bool
+
+
+def _frame_of(name: str) -> _Frame | None:
     frame = FRAME.fullmatch(name.strip())
     if frame is None or (frame["file"].startswith("<") and not frame["file"].startswith(NOTEBOOK)):
         return None
@@ -406,6 +427,4 @@ def user_frame(name: str, own_packages: frozenset[str] = frozenset()) -> str | N
     # A folder may have the name of a module of Python's: it is Python's own only if that is a folder too.
     is_of_python = package in sys.stdlib_module_names and (not inner or (Path(os.__file__).parent / package).is_dir())
     is_library = bool(installed) or package in LIBRARIES or is_of_python
-    if is_library and package not in own_packages:
-        return None
-    return f"{file}:{frame['line']}:{frame['function']}"
+    return _Frame(f"{file}:{frame['line']}:{frame['function']}", package, is_library, is_of_python)

@@ -20,21 +20,21 @@ KINDS = {
 
 
 def start(session: Session) -> None:
-    site_of: dict[str, str | None] = {}
+    called: dict[str, tuple[str | None, tuple[str, ...]]] = {}
 
     def note_site(mode: str, *_: object) -> None:
         """A window of ours makes a profiler too."""
         codes = (frame.f_code for frame in callers())
         if ProfiledWindow.start.__code__ not in codes:
-            site_of[mode] = session.sites.of_caller()
+            called[mode] = session.sites.line_and_library()
 
     def count(step: OpenStep, *_: object) -> None:
         """At the line that calls backward where the mode was set out of sight."""
         is_profiled = torch._C._autograd._profiler_enabled() and step.window is None
         for mode, older, is_on in ((ANOMALY, ANOMALY, torch.is_anomaly_enabled()), (PROFILER, OLDER, is_profiled)):
             if is_on:
-                site = site_of.get(mode) or site_of.get(older) or session.sites.of_caller()
-                count_call(step.stalls, site, mode, 0)
+                site, library = called.get(mode) or called.get(older) or (None, ())
+                count_call(step.stalls, site or session.sites.of_caller(), mode, 0, library)
 
     for kind, mode in KINDS.items():
         session.before(kind, "__init__", "debug_modes", partial(note_site, mode))

@@ -1,5 +1,7 @@
 """Counts and times the calls that make a step wait, by the user's line: what copies tensors to Python, and stalls.
 
+A call that a library makes, which the line only leads to, is counted apart, with the library's frames.
+
 torch's own debug mode for synchronisations would see a few more (a mask as an index), but it speaks through `warnings`:
 a program's filters would hide them or turn them into errors, and it tells no time.
 """
@@ -121,7 +123,8 @@ class _WaitingCalls:
         is_of_user = call == "print" or file.endswith(FORMATTING) or not file.startswith((_TORCH, _TRITON))
         step = self._loop.step
         if is_of_user and step is not None:
-            count_call(step.reads, self._sites.of_caller(caller), call, spent_ns)
+            site, library = self._sites.line_and_library(caller)
+            count_call(step.reads, site, call, spent_ns, library)
 
     def _note_stall(self, call: str, caller: FrameType, spent_ns: int) -> None:
         for frame in callers(caller):
@@ -131,4 +134,11 @@ class _WaitingCalls:
                 break
         step = self._loop.step
         if step is not None:
-            count_call(step.stalls, self._sites.of_caller(caller), call, spent_ns)
+            site, library = self._sites.line_and_library(caller)
+            code = caller.f_code
+            if code.co_filename.startswith(_TORCH):
+                library = (
+                    f"torch/{code.co_filename.removeprefix(_TORCH)}:{caller.f_lineno}:{code.co_qualname}",
+                    *library,
+                )
+            count_call(step.stalls, site, call, spent_ns, library)

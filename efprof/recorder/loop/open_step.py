@@ -14,6 +14,9 @@ from efprof.recorder.session.foreign import is_tensor, items_of
 MAX_ITEMS = 100
 """Of a list or mapping, that are looked at for tensors."""
 
+Calls = dict[tuple[str, str, tuple[str, ...]], SiteCalls]
+"""By the user's line, what was called, and the frames of a library that called it."""
+
 Span = tuple[str, int, int]
 """Stage, start and end by `time.perf_counter_ns`."""
 
@@ -67,8 +70,8 @@ class OpenStep:
     memory: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
     """Boundary, when, and what `Memory.read` gave."""
     batches: Batches = field(default_factory=Batches)
-    reads: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
-    stalls: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
+    reads: Calls = field(default_factory=dict)
+    stalls: Calls = field(default_factory=dict)
     numbers: StepNumbers = field(default_factory=StepNumbers)
     stepped: list[int] = field(default_factory=list)
     skipped: tuple[int, ...] = ()
@@ -94,10 +97,11 @@ class OpenStep:
         return self.num_backwards > 0 or self.num_gradient_calls > 0
 
 
-def count_call(calls: dict[tuple[str, str], SiteCalls], site: str | None, call: str, spent_ns: int) -> None:
-    """Nothing where no line of the user's made it."""
+def count_call(calls: Calls, site: str | None, call: str, spent_ns: int, library: tuple[str, ...] = ()) -> None:
+    """Nothing where no line of the user's led to it."""
     if site is not None:
-        called = calls.setdefault((site, call), SiteCalls(site=site, call=call, count=0, us=0.0))
+        first = SiteCalls(site=site, call=call, count=0, us=0.0, library=library)
+        called = calls.setdefault((site, call, library), first)
         called.count += 1
         called.us += spent_ns / 1000
 

@@ -3,6 +3,7 @@
 import importlib.metadata
 import linecache
 import os
+import re
 import site
 import sys
 import sysconfig
@@ -14,11 +15,14 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from efprof.artifacts.run_file import SourceText
+from efprof.artifacts.steps import MAX_FRAMES
 from efprof.recorder.session.redaction import without_secrets
 from efprof.recorder.session.writing import is_of_a_signal
 
 MAX_SOURCE_BYTES = 1024**2
 """A longer file is generated; nobody wants its text in a report."""
+INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\](?!(?:torch|triton|efprof)[/\\])(.+)", re.DOTALL)
+"""A file of a library, from its package on."""
 TYPED_IN = ("<ipython-input-", "<stdin>")
 """What Python calls code that is in no file, but the user's: an IPython prompt's, or piped into Python."""
 
@@ -34,6 +38,7 @@ class Sites:
         self._names: dict[str, str] = {}
         self.is_user_file = cache(self._is_written_by_user)
         self.absolute = cache(self._find_on_path)
+        self._library_file = cache(_library_file)
 
     def is_user_code(self, code: CodeType) -> bool:
         """Whether this code was written by the user: not Python's own, not an installed library, not ours."""
@@ -43,6 +48,17 @@ class Sites:
         """The user's line that called this, or that `frame` is of or was called from."""
         user = next(self.user_frames(frame), None)
         return None if user is None else self.of_line(user.f_code, user.f_lineno)
+
+    def line_and_library(self, frame: FrameType | None = None) -> tuple[str | None, tuple[str, ...]]:
+        """The user's line that led here, and the innermost frames of libraries in between."""
+        between = list[str]()
+        for one in callers(frame):
+            code = one.f_code
+            if self.is_user_code(code):
+                return self.of_line(code, one.f_lineno), tuple(between)
+            if len(between) < MAX_FRAMES and (file := self._library_file(code.co_filename)):
+                between.append(f"{file}:{one.f_lineno}:{code.co_qualname}")
+        return None, ()
 
     def user_frames(self, frame: FrameType | None = None) -> Iterator[FrameType]:
         """Of these callers, those whose code the user wrote."""
@@ -91,6 +107,12 @@ class Sites:
         if self.own_package and path.startswith(self.own_package):
             return True
         return not path.startswith(_library_folders())
+
+
+def _library_file(path: str) -> str | None:
+    """`package/file.py`; None of what is Python's own, torch's or the recorder's."""
+    found = INSTALLED.fullmatch(path)
+    return found and found[1]
 
 
 def _text_of(file: Path) -> str | None:
