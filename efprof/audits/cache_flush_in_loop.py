@@ -87,16 +87,16 @@ def _of_snapshots(run: Run) -> Examination:
 
 
 def _of_history(run: Run, line: FlushingLine) -> Finding:
-    num, share = len(line.flushes), line.share
+    num, share, called = len(line.flushes), line.share, library_call(line.flushes[0].library, CALL)
     num_segments = sum(flush.num_segments for flush in line.flushes)
     takes = "" if share is None else f" These calls take some {format_share(share)} of the recorded time."
     return Finding(
         blame=line_at(run, line.site),
         category="time",
-        headline="The allocator's cache is emptied again and again",
+        headline=f"The allocator's cache is emptied again and again{called.at}",
         message=f"This line emptied the cache {num:,} times, each time of {format_bytes(line.mean_bytes)}.",
         why=f"{format_share(line.taken_share)} of these {num_segments:,} segments was asked for again.{takes}",
-        fix=Fix.by_hand(ADVICE),
+        fix=called.fix or Fix.by_hand(ADVICE),
         gain=Gain.none("a snapshot marks no steps, so it does not tell what a step takes"),
         evidence=(
             Narrative.of(

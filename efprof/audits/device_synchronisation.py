@@ -64,14 +64,16 @@ def _finding(run: Run, line: WaitingLine) -> Finding:
     asked, waits = line.calls[0], run.get(HostWaits)
     file = file_of(run, line.blame)
     edit = delete_statement(file, line.blame.line, asked) if asked == "synchronize" else None
-    called = library_call(line.library, asked)
+    called, fix = library_call(line.library, asked), Fix.by(edit, "review", INSTEAD.get(asked, IN_GENERAL))
+    if called.fix and asked != "copy":  # a batch is pinned where it is made, whoever copies it
+        fix = called.fix
     return wait_finding(
         run,
         [line],
         f"The host waits for the device{called.at}",
         f"{ASKED.get(asked, f'`{asked}`')}{called.by} makes the host wait {line.times}, {waits.cost(line)}.",
         f"{WHY.get(asked, SIZE)}: the host stops until all that was queued before is done.",
-        called.fix or Fix.by(edit, "review", INSTEAD.get(asked, IN_GENERAL)),
+        fix,
         "It is harmless where the device has enough to do meanwhile.",
         within=called.function,
     )

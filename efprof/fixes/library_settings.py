@@ -1,112 +1,96 @@
 """Settings of well-known libraries that end calls which make a step wait, and advice for all other libraries."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from efprof.model import Fix, frozen_dataclass
 
 
-@frozen_dataclass
-class LibrarySetting:
-    """What ends a call that a package's `functions` make or lead to; `checked` is the version it was seen in.
+class Setting(NamedTuple):
+    """What ends the calls of this kind, `call` in their name, that a function makes or leads to."""
 
-    `call` is part of the call's name, since the function may make others.
-    """
-
-    packages: tuple[str, ...]
-    functions: tuple[str, ...]
+    function: str
     call: str
     advice: str
+
+
+@frozen_dataclass
+class LibrarySettings:
+    """Those of a library, by its packages; `checked` says in which source each function was read."""
+
+    packages: tuple[str, ...]
     checked: str
+    settings: tuple[Setting, ...]
 
 
-TRANSFORMERS, DEEPSPEED = ("transformers",), ("deepspeed",)
-LIGHTNING = ("lightning", "pytorch_lightning")
-IN_TRANSFORMERS, IN_LIGHTNING, IN_DEEPSPEED = "transformers 4.57.1 and 5.24.0", "lightning 2.6.6", "deepspeed 0.19.8"
-
-SETTINGS = (
-    LibrarySetting(
-        packages=TRANSFORMERS,
-        functions=("Trainer._run_epoch", "Trainer._inner_training_loop"),
-        call="bool",
-        advice="Set `logging_nan_inf_filter=False` in `TrainingArguments`: a loss of NaN is then logged as it is.",
-        checked=IN_TRANSFORMERS,
+NO_FILTER = "Set `logging_nan_inf_filter=False` in `TrainingArguments`: a loss of NaN is then logged as it is."
+NOT_SYNCHRONIZED = "Set `timers.throughput.synchronized` to false in DeepSpeed's configuration."
+OF_LIBRARIES = (
+    LibrarySettings(
+        packages=("transformers",),
+        checked="transformers 4.57.1 and 5.24.0",
+        settings=(
+            Setting("Trainer._run_epoch", "bool", NO_FILTER),
+            Setting("Trainer._inner_training_loop", "bool", NO_FILTER),
+            Setting(
+                "Trainer.training_step",
+                "empty_cache",
+                "Set `torch_empty_cache_steps=None` in `TrainingArguments`.",
+            ),
+            Setting(
+                "Trainer._maybe_log_save_evaluate",
+                "item",
+                "Set a larger `logging_steps` in `TrainingArguments`.",
+            ),
+            Setting(
+                "Trainer._track_num_input_tokens",
+                "item",
+                'Set `include_num_input_tokens_seen="no"` in `TrainingArguments`.',
+            ),
+        ),
     ),
-    LibrarySetting(
-        packages=TRANSFORMERS,
-        functions=("Trainer.training_step",),
-        call="empty_cache",
-        advice="Set `torch_empty_cache_steps=None` in `TrainingArguments`.",
-        checked=IN_TRANSFORMERS,
+    LibrarySettings(
+        packages=("lightning", "pytorch_lightning"),
+        checked="lightning 2.6.6",
+        settings=(
+            Setting(
+                "_ResultCollection.metrics",
+                "item",
+                "Log without `prog_bar=True`: such metrics are read after each batch, with or without a bar.",
+            ),
+            Setting("_LoggerConnector.log_metrics", "item", "Set a larger `log_every_n_steps` of `Trainer`."),
+            Setting("ThroughputMonitor._update", "synchronize", "Take `ThroughputMonitor` out of the callbacks."),
+            Setting("Trainer._run_stage", "anomaly detection", "Set `detect_anomaly=False` of `Trainer`."),
+        ),
     ),
-    LibrarySetting(
-        packages=TRANSFORMERS,
-        functions=("Trainer._maybe_log_save_evaluate",),
-        call="item",
-        advice="Set a larger `logging_steps` in `TrainingArguments`.",
-        checked=IN_TRANSFORMERS,
+    LibrarySettings(
+        packages=("deepspeed",),
+        checked="deepspeed 0.19.8",
+        settings=(
+            Setting("ThroughputTimer.start", "synchronize", NOT_SYNCHRONIZED),
+            Setting("ThroughputTimer.stop", "synchronize", NOT_SYNCHRONIZED),
+            Setting(
+                "CudaEventTimer.get_elapsed_msec",
+                "synchronize",
+                "Set `wall_clock_breakdown` to false in DeepSpeed's configuration.",
+            ),
+            Setting(
+                "DeepSpeedZeroOptimizer.has_overflow",
+                "item",
+                "With bf16, set `bf16.check_grad_overflow` to false in DeepSpeed's configuration; fp16 needs it.",
+            ),
+        ),
     ),
-    LibrarySetting(
-        packages=TRANSFORMERS,
-        functions=("Trainer._track_num_input_tokens",),
-        call="item",
-        advice='Set `include_num_input_tokens_seen="no"` in `TrainingArguments`.',
-        checked="transformers 5.24.0",
-    ),
-    LibrarySetting(
-        packages=LIGHTNING,
-        functions=("_ResultCollection.metrics",),
-        call="item",
-        advice="Log without `prog_bar=True`: `Trainer` reads such metrics after each batch, with or without a bar.",
-        checked=IN_LIGHTNING,
-    ),
-    LibrarySetting(
-        packages=LIGHTNING,
-        functions=("_LoggerConnector.log_metrics",),
-        call="item",
-        advice="Set a larger `log_every_n_steps` of `Trainer`.",
-        checked=IN_LIGHTNING,
-    ),
-    LibrarySetting(
-        packages=LIGHTNING,
-        functions=("ThroughputMonitor._update",),
-        call="synchronize",
-        advice="Take `ThroughputMonitor` out of the callbacks of `Trainer`.",
-        checked=IN_LIGHTNING,
-    ),
-    LibrarySetting(
-        packages=LIGHTNING,
-        functions=("Trainer._run_stage",),
-        call="anomaly detection",
-        advice="Set `detect_anomaly=False` of `Trainer`.",
-        checked=IN_LIGHTNING,
-    ),
-    LibrarySetting(
-        packages=DEEPSPEED,
-        functions=("ThroughputTimer.start", "ThroughputTimer.stop"),
-        call="synchronize",
-        advice="Set `timers.throughput.synchronized` to false in DeepSpeed's configuration.",
-        checked=IN_DEEPSPEED,
-    ),
-    LibrarySetting(
-        packages=DEEPSPEED,
-        functions=("CudaEventTimer.get_elapsed_msec",),
-        call="synchronize",
-        advice="Set `wall_clock_breakdown` to false in DeepSpeed's configuration.",
-        checked=IN_DEEPSPEED,
-    ),
-    LibrarySetting(
-        packages=DEEPSPEED,
-        functions=("DeepSpeedZeroOptimizer.has_overflow",),
-        call="item",
-        advice="With bf16, set `bf16.check_grad_overflow` to false in DeepSpeed's configuration; fp16 needs the check.",
-        checked=IN_DEEPSPEED,
-    ),
-    LibrarySetting(
+    LibrarySettings(
         packages=("torch",),
-        functions=("_unshard",),
-        call="synchronize",
-        advice="Where memory allows, pass `limit_all_gathers=False` to `FullyShardedDataParallel`.",
         checked="torch 2.13.0",
+        settings=(
+            Setting(
+                "_unshard",
+                "synchronize",
+                "Where memory allows, pass `limit_all_gathers=False` to `FullyShardedDataParallel`.",
+            ),
+        ),
     ),
 )
 
@@ -131,23 +115,26 @@ def library_call(library: Sequence[str], call: str) -> LibraryCall:
     """
     if not library:
         return LibraryCall()
-    frame, setting = next(_known(library, call), (library[0], None))
+    above = "".join(f" below `{frame.split(':', 2)[2]}`" for frame in library[1:2])
+    frame, advice = next(_known(library, call), (library[0], ""))
     file, line, function = frame.split(":", 2)
     package = file.partition("/")[0]
-    above = "".join(f" below `{one.split(':', 2)[2]}`" for one in library[1:2])
-    advice = f"`{function}` of {package} makes the call{above}: look for its setting, or reach it less often from here."
-    if setting:
-        advice = f"{setting.advice} This was checked with {setting.checked}."
+    by_hand = (
+        f"`{function}` of {package} makes the call{above}: look for its setting, or reach it less often from here."
+    )
     return LibraryCall(
-        at=f", in {file}:{line}", function=function, by=f" by `{function}` of {package}", fix=Fix.by_hand(advice)
+        at=f", in {file}:{line}",
+        function=function,
+        by=f" by `{function}` of {package}",
+        fix=Fix.by_hand(advice or by_hand),
     )
 
 
-def _known(library: Sequence[str], call: str) -> Iterator[tuple[str, LibrarySetting]]:
-    """A frame of a trace has the function's name without that of its class."""
+def _known(library: Sequence[str], call: str) -> Iterator[tuple[str, str]]:
+    """Each frame that a setting is of, and what to do; a trace has a method's name without its class."""
     for frame in library:
         package, (_, _, function) = frame.partition("/")[0], frame.split(":", 2)
-        for setting in SETTINGS:
-            is_its = any(f".{one}".endswith(f".{function}") for one in setting.functions)
-            if package in setting.packages and is_its and setting.call in call:
-                yield frame, setting
+        for own in (one for one in OF_LIBRARIES if package in one.packages):
+            for setting in own.settings:
+                if f".{setting.function}".endswith(f".{function}") and setting.call in call:
+                    yield frame, f"{setting.advice} This was checked with {own.checked}."

@@ -47,6 +47,14 @@ def test_steps_that_share_a_line_are_read_one_by_one(tmp_path: Path) -> None:
     assert (second.step, second.loss) == (4, None)
 
 
+def test_a_call_of_a_recording_without_frames_of_libraries_is_the_line_s_own(tmp_path: Path) -> None:
+    calls = [{"site": "train.py:3:main", "call": "item", "count": 1, "us": 2.0}]
+    line = {"step": 1, "started_ns": 0, "total_us": 9.0, "micro_batches": 1, "recorder_us": 0.0, "reads": calls}
+    ((step,), _) = read_steps(written(tmp_path, msgspec.json.encode(line) + b"\n"))
+    assert [(read.call, read.library) for read in step.reads] == [("item", ())]
+    assert msgspec.to_builtins(step.reads) == calls, "what no library does takes no more room than before"
+
+
 def test_steps_come_in_order_whatever_line_they_are_in(tmp_path: Path) -> None:
     steps, _ = read_steps(written(tmp_path, single(0) + line_of(row(1), row(3), row(4)) + single(2) + single(5)))
     assert [step.step for step in steps] == [0, 1, 2, 3, 4, 5]

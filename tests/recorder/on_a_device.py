@@ -23,9 +23,9 @@ LEFT_OUT = {
     ),
     "shows what Python and autograd do, which no device changes": (
         "test_backward_calls", "test_duplicated_logs", "test_elements", "test_hosts", "test_iterators",
-        "test_late_clips", "test_loop_faults", "test_loop_hooks", "test_module_calls", "test_more_hooks",
-        "test_optimizers", "test_pickles", "test_schedule_moves", "test_stalls", "test_step_counters",
-        "test_training_modes", "test_what_fails_alone", "test_writing",
+        "test_late_clips", "test_library_calls", "test_loop_faults", "test_loop_hooks", "test_module_calls",
+        "test_more_hooks", "test_optimizers", "test_pickles", "test_schedule_moves", "test_stalls",
+        "test_step_counters", "test_training_modes", "test_what_fails_alone", "test_writing",
     ),
     "shows which thread's steps they are; tests/simulated_cuda has the threads of a device": ("test_threads",),
     "asks when a window opens; that a device's late numbers open one is shown by test_late_numbers": (

@@ -17,6 +17,7 @@ class Flush:
     """Segments that went back to the driver at once, and the bytes that were asked of it until the next flush."""
 
     site: str | None
+    library: tuple[str, ...]
     num_segments: int
     num_bytes: int
     taken_bytes: int
@@ -52,6 +53,7 @@ def flushes_of(device: DeviceHistory) -> list[Flush]:
     return [
         Flush(
             site=device.lines.site(entries[first].frames),
+            library=device.lines.library(entries[first].frames),
             num_segments=len(sizes),
             num_bytes=sum(sizes),
             taken_bytes=sum(entry.size for entry in entries[first:following] if entry.action in GROWTH),

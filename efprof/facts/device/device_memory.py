@@ -4,10 +4,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Self
 
 from efprof.artifacts.snapshot import Frames, Snapshot, read_snapshot
+from efprof.artifacts.steps import MAX_FRAMES
 from efprof.facts.allocator.history import BEFORE, History, devices_of, history_of, state_of
 from efprof.facts.allocator.layout import Instant, fullest_index, play_to
 from efprof.facts.allocator.replay import Replay, Replayer
@@ -16,6 +18,7 @@ from efprof.facts.allocator.what_if import Trial, WhatIf, best_of, try_configura
 from efprof.facts.device.device_lines import DeviceLines, lines_over_time
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
+from efprof.facts.time.trace_windows import library_frame
 from efprof.model import CUDA_DEVICE, NothingToLookAt, NotRecorded, UnreadableInput, frozen_dataclass
 
 MANY_EVENTS = 50_000
@@ -84,6 +87,13 @@ class UserLines:
         if key not in self._known:
             self._known[key] = next(filter(None, map(self._user_site, frames)), None)
         return self._known[key]
+
+    def library(self, frames: Frames) -> tuple[str, ...]:
+        """The frames of libraries that the user's line called, the innermost first."""
+        found = takewhile(lambda one: self._user_site(one) is None, frames if isinstance(frames, list) else ())
+        names = (f"{one.get('filename')}({one.get('line')}): {one.get('name')}" for one in found)
+        named = (library_frame(name) for name in names if ".py(" in name)
+        return tuple(islice(filter(None, named), MAX_FRAMES))
 
     def _user_site(self, frame: object) -> str | None:
         if not isinstance(frame, Mapping):

@@ -127,7 +127,7 @@ def waits_in(window: TraceWindow) -> list[TraceWait]:
         texts = [trace.text(event) for event in (events[0], *around)]
         kind, asked = _asked(texts, operators, copied)
         start_ns, _ = trace.span(events[0])
-        library = tuple(islice(filter(None, map(frame_of, texts)), MAX_FRAMES))
+        library = tuple(islice(filter(None, map(frame_of, texts)), MAX_FRAMES)) if kind != "told" else ()
         waits.append(TraceWait(kind, asked, paths.of_event[events[0]], events, start_ns, end_ns, waited_ns, library))
     starts = [wait.start_ns for wait in waits]
     for gap in window.gaps:
@@ -153,13 +153,20 @@ def _copies(trace: Trace) -> dict[int, str]:
 
 
 def _around(window: TraceWindow, call: int) -> list[int]:
-    """The events around it from the innermost to the user's line, or where none is known to the outermost."""
+    """The events around it from the innermost to the user's line, or where none is known to the outermost.
+
+    An operator that begins a stage has a path of its own to the same line.
+    """
     paths, found = window.paths, []
-    line, event = paths.of_event[call].owner, paths.outer.get(call)
-    while event is not None and paths.of_event[event].owner is line:
+    line, event = _line_of(paths.of_event[call]), paths.outer.get(call)
+    while event is not None and _line_of(paths.of_event[event]) == line:
         found.append(event)
         event = paths.outer.get(event)
     return found
+
+
+def _line_of(path: CallPath) -> str | None:
+    return path.owner.text if path.owner else None
 
 
 def _asked(texts: Sequence[str], operators: Sequence[str], copied: str) -> tuple[Kind, str]:
