@@ -33,10 +33,11 @@ def test_a_machine_that_can_record_is_fine_and_its_traps_are_told(
 
 
 def test_a_machine_that_cannot_record_fails_and_says_by_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "MIN_TORCH", (99, 0))
+    monkeypatch.setattr(checks, "MIN_PYTHON", (99, 0))
+    monkeypatch.setattr(checks, "MAX_PYTHON", (99, 1))
     done = run_doctor("--json")
     found = json.loads(done.stdout)
     assert (done.return_value, found["can_record"]) == (1, False)
     failed = [check for check in found["checks"] if check["is_essential"] and check["status"] == "no"]
-    assert [check["name"] for check in failed] == ["torch"]
-    assert "Install torch 99.0 or newer" in failed[0]["advice"]
+    assert [check["name"] for check in failed] == ["Python"]
+    assert failed[0]["advice"] == "Install efprof into an environment of Python 99.0 to 99.1."

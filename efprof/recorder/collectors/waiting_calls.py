@@ -12,13 +12,13 @@ import pkgutil
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 import torch
 
 from efprof.recorder.hooks.patching import MethodWrapper, Undo, replace
+from efprof.recorder.hooks.torch_versions import ACCELERATOR_MEMORY, version_of
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import count_call
 from efprof.recorder.session.session import Session
@@ -32,6 +32,8 @@ Not `torch.nonzero`, which is looked up by what it is in tables of what a tensor
 compiler: windows see its calls.
 """
 
+ACCELERATOR_STALLS = ("torch.accelerator.empty_cache", "torch.accelerator.reset_peak_memory_stats")
+
 STALLS = (
     "torch.cuda.synchronize",
     "torch.cuda.empty_cache",
@@ -39,11 +41,10 @@ STALLS = (
     "torch.cuda.Stream.synchronize",
     "torch.cuda.Event.synchronize",
     "torch.accelerator.synchronize",
-    "torch.accelerator.empty_cache",
-    "torch.accelerator.reset_peak_memory_stats",
     "gc.collect",
+    *(ACCELERATOR_STALLS if version_of(torch) >= ACCELERATOR_MEMORY else ()),
 )
-"""On the CPU all but the last return at once: they are counted there too, since a run on a device would wait."""
+"""On the CPU all but `gc.collect` return at once: they are counted there too, since a run on a device would wait."""
 
 FORMATTING = "torch/_tensor.py"
 """`f"{loss:.3f}"` reads here for the user; other reads inside torch are torch's own business."""
@@ -67,12 +68,11 @@ def start(session: Session) -> None:
     undo.append(replace(torch._tensor_str, "_str", read("print", torch._tensor_str._str)))
     for name in STALLS:
         owner_name, _, attribute = name.rpartition(".")
-        with suppress(AttributeError):  # not every torch has all
-            owner = pkgutil.resolve_name(owner_name)
-            original = getattr(owner, attribute)
-            stall = calls.counted(name, original, lambda _: True, calls.noted_stall)
-            owners = {owner, sys.modules[original.__module__]}  # it is pickled by its name where it is defined
-            undo += [replace(one, attribute, stall) for one in owners if vars(one).get(attribute) is original]
+        owner = pkgutil.resolve_name(owner_name)
+        original = getattr(owner, attribute)
+        stall = calls.counted(name, original, lambda _: True, calls.noted_stall)
+        owners = {owner, sys.modules[original.__module__]}  # it is pickled by its name where it is defined
+        undo += [replace(one, attribute, stall) for one in owners if vars(one).get(attribute) is original]
     session.undo_at_end(*undo)
 
 

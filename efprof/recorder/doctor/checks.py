@@ -15,6 +15,18 @@ from typing import Literal
 
 import msgspec
 
+from efprof.recorder.hooks.torch_versions import (
+    CUDA_VARIABLE,
+    NEWEST,
+    OLDEST,
+    PLAIN_VARIABLE,
+    PLAIN_VARIABLE_WORKS,
+    Version,
+    environment_settings,
+    name_of,
+    version_of,
+    why_untested,
+)
 from efprof.recorder.launch.launch import child_environment
 from efprof.recorder.launch.machine import driver_version
 from efprof.recorder.session.options import Options
@@ -23,8 +35,8 @@ from efprof.units import MIB, format_count
 Status = Literal["yes", "careful", "no"]
 """`careful` works, and something about it needs a person's attention."""
 
-MIN_PYTHON = (3, 11)
-MIN_TORCH = (2, 6)
+MIN_PYTHON, MAX_PYTHON = (3, 11), (3, 13)
+"""Newer ones than the second were not tried."""
 
 CHILD_TIMEOUT_S = 60
 """For a Python that does nothing: a cold start from a network drive takes seconds."""
@@ -34,13 +46,7 @@ _PROBE = "import sys; print(any(type(finder).__name__ == '_TorchWatcher' for fin
 PROBE_BYTES = 8 * MIB
 """Too large for any allocator's cache."""
 
-CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
-PLAIN_VARIABLE = "PYTORCH_ALLOC_CONF"
-
-
 Trap = tuple[str, str]
-
-Version = tuple[int, int]
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -113,34 +119,26 @@ def can_record(checks: Sequence[Check]) -> bool:
     return not any(check.is_essential and check.status == "no" for check in checks)
 
 
-def version_of(torch: ModuleType) -> tuple[int, int]:
-    major, minor = str(torch.__version__).split(".")[:2]
-    return int(major), int(minor)
-
-
 def _python() -> Check:
-    least = ".".join(map(str, MIN_PYTHON))
-    return essential(
-        "Python",
-        is_met=sys.version_info >= MIN_PYTHON,
-        why=f"{platform.python_version()}, {sys.executable}.",
-        advice=f"Install efprof into an environment of Python {least} or newer.",
-    )
+    tried = f"Python {name_of(MIN_PYTHON)} to {name_of(MAX_PYTHON)}"
+    why, advice = f"{platform.python_version()}, {sys.executable}.", f"Install efprof into an environment of {tried}."
+    if sys.version_info[:2] > MAX_PYTHON:
+        return Check("Python", "careful", f"{why} efprof was tried with {tried}.", advice)
+    return essential("Python", is_met=sys.version_info >= MIN_PYTHON, why=why, advice=advice)
 
 
 def _torch() -> tuple[ModuleType | None, Check]:
     """torch, and what is to be said of it; None where it is not installed or cannot be loaded."""
-    torch: ModuleType | None = None
-    is_met = False
+    advice = f"Install torch {name_of(OLDEST)} to {name_of(NEWEST)} into the environment efprof is in."
     try:
         torch = importlib.import_module("torch")
     except (ImportError, OSError) as error:
-        why = f"It cannot be imported: {error}."
-    else:
-        cuda, rocm, is_met = torch.version.cuda, torch.version.hip, version_of(torch) >= MIN_TORCH
-        why = f"{torch.__version__}, built for {f'CUDA {cuda}' if cuda else f'ROCm {rocm}' if rocm else 'the CPU'}."
-    advice = f"Install torch {'.'.join(map(str, MIN_TORCH))} or newer into the environment that efprof is in."
-    return torch, essential("torch", is_met=is_met, why=why, advice=advice)
+        return None, essential("torch", is_met=False, why=f"It cannot be imported: {error}.", advice=advice)
+    cuda, rocm = torch.version.cuda, torch.version.hip
+    why = f"{torch.__version__}, built for {f'CUDA {cuda}' if cuda else f'ROCm {rocm}' if rocm else 'the CPU'}."
+    if (untested := why_untested(torch)) is not None:
+        return torch, Check("torch", "careful", f"{why} {untested}", advice)
+    return torch, essential("torch", is_met=True, why=why, advice="")
 
 
 def _hook() -> Check:
@@ -196,10 +194,7 @@ def is_available(torch: ModuleType) -> tuple[bool, str]:
 
 def settings_in_effect(environment: Mapping[str, str], version: Version) -> dict[str, str]:
     """The settings that the CUDA allocator of this torch reads from the environment, in their order."""
-    text = environment.get(CUDA_VARIABLE)
-    if text is None and version >= (2, 10):
-        text = environment.get(PLAIN_VARIABLE)
-    return parse(text or "")
+    return parse(environment_settings(environment, version))
 
 
 def parse(text: str) -> dict[str, str]:
@@ -213,9 +208,8 @@ def find_traps(environment: Mapping[str, str], version: Version) -> Iterator[Tra
     cuda, plain = environment.get(CUDA_VARIABLE), environment.get(PLAIN_VARIABLE)
     if cuda is not None and plain is not None and parse(cuda) != parse(plain):
         yield f"{PLAIN_VARIABLE} does nothing, since {CUDA_VARIABLE} is set too and wins.", f"Unset {PLAIN_VARIABLE}."
-    elif cuda is None and plain is not None and version < (2, 10):
-        release = ".".join(map(str, version))
-        why = f"{PLAIN_VARIABLE} does nothing: torch {release} does not read it for CUDA."
+    elif cuda is None and plain is not None and version < PLAIN_VARIABLE_WORKS:
+        why = f"{PLAIN_VARIABLE} does nothing: torch {name_of(version)} does not read it for CUDA."
         yield why, f"Set {CUDA_VARIABLE} instead."
     settings = settings_in_effect(environment, version)
     if not settings:  # what is ignored is told above, and its values are read all the same once it is moved
@@ -240,8 +234,8 @@ def _devices(torch: ModuleType) -> Check:
 
 
 def _other_devices(torch: ModuleType) -> Iterator[Check]:
-    for name, module in (("MPS", torch.backends.mps), ("XPU", getattr(torch, "xpu", None))):
-        if module is not None and module.is_available():
+    for name, module in (("MPS", torch.backends.mps), ("XPU", torch.xpu)):
+        if module.is_available():
             why = (
                 "Of training there steps, the host's times, micro-batches and reads of tensors by line are recorded. "
                 "Losses, gradient norms and the device's times and memory are not: reading them would make it wait."

@@ -31,9 +31,8 @@ def keep_out_of_graphs(entrance: CodeType) -> None:
         if name.startswith(f"{PACKAGE}.") and name != TRACED and not hasattr(module, "__path__"):
             rules.add(name)  # of a package it would skip the whole folder, and what stands in for our functions too
     evaluation, types = (importlib.import_module(f"torch._dynamo.{name}") for name in ("eval_frame", "types"))
-    if hasattr(evaluation, "set_code_exec_strategy"):  # torch 2.7 and newer: skip it with all below
-        skip = types.FrameAction.SKIP
-        evaluation.set_code_exec_strategy(entrance, types.FrameExecStrategy(skip, skip))
+    skip = types.FrameAction.SKIP  # with all that is called below
+    evaluation.set_code_exec_strategy(entrance, types.FrameExecStrategy(skip, skip))
     named = rules.get_torch_obj_rule_map()  # by their place in torch: there the compiler takes ours for the original
     for function in _replaced_functions():
         original: Any = function

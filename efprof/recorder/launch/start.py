@@ -1,9 +1,11 @@
 """Starts recording in a process that has just imported torch."""
 
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from efprof.recorder.hooks.torch_versions import why_untested
 from efprof.recorder.session.options import Options, read_options
 
 if TYPE_CHECKING:
@@ -12,6 +14,9 @@ if TYPE_CHECKING:
 
 PROFILER_LEVEL = "KINETO_LOG_LEVEL"
 """torch's profiler prints two lines at each window; its library reads this when it is first used, and is quiet at 6."""
+
+TOLD = "EFPROF_TORCH_TOLD"
+"""Processes that a program starts inherit it: each would tell of the same torch."""
 
 
 def start() -> None:
@@ -36,6 +41,10 @@ def start_session(options: Options) -> "Session | None":
         from efprof.recorder.session.endings import watch_child_processes, watch_exits
         from efprof.recorder.session.session import Session
 
+        untested = why_untested(sys.modules["torch"])
+        if untested is not None and TOLD not in os.environ:
+            os.environ[TOLD] = "1"
+            print(f"efprof: {untested}", file=sys.stderr)
         session = Session(options, folder, shell)
         session.start()
         if PROFILER_LEVEL not in os.environ:

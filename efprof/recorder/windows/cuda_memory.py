@@ -1,9 +1,7 @@
 """Records the CUDA allocator's history in windows, the first from before the model is built; dumps it out of memory."""
 
-import inspect
 import pickle
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from efprof.artifacts.events import CollectorStopped, DeviceOutOfMemory, OutOfMemory, WindowClosed, WindowOpened
 from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.steps import StepRecord
+from efprof.recorder.hooks.torch_versions import SHORTER_HISTORY, version_of
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.endings import ExitWatcher
@@ -207,9 +206,8 @@ class CudaHistory:
 
     def turn_on(self, max_entries: int) -> None:
         """With Python stacks alone: unwinding C++ makes a snapshot take minutes (torchtitan#3628)."""
-        # A replay needs the end of a free and not the request for it, a third of all entries; since torch 2.11.
-        skips = _takes(torch.cuda.memory._record_memory_history, "skip_actions")
-        more = {"skip_actions": ["free_requested"]} if skips else {}
+        # A replay needs the end of a free and not the request for it, a third of all entries.
+        more = {"skip_actions": ["free_requested"]} if version_of(torch) >= SHORTER_HISTORY else {}
         self._is_ours = True
         self._record(enabled="all", context="all", stacks="python", max_entries=max_entries, **more)
 
@@ -219,7 +217,7 @@ class CudaHistory:
 
     def write(self, path: Path) -> bool:
         """Write all segments, and the history unless it is the program's own; whether it was."""
-        is_whole = self._is_ours or not (self.is_on and _takes(torch.cuda.memory_snapshot, "include_traces"))
+        is_whole = self._is_ours or not (self.is_on and version_of(torch) >= SHORTER_HISTORY)
         if is_whole:
             write_snapshot(path)
         else:
@@ -259,10 +257,6 @@ def write_snapshot(path: Path) -> None:
 def _write(path: Path, snapshot: object) -> None:
     with no_garbage_collection(), written_whole(path) as part, part.open("wb") as file:
         pickle.dump(snapshot, file, protocol=PICKLE_PROTOCOL)
-
-
-def _takes(function: Callable[..., Any], argument: str) -> bool:
-    return argument in inspect.signature(function).parameters
 
 
 class MemoryFailures:

@@ -8,9 +8,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from efprof.recorder.doctor import checks as checks_module
 from efprof.recorder.doctor.checks import (
     Check,
-    Version,
     allocator_checks,
     can_record,
     examine,
@@ -20,6 +20,8 @@ from efprof.recorder.doctor.checks import (
     parse,
     settings_in_effect,
 )
+from efprof.recorder.hooks import torch_versions
+from efprof.recorder.hooks.torch_versions import NEWEST, OLDEST, Version, name_of
 from efprof.recorder.launch import machine
 from efprof.recorder.launch.machine import driver_version
 
@@ -42,6 +44,27 @@ def test_training_can_be_recorded_here_and_each_check_says_why() -> None:
     assert all(check.why.endswith(".") for check in checks)
     assert all(check.advice for check in checks if check.status == "careful")
     assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize(("bound", "value"), [("NEWEST", (2, 6)), ("OLDEST", (99, 0))])
+def test_a_torch_out_of_the_range_is_told_and_can_be_recorded(
+    bound: str, value: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_versions, bound, value)
+    checks = examine()
+    check = named(checks, "torch")
+    assert check.status == "careful"
+    assert f"not with {torch.__version__}" in check.why
+    assert check.advice == f"Install torch {name_of(OLDEST)} to {name_of(NEWEST)} into the environment efprof is in."
+    assert can_record(checks)
+
+
+def test_a_python_that_is_too_new_is_told_and_can_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks_module, "MAX_PYTHON", (3, 10))
+    checks = examine()
+    assert named(checks, "Python").status == "careful"
+    assert "efprof was tried with Python 3.11 to 3.10" in named(checks, "Python").why
+    assert can_record(checks)
 
 
 @pytest.mark.parametrize("name", ["MPS", "XPU"])

@@ -15,6 +15,8 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 import efprof
 from efprof.artifacts.events import CollectorStopped, OutOfMemory, TrainingRaised
 from efprof.model import EfprofError
+from efprof.recorder.hooks import torch_versions
+from efprof.recorder.launch.start import TOLD
 from efprof.recorder.session import current
 from tests.recorder.conftest import Begin
 from tests.recorder.hooks.test_loop_hooks import num_global_hooks, patched
@@ -39,6 +41,19 @@ def test_a_with_statement_records_the_loop_inside_and_nothing_else() -> None:
     assert [stages(step) for step in recorded.steps[1:]] == [PLAIN] * 4
     assert [step.samples for step in recorded.steps] == [BATCH] * 5
     assert recorded.events(CollectorStopped) == []
+
+
+def test_a_torch_out_of_the_range_is_told_once_and_recorded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch_versions, "NEWEST", (2, 6))
+    monkeypatch.setenv(TOLD, "")  # to have it as it was when the test is over
+    monkeypatch.delenv(TOLD)
+    for _ in range(2):
+        with efprof.record(windows="none", holders=False) as recording:
+            train_plainly(2)
+        assert len(Recorded(folder=recording.folder).steps) == 2
+    assert capsys.readouterr().err == f"efprof: {torch_versions.why_untested(torch)}\n"
 
 
 def test_the_run_is_described_as_that_of_a_command(home: Path) -> None:

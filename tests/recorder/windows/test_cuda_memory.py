@@ -249,14 +249,12 @@ def test_each_counter_of_the_cuda_allocator_goes_into_the_field_of_its_name(
 HISTORY = {"enabled": "all", "context": "all", "stacks": "python", "max_entries": 1000}
 
 
+@pytest.mark.parametrize(("release", "more"), [("2.10.0", {}), ("2.11.0", {"skip_actions": ["free_requested"]})])
 def test_the_history_has_pythons_stacks_of_allocations_and_frees_and_is_bounded(
-    monkeypatch: pytest.MonkeyPatch,
+    release: str, more: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, object]] = []
-
-    def record(skip_actions: object = None, **settings: object) -> None:
-        seen.append({"skip_actions": skip_actions, **settings})
-
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **settings: seen.append(settings))
+    monkeypatch.setattr(torch, "__version__", release)
     CudaHistory().turn_on(1000)
-    assert seen == [{**HISTORY, "skip_actions": ["free_requested"]}]
+    assert seen == [HISTORY | more]
