@@ -30,6 +30,11 @@ GROWTH = frozenset({"segment_alloc", "segment_map"})
 RELEASE = frozenset({"segment_free", "segment_unmap"})
 """Events of memory that comes from the driver, and goes back to it."""
 
+ACTIONS = GROWTH | RELEASE | {"alloc", "free_requested", "free_completed", "oom", "snapshot", "annotate"}
+"""All that torch 2.0 to 2.15 writes. The last two change no memory: a snapshot was taken, and (since 2.14) the program
+gave a block that is in use a name.
+"""
+
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
 Frames = Any
@@ -103,10 +108,26 @@ class Snapshot(msgspec.Struct):
     segments: list[Segment]
     device_traces: list[list[Entry]] = []
     settings: Settings | None = msgspec.field(default=None, name="allocator_settings")
+    newer: str = msgspec.field(default="", name="")
+    """The end of a sentence about this file, where it has what torch did not write up to 2.15."""
+
+
+PASSED_OVER: dict[type[msgspec.Struct], str] = {
+    Snapshot: "external_annotations host_segments host_traces trace_alloc_overflowed trace_alloc_max_entries",
+    Settings: "pinned_num_register_threads release_lock_on_cudamalloc pinned_use_cuda_host_register "
+    "graph_capture_record_stream_reuse max_round_threshold max_cached_size",
+    Segment: "allocated_size active_size requested_size frames",
+    Block: "category",
+    Entry: "compile_context user_metadata internal_metadata forward_frames category",
+}
+"""Fields that are known, and not read: none of them says where a block of a device lies."""
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """A snapshot of torch 2.0 to 2.13, nothing of which is imported or run; raises UnreadableInput."""
+    """A snapshot of torch 2.0 to 2.15, nothing of which is imported or run; raises UnreadableInput.
+
+    A newer one's history begins behind the last entry of an unknown kind: it is followed from its end.
+    """
     try:
         num_bytes = path.stat().st_size
         with (
@@ -119,6 +140,7 @@ def read_snapshot(path: Path) -> Snapshot:
             if isinstance(taken, list):  # of torch.cuda.memory_snapshot()
                 taken = {"segments": taken}
             snapshot = msgspec.convert(taken, Snapshot, strict=True)
+            fields = _unknown_fields(taken)
     except OSError as error:
         raise UnreadableInput(f"{path} cannot be read: {error.strerror}; {WHAT_TO_GIVE}.") from None
     except _Forbidden as error:
@@ -141,7 +163,39 @@ def read_snapshot(path: Path) -> Snapshot:
                 case [{"frames": list(frames)}, *_] if block.is_active:
                     block.frames = frames
             block.history = None
+    snapshot.newer = _cut(snapshot.device_traces) or fields
     return snapshot
+
+
+def _unknown_fields(taken: dict[str, Any]) -> str:
+    """Says which neither are read nor are passed over knowingly."""
+    segments = taken["segments"]
+    found: dict[type[msgspec.Struct], Any] = {
+        Snapshot: [taken],
+        Settings: [taken.get("allocator_settings") or {}],
+        Segment: segments,
+        Block: [block for segment in segments for block in segment["blocks"]],
+        Entry: [entry for trace in taken.get("device_traces", ()) for entry in trace],
+    }
+    unknown = set[str]()
+    for kind, values in found.items():
+        known = {field.encode_name for field in msgspec.structs.fields(kind)}
+        unknown |= set[str]().union(*values) - known - set(PASSED_OVER[kind].split())
+    return f"has fields of a newer torch, which are not read: {_listed(unknown)}." if unknown else ""
+
+
+def _cut(traces: list[list[Entry]]) -> str:
+    """Leave of each history what comes after its last unknown entry, and say so."""
+    unknown = {entry.action for trace in traces for entry in trace} - ACTIONS
+    for trace in traces if unknown else ():
+        last = max((index for index, entry in enumerate(trace) if entry.action in unknown), default=-1)
+        del trace[: last + 1]
+    said = f"has entries of a newer torch: {_listed(unknown)}; the replay begins behind the last of them."
+    return said if unknown else ""
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(map(_printable, names)))
 
 
 def _printable(text: str) -> str:

@@ -110,6 +110,8 @@ def _answer(file: Path, devices: "Sequence[Any]", render: "Callable[[Any], str]"
             is_known = device not in unknown
             text = render(device) if is_known else f"device {device.device}: not replayable. {device.reason}"
             click.echo(text, err=not is_known)
+            if is_known and device.newer:
+                click.echo(f"  {device.newer}")
     return 2 if len(unknown) == len(devices) else 0
 
 

@@ -108,13 +108,44 @@ def test_snapshots_of_older_torches_are_read(tmp_path: Path) -> None:
     assert snapshot.settings is None
 
 
-def test_what_a_newer_torch_adds_is_passed_over(tmp_path: Path) -> None:
+OF_2_15: dict[str, Any] = SNAPSHOT | {
+    "host_segments": [{"address": 1, "size": 2}], "host_traces": [{"action": "alloc", "addr": 1}],
+    "allocator_settings": SNAPSHOT["allocator_settings"] | {"max_round_threshold": -1, "max_cached_size": -1},
+    "device_traces": [
+        [
+            *(entry | {"internal_metadata": "mallocWithAddress"} for entry in SNAPSHOT["device_traces"][0]),
+            {"action": "annotate", "addr": 0x7F0000000000, "size": 100, "stream": 0, "user_metadata": "kept"},
+        ],
+        [],
+    ],
+}  # fmt: skip
+
+
+def test_what_torch_2_15_writes_is_known(tmp_path: Path) -> None:
+    snapshot = read_snapshot(written(tmp_path, OF_2_15))
+    assert snapshot.newer == ""
+    assert [entry.action for entry in snapshot.device_traces[0]] == ["segment_alloc", "alloc", "oom", "annotate"]
+    assert read_snapshot(written(tmp_path, SNAPSHOT)).newer == ""
+
+
+def test_fields_of_a_newer_torch_are_passed_over_and_named(tmp_path: Path) -> None:
     newer = SNAPSHOT | {"trace_alloc_overflowed": True, "allocator_settings": {"max_cached_size": [1], "n": None}}
     newer["segments"] = [segment | {"numa": {"node": 1}} for segment in SNAPSHOT["segments"]]
     newer["device_traces"] = [[entry | {"forward_frames": ["f"], "x": b"y"} for entry in SNAPSHOT["device_traces"][0]]]
     snapshot = read_snapshot(written(tmp_path, newer))
     assert snapshot.segments == read_snapshot(written(tmp_path, SNAPSHOT)).segments
     assert len(snapshot.device_traces[0]) == 3
+    assert snapshot.newer == "has fields of a newer torch, which are not read: n, numa, x."
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_history_begins_behind_the_last_entry_of_an_unknown_kind_which_is_named(tmp_path: Path, place: int) -> None:
+    trace = list(SNAPSHOT["device_traces"][0])
+    trace.insert(place, {"action": "compact", "addr": 1, "size": 2})
+    snapshot = read_snapshot(written(tmp_path, SNAPSHOT | {"device_traces": [trace, []]}))
+    assert snapshot.newer == ("has entries of a newer torch: compact; the replay begins behind the last of them.")
+    whole = read_snapshot(written(tmp_path, SNAPSHOT))
+    assert snapshot.device_traces == [whole.device_traces[0][place:], []]
 
 
 # What is no snapshot.

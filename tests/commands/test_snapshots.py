@@ -1,6 +1,7 @@
 """A snapshot of the CUDA allocator on the command line: reported on, replayed, and tried under other settings."""
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,18 @@ def test_a_file_that_the_model_does_not_know_says_so(tmp_path: Path) -> None:
     assert "The allocator's model places" in text
     assert "dump.pickle as it was, too little to say anything of it" in text
     assert "of device 0 as it was, too little to say anything of it" in run(allocator, "what-if", path).output
+
+
+def test_what_is_of_a_newer_torch_is_told_by_every_command(healthy: Path) -> None:
+    newer = pickle.loads(healthy.read_bytes())  # noqa: S301 - written above
+    newer["device_traces"][0].insert(2, {"action": "compact", "addr": 1, "size": 2})
+    healthy.write_bytes(pickle.dumps(newer, protocol=4))
+    said = "healthy.pickle has entries of a newer torch: compact; the replay begins behind the last of them."
+    assert said in json.loads(run(report, healthy, "--json").output)["warnings"]
+    for command in ("replay", "what-if"):
+        assert f"  {said}\n" in run(allocator, command, healthy).output
+        (device,) = json.loads(run(allocator, command, healthy, "--json").output)["devices"]
+        assert device["newer"] == said
 
 
 def test_a_snapshot_without_history_says_how_to_record_one(tmp_path: Path) -> None:

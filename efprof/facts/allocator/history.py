@@ -77,7 +77,8 @@ def history_of(snapshot: Snapshot, device: int) -> History:
     """The history of one device; raises NotRecorded where the file has none that could be followed."""
     entries = snapshot.device_traces[device] if 0 <= device < len(snapshot.device_traces) else []
     if not any(entry.action == "alloc" for entry in entries):
-        raise NotRecorded(f"its history holds no allocation, so nothing can be replayed. {HOW_TO_RECORD}")
+        newer = snapshot.newer and f"It {snapshot.newer} "
+        raise NotRecorded(f"its history holds no allocation, so nothing can be replayed. {newer}{HOW_TO_RECORD}")
     return history_before(snapshot, device, entries)
 
 

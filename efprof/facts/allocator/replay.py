@@ -28,6 +28,8 @@ class Replay:
     segments_equal: int = 0
     peak_reserved_recorded_bytes: int
     peak_reserved_replayed_bytes: int
+    newer: str = ""
+    """A sentence, where the file has what the model does not know."""
 
     @property
     def match_share(self) -> float:

@@ -1,7 +1,7 @@
 """What the replay of a snapshot says of each device, as the command line and its JSON give it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from efprof.facts.allocator.what_if import Trial, WhatIf, best_of, try_configura
 from efprof.model import NotRecorded, frozen_dataclass
 from efprof.units import with_capital
 
-D = TypeVar("D")
+D = TypeVar("D", Replay, "DevicePredictions")
 
 
 @frozen_dataclass
@@ -41,6 +41,7 @@ class DevicePredictions:
     recorded_cold: Trial | None
     predictions: Sequence[Trial]
     best: str | None
+    newer: str = ""
 
 
 def replay_file(path: Path) -> list[Replay | NotReplayable]:
@@ -60,7 +61,8 @@ def _of_devices(path: Path, result_of: Callable[[History], D]) -> list[D | NotRe
     found: list[D | NotReplayable] = []
     for device in devices_of(snapshot) or [0]:
         try:
-            found.append(result_of(history_of(snapshot, device)))
+            newer = snapshot.newer and f"{path.name} {snapshot.newer}"
+            found.append(replace(result_of(history_of(snapshot, device)), newer=newer))
         except NotRecorded as error:
             found.append(NotReplayable(device=device, reason=with_capital(str(error))))
     return found

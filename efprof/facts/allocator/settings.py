@@ -16,10 +16,11 @@ HOST_KEYS = frozenset(
         "backend", "release_lock_on_cudamalloc", "pinned_use_cuda_host_register", "pinned_num_register_threads",
         "pinned_use_background_threads", "pinned_reserve_segment_size_mb", "pinned_free_catch_all",
         "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb", "graph_capture_record_stream_reuse",
-        "throw_on_cudamalloc_oom",
+        "throw_on_cudamalloc_oom", "expandable_segments_reserve", "expandable_segments_reserve_by_class",
     }
 )  # fmt: skip
-"""Settings of torch 2.1 to 2.13 that change nothing of where a block of device memory lies."""
+"""Settings of torch 2.1 to 2.15 that change nothing of where a block of device memory lies, unless the addresses run
+out that the last two reserve for an expandable segment: then the replay differs, and is not trusted."""
 
 
 class BadConfiguration(EfprofError):
@@ -77,7 +78,7 @@ def recorded_settings(recorded: Settings | None, *, is_expandable: bool) -> Allo
 
 
 def parse_configuration(text: str) -> AllocatorSettings:
-    """As torch 2.13 reads it (`expandable_segments:True,max_split_size_mb:128`); raises BadConfiguration."""
+    """As torch 2.15 reads it (`expandable_segments:True,max_split_size_mb:128`); raises BadConfiguration."""
     # Commas within brackets belong to a value.
     items = re.split(r",(?![^\[]*\])", "".join(text.split()))
     pairs = [item.partition(":") for item in items if item]

@@ -213,6 +213,8 @@ class DeviceMemory:
     places: tuple[tuple[str, int], ...]
     """Of each its rank's folder and its number."""
     not_replayed: tuple[str, ...]
+    newer: tuple[str, ...]
+    """Of each file that has what torch did not write up to 2.15, a sentence."""
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -223,6 +225,7 @@ class DeviceMemory:
         found: dict[tuple[str, int], DeviceHistory] = {}
         reasons: dict[tuple[str, int], str] = {}
         errors: dict[str, UnreadableInput] = {}
+        newer: list[str] = []
         paths = _snapshots_of(run)
         if not paths and not (run.is_foreign or run.run_file.devices):
             raise NothingToLookAt(CUDA_DEVICE)
@@ -237,6 +240,7 @@ class DeviceMemory:
             except UnreadableInput as error:
                 errors[str(error).replace(str(path), name)] = error
                 continue
+            newer += [f"{name} {snapshot.newer}"] if snapshot.newer else []
             for device in devices_of(snapshot) or [0]:
                 if (rank, device) in found:
                     continue
@@ -250,7 +254,10 @@ class DeviceMemory:
         not_trusted = [one.why_not_trusted for one in found.values() if not one.replay.is_trusted]
         not_replayed = [reason for place, reason in reasons.items() if place not in found]
         return cls(
-            devices=tuple(found.values()), places=tuple(found), not_replayed=(*errors, *not_trusted, *not_replayed)
+            devices=tuple(found.values()),
+            places=tuple(found),
+            not_replayed=(*errors, *not_trusted, *not_replayed),
+            newer=tuple(newer),
         )
 
     @property

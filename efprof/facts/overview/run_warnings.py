@@ -199,9 +199,9 @@ def _without_history(run: Run) -> Iterator[str]:
 
 
 def _about_devices_not_replayed(run: Run) -> tuple[str, ...]:
-    """A check that passes on one device says nothing of another."""
+    """A check that passes on one device says nothing of another, nor of entries that are not known."""
     memory = run.find(DeviceMemory, UnreadableInput)
-    return memory.not_replayed if memory else ()
+    return memory.not_replayed + memory.newer if memory else ()
 
 
 def _about_stops(run: Run) -> Iterator[str]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Segment, Snapshot, read_snapshot
 from efprof.artifacts.snapshot import Block as SnapshotBlock
@@ -13,6 +14,7 @@ from efprof.facts.allocator.settings import MIB, AllocatorSettings
 from efprof.model import NotRecorded
 from tests.facts.allocator.recording import Recording, any_size, even_size, run_at_random
 from tests.facts.allocator.test_caching_allocator import EVERY_KIND
+from tests.support.builders import write_snapshot
 
 SNAPSHOTS = Path(__file__).parents[3].parent / "shared" / "data" / "snapshots"
 """Of real programs, as they were published; too large to be kept here."""
@@ -89,6 +91,47 @@ def test_a_real_file_without_a_history_says_how_to_record_one(name: str) -> None
 def test_a_file_that_was_made_by_hand_is_not_replayed() -> None:
     with pytest.raises(NotRecorded, match=r"do not fit its segments .* made by hand"):
         history_of(real(MADE_BY_HAND), 0)
+
+
+# Entries of newer torches.
+
+
+def with_entry(snapshot: Snapshot, action: str, place: int, folder: Path) -> Snapshot:
+    """As it is read from a file in which an entry of this kind, of the block before it, stands at this place."""
+    (trace,) = snapshot.device_traces
+    trace = [*trace[:place], replace(trace[max(0, place - 1)], action=action), *trace[place:]]
+    write_snapshot(path := folder / "memory.pickle", replace(snapshot, device_traces=[trace]))
+    return read_snapshot(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_given_to_a_block_changes_nothing_wherever_it_comes(kind: str, tmp_path: Path) -> None:
+    recording = Recording(EVERY_KIND[kind])
+    run_at_random(recording, seed=1, sizes=any_size, num_operations=40)
+    known = replayed(recording)
+    for place in range(0, len(recording.entries) + 1, 7):
+        named = with_entry(recording.snapshot(), "annotate", place, tmp_path)
+        assert replay(history_of(named, 0)) == known, f"at {place}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_comes_behind_an_unknown_entry_is_replayed_as_if_the_history_began_there(
+    kind: str, tmp_path: Path
+) -> None:
+    recording = Recording(EVERY_KIND[kind])
+    run_at_random(recording, seed=1, sizes=any_size, num_operations=40)
+    for place in range(0, len(recording.entries) - 20, 7):
+        cut = with_entry(recording.snapshot(), "compact", place, tmp_path)
+        assert "compact" in cut.newer
+        assert replay(history_of(cut, 0)) == replayed(recording, first_entry=place), f"at {place}"
+
+
+def test_a_history_that_ends_with_an_unknown_entry_is_not_replayed_and_says_by_what(tmp_path: Path) -> None:
+    recording = Recording(DEFAULT)
+    recording.malloc(MIB)
+    cut = with_entry(recording.snapshot(), "compact", len(recording.entries), tmp_path)
+    with pytest.raises(NotRecorded, match=r"no allocation.* It has entries of a newer torch: compact;"):
+        history_of(cut, 0)
 
 
 # Whole recordings.
