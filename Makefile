@@ -11,7 +11,7 @@ DOCS_INSTALLED := $(VENV)/installed-docs
 GPU_PYTHON ?= $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test format check types tests repeat casebook bench-overhead bench-compare bench-memory bench-report bench-trace bench-trainer programs hta conformance stability gpu plotly fixtures clean
+.PHONY: help install demo docs test format check types tests repeat casebook bench-overhead bench-compare bench-memory bench-report bench-trace bench-trainer programs hta conformance stability versions gpu plotly fixtures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -123,6 +123,11 @@ conformance: $(if $(IS_NAMED),,$(TESTS_INSTALLED)) ## Check that torch is as alw
 stability: $(TESTS_INSTALLED) ## Run the long tests, train energy_flow in four phases on every device, and check that nothing grows, slows or breaks
 	$(BIN)/python -m pytest -m long
 	$(BIN)/python -m benchmarks.stability --write reports/stability.md
+
+# Each version takes 6 GB in TMPDIR and some ten minutes: make versions VERSIONS="2.9 2.14.0" PYTHON=python3.12
+VERSIONS ?= oldest 2.9 2.11 newest
+versions: $(TESTS_INSTALLED) ## Run the tests that depend on torch under several versions of it, and write reports/versions.md
+	$(BIN)/python -m tests.support.versions reports/versions.md $(if $(IS_NAMED),$(PYTHON),$(BIN)/python) $(VERSIONS)
 
 gpu: ## Run everything that needs a CUDA device, with this folder's Python packages (make gpu GPU_PYTHON=python3)
 	$(GPU_PYTHON) -m pytest -m gpu -rs

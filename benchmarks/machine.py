@@ -16,7 +16,7 @@ def machine_line(accelerator: str = "") -> str:
     load = os.getloadavg()[0]
     return (
         f"Commit {described.stdout.strip() or 'unknown'}, {time.strftime('%Y-%m-%d', time.gmtime())}; "
-        f"{f'{accelerator}; ' if accelerator else ''}{os.cpu_count()} x {_processor()}; {platform.system()} "
+        f"{f'{accelerator}; ' if accelerator else ''}{processors()}; {platform.system()} "
         f"{platform.release()}; Python {platform.python_version()}, torch {version('torch')}; load average at the "
         f"start {load:.1f}. `{_command()}`"
     )
@@ -29,7 +29,7 @@ def _command() -> str:
     return " ".join(["python", program, *map(shlex.quote, sys.argv[1:])])
 
 
-def _processor() -> str:
+def processors() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return f"{os.cpu_count()} x {names[0] if names else platform.machine()}"

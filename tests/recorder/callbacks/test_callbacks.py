@@ -38,6 +38,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def load(framework: str) -> tuple[ModuleType, Any]:
     """The training script of `tests/scripts/`, and the callback's class; imported late, as both take seconds."""
+    package = "lightning" if framework == "lightning_fit" else "transformers"
+    pytest.importorskip(package, reason=f"needs {package}")
     if framework == "lightning_fit":
         from efprof.recorder.callbacks.lightning import RecordTraining as Lightning
         from tests.scripts import lightning_fit

@@ -5,13 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import memray
 import pytest
 import torch
 
 from efprof.recorder.session.options import parse_options
 from tests.recorder.conftest import Begin
 from tests.recorder.recording import EFPROF, Recorded, environment_of, record_here
+
+memray = pytest.importorskip("memray", reason="needs memray")
 
 TRAINING = """
 import os, signal

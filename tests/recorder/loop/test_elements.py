@@ -66,7 +66,7 @@ def test_a_loader_s_steps_have_the_elements_of_the_inputs_alone(tmp_path: Path) 
     assert [step.num_elements for step in record_here(tmp_path, train_from_loader).steps] == [12, 12]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
 def test_what_is_traced_gets_no_node_of_ours(tmp_path: Path) -> None:
     def trace_and_train() -> None:
         model, optimizer = make_training()

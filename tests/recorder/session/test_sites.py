@@ -142,7 +142,8 @@ def test_a_dataclass_of_a_script_is_still_the_users_once_the_script_is_over(
     main, script = ModuleType("__main__"), str(tmp_path / "train.py")
     main.__loader__ = SourceFileLoader("__main__", script)
     monkeypatch.setitem(sys.modules, "__main__", main)
-    kind = make_dataclass("Memory", ["value"], namespace={"__module__": "__main__"})
+    kind = make_dataclass("Memory", ["value"])
+    kind.__module__ = "__main__"  # since Python 3.12 it is that of the caller
     assert user_file_of(kind, make_sites(tmp_path)) == script
 
 

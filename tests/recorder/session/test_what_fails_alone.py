@@ -68,6 +68,7 @@ def test_an_end_that_is_interrupted_leaves_no_hook_behind(tmp_path: Path) -> Non
 
 
 def test_memray_stops_with_its_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("memray", reason="needs memray")
     monkeypatch.setattr(HostMemory, "step_began", lambda self, step: 1 / 0)
     record_here(tmp_path / "broken", train_plainly, host_memory=True)
     monkeypatch.undo()
