@@ -8,6 +8,7 @@ tools of the tests: some 6 GB in the temporary folder (TMPDIR), removed before t
 per version and PYTHON; its other rows stay.
 """
 
+import signal
 import subprocess
 import sys
 import time
@@ -137,4 +138,5 @@ def _row(version: str, python: str, torch: str, passed: str, failed: str, skippe
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or some 6 GB would stay
     sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -15,8 +15,6 @@ from efprof.recorder.session.shell import Guard
 
 def watch_captures(loop: Loop, guard: Guard) -> list[Undo]:
     """Look away while a CUDA graph is captured, and see a step where a graph that holds one is replayed."""
-    if not hasattr(torch.cuda, "CUDAGraph") or not hasattr(torch.cuda.CUDAGraph, "capture_begin"):
-        return []
     kind, stepping = torch.cuda.CUDAGraph, CapturedSteps(loop)
     paused = guard(stepping.capture_began)
     resumed = guard(stepping.capture_ended)

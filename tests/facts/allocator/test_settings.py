@@ -1,4 +1,4 @@
-"""PYTORCH_CUDA_ALLOC_CONF: read as torch 2.13 reads it, refused where torch refuses it."""
+"""PYTORCH_CUDA_ALLOC_CONF: read as torch 2.15 reads it, refused where torch refuses it."""
 
 import pytest
 from hypothesis import given
@@ -47,6 +47,13 @@ def test_each_key_sets_what_it_names_and_nothing_else(text: str, expected: Alloc
 @pytest.mark.parametrize("key", sorted(HOST_KEYS - {"backend"}))
 def test_what_concerns_host_memory_changes_nothing(key: str) -> None:
     assert parse_configuration(f"{key}:1,max_split_size_mb:64") == AllocatorSettings(max_split_bytes=64 * MIB)
+
+
+def test_a_reserve_of_addresses_loses_no_other_setting_that_a_snapshot_was_made_with() -> None:
+    text = (
+        "expandable_segments_reserve:40G,expandable_segments_reserve_by_class:[kv:0.5,rest:1G],large_segment_size_mb:64"
+    )
+    assert recorded_settings(Settings(configuration=text), is_expandable=False).large_segment_bytes == 64 * MIB
 
 
 @pytest.mark.parametrize(
