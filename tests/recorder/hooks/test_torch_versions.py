@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from efprof.artifacts.snapshot import read_snapshot
 from efprof.recorder.doctor.checks import MAX_PYTHON, MIN_PYTHON
 from efprof.recorder.hooks.torch_versions import (
     CUDA_VARIABLE,
@@ -31,7 +32,7 @@ RANGE = f"torch {name_of(OLDEST)} to {name_of(NEWEST)}"
 
 TAKEN = """
 import torch
-print(torch._C._cuda_memorySnapshot(None)["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"])
+print(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"])
 """
 """What the allocator took; asking starts no device."""
 
@@ -94,7 +95,10 @@ def test_what_was_set_at_run_time_is_told_by_a_torch_that_knows_it() -> None:
     assert allocator_settings(newer, {CUDA_VARIABLE: "max_split_size_mb:64"}) == "expandable_segments:True"
 
 
-@pytest.mark.skipif(torch.version.cuda is None, reason="needs a build of torch for CUDA; no device")
+NEEDS_CUDA_BUILD = pytest.mark.skipif(torch.version.cuda is None, reason="needs a build of torch for CUDA, no device")
+
+
+@NEEDS_CUDA_BUILD
 @pytest.mark.parametrize(
     "variables",
     [{CUDA_VARIABLE: "max_split_size_mb:64"}, {PLAIN_VARIABLE: "max_split_size_mb:128"},
@@ -105,3 +109,11 @@ def test_the_environment_is_read_as_this_torch_reads_it(variables: dict[str, str
         [sys.executable, "-c", TAKEN], env=os.environ | variables, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == environment_settings(variables, version_of(torch))
+
+
+@NEEDS_CUDA_BUILD
+def test_a_snapshot_of_this_torch_has_nothing_that_is_not_known(tmp_path: Path) -> None:
+    path = tmp_path / "memory.pickle"
+    code = f"import torch; torch.cuda.memory._dump_snapshot({str(path)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert read_snapshot(path).newer == ""
