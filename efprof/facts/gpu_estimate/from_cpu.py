@@ -10,10 +10,13 @@ dataset. So what the gradients and the optimizer's first step are evidence of is
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from statistics import median
 
 from efprof.artifacts.snapshot import Entry
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.settings import AllocatorSettings, rounded_bytes
+from efprof.facts.gpu_estimate.on_cuda import released_on_cuda
 from efprof.facts.peak.live_memory import LiveWindow, readings_before
 from efprof.model import frozen_dataclass
 
@@ -25,7 +28,8 @@ END: Move = (-1, 0)
 RETURNED_AT = {"data": "forward", "forward": "backward", "backward": "backward", "optimizer": "optimizer"}
 """By the stage that made what a window leaves: the stage of the next window that begins when it is returned. A batch
 goes once the next one is there, an output by the end of the next forward pass, a gradient before the pass that makes
-the next, what the optimizer made before it makes that again; all else at the end."""
+the next, unless steps show that it goes before that, what the optimizer made before it makes that again; all else at the
+end."""
 
 MAX_COPIES = 8
 """Of the parameters, that the optimizer's state is taken to consist of: Adam keeps 2. A longer history is one block."""
@@ -66,6 +70,7 @@ def passage_of(window: LiveWindow) -> AllocationTrace:
     for place, stretch in enumerate(window.stretches):
         stretch_of[stretch.first : stretch.end] = [place] * (stretch.end - stretch.first)
     stages = [window.stretches[place].stage if place >= 0 else "other" for place in stretch_of]
+    releases = released_on_cuda(window)
     returned_at = defaultdict[int, list[int]](list)
     moves: list[Move] = []
     made_in: list[str] = []
@@ -74,7 +79,7 @@ def passage_of(window: LiveWindow) -> AllocationTrace:
     for index, event in enumerate(window.events):
         starts.setdefault(stages[index], len(moves))
         moves += [(number_of.pop(made_at), 0) for made_at in returned_at.pop(index, ())]
-        released_at = int(window.released_at[index])
+        released_at = releases[index]
         if released_at < 0:
             continue
         is_returned = released_at < len(window.events)
@@ -107,20 +112,26 @@ def _gradients(window: LiveWindow) -> tuple[int, ...]:
 
 
 def play(
-    passages: Sequence[AllocationTrace], first: Sequence[int], at_optimizer: Sequence[int], *, num_rounds: int
+    passages: Sequence[AllocationTrace],
+    first: Sequence[int],
+    at_optimizer: Sequence[int],
+    *,
+    num_rounds: int,
+    cleared_at: str = "backward",
 ) -> list[Entry]:
     """The events of a device that serves `num_rounds` repetitions of the windows, from nothing.
 
-    What a window leaves is returned in the next, as RETURNED_AT says. Blocks of the sizes `first` are asked for before
+    What a window leaves is returned in the next, as RETURNED_AT says, its gradients as `cleared_at` begins. Blocks of the sizes `first` are asked for before
     all others and stay, those of `at_optimizer` as the optimizer first steps: its state is made then. Addresses are
     numbers that are used once.
     """
     entries = [_request(address, num_bytes) for address, num_bytes in enumerate(first, start=1)]
     carried: list[tuple[str, int]] = []
+    returned_at = RETURNED_AT | {"backward": cleared_at}
     for place, passage in enumerate(list(passages) * num_rounds):
         returns = defaultdict[int, list[int]](list)
         for stage, address in carried:
-            returns[passage.start_of(RETURNED_AT.get(stage))].append(address)
+            returns[passage.start_of(returned_at.get(stage))].append(address)
         address_of: dict[int, int] = {}
         next_address = len(entries) + 1
         for index, (block, num_bytes) in enumerate((*passage.moves, END)):
@@ -177,6 +188,8 @@ class OlderMemory:
     boundary_bytes: int | None
     sizes: tuple[int, ...]
     """Of the parameters' blocks; they sum to `parameter_bytes`."""
+    cleared_at: str
+    """The stage that begins when gradients are gone."""
 
     @property
     def rest_bytes(self) -> int | None:
@@ -212,6 +225,7 @@ def older_memory(
         carried_bytes=passages[-1].left_bytes if passages else 0,
         boundary_bytes=next((there for _, there in readings_before(windows[0], records)), None) if windows else None,
         sizes=tuple(size for size in sizes if size),
+        cleared_at="forward" if _fall(records) > parameter_bytes / 2 else "backward",
     )
 
 
@@ -221,6 +235,17 @@ def _copies(sizes: Sequence[int], num_bytes: int) -> list[int]:
     num_copies = min(num_bytes // each, MAX_COPIES) if each else 0
     rest = num_bytes - num_copies * each
     return list(sizes) * num_copies + ([rest] if rest else [])
+
+
+def _fall(records: Sequence[StepRecord]) -> float:
+    """By how much memory falls from an update to the next forward pass: most of the gradients where they are cleared."""
+    falls = [
+        before.memory[-1].allocated_bytes - here.allocated_bytes
+        for before, after in pairwise(records)
+        for here in after.memory
+        if here.boundary == "pre_forward" and before.memory and before.step + 1 == after.step
+    ]
+    return median(falls) if falls else 0
 
 
 def _first_rise(records: Sequence[StepRecord], windows: Iterable[LiveWindow]) -> int:

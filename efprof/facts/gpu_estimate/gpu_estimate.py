@@ -5,19 +5,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.replay_results import form_of_trial
 from efprof.facts.allocator.settings import AllocatorSettings, parse_configuration
 from efprof.facts.allocator.what_if import Trial, WhatIf, best_of, warnings_about, worth_a_try
-from efprof.facts.gpu_estimate.from_cpu import (
-    AllocationTrace,
-    OlderMemory,
-    older_memory,
-    passage_of,
-    peak_allocated_bytes,
-    play,
-)
-from efprof.facts.peak.live_memory import LiveMemory
+from efprof.facts.gpu_estimate.from_cpu import older_memory, passage_of, peak_allocated_bytes, play
+from efprof.facts.gpu_estimate.on_cuda import CUBLAS_BYTES, CUBLAS_HOPPER_BYTES, num_cublas_workspaces
+from efprof.facts.peak.live_memory import LiveMemory, LiveWindow
 from efprof.facts.run.run import Run, open_run
 from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Evidence, Narrative, NotRecorded, Numbers, frozen_dataclass
@@ -51,10 +46,13 @@ Fit = Literal["yes", "no", "unclear"]
 class GpuEstimate:
     """The run's windows on a GPU that nobody has."""
 
-    def __init__(self, passages: Sequence[AllocationTrace], older: OlderMemory, *, names: Sequence[str]) -> None:
-        self.window_names = tuple(names)
-        self.older = older
-        entries = play(passages, older.first, older.states, num_rounds=NUM_ROUNDS)
+    def __init__(self, windows: Sequence[LiveWindow], records: Sequence[StepRecord]) -> None:
+        self.window_names = tuple(window.name for window in windows)
+        passages = [passage_of(window) for window in windows]
+        self.older = older = older_memory(records, windows, passages)
+        self.num_workspaces = num_cublas_workspaces(windows)
+        first = [*older.first, *[CUBLAS_BYTES] * self.num_workspaces]
+        entries = play(passages, first, older.states, num_rounds=NUM_ROUNDS, cleared_at=older.cleared_at)
         default = AllocatorSettings()
         self.what_if = WhatIf(History(device=0, entries=entries, settings=default))
         self.peak_allocated_bytes = peak_allocated_bytes(entries, default)
@@ -71,18 +69,13 @@ class GpuEstimate:
         windows = run.get(LiveMemory).windows
         if sum(len(window.events) for window in windows) > MAX_EVENTS:
             windows = (max(windows, key=lambda window: window.peak_bytes),)
-        passages = [passage_of(window) for window in windows]
-        records = [time.record for time in run.get(StepTimes).every]
-        return cls(passages, older_memory(records, windows, passages), names=[window.name for window in windows])
+        return cls(windows, [time.record for time in run.get(StepTimes).every])
 
     def under(self, configuration: str) -> Trial:
-        """The likely outcome, the upper end with what the process held besides; raises BadConfiguration.
-
-        On CUDA torch's optimizers work on all parameters at once, for which some need as much again.
-        """
+        """The likely outcome, the upper end with what the process held besides; raises BadConfiguration."""
         settings = parse_configuration(configuration)
         likely = self.what_if.run(settings)
-        besides = (self.older.rest_bytes or 0) + self.older.parameter_bytes
+        besides = (self.older.rest_bytes or 0) + self.num_workspaces * (CUBLAS_HOPPER_BYTES - CUBLAS_BYTES)
         rounded = 1 + max((1 / divisions for divisions in settings.divisions if divisions > 1), default=0)
         high = likely.peak_reserved_high_bytes + round(MAX_WASTE * rounded * besides)
         is_default = settings == AllocatorSettings()

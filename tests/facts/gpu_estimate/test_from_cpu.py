@@ -41,7 +41,8 @@ ONE_STEP = (
 
 def events_at(start_ns: int, moves: tuple[tuple[float, int, int], ...]) -> list[AllocationEvent]:
     return [
-        allocation(start_ns + round(ms * 1e6), address, size, f"train.py:{address}:f") for ms, address, size in moves
+        allocation(start_ns + round(ms * 1e6), address, size, f"train.py:{address}:f", operation="aten::relu")
+        for ms, address, size in moves
     ]
 
 
@@ -97,6 +98,21 @@ def kinds(passage: AllocationTrace) -> list[str]:
 
 def test_a_batch_is_returned_after_the_next_is_there_and_a_gradient_before_the_backward_pass() -> None:
     assert kinds(passage_at(ONE_STEP)) == ["+4", "-4", "+30", "-12", "+12", "-30"]
+
+
+@pytest.mark.parametrize(("fall", "most"), [(0, 12 + 24 + 4 + 12 + 30), (12, 12 + 24 + 4 + 30)])
+def test_gradients_are_gone_in_the_forward_pass_where_memory_falls_before_it(
+    tmp_path: Path, fall: int, most: int
+) -> None:
+    """No window of one step shows it: what a step makes and the next one clears is in none of them."""
+    records = steps()
+    for record in records[1:]:
+        for here in record.memory:
+            here.allocated_bytes = (300 + fall * (here.boundary == "post_optimizer_step")) * MIB
+    run = write_run(tmp_path / "run", steps=records, memory_source="C allocator (malloc)")
+    moves = (*ONE_STEP[:4], (6.0, ACTIVATION, -30 * MIB), (7.0, GRADIENT, 12 * MIB))
+    write_allocations(run.rank_folder, 1, events_at(records[5].started_ns, moves))
+    assert run.get(GpuEstimate).peak_allocated_bytes == most * MIB
 
 
 def test_the_optimizers_state_is_made_in_the_first_round_only_and_after_the_backward_pass() -> None:

@@ -94,6 +94,6 @@ def test_every_recording_is_estimated_and_settles(folder: Path, monkeypatch: pyt
 
 
 def test_the_large_logits_are_what_a_gpu_would_have_to_reserve_for() -> None:
-    """Three times 512 x 20,000 numbers of 4 bytes, of 39 MiB each, and one segment of 20 for the rest."""
+    """Three times 512 x 20,000 numbers of 4 bytes, of 39 MiB each, a segment of 20 for the rest, one for cuBLAS."""
     default = open_run(RUNS / "backward_peak-sick").get(GpuEstimate).under("")
-    assert 3 * 39 * MIB < default.outcome.peak_reserved_bytes < 4 * 39 * MIB
+    assert (3 * 39 + 20) * MIB < default.outcome.peak_reserved_bytes < (4 * 39 + 20) * MIB
