@@ -28,8 +28,7 @@ END: Move = (-1, 0)
 RETURNED_AT = {"data": "forward", "forward": "backward", "backward": "backward", "optimizer": "optimizer"}
 """By the stage that made what a window leaves: the stage of the next window that begins when it is returned. A batch
 goes once the next one is there, an output by the end of the next forward pass, a gradient before the pass that makes
-the next, unless steps show that it goes before that, what the optimizer made before it makes that again; all else at the
-end."""
+the next (or earlier, as steps show), what the optimizer made before it makes that again; all else at the end."""
 
 MAX_COPIES = 8
 """Of the parameters, that the optimizer's state is taken to consist of: Adam keeps 2. A longer history is one block."""
@@ -121,9 +120,9 @@ def play(
 ) -> list[Entry]:
     """The events of a device that serves `num_rounds` repetitions of the windows, from nothing.
 
-    What a window leaves is returned in the next, as RETURNED_AT says, its gradients as `cleared_at` begins. Blocks of the sizes `first` are asked for before
-    all others and stay, those of `at_optimizer` as the optimizer first steps: its state is made then. Addresses are
-    numbers that are used once.
+    What a window leaves is returned in the next, as RETURNED_AT says, its gradients as `cleared_at` begins. Blocks of
+    the sizes `first` are asked for before all others and stay, those of `at_optimizer` as the optimizer first steps:
+    its state is made then. Addresses are numbers that are used once.
     """
     entries = [_request(address, num_bytes) for address, num_bytes in enumerate(first, start=1)]
     carried: list[tuple[str, int]] = []
@@ -238,7 +237,7 @@ def _copies(sizes: Sequence[int], num_bytes: int) -> list[int]:
 
 
 def _fall(records: Sequence[StepRecord]) -> float:
-    """By how much memory falls from an update to the next forward pass: most of the gradients where they are cleared."""
+    """By how much memory falls from an update to the next forward pass: by the gradients where these are cleared."""
     falls = [
         before.memory[-1].allocated_bytes - here.allocated_bytes
         for before, after in pairwise(records)

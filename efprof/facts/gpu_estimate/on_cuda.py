@@ -8,7 +8,7 @@ from efprof.units import KIB, MIB
 
 LOOP = "_single_tensor_"
 """In the names of the functions in which torch's optimizers go through parameters one by one. Their default on CUDA
-works on lists of all (`foreach`, torch/optim/optimizer.py): what is made for each parameter is there for all at once."""
+works on lists (`foreach`, torch/optim/optimizer.py): what is made for each parameter is there for all at once."""
 
 PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 

@@ -31,7 +31,7 @@ def peak_with(folder: Path, make: Callable[..., torch.optim.Optimizer], **how: b
         optimizer = make(weights, **how)
         for _ in range(5):
             optimizer.zero_grad()
-            torch.stack([weight.sum() for weight in weights]).sum().backward()
+            torch.autograd.backward([weight.sum() for weight in weights])
             optimizer.step()
 
     record_here(folder, train, windows=((2, 4),))
