@@ -79,6 +79,7 @@ bench-compare: $(TESTS_INSTALLED) ## Time pairs of processes by turns: how often
 
 bench-memory: $(TESTS_INSTALLED) ## Replay recorded GPU memory, and time a million events beside torch's viewer
 	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.memory.cards --write reports/memory.md
 
 bench-report: $(TESTS_INSTALLED) ## Measure what a report costs, and where its time goes
 	$(BIN)/python -m benchmarks.report --write reports/report.md

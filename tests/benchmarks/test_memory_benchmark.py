@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.made_snapshots import made_snapshot
-from benchmarks.memory import main
-from benchmarks.memory_speed import BUDGET_EVENTS, MAX_PEAK_BYTES, MAX_SECONDS, Cost, Work, budgets, measure
-from benchmarks.memory_truth import truth_lines
+from benchmarks.memory.made_snapshots import made_snapshot
+from benchmarks.memory.__main__ import main
+from benchmarks.memory.speed import BUDGET_EVENTS, MAX_PEAK_BYTES, MAX_SECONDS, Cost, Work, budgets, measure
+from benchmarks.memory.truth import truth_lines
 from efprof.artifacts.snapshot import Snapshot
 from efprof.facts.allocator.history import history_of
 from efprof.facts.allocator.replay import replay

@@ -15,8 +15,8 @@ VARIABLE = "EFPROF_RECORD"
 
 StepRange = tuple[int, int]
 
-DEFAULT_TRACE_STEPS = ((5, 7), (30, 32), (300, 302), (3000, 3002))
-"""One window soon after warm-up, then ever later ones, each ten times rarer."""
+DEFAULT_TRACE_STEPS = ((4, 6), (30, 32), (300, 302), (3000, 3002))
+"""One window soon after warm-up, so that a run of five steps has one, then ever later ones, each ten times rarer."""
 
 DEFAULT_MEMORY_STEPS = ((0, 4), (310, 313))
 """From before the model is built, so that a replay starts cold, and again when the run has settled."""

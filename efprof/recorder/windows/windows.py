@@ -76,6 +76,8 @@ class Windows:
         """The program's own profilers, by their `id`. Torch says of the calling thread alone whether one is on, and
         crashes where one stops after another that was on beside it in another thread."""
         self._may_open = True
+        self._is_over = False
+        """Whether the program has ended: no other window would open in the place of one that is dropped."""
         self._count = self._num_counts = 0
         self._events = StepEvents()
         self._limit = CpuLimit(self._overran)
@@ -179,6 +181,7 @@ class Windows:
             window.is_shared = True
 
     def at_end(self) -> None:
+        self._is_over = True
         self._limit.end()
         self._events.stop()
         if self._window is not None:
@@ -220,6 +223,8 @@ class Windows:
         if planned is None or self._is_asked(planned):
             return False
         if not self._requests.are_affordable() or self._is_program_profiling():
+            return False
+        if any(start <= number < end for start, end in self._memory_steps()):
             return False
         return not (planned.is_lean and self._events.are_known(number + 1))
 
@@ -383,7 +388,7 @@ class Windows:
                 window.end = last + 2
             return
         has_compiled = window.planned.num_events and self._loop.compiled_at >= window.first  # in another thread
-        if has_compiled or self._holds_more(window):
+        if not self._is_over and (has_compiled or self._holds_more(window)):
             self._try_again(window, last)
             return
         self._limit.end()

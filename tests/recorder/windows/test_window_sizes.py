@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from efprof.artifacts.allocations import allocation_paths
 from efprof.artifacts.events import RecordingCost, WindowClosed, WindowLeftOut, WindowOpened
 from efprof.artifacts.trace.read import read_window
 from efprof.facts.overview.measurements import measurements_of
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
 from efprof.facts.time.trace_windows import TraceWindows
-from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, StepRange
+from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS, DEFAULT_TRACE_STEPS, StepRange
 from efprof.recorder.session.session import Session
 from efprof.recorder.windows import profiled_window, step_events, windows
 from efprof.recorder.windows.step_events import COUNT_NS, MAX_EVENTS, StepEvents
@@ -266,19 +267,41 @@ def test_a_count_is_paid_and_none_is_made_where_no_window_could_follow(
 def test_the_step_before_a_scheduled_window_is_counted(tmp_path: Path) -> None:
     recorded = record_scheduled(tmp_path)
     assert {step.step: step.window for step in recorded.steps if step.window} == {
-        4: "calls-1", 5: "trace-1", 6: "trace-1", 9: "lean-1", 10: "lean-1",
+        3: "calls-1", 4: "trace-1", 5: "trace-1", 8: "lean-1", 9: "lean-1",
     }  # fmt: skip
+
+
+def test_a_run_of_five_steps_has_a_window_which_its_end_cuts(tmp_path: Path) -> None:
+    """Also where what comes after the last step takes longer than the window's steps were to."""
+
+    def train() -> None:
+        train_plainly(5)
+        end = time.thread_time() + 1.0
+        while time.thread_time() < end:
+            sum(range(500_000))
+
+    recorded = record_here(tmp_path, train, windows=DEFAULT_TRACE_STEPS)
+    assert windows_of(recorded) == {4: "trace-1"}
+    assert len(allocation_paths(recorded.rank)) == 1
+
+
+def test_no_step_is_counted_within_the_history_of_a_devices_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device the first window comes a step later: both would be measured in each other."""
+    monkeypatch.setattr(windows.Windows, "_memory_steps", lambda _: DEFAULT_MEMORY_STEPS)
+    assert windows_of(record_scheduled(tmp_path)) == {5: "trace-1", 6: "trace-1", 9: "lean-1", 10: "lean-1"}
 
 
 def test_a_window_of_too_many_events_is_one_step_long(tmp_path: Path, sizes: Callable[..., None]) -> None:
     sizes(lambda steps, *_: 10 if steps == 1 else TOO_MANY)
-    assert windows_of(record_scheduled(tmp_path)) == {5: "trace-1", 8: "lean-1"}
+    assert windows_of(record_scheduled(tmp_path)) == {4: "trace-1", 7: "lean-1"}
 
 
 def test_a_step_whose_fetch_is_too_large_is_traced_from_its_end_on(tmp_path: Path, sizes: Callable[..., None]) -> None:
     sizes(lambda _, is_lean, skips_fetch: 10 if skips_fetch or is_lean else TOO_MANY)
     recorded = record_scheduled(tmp_path)
-    assert windows_of(recorded) == {5: "trace-1", 8: "lean-1"}
+    assert windows_of(recorded) == {4: "trace-1", 7: "lean-1"}
     assert recorded.events(WindowOpened)[0].why == "schedule, without the data stage"
     trace = read_window(recorded.rank / "trace-1.json.gz")
     assert not named(trace, "enumerate(DataLoader)#_SingleProcessDataLoaderIter")
@@ -289,11 +312,11 @@ def test_where_only_operators_fit_the_window_has_no_lines_and_the_report_says_ho
 ) -> None:
     sizes(lambda _, is_lean, __: 10 if is_lean else 412_310)
     recorded = record_scheduled(tmp_path)
-    assert windows_of(recorded) == {5: "trace-1", 6: "trace-1"}
+    assert windows_of(recorded) == {4: "trace-1", 5: "trace-1"}
     assert [closed.files for closed in recorded.events(WindowClosed)] == [["trace-1.json.gz"]]
     (told,) = (one for one in warnings_of(open_run(tmp_path)) if "profiler window" in one)
     assert "About 412,310 events per step" in told
-    assert "--trace-steps 5:6' records one, in 9.2 s of CPU time. It takes 0.8 to 1 GB of memory" in told
+    assert "--trace-steps 4:5' records one, in 9.2 s of CPU time. It takes 0.8 to 1 GB of memory" in told
 
 
 def test_a_step_too_large_for_any_window_is_not_traced_and_the_report_says_so(
@@ -302,7 +325,7 @@ def test_a_step_too_large_for_any_window_is_not_traced_and_the_report_says_so(
     sizes(lambda *_: 5_000_000)
     recorded = record_scheduled(tmp_path)
     assert windows_of(recorded) == {}
-    assert [event.step for event in recorded.events(WindowLeftOut)] == [5]
+    assert [event.step for event in recorded.events(WindowLeftOut)] == [4]
     assert any("About 5,000,000 events per step" in one for one in warnings_of(open_run(tmp_path)))
 
 
@@ -317,7 +340,7 @@ def test_a_step_whose_calls_were_not_all_counted_has_more_than_were_and_no_time_
     assert recorded.events(WindowLeftOut)[0].num_events < 2 * MAX_EVENTS
     (told,) = (one for one in warnings_of(open_run(tmp_path)) if "profiler window" in one)
     assert told.startswith("More than 300,000 events per step were too many for a profiler window with lines.")
-    assert "--trace-steps 5:6' records one. It takes 0.8 to 1 GB of memory per million calls." in told
+    assert "--trace-steps 4:5' records one. It takes 0.8 to 1 GB of memory per million calls." in told
 
 
 @pytest.mark.usefixtures("limits")
@@ -372,7 +395,7 @@ def test_an_evaluation_in_a_window_ends_it_and_it_is_tried_again(
 
 @pytest.mark.parametrize(
     ("number", "asked_for", "most", "is_looked_at"),
-    [(4, DEFAULT_TRACE_STEPS, 30_000, False), (5, DEFAULT_TRACE_STEPS, 30_000, False), (5, ((5, 7),), 1_000, True)],
+    [(3, DEFAULT_TRACE_STEPS, 30_000, False), (4, DEFAULT_TRACE_STEPS, 30_000, False), (5, ((5, 7),), 1_000, True)],
     ids=["in the step that is counted", "in a window", "in a window that was asked for"],
 )
 def test_long_work_in_python_is_looked_at_no_longer_than_was_reckoned(
@@ -423,10 +446,10 @@ def train_and_compile(session: Session, *compiled: int) -> None:
 @pytest.mark.parametrize(
     ("compiled", "expected"),
     [
-        ((0, 1, 2), {5: "trace-1", 6: "trace-1", 9: "lean-1", 10: "lean-1"}),
-        ((3,), {6: "trace-1", 7: "trace-1", 10: "lean-1", 11: "lean-1"}),
-        ((4, 6), {9: "trace-1", 10: "trace-1", 13: "lean-1", 14: "lean-1"}),
-        ((6,), {5: "trace-1", 6: "trace-1", 9: "trace-2", 10: "trace-2", 13: "lean-2", 14: "lean-2"}),
+        ((0, 1), {4: "trace-1", 5: "trace-1", 8: "lean-1", 9: "lean-1"}),
+        ((2,), {5: "trace-1", 6: "trace-1", 9: "lean-1", 10: "lean-1"}),
+        ((3, 5), {8: "trace-1", 9: "trace-1", 12: "lean-1", 13: "lean-1"}),
+        ((5,), {4: "trace-1", 5: "trace-1", 8: "trace-2", 9: "trace-2", 12: "lean-2", 13: "lean-2"}),
     ],
     ids=["long before", "two steps before", "again while it waits", "within the window, which is dropped"],
 )

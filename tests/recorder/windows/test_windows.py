@@ -107,7 +107,7 @@ def with_lean(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 def test_a_scheduled_window_is_followed_by_a_lean_one_without_stacks_shapes_and_memory(with_lean: Recorded) -> None:
     windows = {step.step: step.window for step in with_lean.steps if step.window}
-    assert windows == {4: "calls-1", 5: "trace-1", 6: "trace-1", 9: "lean-1", 10: "lean-1"}
+    assert windows == {3: "calls-1", 4: "trace-1", 5: "trace-1", 8: "lean-1", 9: "lean-1"}
     assert [event.files for event in with_lean.events(WindowClosed) if event.window == "lean-1"] == [["lean-1.json.gz"]]
     lean = read_window(lean_paths(with_lean.rank)["trace-1"])
     assert named(lean, "aten::addmm")
@@ -116,7 +116,7 @@ def test_a_scheduled_window_is_followed_by_a_lean_one_without_stacks_shapes_and_
 
 def test_the_time_of_lines_is_that_of_the_lean_window_and_adds_up_to_its_steps(with_lean: Recorded) -> None:
     window = open_run(with_lean.folder).get(TimeUse).window
-    assert (window.name, window.numbers) == ("lean-1, with the lines of trace-1", (9, 10))
+    assert (window.name, window.numbers) == ("lean-1, with the lines of trace-1", (8, 9))
     lean = read_window(lean_paths(with_lean.rank)["trace-1"])
     for name in ("aten::addmm", "autograd::engine::evaluate_function: AddmmBackward0", "Optimizer.step#SGD.step"):
         ours, theirs = (trace.duration_ns[named(trace, name)].tolist() for trace in (window.trace, lean))

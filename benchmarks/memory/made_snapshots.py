@@ -1,4 +1,4 @@
-"""A CUDA snapshot with as many events as wanted: `python -m benchmarks.made_snapshots FILE --events 1000000`.
+"""A CUDA snapshot with as many events as wanted: `python -m benchmarks.memory.made_snapshots FILE --events 1000000`.
 
 Our own model of the allocator serves what a made-up training asks for, and each event is written down as torch 2.13
 does it. As in recordings of real programs, an allocation has a list of frames, which the segment shares that it

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from benchmarks.machine import machine_line
-from benchmarks.memory_speed import BUDGET_EVENTS, speed_lines
-from benchmarks.memory_truth import truth_lines
+from benchmarks.memory.speed import BUDGET_EVENTS, speed_lines
+from benchmarks.memory.truth import truth_lines
 from benchmarks.recording.processes import ROOT
 
 RECORDINGS = ROOT.parent / "shared" / "data" / "snapshots"

@@ -77,7 +77,7 @@ def speed_lines(num_events: int, rounds: int) -> list[str]:
     """The table, and what it says about each budget."""
     with tempfile.TemporaryDirectory(prefix="efprof-benchmark-") as folder:
         file = Path(folder, "made.pickle")
-        making = [sys.executable, "-m", "benchmarks.made_snapshots", str(file), "--events", str(num_events)]
+        making = [sys.executable, "-m", "benchmarks.memory.made_snapshots", str(file), "--events", str(num_events)]
         subprocess.run(making, cwd=ROOT, check=True)
         size = format_bytes(file.stat().st_size)
         works = works_on(file)
@@ -141,7 +141,7 @@ def _replayed(file: str) -> History:
 
 
 def _ours(function: Callable[[str], None], file: Path) -> list[str]:
-    code = f"import sys; from benchmarks.memory_speed import {function.__name__}; {function.__name__}(sys.argv[1])"
+    code = f"import sys; from benchmarks.memory.speed import {function.__name__}; {function.__name__}(sys.argv[1])"
     return [sys.executable, "-c", code, str(file)]
 
 
