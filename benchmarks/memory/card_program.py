@@ -1,10 +1,11 @@
 """One of the programs that were measured on a T4, on the CPU: `python card_program.py MODEL BATCH SIZE STEPS`.
 
-The weights are random, which changes no size. A T4 has no bf16, and computed in fp16; here it is bf16, of as many bytes,
-since a CPU takes a minute for a step in fp16.
+The weights are random, which changes no size. A T4 has no bf16 and computed in fp16; here it is bf16, of as many
+bytes, since a CPU takes a minute for a step in fp16.
 """
 
 import sys
+from typing import Any
 
 import torch
 from transformers import (
@@ -19,14 +20,16 @@ from transformers import (
 )
 
 
-def make_model(name: str) -> torch.nn.Module:
+def make_model(name: str) -> Any:
     if name == "gpt2":
         return GPT2LMHeadModel(GPT2Config())
     if name == "distilbert":
         return DistilBertModel(DistilBertConfig())
     if name == "bert":
         return BertModel(BertConfig())
-    model = ResNetForImageClassification(ResNetConfig(num_labels=1000))
+    config = ResNetConfig()
+    config.num_labels = 1000
+    model = ResNetForImageClassification(config)
     for module in model.modules():
         if isinstance(module, torch.nn.ReLU):
             module.inplace = True  # as in torchvision's, which was measured

@@ -196,14 +196,15 @@ def analyse(
 
     run = open_run(path, budget_bytes)
     run.own_packages, run.engine = own_packages, engine
-    overviews = [lambda: device_overview(run)]
+    say("reading the run")
+    device, failures = first_overview(lambda: device_overview(run))
+    measurements = replace(measurements_of(run), device=(*device, *device_use_evidence(run)))
     if has_gpu_estimate:
         from efprof.facts.gpu_estimate.gpu_estimate import gpu_overview
 
-        overviews.append(lambda: gpu_overview(run))
-    say("reading the run")
-    device, failures = first_overview(*overviews)
-    measurements = replace(measurements_of(run), device=(*device, *device_use_evidence(run)))
+        say("estimating a GPU's memory")
+        said, broken = first_overview(lambda: gpu_overview(run))
+        measurements, failures = replace(measurements, gpu_estimate=said), (*failures, *broken)
     if has_hta:
         from efprof.facts.overview.hta import hta_evidence
 

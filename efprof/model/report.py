@@ -201,6 +201,8 @@ class Measurements:
     """What HolisticTraceAnalysis says of the same traces, where it was asked for."""
     device: tuple[Evidence, ...] = ()
     """What a CUDA snapshot shows of each device's memory, where its history can be replayed."""
+    gpu_estimate: tuple[Evidence, ...] = ()
+    """What a run on a CPU would take on a GPU, or why no window tells, where that was asked for."""
     window_memory: Series | None = None
     """Memory by what it is for through the steps of the fullest allocation window, where one was recorded."""
     processes: Table | None = None

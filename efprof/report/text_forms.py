@@ -9,6 +9,7 @@ from efprof.report.verdict import (
     RankedFinding,
     counts_phrase,
     describe_verdict,
+    gpu_phrase,
     grouped_checks,
     header_items,
     measured_phrase,
@@ -56,6 +57,7 @@ def render_text(report: Report) -> str:
     if report.run.num_steps:
         measured = f"Measured: {measured_phrase(report)}. {run_time_phrase(report)}"
         lines += [shorten(measured, VERDICT_WIDTH), overhead_phrase(report)]
+    lines += [shorten(gpu_phrase(report), MAX_WIDTH)] if gpu_phrase(report) else []
     held = report.measurements.memory_sentence
     lines += [f"Memory: {shorten(held, VERDICT_WIDTH)}"] if held and f"Verdict  {held}" not in lines else []
     lines += [shorten(f"Warning: {warning}", MAX_WIDTH) for warning in report.warnings[:MAX_WARNINGS]]
@@ -78,6 +80,7 @@ def render_markdown(report: Report) -> str:
         escape(counts_phrase(report) + in_brackets(needs_phrase(report))) + ".",
         *(render_finding(item) for item in rank_findings(report)),
         *([f"## Measured\n\n{prose(sentence(measured))}"] if report.run.num_steps else []),
+        *([prose(gpu_phrase(report))] if gpu_phrase(report) else []),
         *(f"> Warning: {escape(warning)}" for warning in report.warnings),
         "## Checks\n\n" + table(("Check", "Status", "What it looked at"), checks),
     ]

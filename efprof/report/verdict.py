@@ -13,6 +13,8 @@ from efprof.model import (
     Category,
     EfprofError,
     Finding,
+    Narrative,
+    Numbers,
     Report,
     RunIdentity,
     Severity,
@@ -31,7 +33,7 @@ from efprof.report.wording import (
     show,
     source_phrase,
 )
-from efprof.units import format_count, format_share, in_brackets
+from efprof.units import format_count, format_interval, format_share, in_brackets
 
 MAX_UNREAD_SHARE = 0.1
 """Of the run: memory that was last read before that is told of up to that step only."""
@@ -225,6 +227,22 @@ def measured_phrase(report: Report) -> str:
             counted += f" up to step {last:,}"
     mean = f"mean step {show(measured.traced_ms, 'ms')}, " if measured.traced_ms and measured.metrics else ""
     return f"{mean}median step {show(measured.median_step_ms, 'ms')}, peak memory {peak}{counted}"
+
+
+def gpu_phrase(report: Report) -> str:
+    """`On a GPU, an estimate: peak reserved 1.40 GiB (1.40 GiB to 1.61 GiB)`, or why not; empty where nobody asked."""
+    match report.measurements.gpu_estimate:
+        case (Numbers() as estimate, *_):
+            figures = [
+                f"{one.label} {show(one.value, one.unit)}"
+                + in_brackets(format_interval(*one.interval, one.unit) if one.interval else "")
+                for one in estimate.numbers
+            ]
+            return f"On a GPU, an estimate: {', '.join(figures)}."
+        case (Narrative() as absent,):
+            return f"{absent.title}: {absent.paragraphs[0]}"
+        case _:
+            return ""
 
 
 def run_time_phrase(report: Report) -> str:

@@ -93,8 +93,11 @@ class GpuEstimate:
 
 
 def gpu_overview(run: Run) -> tuple[Evidence, ...]:
-    """What a report says of it; raises NotRecorded without an allocation window, or where the run was on CUDA."""
-    estimate = run.get(GpuEstimate)
+    """What a report says of it; why there is none without an allocation window, or where the run was on CUDA."""
+    try:
+        estimate = run.get(GpuEstimate)
+    except NotRecorded as absent:
+        return (Narrative(title="No estimate of memory on a GPU", paragraphs=(str(absent),)),)
     default = estimate.under("").outcome
     ends = default.peak_reserved_low_bytes, default.peak_reserved_high_bytes
     numbers = Numbers.of(

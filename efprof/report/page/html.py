@@ -67,9 +67,9 @@ def of_kind(evidence: Sequence[Evidence], kind: str) -> list[Evidence]:
 
 
 def device_evidence(report: Report) -> tuple[Evidence, ...]:
-    """What a CUDA snapshot shows, or an estimate; empty where nothing is known, or a card has its map."""
+    """What a CUDA snapshot shows, unless a card has its map, and an estimate."""
     is_shown = any(isinstance(one, SegmentMap) for one in _evidence_of_findings(report))
-    return () if is_shown else report.measurements.device
+    return (*(() if is_shown else report.measurements.device), *report.measurements.gpu_estimate)
 
 
 def window_chart(report: Report) -> Chart | None:

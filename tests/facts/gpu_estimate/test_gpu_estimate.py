@@ -1,5 +1,6 @@
 """What a CPU run would reserve on a GPU: worked out by hand, whether it fits, and what real recordings give."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,24 @@ def test_the_peak_of_one_step_is_as_worked_out_by_hand(tmp_path: Path) -> None:
         estimate.under("").outcome.peak_reserved_low_bytes,
         estimate.under("").outcome.peak_reserved_high_bytes,
     )
+
+
+def test_every_form_of_the_report_has_it_where_somebody_asked_or_says_why_there_is_none(tmp_path: Path) -> None:
+    recorded = RUNS / "oversized_peak-sick"
+    report = analyse(recorded, has_gpu_estimate=True)
+    text = render(report, "text")
+    sentence = "On a GPU, an estimate: peak reserved 184 MiB (184 MiB to 309 MiB), most in use at once 161 MiB"
+    assert f"\n{sentence}" in text
+    assert sentence in render(report, "markdown")
+    numbers, narrative = json.loads(render(report, "json"))["measurements"]["gpu_estimate"]
+    assert [one["label"] for one in numbers["numbers"]][:2] == ["peak reserved", "most in use at once"]
+    assert narrative["title"] == TITLE
+    unasked = analyse(recorded)
+    assert "On a GPU" not in render(unasked, "text")
+    assert json.loads(render(unasked, "json"))["measurements"]["gpu_estimate"] == []
+    write_run(tmp_path, steps=make_steps(1))
+    told = render(analyse(tmp_path, has_gpu_estimate=True), "text")
+    assert "No estimate of memory on a GPU: allocations-<n>.parquet is missing" in told
 
 
 def test_the_page_calls_it_an_estimate_and_says_what_is_missing_where_somebody_asked_and_a_window_is_there(
