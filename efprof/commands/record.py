@@ -16,7 +16,7 @@ from efprof.model import EfprofError
     "--trace-steps",
     metavar="STEPS",
     help="Steps to trace with torch.profiler: ranges such as 5:7,100:102 (5, 6, 100 and 101), or 'none'; "
-    "default: two steps each at 5, 30, 300 and 3000.",
+    "default: two steps each at 4, 30, 300 and 3000.",
 )
 @click.option(
     "--memory-steps",
