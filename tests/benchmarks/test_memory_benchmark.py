@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.memory.made_snapshots import made_snapshot
 from benchmarks.memory.__main__ import main
+from benchmarks.memory.made_snapshots import made_snapshot
 from benchmarks.memory.speed import BUDGET_EVENTS, MAX_PEAK_BYTES, MAX_SECONDS, Cost, Work, budgets, measure
 from benchmarks.memory.truth import truth_lines
 from efprof.artifacts.snapshot import Snapshot
