@@ -16,6 +16,7 @@ import click
 
 from benchmarks.machine import machine_line
 from benchmarks.recording.processes import ROOT
+from efprof.artifacts.runs import HOME_VARIABLE
 from efprof.facts.gpu_estimate.gpu_estimate import GpuEstimate
 from efprof.facts.run.run import open_run
 from efprof.model import NotRecorded
@@ -126,9 +127,9 @@ def recorded(measured: Measured, folder: Path, num_steps: int, *options: str) ->
     program = [str(Path(__file__).with_name("card_program.py")), measured.model]
     program += [str(number) for number in (measured.batch, measured.size, num_steps)]
     words = [sys.executable, "-m", "efprof", "record", *options, "--", sys.executable, *program]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), HOME_VARIABLE: str(folder)}
     subprocess.run(words, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    (run,) = (folder / ".efprof" / "runs").glob("*/run.json")
+    (run,) = (folder / "runs").glob("*/run.json")
     return open_run(run.parent).get(GpuEstimate)
 
 
