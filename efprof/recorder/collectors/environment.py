@@ -21,6 +21,7 @@ import torch
 import efprof
 from efprof.artifacts.readings import DEVICE_USE_FILE, DeviceUse
 from efprof.artifacts.run_file import Device, change_run_file
+from efprof.recorder.hooks.torch_versions import PRECISION_BY_NAME, allocator_settings, version_of
 from efprof.recorder.launch.machine import driver_version
 from efprof.recorder.loop.device import DeviceClock
 from efprof.recorder.loop.open_step import OpenStep
@@ -31,12 +32,6 @@ NAMED_PACKAGES = ("numpy", "transformers", "accelerate", "lightning", "pytorch_l
 
 SET_BY_PROGRAMS = ("CUDA_LAUNCH_BLOCKING", "NCCL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT")
 """Environment variables that a program may set itself, after it was started."""
-
-TF32_SETTINGS: dict[str, "Place"] = {
-    "cudnn TF32": "backends.cudnn.allow_tf32",
-    "matmul TF32": "backends.cuda.matmul.allow_tf32",
-}
-"""The same before torch 2.9, which warns of them from then on."""
 
 Place = str | Callable[[], Any]
 """Where in torch a setting stands, as a value or a function that gives it; or a function of ours."""
@@ -54,12 +49,20 @@ CUDA_SETTINGS: dict[str, Place] = {
     "cudnn enabled": "backends.cudnn.enabled",
     "cudnn benchmark": "backends.cudnn.benchmark",
     "cudnn deterministic": "backends.cudnn.deterministic",
-    "matmul fp32 precision": "backends.cuda.matmul.fp32_precision",
-    "convolution fp32 precision": "backends.cudnn.conv.fp32_precision",
     "matmul reduced bf16 sums": "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
     "matmul reduced fp16 sums": "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
     "CUDA allocator": "cuda.memory.get_allocator_backend",
 }
+
+NAMES_OF_PRECISION: dict[str, Place] = {
+    "matmul fp32 precision": "backends.cuda.matmul.fp32_precision",
+    "convolution fp32 precision": "backends.cudnn.conv.fp32_precision",
+}
+FLAGS_OF_PRECISION: dict[str, Place] = {
+    "cudnn TF32": "backends.cudnn.allow_tf32",
+    "matmul TF32": "backends.cuda.matmul.allow_tf32",
+}
+"""The same of an older torch; newer ones may warn of them."""
 
 FIRST_STEP = 10
 """The second reading; libraries have their workspaces by then."""
@@ -139,27 +142,17 @@ def _settings(device: int | None) -> dict[str, str]:
 
 
 def cuda_settings(device: int | None = None) -> dict[str, Place]:
-    is_older = not hasattr(torch.backends.cuda.matmul, "fp32_precision")
-    return (
-        (TF32_SETTINGS if is_older else {})
-        | CUDA_SETTINGS
-        | {
-            "memory fraction": lambda: torch.cuda.memory.get_per_process_memory_fraction(device),
-            "CUDA allocator settings": _allocator_settings,
-        }
-    )
+    precision = FLAGS_OF_PRECISION if version_of(torch) < PRECISION_BY_NAME else NAMES_OF_PRECISION
+    more: dict[str, Place] = {
+        "memory fraction": lambda: torch.cuda.memory.get_per_process_memory_fraction(device),
+        "CUDA allocator settings": lambda: allocator_settings(torch, os.environ) or "none: its defaults",
+    }
+    return CUDA_SETTINGS | precision | more
 
 
 def read_setting(place: Place) -> Any:
     value = attrgetter(place)(torch) if isinstance(place, str) else place
     return value() if callable(value) else value
-
-
-def _allocator_settings() -> str:
-    """As torch took them, a change at run time included; a torch that does not tell had them from the environment."""
-    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
-    text = read() if read is not None else os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    return str(text) or "none: its defaults"
 
 
 def _time_stages(session: Session) -> None:

@@ -12,6 +12,9 @@ NEWEST: Version = (2, 15)
 ACCELERATOR_MEMORY: Version = (2, 9)
 """From here on `torch.accelerator` empties the cache and resets the peak, as `torch.cuda` does."""
 
+PRECISION_BY_NAME: Version = (2, 9)
+"""From here on the precision of float32 products has a name, and flags of TF32 are told to be deprecated."""
+
 PLAIN_VARIABLE_WORKS: Version = (2, 10)
 
 SHORTER_HISTORY: Version = (2, 11)
