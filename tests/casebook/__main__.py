@@ -31,11 +31,10 @@ from tests.casebook._born import Tried, born_table, false_alarms, tried
 from tests.casebook._cases import Case, all_cases
 from tests.casebook._gains import RESOURCES, ScoredGain, gains_table, is_well_predicted, said, scored_gains, variations
 from tests.casebook._scores import Score, findings, is_told_first, predicted, until_step
+from tests.recorder.recording import EFPROF
 from tests.support.busy import busy_loops
 
 COLLECTION = "collection"
-
-EFPROF = Path(sys.executable).with_name("efprof")
 
 
 @click.command()
@@ -101,7 +100,7 @@ def record(case: Case, runs: Path, twin: Literal["sick", "healthy", "fixed"], pr
     home = runs / f"{case.name}-{twin}"
     environment = os.environ | {"EFPROF_HOME": str(home.absolute())}
     program_command = [sys.executable, str(program or case.path), *(["--healthy"] if twin == "healthy" else [])]
-    command = [str(EFPROF), "record", "--name", case.name, *case.options, "--", *program_command]
+    command = [*EFPROF, "record", "--name", case.name, *case.options, "--", *program_command]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         raise click.ClickException(f"{case.name} could not be recorded:\n{done.stderr}")

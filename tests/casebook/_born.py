@@ -19,8 +19,8 @@ from efprof.commands.report import analyse
 from efprof.fixes.files import edited
 from efprof.model import CodeEdit, Finding
 from tests.casebook.born._collection import HARMLESS, SICK, Snippet
+from tests.recorder.recording import EFPROF
 
-EFPROF = Path(sys.executable).with_name("efprof")
 AUDIT, MARK = "nonfinite_loss", "# born"
 
 
@@ -108,7 +108,7 @@ def _record(folder: Path, code: bytes) -> Path:
 
 def _run(folder: Path, *words: str) -> None:
     environment = os.environ | {"EFPROF_HOME": str(folder.absolute() / ".efprof")}
-    subprocess.run([str(EFPROF), *words], cwd=folder, env=environment, capture_output=True, check=False)
+    subprocess.run([*EFPROF, *words], cwd=folder, env=environment, capture_output=True, check=False)
 
 
 def _finding(run: Path) -> Finding | None:

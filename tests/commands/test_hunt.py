@@ -217,7 +217,7 @@ def test_of_two_ranks_the_one_that_made_it_is_blamed(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_record_hunts_at_once_where_asked_to(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    words = [EFPROF, "record", "--hunt", "--report", "--", sys.executable, "train.py"]
+    words = [*EFPROF, "record", "--hunt", "--report", "--", sys.executable, "train.py"]
     environment = environment_of(tmp_path / "home", {})
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     line = line_of(tmp_path / "train.py", "born")

@@ -1,7 +1,6 @@
 """What the tests on a CUDA device share: when they run, where results go, how a history is read."""
 
 import os
-import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -13,13 +12,9 @@ import torch
 
 from efprof.artifacts.snapshot import Entry, read_snapshot
 from tests.recorder.recording import Recorded, record_command
+from tests.support.record_fixtures import keep_run
 
 ROOT = Path(__file__).parents[2]
-
-FIXTURE_BYTES = 200_000
-"""A trace or snapshot that takes more is not for the repository."""
-ALWAYS_KEPT = ("run.json", "steps.jsonl", "events.jsonl", "sources.jsonl", "device_use.jsonl")
-KEPT_WHERE_SMALL = ("holders-", "watch-", "trace-", "memory-", "allocations-")
 
 needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
@@ -44,15 +39,8 @@ def results_folder() -> Path:
 
 
 def keep_fixture(recorded: Recorded, name: str) -> None:
-    """Copy a run to the results, for tests on machines without a device: less what they do not read or is large."""
-    place = results_folder() / "runs" / name
-    shutil.rmtree(place, ignore_errors=True)
-    for path in recorded.folder.rglob("*"):
-        is_small = path.name.startswith(KEPT_WHERE_SMALL) and path.stat().st_size < FIXTURE_BYTES
-        if is_small or path.name in ALWAYS_KEPT:
-            target = place / path.relative_to(recorded.folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+    """Copy a run to the results, for tests on machines without a device."""
+    keep_run(recorded.folder, results_folder() / "runs" / name)
 
 
 def events_of(path: Path) -> list[Entry]:

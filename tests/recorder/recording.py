@@ -30,7 +30,8 @@ UPDATE = ["forward", "backward", "optimizer"]
 PLAIN = ["data", *UPDATE]
 """The stages of a usual step, without a loader and with one."""
 
-EFPROF = str(Path(sys.executable).parent / "efprof")
+EFPROF = (sys.executable, "-m", "efprof")
+"""Where packages lie in a folder of their own, no script is beside the interpreter."""
 
 E = TypeVar("E", bound=Event)
 
@@ -123,7 +124,7 @@ def record_command(
     """`efprof record [options] -- command`, with its run under `home`; every step in full unless an option says so."""
     in_full = () if "--overhead" in options else ("--overhead", "100%")
     done = subprocess.run(
-        [EFPROF, "record", *in_full, *options, "--", *command],
+        [*EFPROF, "record", *in_full, *options, "--", *command],
         env=environment_of(home, environment or {}),
         cwd=working_folder or home.parent,
         capture_output=True,

@@ -6,17 +6,19 @@ analysis read: real recordings, small enough for the repository.
 
 import gzip
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from tests.casebook.__main__ import EFPROF
 from tests.casebook._cases import Case, find_cases
+from tests.recorder.recording import EFPROF
 
 RUNS = Path(__file__).parents[1] / "runs"
 PROJECT = "/home/user/efprof"
@@ -25,6 +27,10 @@ WINDOWS = "5:6,40:41"
 """One step a window: half the size, and enough for all but these:"""
 LONGER_WINDOWS = {"memory_growth": "5:7,40:42"}
 """What survives a step is known by the next one."""
+
+FIXTURE_BYTES = 200_000
+"""A trace or snapshot that takes more is not for the repository."""
+ALWAYS_KEPT = ("run.json", "steps.jsonl", "events.jsonl", "sources.jsonl", "device_use.jsonl")
 
 
 @click.command()
@@ -57,7 +63,7 @@ def record(case: Case, place: Path, arguments: list[str]) -> None:
         options = ["--trace-steps", windows, "--triggers", "none", "--no-diff"]
         program = ["--", sys.executable, str(case.path.relative_to(Path.cwd())), *arguments]
         subprocess.run(
-            [str(EFPROF), "record", "--name", case.name, *options, *program],
+            [*EFPROF, "record", "--name", case.name, *options, *program],
             env=os.environ | {"EFPROF_HOME": home},
             check=True,
             capture_output=True,
@@ -67,9 +73,23 @@ def record(case: Case, place: Path, arguments: list[str]) -> None:
     forget_machine(place)
 
 
+def keep_run(run: Path, place: Path) -> None:
+    """Copy a run for tests on machines without a device, less the files that are too large for the repository."""
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(run, place)
+    forget_machine(place)
+    for path in place.rglob("*"):
+        if path.is_file() and path.name not in ALWAYS_KEPT and path.stat().st_size > FIXTURE_BYTES:
+            path.unlink()
+
+
 def forget_machine(place: Path) -> None:
     """What names this machine's folders names anybody's."""
     names = ((sys.executable.encode(), b"python"), (str(Path.cwd()).encode(), PROJECT.encode()))
+    for snapshot in place.rglob("*.pickle"):
+        content = pickle.loads(snapshot.read_bytes())  # noqa: S301 - it was written here
+        _rename_in(content, set())
+        snapshot.write_bytes(pickle.dumps(content, protocol=4))
     for file in place.rglob("*.json*"):
         content = old = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         for own, neutral in names:
@@ -78,6 +98,17 @@ def forget_machine(place: Path) -> None:
             file.write_bytes(gzip.compress(content, 9, mtime=0))
         elif content != old:
             file.write_bytes(content)
+
+
+def _rename_in(value: Any, seen: set[int]) -> None:
+    """In a snapshot, frames of the project; blocks and events share them."""
+    if id(value) in seen or not isinstance(value, dict | list | tuple):
+        return
+    seen.add(id(value))
+    if isinstance(value, dict) and isinstance(value.get("filename"), str):
+        value["filename"] = value["filename"].replace(str(Path.cwd()), PROJECT)
+    for part in value.values() if isinstance(value, dict) else value:
+        _rename_in(part, seen)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def refused(folder: Path, *words: str) -> str:
     """What `efprof record` says as it refuses; it starts and writes nothing."""
     before = sorted(folder.iterdir())
     environment = environment_of(folder / "home", {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"})
-    words = (EFPROF, "record", *words, "--", "touch", "started")
+    words = (*EFPROF, "record", *words, "--", "touch", "started")
     done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert sorted(folder.iterdir()) == before

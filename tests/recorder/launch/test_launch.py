@@ -86,7 +86,7 @@ def test_a_program_that_cannot_be_executed_closes_the_run(home: Path, tmp_path: 
 def refuse(home: Path, *command: str) -> str:
     """What efprof says, in one line, of a command that it does not start."""
     done = subprocess.run(
-        [EFPROF, "record", *command], env=environment_of(home, {}), cwd=home.parent, capture_output=True, text=True
+        [*EFPROF, "record", *command], env=environment_of(home, {}), cwd=home.parent, capture_output=True, text=True
     )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
@@ -140,7 +140,7 @@ def test_a_program_that_removes_the_run_folder_still_passes_its_exit_code_throug
     home.mkdir()
     program = f"import shutil; shutil.rmtree({str(home)!r}); raise SystemExit(4)"
     done = subprocess.run(
-        [EFPROF, "record", "--", sys.executable, "-c", program],
+        [*EFPROF, "record", "--", sys.executable, "-c", program],
         env=environment_of(home, {}), cwd=home.parent, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 4
@@ -160,7 +160,7 @@ def test_arguments_that_are_not_text_are_passed_on_and_recorded(home: Path) -> N
 
 
 def test_two_recordings_at_once_have_a_run_each(home: Path) -> None:
-    command = [EFPROF, "record", "--", sys.executable, "-c", "pass"]
+    command = [*EFPROF, "record", "--", sys.executable, "-c", "pass"]
     both = [subprocess.Popen(command, env=environment_of(home, {}), stderr=subprocess.DEVNULL) for _ in range(2)]
     assert [one.wait() for one in both] == [0, 0]
     assert len(list((home / "runs").iterdir())) == 2
@@ -172,7 +172,7 @@ WAITING = "import time; print('up', flush=True); any(time.sleep(0.01) for _ in i
 
 def start_waiting(home: Path, program: str = WAITING) -> "subprocess.Popen[str]":
     process = subprocess.Popen(
-        [EFPROF, "record", "--", sys.executable, "-c", program],
+        [*EFPROF, "record", "--", sys.executable, "-c", program],
         env=environment_of(home, {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -271,8 +271,8 @@ def test_the_exit_code_that_answers_sigterm_says_whether_the_program_was_killed(
 
 def test_a_signal_ignored_before_stays_ignored_in_the_program(home: Path) -> None:
     program = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
-    command = ["efprof", "record", "--", sys.executable, "-c", program]
-    ignoring = f"import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv({EFPROF!r}, {command!r})"
+    command = [*EFPROF, "record", "--", sys.executable, "-c", program]
+    ignoring = f"import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv({command[0]!r}, {command!r})"
     done = subprocess.run(
         [sys.executable, "-c", ignoring], env=environment_of(home, {}), capture_output=True, text=True
     )

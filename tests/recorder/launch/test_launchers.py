@@ -157,7 +157,7 @@ def test_a_request_for_a_window_reaches_what_trains_and_nothing_else(home: Path,
         f"{sys.executable} -c 'import time; time.sleep({FOR_EVER_S})' &\n{sys.executable} train.py\n"
     )
     process = subprocess.Popen(
-        [EFPROF, "record", "--windows", "none", "--", "sh", "run.sh"],
+        [*EFPROF, "record", "--windows", "none", "--", "sh", "run.sh"],
         env=environment_of(home, {}), cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None

@@ -116,7 +116,7 @@ def running_training(home: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A long training under `efprof record`, after its first step, each in full; it prints a line per step."""
     (home.parent / "train.py").write_text(training("print(step, flush=True)", epochs=100_000))
     with subprocess.Popen(
-        [EFPROF, "record", "--overhead", "100%", "--", sys.executable, "train.py"],
+        [*EFPROF, "record", "--overhead", "100%", "--", sys.executable, "train.py"],
         env=environment_of(home, {}),
         cwd=home.parent,
         stdout=subprocess.PIPE,
