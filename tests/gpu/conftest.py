@@ -1,10 +1,17 @@
-"""The files run in the order of their numbers: by their names, test_10 would come before test_1."""
+"""Settings of the tests on a device.
 
+The files run in the order of their numbers: by their names, test_10 would come before test_1.
+"""
+
+import os
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(__file__).parent
+
+# Processes that compile in the background outlive the test that started them.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
