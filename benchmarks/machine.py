@@ -3,6 +3,7 @@
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -12,14 +13,23 @@ from pathlib import Path
 
 def machine_line(accelerator: str = "") -> str:
     """One sentence, and the command; `accelerator` names the GPU where one was measured."""
-    described = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     load = os.getloadavg()[0]
     return (
-        f"Commit {described.stdout.strip() or 'unknown'}, {time.strftime('%Y-%m-%d', time.gmtime())}; "
+        f"Commit {_commit()}, {time.strftime('%Y-%m-%d', time.gmtime())}; "
         f"{f'{accelerator}; ' if accelerator else ''}{processors()}; {platform.system()} "
         f"{platform.release()}; Python {platform.python_version()}, torch {version('torch')}; load average at the "
         f"start {load:.1f}. `{_command()}`"
     )
+
+
+def _commit() -> str:
+    """The checkout's; a copy of it, which has no history, is told by EFPROF_COMMIT."""
+    if named := os.environ.get("EFPROF_COMMIT"):
+        return named
+    if shutil.which("git") is None:
+        return "unknown"
+    described = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return described.stdout.strip() or "unknown"
 
 
 def _command() -> str:

@@ -557,6 +557,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             (torch._C, "_cuda_attach_out_of_memory_observer", self.observers.append),
             (torch._C, "_len_torch_dispatch_stack", lambda: max(0, depth() - 1)),
             (memory, "_record_memory_history", self._record_history),
+            (memory, "is_initialized", lambda: self.is_initialized),
             (memory, "get_allocator_backend", lambda: self.backend),
             (memory, "get_per_process_memory_fraction", lambda of=None: self.fractions[self.index_of(of)]),
             (memory, "_snapshot", lambda: snapshot_of(self)),
