@@ -11,7 +11,7 @@ DOCS_INSTALLED := $(VENV)/installed-docs
 GPU_PYTHON ?= $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test format check types tests repeat casebook bench-overhead bench-compare bench-memory bench-report bench-trace bench-trainer programs hta conformance stability versions gpu plotly fixtures clean
+.PHONY: help install demo docs test format check types tests repeat casebook bench-overhead bench-compare bench-memory bench-report bench-trace bench-trainer programs hta conformance stability versions gpu gpu-minutes plotly fixtures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -130,8 +130,13 @@ VERSIONS ?= oldest 2.9 2.11 newest
 versions: $(TESTS_INSTALLED) ## Run the tests that depend on torch under several versions of it, and write reports/versions.md
 	$(BIN)/python -m tests.support.versions reports/versions.md $(if $(IS_NAMED),$(PYTHON),$(BIN)/python) $(VERSIONS)
 
-gpu: ## Run everything that needs a CUDA device, with this folder's Python packages (make gpu GPU_PYTHON=python3)
+# Both need no installation of efprof: programs that tests start find it by PYTHONPATH.
+gpu: export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+gpu: ## Run everything that needs a CUDA device, under .venv or another Python (make gpu GPU_PYTHON=python3)
 	$(GPU_PYTHON) -m pytest -m gpu -rs
+
+gpu-minutes: ## Run what fits of it in ten minutes, and pack the results in reports/gpu (make gpu-minutes GPU_PYTHON=python3)
+	EFPROF_COMMIT="$${EFPROF_COMMIT:-$$(git describe --always --dirty 2>/dev/null)}" $(GPU_PYTHON) -m benchmarks.recording.on_a_gpu.minutes
 
 PLOTLY ?= 4.1.1
 PLOTLY_FOLDER := $(CURDIR)/efprof/report/page/plotly

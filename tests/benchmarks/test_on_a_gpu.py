@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.on_a_gpu import minutes
-from benchmarks.on_a_gpu.minutes import TOTAL_S, Minutes, Part, parts
-from benchmarks.on_a_gpu.sessions import run_for
-from benchmarks.on_a_gpu.tables import Estimated, Found, Pair, Predicted, markdown
-from benchmarks.on_a_gpu.trainings import Outcome, Size, Told, Training
+from benchmarks.recording.on_a_gpu import minutes
+from benchmarks.recording.on_a_gpu.minutes import TOTAL_S, Minutes, Part, parts
+from benchmarks.recording.on_a_gpu.sessions import run_for
+from benchmarks.recording.on_a_gpu.tables import Estimated, Found, Pair, Predicted, markdown
+from benchmarks.recording.on_a_gpu.trainings import Outcome, Size, Told, Training
 from efprof.artifacts.snapshot import read_snapshot
 from efprof.units import GIB
 from tests.support.waiting import FOR_EVER_S
@@ -119,7 +119,16 @@ def test_where_no_time_is_left_a_part_is_not_begun(tmp_path: Path) -> None:
 def test_all_of_it_runs_on_a_simulated_device(tmp_path: Path) -> None:
     """Its memory is served by the model that predicts it, so that each prediction is right."""
     path = os.pathsep.join([str(AT_START), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "benchmarks.on_a_gpu", "--tiny", "--seconds", "400", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.recording.on_a_gpu",
+        "--tiny",
+        "--seconds",
+        "400",
+        "--out",
+        str(tmp_path),
+    ]
     subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, check=True, capture_output=True)
     page, figures = (tmp_path / "gpt.md").read_text(), json.loads((tmp_path / "gpt.json").read_bytes())
     assert "12 of 12 losses are equal to the last bit" in page

@@ -56,7 +56,7 @@ def test_a_trigger_opens_a_window_of_two_steps_whose_files_can_be_read(trigger: 
     (opened,) = recorded.events(WindowOpened)
     assert opened.step > ODD_STEP
     assert opened.why.endswith(why)
-    assert [step.step for step in recorded.steps if step.window] == [opened.step, opened.step + 1]
+    assert [step.step for step in recorded.steps if step.window == opened.window] == [opened.step, opened.step + 1]
     (closed,) = recorded.events(WindowClosed)
     if trigger == "memory-peak":
         assert closed.files == ["memory-1.pickle"]

@@ -13,6 +13,8 @@ from typing import Any
 TOTAL_BYTES = 139 * 2**30
 """Of an H200: what fits there fits here."""
 
+CYCLES_PER_MS = 10**6
+
 
 class _DeviceAtImport:
     """A finder of torch alone."""
@@ -29,9 +31,14 @@ class _DeviceAtImport:
                 run(module)
                 from tests.simulated_cuda.cuda import SimulatedCuda
 
-                device = SimulatedCuda(total_bytes=TOTAL_BYTES).in_place()
-                device.__enter__()
-                atexit.register(device.__exit__, None, None, None)  # after the recorder, which registers later
+                cuda = SimulatedCuda(total_bytes=TOTAL_BYTES)
+                place = cuda.in_place()
+                place.__enter__()
+                atexit.register(place.__exit__, None, None, None)  # after the recorder, which registers later
+                module.cuda._sleep = lambda cycles: cuda.launch(cycles / CYCLES_PER_MS)
+                module.cuda.get_device_name = lambda _=None: "Simulated"
+                module.cuda.set_sync_debug_mode = lambda _: None
+                module._C._cuda_hasPrimaryContext = lambda index: index in cuda.contexts
 
             spec.loader.exec_module = run_and_simulate  # type: ignore[method-assign]
         return spec

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.on_a_gpu.trainings import Outcome, Told
+from benchmarks.recording.on_a_gpu.trainings import Outcome, Told
 from efprof.units import GIB
 
 NOTHING = ["Nothing was measured.", ""]

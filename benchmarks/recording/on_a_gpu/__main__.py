@@ -1,6 +1,6 @@
 """Trains one GPT bare and recorded by turns, and compares what efprof predicts of its memory with what it took.
 
-`python -m benchmarks.on_a_gpu`: the tables are written anew after each part, so what is cut off loses nothing.
+`python -m benchmarks.recording.on_a_gpu`: the tables are written anew after each part, so what is cut off is not lost.
 """
 
 import json
@@ -14,8 +14,8 @@ import click
 import msgspec
 
 from benchmarks.machine import machine_line
-from benchmarks.on_a_gpu.tables import Estimated, Found, Pair, Predicted, markdown
-from benchmarks.on_a_gpu.trainings import Outcome, Size, Training, Trainings
+from benchmarks.recording.on_a_gpu.tables import Estimated, Found, Pair, Predicted, markdown
+from benchmarks.recording.on_a_gpu.trainings import Outcome, Size, Training, Trainings
 from efprof.artifacts.steps import read_steps
 from tests.support.record_fixtures import keep_run
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PATIENCE_S = 8.0
 """A command that is interrupted has so long to write what it has."""
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.on_a_gpu.sessions import ROOT, run_for
+from benchmarks.recording.on_a_gpu.sessions import ROOT, run_for
 
-PROGRAM = "benchmarks/on_a_gpu/gpt.py"
+PROGRAM = "benchmarks/recording/on_a_gpu/gpt.py"
 MIN_S = 10.0
 """Nothing is started that has less time than this."""
 

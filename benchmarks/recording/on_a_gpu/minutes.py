@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.on_a_gpu.sessions import PATIENCE_S, ROOT, run_for
+from benchmarks.recording.on_a_gpu.sessions import PATIENCE_S, ROOT, run_for
 
 TOTAL_S = 560
 """Where a command may take ten minutes, packing fits in the rest."""
@@ -31,7 +31,7 @@ TEST_S = 120
 MAX_WAIT_S = 90
 LAST_LINES = 25
 
-GPT = ("-m", "benchmarks.on_a_gpu", "--seconds", "SECONDS", "--out", "OUT")
+GPT = ("-m", "benchmarks.recording.on_a_gpu", "--seconds", "SECONDS", "--out", "OUT")
 """The time that the part has, and the folder of results, are filled in."""
 PYTEST = (
     "-m pytest -p pytest_timeout -p xdist.plugin -p no:cacheprovider -W default -q -rfEs -m gpu --durations=15 "
