@@ -83,8 +83,9 @@ class Training:
         ours = {
             "EFPROF_HOME": str(home),
             "OMP_NUM_THREADS": str(self.num_threads),
-            "PYTORCH_CUDA_ALLOC_CONF": self.settings,
         }
+        if self.settings:
+            ours["PYTORCH_CUDA_ALLOC_CONF"] = self.settings
         if self.is_deterministic:
             ours["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it, torch refuses to be deterministic
         if self.device == "cpu":
