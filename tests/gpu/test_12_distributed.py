@@ -19,6 +19,7 @@ from tests.support.waiting import MAX_WAIT_S
 
 pytestmark = [
     *needs_cuda,
+    pytest.mark.xdist_group("distributed"),
     pytest.mark.skipif(
         not (torch.distributed.is_available() and torch.distributed.is_nccl_available()), reason="needs NCCL"
     ),

@@ -11,7 +11,7 @@ from efprof.facts.allocator.replay_results import DevicePredictions, predict_fil
 from tests.gpu.cuda_runs import TRAIN_PLAINLY, keep_fixture, needs_cuda, record_text
 from tests.recorder.recording import Recorded
 
-pytestmark = needs_cuda
+pytestmark = [*needs_cuda, pytest.mark.xdist_group("expandable segments")]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from efprof.commands.report import analyse, render
 from tests.gpu.cuda_runs import TRAIN_PLAINLY, needs_cuda, record_text, results_folder
 from tests.recorder.recording import Recorded, record_command
 
-pytestmark = needs_cuda
+pytestmark = [*needs_cuda, pytest.mark.xdist_group("main job")]
 
 TRAIN = ["--config", "debug", "--device", "cuda", "--steps", "40"]
 

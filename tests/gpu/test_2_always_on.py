@@ -9,7 +9,7 @@ from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
 from tests.gpu.cuda_runs import TRAIN_PLAINLY, needs_cuda, record_text, synchronisation_is_an_error
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, open_session
 
-pytestmark = needs_cuda
+pytestmark = [*needs_cuda, pytest.mark.xdist_group("always on")]
 
 BAD_STEP = 7
 

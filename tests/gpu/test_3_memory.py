@@ -10,7 +10,7 @@ from efprof.artifacts.snapshot import read_snapshot
 from tests.gpu.cuda_runs import TRAIN_PLAINLY, events_of, needs_cuda, record_text
 from tests.recorder.recording import Recorded, line_of
 
-pytestmark = needs_cuda
+pytestmark = [*needs_cuda, pytest.mark.xdist_group("memory")]
 
 PARAMETER_BYTES = 256 * 512 * 4
 

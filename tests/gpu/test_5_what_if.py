@@ -5,6 +5,7 @@ import os
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from efprof.facts.allocator.replay import Replay
 from efprof.facts.allocator.replay_results import DevicePredictions, predict_file, replay_file
 from tests.gpu.cuda_runs import needs_cuda, results_folder
 
-pytestmark = needs_cuda
+pytestmark = [*needs_cuda, pytest.mark.xdist_group("what-if")]
 
 CONFIGURATIONS = (
     "",
@@ -53,13 +54,16 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     folder = tmp_path_factory.mktemp("what-if")
     script = folder / "train.py"
     script.write_text(TRAINING)
-    peaks = {}
-    for number, configuration in enumerate(CONFIGURATIONS):
-        environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": configuration}
+
+    def peak(number: int) -> int:
+        environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": CONFIGURATIONS[number]}
         command = [sys.executable, str(script), str(folder / f"{number}.pickle")]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        peaks[configuration] = json.loads(done.stdout.splitlines()[-1])["peak"]
-    return folder, peaks
+        return int(json.loads(done.stdout.splitlines()[-1])["peak"])
+
+    with ThreadPoolExecutor() as pool:  # beside each other: nothing here is timed
+        peaks = list(pool.map(peak, range(len(CONFIGURATIONS))))
+    return folder, dict(zip(CONFIGURATIONS, peaks, strict=True))
 
 
 @pytest.mark.parametrize("number", range(len(CONFIGURATIONS)), ids=[one or "default" for one in CONFIGURATIONS])

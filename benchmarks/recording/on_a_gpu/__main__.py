@@ -3,6 +3,7 @@
 `python -m benchmarks.recording.on_a_gpu`: the tables are written anew after each part, so what is cut off is not lost.
 """
 
+import gzip
 import json
 import shutil
 import tempfile
@@ -188,9 +189,14 @@ def _figures(prediction: dict[str, int]) -> dict[str, int]:
 
 
 def keep_whole(asked: Asked, outcome: Outcome) -> None:
-    """The run as it is; what is too large for an archive stays behind there."""
-    if outcome.run is not None:
-        shutil.copytree(outcome.run, asked.out / "whole" / outcome.training.name, dirs_exist_ok=True)
+    """The run as it is, its snapshots compressed; what is too large for an archive stays behind there."""
+    if outcome.run is None:
+        return
+    place = asked.out / "whole" / outcome.training.name
+    shutil.copytree(outcome.run, place, dirs_exist_ok=True)
+    for snapshot in place.rglob("*.pickle"):
+        snapshot.with_suffix(".pickle.gz").write_bytes(gzip.compress(snapshot.read_bytes(), 6))
+        snapshot.unlink()
 
 
 def keep_reports(asked: Asked, trainings: Trainings, recorded: Outcome) -> None:
