@@ -129,7 +129,7 @@ class Minutes:
     def run(self, part: Part) -> None:
         """Within its limit and the time that is left; what it said goes to the results, its end to the log."""
         left_s = self._ends_at - time.monotonic()
-        if left_s < 1:
+        if left_s < 2 * PATIENCE_S:
             return self.say(f"== {part.name}: not begun, no time was left")
         seconds, began = min(part.limit_s, left_s), time.monotonic()
         filled_in = {"SECONDS": str(max(1.0, seconds - 2 * PATIENCE_S)), "OUT": str(self._results)}
