@@ -101,12 +101,12 @@ def forget_machine(place: Path) -> None:
 
 
 def _rename_in(value: Any, seen: set[int]) -> None:
-    """In a snapshot, frames of the project; blocks and events share them."""
+    """In a snapshot, frames of the project. Blocks and events share them, and a file takes a shared name once."""
     if id(value) in seen or not isinstance(value, dict | list | tuple):
         return
     seen.add(id(value))
     if isinstance(value, dict) and isinstance(value.get("filename"), str):
-        value["filename"] = value["filename"].replace(str(Path.cwd()), PROJECT)
+        value["filename"] = sys.intern(value["filename"].replace(f"{Path.cwd()}/", f"{PROJECT}/"))
     for part in value.values() if isinstance(value, dict) else value:
         _rename_in(part, seen)
 
