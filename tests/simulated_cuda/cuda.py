@@ -10,7 +10,6 @@ libraries take for themselves. In a forked process, which may not use CUDA, what
 """
 
 import contextlib
-import functools
 import importlib
 import os
 import sys
@@ -18,33 +17,27 @@ import threading
 import time
 import traceback
 import weakref
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import msgspec
 import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_map
 
-from efprof.facts.allocator.blocks import Block
-from efprof.facts.allocator.settings import AllocatorSettings, rounded_bytes, segment_bytes
 from efprof.recorder.session import sites
-from efprof.units import GIB, MIB
-from tests.facts.allocator.recording import Recording
+from efprof.units import GIB
 from tests.simulated_cuda.engine import Engine
 from tests.simulated_cuda.graphs import make_graph_class
+from tests.simulated_cuda.memory import OWN_FILES, DeviceMemory
 from tests.simulated_cuda.timeline import NOT_PERMITTED, Stream, device_class, event_class, stream_class, until
 
 CPU = torch.device("cpu")
 DEVICE, IS_CPU, IS_META = (vars(torch._C.TensorBase)[name].__get__ for name in ("device", "is_cpu", "is_meta"))
-OWN_FILES = frozenset(str(path) for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_"))
-"""They stand for torch, so they are no user's."""
 DISPATCHERS = tuple(torch.__file__.replace("__init__.py", name) for name in ("_dynamo", "_compile", "_ops"))
 """Through these torch calls a dispatch mode."""
 BETWEEN = ("collectors/waiting_calls.py", "collectors/device_data.py")
@@ -59,14 +52,6 @@ FACTORIES = (
     "arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor",
     "tril_indices", "zeros",
 )  # fmt: skip
-
-
-class _Recording(Recording):
-    """Tells also when."""
-
-    def _note(self, action: str, address: int, size: int, block: Block | None = None) -> None:
-        super()._note(action, address, size, block)
-        self.entries[-1].time_us = time.time_ns() // 1000
 
 
 class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -90,7 +75,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._thread = threading.local()
         self._backing = CPU if has_values else torch.device("meta")
         self._makes_all_on, self._process = makes_all_on, os.getpid()
-        self.backend, self.total_bytes = backend, total_bytes
+        self.memory = DeviceMemory(num_devices, total_bytes, backend)
         self.version = cuda
         self.current = 0
         """The current device."""
@@ -105,16 +90,6 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_spoiled = False
         self.kernel_ns = KERNEL_NS
         self.engine = Engine(self)
-        self.recordings = [_Recording(AllocatorSettings(), capacity=total_bytes) for _ in range(num_devices)]
-        self.fractions = [1.0] * num_devices
-        self.history: str | None = None
-        self.max_entries, self.skipped = sys.maxsize, frozenset[str]()
-        self.stacks: dict[tuple[int, int], list[dict[str, Any]] | None] = {}
-        """Of each block in use, by device and address, where it was asked for if the history was on then."""
-        self.rejects_beforehand = False
-        """As `throw_on_cudamalloc_oom:True` with a `per_process_memory_fraction` has it."""
-        self.num_rejected = [0] * num_devices
-        self.observers: list[Callable[..., None]] = []
         self.tape: list[tuple[Any, Any, Any, Any]] = []
         self._streams = [Stream(index) for index in range(num_devices)]
         self._default = list(self._streams)
@@ -122,14 +97,9 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The device of each storage that lies on one."""
         self._made_at_ns: dict[int, int] = {}
         """When what was computed last of each such storage is done: a stream that waits for no other may be early."""
-        self._blocks: dict[int, Block] = {}
-        self._given_back: deque[tuple[int, Block]] = deque()
-        """Blocks to be freed, each with its device: storages go in any thread, and while one is being served."""
-        self._serving = threading.Lock()
         self._pinned: set[int] = set()
         self._on_the_way: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         """Copies to the host: when each arrives, where, and what."""
-        self._peaks = [0] * num_devices
         self._lazy: list[Callable[[], None]] = []
 
     # What tests ask and say.
@@ -321,85 +291,23 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _allocate(self, key: int, num_bytes: int, home: int) -> None:
         self.contexts.add(home)
         if num_bytes:
-            with self._serving:
-                self._free()
-                self._serve(key, num_bytes, home)
-
-    def _serve(self, key: int, num_bytes: int, home: int) -> None:
-        recording = self.recordings[home]
-        recording._frames = _python_stack() if self.history else None
-        block = recording.attempt(num_bytes)
-        if block is None and self.rejects_beforehand:
-            del recording.entries[-1]
-            self.num_rejected[home] += 1
-            raise torch.OutOfMemoryError("CUDA out of memory.")  # its wording is not known to us
-        self._keep_history(recording)
-        if block is None:
-            allocator = recording.allocator
-            free = self.total_bytes - allocator.reserved
-            # Both tell what the driver was asked for, not what the tensor needs.
-            asked = segment_bytes(rounded_bytes(num_bytes, allocator.settings), allocator.settings)
-            for observe in self.observers:
-                observe(home, asked, self.total_bytes, free)
-            wanted, total, left = (amount / MIB for amount in (asked, self.total_bytes, free))
-            raise torch.OutOfMemoryError(
-                f"CUDA out of memory. Tried to allocate {wanted:.2f} MiB. GPU {home} has a total capacity of "
-                f"{total / 1024:.2f} GiB of which {left:.2f} MiB is free."
-            )
-        self._blocks[key] = block
-        self.stacks[home, block.address] = recording._frames
-        self._peaks[home] = max(self._peaks[home], recording.allocator.allocated)
+            self.memory.serve(key, num_bytes, home)
 
     def _forget(self, key: int) -> None:
-        home, block = self._homes.pop(key, None), self._blocks.pop(key, None)
         self._made_at_ns.pop(key, None)
-        if home is not None and block is not None:
-            self._given_back.append((home, block))
-            if self._serving.acquire(blocking=False):
-                try:
-                    self._free()
-                finally:
-                    self._serving.release()
+        if (home := self._homes.pop(key, None)) is not None:
+            self.memory.give_back(key, home)
 
-    def _free(self) -> None:
-        while self._given_back:
-            home, block = self._given_back.popleft()
-            recording = self.recordings[home]
-            recording._frames = _python_stack() if self.history else None
-            del self.stacks[home, block.address]
-            recording.free(block)
-            self._keep_history(recording)
-
-    def _keep_history(self, recording: Recording) -> None:
-        """Only while it is on, and so many entries as it may have."""
-        del recording.entries[: -self.max_entries if self.history else None]
-
-    def memory_stats(self, device: int) -> dict[str, Any]:
-        """As `torch._C._cuda_memoryStats` gives them."""
-        if self.backend != "native":
-            raise RuntimeError(f"{self.backend} does not yet support getDeviceStats")
+    def _memory_stats(self, device: int) -> dict[str, Any]:
         self.note_call("memory_stats")
-        allocator = self.recordings[device].allocator
-        held, reserved = allocator.allocated, allocator.reserved
-
-        def of(current: int, peak: int) -> dict[str, Any]:
-            return {"all": {"current": current, "peak": peak, "allocated": 0, "freed": 0}}
-
-        return {
-            "allocated_bytes": of(held, self._peaks[device]),
-            "reserved_bytes": of(reserved, allocator.peak_reserved),
-            "active_bytes": of(held, self._peaks[device]),
-            "inactive_split_bytes": of(0, 0),
-            "num_alloc_retries": allocator.calls.num_retries,
-            "num_ooms": 0,
-            "num_oom_rejections": self.num_rejected[device],
-        }
+        return self.memory.stats(device)
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         """Free and total bytes; this makes a context."""
         index = self.index_of(device)
         self.contexts.add(index)
-        return self.total_bytes - self.recordings[index].allocator.reserved, self.total_bytes
+        total = self.memory.total_bytes
+        return total - self.memory.recordings[index].allocator.reserved, total
 
     # In torch's place.
 
@@ -445,27 +353,9 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.note_wait("synchronize")
         until(self.current_stream(device).free_at_ns)
 
-    def _limit(self, share: float, device: Any = None) -> None:
-        index = self.index_of(device)
-        assert not self.recordings[index].entries, "a limit comes before the first request"
-        self.fractions[index] = share
-        self.recordings[index] = _Recording(AllocatorSettings(), capacity=int(share * self.total_bytes))
-
-    def _empty_cache(self) -> None:
-        for one in self.recordings:
-            one.empty_cache()
-
-    def _record_history(
-        self, enabled: str | None = "all", max_entries: int = sys.maxsize, skip_actions: Any = (), **_: Any
-    ) -> None:
-        """Turning it off clears it; the blocks in use keep their stacks until they are freed."""
-        self.history, self.max_entries, self.skipped = enabled, max_entries, frozenset(skip_actions)
-        for recording in self.recordings:
-            self._keep_history(recording)
-
     def _properties(self, device: Any = None) -> SimpleNamespace:
         return SimpleNamespace(
-            name="Simulated", total_memory=self.total_bytes, uuid=None, major=9, minor=0, multi_processor_count=1
+            name="Simulated", total_memory=self.memory.total_bytes, uuid=None, major=9, minor=0, multi_processor_count=1
         )
 
     def _to(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -542,8 +432,8 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         data_ptr = torch.UntypedStorage.data_ptr
 
         def address(storage: torch.UntypedStorage) -> int:
-            block = self._blocks.get(storage._cdata)
-            return data_ptr(storage) if block is None else block.address
+            found = self.memory.address_of(storage._cdata)
+            return data_ptr(storage) if found is None else found
 
         def waited_tolist(tensor: torch.Tensor) -> Any:
             return tolist(tensor if self._home(tensor) is None else tensor.cpu())
@@ -551,17 +441,17 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         replaced: list[tuple[Any, str, Any]] = [
             (torch.version, "cuda", self.version),
             (sites, "_library_folders", lambda: (*libraries, *OWN_FILES)),
-            (torch._C, "_cuda_memoryStats", self.memory_stats),
+            (torch._C, "_cuda_memoryStats", self._memory_stats),
             (torch._C, "_cuda_record_memory_history", lambda *_: None),
-            (torch._C, "_cuda_isHistoryEnabled", lambda: self.history is not None),
-            (torch._C, "_cuda_attach_out_of_memory_observer", self.observers.append),
+            (torch._C, "_cuda_isHistoryEnabled", lambda: self.memory.history is not None),
+            (torch._C, "_cuda_attach_out_of_memory_observer", self.memory.observers.append),
             (torch._C, "_len_torch_dispatch_stack", lambda: max(0, depth() - 1)),
-            (memory, "_record_memory_history", self._record_history),
+            (memory, "_record_memory_history", self.memory.record_history),
+            (memory, "get_allocator_backend", lambda: self.memory.backend),
+            (memory, "get_per_process_memory_fraction", lambda of=None: self.memory.fractions[self.index_of(of)]),
+            (memory, "_snapshot", self.memory.snapshot),
+            (torch.cuda, "memory_snapshot", lambda include_traces: self.memory.snapshot()["segments"]),
             (memory, "is_initialized", lambda: self.is_initialized),
-            (memory, "get_allocator_backend", lambda: self.backend),
-            (memory, "get_per_process_memory_fraction", lambda of=None: self.fractions[self.index_of(of)]),
-            (memory, "_snapshot", lambda: snapshot_of(self)),
-            (torch.cuda, "memory_snapshot", lambda include_traces: snapshot_of(self)["segments"]),
             (torch._C, "_DisableTorchDispatch", outside_modes),
             (torch.autograd, "_engine_run_backward", self.engine.run),
             (optimizer, "_get_foreach_kernels_supported_devices", lambda: [] if self._backing == CPU else ["cuda"]),
@@ -587,8 +477,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ]
         thread: Any = threading.Thread
         replaced.append((thread, "_bootstrap_inner", self._in_threads(thread._bootstrap_inner)))
-        empty_cache = self._empty_cache
-        replaced += [(owner, "empty_cache", empty_cache) for owner in (torch.cuda, memory)]
+        replaced += [(owner, "empty_cache", self.memory.empty_cache) for owner in (torch.cuda, memory)]
         replaced += [(torch, name, self._made_here(getattr(torch, name))) for name in FACTORIES]
         for name, answer in (
             ("is_available", lambda: True),
@@ -596,7 +485,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ("init", self.initialize),
             ("_lazy_init", self.initialize),
             ("_lazy_call", self._lazy_call),
-            ("device_count", lambda: len(self.recordings)),
+            ("device_count", lambda: len(self.memory.recordings)),
             ("current_device", lambda: self.current),
             ("set_device", self._set_device),
             ("device", device_class(self)),
@@ -605,7 +494,10 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ("default_stream", lambda device=None: self._default[self.index_of(device)]),
             ("synchronize", self._synchronize),
             ("mem_get_info", self.mem_get_info),
-            ("set_per_process_memory_fraction", self._limit),
+            (
+                "set_per_process_memory_fraction",
+                lambda share, device=None: self.memory.limit(share, self.index_of(device)),
+            ),
             ("get_device_properties", self._properties),
             ("get_device_capability", lambda *_: (9, 0)),
             ("is_current_stream_capturing", lambda: self.capturing is not None),
@@ -667,38 +559,3 @@ def _garbage_like(value: Any) -> Any:
 
 def _passes_on(file: str) -> bool:
     return file in OWN_FILES or file.startswith(DISPATCHERS) or file.endswith(BETWEEN)
-
-
-def _python_stack() -> list[dict[str, Any]]:
-    """Innermost first, as the allocator's history has it, without this simulation's own frames."""
-    frames: list[dict[str, Any]] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename not in OWN_FILES:
-            frames.append(_frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
-    return frames
-
-
-@functools.cache
-def _frame(filename: str, line: int, name: str) -> dict[str, Any]:
-    """One for all events, as in torch's snapshots."""
-    return {"filename": filename, "line": line, "name": name}
-
-
-def snapshot_of(cuda: SimulatedCuda) -> dict[str, Any]:
-    """As `torch.cuda.memory._snapshot` gives it, of all devices."""
-    taken = [recording.snapshot() for recording in cuda.recordings]
-    for device, one in enumerate(taken):
-        (trace,) = one.device_traces
-        one.device_traces = [[entry for entry in trace if cuda.history and entry.action not in cuda.skipped]]
-        for block in (block for segment in one.segments for block in segment.blocks if block.is_active):
-            block.frames = cuda.stacks.get((device, block.address or 0))
-    whole = taken[0]
-    for device, one in enumerate(taken[1:], start=1):
-        for segment in one.segments:
-            segment.device = device
-        whole.segments += one.segments
-        whole.device_traces += one.device_traces
-    plain: dict[str, Any] = msgspec.to_builtins(whole, builtin_types=(tuple,))
-    return plain

@@ -208,7 +208,7 @@ def test_the_observer_is_quiet_after_the_recording(tmp_path: Path) -> None:
     with SimulatedCuda().in_place() as cuda:
         cuda.initialize()
         recorded = record_here(tmp_path, lambda: train_plainly(2), memory_steps=())
-        (observe,) = cuda.observers
+        (observe,) = cuda.memory.observers
         observe(0, 1, 1, 0)
     assert recorded.events(WindowOpened) == []
     assert recorded.events(DeviceOutOfMemory) == []

@@ -143,7 +143,7 @@ def test_with_a_ring_every_block_has_its_line_and_other_settings_are_tried(
     assert str(finding.blame) == line("request")
     assert f"{line('activation')} held 24.0 MiB" in finding.why
     assert any(isinstance(one, Alternatives) for one in finding.evidence)
-    assert cuda.history is None, "the recording is over"
+    assert cuda.memory.history is None, "the recording is over"
 
 
 def test_a_request_that_fails_in_a_light_step_is_told_alike_and_dumped_once(cuda: SimulatedCuda) -> None:
@@ -169,7 +169,7 @@ def test_the_ring_is_short_and_a_window_takes_its_place(cuda: SimulatedCuda) -> 
     seen = []
 
     def look() -> None:
-        seen.append(cuda.max_entries)
+        seen.append(cuda.memory.max_entries)
 
     torch.cuda.look = look  # type: ignore[attr-defined]
     try:
@@ -184,7 +184,7 @@ def test_a_program_that_keeps_the_history_itself_ends_the_ring_and_keeps_its_own
     Path("train.py").write_text(TRAIN.replace("FAIL", "torch.cuda.memory._record_memory_history(max_entries=77)"))
     with efprof.record(memory_ring=True, windows="none", holders=False):
         runpy.run_path(str(Path("train.py").absolute()))
-    assert (cuda.history, cuda.max_entries) == ("all", 77)
+    assert (cuda.memory.history, cuda.memory.max_entries) == ("all", 77)
     (stopped,) = stops_of(Recorded(folder=only_run(Path("home"))))
     assert "records the allocator's history itself" in stopped
 
@@ -285,7 +285,7 @@ def test_where_most_of_the_device_is_outside_of_pytorch_a_library_that_gets_no_m
 
 
 def test_a_request_that_the_allocator_rejects_beforehand_is_counted_and_told(cuda: SimulatedCuda) -> None:
-    cuda.rejects_beforehand = True
+    cuda.memory.rejects_beforehand = True
     recording = recorded(REQUEST, **NO_WINDOW)
     (device_event,) = recording.events(DeviceOutOfMemory)
     assert (device_event.num_failed, device_event.num_rejected) == (0, 1)
