@@ -15,15 +15,17 @@ import os
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from types import SimpleNamespace
+from types import FrameType
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.cuda.graphs
+import torch.cuda.streams
+from torch._utils import _LazySeedTracker
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
@@ -31,27 +33,53 @@ from torch.utils._pytree import tree_map
 
 from efprof.recorder.session import sites
 from efprof.units import GIB
+from tests.simulated_cuda import torch_c
 from tests.simulated_cuda.engine import Engine
-from tests.simulated_cuda.graphs import make_graph_class
 from tests.simulated_cuda.memory import OWN_FILES, DeviceMemory
-from tests.simulated_cuda.timeline import NOT_PERMITTED, Stream, device_class, event_class, stream_class, until
+from tests.simulated_cuda.operators import (
+    GARBAGE,
+    IS_META,
+    READ_BY_A_MASK,
+    WRITTEN_BY_A_MASK,
+    garbage_like,
+    is_view,
+    is_waited_for,
+    readable,
+    tensors_in,
+    written_by,
+)
+from tests.simulated_cuda.timeline import NOT_PERMITTED, Queue, until
 
 CPU = torch.device("cpu")
-DEVICE, IS_CPU, IS_META = (vars(torch._C.TensorBase)[name].__get__ for name in ("device", "is_cpu", "is_meta"))
+DEVICE, IS_CPU = (vars(torch._C.TensorBase)[name].__get__ for name in ("device", "is_cpu"))
 DISPATCHERS = tuple(torch.__file__.replace("__init__.py", name) for name in ("_dynamo", "_compile", "_ops"))
 """Through these torch calls a dispatch mode."""
 BETWEEN = ("collectors/waiting_calls.py", "collectors/device_data.py")
 """What the program asks for passes through these of the recorder's, which ask for nothing themselves."""
-GARBAGE = -7.0
-"""What is in memory that nothing has been written to yet."""
 KERNEL_NS = 2_000
 """How long any kernel takes."""
-WAITING = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"})
-"""Operators whose results the host has to wait for."""
+DEBUG_ERROR = 2
+"""What `torch.cuda.set_sync_debug_mode("error")` sets."""
+INDEXING = READ_BY_A_MASK | WRITTEN_BY_A_MASK
+FROM_THE_HOST = (torch.tensor, torch.as_tensor)
+Replacement = tuple[Any, str, Any]
+"""What has an attribute, its name, and what it is replaced by."""
 FACTORIES = (
     "arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor",
     "tril_indices", "zeros",
 )  # fmt: skip
+
+
+class _OfThread(threading.local):
+    """What each thread has of its own."""
+
+    is_computing = False
+    device = 0
+    """The current one."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, int] = {}
+        """The number of the current stream of each device that it is not the default stream of."""
 
 
 class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -72,14 +100,11 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Where it `has_values` not, only shapes are computed, and zeros are read: so it may have any amount of memory.
         """
         super().__init__()  # type: ignore[no-untyped-call]
-        self._thread = threading.local()
+        self._here = _OfThread()
         self._backing = CPU if has_values else torch.device("meta")
         self._makes_all_on, self._process = makes_all_on, os.getpid()
         self.memory = DeviceMemory(num_devices, total_bytes, backend)
         self.version = cuda
-        self.current = 0
-        """The current device."""
-        self.is_initialized = False
         self.contexts: set[int] = set()
         """Devices on which there is a context: asking the driver or the allocator for anything makes one."""
         self.waits: list[tuple[str, list[str]]] = []
@@ -90,9 +115,13 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_spoiled = False
         self.kernel_ns = KERNEL_NS
         self.engine = Engine(self)
+        self.replaced: list[tuple[Any, str]] = []
+        """What it stands for, with the names."""
         self.tape: list[tuple[Any, Any, Any, Any]] = []
-        self._streams = [Stream(index) for index in range(num_devices)]
-        self._default = list(self._streams)
+        self._queues: list[dict[int, Queue]] = [defaultdict(Queue) for _ in range(num_devices)]
+        """Of each device, by the streams' numbers."""
+        self._error: Exception | None = None
+        """What every call gets from now on."""
         self._homes: dict[int, int] = {}
         """The device of each storage that lies on one."""
         self._made_at_ns: dict[int, int] = {}
@@ -100,17 +129,25 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._pinned: set[int] = set()
         self._on_the_way: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         """Copies to the host: when each arrives, where, and what."""
-        self._lazy: list[Callable[[], None]] = []
 
     # What tests ask and say.
 
+    @property
+    def current(self) -> int:
+        """The current device of this thread."""
+        return self._here.device
+
     def launch(self, milliseconds: float, device: int | None = None) -> None:
         """Give the current stream of a device a kernel of this length."""
-        self._streams[self.current if device is None else device].give(milliseconds * 1e6)
+        self._queue(self.current if device is None else device).give(milliseconds * 1e6)
+
+    def break_down(self) -> None:
+        """A kernel reads where it must not: each call that gets to the device fails from now on."""
+        self._error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where a tensor lies, as `tensor.device` says it here."""
-        home = None if getattr(self._thread, "is_computing", False) else self._home(tensor)
+        home = None if self._here.is_computing else self._home(tensor)
         return DEVICE(tensor) if home is None else torch.device("cuda", home)
 
     def waits_of(self, folder: str) -> list[str]:
@@ -129,10 +166,17 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Something asks the device, and does not wait."""
         self.calls[name] += 1
 
+    def ask(self, name: str) -> None:
+        """Something asks the driver."""
+        self.note_call(name)
+        if self._error is not None:
+            raise self._error
+
     def note_wait(self, name: str) -> None:
         """The host waits."""
         self.refuse_in_capture()
-        self.waits.append((name, [frame.filename for frame in reversed(traceback.extract_stack(limit=40))]))
+        self.waits.append((name, list(_files_of_stack())))
+        self.ask("wait")
 
     def refuse_in_capture(self) -> None:
         """Something is done that is not permitted while a graph is captured, and that the capture does not survive."""
@@ -149,9 +193,37 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self.capturing, self.tape = None, []
 
-    def current_stream(self, device: Any = None) -> Stream:
-        """The current stream of a device."""
-        return self._streams[self.index_of(device)]
+    # What torch_c asks.
+
+    def go_to(self, device: int) -> None:
+        """Of this thread."""
+        self._here.device = device
+
+    def enter_stream(self, device: int, stream_id: int) -> None:
+        """It is this thread's current one on this device."""
+        self._here.streams[device] = stream_id
+
+    def current_stream_id(self, device: int) -> int:
+        """0 for the default stream."""
+        return self._here.streams.get(device, 0)
+
+    def queue_of(self, stream: Any) -> Queue:
+        """That of a `torch.cuda.Stream`."""
+        queue: Queue = self._queues[stream.device_index][stream.stream_id]
+        return queue
+
+    def queues(self, device: int) -> list[Queue]:
+        """Those of all its streams."""
+        return list(self._queues[device].values())
+
+    def as_here(self) -> Callable[[], None]:
+        """When called in another thread, that has the current device and streams of this one."""
+        device, streams = self._here.device, dict(self._here.streams)
+
+        def adopt() -> None:
+            self._here.device, self._here.streams = device, dict(streams)
+
+        return adopt
 
     # The mode.
 
@@ -164,90 +236,124 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del types
         kwargs = dict(kwargs or {})
         name = func._schema.name
-        tensors = list(_tensors_in((*args, *kwargs.values())))
+        tensors = list(tensors_in((*args, *kwargs.values())))
         homes = {self._home(tensor) for tensor in tensors} - {None}
+        wanted = None if kwargs.get("device") is None else torch.device(kwargs["device"])
+        if wanted is not None and wanted.type == "cuda":
+            torch.cuda.init()  # type: ignore[no-untyped-call]
         if name == "aten::copy_":
             return self._copy(*args, **kwargs)
-        if len(homes) > 1 and name != "aten::_to_copy":
+        if name == "aten::_to_copy" and wanted is not None and self._is_elsewhere(args[0], wanted):
+            return self._copy_to(wanted, *args, **kwargs)
+        if len(homes) > 1:
             found = " and ".join(f"cuda:{home}" for home in sorted(homes))  # type: ignore[type-var]
             raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two, {found}!")
         home = next(iter(homes), None)
         is_early = home is not None and self._is_early(tensors, home)
-        if name in WAITING:
+        waits = is_waited_for(name, args, kwargs)
+        if waits:
             self._wait_for(name, home)
+        if home is not None and name in INDEXING and any(self._home(index) is None for index in tensors_in(args[1])):
+            self._wait_for("copy to the device", home)
         is_pinned = kwargs.pop("pin_memory", False) or name == "aten::_pin_memory"
         if is_pinned:
             self.refuse_in_capture()
-        wanted = None if kwargs.get("device") is None else torch.device(kwargs["device"])
         if wanted is not None and wanted.type in ("cpu", "cuda"):
             kwargs["device"] = CPU if wanted.type == "cpu" else self._backing
-            there = self.index_of(wanted) if wanted.type == "cuda" else None
-            if name == "aten::_to_copy" and home is not None:
-                if there is not None:
-                    self._streams[there].wait_stream(self._streams[home])
-                elif not kwargs.get("non_blocking"):
-                    self._wait_for("copy to the host", home)
-            home = there
-        if self._backing != CPU and (home is None or name in WAITING):
-            args = tree_map(_readable, args)
+            home = self._index_of(wanted) if wanted.type == "cuda" else None
+        if self._backing != CPU and (home is None or waits):
+            args = tree_map(readable, args)
+        is_run = home is not None and not is_view(func)
+        is_captured = is_run and self.capturing is not None
+        before = [(one, one.clone()) for one in written_by(func, args, kwargs)] if is_captured else []
         with self._as_they_are():
             result = args[0].clone() if name == "aten::_pin_memory" else func(*args, **kwargs)
-        made = list(_tensors_in((result,)))
+            for one, value in before:
+                one.copy_(value)  # what is captured does not run yet
+        made = list(tensors_in((result,)))
         for tensor in made:
             self._put(tensor, home, is_pinned=bool(is_pinned))
-        if is_early and not _is_view(func):
-            result = tree_map(_garbage_like, result)
-        if home is not None and not _is_view(func):
-            self.note_call("kernel")
-            done_ns = self._streams[home].give(self.kernel_ns)
-            done_ns = max(done_ns, *(self._made_ns(one) for one in tensors))
-            self._made_at_ns |= {one.untyped_storage()._cdata: done_ns for one in made if self._home(one) is not None}
-            if self.capturing is not None:
-                self.tape.append((func, args, kwargs, result))
+        if is_early and is_run:
+            result = tree_map(garbage_like, result)
+        if is_captured:
+            kept = {id(one) for one, _ in before}
+            result = tree_map(lambda value: value if id(value) in kept else garbage_like(value), result)
+        if is_run:
+            self._run(home, tensors, made)
+        if is_captured:
+            self.tape.append((func, args, kwargs, result))
         return result
+
+    def _run(self, home: Any, inputs: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """A kernel on the current stream, begun when its inputs are there."""
+        self.ask("kernel")
+        if self.capturing is not None:
+            return
+        done_ns = self._queue(home).give(self.kernel_ns)
+        done_ns = max(done_ns, *(self._made_ns(one) for one in inputs))
+        self._made_at_ns |= {one.untyped_storage()._cdata: done_ns for one in made if self._home(one) is not None}
+
+    def _is_elsewhere(self, tensor: torch.Tensor, wanted: torch.device) -> bool:
+        home = self._home(tensor)
+        return home != self._index_of(wanted) if wanted.type == "cuda" else wanted.type == "cpu" and home is not None
+
+    def _copy_to(self, wanted: torch.device, source: torch.Tensor, non_blocking: bool = False, **kwargs: Any) -> Any:
+        """To another device, or from or to the host; there without a wait into pinned memory, as torch has it."""
+        is_to_host = wanted.type == "cpu"
+        kwargs["device"] = CPU if is_to_host else self._backing
+        with self._as_they_are():
+            target = torch.empty_like(source, **{key: value for key, value in kwargs.items() if value is not None})
+        self._put(target, None if is_to_host else self._index_of(wanted), is_pinned=is_to_host and non_blocking)
+        return self._copy(target, source, non_blocking)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         there, here = self._home(target), self._home(source)
         home = there if here is None else here
-        if home is None:
+        if home is None or not target.numel():
             return target.copy_(source)
+        if not non_blocking and None in (there, here):
+            self._wait_for("copy to the host" if there is None else "copy to the device", home)
+        self.ask("copy")
         is_early = self._is_early((source,), home)
         with self._as_they_are():
-            value = (_readable(source) if there is None else source).clone()
-        value = _garbage_like(value) if is_early else value
-        done_ns = self._streams[home].give(self.kernel_ns)
+            value = (readable(source) if there is None else source).clone()
+        value = garbage_like(value) if is_early else value
+        if self.capturing is not None:
+            self.tape.append((torch.ops.aten.copy_.default, (target, source, True), {}, target))
+            return target
+        done_ns = self._queue(home).give(self.kernel_ns)
         if there is not None:
-            self._streams[there].wait_stream(self._streams[home])
+            self._queue(there).wait_until(self._queue(home).free_at_ns)
             self._made_at_ns[target.untyped_storage()._cdata] = max(done_ns, self._made_ns(source))
-            if self.capturing is not None:
-                self.tape.append((torch.ops.aten.copy_.default, (target, source), {}, target))
         elif non_blocking and target.untyped_storage()._cdata in self._pinned:
             self.note_call("copy to the host")
             target.fill_(GARBAGE)
             self._on_the_way.append((done_ns, target, value))
             return target
-        else:
-            self._wait_for("copy to the host", home)
+        elif non_blocking:
+            self._wait_for("copy to memory that is not pinned", home)
         return target.copy_(value)
 
     @contextlib.contextmanager
     def _as_they_are(self) -> Iterator[None]:
         """What torch computes shapes with, in Python, asks tensors for their device: that is to be none of these."""
-        self._thread.is_computing = True
+        self._here.is_computing = True
         try:
             yield
         finally:
-            self._thread.is_computing = False
+            self._here.is_computing = False
 
     def _is_early(self, inputs: Iterable[torch.Tensor], home: int) -> bool:
         """Whether the current stream comes to use them before another one has made them."""
-        ready_ns = max(self._streams[home].free_at_ns, time.perf_counter_ns())
+        ready_ns = max(self._queue(home).free_at_ns, time.perf_counter_ns())
         return any(self._made_ns(one) > ready_ns for one in inputs)
 
     def _wait_for(self, name: str, home: int | None) -> None:
         if home is not None:
             self.note_wait(name)
-            until(self._streams[home].free_at_ns)
+            if torch._C._cuda_get_sync_debug_mode() == DEBUG_ERROR:
+                raise RuntimeError("called a synchronizing CUDA operation")
+            until(self._queue(home).free_at_ns)
         self.deliver()
 
     def deliver(self) -> None:
@@ -298,65 +404,18 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (home := self._homes.pop(key, None)) is not None:
             self.memory.give_back(key, home)
 
-    def _memory_stats(self, device: int) -> dict[str, Any]:
-        self.note_call("memory_stats")
-        return self.memory.stats(device)
-
-    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """Free and total bytes; this makes a context."""
-        index = self.index_of(device)
-        self.contexts.add(index)
-        total = self.memory.total_bytes
-        return total - self.memory.recordings[index].allocator.reserved, total
-
     # In torch's place.
 
-    def index_of(self, device: Any) -> int:
-        if device is None:
-            return self.current
+    def _index_of(self, device: Any) -> int:
+        """The current one where none is named."""
         if isinstance(device, int):
             return device
-        device = torch.device(device)
-        return self.current if device.index is None else device.index
+        index = None if device is None else torch.device(device).index
+        return self.current if index is None else index
 
-    def initialize(self) -> None:
-        """The program uses CUDA for the first time."""
-        if os.getpid() != self._process:
-            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess.")
-        if not self.is_initialized:
-            self.is_initialized = True
-            while self._lazy:
-                self._lazy.pop(0)()
-
-    def _lazy_call(self, function: Callable[[], None], **_: Any) -> None:
-        if self.is_initialized:
-            function()
-        else:
-            self._lazy.append(function)
-
-    def _set_device(self, device: Any) -> None:
-        self.initialize()
-        self.current = self.index_of(device)
-
-    @contextlib.contextmanager
-    def _on_stream(self, stream: Stream | None) -> Iterator[None]:
-        if stream is None:
-            yield
-            return
-        before, self._streams[stream.device] = self._streams[stream.device], stream
-        try:
-            yield
-        finally:
-            self._streams[stream.device] = before
-
-    def _synchronize(self, device: Any = None) -> None:
-        self.note_wait("synchronize")
-        until(self.current_stream(device).free_at_ns)
-
-    def _properties(self, device: Any = None) -> SimpleNamespace:
-        return SimpleNamespace(
-            name="Simulated", total_memory=self.memory.total_bytes, uuid=None, major=9, minor=0, multi_processor_count=1
-        )
+    def _queue(self, device: int) -> Queue:
+        """That of the current stream of a device."""
+        return self._queues[device][self.current_stream_id(device)]
 
     def _to(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Both know where a tensor lies here: torch would do nothing for `.cpu()`, and refuse to go to a device."""
@@ -367,9 +426,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_copy = kwargs.pop("copy", False)
             device, dtype, non_blocking, form = torch._C._nn._parse_to(*args, **kwargs)
             wanted = tensor.device if device is None else device
-            wanted = torch.device("cuda", self.index_of(wanted)) if wanted.type == "cuda" else wanted
-            if wanted.type == "cuda":
-                self.initialize()
+            wanted = torch.device("cuda", self._index_of(wanted)) if wanted.type == "cuda" else wanted
             if wanted == tensor.device and not is_copy:
                 return original(tensor, dtype, memory_format=form) if dtype is not None else tensor
             return torch.ops.aten._to_copy(
@@ -389,9 +446,12 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if device is None or (not isinstance(device, int) and torch.device(device).type != "cuda"):
                 made: torch.Tensor = original(*args, device=device, **kwargs)
                 return made
-            self.initialize()
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            if original in FROM_THE_HOST:
+                made = _on(torch.device("cuda", self._index_of(device)), original, *args, **kwargs)
+                return made
             tensor: torch.Tensor = original(*args, device=self._backing, **kwargs)
-            self._put(tensor, self.index_of(device), is_pinned=False)
+            self._put(tensor, self._index_of(device), is_pinned=False)
             return tensor
 
         return make
@@ -420,7 +480,46 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextlib.contextmanager
     def in_place(self) -> Iterator["SimulatedCuda"]:
         """Within, torch has these devices."""
-        memory, optimizer = map(importlib.import_module, ("torch.cuda.memory", "torch.optim.optimizer"))
+        with contextlib.ExitStack() as undo:
+            self.replaced = []
+            for part in (self._in_c, self._in_torch, self._in_torch_cuda):
+                for owner, name, new in part():
+                    self.replaced.append((owner, name))
+                    undo.enter_context(mock.patch.object(owner, name, new, create=not hasattr(owner, name)))
+            undo.callback(self.engine.stop)
+            undo.enter_context(self)
+            yield self
+
+    def _in_c(self) -> Iterator[Replacement]:
+        yield from ((torch._C, name, new) for name, new in (torch_c.classes(self) | torch_c.functions(self)).items())
+
+    def _in_torch_cuda(self) -> Iterator[Replacement]:
+        """What it has from `torch._C` since it was imported, and the state that it keeps."""
+        streams, graphs = torch_c.load("streams"), torch_c.load("graphs")
+        for module in (torch.cuda, torch.cuda.streams):
+            yield from ((module, name, getattr(streams, name)) for name in ("Stream", "ExternalStream", "Event"))
+        for module in (torch.cuda, torch.cuda.graphs):
+            yield from ((module, name, getattr(graphs, name)) for name in ("CUDAGraph", "graph"))
+        c: Any = torch._C
+        index = range(len(self.memory.recordings))
+        yield torch.cuda, "_exchange_device", c._cuda_exchangeDevice
+        yield torch.cuda, "_maybe_exchange_device", c._cuda_maybeExchangeDevice
+        yield torch.cuda, "_is_in_bad_fork", c._cuda_isInBadFork
+        yield torch.cuda, "is_current_stream_capturing", graphs.is_current_stream_capturing
+        yield torch.cuda, "_cudart", torch_c.runtime(self)
+        yield torch.cuda, "_get_device_properties", {device: torch_c.properties(self) for device in index}.__getitem__
+        yield torch.cuda, "_initialized", False
+        yield torch.cuda, "_cached_device_count", len(index)
+        yield torch.cuda, "_queued_calls", list[Any]()
+        yield torch.cuda, "_lazy_seed_tracker", _LazySeedTracker()  # type: ignore[no-untyped-call]
+        yield torch.cuda, "default_generators", ()
+        yield torch.backends.cuda, "is_built", lambda: True
+        yield torch.version, "cuda", self.version
+
+    def _in_torch(self) -> Iterator[Replacement]:
+        """What knows where a tensor lies, and what runs backward passes."""
+        optimizer: Any = importlib.import_module("torch.optim.optimizer")
+        thread: Any = threading.Thread
         libraries = sites._library_folders()
         to, tolist, depth = torch.Tensor.to, torch.Tensor.tolist, torch._C._len_torch_dispatch_stack
         no_dispatch = torch._C._DisableTorchDispatch
@@ -438,80 +537,39 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def waited_tolist(tensor: torch.Tensor) -> Any:
             return tolist(tensor if self._home(tensor) is None else tensor.cpu())
 
-        replaced: list[tuple[Any, str, Any]] = [
-            (torch.version, "cuda", self.version),
-            (sites, "_library_folders", lambda: (*libraries, *OWN_FILES)),
-            (torch._C, "_cuda_memoryStats", self._memory_stats),
-            (torch._C, "_cuda_record_memory_history", lambda *_: None),
-            (torch._C, "_cuda_isHistoryEnabled", lambda: self.memory.history is not None),
-            (torch._C, "_cuda_attach_out_of_memory_observer", self.memory.observers.append),
-            (torch._C, "_len_torch_dispatch_stack", lambda: max(0, depth() - 1)),
-            (memory, "_record_memory_history", self.memory.record_history),
-            (memory, "get_allocator_backend", lambda: self.memory.backend),
-            (memory, "get_per_process_memory_fraction", lambda of=None: self.memory.fractions[self.index_of(of)]),
-            (memory, "_snapshot", self.memory.snapshot),
-            (torch.cuda, "memory_snapshot", lambda include_traces: self.memory.snapshot()["segments"]),
-            (memory, "is_initialized", lambda: self.is_initialized),
-            (torch._C, "_DisableTorchDispatch", outside_modes),
-            (torch.autograd, "_engine_run_backward", self.engine.run),
-            (optimizer, "_get_foreach_kernels_supported_devices", lambda: [] if self._backing == CPU else ["cuda"]),
-            (
-                optimizer,
-                "_group_tensors_by_device_and_dtype",
-                _grouped(optimizer._group_tensors_by_device_and_dtype),
-            ),
-            (torch.Tensor, "device", property(self.device_of)),
-            (torch.Tensor, "is_cuda", property(lambda tensor: self._home(tensor) is not None)),
-            (torch.Tensor, "is_cpu", property(lambda tensor: self._home(tensor) is None and IS_CPU(tensor))),
-            (torch.Tensor, "is_meta", property(lambda tensor: self._home(tensor) is None and IS_META(tensor))),
-            (torch.Tensor, "to", self._to(to)),
-            (torch.Tensor, "cpu", lambda tensor, *_, **__: tensor.to(CPU)),
-            (
-                torch.Tensor,
-                "cuda",
-                lambda tensor, device=None, **_: tensor.to(torch.device("cuda", self.index_of(device))),
-            ),
-            (torch.UntypedStorage, "data_ptr", address),
-            (torch.Tensor, "tolist", waited_tolist),
-            (torch.Tensor, "record_stream", lambda *_: None),
-        ]
-        thread: Any = threading.Thread
-        replaced.append((thread, "_bootstrap_inner", self._in_threads(thread._bootstrap_inner)))
-        replaced += [(owner, "empty_cache", self.memory.empty_cache) for owner in (torch.cuda, memory)]
-        replaced += [(torch, name, self._made_here(getattr(torch, name))) for name in FACTORIES]
-        for name, answer in (
-            ("is_available", lambda: True),
-            ("is_initialized", lambda: self.is_initialized),
-            ("init", self.initialize),
-            ("_lazy_init", self.initialize),
-            ("_lazy_call", self._lazy_call),
-            ("device_count", lambda: len(self.memory.recordings)),
-            ("current_device", lambda: self.current),
-            ("set_device", self._set_device),
-            ("device", device_class(self)),
-            ("stream", self._on_stream),
-            ("current_stream", self.current_stream),
-            ("default_stream", lambda device=None: self._default[self.index_of(device)]),
-            ("synchronize", self._synchronize),
-            ("mem_get_info", self.mem_get_info),
-            (
-                "set_per_process_memory_fraction",
-                lambda share, device=None: self.memory.limit(share, self.index_of(device)),
-            ),
-            ("get_device_properties", self._properties),
-            ("get_device_capability", lambda *_: (9, 0)),
-            ("is_current_stream_capturing", lambda: self.capturing is not None),
-            ("Event", event_class(self)),
-            ("Stream", stream_class(self)),
-            ("CUDAGraph", make_graph_class(self)),
-        ):
-            replaced.append((torch.cuda, name, answer))
-        with contextlib.ExitStack() as undo:
-            for owner, name, new in replaced:
-                undo.enter_context(mock.patch.object(owner, name, new, create=not hasattr(owner, name)))
-            undo.callback(self.engine.stop)
-            undo.enter_context(self)
-            yield self
+        def cpu(tensor: torch.Tensor, memory_format: Any = torch.preserve_format) -> torch.Tensor:
+            return tensor.to(CPU, memory_format=memory_format)
+
+        def cuda(
+            tensor: torch.Tensor,
+            device: Any = None,
+            non_blocking: bool = False,
+            memory_format: Any = torch.preserve_format,
+        ) -> torch.Tensor:
+            there = torch.device("cuda", self._index_of(device))
+            return tensor.to(there, non_blocking=non_blocking, memory_format=memory_format)
+
+        yield sites, "_library_folders", lambda: (*libraries, *OWN_FILES)
+        yield torch._C, "_len_torch_dispatch_stack", lambda: max(0, depth() - 1)
+        yield torch._C, "_DisableTorchDispatch", outside_modes
+        yield torch.autograd, "_engine_run_backward", self.engine.run
+        yield optimizer, "_get_foreach_kernels_supported_devices", lambda: [] if self._backing == CPU else ["cuda"]
+        grouped = _grouped(optimizer._group_tensors_by_device_and_dtype)
+        yield optimizer, "_group_tensors_by_device_and_dtype", grouped
+        yield torch.Tensor, "device", property(self.device_of)
+        yield torch.Tensor, "is_cuda", property(lambda tensor: self._home(tensor) is not None)
+        yield torch.Tensor, "is_cpu", property(lambda tensor: self._home(tensor) is None and IS_CPU(tensor))
+        yield torch.Tensor, "is_meta", property(lambda tensor: self._home(tensor) is None and IS_META(tensor))
+        yield torch.Tensor, "get_device", lambda tensor: -1 if tensor.device.index is None else tensor.device.index
+        yield torch.Tensor, "to", self._to(to)
+        yield torch.Tensor, "cpu", cpu
+        yield torch.Tensor, "cuda", cuda
+        yield torch.UntypedStorage, "data_ptr", address
+        yield torch.Tensor, "tolist", waited_tolist
+        yield torch.Tensor, "is_pinned", lambda tensor, device=None: tensor.untyped_storage()._cdata in self._pinned
+        yield torch.Tensor, "record_stream", lambda tensor, s: None
+        yield thread, "_bootstrap_inner", self._in_threads(thread._bootstrap_inner)
+        yield from ((torch, name, self._made_here(getattr(torch, name))) for name in FACTORIES)
 
 
 def _forget_in(devices: "weakref.ref[SimulatedCuda]", key: int) -> None:
@@ -523,38 +581,24 @@ def _forget_in(devices: "weakref.ref[SimulatedCuda]", key: int) -> None:
 def _grouped(original: Callable[..., dict[Any, Any]]) -> Callable[..., dict[Any, Any]]:
     """Optimizers group tensors in C++, which knows nothing of where they lie here; each has them on one device."""
 
-    def group(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
-        found = original(lists, with_indices)
+    def group(tensorlistlist: Any, with_indices: bool = False) -> dict[Any, Any]:
+        found = original(tensorlistlist, with_indices)
         return {(of_group[0][0][0].device, dtype): of_group for (_, dtype), of_group in found.items()}
 
     return group
 
 
-def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Of an operator's arguments or results, which are such, or lists of such."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors_in(value)
+def _on(device: torch.device, make: Callable[..., Any], *args: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
+    """A tensor with values of the host's, which are copied."""
+    return make(*args, device=CPU, **kwargs).to(device).requires_grad_(requires_grad)
 
 
-def _is_view(operator: Any) -> bool:
-    """Whether it gives another look at what it is given, for which nothing runs on a device."""
-    returned = [value.alias_info for value in operator._schema.returns]
-    return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
-
-
-def _readable(value: Any) -> Any:
-    """What the host reads of it: where only shapes are computed, zeros."""
-    return torch.zeros_like(value, device=CPU) if isinstance(value, torch.Tensor) and IS_META(value) else value
-
-
-def _garbage_like(value: Any) -> Any:
-    """What is read where nothing has been written yet."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value.fill_(GARBAGE)
-    return GARBAGE if isinstance(value, float) else value
+def _files_of_stack() -> Iterator[str]:
+    """Innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_filename
+        frame = frame.f_back
 
 
 def _passes_on(file: str) -> bool:

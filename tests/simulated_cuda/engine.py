@@ -30,7 +30,13 @@ class Engine:
             _thread.start_new_thread(self._work, (started,))
             self.ident = started.get()
         answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        self._jobs.put((lambda: self._original(*args, **kwargs), answer))
+        adopt = self._mode.as_here()
+
+        def run() -> Any:
+            adopt()  # autograd runs each node on the stream of its forward pass
+            return self._original(*args, **kwargs)
+
+        self._jobs.put((run, answer))
         result, error = answer.get()
         if error is not None:
             raise error

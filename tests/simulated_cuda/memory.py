@@ -5,7 +5,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,8 +19,17 @@ from efprof.facts.allocator.settings import AllocatorSettings, rounded_bytes, se
 from efprof.units import MIB
 from tests.facts.allocator.recording import Recording
 
-OWN_FILES = frozenset(str(path) for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_"))
+OWN_FILES = frozenset(
+    str(path)
+    for path in Path(__file__).parent.glob("*.py")
+    if not path.name.startswith("test_") and path.name != "assumptions.py"
+)
 """They stand for torch, so they are no user's."""
+POOLS = ("all", "small_pool", "large_pool")
+COUNTED = ("allocation", "segment", "active", "allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+SMALL_SEGMENT_BYTES = 2 * MIB
+"""All segments of the pool of small blocks have this size, and no others."""
+CONTEXTS = (None, "state", "alloc", "all")
 
 
 class DeviceMemory:
@@ -41,7 +51,6 @@ class DeviceMemory:
         self._given_back: deque[tuple[int, Block]] = deque()
         """Blocks to be freed, each with its device: storages go in any thread, and while one is being served."""
         self._serving = threading.Lock()
-        self._peaks = [0] * num_devices
 
     def serve(self, key: int, num_bytes: int, device: int) -> None:
         """Memory for the storage of this key."""
@@ -65,11 +74,11 @@ class DeviceMemory:
         block = self._blocks.get(key)
         return None if block is None else block.address
 
-    def limit(self, share: float, device: int) -> None:
+    def limit(self, fraction: float, device: int) -> None:
         """As `torch.cuda.set_per_process_memory_fraction`."""
         assert not self.recordings[device].entries, "a limit comes before the first request"
-        self.fractions[device] = share
-        self.recordings[device] = _Recording(AllocatorSettings(), capacity=int(share * self.total_bytes))
+        self.fractions[device] = fraction
+        self.recordings[device] = _Recording(AllocatorSettings(), capacity=int(fraction * self.total_bytes))
 
     def empty_cache(self) -> None:
         """Of all devices."""
@@ -77,10 +86,26 @@ class DeviceMemory:
             recording.empty_cache()
 
     def record_history(
-        self, enabled: str | None = "all", max_entries: int = sys.maxsize, skip_actions: Any = (), **_: Any
+        self,
+        enabled: str | None,
+        context: str | None,
+        stacks: str,
+        max_entries: int,
+        clear_history: bool = False,
+        compile_context: bool = False,
+        global_record_annotations: bool = False,
+        skip_actions: Sequence[str] = (),
+        record_pinned_host_memory: bool = False,
+        record_cuda: bool = True,
     ) -> None:
         """Turning it off clears it; the blocks in use keep their stacks until they are freed."""
-        self.history, self.max_entries, self.skipped = enabled, max_entries, frozenset(skip_actions)
+        for option, known in ((enabled, (None, "state", "all")), (context, CONTEXTS), (stacks, ("python", "all"))):
+            if option not in known:
+                raise RuntimeError(f"expected one of {known}, not {option!r}")
+        if clear_history:
+            self._clear_history()
+        self.history, self.skipped = enabled, frozenset(skip_actions)
+        self.max_entries = max_entries if enabled == "all" else 1
         for recording in self.recordings:
             self._keep_history(recording)
 
@@ -88,21 +113,19 @@ class DeviceMemory:
         """As `torch._C._cuda_memoryStats` gives them."""
         if self.backend != "native":
             raise RuntimeError(f"{self.backend} does not yet support getDeviceStats")
-        allocator = self.recordings[device].allocator
-        held, reserved = allocator.allocated, allocator.reserved
+        return self.recordings[device].stats() | {"num_oom_rejections": self.num_rejected[device]}
 
-        def of(current: int, peak: int) -> dict[str, Any]:
-            return {"all": {"current": current, "peak": peak, "allocated": 0, "freed": 0}}
+    def reset_peaks(self, device: int) -> None:
+        """Let the highest values be the present ones."""
+        for counts in self.recordings[device].counts.values():
+            for count in counts.values():
+                count.peak = count.current
 
-        return {
-            "allocated_bytes": of(held, self._peaks[device]),
-            "reserved_bytes": of(reserved, allocator.peak_reserved),
-            "active_bytes": of(held, self._peaks[device]),
-            "inactive_split_bytes": of(0, 0),
-            "num_alloc_retries": allocator.calls.num_retries,
-            "num_ooms": 0,
-            "num_oom_rejections": self.num_rejected[device],
-        }
+    def reset_accumulated(self, device: int) -> None:
+        """Count from now on."""
+        for counts in self.recordings[device].counts.values():
+            for count in counts.values():
+                count.allocated = count.freed = 0
 
     def snapshot(self) -> dict[str, Any]:
         """As `torch.cuda.memory._snapshot` gives it, of all devices."""
@@ -131,6 +154,7 @@ class DeviceMemory:
             raise torch.OutOfMemoryError("CUDA out of memory.")  # its wording is not known to us
         self._keep_history(recording)
         if block is None:
+            recording.num_ooms += 1
             allocator = recording.allocator
             free = self.total_bytes - allocator.reserved
             # Both tell what the driver was asked for, not what the tensor needs.
@@ -144,7 +168,7 @@ class DeviceMemory:
             )
         self._blocks[key] = block
         self._stacks[device, block.address] = recording._frames
-        self._peaks[device] = max(self._peaks[device], recording.allocator.allocated)
+        recording.count_block(block, 1)
 
     def _free(self) -> None:
         while self._given_back:
@@ -152,20 +176,93 @@ class DeviceMemory:
             recording = self.recordings[device]
             recording._frames = _python_stack() if self.history else None
             del self._stacks[device, block.address]
+            recording.count_block(block, -1)
             recording.free(block)
             self._keep_history(recording)
+
+    def _clear_history(self) -> None:
+        for recording in self.recordings:
+            recording.entries.clear()
 
     def _keep_history(self, recording: Recording) -> None:
         """Only while it is on, and so many entries as it may have."""
         del recording.entries[: -self.max_entries if self.history else None]
 
 
+@dataclass(slots=True)
+class Count:
+    """One number of the allocator's statistics, by the names that torch gives these."""
+
+    current: int = 0
+    peak: int = 0
+    allocated: int = 0
+    freed: int = 0
+
+    def add(self, amount: int) -> None:
+        """A negative one was freed."""
+        self.current += amount
+        self.peak = max(self.peak, self.current)
+        self.allocated += max(amount, 0)
+        self.freed += max(-amount, 0)
+
+
 class _Recording(Recording):
-    """Tells also when."""
+    """Tells also when, and counts as torch does."""
+
+    def __init__(self, settings: AllocatorSettings, *, capacity: int) -> None:
+        super().__init__(settings, capacity=capacity)
+        self.counts = {name: {pool: Count() for pool in POOLS} for name in COUNTED}
+        self.num_ooms = 0
+
+    def count_block(self, block: Block, sign: int) -> None:
+        """One that is handed out, or with a negative sign comes back."""
+        of_block = {"allocation": 1, "active": 1, "requested_bytes": block.requested}
+        of_block |= {"allocated_bytes": block.size, "active_bytes": block.size}
+        for name, amount in of_block.items():
+            self._add(name, sign * amount, is_small=block.pool.is_small)
+
+    def stats(self) -> dict[str, Any]:
+        """Of one device, as a nested dictionary."""
+        allocator, splits = self.allocator, _splits(self.allocator.free_blocks)
+        counted: dict[str, Any] = {
+            name: {pool: asdict(count) for pool, count in pools.items()}
+            for name, pools in (self.counts | splits).items()
+        }
+        return counted | {
+            "oversize_allocations": asdict(Count()),
+            "oversize_segments": asdict(Count()),
+            "num_alloc_retries": allocator.calls.num_retries,
+            "num_ooms": self.num_ooms,
+            "num_sync_all_streams": 0,
+            "num_device_alloc": allocator.calls.num_taken,
+            "num_device_free": allocator.calls.num_returned,
+            "max_split_size": -1 if allocator.settings.max_split_bytes is None else allocator.settings.max_split_bytes,
+            "reserved_bytes_by_private_pools": {},
+        }
+
+    def _add(self, name: str, amount: int, *, is_small: bool) -> None:
+        for pool in ("all", "small_pool" if is_small else "large_pool"):
+            self.counts[name][pool].add(amount)
 
     def _note(self, action: str, address: int, size: int, block: Block | None = None) -> None:
         super()._note(action, address, size, block)
         self.entries[-1].time_us = time.time_ns() // 1000
+        if action.startswith("segment_"):
+            sign = 1 if action in ("segment_alloc", "segment_map") else -1
+            is_small = size <= SMALL_SEGMENT_BYTES
+            self._add("segment", sign, is_small=is_small)
+            self._add("reserved_bytes", sign * size, is_small=is_small)
+
+
+def _splits(free: Iterable[Block]) -> dict[str, dict[str, Count]]:
+    """What is free in segments that are partly in use; their history is not kept."""
+    found = {name: {pool: Count() for pool in POOLS} for name in ("inactive_split", "inactive_split_bytes")}
+    for block in free:
+        if not block.is_whole_range:
+            for pool in ("all", "small_pool" if block.pool.is_small else "large_pool"):
+                found["inactive_split"][pool].add(1)
+                found["inactive_split_bytes"][pool].add(block.size)
+    return found
 
 
 def _python_stack() -> list[dict[str, Any]]:

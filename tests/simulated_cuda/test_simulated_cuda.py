@@ -12,7 +12,8 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here, stages
 from tests.recorder.training import make_loader, make_training, train_step
-from tests.simulated_cuda.cuda import GARBAGE, SimulatedCuda
+from tests.simulated_cuda.cuda import SimulatedCuda
+from tests.simulated_cuda.operators import GARBAGE
 
 NUM_STEPS = 40
 
@@ -56,6 +57,37 @@ def test_a_training_is_recorded_as_on_the_cpu_and_nothing_waits_for_the_device(o
     assert cuda.waits_of("efprof/recorder") == []
 
 
+def test_a_program_that_trains_on_the_host_has_no_cuda_started_by_the_recorder(
+    cuda: SimulatedCuda, tmp_path: Path
+) -> None:
+    recording = recorded_on("cpu", tmp_path, EVERY_STEP_IN_FULL)
+    assert len(recording.steps) == NUM_STEPS
+    assert not torch.cuda.is_initialized()
+    assert cuda.contexts == set()
+    assert cuda.waits == []
+
+
+@pytest.mark.parametrize("overhead", [EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL])
+def test_a_device_that_breaks_down_ends_the_training_with_its_own_error_and_keeps_the_steps(
+    overhead: float, cuda: SimulatedCuda, tmp_path: Path
+) -> None:
+    """As after an illegal access, when every call fails."""
+
+    def train_and_break() -> None:
+        model, optimizer = make_training("cuda")
+        for number, batch in enumerate(make_loader(NUM_STEPS)):
+            if number == NUM_STEPS - 5:
+                cuda.break_down()
+            train_step(model, optimizer, *(one.to("cuda") for one in batch))
+
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access") as raised:
+        record_here(tmp_path, train_and_break, overhead=overhead, memory_steps=DEFAULT_MEMORY_STEPS)
+    assert "efprof" not in str(raised.traceback[-1].path)
+    steps = Recorded(folder=tmp_path).steps
+    assert [one.step for one in steps[:-1]] == list(range(len(steps) - 1))
+    assert len(steps) >= NUM_STEPS - 5
+
+
 def test_what_is_made_of_a_tensor_lies_where_it_does(cuda: SimulatedCuda) -> None:
     there = torch.ones(3, device="cuda:1")
     assert (there * 2 + 1).device == torch.device("cuda:1")
@@ -88,7 +120,7 @@ def test_a_stream_that_does_not_wait_for_another_computes_with_what_that_has_not
         torch.cuda.current_stream().wait_stream(aside)
     doubled, target = fetched * 2, torch.empty((), pin_memory=True)
     target.copy_(fetched[0], non_blocking=True)
-    torch.cuda.synchronize()
+    torch.cuda.current_stream().synchronize()
     assert target.item() == (0.25 if waits else GARBAGE)
     made = [doubled.sum().item(), doubled.tolist(), torch.empty(3).copy_(fetched).tolist()]
     assert made == ([1.5, [0.5] * 3, [0.25] * 3] if waits else [GARBAGE, [GARBAGE] * 3, [GARBAGE] * 3])

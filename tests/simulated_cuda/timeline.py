@@ -1,5 +1,6 @@
 """Time on a simulated device: what a stream is given runs after what it was given before, and the host goes on."""
 
+import itertools
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -7,13 +8,14 @@ from typing import Any
 import torch
 
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
+CUDA_TYPE = 1
+"""The number that C has for devices of this kind."""
 
 
 @dataclass(eq=False)
-class Stream:
-    """A queue: so much is left to do on it."""
+class Queue:
+    """What a stream has left to do."""
 
-    device: int
     free_at_ns: int = 0
     """When it will have done what it was given, by `time.perf_counter_ns`."""
 
@@ -22,29 +24,9 @@ class Stream:
         self.free_at_ns = max(self.free_at_ns, time.perf_counter_ns()) + round(length_ns)
         return self.free_at_ns
 
-    def wait(self) -> None:
-        """The host waits until it is idle."""
-        until(self.free_at_ns)
-
-    synchronize = wait
-
-    def wait_stream(self, other: "Stream") -> None:
-        """What it is given from now on begins after what the other was given so far."""
-        self.free_at_ns = max(self.free_at_ns, other.free_at_ns)
-
-    def record_event(self, event: Any = None) -> Any:
-        """Have a mark set, a new one unless it is given."""
-        event = torch.cuda.Event() if event is None else event  # type: ignore[no-untyped-call]
-        event.record(self)
-        return event
-
-    def wait_event(self, event: Any) -> None:
-        """What it is given from now on begins after that mark."""
-        event.wait(self)
-
-    def query(self) -> bool:
-        """Whether it is idle."""
-        return time.perf_counter_ns() >= self.free_at_ns
+    def wait_until(self, at_ns: int) -> None:
+        """What it is given from now on begins at this instant or later."""
+        self.free_at_ns = max(self.free_at_ns, at_ns)
 
 
 def until(at_ns: int) -> None:
@@ -54,86 +36,119 @@ def until(at_ns: int) -> None:
         time.sleep(left / 1e9)
 
 
-def stream_class(cuda: Any) -> type[Stream]:
-    """`torch.cuda.Stream` of these devices."""
+def stream_base(cuda: Any) -> type:
+    """`torch._C._CudaStreamBase` of these devices: a handle, of which there may be several for one queue."""
+    numbers = itertools.count(1)
 
-    class NewStream(Stream):
-        def __init__(self, device: Any = None, priority: int = 0) -> None:
-            super().__init__(cuda.index_of(device))
+    class _CudaStreamBase(torch.Stream):
+        def __new__(
+            cls,
+            priority: int = 0,
+            stream_id: int = 0,
+            device_index: int = 0,
+            device_type: int = 0,
+            stream_ptr: int = 0,
+        ) -> Any:
+            if not (stream_id or device_index or device_type):
+                stream_id, device_index = next(numbers), cuda.current
+                cuda.contexts.add(device_index)
+            return super().__new__(cls, stream_id=stream_id, device_index=device_index, device_type=CUDA_TYPE)
 
-    return NewStream
+        @property
+        def cuda_stream(self) -> int:
+            return self.stream_id << 4
 
+        @property
+        def priority(self) -> int:
+            return 0
 
-def device_class(cuda: Any) -> type:
-    """`torch.cuda.device` of these devices: within, one is the current device."""
+        @staticmethod
+        def priority_range() -> tuple[int, int]:
+            return 0, -5
 
-    class device:  # noqa: N801
-        def __init__(self, device: Any) -> None:
-            self.idx = cuda.index_of(device)
-
-        def __enter__(self) -> None:
-            self._before, cuda.current = cuda.current, self.idx
-
-        def __exit__(self, *_: object) -> None:
-            cuda.current = self._before
-
-    return device
-
-
-def event_class(cuda: Any) -> type:
-    """`torch.cuda.Event` of these devices: a mark in a stream's queue."""
-
-    class Event:
-        def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        def query(self) -> bool:
             cuda.refuse_in_capture()
-            cuda.note_call("Event")
-            self.enable_timing = enable_timing
-            self.device: int | None = None
-            """That of the stream that it was first recorded in."""
-            self.at_ns: int | None = None
-            self.is_captured = False
+            cuda.ask("Stream.query")
+            is_idle: bool = time.perf_counter_ns() >= cuda.queue_of(self).free_at_ns
+            cuda.deliver()
+            return is_idle
 
-        def record(self, stream: Stream | None = None) -> None:
-            stream = stream or cuda.current_stream()
-            cuda.note_call("Event.record")
+        def synchronize(self) -> None:
+            cuda.note_wait("Stream.synchronize")
+            until(cuda.queue_of(self).free_at_ns)
+            cuda.deliver()
+
+    return _CudaStreamBase
+
+
+def event_base(cuda: Any) -> type:
+    """`torch._C._CudaEventBase` of these devices: a mark in a stream's queue, made when it is first recorded."""
+    numbers = itertools.count(1)
+
+    class _CudaEventBase:
+        device: torch.device | None = None
+        """That of the stream that it was first recorded in."""
+        cuda_event = 0
+        is_timing = False
+        is_captured = False
+        at_ns: int | None = None
+
+        def __new__(
+            cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+        ) -> Any:
+            cuda.note_call("Event")
+            event = super().__new__(cls)
+            event.is_timing = enable_timing
+            return event
+
+        @property
+        def event_id(self) -> int:
+            return self.cuda_event
+
+        def record(self, stream: Any) -> None:
+            cuda.ask("Event.record")
             if self.device is not None and self.device != stream.device:
                 raise RuntimeError(
-                    f"Event device {self.device} does not match recording stream's device {stream.device}."
+                    f"Event device {self.device.index} does not match recording stream's device {stream.device_index}."
                 )
             self.device = stream.device
-            cuda.contexts.add(stream.device)
-            self.at_ns = max(stream.free_at_ns, time.perf_counter_ns())
+            self.cuda_event = self.cuda_event or next(numbers) << 4
+            cuda.contexts.add(stream.device_index)
+            self.at_ns = max(cuda.queue_of(stream).free_at_ns, time.perf_counter_ns())
             self.is_captured = cuda.capturing is not None
             if self.is_captured:
                 cuda.tape.append(None)  # a node of the graph
 
         def query(self) -> bool:
             cuda.refuse_in_capture()
-            cuda.note_call("Event.query")
-            if self.is_captured:
-                raise RuntimeError("CUDA error: the event was last recorded in a capturing stream")
+            cuda.ask("Event.query")
+            self._refuse_where_captured()
             is_done = self.at_ns is None or time.perf_counter_ns() >= self.at_ns
             cuda.deliver()  # after the clock was read: what has arrived by then is there
             return is_done
 
         def synchronize(self) -> None:
             cuda.note_wait("Event.synchronize")
+            self._refuse_where_captured()
             until(self.at_ns or 0)
             cuda.deliver()
 
-        def wait(self, stream: Stream | None = None) -> None:
-            stream = stream or cuda.current_stream()
-            stream.free_at_ns = max(stream.free_at_ns, self.at_ns or 0)
+        def wait(self, stream: Any) -> None:
+            cuda.queue_of(stream).wait_until(self.at_ns or 0)
 
-        def elapsed_time(self, end: "Event") -> float:
-            if not (self.enable_timing and end.enable_timing):
-                raise RuntimeError("both events need enable_timing=True")
-            if self.at_ns is None or end.at_ns is None:
-                raise RuntimeError("both events must be recorded before their distance is asked for")
-            if self.device != end.device:
+        def elapsed_time(self, other: Any) -> float:
+            if not (self.is_timing and other.is_timing):
+                raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+            if self.at_ns is None or other.at_ns is None:
+                raise ValueError("Both events must be recorded before calculating elapsed time.")
+            if self.device != other.device or self.is_captured or other.is_captured:
                 raise RuntimeError("CUDA error: invalid resource handle")
-            if max(self.at_ns, end.at_ns) > time.perf_counter_ns():
+            if max(self.at_ns, other.at_ns) > time.perf_counter_ns():
                 raise RuntimeError("CUDA error: device not ready")
-            return (end.at_ns - self.at_ns) / 1e6
+            return float(other.at_ns - self.at_ns) / 1e6
 
-    return Event
+        def _refuse_where_captured(self) -> None:
+            if self.is_captured:
+                raise RuntimeError("CUDA error: the event was last recorded in a capturing stream")
+
+    return _CudaEventBase

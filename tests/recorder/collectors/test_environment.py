@@ -116,7 +116,7 @@ def test_the_driver_tells_what_all_use(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_device_without_memory_of_pytorch_s_is_not_asked(tmp_path: Path) -> None:
     """Asking the driver would create a context there."""
     with SimulatedCuda().in_place() as cuda:
-        cuda.initialize()
+        torch.cuda.init()
         recorded = record_here(tmp_path, train)
     assert not (recorded.rank / environment.DEVICE_USE_FILE).exists()
     assert cuda.contexts == set()

@@ -34,7 +34,7 @@ def train(device: str, num_steps: int = NUM_STEPS, after: Callable[[int], object
     torch.manual_seed(0)
     model, optimizer = make_training(device)
     for number, (inputs, targets) in enumerate(make_loader(num_steps)):
-        train_step(model, optimizer, inputs.to(device), targets.to(device))
+        train_step(model, optimizer, inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True))
         after(number)
     return model
 
@@ -127,7 +127,9 @@ def test_a_value_is_copied_on_the_stream_that_makes_it(tmp_path: Path) -> None:
         for inputs, targets in make_loader(NUM_STEPS):
             with torch.cuda.stream(aside):
                 cuda.launch(15)
-                train_step(model, optimizer, inputs.to(device), targets.to(device))
+                train_step(
+                    model, optimizer, inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+                )
 
     with SimulatedCuda().in_place() as cuda:
         bare = record_here(tmp_path / "cpu", lambda: train_aside("cpu"), overhead=BOTH_KINDS).steps
@@ -140,7 +142,7 @@ def test_a_value_is_copied_on_the_stream_that_makes_it(tmp_path: Path) -> None:
 
 def test_a_process_that_has_begun_to_use_cuda_and_trains_on_the_cpu_has_the_memory_of_the_host(tmp_path: Path) -> None:
     with SimulatedCuda().in_place() as cuda:
-        cuda.initialize()
+        torch.cuda.init()
         recorded = record_here(tmp_path, lambda: train("cpu", 3))
     assert "CUDA" not in recorded.run.memory_source
     assert min(allocated(recorded)) > 0
@@ -191,7 +193,7 @@ def test_an_allocator_without_statistics_costs_the_memory_alone_and_that_is_said
         model = train("cuda").eval()
         with torch.no_grad():
             for inputs, _ in make_loader(3):
-                model(inputs.to("cuda"))
+                model(inputs.to("cuda", non_blocking=True))
 
     with SimulatedCuda(backend="pluggable").in_place():
         recorded = record_here(tmp_path, train_and_evaluate, overhead=BOTH_KINDS)
@@ -262,11 +264,11 @@ def test_events_are_used_again(tmp_path: Path) -> None:
 def test_values_come_back_in_order_and_to_the_last_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late_values, "ROW_SIZE", 4)
     monkeypatch.setattr(late_values, "NUM_ROWS", 2)
-    with SimulatedCuda(2).in_place() as cuda:
+    with SimulatedCuda(2).in_place():
         late = LateValues()
         sent = [torch.tensor(float(number), device=f"cuda:{number % 2}") for number in range(9)]
         answers = [late.send(list(map(on_device, sent[:count]))) for count in (1, 3, 9, 2)]
-        while not all(stream.query() for stream in map(cuda.current_stream, range(2))):
+        while not all(stream.query() for stream in map(torch.cuda.current_stream, range(2))):
             pass
         told = [answer() for answer in answers]
     assert told == [[0.0], [0.0, 1.0, 2.0], list(map(float, range(9))), [0.0, 1.0]]

@@ -36,7 +36,7 @@ def train_on(cuda: SimulatedCuda, step_ms: float, then: Callable[[], object] = l
     model[0].register_forward_pre_hook(lambda *_: cuda.launch(step_ms))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for inputs, targets in make_loader(NUM_STEPS):
-        train_step(model, optimizer, inputs.to("cuda"), targets.to("cuda"))
+        train_step(model, optimizer, inputs.to("cuda", non_blocking=True), targets.to("cuda", non_blocking=True))
         then()
 
 
@@ -95,8 +95,10 @@ def train_and_skip(
     torch.manual_seed(0)
     model, optimizer = make_training(device)
     for number, (inputs, targets) in enumerate(make_loader(num_steps)):
-        loss = error_of(model, inputs.to(device), targets.to(device)) * (math.nan if number == 60 else 1.0)
-        loss.backward(torch.tensor(0.5, device=device))  # by which it is multiplied there
+        loss = error_of(model, inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)) * (
+            math.nan if number == 60 else 1.0
+        )
+        loss.backward(torch.full((), 0.5, device=device))  # by which it is multiplied there
         if number != 60:
             optimizer.step()
         optimizer.zero_grad()

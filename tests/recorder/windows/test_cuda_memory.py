@@ -206,7 +206,7 @@ def _pretend_growth_at(*numbers: int) -> Callable[[object, StepRecord], None]:
 
 def test_the_observer_is_quiet_after_the_recording(tmp_path: Path) -> None:
     with SimulatedCuda().in_place() as cuda:
-        cuda.initialize()
+        torch.cuda.init()
         recorded = record_here(tmp_path, lambda: train_plainly(2), memory_steps=())
         (observe,) = cuda.memory.observers
         observe(0, 1, 1, 0)
@@ -235,8 +235,8 @@ STATISTICS = {
 def test_each_counter_of_the_cuda_allocator_goes_into_the_field_of_its_name(
     tmp_path: Path,
 ) -> None:
-    with SimulatedCuda().in_place() as cuda, pytest.MonkeyPatch.context() as patched:
-        cuda.initialize()
+    with SimulatedCuda().in_place(), pytest.MonkeyPatch.context() as patched:
+        torch.cuda.init()
         patched.setattr(torch._C, "_cuda_memoryStats", lambda device: STATISTICS)
         recorded = record_here(tmp_path, lambda: train_plainly(2), memory_steps=())
     assert recorded.run.memory_source == "CUDA allocator"
