@@ -13,7 +13,7 @@ import torch
 from efprof.recorder.windows.cuda_memory import CudaHistory
 from efprof.units import MIB
 from tests.gpu.cuda_runs import synchronisation_is_an_error
-from tests.simulated_cuda.cuda import FACTORIES
+from tests.simulated_cuda.places import FACTORIES
 
 OLD, NEW = -7.0, 0.25
 

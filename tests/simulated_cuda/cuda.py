@@ -10,7 +10,6 @@ libraries take for themselves. In a forked process, which may not use CUDA, what
 """
 
 import contextlib
-import importlib
 import os
 import sys
 import threading
@@ -23,22 +22,17 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.cuda.graphs
-import torch.cuda.streams
-from torch._utils import _LazySeedTracker
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from efprof.recorder.session import sites
 from efprof.units import GIB
-from tests.simulated_cuda import torch_c
+from tests.simulated_cuda import places, torch_c
 from tests.simulated_cuda.engine import Engine
 from tests.simulated_cuda.memory import OWN_FILES, DeviceMemory
 from tests.simulated_cuda.operators import (
+    CPU,
+    DEVICE,
     GARBAGE,
-    IS_META,
     READ_BY_A_MASK,
     WRITTEN_BY_A_MASK,
     garbage_like,
@@ -50,8 +44,6 @@ from tests.simulated_cuda.operators import (
 )
 from tests.simulated_cuda.timeline import NOT_PERMITTED, Queue, until
 
-CPU = torch.device("cpu")
-DEVICE, IS_CPU = (vars(torch._C.TensorBase)[name].__get__ for name in ("device", "is_cpu"))
 DISPATCHERS = tuple(torch.__file__.replace("__init__.py", name) for name in ("_dynamo", "_compile", "_ops"))
 """Through these torch calls a dispatch mode."""
 BETWEEN = ("collectors/waiting_calls.py", "collectors/device_data.py")
@@ -61,13 +53,6 @@ KERNEL_NS = 2_000
 DEBUG_ERROR = 2
 """What `torch.cuda.set_sync_debug_mode("error")` sets."""
 INDEXING = READ_BY_A_MASK | WRITTEN_BY_A_MASK
-FROM_THE_HOST = (torch.tensor, torch.as_tensor)
-Replacement = tuple[Any, str, Any]
-"""What has an attribute, its name, and what it is replaced by."""
-FACTORIES = (
-    "arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor",
-    "tril_indices", "zeros",
-)  # fmt: skip
 
 
 class _OfThread(threading.local):
@@ -101,8 +86,8 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._here = _OfThread()
-        self._backing = CPU if has_values else torch.device("meta")
-        self._makes_all_on, self._process = makes_all_on, os.getpid()
+        self.backing = CPU if has_values else torch.device("meta")
+        self.makes_all_on, self.process = makes_all_on, os.getpid()
         self.memory = DeviceMemory(num_devices, total_bytes, backend)
         self.version = cuda
         self.contexts: set[int] = set()
@@ -126,7 +111,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The device of each storage that lies on one."""
         self._made_at_ns: dict[int, int] = {}
         """When what was computed last of each such storage is done: a stream that waits for no other may be early."""
-        self._pinned: set[int] = set()
+        self.pinned: set[int] = set()
         self._on_the_way: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         """Copies to the host: when each arrives, where, and what."""
 
@@ -147,7 +132,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where a tensor lies, as `tensor.device` says it here."""
-        home = None if self._here.is_computing else self._home(tensor)
+        home = None if self._here.is_computing else self.home_of(tensor)
         return DEVICE(tensor) if home is None else torch.device("cuda", home)
 
     def waits_of(self, folder: str) -> list[str]:
@@ -237,7 +222,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = dict(kwargs or {})
         name = func._schema.name
         tensors = list(tensors_in((*args, *kwargs.values())))
-        homes = {self._home(tensor) for tensor in tensors} - {None}
+        homes = {self.home_of(tensor) for tensor in tensors} - {None}
         wanted = None if kwargs.get("device") is None else torch.device(kwargs["device"])
         if wanted is not None and wanted.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -253,15 +238,15 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         waits = is_waited_for(name, args, kwargs)
         if waits:
             self._wait_for(name, home)
-        if home is not None and name in INDEXING and any(self._home(index) is None for index in tensors_in(args[1])):
+        if home is not None and name in INDEXING and any(self.home_of(index) is None for index in tensors_in(args[1])):
             self._wait_for("copy to the device", home)
         is_pinned = kwargs.pop("pin_memory", False) or name == "aten::_pin_memory"
         if is_pinned:
             self.refuse_in_capture()
         if wanted is not None and wanted.type in ("cpu", "cuda"):
-            kwargs["device"] = CPU if wanted.type == "cpu" else self._backing
-            home = self._index_of(wanted) if wanted.type == "cuda" else None
-        if self._backing != CPU and (home is None or waits):
+            kwargs["device"] = CPU if wanted.type == "cpu" else self.backing
+            home = self.index_of(wanted) if wanted.type == "cuda" else None
+        if self.backing != CPU and (home is None or waits):
             args = tree_map(readable, args)
         is_run = home is not None and not is_view(func)
         is_captured = is_run and self.capturing is not None
@@ -272,7 +257,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 one.copy_(value)  # what is captured does not run yet
         made = list(tensors_in((result,)))
         for tensor in made:
-            self._put(tensor, home, is_pinned=bool(is_pinned))
+            self.put(tensor, home, is_pinned=bool(is_pinned))
         if is_early and is_run:
             result = tree_map(garbage_like, result)
         if is_captured:
@@ -291,23 +276,23 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         done_ns = self._queue(home).give(self.kernel_ns)
         done_ns = max(done_ns, *(self._made_ns(one) for one in inputs))
-        self._made_at_ns |= {one.untyped_storage()._cdata: done_ns for one in made if self._home(one) is not None}
+        self._made_at_ns |= {one.untyped_storage()._cdata: done_ns for one in made if self.home_of(one) is not None}
 
     def _is_elsewhere(self, tensor: torch.Tensor, wanted: torch.device) -> bool:
-        home = self._home(tensor)
-        return home != self._index_of(wanted) if wanted.type == "cuda" else wanted.type == "cpu" and home is not None
+        home = self.home_of(tensor)
+        return home != self.index_of(wanted) if wanted.type == "cuda" else wanted.type == "cpu" and home is not None
 
     def _copy_to(self, wanted: torch.device, source: torch.Tensor, non_blocking: bool = False, **kwargs: Any) -> Any:
         """To another device, or from or to the host; there without a wait into pinned memory, as torch has it."""
         is_to_host = wanted.type == "cpu"
-        kwargs["device"] = CPU if is_to_host else self._backing
+        kwargs["device"] = CPU if is_to_host else self.backing
         with self._as_they_are():
             target = torch.empty_like(source, **{key: value for key, value in kwargs.items() if value is not None})
-        self._put(target, None if is_to_host else self._index_of(wanted), is_pinned=is_to_host and non_blocking)
+        self.put(target, None if is_to_host else self.index_of(wanted), is_pinned=is_to_host and non_blocking)
         return self._copy(target, source, non_blocking)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-        there, here = self._home(target), self._home(source)
+        there, here = self.home_of(target), self.home_of(source)
         home = there if here is None else here
         if home is None or not target.numel():
             return target.copy_(source)
@@ -325,7 +310,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if there is not None:
             self._queue(there).wait_until(self._queue(home).free_at_ns)
             self._made_at_ns[target.untyped_storage()._cdata] = max(done_ns, self._made_ns(source))
-        elif non_blocking and target.untyped_storage()._cdata in self._pinned:
+        elif non_blocking and target.untyped_storage()._cdata in self.pinned:
             self.note_call("copy to the host")
             target.fill_(GARBAGE)
             self._on_the_way.append((done_ns, target, value))
@@ -364,8 +349,8 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 target.detach().copy_(value)
         self._on_the_way = [one for one in self._on_the_way if one[0] > now]
 
-    def _home(self, tensor: torch.Tensor) -> int | None:
-        if os.getpid() != self._process:
+    def home_of(self, tensor: torch.Tensor) -> int | None:
+        if os.getpid() != self.process:
             return None
         try:
             return self._homes.get(tensor.untyped_storage()._cdata)
@@ -373,19 +358,19 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
 
     def _made_ns(self, tensor: torch.Tensor) -> int:
-        return 0 if self._home(tensor) is None else self._made_at_ns.get(tensor.untyped_storage()._cdata, 0)
+        return 0 if self.home_of(tensor) is None else self._made_at_ns.get(tensor.untyped_storage()._cdata, 0)
 
-    def _put(self, tensor: torch.Tensor, home: int | None, *, is_pinned: bool) -> None:
+    def put(self, tensor: torch.Tensor, home: int | None, *, is_pinned: bool) -> None:
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
             return
         key = storage._cdata
-        if key in self._homes or (home is None and not is_pinned) or storage.device not in (CPU, self._backing):
+        if key in self._homes or (home is None and not is_pinned) or storage.device not in (CPU, self.backing):
             return
         if is_pinned:
-            self._pinned.add(key)
-            weakref.finalize(storage, self._pinned.discard, key)
+            self.pinned.add(key)
+            weakref.finalize(storage, self.pinned.discard, key)
             self.note_call("cudaHostAlloc")
         if home is not None:
             self._homes[key] = home
@@ -406,7 +391,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # In torch's place.
 
-    def _index_of(self, device: Any) -> int:
+    def index_of(self, device: Any) -> int:
         """The current one where none is named."""
         if isinstance(device, int):
             return device
@@ -417,180 +402,24 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """That of the current stream of a device."""
         return self._queues[device][self.current_stream_id(device)]
 
-    def _to(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Both know where a tensor lies here: torch would do nothing for `.cpu()`, and refuse to go to a device."""
-
-        def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if args and isinstance(args[0], torch.Tensor):
-                args = (args[0].device, args[0].dtype, *args[1:])
-            is_copy = kwargs.pop("copy", False)
-            device, dtype, non_blocking, form = torch._C._nn._parse_to(*args, **kwargs)
-            wanted = tensor.device if device is None else device
-            wanted = torch.device("cuda", self._index_of(wanted)) if wanted.type == "cuda" else wanted
-            if wanted == tensor.device and not is_copy:
-                return original(tensor, dtype, memory_format=form) if dtype is not None else tensor
-            return torch.ops.aten._to_copy(
-                tensor, dtype=dtype, device=wanted, non_blocking=non_blocking, memory_format=form
-            )
-
-        return to
-
-    def _made_here(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that makes tensors, on a device if it is told so."""
-
-        def make(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
-            if device is None and os.getpid() == self._process:  # a data worker has no default device
-                modes = reversed(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
-                named = (mode.device for mode in modes if isinstance(mode, DeviceContext))  # `with torch.device(...):`
-                device = next(named, self._makes_all_on)
-            if device is None or (not isinstance(device, int) and torch.device(device).type != "cuda"):
-                made: torch.Tensor = original(*args, device=device, **kwargs)
-                return made
-            torch.cuda.init()  # type: ignore[no-untyped-call]
-            if original in FROM_THE_HOST:
-                made = _on(torch.device("cuda", self._index_of(device)), original, *args, **kwargs)
-                return made
-            tensor: torch.Tensor = original(*args, device=self._backing, **kwargs)
-            self._put(tensor, self._index_of(device), is_pinned=False)
-            return tensor
-
-        return make
-
-    @contextlib.contextmanager
-    def _without_other_modes(self) -> Iterator[None]:
-        """No mode of the program's sees what is done within, on the device as ever."""
-        lifted = []
-        while _get_current_dispatch_mode() not in (None, self):
-            lifted.append(_pop_mode())
-        try:
-            yield
-        finally:
-            for mode in reversed(lifted):
-                _push_mode(mode)
-
-    def _in_threads(self, original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-        """A mode is a thread's own; these devices are there for all."""
-
-        def run(thread: threading.Thread) -> None:
-            with self:
-                original(thread)
-
-        return run
-
     @contextlib.contextmanager
     def in_place(self) -> Iterator["SimulatedCuda"]:
         """Within, torch has these devices."""
         with contextlib.ExitStack() as undo:
             self.replaced = []
-            for part in (self._in_c, self._in_torch, self._in_torch_cuda):
-                for owner, name, new in part():
+            for part in (torch_c.in_c, places.in_torch, torch_c.in_torch_cuda):
+                for owner, name, new in part(self):
                     self.replaced.append((owner, name))
                     undo.enter_context(mock.patch.object(owner, name, new, create=not hasattr(owner, name)))
             undo.callback(self.engine.stop)
             undo.enter_context(self)
             yield self
 
-    def _in_c(self) -> Iterator[Replacement]:
-        yield from ((torch._C, name, new) for name, new in (torch_c.classes(self) | torch_c.functions(self)).items())
-
-    def _in_torch_cuda(self) -> Iterator[Replacement]:
-        """What it has from `torch._C` since it was imported, and the state that it keeps."""
-        streams, graphs = torch_c.load("streams"), torch_c.load("graphs")
-        for module in (torch.cuda, torch.cuda.streams):
-            yield from ((module, name, getattr(streams, name)) for name in ("Stream", "ExternalStream", "Event"))
-        for module in (torch.cuda, torch.cuda.graphs):
-            yield from ((module, name, getattr(graphs, name)) for name in ("CUDAGraph", "graph"))
-        c: Any = torch._C
-        index = range(len(self.memory.recordings))
-        yield torch.cuda, "_exchange_device", c._cuda_exchangeDevice
-        yield torch.cuda, "_maybe_exchange_device", c._cuda_maybeExchangeDevice
-        yield torch.cuda, "_is_in_bad_fork", c._cuda_isInBadFork
-        yield torch.cuda, "is_current_stream_capturing", graphs.is_current_stream_capturing
-        yield torch.cuda, "_cudart", torch_c.runtime(self)
-        yield torch.cuda, "_get_device_properties", {device: torch_c.properties(self) for device in index}.__getitem__
-        yield torch.cuda, "_initialized", False
-        yield torch.cuda, "_cached_device_count", len(index)
-        yield torch.cuda, "_queued_calls", list[Any]()
-        yield torch.cuda, "_lazy_seed_tracker", _LazySeedTracker()  # type: ignore[no-untyped-call]
-        yield torch.cuda, "default_generators", ()
-        yield torch.backends.cuda, "is_built", lambda: True
-        yield torch.version, "cuda", self.version
-
-    def _in_torch(self) -> Iterator[Replacement]:
-        """What knows where a tensor lies, and what runs backward passes."""
-        optimizer: Any = importlib.import_module("torch.optim.optimizer")
-        thread: Any = threading.Thread
-        libraries = sites._library_folders()
-        to, tolist, depth = torch.Tensor.to, torch.Tensor.tolist, torch._C._len_torch_dispatch_stack
-        no_dispatch = torch._C._DisableTorchDispatch
-
-        def outside_modes() -> Any:  # torch's own, as of fake tensors, go below what lies on a device
-            is_of_torch = sys._getframe(1).f_globals["__name__"].startswith("torch.")
-            return no_dispatch() if is_of_torch else self._without_other_modes()
-
-        data_ptr = torch.UntypedStorage.data_ptr
-
-        def address(storage: torch.UntypedStorage) -> int:
-            found = self.memory.address_of(storage._cdata)
-            return data_ptr(storage) if found is None else found
-
-        def waited_tolist(tensor: torch.Tensor) -> Any:
-            return tolist(tensor if self._home(tensor) is None else tensor.cpu())
-
-        def cpu(tensor: torch.Tensor, memory_format: Any = torch.preserve_format) -> torch.Tensor:
-            return tensor.to(CPU, memory_format=memory_format)
-
-        def cuda(
-            tensor: torch.Tensor,
-            device: Any = None,
-            non_blocking: bool = False,
-            memory_format: Any = torch.preserve_format,
-        ) -> torch.Tensor:
-            there = torch.device("cuda", self._index_of(device))
-            return tensor.to(there, non_blocking=non_blocking, memory_format=memory_format)
-
-        yield sites, "_library_folders", lambda: (*libraries, *OWN_FILES)
-        yield torch._C, "_len_torch_dispatch_stack", lambda: max(0, depth() - 1)
-        yield torch._C, "_DisableTorchDispatch", outside_modes
-        yield torch.autograd, "_engine_run_backward", self.engine.run
-        yield optimizer, "_get_foreach_kernels_supported_devices", lambda: [] if self._backing == CPU else ["cuda"]
-        grouped = _grouped(optimizer._group_tensors_by_device_and_dtype)
-        yield optimizer, "_group_tensors_by_device_and_dtype", grouped
-        yield torch.Tensor, "device", property(self.device_of)
-        yield torch.Tensor, "is_cuda", property(lambda tensor: self._home(tensor) is not None)
-        yield torch.Tensor, "is_cpu", property(lambda tensor: self._home(tensor) is None and IS_CPU(tensor))
-        yield torch.Tensor, "is_meta", property(lambda tensor: self._home(tensor) is None and IS_META(tensor))
-        yield torch.Tensor, "get_device", lambda tensor: -1 if tensor.device.index is None else tensor.device.index
-        yield torch.Tensor, "to", self._to(to)
-        yield torch.Tensor, "cpu", cpu
-        yield torch.Tensor, "cuda", cuda
-        yield torch.UntypedStorage, "data_ptr", address
-        yield torch.Tensor, "tolist", waited_tolist
-        yield torch.Tensor, "is_pinned", lambda tensor, device=None: tensor.untyped_storage()._cdata in self._pinned
-        yield torch.Tensor, "record_stream", lambda tensor, s: None
-        yield thread, "_bootstrap_inner", self._in_threads(thread._bootstrap_inner)
-        yield from ((torch, name, self._made_here(getattr(torch, name))) for name in FACTORIES)
-
 
 def _forget_in(devices: "weakref.ref[SimulatedCuda]", key: int) -> None:
     """A storage is no more; it may outlive the devices, and hold nothing of them."""
     if (cuda := devices()) is not None:
         cuda._forget(key)
-
-
-def _grouped(original: Callable[..., dict[Any, Any]]) -> Callable[..., dict[Any, Any]]:
-    """Optimizers group tensors in C++, which knows nothing of where they lie here; each has them on one device."""
-
-    def group(tensorlistlist: Any, with_indices: bool = False) -> dict[Any, Any]:
-        found = original(tensorlistlist, with_indices)
-        return {(of_group[0][0][0].device, dtype): of_group for (_, dtype), of_group in found.items()}
-
-    return group
-
-
-def _on(device: torch.device, make: Callable[..., Any], *args: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
-    """A tensor with values of the host's, which are copied."""
-    return make(*args, device=CPU, **kwargs).to(device).requires_grad_(requires_grad)
 
 
 def _files_of_stack() -> Iterator[str]:

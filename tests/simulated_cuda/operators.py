@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
-IS_META = vars(torch._C.TensorBase)["is_meta"].__get__
+CPU = torch.device("cpu")
+DEVICE, IS_CPU, IS_META = (vars(torch._C.TensorBase)[name].__get__ for name in ("device", "is_cpu", "is_meta"))
+"""Torch's own, which see where a tensor is on the host."""
 GARBAGE = -7.0
 """What is in memory that nothing has been written to yet."""
 NEEDS_A_VALUE = frozenset(
@@ -66,7 +68,7 @@ def is_view(operator: Any) -> bool:
 
 def readable(value: Any) -> Any:
     """What the host reads of it: where only shapes are computed, zeros."""
-    return torch.zeros_like(value, device="cpu") if isinstance(value, torch.Tensor) and IS_META(value) else value
+    return torch.zeros_like(value, device=CPU) if isinstance(value, torch.Tensor) and IS_META(value) else value
 
 
 def garbage_like(value: Any) -> Any:

@@ -8,12 +8,15 @@ All else of `torch.cuda` stays torch's own: what it checks, when it starts CUDA,
 import functools
 import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.cuda.graphs
+import torch.cuda.streams
+from torch._utils import _LazySeedTracker
 
 from efprof.units import KIB, MIB
 from tests.simulated_cuda.graphs import graph_base
@@ -22,6 +25,38 @@ from tests.simulated_cuda.timeline import CUDA_TYPE, event_base, stream_base, un
 
 CYCLE_NS = 0.5
 """Of the clock that `torch.cuda._sleep` counts by."""
+
+
+Replacement = tuple[Any, str, Any]
+"""What has an attribute, its name, and what it is replaced by."""
+
+
+def in_c(cuda: Any) -> Iterator[Replacement]:
+    yield from ((torch._C, name, new) for name, new in (classes(cuda) | functions(cuda)).items())
+
+
+def in_torch_cuda(cuda: Any) -> Iterator[Replacement]:
+    """What it has from `torch._C` since it was imported, and the state that it keeps."""
+    streams, graphs = load("streams"), load("graphs")
+    for module in (torch.cuda, torch.cuda.streams):
+        yield from ((module, name, getattr(streams, name)) for name in ("Stream", "ExternalStream", "Event"))
+    for module in (torch.cuda, torch.cuda.graphs):
+        yield from ((module, name, getattr(graphs, name)) for name in ("CUDAGraph", "graph"))
+    c: Any = torch._C
+    index = range(len(cuda.memory.recordings))
+    yield torch.cuda, "_exchange_device", c._cuda_exchangeDevice
+    yield torch.cuda, "_maybe_exchange_device", c._cuda_maybeExchangeDevice
+    yield torch.cuda, "_is_in_bad_fork", c._cuda_isInBadFork
+    yield torch.cuda, "is_current_stream_capturing", graphs.is_current_stream_capturing
+    yield torch.cuda, "_cudart", runtime(cuda)
+    yield torch.cuda, "_get_device_properties", {device: properties(cuda) for device in index}.__getitem__
+    yield torch.cuda, "_initialized", False
+    yield torch.cuda, "_cached_device_count", len(index)
+    yield torch.cuda, "_queued_calls", list[Any]()
+    yield torch.cuda, "_lazy_seed_tracker", _LazySeedTracker()  # type: ignore[no-untyped-call]
+    yield torch.cuda, "default_generators", ()
+    yield torch.backends.cuda, "is_built", lambda: True
+    yield torch.version, "cuda", cuda.version
 
 
 def classes(cuda: Any) -> dict[str, type]:
