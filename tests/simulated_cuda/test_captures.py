@@ -98,8 +98,22 @@ def capture_a_read(_: SimulatedCuda, step: Step) -> None:
         graph.capture_end()
 
 
-@pytest.mark.parametrize("between", [fail_to_begin, capture_within, capture_a_read])
-def test_a_capture_that_cannot_begin_or_is_within_another_or_fails_stops_no_recording(
+def end_in_parts(_: SimulatedCuda, step: Step) -> None:
+    """As a program may do that looks at the graph before it is instantiated."""
+    batch, graph = make_batch(), torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    step(*batch)
+    for part in (graph.capture_end_pre, graph.instantiate, graph.capture_end_post):
+        part()
+
+
+needs_parts = pytest.mark.skipif(not hasattr(torch.cuda.CUDAGraph, "capture_end_pre"), reason="needs torch 2.14")
+
+
+@pytest.mark.parametrize(
+    "between", [fail_to_begin, capture_within, capture_a_read, pytest.param(end_in_parts, marks=needs_parts)]
+)
+def test_a_capture_that_cannot_begin_or_is_within_another_or_fails_or_ends_in_parts_stops_no_recording(
     between: Callable[[SimulatedCuda, Step], None], cuda: SimulatedCuda, tmp_path: Path
 ) -> None:
     assert_all_steps_are_there(recorded(tmp_path, partial(between, cuda)))

@@ -18,7 +18,8 @@ def watch_captures(loop: Loop, guard: Guard) -> list[Undo]:
     kind, stepping = torch.cuda.CUDAGraph, CapturedSteps(loop)
     paused = guard(stepping.capture_began)
     resumed = guard(stepping.capture_ended)
-    begin, end = kind.capture_begin, kind.capture_end
+    ending = "capture_end_pre" if hasattr(kind, "capture_end_pre") else "capture_end"  # the first since torch 2.14
+    begin, end = kind.capture_begin, getattr(kind, ending)
 
     @functools.wraps(begin)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -38,7 +39,7 @@ def watch_captures(loop: Loop, guard: Guard) -> list[Undo]:
 
     return [
         replace(kind, "capture_begin", capture_begin),
-        replace(kind, "capture_end", capture_end),
+        replace(kind, ending, capture_end),
         call_after(kind, "replay", guard(stepping.replayed)),
     ]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.recorder.conftest import Begin
 from tests.recorder.hooks.user_calls import LOADERS, SWAPS
@@ -38,6 +39,9 @@ BY_TRACER = frozenset({"converted: item with an argument"})
 OF_A_TYPE = frozenset({"compiled methods of operators"})
 """In a window the compiler breaks its graph at `torch.Tensor.__mul__(it, 2)`; the results are the same."""
 
+CAPTURE_END = "capture_end_pre" if hasattr(torch.cuda.CUDAGraph, "capture_end_pre") else "capture_end"
+"""What ends a capture; the first since torch 2.14."""
+
 SET = {
     "gc": ("collect",),
     "logging.Logger": ("addHandler",),
@@ -53,7 +57,7 @@ SET = {
     "torch.amp.grad_scaler.GradScaler": ("__init__", "__setstate__"),
     "torch.autograd": ("backward", "grad"),
     "torch.cuda": ("empty_cache", "reset_peak_memory_stats", "synchronize"),
-    "torch.cuda.graphs.CUDAGraph": ("capture_begin", "capture_end", "replay"),
+    "torch.cuda.graphs.CUDAGraph": ("capture_begin", CAPTURE_END, "replay"),
     "torch.cuda.memory": ("empty_cache", "reset_peak_memory_stats"),
     "torch.cuda.streams.Event": ("synchronize",),
     "torch.cuda.streams.Stream": ("synchronize",),
