@@ -3,10 +3,25 @@
 Operators are seen by a dispatch mode, which keeps of each storage on which device it would lie: what is made of it
 lies there, too. They are computed at once, while the device's own time passes in queues (`timeline`); memory is served
 by our own model of the allocator; a backward pass runs in a thread of its own that Python does not list, as autograd's
-engine has them. Each of these is documented behaviour of torch, and checked against a real device by tests/gpu.
+engine has them. `torch.cuda` is torch's own Python: only what it asks of C is answered here (`torch_c`).
 
-Not simulated: kernels that run at once on several streams of a device, autocast's types, peer access, and memory that
-libraries take for themselves. In a forked process, which may not use CUDA, what it was given lies on the CPU.
+What is taken for granted of CUDA stands in `assumptions`, one text that runs here and, by tests/gpu, on a real device.
+`test_signatures` compares all that is replaced with torch's functions and stubs.
+
+Hidden by it, as it is not simulated:
+
+- Memory follows our own model, so nothing here can show that the model is wrong. Nothing else takes any, such as NCCL,
+  cuBLAS and the context; a block that another stream still uses is free at once.
+- Kernels that run at once on several streams, and how long a kernel takes: all take the same time.
+- An operator's result is there when it returns. Only a stream that is too early for another one's work reads garbage.
+- The host waits where an operator needs a count or a value, by the list in `operators`. Waits inside kernels of other
+  libraries, for a full queue, or for `cudaMalloc` are not there.
+- A tensor that lies on the host may be mixed with one on a device: torch's C++ makes such by itself here.
+- Graphs: no pool of memory of their own; factories run when captured; `with stream:` does not enter a stream.
+- DTensor, NCCL, FSDP, `torch.accelerator`, Triton, CUPTI and its traces, autocast's types, peer access, sparse tensors.
+- A device that breaks down (`break_down`) fails in each later call; the kernel at fault is not told late.
+
+In a forked process, which may not use CUDA, what it was given lies on the CPU.
 """
 
 import contextlib
