@@ -10,7 +10,7 @@ import pytest
 from efprof.artifacts.run_file import write_run_file
 from efprof.recorder.session.options import Options, encode_options
 from tests.recorder.faults.fork_server import SCRIPT, Child, ForkServer
-from tests.recorder.on_a_device import runs_there, why_not
+from tests.recorder.on_a_device import may_run, runs_there, why_not
 from tests.simulated_cuda.cuda import SimulatedCuda
 from tests.support.builders import make_run_file
 
@@ -46,7 +46,7 @@ def _processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         yield
         return
     if reason := why_not(request.node):
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True, run=may_run(reason)))
     with SimulatedCuda(makes_all_on=0).in_place():
         yield
         monkeypatch.undo()  # what the test has put in the place of a simulated function goes before that does

@@ -44,6 +44,7 @@ LEFT_OUT = {
 _NOT_COMPARED = "values that lie on a device are not compared, which would wait for it"
 _NOT_COUNTED = "bad numbers are not counted on a device, which would wait for it"
 _NOT_NAMED = "when the device has told, backward has freed the graph that names the operation"
+_NOT_COMPILED = "torch.compile asks the driver itself, which aborts the process"
 _SEEN_TWICE = "a profiler sees an operator once more, as the simulation calls it"
 
 FAIL = {
@@ -53,9 +54,7 @@ FAIL = {
     "test_evaluations::test_memory_is_read_before_it_after_each_batch_and_at_its_end": (
         "the allocator has kept the peak itself, which no reading has"
     ),
-    "test_evaluations::test_one_that_builds_graphs_without_a_loader_is_seen[evaluate_compiled]": (
-        "torch.compile asks the driver itself"
-    ),
+    "test_evaluations::test_one_that_builds_graphs_without_a_loader_is_seen[evaluate_compiled]": (_NOT_COMPILED),
     "test_light_steps::test_the_operation_that_makes_a_loss_not_finite_in_a_light_step_is_named": _NOT_NAMED,
     "test_loss_scaling::test_a_skipped_step_has_its_bad_gradients_counted": _NOT_COUNTED,
     "test_numbers::test_nan_and_inf_in_gradients_are_counted": _NOT_COUNTED,
@@ -70,15 +69,15 @@ FAIL = {
     "test_odd_programs::test_gradients_of_transformed_functions_and_of_one_tensor_are_understood": (
         "torch.func and the simulation's dispatch mode do not go together"
     ),
-    "test_scalar_reads::test_a_function_that_calls_nonzero_compiles_as_without_the_recorder": (
-        "torch.compile asks the driver itself"
-    ),
+    "test_scalar_reads::test_a_function_that_calls_nonzero_compiles_as_without_the_recorder": (_NOT_COMPILED),
     "test_scalar_reads::test_in_a_run_on_a_device_only_what_must_be_waited_for_is_counted": (
         "brings a device of its own, beside a loss on the CPU"
     ),
     "test_windows::test_an_evaluation_puts_a_window_off_or_ends_it": _SEEN_TWICE,
 }
-"""Tests that say what is true on a CPU alone: `module::function`, or `[case]` behind it. Each must fail on a device."""
+"""Tests that say what is true on a CPU alone: `module::function`, or `[case]` behind it. 
+Each must fail on a device, or may not run there.
+"""
 
 _RECORDED_ELSEWHERE = frozenset({"record_script", "record_command", "begin", "plain"})
 """In another process, or once for several tests."""
@@ -88,6 +87,11 @@ def runs_there(test: pytest.Metafunc) -> bool:
     """Whether it records in this process, and its module is one of those."""
     names = {*test.function.__code__.co_names, *test.fixturenames}
     return Path(test.module.__file__).stem in RUN and names.isdisjoint(_RECORDED_ELSEWHERE)
+
+
+def may_run(reason: str) -> bool:
+    """Whether one that fails for this reason leaves the process alive."""
+    return reason != _NOT_COMPILED
 
 
 def why_not(test: pytest.Function) -> str | None:

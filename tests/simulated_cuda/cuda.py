@@ -65,6 +65,7 @@ BETWEEN = ("collectors/waiting_calls.py", "collectors/device_data.py")
 """What the program asks for passes through these of the recorder's, which ask for nothing themselves."""
 KERNEL_NS = 2_000
 """How long any kernel takes."""
+MEMORY_OF_A_GRADIENT = "aten::new_empty_strided"
 DEBUG_ERROR = 2
 """What `torch.cuda.set_sync_debug_mode("error")` sets."""
 INDEXING = READ_BY_A_MASK | WRITTEN_BY_A_MASK
@@ -249,6 +250,8 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             found = " and ".join(f"cuda:{home}" for home in sorted(homes))  # type: ignore[type-var]
             raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two, {found}!")
         home = next(iter(homes), None)
+        if name == MEMORY_OF_A_GRADIENT and home is not None:
+            wanted = torch.device("cuda", home)  # autograd's C++ names the host's, where it sees the gradient
         is_early = home is not None and self._is_early(tensors, home)
         waits = is_waited_for(name, args, kwargs)
         if waits:

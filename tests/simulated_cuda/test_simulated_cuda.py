@@ -96,6 +96,14 @@ def test_what_is_made_of_a_tensor_lies_where_it_does(cuda: SimulatedCuda) -> Non
         there + torch.ones(3, device="cuda:0")
 
 
+def test_a_gradient_lies_where_its_parameter_does_and_autograd_waits_for_nothing(cuda: SimulatedCuda) -> None:
+    weight = torch.ones(3, device="cuda:1", requires_grad=True)
+    weight.sum().backward()  # whose gradient is one number, expanded, that autograd copies
+    assert weight.grad is not None
+    assert weight.grad.device == weight.device
+    assert cuda.waits == []
+
+
 def test_a_copy_to_the_host_arrives_when_the_device_has_come_to_it(cuda: SimulatedCuda) -> None:
     value, target = torch.tensor(0.25, device="cuda"), torch.empty((), pin_memory=True)
     cuda.launch(3000)
