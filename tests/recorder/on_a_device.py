@@ -75,7 +75,7 @@ FAIL = {
     ),
     "test_windows::test_an_evaluation_puts_a_window_off_or_ends_it": _SEEN_TWICE,
 }
-"""Tests that say what is true on a CPU alone: `module::function`, or `[case]` behind it. 
+"""Tests that say what is true on a CPU alone: `module::function`, or `[case]` behind it.
 Each must fail on a device, or may not run there.
 """
 
