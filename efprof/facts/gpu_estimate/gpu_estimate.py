@@ -33,8 +33,8 @@ TITLE = "Memory on a GPU, an estimate"
 CAVEATS = (
     "An estimate: nothing of this ran on a GPU. The workspaces of cuDNN and NCCL are missing, and so is the CUDA "
     "context, some hundred MiB beside what is reserved.",
-    "In it is what only a CPU's kernels need: scratch memory, tensors cast to float32, dropout's masks in the tensor's "
-    "type; a fused GPU kernel, such as flash attention, needs less. What is allocated below torch, as by MKL, is not.",
+    "In it is what only a CPU's kernels need: scratch memory, tensors cast to float32, dropout masks of more than a "
+    "byte; a fused GPU kernel, such as flash attention, needs less. What is allocated below torch, as by MKL, is not.",
     "Autocast computes powers, softmax and norms in float32 on CUDA, and on a CPU in half precision: that is missing.",
     "The likely figure holds what the steps are evidence of. Frozen weights, buffers, copies of the model and loaded "
     "optimizer state are in the upper end only, as is all that would stay on the host: data, Python, torch itself.",
