@@ -20,6 +20,9 @@ PLAIN_VARIABLE_WORKS: Version = (2, 10)
 SHORTER_HISTORY: Version = (2, 11)
 """From here on the allocator's history may skip kinds of events, and a list of segments may come without it."""
 
+CAPTURE_ENDS_IN_PARTS: Version = (2, 14)
+"""From here on a capture is over at the first of two calls, which `capture_end` makes too."""
+
 CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 PLAIN_VARIABLE = "PYTORCH_ALLOC_CONF"
 
