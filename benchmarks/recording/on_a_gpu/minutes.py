@@ -87,6 +87,7 @@ def parts(num_workers: int, gpt: Sequence[str] = GPT) -> list[Part]:
                     "16_expandable_segments",
                     "2_always_on",
                     "12_distributed",
+                    "20_fit_and_failures",
                     "15_graphs_and_compiled",
                 ],
                 *("-n", str(num_workers), "--dist", "loadgroup"),
