@@ -65,6 +65,11 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
+def format_times(number: float) -> str:
+    """`once`, `8 times`."""
+    return "once" if number == 1 else f"{format_value(number, 'count')} times"
+
+
 def with_capital(text: str) -> str:
     """The text as a sentence begins."""
     return text[:1].upper() + text[1:]

@@ -8,7 +8,7 @@ TENSOR = "memory: you tried to allocate"
 """Of torch's CPU allocator, which says "can't allocate" or, on Windows, "not enough"."""
 
 LIBRARIES = {
-    "NCCL": re.compile(r"Cuda failure (\d+ )?'out of memory'"),
+    "NCCL": re.compile(r"Cuda failure (\d+ )?'out of memory'|Failed to CUDA (c|m)alloc"),
     "cuBLAS": re.compile("CUBLAS_STATUS_ALLOC_FAILED"),
     "cuDNN": re.compile(r"CUDNN_STATUS_\w*ALLOC(ATION)?_FAILED"),
     "cuSOLVER": re.compile("CUSOLVER_STATUS_ALLOC_FAILED"),

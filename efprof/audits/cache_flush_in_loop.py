@@ -8,7 +8,7 @@ from efprof.facts.steps.step_times import StepTimes, stall_lines, within_idle
 from efprof.fixes.library_settings import library_call
 from efprof.fixes.source_edit import delete_statement
 from efprof.model import CUDA_DEVICE, Examination, Finding, Fix, Gain, Narrative, NothingToLookAt, StallLine
-from efprof.units import format_bytes, format_count, format_ms, format_share, format_value
+from efprof.units import format_bytes, format_count, format_ms, format_share, format_times
 
 CALL = "empty_cache"
 MIN_PER_STEP = 0.1
@@ -59,7 +59,7 @@ def _finding(run: Run, line: StallLine) -> Finding:
         blame=line.blame,
         category="time",
         headline=f"The allocator's cache is emptied in the loop{called.at}",
-        message=f"The cache is emptied {format_value(round(line.count_per_step, 1), 'count')} times per step"
+        message=f"The cache is emptied {format_times(round(line.count_per_step, 1))} per step"
         f"{called.by}, which takes {format_ms(line.step_ms)} of it ({format_share(line.step_ms / step_ms)}).",
         why="The call waits for the device and gives back segments that the next step asks the driver for again."
         f"{given_back}",

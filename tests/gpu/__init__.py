@@ -14,6 +14,6 @@ program that is started, the device's part beside it) and not measured; `--durat
 1. The main job 0.7, 2. always-on recording 0.5, 3. snapshots 1, 4. overhead 2.5, 5. what-if 1, 6. energy_flow 3,
 7. casebook 2, 8. threads and graphs 0.5, 9. devices 0.8, 10. out of memory 1.5, 11. device times 1,
 12. distributed 0.5 (1.5 more with two devices), 13. loaders 0.3, 14. triggers and holders 0.8,
-15. graphs and compiled 1.5, 16. expandable segments 0.2, 17. what is simulated 0.3, 18. turns 1, 19. hunt 0.5, 20. fit and failures 1:
-21 minutes in all, and 23 with two devices.
+15. graphs and compiled 1.5, 16. expandable segments 0.2, 17. what is simulated 0.3, 18. turns 1, 19. hunt 0.5,
+20. fit and failures 1: 21 minutes in all, and 23 with two devices.
 """

@@ -15,7 +15,7 @@ from efprof.facts.time.launching_lines import blame_of
 from efprof.facts.time.time_use import TimeUse
 from efprof.facts.time.trace_waits import Kind, TraceWait, before_the_end, waits_in
 from efprof.model import NotRecorded, Row, SourceLine, Table, UnreadableInput, frozen_dataclass
-from efprof.units import format_count, format_ms, format_share, format_value
+from efprof.units import format_count, format_ms, format_share, format_times
 
 LineKey = tuple[Kind, str, tuple[str, ...]]
 """What is one line's: its kind, where it is, and the functions of the library that it calls."""
@@ -72,7 +72,7 @@ class WaitingLine:
         """`8 times per step`."""
         if self.count < 1:
             return "in half of the steps"
-        return "once per step" if self.count == 1 else f"{format_value(self.count, 'count')} times per step"
+        return f"{format_times(self.count)} per step"
 
     @property
     def _ms_where_waited(self) -> list[float]:

@@ -23,6 +23,8 @@ MAX_SOURCE_BYTES = 1024**2
 """A longer file is generated; nobody wants its text in a report."""
 INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\](?!(?:torch|triton|efprof)[/\\])(.+)", re.DOTALL)
 """A file of a library, from its package on."""
+PACKAGES = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
+"""Of any environment: one that PYTHONPATH or a .pth file names, as clusters have them, or one that a program vendors."""
 TYPED_IN = ("<ipython-input-", "<stdin>")
 """What Python calls code that is in no file, but the user's: an IPython prompt's, or piped into Python."""
 
@@ -106,7 +108,7 @@ class Sites:
         path = os.path.normpath(os.path.join(self._start, path))  # noqa: PTH118
         if self.own_package and path.startswith(self.own_package):
             return True
-        return not path.startswith(_library_folders())
+        return not (path.startswith(_library_folders()) or PACKAGES.search(path))
 
 
 def _library_file(path: str) -> str | None:
@@ -137,8 +139,6 @@ def _library_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
     folders |= {site.getusersitepackages(), str(Path(__file__).parents[2])}
-    # Of another environment, by PYTHONPATH or a .pth file, as clusters have them.
-    folders |= {folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")}
     real = {os.path.realpath(folder) for folder in folders}
     generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(tempfile.gettempdir(), "torchinductor_")  # noqa: PTH118
     return (*(f"{folder}{os.sep}" for folder in sorted(folders | real)), generated)

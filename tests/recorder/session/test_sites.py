@@ -32,12 +32,8 @@ def test_libraries_python_and_efprof_are_not_the_users(tmp_path: Path) -> None:
     assert sites.is_user_file(str(tmp_path / "train.py"))
 
 
-def test_what_lies_among_the_packages_of_another_environment_is_not_the_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lies_among_the_packages_of_another_environment_is_not_the_users(tmp_path: Path) -> None:
     packages = tmp_path / "shared" / "site-packages"
-    monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
-    monkeypatch.setattr(sites_module, "_library_folders", sites_module._library_folders.__wrapped__)
     sites = make_sites(tmp_path)
     assert not sites.is_user_file(str(packages / "some" / "library.py"))
     assert sites.is_user_file(str(tmp_path / "shared" / "train.py"))
