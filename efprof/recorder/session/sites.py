@@ -24,7 +24,7 @@ MAX_SOURCE_BYTES = 1024**2
 INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\](?!(?:torch|triton|efprof)[/\\])(.+)", re.DOTALL)
 """A file of a library, from its package on."""
 PACKAGES = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
-"""Of any environment: one that PYTHONPATH or a .pth file names, as clusters have them, or one that a program vendors."""
+"""Of any environment: one that PYTHONPATH or a .pth file names, as clusters have, or one that a program vendors."""
 TYPED_IN = ("<ipython-input-", "<stdin>")
 """What Python calls code that is in no file, but the user's: an IPython prompt's, or piped into Python."""
 
