@@ -64,6 +64,17 @@ OF_LIBRARIES = (
         ),
     ),
     LibrarySettings(
+        packages=("torchmetrics",),
+        checked="torchmetrics 1.9.0",
+        settings=(
+            Setting(
+                "BaseAggregator._cast_and_nan_check_input",
+                "bool",
+                'Give the metric `nan_strategy="disable"`: it then does not look for NaN in each update.',
+            ),
+        ),
+    ),
+    LibrarySettings(
         packages=("deepspeed",),
         checked="deepspeed 0.19.8",
         settings=(
@@ -89,6 +100,16 @@ OF_LIBRARIES = (
                 "_unshard",
                 "synchronize",
                 "Where memory allows, pass `limit_all_gathers=False` to `FullyShardedDataParallel`.",
+            ),
+            Setting(
+                "GradScaler.get_scale",
+                "item",
+                "Ask for the scale less often: `get_scale()` reads it from the device. bfloat16 needs no scaler.",
+            ),
+            Setting(
+                "_get_value",
+                "item",
+                "Keep the optimizer's counts of steps (`state['step']`) on the CPU, or pass `fused=True` to it.",
             ),
         ),
     ),

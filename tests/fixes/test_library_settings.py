@@ -30,7 +30,8 @@ FILES = {
         "pytorch/trainer/connectors/logger_connector/result.py", "pytorch/callbacks/throughput_monitor.py",
     ),
     "deepspeed": ("utils/timer.py", "runtime/zero/stage_1_and_2.py"),
-    "torch": ("distributed/fsdp/_runtime_utils.py",),
+    "torch": ("distributed/fsdp/_runtime_utils.py", "amp/grad_scaler.py", "optim/optimizer.py"),
+    "torchmetrics": ("aggregation.py",),
 }  # fmt: skip
 """In which files of a package the functions of the table are."""
 

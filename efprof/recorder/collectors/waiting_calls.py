@@ -49,6 +49,10 @@ STALLS = (
 FORMATTING = "torch/_tensor.py"
 """`f"{loss:.3f}"` reads here for the user; other reads inside torch are torch's own business."""
 
+AVOIDABLE = frozenset({"get_scale", "_get_value"})
+"""But for these functions: of a gradient scaler whoever asks for its scale makes it read; and an optimizer reads its count
+of steps from the device only where that was moved there."""
+
 _TORCH = torch.__file__.removesuffix("__init__.py")
 _TRITON = _TORCH.removesuffix(f"torch{os.sep}") + f"triton{os.sep}"
 _TUNERS = f"{_TORCH}_inductor{os.sep}", _TRITON
@@ -113,18 +117,16 @@ class _WaitingCalls:
         return wait
 
     def waits(self, tensor: torch.Tensor) -> bool:
-        """Not in a run on a device a tensor on the CPU; in a run on the CPU every read counts, as on a device."""
-        if self._loop.clock.reads_by_design:
-            return False
-        return not (tensor.is_cpu and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+        """Not in a run on a device a tensor on the CPU; in a run on the CPU every read that is not by design."""
+        on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return not (tensor.is_cpu if on_device else self._loop.clock.reads_by_design)
 
     def _note_read(self, call: str, caller: FrameType, spent_ns: int) -> None:
-        file = caller.f_code.co_filename
+        file, step = caller.f_code.co_filename, self._loop.step
         is_of_user = call == "print" or file.endswith(FORMATTING) or not file.startswith((_TORCH, _TRITON))
-        step = self._loop.step
-        if is_of_user and step is not None:
+        if step is not None and (is_of_user or caller.f_code.co_name in AVOIDABLE):
             site, library = self._sites.line_and_library(caller)
-            count_call(step.reads, site, call, spent_ns, library)
+            count_call(step.reads, site, call, spent_ns, library if is_of_user else (_of_torch(caller), *library))
 
     def _note_stall(self, call: str, caller: FrameType, spent_ns: int) -> None:
         for frame in callers(caller):
@@ -135,10 +137,10 @@ class _WaitingCalls:
         step = self._loop.step
         if step is not None:
             site, library = self._sites.line_and_library(caller)
-            code = caller.f_code
-            if code.co_filename.startswith(_TORCH):
-                library = (
-                    f"torch/{code.co_filename.removeprefix(_TORCH)}:{caller.f_lineno}:{code.co_qualname}",
-                    *library,
-                )
-            count_call(step.stalls, site, call, spent_ns, library)
+            is_of_torch = caller.f_code.co_filename.startswith(_TORCH)
+            count_call(step.stalls, site, call, spent_ns, (_of_torch(caller), *library) if is_of_torch else library)
+
+
+def _of_torch(frame: FrameType) -> str:
+    code = frame.f_code
+    return f"torch/{code.co_filename.removeprefix(_TORCH)}:{frame.f_lineno}:{code.co_qualname}"

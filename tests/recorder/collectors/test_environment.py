@@ -94,8 +94,8 @@ def test_a_cudnn_that_torch_was_not_built_for_is_left_out_of_the_versions(
         raise RuntimeError("cuDNN version incompatibility")
 
     monkeypatch.setattr(torch.backends.cudnn, "version", refuse)
-    with SimulatedCuda().in_place() as cuda:
-        cuda.initialize()
+    with SimulatedCuda().in_place():
+        torch.cuda.init()
         run = record_here(tmp_path, train).run
     assert "cudnn" not in run.versions
     assert run.devices

@@ -5,9 +5,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.optim.optimizer import _get_value
 
 from efprof.artifacts.steps import SiteCalls
 from efprof.recorder.session import sites
@@ -100,3 +102,36 @@ def test_a_stall_within_torch_is_torch_s_own_as_the_rate_limiter_of_fsdp(tmp_pat
     file, _, function = stall.library[0].split(":")
     assert (stall.call, len(stall.library)) == ("torch.cuda.Event.synchronize", 1)
     assert (file, function) == ("torch/distributed/fsdp/_runtime_utils.py", "_unshard")
+
+
+def test_of_torch_s_own_reads_those_count_that_a_caller_asks_for_or_that_moved_state_causes(tmp_path: Path) -> None:
+    with SimulatedCuda().in_place():
+        scaler, count = torch.amp.GradScaler("cuda"), torch.ones((), device="cuda")
+        scaler.scale(count)
+        (asked,) = calls_of(tmp_path / "asked", lambda _: scaler.get_scale())
+        (moved,) = calls_of(tmp_path / "moved", lambda _: _get_value(count))
+        none = calls_of(tmp_path / "by_design", lambda _: _get_value(torch.ones(())))
+    assert [one.library[0].rpartition(":")[2] for one in (asked, moved)] == ["GradScaler.get_scale", "_get_value"]
+    assert none == []
+
+
+class Estimating(torch.optim.SGD):
+    """Reads a value of each parameter in its step, as optimizers do that find their own learning rate."""
+
+    def step(self, closure: Any = None) -> None:
+        self.param_groups[0]["params"][0].detach().flatten()[0].item()  # estimates
+        super().step(closure)
+
+
+def test_an_optimizer_that_reads_from_the_device_makes_the_host_wait(tmp_path: Path) -> None:
+    def train(device: str) -> None:
+        weight = torch.ones(2, device=device, requires_grad=True)
+        optimizer = Estimating([weight], lr=0.1)
+        for _ in range(2):
+            weight.sum().backward()
+            optimizer.step()
+
+    with SimulatedCuda().in_place():
+        (read,) = record_here(tmp_path / "cuda", lambda: train("cuda")).steps[1].reads
+    assert f":{line_of(HERE, 'estimates')}:" in read.site
+    assert record_here(tmp_path / "cpu", lambda: train("cpu")).steps[1].reads == [], "that waits for nothing"

@@ -269,7 +269,7 @@ def test_a_library_that_gets_no_memory_is_named_with_what_the_cache_held(
     finding = finding_of(recording)
     assert str(finding.blame) == line("request")
     assert finding.message.startswith(f"{library} could not get memory in ")
-    assert "8.00 MiB in use by tensors" in finding.message
+    assert "8.02 MiB in use by tensors" in finding.message
     assert finding.why == "PyTorch held 62.0 MiB more in its cache; 0 B were in use outside its allocator."
     assert "`torch.cuda.set_per_process_memory_fraction(0.30)`" in finding.fix.summary
     assert dumps_of(recording) == ["the program ended for want of memory"]

@@ -497,12 +497,12 @@ def test_the_account_holds_what_windows_took_beside_their_steps(tmp_path: Path) 
 
 def test_what_runs_on_a_device_counts_as_events_of_a_window() -> None:
     events = StepEvents()
-    with SimulatedCuda().in_place() as cuda:
+    with SimulatedCuda().in_place():
         assert events.begin()
         train_plainly(2)
         events.end(1)
         on_host = {is_lean: events.in_window(1, is_lean=is_lean, skips_fetch=False) for is_lean in (False, True)}
-        cuda.initialize()
+        torch.cuda.init()
         on_device = {is_lean: events.in_window(1, is_lean=is_lean, skips_fetch=False) for is_lean in (False, True)}
     assert on_device[True] == 3 * on_host[True] > 0, "of each operator its launch and its kernel"
     assert on_device[False] > on_host[False]
