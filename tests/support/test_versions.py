@@ -26,8 +26,10 @@ def test_passed_failed_and_skipped_tests_are_counted_and_named(tmp_path: Path) -
 
 
 def test_of_many_failed_tests_the_first_are_named() -> None:
-    outcome = Outcome(num_passed=0, failed=("test",) * (MAX_NAMES + 3), skipped=Counter())
-    assert outcome.cells[1].endswith("`test`, 3 more")
+    failed = ("test[a]", "test[b]", *(f"test_{number}" for number in range(MAX_NAMES + 2)))
+    outcome = Outcome(num_passed=0, failed=failed, skipped=Counter())
+    assert outcome.cells[1].startswith(f"{MAX_NAMES + 4}: `test` (2), `test_0`, ")
+    assert outcome.cells[1].endswith(", 3 other tests")
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,9 @@ class Outcome:
 
     @property
     def cells(self) -> tuple[str, str, str]:
-        names = [f"`{name}`" for name in self.failed[:MAX_NAMES]]
-        names += [f"{len(self.failed) - MAX_NAMES} more"] if len(self.failed) > MAX_NAMES else []
+        counts = Counter(name.partition("[")[0] for name in self.failed)
+        names = [f"`{name}`" + (f" ({number})" if number > 1 else "") for name, number in counts.items()]
+        names = [*names[:MAX_NAMES], f"{len(names) - MAX_NAMES} other tests"] if len(names) > MAX_NAMES else names
         failed = f"{len(self.failed)}: {', '.join(names)}" if names else "0"
         reasons = "; ".join(f"{number} {reason}" for reason, number in self.skipped.most_common())
         return str(self.num_passed), failed, f"{self.skipped.total()}: {reasons}" if reasons else "0"

@@ -7,7 +7,7 @@ Version = tuple[int, int]
 
 OLDEST: Version = (2, 7)
 NEWEST: Version = (2, 15)
-"""Of those that reports/versions.md has a row of."""
+"""`make versions` runs the tests under both ends, and some between them."""
 
 ACCELERATOR_MEMORY: Version = (2, 9)
 """From here on `torch.accelerator` empties the cache and resets the peak, as `torch.cuda` does."""
