@@ -50,8 +50,8 @@ FORMATTING = "torch/_tensor.py"
 """`f"{loss:.3f}"` reads here for the user; other reads inside torch are torch's own business."""
 
 AVOIDABLE = frozenset({"get_scale", "_get_value"})
-"""But for these functions: of a gradient scaler whoever asks for its scale makes it read; and an optimizer reads its count
-of steps from the device only where that was moved there."""
+"""But for these functions: whoever asks a gradient scaler for its scale makes it read, and an optimizer reads its count of
+steps from the device only if that was moved there."""
 
 _TORCH = torch.__file__.removesuffix("__init__.py")
 _TRITON = _TORCH.removesuffix(f"torch{os.sep}") + f"triton{os.sep}"

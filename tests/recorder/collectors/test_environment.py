@@ -62,6 +62,17 @@ def test_settings_of_cuda_are_read_by_names_that_torch_knows() -> None:
             assert str(environment.read_setting(place)), name
 
 
+@pytest.mark.parametrize("release", ["2.10.0", "2.11.0+cu130"])
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_a_torch_that_does_not_tell_the_allocators_settings_has_them_from_either_variable(
+    name: str, release: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings", raising=False)
+    monkeypatch.setattr(torch, "__version__", release)
+    monkeypatch.setenv(name, "max_split_size_mb:64")
+    assert environment.read_setting(environment.cuda_settings()["CUDA allocator settings"]) == "max_split_size_mb:64"
+
+
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_what_configures_the_allocator_is_kept_as_it_was_written(name: str, tmp_path: Path) -> None:
     settings = "max_split_size_mb:128,garbage_collection_threshold:0.6"
