@@ -161,7 +161,7 @@ def test_every_update_of_a_published_script_is_a_step_with_its_stages_batches_an
 def test_a_window_is_recorded_of_a_published_script(script: Script, recorded: Recorded) -> None:
     for rank in range(script.num_ranks):
         in_window = [step.step for step in steps_of(recorded, rank) if (step.window or "").startswith("trace-")]
-        assert in_window in ([5, 6], [6, 7])  # one later where an evaluation came between
+        assert in_window in ([4], [4, 5], [5, 6])  # one later where an evaluation came between, shorter on a slow core
         assert len(read_window(trace_paths(recorded.folder / f"rank{rank}")[-1]))
 
 

@@ -50,7 +50,7 @@ FORMATTING = "torch/_tensor.py"
 """`f"{loss:.3f}"` reads here for the user; other reads inside torch are torch's own business."""
 
 AVOIDABLE = frozenset({"get_scale", "_get_value"})
-"""But for these functions: whoever asks a gradient scaler for its scale makes it read, and an optimizer reads its count of
+"""But for these functions: who asks a gradient scaler for its scale makes it read, and an optimizer reads its count of
 steps from the device only if that was moved there."""
 
 _TORCH = torch.__file__.removesuffix("__init__.py")
