@@ -143,10 +143,12 @@ def library_call(library: Sequence[str], call: str) -> LibraryCall:
     by_hand = (
         f"`{function}` of {package} makes the call{above}: look for its setting, or reach it less often from here."
     )
+    callers = (other.partition("/")[0] for other in library[library.index(frame) :])
+    asking = next((f" for {other}" for other in callers if other != package), "")
     return LibraryCall(
         at=f", in {file}:{line}",
         function=function,
-        by=f" by `{function}` of {package}",
+        by=f" by `{function}` of {package}{asking}",
         fix=Fix.by_hand(advice or by_hand),
     )
 

@@ -65,6 +65,11 @@ def test_of_another_library_its_function_is_named_and_of_no_library_nothing_is()
     assert library_call(["transformers/trainer.py:1:Trainer.training_step"], "item").function == "Trainer.training_step"
 
 
+def test_the_library_that_asks_another_one_is_named_too() -> None:
+    called = library_call(["torch/amp/grad_scaler.py:5:GradScaler.get_scale", "engines/run.py:3:Engine.run"], "item")
+    assert called.by == " by `GradScaler.get_scale` of torch for engines"
+
+
 class Regression(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
