@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from efprof.artifacts.events import BackwardCalls
 from efprof.artifacts.steps import StepRecord
@@ -58,7 +59,7 @@ class _Graph:
 
     step: int
     hook: weakref.ref[Hook]
-    leaves: list[weakref.ref[torch.Tensor]]
+    leaves: list[TensorWeakRef]
 
 
 class BackwardWatch:
@@ -112,7 +113,7 @@ class BackwardWatch:
             called.kept_bytes = max(called.kept_bytes, _bytes_of(found, leaves))
             if own and called.leaf is None:
                 called.leaf = _name_of(own[0], self._sites)
-            leaves_left = [weakref.ref(leaf) for leaf in own]
+            leaves_left = [TensorWeakRef(leaf) for leaf in own]
             graph = _Graph(step=step, hook=weakref.ref(hook), leaves=leaves_left)
             self._alive.setdefault(called.site, []).append(graph)
         self._seconds += time.perf_counter() - start

@@ -6,13 +6,13 @@ which stretches of such a tensor are read, and from which line. No operation run
 
 import gc
 import sys
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import TensorWeakRef
 
 from efprof.artifacts.events import DeviceData, DeviceTensor
 from efprof.recorder.loop.open_step import OpenStep
@@ -40,7 +40,7 @@ class _Use:
     num_bytes: int
     address: int
     version: int
-    tensors: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    tensors: list[TensorWeakRef] = field(default_factory=list)
     stretches: dict[tuple[int, int, int], int] = field(default_factory=dict)
     drawn_bytes: int = 0
     taken_at: dict[str, None] = field(default_factory=dict)
@@ -170,7 +170,7 @@ def _candidates() -> dict[int, _Use]:
         if key not in found:
             storage = tensor.untyped_storage()
             found[key] = _Use(num_bytes=storage.nbytes(), address=storage.data_ptr(), version=tensor._version)
-        found[key].tensors.append(weakref.ref(tensor))
+        found[key].tensors.append(TensorWeakRef(tensor))
     return found
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import math
-import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import TensorWeakRef
 
 from efprof.artifacts.steps import StepRecord, spelled
 from efprof.recorder.numbers.late_values import OnDevice
@@ -236,7 +236,7 @@ class ScaledLosses:
     """Those that are alive, and where the last ones stand in autograd's graph."""
 
     def __init__(self) -> None:
-        self.by_id: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self.by_id: dict[int, tuple[TensorWeakRef, torch.Tensor]] = {}
         """By the scaled one's `id`, itself and what it was before."""
         self._recent: deque[int] = deque(maxlen=MAX_RECENT)
         """Autograd's sequence numbers of the multiplications: its nodes would keep the graph alive."""
@@ -256,7 +256,7 @@ class ScaledLosses:
             if outputs.numel() == 1:
                 if len(self.by_id) >= MAX_RECENT:  # nobody calls `update`
                     self._forget_dead()
-                self.by_id[id(scaled)] = weakref.ref(scaled), outputs.detach()
+                self.by_id[id(scaled)] = TensorWeakRef(scaled), outputs.detach()
             if scaled.grad_fn is not None:
                 self._recent.append(scaled.grad_fn._sequence_nr())
 

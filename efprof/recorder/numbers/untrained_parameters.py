@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from efprof.artifacts.events import ParametersSeen, UntrainedParameters
 from efprof.recorder.loop.loop import Loop
@@ -39,8 +40,6 @@ NUM_UPDATES = 20
 MAX_NAMES = 5
 OF_NONE = ("not_optimized", "helper")
 
-Parameter = weakref.ref[torch.Tensor]
-
 
 @dataclass(eq=False)
 class _Watch:
@@ -56,11 +55,11 @@ class _Watch:
     """Optimizers that are alive, and the lines that built them."""
     ahead: list[torch.Tensor] = field(default_factory=list)
     """What the pass that runs computes gradients for."""
-    fed: dict[int, Parameter] = field(default_factory=dict)
+    fed: dict[int, TensorWeakRef] = field(default_factory=dict)
     """By their `id`, parameters that got a gradient in this step."""
-    samples: dict[int, tuple[Parameter, torch.Tensor]] = field(default_factory=dict)
+    samples: dict[int, tuple[TensorWeakRef, torch.Tensor]] = field(default_factory=dict)
     """Of those that no optimizer had at the first look."""
-    without: weakref.WeakKeyDictionary[Any, tuple[int, list[Parameter]]] = field(
+    without: weakref.WeakKeyDictionary[Any, tuple[int, list[TensorWeakRef]]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
     """By their optimizer, how many updates were seen, and what had no gradient in any."""
@@ -81,7 +80,7 @@ class _Watch:
 
     def backward_ended(self) -> None:
         """Of a pass for given `inputs` the others have no gradient, nor has what its own hook has updated."""
-        self.fed |= {id(one): weakref.ref(one) for one in self.ahead if one.grad is not None}
+        self.fed |= {id(one): TensorWeakRef(one) for one in self.ahead if one.grad is not None}
         self.ahead = []
 
     def optimizer_began(self, _: OpenStep, optimizer: torch.optim.Optimizer) -> None:
@@ -100,7 +99,7 @@ class _Watch:
         self.num_looks += 1
         left = _left_of(alive, self.built)
         if self.num_looks == 1:
-            self.samples = {id(one): (weakref.ref(one), _sample_of(one)) for one in left}
+            self.samples = {id(one): (TensorWeakRef(one), _sample_of(one)) for one in left}
             return
         left = [one for one in left if id(one) in self.samples and self.samples[id(one)][0]() is one]
         left = _left_of(left, living(torch.optim.Optimizer)) if left else left
@@ -141,7 +140,7 @@ class _Watch:
         left = [one for one in every if one is not None and one.grad is None and one.requires_grad]
         if without is None and len(left) == len(every):
             return  # as in a step that only others have gradients for
-        self.without[optimizer] = num + 1, [*map(weakref.ref, left)]
+        self.without[optimizer] = num + 1, [*map(TensorWeakRef, left)]
         if left and num + 1 == NUM_UPDATES:
             named, site = _names(), self.built.get(optimizer)
             gone, unused = [one for one in left if id(one) not in named], [one for one in left if id(one) in named]
