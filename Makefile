@@ -125,7 +125,7 @@ stability: $(TESTS_INSTALLED) ## Run the long tests, train energy_flow in four p
 	$(BIN)/python -m pytest -m long
 	$(BIN)/python -m benchmarks.stability --write reports/stability.md
 
-# Each version takes 6 GB in TMPDIR and some ten minutes: make versions VERSIONS="2.9 2.14.0" PYTHON=python3.12
+# Each version takes 6 GB in TMPDIR and some ten minutes: make versions VERSIONS="2.9 /path/to/python" PYTHON=python3.12
 VERSIONS ?= oldest 2.9 2.11 newest
 versions: $(TESTS_INSTALLED) ## Run the tests that depend on torch under several versions of it, and write reports/versions.md
 	$(BIN)/python -m tests.support.versions reports/versions.md $(if $(IS_NAMED),$(PYTHON),$(BIN)/python) $(VERSIONS)

@@ -4,10 +4,12 @@
 
 VERSION is `oldest`, the first release that efprof takes; a release such as `2.11`, of which pip picks the last patch;
 or `newest`, which is what pip picks. Each environment holds torch as PyPI has it, what efprof itself needs and the
-tools of the tests: some 6 GB in the temporary folder (TMPDIR), removed before the next one is made. FILE gets a row
-per version and PYTHON; its other rows stay.
+tools of the tests: some 6 GB in the temporary folder (TMPDIR), removed before the next one is made. A path in place of
+VERSION is the Python of an environment that has all that: it is tried as it is, and stays. FILE gets a row per version
+and PYTHON; its other rows stay.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -33,6 +35,9 @@ OPTIONS = (
     "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0",
     "--continue-on-collection-errors", "-m", "not long and not gpu",
 )  # fmt: skip
+
+PYTHON = "import platform; print(platform.python_version())"
+TORCH = "import torch; print(torch.__version__)"
 
 MAX_NAMES = 10
 """Of tests that failed: who wants more runs the version alone."""
@@ -71,7 +76,8 @@ def main(file: Path, python: str, versions: list[str]) -> int:
     is_fine = True
     for version in versions:
         with TemporaryDirectory(prefix="efprof-versions-") as folder:
-            row, passed = _try(version, python, Path(folder))
+            is_made = "/" in version
+            row, passed = _try_made(Path(version), Path(folder)) if is_made else _try(version, python, Path(folder))
         is_fine = is_fine and passed
         print(row, flush=True)
         file.write_text(with_row(file.read_text() if file.exists() else "", row))  # what ends early keeps what it has
@@ -108,9 +114,9 @@ def with_row(text: str, row: str) -> str:
 def _try(version: str, base: str, folder: Path) -> tuple[str, bool]:
     """The row of one version, and whether all of its tests passed."""
     began = time.monotonic()
-    python, junit = folder / "bin" / "python", folder / "junit.xml"
+    python = folder / "bin" / "python"
     subprocess.run([base, "-m", "venv", folder], check=True)
-    name = (version, _said_by(python, "import platform; print(platform.python_version())"))
+    name = (version, _said_by(python, PYTHON))
     wanted = [requirement_of(version), "-e", str(ROOT), *TOOLS]
     installed = subprocess.run(
         [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted],
@@ -119,9 +125,19 @@ def _try(version: str, base: str, folder: Path) -> tuple[str, bool]:
     if installed.returncode:
         said = (installed.stderr.strip().splitlines() or ["pip said nothing"])[-1]
         return _row(*name, "not installed", "", "", said, began), False
-    torch = _said_by(python, "import torch; print(torch.__version__)")
-    print(f"{version} is torch {torch}, installed in {time.monotonic() - began:.0f} s", flush=True)
-    subprocess.run([python, "-m", "pytest", *OPTIONS, f"--junitxml={junit}", *TESTS], cwd=ROOT, check=False)
+    print(f"{version} is torch {_said_by(python, TORCH)}, installed in {time.monotonic() - began:.0f} s", flush=True)
+    return _tested(python, name, folder)
+
+
+def _try_made(python: Path, folder: Path) -> tuple[str, bool]:
+    return _tested(python, (_said_by(python, TORCH).partition("+")[0], _said_by(python, PYTHON)), folder)
+
+
+def _tested(python: Path, name: tuple[str, str], folder: Path) -> tuple[str, bool]:
+    began, torch, junit = time.monotonic(), _said_by(python, TORCH), folder / "junit.xml"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [python, "-m", "pytest", *OPTIONS, f"--junitxml={junit}", *TESTS]
+    subprocess.run(command, cwd=ROOT, env=environment, check=False)
     if not junit.exists():
         return _row(*name, torch, "", "pytest ended without a result", "", began), False
     outcome = outcome_of(junit)
